@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
-        docs-league docs-pages docs-plots docs-python docs-readme docs-schemes docs-site papers clean help
+        docs-job docs-league docs-pages docs-plots docs-python docs-readme docs-schemes docs-site papers clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -80,7 +80,7 @@ golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print 
 
 docs: docs-pages docs-site ## make all of the docs: the pages that come from the code, then the site in site/
 
-docs-pages: docs-catalog docs-excerpts docs-figures docs-python docs-readme docs-schemes ## write all pages that are made from the code, as below
+docs-pages: docs-catalog docs-excerpts docs-figures docs-job docs-python docs-readme docs-schemes ## write all pages that are made from the code, as below
 
 docs-site: $(SITE) ## build the site of docs/ in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -105,6 +105,9 @@ docs-excerpts: $(DEV) ## write what the commands print into docs/tutorial.md and
 
 docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/report/figures.py
 	$(BIN)/python -m tools.pages.figures docs/figures.md
+
+docs-job: $(BASE) ## write the keys of a plan in docs/job.md from the table in simulator/job/plan_keys.py
+	$(BIN)/python -m tools.pages.plan_keys docs/job.md
 
 docs-python: $(BASE) ## execute the cells of docs/python.md and write their outputs
 	$(BIN)/python -m tools.pages.python_page docs/python.md

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -39,13 +40,11 @@ from meshcast.simulator.job.job import (
     LongPlan,
     Precision,
     ReplicaPlan,
-    Replicas,
     RunLength,
     SchemeEntry,
-    ShortPlan,
-    ShortStageEntry,
     StagePlan,
 )
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, Replicas, ShortPlan, ShortStage, ShortStageEntry
 from meshcast.simulator.models.load import ALIASES, presets
 from meshcast.simulator.models.model import UNDESCRIBED, Model
 from meshcast.simulator.models.parts import MLA, MoEShape, StateSpace
@@ -116,7 +115,10 @@ def definitions() -> Schema:
     _, made = models_json_schema([(one, "validation") for one in (*JOB, *CLUSTERS)], schema_generator=Generator)
     defs: Schema = made["$defs"]
     for model in JOB:
-        for field, text in _docstrings(model).items():
+        for field, text in docstrings(model).items():
+            optional = issubclass(model, ShortStage) and model.model_fields[field].default is None
+            default = PLAN_KEYS[field].words if optional and field in PLAN_KEYS else ""
+            text = re.sub(r"\[([^\[\]]*)\]\([^)]*\)", r"\1", text) + (f". Default: {default}" if default else "")
             defs[model.__name__]["properties"].get(field, {})["description"] = text
     defs |= {"model": _model(defs), "cluster": _cluster(defs), "framework": _framework(defs)}
     defs["plan"] = _plan(defs)
@@ -200,8 +202,9 @@ def _plan(defs: Schema) -> Schema:
         plan["schemes"]["items"] = _ref("scheme")
     for plan in short, defs["Replicas"]["properties"]:
         plan["stages"]["items"] = {"anyOf": [_ref("ShortStageEntry"), _ref("StagePlan")]}
-    pipelines = [use.partition("/")[2] for use in scheme_names() if use.startswith("pipeline/")]
-    short["schedule"]["examples"] = pipelines
+    for family, key in SCHEME_KEYS.items():
+        uses = [use for use in scheme_names() if use.startswith(f"{family}/")]
+        short[key]["examples"] = [use.partition("/")[2] for use in uses]
     for plan in short, long:
         plan["partition"]["examples"] = ["even", "ends-as-layers", "by-cost", "by-memory", [8, 8, 8, 8]]
     return {"anyOf": [_ref("ShortPlan"), _ref("LongPlan")]}
@@ -239,14 +242,14 @@ def _names(made: Any) -> set[str]:
 
 
 @cache
-def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+def docstrings(model: type[BaseModel]) -> dict[str, str]:
     """Reads the docstring below each field of a `model`, by the field's name in files."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(body, ast.ClassDef)
     found: dict[str, str] = {}
     for base in model.__bases__:
         if issubclass(base, BaseModel) and base.__module__ == model.__module__:
-            found |= _docstrings(base)
+            found |= docstrings(base)
     for field, text in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             assert isinstance(field.target, ast.Name)

@@ -17,6 +17,7 @@ import pytest
 
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.plan_keys import PLAN_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANNERS = "experiments/planning/planners/"
@@ -603,6 +604,50 @@ def test_shared_code_asks_for_the_name_of_no_scheme() -> None:
         if text in names
     ]
     assert not found, "\n".join(found)
+
+
+EVERYDAY_KEYS = {
+    *("tp", "pp", "dp", "cp", "ep", "unit", "schedule", "partition", "order", "stages", "replicas", "share"),
+}
+"""Keys of a plan whose names are words of many other things, too."""
+
+MOST_FILES_OF_A_KEY = 4
+"""The table, its scheme, and two that ask for its value."""
+
+KEYS_OF_MANY_FILES = {
+    **{"recompute": 53, "chunks": 31, "shard": 23, "etp": 22, "offload": 19, "fsdp": 18, "zero": 17},
+    **{"sequence_parallel": 10, "recompute_layers": 9, "pad_heads": 8},
+}
+"""Keys that more files name, and how many do: no key may come to it, and no number may grow."""
+
+
+def plan_keys_in(source: str) -> set[str]:
+    """The keys of a plan that a module names: as a text, also behind ``plan.``, an attribute, a keyword or a field."""
+    names: set[str] = set()
+    for node in nodes_of(source):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value.removeprefix("plan."))
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.keyword):
+            names.add(node.arg or "")
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names & PLAN_KEYS.keys() - EVERYDAY_KEYS
+
+
+def test_a_key_of_a_plan_is_named_in_few_files() -> None:
+    """The files of schemes, which have options of the same names, count as one."""
+    files: dict[str, set[str]] = {key: set() for key in PLAN_KEYS.keys() - EVERYDAY_KEYS}
+    for path in modules():
+        file = relative(path)
+        for key in plan_keys_in(path.read_text("utf-8")) if not file.startswith("tools/") else ():
+            files[key].add("simulator/schemes/" if file.startswith("simulator/schemes/") else file)
+    counts = {key: len(names) for key, names in files.items() if len(names) > MOST_FILES_OF_A_KEY}
+    assert len(KEYS_OF_MANY_FILES) <= 10
+    more = {key: sorted(files[key]) for key, count in counts.items() if count > KEYS_OF_MANY_FILES.get(key, 0)}
+    assert not more, "\n".join(f"{key}: {', '.join(names)}" for key, names in more.items())
+    assert counts.keys() == KEYS_OF_MANY_FILES.keys(), "a key that is named in few files leaves the list"
 
 
 REPLACED = {

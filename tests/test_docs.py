@@ -14,7 +14,7 @@ from meshcast.hardware import cluster, inline, load_cluster, mixed
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.costs.calibration.cost_models import COST_MODELS
 from meshcast.simulator.costs.kernel_prices import RATES
-from meshcast.simulator.job import batch, job
+from meshcast.simulator.job import batch, job, plan_keys, run_keys
 from meshcast.simulator.job.framework import (
     Bucket,
     CommunicationOverlap,
@@ -25,7 +25,6 @@ from meshcast.simulator.job.framework import (
     framework_names,
     load_framework,
 )
-from meshcast.simulator.job.run_keys import keys as run_keys
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.huggingface import SUPPORTED
 from meshcast.simulator.models.load import load_model
@@ -56,7 +55,7 @@ JOB = [
     batch.Uniform,
     job.Precision,
     job.RunLength,
-    job.ShortPlan,
+    plan_keys.ShortPlan,
     job.LongPlan,
     job.SchemeEntry,
     job.StagePlan,

@@ -1,4 +1,5 @@
-"""The pages on adding a GPU, a model and a scheme: their diffs, applied to a copy of the project, pass its tests.
+"""The pages on adding a GPU, a model, a scheme and a key of a plan: their diffs, applied to a copy of the project, pass
+its tests.
 
 Nothing but the files of the diffs, and what `make docs-pages` and `make golden` write, differs in the copy.
 """
@@ -140,13 +141,53 @@ Path("docs/schemes.md").write_text(page(), "utf-8")
     assert changed(project) <= {scheme[1], golden[1], "docs/schemes.md"}
 
 
+@pytest.mark.slow
+def test_a_plan_key_is_one_entry_of_the_table(project: Path) -> None:
+    (diff,) = diffs("add-a-plan-key.md")
+    apply(*diff, project)
+    (key,) = re.findall(r"^    (\w+): Annotated", added(diff[2]), re.MULTILINE)
+    job = {"model": {"preset": "llama3-8b", "layers": 4}, "cluster": "dgx-h100:1"}
+    job |= {"batch": {"global": 16, "micro": 1, "sequence": 2048}, "plan": {"fsdp": True, "tp": 2}}
+    code = f"""
+from pathlib import Path
+import meshcast
+from meshcast.experiments.schema import schema
+from meshcast.experiments.search.comparison.short_form import read_short_form
+from meshcast.simulator.formats.launch.keys import compose_plan, flatten_plan
+from tools.pages.plan_keys import write_table
+
+page = Path("docs/job.md")
+page.write_text(write_table(page.read_text("utf-8")), "utf-8")
+assert "| `{key}` | true | of `fsdp`: false gathers" in page.read_text("utf-8")
+assert "of `fsdp`" in schema("job")["$defs"]["ShortPlan"]["properties"]["{key}"]["description"]
+
+job = {job!r}
+seconds = {{}}
+for value in True, False:
+    made = meshcast.load_job(job | {{"plan": job["plan"] | {{"{key}": value}}}})
+    (entry,) = [entry for entry in made.plan.schemes if entry.use == "data/fsdp"]
+    assert entry.model_extra == {{"{key}": value}}
+    assert read_short_form(made, frozenset(["plan.{key}"])).by_field()["plan.{key}"] is value
+    short = compose_plan(flatten_plan(made.plan), made.model, 8, 8)
+    assert short.get("{key}", True) is value and "mesh" not in short
+    seconds[value] = meshcast.simulate(made).step_time
+assert seconds[True] < seconds[False]
+
+found = meshcast.search(job | {{"plan": job["plan"] | {{"{key}": "auto"}}}}, top=2)
+assert {{plan.changes["plan.{key}"]: plan.report.step_time for plan in found.best}} == seconds
+"""
+    tests = "tests/test_architecture.py", "tests/tools/pages/test_plan_keys_page.py", "tests/experiments/test_schema.py"
+    assert passed(run(project, code, "key_of_a_plan or plan_keys or examples_are_accepted", *tests)) > 10
+    assert changed(project) <= {diff[1], "docs/job.md"}
+
+
 def test_the_schedule_of_the_recipe_is_its_file() -> None:
     schedule, golden = diffs("add-a-scheme.md")[2:]
     assert (ROOT / schedule[1]).read_text("utf-8").endswith(added(schedule[2]))
     assert (ROOT / golden[1]).read_text("utf-8").startswith(added(golden[2]) + "forecast:\n")
 
 
-@pytest.mark.parametrize("page", ["add-a-gpu.md", "add-a-model.md", "add-a-scheme.md"])
+@pytest.mark.parametrize("page", ["add-a-gpu.md", "add-a-model.md", "add-a-plan-key.md", "add-a-scheme.md"])
 def test_every_path_and_link_of_a_page_exists(page: str) -> None:
     text = re.sub(r"^```diff\n.*?^```", "", (ROOT / "docs" / page).read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     for link in re.findall(r"\]\(([^)#:]+)\)", text):

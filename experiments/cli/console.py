@@ -61,7 +61,7 @@ def _suggest_set(error: Any, given: Sequence[str]) -> str:
             )
             return f"A field of the job is changed so: --set {field}"
         from meshcast.simulator.job.job import JobFile
-        from meshcast.simulator.job.remedies.keys import suggest_key
+        from meshcast.simulator.job.remedies import suggest_key
 
         meant = re.match(r"Did you mean (\w+\.\w+)", suggest_key(name, list(JobFile.model_fields)))
         return f"A field of the job is changed so: --set {meant[1]}=VALUE" if meant else ""

@@ -22,7 +22,8 @@ from meshcast.hardware.inline import Network
 from meshcast.hardware.units import GIB, GIGA
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.framework import Framework, framework_names
-from meshcast.simulator.job.job import Job, Precision, ShortPlan
+from meshcast.simulator.job.job import Job, Precision
+from meshcast.simulator.job.plan_keys import ShortPlan
 from meshcast.simulator.loading.load import load_job, set_field
 from meshcast.simulator.report.report import Report
 

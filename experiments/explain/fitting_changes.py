@@ -9,7 +9,7 @@ the global batch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
@@ -20,6 +20,7 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, PlanKey, choosing_keys, option_keys
 from meshcast.simulator.loading.load import load_job, set_field
 from meshcast.simulator.report.report import Report
 
@@ -108,7 +109,7 @@ def _single_changes(job: Job) -> Iterator[Change]:
 
 
 def _recompute(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
-    order = ("none", "selective", "full")
+    order = PLAN_KEYS["recompute"].auto
     now = plan.get("recompute", "none")
     if job.forward_only:
         return
@@ -118,11 +119,11 @@ def _recompute(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
 
 
 def _shard(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
-    if plan.get("dp_scheme") is not None:
+    if plan.get(SCHEME_KEYS["data"]) is not None:
         return
     if plan.get("fsdp"):
         yield from ({"plan.shard": None} for _ in range(plan.get("shard") is not None))
-        yield from ({"plan.reshard": True} for _ in range(plan.get("reshard") is False))
+        yield from _save(plan, option_keys("data"))
         return
     yield from ({"plan.zero": stage} for stage in range(plan.get("zero", 1) + 1, 4))
     yield {"plan.fsdp": True}
@@ -135,8 +136,9 @@ def _more_ranks(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
         replicas = {"plan.dp": None} if "dp" in plan else {}
         while (size := 2 * size) <= min(most, job.cluster.gpus):
             yield {f"plan.{name}": size, **replicas}
-            if name == "tp" and plan.get("sequence_parallel") is False:  # more ranks alone leave whole activations
-                yield {"plan.tp": size, "plan.sequence_parallel": True, **replicas}
+            # More ranks alone leave whole activations.
+            for saving in _save(plan, choosing_keys("tensor")) if name == "tp" else ():
+                yield {"plan.tp": size, **saving, **replicas}
     experts = job.model.moe
     if experts is not None:
         size = plan.get("ep", 1)
@@ -151,8 +153,15 @@ def _offload(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
 
 
 def _sequence_parallel(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
-    if plan.get("sequence_parallel") is False and plan.get("tp", 1) > 1:
-        yield {"plan.sequence_parallel": True}
+    if plan.get("tp", 1) > 1:
+        yield from _save(plan, choosing_keys("tensor"))
+
+
+def _save(plan: dict[str, Any], keys: Iterable[PlanKey]) -> Iterator[Change]:
+    """Yields the keys that have not the value which needs least memory, each with that value."""
+    for key in keys:
+        if key.saves is not None and plan.get(key.name) not in (None, key.saves):
+            yield {f"plan.{key.name}": key.saves}
 
 
 def _chunks(job: Job, plan: dict[str, Any]) -> Iterator[Change]:

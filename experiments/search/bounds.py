@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.search.keys.data_schemes import collectives_of_microbatch, is_known, may_shard_gradients
+from meshcast.experiments.search.keys.data_schemes import gathers_ahead
 from meshcast.experiments.search.space import LayerGroup, Pipeline, Place, Space, StepChoice
 from meshcast.experiments.sweeps.grid import apply_changes
 from meshcast.hardware.errors import MeshcastError
@@ -143,14 +143,9 @@ class Bounds:
         layout = self.unit_layout(group)
         one_kind = layout is not None and not np.ptp(layout.of_layer)
         # The first unit of a stage gathers more in a micro-batch than the others: chunks have other first units.
-        each = collectives_of_microbatch(step.data, pipeline.pp > 1, step.overlap_dp)
-        if (
-            is_known(step.data)
-            and one_kind
-            and ends == (0, pipeline.pp - 1)
-            and schedule.directions == 1
-            and not any(each)
-        ):
+        known = step.data in self.space.data_schemes.known
+        each = self.space.data_schemes.collectives_of_microbatch(step.data, pipeline.pp > 1, step.overlap_dp)
+        if known and one_kind and ends == (0, pipeline.pp - 1) and schedule.directions == 1 and not any(each):
             # Devices hold as many layers in one chunk as in several, whose gradients are reduced in larger buckets.
             partition = pipeline.partition
             if not isinstance(partition, str):
@@ -170,7 +165,7 @@ class Bounds:
             dp = loaded.cluster.gpus // (group.tp * group.cp * pipeline.pp)
             total = dp * pipeline.pp * 2 * group.least_micro
             found = self._make_for_plan(job, total, lambda plan: device_states(plan, self.shared))
-            self._states[key] = found.at_least() if found is not None and not is_known(step.data) else found
+            self._states[key] = found.at_least() if found is not None and not known else found
         return self._states[key]
 
     def _make_for_plan(self, job: dict[str, Any], total: int, make: Any) -> Any:
@@ -261,7 +256,7 @@ class Bounds:
         """The group whose kernels take no longer: GEMMs are whole, norms are sharded, nothing is recomputed."""
         plain = group._replace(recompute="none", offload=(), overlap_tp=group.overlap_tp and group.tp == 1)
         # A host that waits for routers launches more collectives with sequence parallelism.
-        sharded = group.tp > 1 and self.space.loaded.model.moe is None and group.tp_scheme is None
+        sharded = group.tp > 1 and self.space.loaded.model.moe is None and group.tensor is None
         divides = (self.space.loaded.batch.sequence or 0) % (group.tp * group.cp) == 0
         return plain._replace(sequence_parallel=True) if sharded and divides else plain
 
@@ -308,7 +303,7 @@ class Bounds:
     @cached_property
     def _shards_gradients(self) -> bool:
         """Whether a data scheme of the space may reduce gradients in every micro-batch: no kernels then add them."""
-        return any(map(may_shard_gradients, self.space.values["data"]))
+        return any(map(self.space.data_schemes.may_shard_gradients, self.space.values["data"]))
 
     @cached_property
     def _fuses_gradients(self) -> bool:
@@ -365,7 +360,7 @@ class Bounds:
         Messages count as overlapping if they do in one of them. least: states to use in place of the exact ones.
         """
         step = steps[0]._replace(overlap_pp=any(one.overlap_pp for one in steps))
-        prices = self.prices(group, may_shard_gradients(step.data))
+        prices = self.prices(group, self.space.data_schemes.may_shard_gradients(step.data))
         stages = self.stages_of(group, pipeline, prices) if prices is not None else None
         state = least
         if state is None and stages is not None:
@@ -390,7 +385,7 @@ class Bounds:
                 sides = collectives.of_stages(stages.layers, place.part)
                 every = place.sum(place.turns * sides.each + sides.once)
                 beside = max(stages.shape.m * copies, float(every.max()))
-                if not (stages.schedule.pairs_passes or self._gathers_ahead(step)):
+                if not (stages.schedule.pairs_passes or gathers_ahead(step.option, step.overlap_dp, framework)):
                     # Nothing of a pass computes while weights are gathered for it.
                     kernels = times.busy[place.part, :, 0]
                     backward = np.minimum(kernels[:, WHOLE], kernels[:, INPUTS] + kernels[:, WEIGHTS])
@@ -407,11 +402,6 @@ class Bounds:
                     last += float(state.summed.min())
                     seconds = max(seconds, last + float(state.update.max()))
         return seconds + framework.step_overhead_s, nbytes + framework.memory.context_gib * GIB
-
-    def _gathers_ahead(self, step: StepChoice) -> bool:
-        """Whether sharded weights are gathered during the computation before."""
-        stated = self.space.loaded.framework.overlap.sharded_weights if step.prefetch is None else step.prefetch > 0
-        return step.overlap_dp if stated is None else stated
 
     def _critical_paths(self, pipeline: Pipeline, stages: StagesOfPoint, times: StageTimes) -> CriticalPaths | None:
         schedule, shape = stages.schedule, stages.shape

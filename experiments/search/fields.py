@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, NAMED_ALONE, UNITS, SchemeWithOptions, scheme_namer
+from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, NAMED_ALONE, SchemeWithOptions, scheme_namer
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.plan_keys import (
+    PLAN_KEYS,
+    SCHEME_KEYS,
+    ShortPlan,
+    chosen_scheme,
+    keys_alike,
+    state_scheme_name,
+)
+from meshcast.simulator.job.shorthand import usual_schedule
 
 AUTO = "auto"
 
 CLUSTER = "cluster"
 """The field of which a search takes a list of values, each with a space of its own."""
 
+
+def _fields_of(part: str) -> dict[str, str]:
+    """Returns the keys of a plan by which a search varies a part of it, with their names in a point."""
+    return {f"plan.{key.name}": key.point for key in PLAN_KEYS.values() if key.part == part}
+
+
 FIELDS: dict[str, str] = {
-    "plan.tp": "tp", "plan.cp": "cp", "plan.ep": "ep", "plan.etp": "etp", "batch.micro": "micro",
-    "plan.recompute": "recompute", "plan.recompute_layers": "recomputed", "plan.sequence_parallel": "sequence_parallel",
-    "framework.set.overlap.tp": "overlap_tp", "plan.offload": "offload", "plan.pp": "pp", "plan.schedule": "schedule",
-    "plan.chunks": "chunks", "plan.partition": "partition", "plan.order": "mesh_order", "plan.zero": "data",
-    "plan.shard": "shard", "framework.set.overlap.dp": "overlap_dp",
+    **_fields_of("ranks"),
+    "batch.micro": "micro",
+    **_fields_of("layers"),
+    "framework.set.overlap.tp": "overlap_tp",
+    **_fields_of("stages"),
+    **_fields_of("passes"),
+    "framework.set.overlap.dp": "overlap_dp",
     "framework.set.overlap.updated_weights": "updated_weights",
-    "framework.set.overlap.pp": "overlap_pp", "plan.tp_scheme": "tp_scheme", "plan.cp_scheme": "cp_scheme",
-    "plan.ep_scheme": "ep_scheme", "plan.dp_scheme": "data", "plan.reshard": "reshard", "plan.unit": "unit",
-    "plan.prefetch": "prefetch",
-}  # fmt: skip
+    "framework.set.overlap.pp": "overlap_pp",
+    **_fields_of("named"),
+}
 """Fields of a job that a search may vary, with their names in a point."""
+
+FIELD_OF = {name: field for field, name in FIELDS.items()}
+"""The field of a job by its name in a point."""
 
 RUN_FIELDS = (
     *("run.checkpoints.kind", "run.checkpoints.every_steps", "run.checkpoints.every_s", "run.checkpoints.store"),
@@ -36,17 +55,23 @@ RUN_FIELDS = (
 
 PARTITIONS = ("even", "ends-as-layers")
 
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = PLAN_KEYS["recompute"].auto
 """Words of `plan.recompute`, which may also list modules."""
 
-MESH_ORDERS = ("pp-dp-cp-tp", "dp-pp-cp-tp")
+MESH_ORDERS = PLAN_KEYS["order"].auto
 """Orders of the axes of the mesh, the usual one first."""
 
-OPTIONAL = ("recomputed", "etp", "shard", "prefetch", *DEFAULTS)
+OPTIONAL = (*(key.point for key in PLAN_KEYS.values() if key.part and key.usual is None), *DEFAULTS)
 """Fields of a point whose values may be null: the default of a plan."""
 
-DATA_KEYS = ("zero", "fsdp", "dp_scheme")
+MAY_BE_ZERO = ("data", *(key.point for key in PLAN_KEYS.values() if "0" in map(str, key.auto)))
+"""Fields of a point whose values may be 0."""
+
+DATA_KEYS = keys_alike(SCHEME_KEYS["data"])
 """Keys of a plan that state the data scheme."""
+
+DATA_FIELD = f"plan.{SCHEME_KEYS['data']}"
+"""The field of data schemes by their names."""
 
 FOLLOWING = {
     "plan.dp": "Leave it out: data parallelism takes the remaining GPUs",
@@ -137,8 +162,9 @@ def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
             raise PlanError(field, rule, FOLLOWING.get(field) or nearest(field, list(FIELDS)), found[field])
     given |= found
     plan = rest["plan"]
-    if "plan.recompute" in given and isinstance(plan, dict) and plan.get("recompute_layers") is not None:
-        given["plan.recompute_layers"] = [plan.pop("recompute_layers")]  # where layers are recomputed
+    layers = FIELD_OF["recomputed"].removeprefix("plan.")
+    if "plan.recompute" in given and isinstance(plan, dict) and plan.get(layers) is not None:
+        given[FIELD_OF["recomputed"]] = [plan.pop(layers)]  # where layers are recomputed
     order = [field for field in FIELDS if field in given]
     return rest, {field: given[field] for field in order}
 
@@ -176,7 +202,7 @@ def check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> No
     """Refuses an empty list, and values that are not of the kind of a field."""
     if not values:
         raise PlanError(field, "there are no values", "Give one at least, or write auto", list(values))
-    named = field == "plan.dp_scheme" or name in DEFAULTS
+    named = field == DATA_FIELD or name in DEFAULTS
     kind = str if named else int if name in ("data", *OPTIONAL) else list if name == "offload" else type(usual)
     kind = str if name == "recompute" else kind
     admitted = {kind, *([list] if name == "recompute" else []), *([dict] if name in DEFAULTS else [])}
@@ -190,7 +216,7 @@ def check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> No
         for one in values:
             check_partition(one)
     numbers = [one for one in values if kind is int and one is not None]
-    if numbers and min(numbers) < (least := 0 if name in ("data", "prefetch") else 1):
+    if numbers and min(numbers) < (least := 0 if name in MAY_BE_ZERO else 1):
         raise PlanError(field, f"its values are {least} or more", "Correct them, or write auto", min(numbers))
 
 
@@ -200,55 +226,53 @@ def check_partition(partition: Any) -> None:
         raise PlanError("plan.partition", rule, "Write one of them, or use `meshcast sweep`", partition)
 
 
+def reader_of(field: str) -> Callable[[Any], Any]:
+    """Returns what turns a value of a field that a job states into that of a point."""
+    key = PLAN_KEYS.get(field.removeprefix("plan."))
+    if key is None:
+        return _keep
+    if key.point == "data" and key.chooses:
+        return lambda given: key.chooses[given]
+    if key.option == "use":
+        return schedule_name if key.family == "pipeline" else scheme_namer(key.family)
+    readers: dict[str, Callable[[Any], Any]] = {"offload": tuple, "recompute": read_recompute}
+    return readers.get(key.point, _keep)
+
+
+def _keep(given: Any) -> Any:
+    return given
+
+
 def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the fields that a job states, or their defaults."""
-    plan = {key: value for key, value in written.get("plan", {}).items() if value is not None}
-    overlap = job.framework.overlap
-    chunks = plan.get("chunks", 1)
-    schedule = schedule_name(plan.get("schedule", "interleaved-1f1b" if chunks > 1 else "1f1b"))
-    return {
-        "tp": plan.get("tp", 1),
-        "cp": plan.get("cp", 1),
-        "ep": plan.get("ep", 1),
-        "etp": plan.get("etp"),
+    """Returns the values of the fields that a job states, or their defaults."""
+    stated = {key: value for key, value in written.get("plan", {}).items() if value is not None}
+    plan, overlap, found = ShortPlan.model_validate(stated), job.framework.overlap, dict[str, Any]()
+    for field, name in FIELDS.items():
+        if field.startswith("plan."):
+            key, value = PLAN_KEYS[field.removeprefix("plan.")], getattr(plan, field.removeprefix("plan."))
+            usual = None if key.option == "use" else key.usual
+            found[name] = reader_of(field)(usual if value is None else value)
+    return found | {
         "micro": job.batch.micro,
-        "recompute": read_recompute(plan.get("recompute", "none")),
-        "recomputed": plan.get("recompute_layers"),
-        "sequence_parallel": plan.get("sequence_parallel", True),
+        "schedule": schedule_name(plan.schedule or usual_schedule(plan.chunks or 1)),
+        "data": found["data"] if stated.get(SCHEME_KEYS["data"]) is not None else chosen_scheme(plan, "data"),
         "overlap_tp": overlap.tp,
-        "offload": tuple(plan.get("offload", ())),
-        "pp": plan.get("pp", 1),
-        "schedule": schedule,
-        "chunks": chunks,
-        "partition": plan.get("partition", "even"),
-        "mesh_order": plan.get("order", MESH_ORDERS[0]),
-        "data": read_data_scheme(plan),
-        "shard": plan.get("shard"),
         "overlap_dp": overlap.dp,
         "updated_weights": overlap.updated_weights,
         "overlap_pp": overlap.pp,
-        **{key: scheme_namer(key)(plan.get(key)) for key in DEFAULTS},
-        **{key: plan.get(key, default) for key, default in UNITS.items()},
     }
 
 
 def list_fields(given: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]:
-    """The fields in `FIELDS` with their names in a point: of `dp_scheme` and `zero`, which both state the data scheme,
-    the one that a job opens or states. given: the open fields. Raises PlanError if both are open."""
-    if "plan.dp_scheme" in given and "plan.zero" in given:
+    """Returns the fields in `FIELDS` with their names in a point: of the two that state the data scheme, the one that a
+    job opens or states. given: the open fields. Raises PlanError if both are open."""
+    if DATA_FIELD in given and "plan.zero" in given:
         rule = "the data schemes of a search are listed in one field, and the job opens plan.zero as well"
         remedy = "Leave zero out, and list ddp, zero-1, zero-2, zero-3 and fsdp here"
-        raise PlanError("plan.dp_scheme", rule, remedy, given["plan.dp_scheme"])
-    named = "plan.dp_scheme" in given or plan.get("dp_scheme") is not None
-    idle = "plan.zero" if named else "plan.dp_scheme"
+        raise PlanError(DATA_FIELD, rule, remedy, given[DATA_FIELD])
+    named = DATA_FIELD in given or plan.get(SCHEME_KEYS["data"]) is not None
+    idle = "plan.zero" if named else DATA_FIELD
     return {field: name for field, name in FIELDS.items() if field != idle}
-
-
-def read_data_scheme(plan: Mapping[str, Any]) -> str:
-    """The data scheme that a plan in short form states."""
-    if (named := plan.get("dp_scheme")) is not None:
-        return str(scheme_namer("dp_scheme")(named))
-    return "fsdp" if plan.get("fsdp") else data_name(plan.get("zero", 1))
 
 
 def read_recompute(given: Any) -> str | tuple[str, ...]:
@@ -258,17 +282,8 @@ def read_recompute(given: Any) -> str | tuple[str, ...]:
     return "selective" if [*given] == ["core_attn"] else tuple(given)
 
 
-def data_name(zero: Any) -> str:
-    return f"zero-{zero}" if zero else "ddp"
-
-
 def schedule_name(given: Any) -> str:
     return str(given).removeprefix("pipeline/")
-
-
-def state_sharding(name: str) -> tuple[bool, int]:
-    """A data scheme as the keys fsdp and zero of a plan. name: as `data_name` gives it, or fsdp."""
-    return (True, 1) if name == "fsdp" else (False, int(name.removeprefix("zero-")) if name != "ddp" else 0)
 
 
 def state_values(fields: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,8 +292,9 @@ def state_values(fields: Sequence[str], values: Mapping[str, Any]) -> dict[str, 
     for field in fields:
         value = values[FIELDS[field]]
         if field == "plan.zero":
-            found["plan.fsdp"], value = state_sharding(value)
-        found[field] = write_value(value)
+            found |= {f"plan.{key}": stated for key, stated in state_scheme_name("data", value).items()}
+        else:
+            found[field] = write_value(value)
     return found
 
 

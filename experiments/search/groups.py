@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshcast.experiments.search.bounds import Bounds
-from meshcast.experiments.search.keys.data_schemes import DATA, collectives_of_microbatch, is_known, may_shard_gradients
+from meshcast.experiments.search.keys.data_schemes import gathers_once, layers_of_unit
 from meshcast.experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
 from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.collectives import LARGE, collective_rates
@@ -282,12 +282,14 @@ class GroupBounds:
         """The data-parallel collectives of the pipelines of a group, each as fast a byte as a very large one."""
         framework, groups = self.space.loaded.framework, tuple(layout.reduced)
         each_reduction, each_gather = self._turns(table)
+        schemes = self.space.data_schemes
         found = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
         sharded, known = (
-            np.array([name in names for name, _ in self._schemes])[:, None] for names in (set(DATA) - {"ddp"}, DATA)
+            np.array([name in names for name, _ in self._schemes])[:, None]
+            for names in (schemes.known - {"ddp"}, schemes.known)
         )
         # What happens in every micro-batch happens unit by unit.
-        layers = max(self.space.values["unit"])
+        layers = schemes.most_layers
         of_unit = [(layers * layout.reduced[axes].max(), layers * layout.matrices[axes].max()) for axes in groups]
         shape = len(groups), len(layout.elements)
         elements, matrices = (
@@ -301,7 +303,7 @@ class GroupBounds:
                 found[0, at] += own * known * np.where(sharded, scatter, reduce)
                 found[1, at] += own * sharded * gather
             for (name, value), number in self._schemes.items():
-                if value is not None and name in DATA:
+                if value is not None and name in schemes.known:
                     found[:, at, number] = self._copy_rates(group, place, value, groups, elements)[:, None]
         found[0] *= BYTES[framework.gradients]
         found[1] *= BYTES[framework.weights]
@@ -310,10 +312,11 @@ class GroupBounds:
     def _turns(self, table: GroupPipelines) -> tuple[np.ndarray, np.ndarray]:
         """How often a micro-batch reduces gradients, and gathers weights [pipelines, data schemes]."""
         overlaps, names = any(self.space.values["overlap_dp"]), [name for name, _ in self._schemes]
-        alone, piped = ([collectives_of_microbatch(name, one, overlaps) for name in names] for one in (False, True))
+        turns_of = self.space.data_schemes.collectives_of_microbatch
+        alone, piped = ([turns_of(name, one, overlaps) for name in names] for one in (False, True))
         turns = np.where((table.devices > 1)[:, None, None], piped, alone)
-        if False in self.space.values["reshard"]:  # then weights may be gathered once
-            kept = [name in self.space.with_units for name in names]
+        if gathered_once := self.space.data_schemes.gathered_once:
+            kept = [name in gathered_once for name in names]
             turns[:, :, 1] = np.where(kept, np.minimum(turns[:, :, 1], 1), turns[:, :, 1])
         return turns[:, :, 0], turns[:, :, 1]
 
@@ -371,7 +374,7 @@ class GroupBounds:
 
     def _whole_and_shared(self, group: LayerGroup, data: str) -> tuple[float, float]:
         """Bytes of states of a parameter that a data scheme keeps on every rank, and of those that it shards."""
-        if not is_known(data):
+        if data not in self.space.data_schemes.known:
             return 0.0, 0.0
         framework, cuts_weights = self.space.loaded.framework, data not in WHOLE["weights"]
         full, compute = BYTES[framework.main_weights], BYTES[framework.weights]
@@ -405,7 +408,8 @@ class GroupBounds:
     ) -> tuple[float, float] | None:
         """Lower bounds as `Bounds.bound_points` has them, with states that shares of the units give, at least."""
         step = steps[0]
-        layout, prices = self.bounds.unit_layout(group), self.bounds.prices(group, may_shard_gradients(step.data))
+        shards_gradients = self.space.data_schemes.may_shard_gradients(step.data)
+        layout, prices = self.bounds.unit_layout(group), self.bounds.prices(group, shards_gradients)
         stages = self.bounds.stages_of(group, pipeline, prices) if prices is not None else None
         plan = self.bounds.plain_plan(group, pipeline.place, step.shard)
         if layout is None or stages is None or plan is None:
@@ -419,19 +423,20 @@ class GroupBounds:
         """What the data scheme of a choice does with a parameter, at least."""
         whole, shared = self._whole_and_shared(group, step.data)
         nbytes = whole + shared / self._shards(group, place, step.shard)
-        framework, known = self.space.loaded.framework, step.shard is None and is_known(step.data)
-        each, often = collectives_of_microbatch(step.data, place.pp > 1, step.overlap_dp)
-        often = often if step.reshard else min(often, 1)
+        framework, schemes = self.space.loaded.framework, self.space.data_schemes
+        known = step.shard is None and step.data in schemes.known
+        each, often = schemes.collectives_of_microbatch(step.data, place.pp > 1, step.overlap_dp)
+        often, layers = min(often, 1) if gathers_once(step.option) else often, layers_of_unit(step.option)
         reductions, gathers = dict.fromkeys(layout.reduced, 0.0), dict.fromkeys(layout.reduced, 0.0)
         for axes in layout.reduced if known else ():
-            largest = step.unit * layout.reduced[axes].max(), step.unit * layout.matrices[axes].max()
+            largest = layers * layout.reduced[axes].max(), layers * layout.matrices[axes].max()
             reduce, scatter, gather = self._rates(group, place, axes, *(largest if each else (0, 0)))
             reductions[axes] = (reduce if step.data == "ddp" else scatter) * BYTES[framework.gradients]
             gathers[axes] = gather * BYTES[framework.weights]
         # Under a pipeline that overlaps, FSDP keeps weights gathered and gradients whole through all micro-batches.
         kept = step.data == "fsdp" and not each and known
         both = (BYTES[framework.weights], BYTES[framework.gradients]) if kept else (0, 0)
-        return ParameterCosts(nbytes, both, reductions, gathers, each, often, step.unit)
+        return ParameterCosts(nbytes, both, reductions, gathers, each, often, layers)
 
 
 def find_places(pipelines: list[Pipeline]) -> dict[Place, np.ndarray]:

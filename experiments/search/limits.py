@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from meshcast.experiments.search.fields import FIELDS
-from meshcast.experiments.search.keys.scheme_keys import units_of
-from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from meshcast.experiments.search.keys.scheme_keys import DATA_OPTIONS
+from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepChoice, values_of_point
 from meshcast.experiments.sweeps.expressions import Expression
 from meshcast.experiments.sweeps.grid import DERIVED, MISSING, Names
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
@@ -138,7 +138,7 @@ class PointConstraint:
                 raise PlanError(self.constraint.where, rule, "Name plan.dp_scheme", self.constraint.text)
             return ("data",)
         if field in FIELDS:
-            return (FIELDS[field],)
+            return ("options",) if FIELDS[field] in DATA_OPTIONS else (FIELDS[field],)
         try:
             if field in self._defaults or self._names.find(field, {}) is not MISSING:
                 return ()
@@ -183,7 +183,7 @@ class PointConstraint:
             return self._defaults[name]
         if pipeline.pp == 1 and name in ("plan.schedule", "plan.chunks"):
             return "1f1b" if name == "plan.schedule" else 1
-        return {**group._asdict(), **pipeline._asdict(), **step._asdict()}[FIELDS[name]]
+        return values_of_point(group, pipeline, step)[FIELDS[name]]
 
 
 def _default_values(space: Space) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class MeasuredPoints:
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         """Whether somebody has run the combination of a point. A point that breaks a rule is left to the search."""
         plain = group._replace(recompute="none", offload=())
-        key = plain, pipeline, step.data, step.shard, *units_of(step)
+        key = plain, pipeline, step.data, step.shard, step.options
         if key not in self._known:
             try:
                 plan = resolve_plan(

@@ -26,7 +26,6 @@ from meshcast.experiments.search.counting.clusters import NOTHING, SearchedClust
 from meshcast.experiments.search.counting.empty import explain_empty, explain_excluded
 from meshcast.experiments.search.found import ROUNDING, BoundViolation, CountInterrupted, FoundPlan, PlanSearch
 from meshcast.experiments.search.groups import Known, OpenGroup
-from meshcast.experiments.search.keys.scheme_keys import units_of
 from meshcast.experiments.search.objectives import ClusterUse, FoundPlans
 from meshcast.experiments.search.runs.choices import RunChoice
 from meshcast.experiments.search.runs.simulated import PlanRuns
@@ -391,7 +390,7 @@ def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:
     """Choices with one data scheme by what of its collectives overlaps, and by its units."""
     found: dict[tuple[Any, ...], list[StepChoice]] = {}
     for one in steps:
-        found.setdefault((one.overlap_dp, one.updated_weights, *units_of(one)), []).append(one)
+        found.setdefault((one.overlap_dp, one.updated_weights, one.options), []).append(one)
     return [*found.values()]
 
 

@@ -8,51 +8,58 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshcast.experiments.search.counting.divisions import Division, list_divisions
-from meshcast.experiments.search.counting.divisors import list_divisors, list_divisors_of_any
-from meshcast.experiments.search.counting.experts import check_experts
+from meshcast.experiments.search.counting.divisions import (
+    UNLIKE_ENDS,
+    Division,
+    list_divisions,
+    list_divisors,
+    list_divisors_of_any,
+)
 from meshcast.experiments.search.fields import (
     AUTO,
     CLUSTER,
+    FIELD_OF,
     FIELDS,
     MESH_ORDERS,
     PARTITIONS,
     check_values,
-    data_name,
     list_fields,
     opens_plan,
-    read_recompute,
-    schedule_name,
+    reader_of,
     split_open_fields,
     state_values,
     values_of,
     write_value,
 )
-from meshcast.experiments.search.keys.data_schemes import DATA
-from meshcast.experiments.search.keys.job_checks import check_job, check_plan, check_schedules, without_choice
-from meshcast.experiments.search.keys.partitions import UNLIKE_ENDS
+from meshcast.experiments.search.keys.data_schemes import DATA, DataSchemes
+from meshcast.experiments.search.keys.job_checks import (
+    check_experts,
+    check_job,
+    check_plan,
+    check_schedules,
+    without_choice,
+)
 from meshcast.experiments.search.keys.scheme_keys import (
+    DATA_OPTIONS,
     DEFAULTS,
-    FSDP_UNITS,
-    PREFETCHED,
-    UNITS,
     NamedScheme,
     accompanies_others,
     changes_kernels,
     find_named,
     offloads_states,
-    scheme_namer,
+    takes_option,
     write_scheme_keys,
 )
 from meshcast.experiments.sweeps.expressions import Expression
 from meshcast.experiments.sweeps.grid import apply_changes
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.plan_keys import PLAN_KEYS
 from meshcast.simulator.loading.load import load_job
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-h2", "zb-v", "hanayo")
@@ -61,7 +68,7 @@ SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-
 PAIRING = ("dualpipe", "dualpipe-v")
 """Schedules that are also tried for models with experts: token exchanges of one pass run beside kernels of another."""
 
-WORDS = ("schedule", "recompute", "data", "offload", "mesh_order", "tp_scheme", "cp_scheme", "ep_scheme")
+WORDS = ("schedule", "recompute", "data", "offload", "mesh_order", *DEFAULTS)
 """Fields of a point whose values are words, or numbers with a meaning each."""
 
 OVERLAPS = ("overlap_tp", "overlap_dp", "updated_weights", "overlap_pp")
@@ -88,15 +95,15 @@ class LayerGroup(NamedTuple):
     offload: tuple[str, ...]
     etp: int | None = None
     """Expert tensor parallel; None: the default of a plan."""
-    tp_scheme: NamedScheme | None = None
+    tensor: NamedScheme | None = None
     """Tensor scheme that the plan names; None: Megatron's."""
-    cp_scheme: NamedScheme = DEFAULTS["cp_scheme"]
-    ep_scheme: NamedScheme = DEFAULTS["ep_scheme"]
+    sequence: NamedScheme = DEFAULTS["sequence"]
+    expert: NamedScheme = DEFAULTS["expert"]
 
     @property
     def schemes(self) -> tuple[NamedScheme | None, ...]:
         """The schemes of its tensor, sequence and expert parallelism."""
-        return self.tp_scheme, self.cp_scheme, self.ep_scheme
+        return self.tensor, self.sequence, self.expert
 
     @property
     def names_schemes(self) -> bool:
@@ -162,12 +169,21 @@ class StepChoice(NamedTuple):
     overlap_pp: bool
     shard: int | None = None
     """Data-parallel ranks that share one copy of the states; None: all."""
-    reshard: bool = True
-    """Whether FSDP frees weights between the forward and the backward pass."""
-    unit: int = 1
-    """Layers of a unit of FSDP."""
-    prefetch: int | None = None
-    """Units of FSDP gathered ahead of the one that computes; None: as the framework does."""
+    options: tuple[Any, ...] = (*DATA_OPTIONS.values(),)
+    """Values of the options of the data scheme that keys of a plan state, in the order of `DATA_OPTIONS`."""
+
+    def option(self, key: str) -> Any:
+        """Returns the value of an option of the data scheme by its key."""
+        return self.options[OPTION_NUMBERS[key]]
+
+
+OPTION_NUMBERS = {key: number for number, key in enumerate(DATA_OPTIONS)}
+
+
+def values_of_point(group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
+    """Returns the values of a point by the names of its fields."""
+    parts = group._asdict() | pipeline._asdict() | step._asdict()
+    return parts | dict(zip(DATA_OPTIONS, parts.pop("options"), strict=True))
 
 
 class Space:
@@ -207,8 +223,7 @@ class Space:
         data = {name: find_scheme(f"data/{name}").Options.model_fields for name in self.values["data"]}
         self.with_copies = {name for name, options in data.items() if "replicate" in options}
         """Data schemes that may keep copies of what they shard."""
-        self.with_units = {name for name, options in data.items() if "unit" in options}
-        """Data schemes that gather the weights of units of layers."""
+        self.data_schemes = DataSchemes(self.values)
 
     # ------------------------------------------------------------------------------------------- values
 
@@ -228,15 +243,8 @@ class Space:
                 if name in WORDS or name in OVERLAPS:  # a job says which are valid
                     for one in value:
                         load_job(apply_changes(self.job, {field: one}), base=self.base)
-                ways: dict[str, Callable[[Any], Any]] = {
-                    "data": data_name if field == "plan.zero" else scheme_namer("dp_scheme"),
-                    "offload": tuple,
-                    "recompute": read_recompute,
-                    "schedule": schedule_name,
-                    **{name: scheme_namer(name) for name in DEFAULTS},
-                }
-                one_of = ways.get(name, lambda one: one)
-                found[name] = tuple(dict.fromkeys(one_of(one) for one in value))
+                read = reader_of(field)
+                found[name] = tuple(dict.fromkeys(read(one) for one in value))
         if "plan.chunks" in given and "plan.schedule" not in given and self.job["plan"].get("schedule") is None:
             found["schedule"] = ("1f1b", "interleaved-1f1b")  # what a plan gets with one chunk, and with more
         return found
@@ -250,7 +258,8 @@ class Space:
     @property
     def any_step(self) -> StepChoice:
         """A choice between the passes of which nothing in a layer depends: what may overlap does."""
-        return StepChoice("ddp", *(any(self.values[name]) for name in OVERLAPS[1:]))
+        overlap_dp, updated_weights, overlap_pp = (any(self.values[name]) for name in OVERLAPS[1:])
+        return StepChoice("ddp", overlap_dp, updated_weights, overlap_pp)
 
     def _automatic(self, name: str, found: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
         """The values that are tried of a field that is ``auto``. found: those of the fields before it."""
@@ -261,29 +270,23 @@ class Space:
         experts = math.gcd(*model.moe.expert_counts) if model.moe else 1
         most_context = max(1, batch.sequence // TOKENS_OF_A_RANK)
         ranges: dict[str, Sequence[Any]] = {
+            **{key.point: key.auto for key in PLAN_KEYS.values() if key.auto},
             "tp": [n for n in list_divisors(math.gcd(gpus, model.heads)) if n <= most],
             "cp": [n for n in list_divisors(gpus) if batch.sequence % n == 0 and n <= most_context],
             "ep": list_divisors(math.gcd(gpus, experts)),
             "etp": (None, *(list_divisors_of_any(found.get("tp", ()), MOST_EXPERT_RANKS) if model.moe else ())),
             "micro": [n for n in list_divisors(batch.total) if n <= MOST_MICRO],
-            "recompute": ("none", "selective", "full"),
             "recomputed": (None, *range(1, model.layers)),
-            "sequence_parallel": (True, False),
             "overlap_tp": (False, True),
-            "offload": ((), ("optimizer",)),
             "pp": [n for n in list_divisors(gpus) if n <= model.layers + 2],
             "schedule": (*SCHEDULES, *(PAIRING if model.moe else ())),
             "chunks": range(1, model.layers + 1),
             "partition": (*PARTITIONS, UNLIKE_ENDS),
-            "mesh_order": MESH_ORDERS,
             "data": DATA,
             "shard": (None, *([NODE] if gpus > job.cluster.scale_up_domain else [])),
             "overlap_dp": (True, False),
             "updated_weights": (True, False),
             "overlap_pp": (True, False),
-            "reshard": (True, False),
-            "unit": FSDP_UNITS,
-            "prefetch": PREFETCHED,
             **{one: (default,) for one, default in DEFAULTS.items()},
         }
         return tuple(ranges[name])
@@ -313,18 +316,18 @@ class Space:
     def _name_schemes(self, group: LayerGroup) -> list[LayerGroup]:
         """A group with every scheme that makes a difference at its degrees."""
         v, experts = self.values, group.ep > 1 or (group.etp or 1) > 1
-        tensor = v["tp_scheme"] if group.tp > 1 else (None,)
-        sequence = v["cp_scheme"] if group.cp > 1 else (DEFAULTS["cp_scheme"],)
-        expert = [one if experts or changes_kernels("expert", one) else DEFAULTS["ep_scheme"] for one in v["ep_scheme"]]
+        tensors = v["tensor"] if group.tp > 1 else (None,)
+        sequences = v["sequence"] if group.cp > 1 else (DEFAULTS["sequence"],)
+        kept = [name if experts or changes_kernels("expert", name) else DEFAULTS["expert"] for name in v["expert"]]
         found = []
-        for tp_scheme, cp_scheme, ep_scheme in product(tensor, sequence, dict.fromkeys(expert)):
+        for tensor, sequence, expert in product(tensors, sequences, dict.fromkeys(kept)):
             # Schemes of their own shard activations in their own way; those that overlap leave nothing to overlap.
-            alone = tp_scheme is not None and not accompanies_others(tp_scheme)
+            alone = tensor is not None and not accompanies_others(tensor)
             if alone and group.sequence_parallel != v["sequence_parallel"][0]:
                 continue
-            if accompanies_others(tp_scheme) and group.overlap_tp != v["overlap_tp"][0]:
+            if accompanies_others(tensor) and group.overlap_tp != v["overlap_tp"][0]:
                 continue
-            found.append(group._replace(tp_scheme=tp_scheme, cp_scheme=cp_scheme, ep_scheme=ep_scheme))
+            found.append(group._replace(tensor=tensor, sequence=sequence, expert=expert))
         return found
 
     def _expert_degrees(self, tp: int, ep: int) -> list[int | None]:
@@ -391,10 +394,10 @@ class Space:
                     updated if overlap and data in ("zero-1", "zero-2") else v["updated_weights"][0],
                     sends,
                     shard,
-                    *units,
+                    options,
                 )
                 for data in (v["data"] if key[0] else self._data_of_one_rank)
-                for units in (product(*(v[key] for key in UNITS)) if data in self.with_units else (UNITS.values(),))
+                for options in self._options(data)
                 for shard in self._shards(data, *shards)
                 for overlap in (v["overlap_dp"] if key[0] else v["overlap_dp"][:1])
                 for updated in v["updated_weights"]
@@ -402,6 +405,12 @@ class Space:
             )
             self._steps[key] = tuple(found)
         return self._steps[key]
+
+    def _options(self, data: str) -> Iterator[tuple[Any, ...]]:
+        """Returns the values of the options of a data scheme; the usual ones of those that it does not have."""
+        return product(
+            *(self.values[key] if takes_option(data, key) else (usual,) for key, usual in DATA_OPTIONS.items())
+        )
 
     @property
     def _data_of_one_rank(self) -> list[str]:
@@ -479,22 +488,22 @@ class Space:
     def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The values of the open fields at a point."""
         found = {CLUSTER: self.job[CLUSTER]} if self.names_cluster else {}
-        found |= state_values(self.open, {**group._asdict(), **pipeline._asdict(), **step._asdict()})
+        found |= state_values(self.open, values_of_point(group, pipeline, step))
         if "plan.schedule" in self.open and pipeline.pp == 1:
             found["plan.schedule"], found["plan.chunks"] = "1f1b", 1
         return found
 
     def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The job of a point as plain data, also of one that has other values of fields that are not open."""
-        values = {**group._asdict(), **pipeline._asdict(), **step._asdict()}
+        values = values_of_point(group, pipeline, step)
         fields = [field for field in self.fields if field not in self.open]
         others = [field for field in fields if values[self.fields[field]] != self.values[self.fields[field]][0]]
         changes = self.changes(group, pipeline, step) | state_values(others, values)
         job = apply_changes(self.job, changes)
         if group.recompute != "full":
-            job["plan"].pop("recompute_layers", None)
+            job["plan"].pop(FIELD_OF["recomputed"].removeprefix("plan."), None)
         job["plan"].pop("shard", None)
         if step.shard is not None:
             job["plan"]["shard"] = step.shard
-        write_scheme_keys(job["plan"], group.tp_scheme, step)
+        write_scheme_keys(job["plan"], group.tensor, step.data, step.options)
         return job

@@ -25,8 +25,9 @@ from meshcast.hardware.documents.plain_data import to_plain_data
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from meshcast.hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validate_data
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES
-from meshcast.simulator.job.job import JobFile, LongPlan, ShortPlan
-from meshcast.simulator.job.remedies.keys import suggest_key
+from meshcast.simulator.job.job import JobFile, LongPlan
+from meshcast.simulator.job.plan_keys import ShortPlan
+from meshcast.simulator.job.remedies import suggest_key
 from meshcast.simulator.loading.load import read_job, set_field
 from meshcast.simulator.models.load import load_model
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan
 
 
 class InertKey(NamedTuple):
@@ -59,9 +60,9 @@ def _list_modes(job: Job, written: Mapping[str, Any]) -> Iterator[InertKey]:
         if name != "compute" and value is not None:
             yield InertKey(f"precision.{name}", value, FORWARD)
     plan = written.get("plan", {})
-    for name in ("recompute", "recompute_layers", "offload"):
-        if isinstance(plan, Mapping) and plan.get(name) not in (None, "none", [], ()):
-            yield InertKey(f"plan.{name}", plan[name], FORWARD)
+    for key in PLAN_KEYS.values():
+        if key.family == "memory" and isinstance(plan, Mapping) and plan.get(key.name) not in (None, "none", [], ()):
+            yield InertKey(f"plan.{key.name}", plan[key.name], FORWARD)
 
 
 def _list_plan(job: Job, plan: Mapping[str, Any]) -> Iterator[InertKey]:
@@ -78,12 +79,8 @@ def _list_plan(job: Job, plan: Mapping[str, Any]) -> Iterator[InertKey]:
                 yield InertKey(f"plan.{name}", plan[name], ONE_STAGE)
     if states("order", "pp-dp-cp-tp") and 1 in (pp, dp):
         yield InertKey("plan.order", plan["order"], ONE_STAGE if pp == 1 else "there is one replica")
-    if tp == 1:
-        for name in ("tp_scheme", "sequence_parallel"):
-            if states(name, True):
-                yield InertKey(f"plan.{name}", plan[name], "tp is 1")
-    if cp == 1 and states("cp_scheme"):
-        yield InertKey("plan.cp_scheme", plan["cp_scheme"], "cp is 1")
+    yield from _list_idle(plan, "tp", tp, "tp is 1")
+    yield from _list_idle(plan, "cp", cp, "cp is 1")
     if states("pad_heads", False) and (job.model.heads % (tp * cp) == 0 or tp == 1):
         yield InertKey("plan.pad_heads", True, "the ranks divide the heads")
     if states("share", "even") and not job.cluster.groups:
@@ -97,9 +94,14 @@ def _list_data(plan: Mapping[str, Any], data: str, ranks: int) -> Iterator[Inert
         yield InertKey("plan.zero", plan["zero"], f"the plan has {data}")
     elif ranks == 1 and plan.get("zero"):
         yield InertKey("plan.zero", plan["zero"], "there is one replica, with nothing to shard over")
-    for name in ("reshard", "unit", "prefetch"):
-        if plan.get(name) is not None and ranks == 1:
-            yield InertKey(f"plan.{name}", plan[name], "there is one replica")
+    yield from _list_idle(plan, "dp", ranks, "there is one replica")
+
+
+def _list_idle(plan: Mapping[str, Any], degree: str, ranks: int, why: str) -> Iterator[InertKey]:
+    """Yields the keys that have no effect over a single rank of a degree. ranks: of the plan."""
+    for key in PLAN_KEYS.values() if ranks == 1 else ():
+        if key.degree == degree and plan.get(key.name) not in (None, ShortPlan.model_fields[key.name].default):
+            yield InertKey(f"plan.{key.name}", plan[key.name], why)
 
 
 def _list_framework(job: Job, given: Mapping[str, Any]) -> Iterator[InertKey]:

@@ -15,8 +15,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, S
 from meshcast.hardware import Cluster
 from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
 from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe
+from meshcast.simulator.job.plan_keys import LayerCount, ShortPlan
 from meshcast.simulator.job.published import Published
-from meshcast.simulator.job.run_keys.keys import (
+from meshcast.simulator.job.run_keys import (
     CheckpointKind,
     Checkpoints,
     DataStalls,
@@ -63,105 +64,6 @@ class SchemeEntry(BaseModel):
         ),
     ] = ()
     """One or several axes of the mesh."""
-
-
-def _refuse_flag(given: Any) -> Any:
-    """Refuses true and false where words say how much is recomputed."""
-    if isinstance(given, bool):
-        raise ValueError("words say what is recomputed. Write none, selective or full, or modules like [norm, act]")
-    return given
-
-
-class ShortStage(JobPart):
-    """The ranks of a pipeline stage in short form: parallel degrees, with the default scheme for each axis."""
-
-    tp: Count = 1
-    """Tensor parallel: megatron-sp, or megatron when sequence_parallel is false."""
-    dp: Count | None = None
-    """Default: GPUs / (tp pp cp); 1 in an entry of `stages`."""
-    cp: Count = 1
-    """Context parallel: sequence/all-gather."""
-    ep: Count = 1
-    """Expert parallel, over the ranks of a pipeline stage: expert/all-to-all."""
-    etp: Count | None = None
-    """Expert tensor parallel. Default: 1 with expert parallelism, else tp."""
-    zero: Literal[0, 1, 2, 3] = 1
-    """ZeRO stage; 0: data/ddp, 1 to 3: data/zero-1 to data/zero-3."""
-    fsdp: bool = False
-    """Use data/fsdp in place of `zero`."""
-    shard: Count | None = None
-    """Data-parallel ranks that share one copy of what is sharded over them; the other dp / shard hold copies of it
-    (hybrid sharding, the option `replicate` of data/fsdp and data/zero-1). Default: all of them."""
-    recompute: Annotated[Literal["none", "selective", "full"] | tuple[str, ...], BeforeValidator(_refuse_flag)] = "none"
-    """selective: the attention core; or a list of the modules that memory/recompute-selective recomputes."""
-    recompute_layers: Count | None = None
-    """Layers of each stage, from the first on, that are recomputed with `recompute: full`. Default: all."""
-    offload: tuple[Literal["activations", "optimizer"], ...] = ()
-    """What is kept in host memory: memory/offload."""
-    sequence_parallel: bool = True
-    tp_scheme: str | dict[str, Any] | None = None
-    """Tensor scheme by its name, such as summa-2d, or ``use:`` with its options, as the next three may be, where tp is
-    above 1; or one that overlaps the communication of tensor/megatron-sp or tensor/megatron, such as async-tp. Default:
-    see `tp`."""
-    cp_scheme: str | dict[str, Any] | None = None
-    """Sequence scheme by its name, such as ulysses, where cp is above 1. Default: all-gather."""
-    ep_scheme: str | dict[str, Any] | None = None
-    """Expert scheme by its name, such as deepep. Default: all-to-all."""
-    dp_scheme: str | dict[str, Any] | None = None
-    """Data scheme by its name, such as mics, in place of `zero` and `fsdp`."""
-    reshard: bool | None = None
-    """Of data/fsdp: whether weights are freed between the forward and the backward pass. Default: they are."""
-    unit: Count | None = None
-    """Of data/fsdp: layers whose weights are gathered together. Default: 1."""
-    prefetch: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
-    """Of data/fsdp: units gathered ahead of the one that computes. Default: 1 where the framework overlaps, else 0."""
-
-
-LayerCount = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
-"""Layers of a stage."""
-
-
-class ShortStageEntry(ShortStage):
-    """An entry of `stages` in short form."""
-
-    layers: LayerCount | tuple[LayerCount, ...] | None = None
-    """See `StagePlan.layers`."""
-
-
-class Replicas(JobPart):
-    """Data-parallel replicas that are alike, in a plan with others that run another number of micro-batches."""
-
-    dp: Count = 1
-    """Number of them: positions along the outermost data-parallel axis. 1 with `stages`."""
-    microbatches: Count | ClassOrder | None = None
-    """Micro-batches that each of them runs in a step: their number or, with `batch.lengths`, their classes in the order
-    in which they run. Default with `share: by-speed`."""
-    stages: tuple[dict[str, Any], ...] = ()
-    """Stages with degrees of their own, as in a plan; the ranks of the replicas follow each other."""
-
-
-class ShortPlan(ShortStage):
-    """A plan in short form: parallel degrees, with the documented default scheme for each axis."""
-
-    pp: Count = 1
-    """Pipeline stages."""
-    schedule: str | dict[str, Any] | None = None
-    """Name of the schedule, or ``use:`` with its options. Default: 1f1b, or interleaved-1f1b when chunks > 1."""
-    chunks: Count | None = None
-    """Virtual stages per device. Default: that of the schedule."""
-    partition: str | tuple[int, ...] = "even"
-    order: Literal["pp-dp-cp-tp", "dp-pp-cp-tp"] = "pp-dp-cp-tp"
-    """The axes of the mesh, outermost (slowest links) first; dp is both axes of hybrid sharding, and tp the ranks of a
-    matrix in either. dp-pp-cp-tp: replicas on other nodes, stages next to each other (`--use-tp-pp-dp-mapping` of
-    Megatron-LM)."""
-    pad_heads: bool = False
-    """See `LongPlan.pad_heads`."""
-    stages: tuple[dict[str, Any], ...] = ()
-    """Degrees of every pipeline stage, in place of `pp`; keys that a stage leaves out are those of the plan."""
-    replicas: tuple[Replicas, ...] = ()
-    """See `LongPlan.replicas`."""
-    share: Literal["even", "by-speed"] = "even"
-    """See `LongPlan.share`."""
 
 
 class StageMesh(JobPart):

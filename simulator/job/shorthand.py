@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from meshcast.hardware.documents.other_words import list_meanings
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
+from meshcast.simulator.ir.capabilities import ChangesKernels
 from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from meshcast.simulator.ir.scheme import Scheme
-from meshcast.simulator.job.job import Batch, LongPlan, SchemeEntry, ShortPlan, ShortStage, ShortStageEntry
-from meshcast.simulator.job.named_schemes import (
-    data_scheme,
-    data_schemes,
-    expert_schemes,
-    near_ranks,
-    sequence_schemes,
-    tensor_schemes,
+from meshcast.simulator.job.job import Batch, LongPlan, SchemeEntry
+from meshcast.simulator.job.plan_keys import (
+    PLAN_KEYS,
+    SCHEME_KEYS,
+    ShortPlan,
+    ShortStage,
+    ShortStageEntry,
+    choosing_keys,
+    chosen_scheme,
+    keys_alike,
+    option_keys,
+    state_scheme_name,
 )
-from meshcast.simulator.job.remedies.degrees import refuse_degrees, refuse_expert_degrees
+from meshcast.simulator.job.remedies import refuse_degrees, refuse_expert_degrees
 from meshcast.simulator.models.model import Model
 
 SCHEDULES_ELSEWHERE = list_meanings(
@@ -34,6 +39,14 @@ SCHEDULES_ELSEWHERE = list_meanings(
     }
 )
 """Schedules by what other programs and papers call them."""
+
+LONG_FORM = "The long form of a plan, of mesh and schemes, states axes (docs/job.md)"
+
+SchemeAndAxes = tuple[dict[str, Any], dict[str, int]]
+"""An entry of `schemes`, and the axes of the mesh that it is over, outermost first."""
+
+CARRIED = tuple(name for name in PLAN_KEYS if name in LongPlan.model_fields and name not in ("stages", "replicas"))
+"""Keys that both forms of a plan have."""
 
 Schemes = tuple[SchemeEntry, ...]
 
@@ -98,7 +111,7 @@ def expand_plan(
     stage = _expand_stage(short, dp, model, "plan", node, short.pp if short.order.startswith("dp") else 1)
     stage["mesh"] = _order_axes({"pp": short.pp, **stage["mesh"]}, short.order)
     stage["schemes"].insert(0, _pipeline_scheme(short))
-    long = stage | {"partition": short.partition, "pad_heads": short.pad_heads, "share": short.share}
+    long = stage | {name: getattr(short, name) for name in CARRIED}
     long["replicas"] = tuple(one.model_dump() for one in short.replicas)
     return validate_data(LongPlan, long, "plan", PlanError)
 
@@ -124,7 +137,7 @@ def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model, node
 
     counts = {len(one) for one in (short.stages, *(own.stages for own in short.replicas)) if one}
     long: dict[str, Any] = {"mesh": {"pp": max(counts)}, "schemes": [_pipeline_scheme(short)]}
-    long |= {"partition": short.partition, "pad_heads": short.pad_heads, "share": short.share}
+    long |= {name: getattr(short, name) for name in CARRIED}
     long["stages"] = expand(short.stages, "plan.stages")
     long["replicas"] = [
         one.model_dump() | {"stages": expand(one.stages, f"plan.replicas[{i}].stages")}
@@ -148,15 +161,14 @@ def _expand_stage(
 ) -> dict[str, Any]:
     """The axes inside a stage, and the schemes over them. stages_inside: stages between replicas along dp."""
     inside = short.tp * short.cp
-    shard = _shard_ranks(short, dp, data_scheme(short, where), where)
-    schemes, mesh = data_schemes(short, dp, shard, near_ranks(dp, inside * stages_inside, node), where)
-    sequence, sequence_axes = sequence_schemes(short, near_ranks(short.cp, short.tp, node), where)
-    tensor, tensor_axes = tensor_schemes(short, where)
-    schemes += [*sequence, *tensor]
+    data, mesh = _data_schemes(short, dp, _near_ranks(dp, inside * stages_inside, node), where)
+    sequence, sequence_axes = _sequence_schemes(short, node, where)
+    tensor, tensor_axes = _tensor_schemes(short, where)
+    schemes = [data, *sequence, *tensor]
     mesh |= {**sequence_axes, **tensor_axes}
     views = _views(short, dp * inside, _count_experts(model), where)
     expert_axes = (["ep", "etp"] if views["experts"]["etp"] > 1 else ["ep"]) if views else []
-    schemes += expert_schemes(short, expert_axes, model.moe is not None, where)
+    schemes += _expert_schemes(short, expert_axes, model.moe is not None, where)
     if short.recompute_layers is not None and short.recompute != "full":
         rule = f"a number of layers needs recompute: full, and the plan has recompute: {short.recompute}"
         remedy = "Write recompute: full, or leave it out"
@@ -202,7 +214,7 @@ def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
     # One stage computes its chunks in the order of their layers, as one chunk.
     one_stage = short.pp == 1 and not short.stages and not short.replicas
     stated = None if one_stage and short.schedule is None else short.chunks
-    default = "interleaved-1f1b" if (stated or 1) > 1 else "1f1b"
+    default = usual_schedule(stated or 1)
     options = dict(short.schedule) if isinstance(short.schedule, dict) else {"use": short.schedule or default}
     schedule = options.pop("use", default)
     if str(schedule).endswith(".csv"):
@@ -210,11 +222,15 @@ def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
     try:
         kind = find_scheme(f"pipeline/{str(schedule).removeprefix('pipeline/')}")
     except PlanError:
-        known = [use.removeprefix("pipeline/") for use in scheme_names() if use.startswith("pipeline/")]
-        remedy = nearest(str(schedule).rpartition("/")[2], known, SCHEDULES_ELSEWHERE)
+        remedy = nearest(str(schedule).rpartition("/")[2], _names_of("pipeline"), SCHEDULES_ELSEWHERE)
         raise PlanError("plan.schedule", "no such schedule", remedy, schedule) from None
     chunks = stated or kind.Options.model_fields["chunks"].default
     return {"use": f"pipeline/{kind.name}", "over": "pp", "chunks": chunks, **options}
+
+
+def usual_schedule(chunks: int) -> str:
+    """Returns the schedule of a plan that names none."""
+    return "interleaved-1f1b" if chunks > 1 else str(PLAN_KEYS[SCHEME_KEYS["pipeline"]].usual)
 
 
 def _count_experts(model: Model) -> int:
@@ -231,3 +247,168 @@ def _views(short: ShortStage, ranks: int, experts: int, where: str) -> dict[str,
         name, rule, remedy, given = refuse_expert_degrees(short.ep, etp, ranks, experts, 0, 1, ranks, None)
         raise PlanError(f"{where}.{name}", rule, remedy, given)
     return {"experts": {"edp": ranks // (short.ep * etp), "ep": short.ep, "etp": etp}}
+
+
+# ------------------------------------------------------------------------------------- schemes of families
+
+
+class StatedScheme(NamedTuple):
+    """The scheme of a family in a plan in short form.
+
+    kind: the scheme. named: whether a key names it. place: of that key, and its value. beside: options beside the name.
+    """
+
+    kind: type[Scheme]
+    named: bool
+    place: tuple[str, Any]
+    beside: dict[str, Any]
+
+    def entry(self, short: ShortStage, **axes: Any) -> dict[str, Any]:
+        """Returns the entry of `schemes`, with the options that the plan states by keys of their own, too."""
+        where = self.place[0].rpartition(".")[0]
+        options = _key_options(short, self.kind, self.beside, where) | self.beside
+        return {"use": f"{self.kind.family}/{self.kind.name}", **axes, **options}
+
+
+def _read_scheme(short: ShortStage, family: str, where: str) -> StatedScheme:
+    """Returns the scheme of a family that a plan names, chooses in other words, or has by default.
+
+    A name alone has the default options; ``{use: NAME, option: value}`` states others. Raises PlanError for a scheme
+    that does not exist, and for options that it does not have, or that would state axes, which follow from degrees.
+    """
+    key = SCHEME_KEYS[family]
+    given, place = getattr(short, key), f"{where}.{key}"
+    if given is None:
+        name = chosen_scheme(short, family) if choosing_keys(family) else PLAN_KEYS[key].usual
+        kind = find_scheme(f"{family}/{name}")
+        return StatedScheme(kind, False, (place, None), {})
+    options = dict(given) if isinstance(given, dict) else {"use": given}
+    name, name_place = options.pop("use", None), f"{place}.use" if isinstance(given, dict) else place
+    if not isinstance(name, str):
+        rule = f"it is the name of a scheme of the family {family}, and the other keys are its options"
+        raise PlanError(name_place, rule, f"Write for example {key}: {{use: {_names_of(family)[0]}}}", name)
+    plain = name.removeprefix(f"{family}/")
+    if not is_scheme(f"{family}/{plain}"):
+        raise PlanError(name_place, f"no such {family} scheme", nearest(plain, _names_of(family)), name)
+    kind = find_scheme(f"{family}/{plain}")
+    for option in ("over", *kind.names_axes):
+        if option in options:
+            rule = "the axes of a plan in short form follow from its degrees"
+            remedy = "State shard, the ranks that share one copy" if option == "replicate" else LONG_FORM
+            raise PlanError(f"{place}.{option}", rule, f"Leave it out. {remedy}", options[option])
+    validate_data(kind.Options, options, place, PlanError)
+    return StatedScheme(kind, True, (place, given), options)
+
+
+def _names_of(family: str) -> list[str]:
+    """Returns the names of the schemes of a family."""
+    return [use.partition("/")[2] for use in scheme_names() if use.startswith(f"{family}/")]
+
+
+def _key_options(short: ShortStage, kind: type[Scheme], beside: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns the options of a scheme that a plan states by keys of their own. beside: those beside its name. Raises
+    PlanError for a key whose option the scheme does not have, or that is stated in both ways."""
+    options, naming = {}, SCHEME_KEYS[kind.family]
+    for key in option_keys(kind.family):
+        if (value := getattr(short, key.name)) is None:
+            continue
+        if key.option not in kind.Options.model_fields:
+            owner = key.owner.partition("/")[2]
+            remedy = f"{owner}: true" if owner in keys_alike(naming) else f"{naming}: {owner}"
+            rule = f"{kind.family}/{kind.name} has no such option; {key.owner} has"
+            raise PlanError(f"{where}.{key.name}", rule, f"Write {remedy}, or leave it out", value)
+        if key.option in beside:
+            rule = f"the plan states this option as an option of {naming} as well"
+            raise PlanError(f"{where}.{key.name}", rule, "Leave one of them out", value)
+        options[key.option] = value
+    return options
+
+
+def _spread_scheme(short: ShortStage, stated: StatedScheme, ranks: int, near: int, axis: str) -> SchemeAndAxes:
+    """Returns a scheme over so many ranks, which get one axis, or several with numbers behind its name.
+
+    near: how many neighbours of the ranks share a node. Raises PlanError if the sizes of its axes do not follow from
+    their product.
+    """
+    kind = stated.kind
+    if kind.least_axes < 2:
+        return stated.entry(short, over=axis), {axis: ranks}
+    sizes = kind.axis_sizes(ranks, near) if ranks > 1 else [(1,) * kind.least_axes]
+    if len(sizes) != 1:
+        where, given = stated.place
+        grids = " or ".join(" x ".join(map(str, one)) for one in sizes)
+        over = f"{kind.family}/{kind.name} is over {kind.least_axes} axes"
+        rule = f"{over}, and {axis} = {ranks} does not say how large they are"
+        fits = [n for n in range(2, 2 * ranks + 8) if len(kind.axis_sizes(n, min(n, near))) == 1]
+        best = sorted(fits, key=lambda n: abs(n - ranks))[:2]
+        works = f"{axis} = {' or '.join(map(str, sorted(best)))} would work"
+        if grids:
+            raise PlanError(where, f"{rule}: {grids}", f"{works}; or state them in long form", given)
+        raise PlanError(where, rule, f"{works}; or leave {where.rpartition('.')[2]} out", given)
+    names = [f"{axis}-{number}" for number in range(1, len(sizes[0]) + 1)]
+    return stated.entry(short, over=names), dict(zip(names, sizes[0], strict=True))
+
+
+def _tensor_schemes(short: ShortStage, where: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Returns the entries of tensor parallelism, and its axes."""
+    stated = _read_scheme(short, "tensor", where)
+    chosen, naming = keys_alike(SCHEME_KEYS["tensor"])
+    usual = {"use": f"tensor/{chosen_scheme(short, 'tensor')}", "over": "tp"}
+    overlaps = stated.kind.most_axes == 0
+    if stated.named and not overlaps and chosen in short.model_fields_set:
+        rule = f"tensor/{stated.kind.name} says itself how activations are sharded, and the plan states {chosen}"
+        remedy = f"Leave {chosen} out, or {naming}"
+        if (value := state_scheme_name("tensor", stated.kind.name).get(chosen)) is not None:
+            remedy = f"Set {where}.{chosen}: {str(value).lower()} instead"
+        raise PlanError(stated.place[0], rule, remedy, stated.place[1])
+    if not stated.named or short.tp == 1:
+        return [usual], {"tp": short.tp}
+    if overlaps:
+        return [stated.entry(short), usual], {"tp": short.tp}
+    entry, axes = _spread_scheme(short, stated, short.tp, short.tp, "tp")
+    return [entry], axes
+
+
+def _sequence_schemes(short: ShortStage, node: int, where: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Returns the entry of sequence parallelism, and its axes; none without."""
+    stated = _read_scheme(short, "sequence", where)
+    if short.cp == 1:
+        return [], {}
+    entry, axes = _spread_scheme(short, stated, short.cp, _near_ranks(short.cp, short.tp, node), "cp")
+    return [entry], axes
+
+
+def _expert_schemes(short: ShortStage, axes: list[str], has_experts: bool, where: str) -> list[dict[str, Any]]:
+    """Returns the entry of expert parallelism over the axes of the experts; none without, but for kernels of its
+    own."""
+    if not axes and getattr(short, SCHEME_KEYS["expert"]) is None:
+        return []
+    stated = _read_scheme(short, "expert", where)
+    if stated.named and not has_experts:
+        raise PlanError(stated.place[0], "the model has no experts", "Leave it out", stated.place[1])
+    if not axes:
+        return [stated.entry(short)] if issubclass(stated.kind, ChangesKernels) else []
+    if stated.kind.most_axes is not None and stated.kind.most_axes < len(axes):
+        rule = f"expert/{stated.kind.name} keeps experts whole, and the plan has etp = {short.etp}"
+        raise PlanError(stated.place[0], rule, "Leave etp out", stated.place[1])
+    return [stated.entry(short, over=axes)]
+
+
+def _data_schemes(short: ShortStage, dp: int, near: int, where: str) -> SchemeAndAxes:
+    """Returns the entry of data parallelism, and its axes. near: how many neighbours among its ranks share a node.
+    Raises PlanError if the plan both names and chooses the scheme."""
+    stated = _read_scheme(short, "data", where)
+    choosing = sorted(key.name for key in choosing_keys("data") if key.name in short.model_fields_set)
+    if stated.named and choosing:
+        keys = " and ".join(choosing)
+        remedy = f"Leave {keys} out, or {SCHEME_KEYS['data']}"
+        raise PlanError(stated.place[0], f"it names the data scheme, and so does {keys}", remedy, stated.place[1])
+    shard = _shard_ranks(short, dp, stated.kind, where)
+    if shard < dp:
+        return stated.entry(short, over="shard", replicate="replicate"), {"replicate": dp // shard, "shard": shard}
+    return _spread_scheme(short, stated, dp, near, "dp")
+
+
+def _near_ranks(ranks: int, inside: int, node: int) -> int:
+    """Returns how many neighbours of some ranks share a node. inside: GPUs from one to the next. node: of a node."""
+    return math.gcd(ranks, node // inside) if node % inside == 0 else 1

@@ -18,7 +18,7 @@ from meshcast.simulator.job.batch import Batch
 from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
 from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from meshcast.simulator.job.locate import locate_errors
-from meshcast.simulator.job.remedies.keys import suggest_key
+from meshcast.simulator.job.remedies import suggest_key
 from meshcast.simulator.job.samples import join_samples
 from meshcast.simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
 from meshcast.simulator.models.adapters import TARGETS, Adapters

@@ -21,7 +21,7 @@ from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import load
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.run_keys.keys import Checkpoints
+from meshcast.simulator.job.run_keys import Checkpoints
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.runs.formulas import daly_interval
 from meshcast.simulator.runs.span import CheckpointTier

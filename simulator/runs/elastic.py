@@ -23,7 +23,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshcast.simulator.job.run_keys.keys import ElasticPolicy
+from meshcast.simulator.job.run_keys import ElasticPolicy
 
 MOST_EXPOSED = 0.05
 """Share of nodes that compute two stages, or whose stage no other node holds, above which a redundant run is

@@ -11,7 +11,7 @@ from meshcast.hardware.load import load
 from meshcast.hardware.reliability.components import Reliability, Unit
 from meshcast.simulator.costs.power import power_model
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.run_keys.keys import Checkpoints, Failures, Recovery, RunStragglers
+from meshcast.simulator.job.run_keys import Checkpoints, Failures, Recovery, RunStragglers
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.runs.checkpoints import StateSize, StoreRates, make_tiers, state_size, store_rates
 from meshcast.simulator.runs.failure_log import read_failure_log

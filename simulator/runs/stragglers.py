@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshcast.simulator.job.run_keys.keys import Distribution
+from meshcast.simulator.job.run_keys import Distribution
 
 CENTRAL = 0.425
 """Distance from one half up to which the quantile has one form, and tails have others."""

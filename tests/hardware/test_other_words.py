@@ -11,7 +11,8 @@ from meshcast.simulator import load_job
 from meshcast.simulator.ir.registry import scheme_names
 from meshcast.simulator.job.batch import Batch
 from meshcast.simulator.job.framework import framework_names
-from meshcast.simulator.job.job import Precision, ShortPlan
+from meshcast.simulator.job.job import Precision
+from meshcast.simulator.job.plan_keys import ShortPlan
 from meshcast.simulator.job.shorthand import SCHEDULES_ELSEWHERE
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.parts import MoEShape

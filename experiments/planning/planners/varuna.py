@@ -16,7 +16,7 @@ from meshcast.experiments.planning.cores.pipelines.enumeration import try_best
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.pricing.job import JobProblem, require_job
 from meshcast.experiments.planning.problem import Problem, SearchBudget
-from meshcast.experiments.search.counting.divisors import list_divisors
+from meshcast.experiments.search.counting.divisions import list_divisors
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 

@@ -19,7 +19,7 @@ from meshcast.experiments.planning.problem import Allowed, Problem, allow_all
 from meshcast.experiments.planning.profile import NetworkLevel
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
 from meshcast.experiments.planning.table import Assignment, FactorTable, PendingTable
-from meshcast.experiments.search.counting.divisors import list_divisors
+from meshcast.experiments.search.counting.divisions import list_divisors
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork

@@ -20,10 +20,11 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.job import NO_FILE, Job
 from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.job.plan_keys import PLAN_KEYS
 from meshcast.simulator.loading.load import load_job, read_job
 from meshcast.simulator.report.report import Report
 
-IMPLIED = ("plan.sequence_parallel", "plan.recompute_layers")
+IMPLIED = tuple(f"plan.{key.name}" for key in PLAN_KEYS.values() if key.part == "layers" and key.name != "recompute")
 """Fields that, as those of overlap, are not named where only one of two plans has them: another field implies it."""
 
 Source = str | Path | Mapping[str, Any]

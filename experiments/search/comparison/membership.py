@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshcast.experiments.search.comparison.short_form import ShortForm
-from meshcast.experiments.search.fields import FIELDS, PARTITIONS, write_value
-from meshcast.experiments.search.keys.partitions import UNLIKE_ENDS
-from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, UNITS
+from meshcast.experiments.search.counting.divisions import UNLIKE_ENDS
+from meshcast.experiments.search.fields import FIELD_OF, FIELDS, PARTITIONS, write_value
+from meshcast.experiments.search.keys.scheme_keys import DATA_OPTIONS, DEFAULTS, takes_option
 from meshcast.experiments.search.limits import LimitedSpace
 from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 
@@ -79,7 +79,7 @@ def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
     if pipeline not in space.pipelines(group):
         if any(one.order == pipeline.order for one in space.pipelines(group)):
             why = "the search took no such number of layers for stages of this size"
-            return [OutsideField("plan.recompute_layers", values["recomputed"], None, why)]
+            return [OutsideField(FIELD_OF["recomputed"], values["recomputed"], None, why)]
         named = {
             "plan.schedule": values["schedule"],
             "plan.chunks": values["chunks"],
@@ -98,12 +98,13 @@ def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
 def find_point(space: Space, values: dict[str, Any]) -> tuple[LayerGroup, Pipeline, StepChoice]:
     """The point of a space that a plan would be: fields that make no difference have the first value of the space."""
     found = {name: space.values[name][0] if values[name] is None else values[name] for name in FIELDS.values()}
-    found |= {"etp": values["etp"], "shard": values["shard"], "tp_scheme": values["tp_scheme"]}
-    found["cp_scheme"] = found["cp_scheme"] if found["cp"] > 1 else DEFAULTS["cp_scheme"]
-    if found["ep"] == 1 and (found["etp"] or 1) == 1 and values["ep_scheme"] is None:
-        found["ep_scheme"] = DEFAULTS["ep_scheme"]
-    if found["data"] not in space.with_units:
-        found |= UNITS
+    found |= {name: values[name] for name in ("etp", "shard", "tensor")}
+    found["sequence"] = found["sequence"] if found["cp"] > 1 else DEFAULTS["sequence"]
+    if found["ep"] == 1 and (found["etp"] or 1) == 1 and values["expert"] is None:
+        found["expert"] = DEFAULTS["expert"]
+    found["options"] = tuple(
+        found[key] if takes_option(found["data"], key) else usual for key, usual in DATA_OPTIONS.items()
+    )
     layers, recomputed = space.loaded.model.layers, values["recomputed"]
     if found["pp"] > 1:
         layers = -(-(layers + 2 * (found["partition"] == PARTITIONS[1])) // (found["pp"] * found["chunks"]))

@@ -15,7 +15,7 @@ from typing import Any
 from meshcast.experiments.search.comparison.membership import OutsideField, find_point, list_outside, state_value
 from meshcast.experiments.search.comparison.settings import differing_settings
 from meshcast.experiments.search.comparison.short_form import ShortForm, read_short_form
-from meshcast.experiments.search.fields import AUTO, FIELDS, PARTITIONS, has_open_fields, state_sharding
+from meshcast.experiments.search.fields import AUTO, FIELDS, PARTITIONS, has_open_fields
 from meshcast.experiments.search.find import open_search
 from meshcast.experiments.search.found import ROUNDING, BoundViolation
 from meshcast.experiments.search.limits import Limits
@@ -23,6 +23,7 @@ from meshcast.experiments.search.search import Search
 from meshcast.experiments.search.space import Space
 from meshcast.experiments.sweeps.expressions import Expression, Look
 from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator.job.plan_keys import state_scheme_name
 from meshcast.simulator.loading.load import load_job, set_field
 from meshcast.validation.published.choice import PlanGroup
 
@@ -128,8 +129,9 @@ def _write_space(job: dict[str, Any], plans: Sequence[dict[str, Any]]) -> dict[s
 
 def _list_sharding(values: Sequence[str]) -> dict[str, Any]:
     """The values of `plan.zero` for some data schemes: fully sharded ones are no value of a list."""
-    stated = [state_sharding(value) for value in values]
-    return {"zero": AUTO if any(full for full, _ in stated) else [zero for _, zero in stated]} if stated else {}
+    if "fsdp" in values:
+        return {"zero": AUTO}
+    return {"zero": [state_scheme_name("data", value)["zero"] for value in values]} if values else {}
 
 
 def _only(space: Space, forms: Sequence[ShortForm]) -> Expression:

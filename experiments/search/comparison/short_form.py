@@ -1,38 +1,46 @@
 """Reads from a job, in whatever form its plan is written, the fields that a search varies, and what these cannot say.
 
-The fields of a plan in long form are found backwards: each scheme is held against those that the short form of a plan
-expands to. What is left is found by writing the plan anew in short form: whatever differs then, no search varies.
+The fields are read from the long form by the table of the keys of a plan. What is left is found by writing the plan
+anew in short form: whatever differs then, no search varies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshcast.experiments.search.comparison.named_schemes import read_named_schemes
 from meshcast.experiments.search.fields import (
+    DATA_FIELD,
+    FIELD_OF,
     FIELDS,
     MESH_ORDERS,
     PARTITIONS,
-    RECOMPUTE,
     read_recompute,
-    state_sharding,
     write_value,
 )
-from meshcast.experiments.search.keys.data_schemes import DATA
-from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, UNITS
+from meshcast.experiments.search.keys.data_schemes import DATA, left_to_framework
+from meshcast.experiments.search.keys.scheme_keys import (
+    DATA_OPTIONS,
+    DEFAULTS,
+    NamedScheme,
+    accompanies_others,
+    name_scheme,
+)
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.job.framework import Framework
 from meshcast.simulator.job.job import Job, LongPlan, SchemeEntry
-from meshcast.simulator.job.shorthand import expand_plan, family_degree
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, PlanKey, choosing_keys, state_scheme_name
+from meshcast.simulator.job.shorthand import CARRIED, family_degree
 from meshcast.simulator.loading.load import load_job
 
 SCHEMES = "plan.schemes."
 """Prefix of the fields that are the schemes of a family, such as ``plan.schemes.data``."""
 
-FLAGS = ("plan.pad_heads", "plan.share")
+FLAGS = tuple(f"plan.{name}" for name in CARRIED if not PLAN_KEYS[name].part)
+"""Fields that both forms of a plan have, and that no search varies."""
 
 GATHERING = ("zero-1", "zero-2")
 """Data schemes that all-gather updated weights once a step."""
@@ -57,10 +65,10 @@ class ShortForm:
 
     def by_field(self) -> dict[str, Any]:
         """The values by field of a job, as `Certificate.fields` states them, without those that make no difference."""
-        idle = "plan.zero" if "plan.dp_scheme" in self.named else "plan.dp_scheme"
+        idle = "plan.zero" if DATA_FIELD in self.named else DATA_FIELD
         stated = {field: self.values[name] for field, name in FIELDS.items() if name in self.values and field != idle}
         if self.values.get("recompute") == "full" and self.values["recomputed"] is None:
-            stated["plan.recompute_layers"] = "all"
+            stated[FIELD_OF["recomputed"]] = "all"
         return {field: value for field, value in stated.items() if value is not None}
 
 
@@ -71,11 +79,13 @@ def read_short_form(job: Job, named: frozenset[str] = frozenset()) -> ShortForm:
     if plan.has_stages or plan.replicas:
         key = "stages" if plan.has_stages else "replicas"
         return ShortForm({}, {f"plan.{key}": ("with degrees or batches of their own", None)}, None)
-    values = _read_values(job) | read_named_schemes(job.plan, job.framework, named)
+    values = _read_values(job) | _read_named_schemes(job.plan, job.framework, named)
     written = {key: value for key, value in job.as_written.items() if key not in ("id", "published", "noise")}
     written["plan"] = _write_plan(values, named)
-    if not any("prefetch" in (entry.model_extra or {}) for entry in _family(plan, "data")):
-        written["plan"].pop("prefetch", None)  # it is left to the framework
+    stated = {option for entry in _family(plan, "data") for option in entry.model_extra or {}}
+    for key, usual in DATA_OPTIONS.items():
+        if usual is None and PLAN_KEYS[key].option not in stated:
+            written["plan"].pop(key, None)  # it is left to the framework
     try:
         made = load_job(written, base=job.folder)
     except MeshcastError as error:
@@ -88,12 +98,8 @@ def _read_values(job: Job) -> dict[str, Any]:
     tp, cp, pp = (family_degree(plan, family) for family in ("tensor", "sequence", "pipeline"))
     found: dict[str, Any] = {"tp": tp, "cp": cp, "pp": pp, "micro": job.batch.micro, "ep": _expert_ranks(plan)}
     found["etp"] = _expert_tensor_ranks(plan, found["ep"], tp)
-    found["sequence_parallel"] = found["overlap_tp"] = None
-    if tp > 1:
-        found["sequence_parallel"] = _matching(
-            job, plan, "tensor", [{"sequence_parallel": one} for one in (True, False)]
-        )
-        found["overlap_tp"] = overlap.tp
+    found |= {key.point: _chosen_value(plan, key, None) if tp > 1 else None for key in choosing_keys("tensor")}
+    found["overlap_tp"] = overlap.tp if tp > 1 else None
     found |= {"schedule": None, "chunks": None, "partition": None, "overlap_pp": None}
     for entry in _family(plan, "pipeline") if pp > 1 else ():
         chunks = _options(entry).get("chunks", 1)
@@ -101,46 +107,73 @@ def _read_values(job: Job) -> dict[str, Any]:
         found["partition"] = _partition(plan.partition, job.model.layers, pp * chunks)
     found |= {"data": None, "overlap_dp": None, "updated_weights": None, "shard": None, "mesh_order": None}
     if job.cluster.gpus > tp * pp:
-        data = _matching(job, plan, "data", [_sharding(name) for name in DATA])
+        uses = [entry.use for entry in _family(plan, "data")]
+        data = next((name for name in DATA if f"data/{name}" in uses), None)
         found |= {"data": data, "overlap_dp": overlap.dp, "shard": _shard_ranks(plan), "mesh_order": _mesh_order(plan)}
         found["updated_weights"] = overlap.updated_weights if overlap.dp and data in GATHERING else None
-    return found | _read_memory(job, plan)
+    return found | _read_memory(plan)
 
 
-def _read_memory(job: Job, plan: LongPlan) -> dict[str, Any]:
-    """Recomputation and offloading."""
-    uses = {entry.use: entry for entry in _family(plan, "memory")}
-    recompute: str | tuple[str, ...] = "none"
-    layers = None
-    for word in reversed(RECOMPUTE):  # of a plan with both schemes it is the first that recomputes more
-        made = [entry.use for entry in _family(_expand(job, {"recompute": word}), "memory")]
-        if made and made[0] in uses:
-            options = _options(uses[made[0]])
-            recompute, layers = word, options.get("layers")
-            if modules := options.get("modules"):
-                recompute = read_recompute(modules)
-            break
-    (offload,) = _family(_expand(job, {"offload": ["optimizer"]}), "memory")
-    what = tuple(_options(uses[offload.use]).get("what", ())) if offload.use in uses else ()
-    return {"recompute": recompute, "recomputed": layers, "offload": what}
+def _read_named_schemes(plan: LongPlan, framework: Framework, named: frozenset[str]) -> dict[str, Any]:
+    """Returns values of fields in `NAMED_ALONE`, by their names in a point; None where a field is not read, makes no
+    difference, or is that of a plan without it. named: the fields to read."""
+    families = {family for family, key in SCHEME_KEYS.items() if f"plan.{key}" in named}
+    found: dict[str, Any] = dict.fromkeys((*DEFAULTS, *DATA_OPTIONS))
+    if "tensor" in families and family_degree(plan, "tensor") > 1:
+        chosen = [f"tensor/{name}" for key in choosing_keys("tensor") for name in key.chooses.values()]
+        usual = (*chosen, framework.tensor_overlap if framework.overlap.tp else "")
+        others = [entry for entry in _family(plan, "tensor") if entry.use not in usual]
+        if len(others) == 1:
+            found["tensor"] = _name_entry(others[0])
+            if not accompanies_others(found["tensor"]):
+                found |= {key.point: None for key in choosing_keys("tensor")}
+    for family in families & {"sequence", "expert"}:
+        views = plan.views.get("experts", {}) if family == "expert" else {}
+        ranks = max(family_degree(plan, family), views.get("ep", 1) * views.get("etp", 1))
+        if ranks > 1 and len(entries := _family(plan, family)) == 1:
+            found[family] = _name_entry(entries[0])
+    for entry in _family(plan, "data"):
+        if "data" in families:
+            found["data"] = entry.use.partition("/")[2]
+        options, left = find_scheme(entry.use).Options, left_to_framework(framework)
+        for key in DATA_OPTIONS:
+            if f"plan.{key}" in named and (option := PLAN_KEYS[key].option) in options.model_fields:
+                value = getattr(options.model_validate(entry.model_extra or {}), option)
+                found[key] = left.get(key) if value is None else value
+    return found
 
 
-def _matching(job: Job, plan: LongPlan, family: str, shorts: Iterable[Mapping[str, Any]]) -> Any:
-    """The value of the field in the short forms whose scheme of a family is that of the plan; None if none is."""
-    uses = {entry.use for entry in _family(plan, family)}
-    for short in shorts:
-        if any(entry.use in uses for entry in _family(_expand(job, short), family)):
-            return _data_name(short) if family == "data" else next(iter(short.values()))
-    return None
+def _name_entry(entry: SchemeEntry) -> NamedScheme:
+    """The scheme of an entry, with the options that its plan states but for axes, which follow from degrees."""
+    axes = find_scheme(entry.use).names_axes
+    return name_scheme(entry.use, {k: v for k, v in (entry.model_extra or {}).items() if k not in axes})
 
 
-def _sharding(name: str) -> dict[str, Any]:
-    """A data scheme as keys of a plan in short form. name: as in `DATA`."""
-    return dict(zip(("fsdp", "zero"), state_sharding(name), strict=True))
+def _read_memory(plan: LongPlan) -> dict[str, Any]:
+    """Returns what is recomputed and offloaded."""
+    found: dict[str, Any] = {}
+    for key in PLAN_KEYS.values():
+        if key.family == "memory" and key.option:
+            value = _option(plan, key.owner, key.option)
+            found[key.point] = key.usual if value is None else value
+    for key in choosing_keys("memory"):
+        word = _chosen_value(plan, key, key.usual)
+        modules = _option(plan, f"memory/{key.chooses.get(word)}", "modules")
+        found[key.point] = read_recompute(modules) if modules else word
+    return found
 
 
-def _data_name(short: Mapping[str, Any]) -> str:
-    return next(name for name in DATA if _sharding(name) == short)
+def _chosen_value(plan: LongPlan, key: PlanKey, usual: Any) -> Any:
+    """Returns the value by which a key chooses a scheme of a plan, of several the last; the usual one if it chooses
+    none of its schemes."""
+    uses = {entry.use for entry in plan.schemes}
+    return next((value for value in reversed(key.chooses) if f"{key.family}/{key.chooses[value]}" in uses), usual)
+
+
+def _option(plan: LongPlan, use: str, option: str) -> Any:
+    """Returns the value of an option of a scheme; None if the plan does not have the scheme or the scheme the
+    option."""
+    return next((_options(entry).get(option) for entry in plan.schemes if entry.use == use), None)
 
 
 def _expert_ranks(plan: LongPlan) -> int:
@@ -189,22 +222,12 @@ def _partition(given: str | tuple[int, ...], layers: int, parts: int) -> str | t
 
 def _write_plan(values: Mapping[str, Any], named: frozenset[str]) -> dict[str, Any]:
     """A plan in short form."""
-    keys = ("tp", "pp", "cp", "ep", "etp", "schedule", "chunks", "partition", "recompute", "sequence_parallel", "shard")
-    keys_of_schemes = (*DEFAULTS, *UNITS)
-    plan = {key: values[key] for key in (*keys, *keys_of_schemes) if values[key] is not None}
-    plan |= {"order": values["mesh_order"]} if values["mesh_order"] else {}
-    if values["data"]:
-        plan |= {"dp_scheme": values["data"]} if "plan.dp_scheme" in named else _sharding(values["data"])
-    if values["recomputed"] is not None:
-        plan["recompute_layers"] = values["recomputed"]
-    if values["offload"]:
-        plan["offload"] = list(values["offload"])
-    return {key: write_value(value) for key, value in plan.items()}
-
-
-def _expand(job: Job, short: Mapping[str, Any]) -> LongPlan:
-    """A plan in short form without degrees, in long form."""
-    return expand_plan(short, job.cluster.gpus, job.model, job.cluster.gpus_per_node)
+    plan = {key.name: values[key.point] for key in PLAN_KEYS.values() if key.part and key.point != "data"}
+    if values["data"] and DATA_FIELD in named:
+        plan[SCHEME_KEYS["data"]] = values["data"]
+    elif values["data"]:
+        plan |= state_scheme_name("data", values["data"])
+    return {name: write_value(value) for name, value in plan.items() if value not in (None, ())}
 
 
 def _family(plan: LongPlan, family: str) -> list[SchemeEntry]:

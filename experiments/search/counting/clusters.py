@@ -7,7 +7,6 @@ from typing import Any
 
 from meshcast.experiments.search.bounds import Bounds
 from meshcast.experiments.search.groups import GroupBounds
-from meshcast.experiments.search.keys.data_schemes import is_known
 from meshcast.experiments.search.objectives import ClusterUse, FoundPlans, simulates_runs
 from meshcast.experiments.search.runs.choices import make_choices
 from meshcast.experiments.search.runs.simulated import RunCounts
@@ -26,7 +25,7 @@ class SearchedCluster:
     ) -> None:
         self.space, self.runs = space, None
         if simulates_runs(known.names):
-            equal, priced = all(map(is_known, space.values["data"])), "run-cost" in known.names
+            equal, priced = space.data_schemes.known.issuperset(space.values["data"]), "run-cost" in known.names
             self.runs = make_choices(space.job, run_fields, space.base, equal, priced)
         self.bounds = Bounds(space, shared)
         self.groups = GroupBounds(space, self.bounds, known.by_memory)

@@ -1,4 +1,4 @@
-"""Schedules, chunks and partitions of the pipelines with one number of stages."""
+"""Divisors of degrees; schedules, chunks and partitions of the pipelines with one number of stages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from meshcast.experiments.search.keys.partitions import divide_layers
+UNLIKE_ENDS = "unlike-ends"
+"""Lists in which the first and the last stage have fewer layers than the others, where nothing divides the layers."""
 
 ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
 """Schedules with two or more chunks a device."""
@@ -29,7 +30,7 @@ def list_divisions(
     """The divisions of a model of some layers among `pp` stages, two or more, that exist."""
     for schedule, partition, number in product(schedules, partitions, chunks):
         if _has_chunks(schedule, number):
-            for divided in divide_layers(partition, layers, pp * number):
+            for divided in _divide_layers(partition, layers, pp * number):
                 most = -(-(layers + 2 * (divided == "ends-as-layers")) // (pp * number))
                 yield Division(schedule, number, divided, most)
 
@@ -39,3 +40,25 @@ def _has_chunks(schedule: str, chunks: int) -> bool:
     if schedule in TWO_CHUNKS:
         return chunks == 2
     return chunks > 1 if schedule in ANY_CHUNKS else chunks == 1
+
+
+def _divide_layers(partition: str, layers: int, parts: int) -> list[str | tuple[int, ...]]:
+    """What a partition comes to with so many parts of the model; empty: it does not exist."""
+    if partition != UNLIKE_ENDS:
+        return [] if (layers if partition == "even" else layers + 2) % parts else [partition]
+    most = -(-layers // parts)
+    left = layers - (parts - 2) * most
+    if not layers % parts or not (layers + 2) % parts or parts < 2 or left < 0:
+        return []
+    ends = range(max(0, left - most), min(most, left) + 1)
+    return [(first, *[most] * (parts - 2), left - first) for first in ends]
+
+
+def list_divisors(number: int) -> list[int]:
+    """All divisors of a number."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def list_divisors_of_any(numbers: Sequence[int], most: int) -> list[int]:
+    """Divisors of any of some numbers, up to `most`."""
+    return [n for n in range(1, most + 1) if any(number % n == 0 for number in numbers)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshcast.experiments.search.fields import check_partition
+from meshcast.experiments.search.fields import AUTO, DATA_FIELD, check_partition
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.plan_keys import SCHEME_KEYS
 
 CLOSED = ("dp", "stages", "replicas", "share", "mesh", "schemes")
 """Keys of a plan that the bounds do not know: degrees follow from those that a search may vary."""
@@ -28,9 +29,9 @@ def check_plan(plan: Any) -> None:
     if isinstance(schedule := plan.get("schedule"), Mapping):
         rule = "a search takes a schedule by its name, without options"
         raise PlanError("plan.schedule", rule, "Write its name alone, or use `meshcast sweep`", schedule)
-    if isinstance(given := plan.get("dp_scheme"), Mapping):
+    if isinstance(given := plan.get(SCHEME_KEYS["data"]), Mapping):
         rule = "a search takes a data scheme by its name, without options"
-        raise PlanError("plan.dp_scheme", rule, "Write its name alone, or use `meshcast sweep`", dict(given))
+        raise PlanError(DATA_FIELD, rule, "Write its name alone, or use `meshcast sweep`", dict(given))
     if (partition := plan.get("partition")) is not None:
         check_partition(partition)
 
@@ -71,6 +72,15 @@ def check_batch(sizes: Mapping[str, Any]) -> None:
         if sizes.get(key) is not None:
             rule = "a search takes the size of a micro-batch, batch.micro"
             raise PlanError(f"batch.{key}", rule, "Write batch.micro in its place, or use `meshcast sweep`", sizes[key])
+
+
+def check_experts(job: Job, written: Mapping[str, Any]) -> None:
+    """Refuses a degree of experts' tensor parallelism for a model without experts. written: the job's, open or not."""
+    plan = written.get("plan")
+    given = plan.get("etp") if isinstance(plan, Mapping) else None
+    if job.model.moe is None and given not in (None, AUTO, [None]):
+        rule = f"{job.model.name} has no experts, whose matrices these ranks share"
+        raise PlanError("plan.etp", rule, "Leave it out, or choose a model with experts", given)
 
 
 def without_choice(job: Job) -> list[str]:

@@ -1,32 +1,27 @@
-"""Keys of a plan that name the scheme of a family, and keys of units of FSDP, in the plans of a search."""
+"""Keys of a plan that name the scheme of a family, and keys of options of data schemes, in the plans of a search."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from meshcast.simulator.ir.capabilities import ChangesKernels, HoldsStates, MeasuresMemory
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job import named_schemes
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, choosing_keys, option_keys
 
-DEFAULTS: dict[str, Any] = {"tp_scheme": None, "cp_scheme": "all-gather", "ep_scheme": "all-to-all"}
-"""What a plan has without the keys; of tensor parallelism one of two schemes, as `sequence_parallel` says."""
+USUAL = {family: None if family == "tensor" else PLAN_KEYS[key].usual for family, key in SCHEME_KEYS.items()}
+"""The scheme of a family that a plan has without naming one; of tensor parallelism one of two, which another key
+chooses."""
 
-DEFAULT_DATA = "zero-1"
-"""The data scheme of a plan that states none."""
+DEFAULTS: dict[str, Any] = {family: USUAL[family] for family in ("tensor", "sequence", "expert")}
+"""Those of the families whose schemes change the ops of a layer."""
 
-UNITS: dict[str, Any] = {"reshard": True, "unit": 1, "prefetch": None}
-"""Keys of units of FSDP, with what a plan has without them; of `prefetch` the framework says."""
+DATA_OPTIONS: dict[str, Any] = {key.name: key.usual for key in option_keys("data") if key.part}
+"""Keys of options of data schemes, with what a plan has without them; of null the framework says."""
 
-FSDP_UNITS = (1, 2, 4)
-"""Layers of a unit that are tried by default."""
-
-PREFETCHED = (0, 1, 2)
-"""Units gathered ahead that are tried by default."""
-
-NAMED_ALONE = tuple(f"plan.{key}" for key in (*DEFAULTS, "dp_scheme", *UNITS))
+NAMED_ALONE = tuple(f"plan.{key.name}" for key in PLAN_KEYS.values() if key.part == "named")
 """Fields that ``plan: auto`` leaves alone: they are searched where a job names them."""
 
 
@@ -64,22 +59,9 @@ def plain_name(scheme: NamedScheme) -> str:
     return scheme.name if isinstance(scheme, SchemeWithOptions) else scheme
 
 
-class Units(Protocol):
-    """What a choice between the passes says of the data scheme."""
-
-    @property
-    def data(self) -> str: ...
-    @property
-    def reshard(self) -> bool: ...
-    @property
-    def unit(self) -> int: ...
-    @property
-    def prefetch(self) -> int | None: ...
-
-
-def units_of(step: Units) -> tuple[Any, ...]:
-    """What a choice says of units of FSDP, in the order of `UNITS`."""
-    return tuple(getattr(step, key) for key in UNITS)
+def takes_option(data: str, key: str) -> bool:
+    """Returns whether a search varies the option of a data scheme that a key states."""
+    return issubclass(find_scheme(f"data/{data}"), find_scheme(PLAN_KEYS[key].owner))
 
 
 def find_named(given: Mapping[str, Any], plan: Mapping[str, Any]) -> frozenset[str]:
@@ -88,15 +70,14 @@ def find_named(given: Mapping[str, Any], plan: Mapping[str, Any]) -> frozenset[s
     return frozenset(field for field in NAMED_ALONE if field in given or field in stated)
 
 
-def scheme_namer(key: str) -> Callable[[str | Mapping[str, Any] | None], NamedScheme | None]:
-    """Gives a scheme as a point has it from what a job states under a key."""
-    default = DEFAULTS.get(key, DEFAULT_DATA)
+def scheme_namer(family: str) -> Callable[[str | Mapping[str, Any] | None], NamedScheme | None]:
+    """Returns what gives a scheme as a point has it from what a job states of a family."""
 
     def read(given: str | Mapping[str, Any] | None) -> NamedScheme | None:
         if given is None or isinstance(given, str):
-            return default if given is None else given.rpartition("/")[2]
+            return USUAL[family] if given is None else given.rpartition("/")[2]
         name = str(given["use"]).rpartition("/")[2]
-        return name_scheme(f"{named_schemes.FAMILIES[key]}/{name}", {k: v for k, v in given.items() if k != "use"})
+        return name_scheme(f"{family}/{name}", {k: v for k, v in given.items() if k != "use"})
 
     return read
 
@@ -104,7 +85,7 @@ def scheme_namer(key: str) -> Callable[[str | Mapping[str, Any] | None], NamedSc
 @cache
 def accompanies_others(tensor: NamedScheme | None) -> bool:
     """Whether a tensor scheme overlaps the communication of another one."""
-    return tensor is not None and named_schemes.accompanies_others(find_scheme(f"tensor/{plain_name(tensor)}"))
+    return tensor is not None and find_scheme(f"tensor/{plain_name(tensor)}").most_axes == 0
 
 
 @cache
@@ -121,18 +102,23 @@ def offloads_states(data: str) -> bool:
     return offloads or (isinstance(scheme, MeasuresMemory) and scheme.measures_memory)
 
 
-def write_scheme_keys(plan: dict[str, Any], tensor: NamedScheme | None, step: Units) -> None:
+def write_scheme_keys(plan: dict[str, Any], tensor: NamedScheme | None, data: str, options: tuple[Any, ...]) -> None:
     """Writes the keys of a point to a plan, which has those of its open fields already: of keys that state the same
-    one is left."""
-    if plan.get("dp_scheme") is not None:
-        plan.pop("zero", None)
-        plan.pop("fsdp", None)
-        plan["dp_scheme"] = step.data
+    one is left. options: in the order of `DATA_OPTIONS`."""
+    if plan.get(SCHEME_KEYS["data"]) is not None:
+        _leave_out(plan, "data")
+        plan[SCHEME_KEYS["data"]] = data
     if tensor is not None and not accompanies_others(tensor):
-        plan.pop("sequence_parallel", None)
+        _leave_out(plan, "tensor")
     elif tensor is None:
-        plan.pop("tp_scheme", None)
-    for key, default in UNITS.items():
+        plan.pop(SCHEME_KEYS["tensor"], None)
+    for (key, default), value in zip(DATA_OPTIONS.items(), options, strict=True):
         plan.pop(key, None)
-        if (value := getattr(step, key)) != default:
+        if value != default:
             plan[key] = value
+
+
+def _leave_out(plan: dict[str, Any], family: str) -> None:
+    """Takes the keys from a plan that choose the scheme of a family which it names."""
+    for key in choosing_keys(family):
+        plan.pop(key.name, None)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshcast.experiments.search.fields import AUTO, opens_plan, schedule_name
+from meshcast.experiments.search.fields import AUTO, DATA_KEYS, RECOMPUTE, opens_plan, schedule_name
 from meshcast.experiments.search.keys.job_checks import check_batch
+from meshcast.experiments.search.keys.scheme_keys import DATA_OPTIONS
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.plan_keys import ShortPlan
 from meshcast.simulator.loading.load import load_job
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
@@ -21,8 +23,6 @@ SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
 
 STATES = (0, 1)
 """ZeRO stages that are searched: those that communicate once a step."""
-
-RECOMPUTE = ("none", "selective", "full")
 
 MOST_MICRO, MOST_OF_A_RANK = 32, 32
 """Largest micro-batch that is tried by default, or one sequence a GPU if that is more; and most of its sequences on a
@@ -35,11 +35,8 @@ CLOSED = {
     "cp": "stages have no context parallelism",
     "etp": "experts have the default degree of tensor parallelism",
     "shard": "states are sharded over all data-parallel ranks",
-    "fsdp": "states are those of zero 0 and 1",
-    "dp_scheme": "states are those of zero 0 and 1",
-    "reshard": "states are those of zero 0 and 1, and no weights are gathered in layers",
-    "unit": "states are those of zero 0 and 1, and no weights are gathered in layers",
-    "prefetch": "states are those of zero 0 and 1, and no weights are gathered in layers",
+    **dict.fromkeys([key for key in DATA_KEYS if key != "zero"], "states are those of zero 0 and 1"),
+    **dict.fromkeys(DATA_OPTIONS, "states are those of zero 0 and 1, and no weights are gathered in layers"),
     "chunks": "a device has one part of the model",
     "partition": "the search finds the layers of every stage",
     "order": "the ranks of a stage follow those of the stage before",
@@ -51,11 +48,8 @@ CLOSED = {
 }
 """Keys of a plan that a search of unlike plans does not vary, and why they may not be stated."""
 
-IDLE: dict[str, tuple[Any, ...]] = {
-    "cp": (1,), "chunks": (1,), "fsdp": (False,), "partition": ("even",), "order": ("pp-dp-cp-tp",),
-    "offload": ([], ()), "pad_heads": (False,), "share": ("even",), "stages": ([], ()), "replicas": ([], ()),
-}  # fmt: skip
-"""Values of these keys that say what is so anyway."""
+IDLE = {**{key: field.default for key, field in ShortPlan.model_fields.items()}, "chunks": 1}
+"""Values of keys that say what is so anyway."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +150,8 @@ class UnlikeFields:
         if not isinstance(plan, Mapping):
             raise PlanError("plan", "it is auto, or a mapping of keys to values", "Write plan: auto", plan)
         for key, reason in CLOSED.items():
-            if plan.get(key) is not None and plan[key] not in IDLE.get(key, ()):
+            value = tuple(plan[key]) if isinstance(plan.get(key), list) else plan.get(key)
+            if value is not None and value != IDLE.get(key):
                 raise PlanError(f"plan.{key}", f"with --unlike {reason}", "Leave it out", plan[key])
         self.job["plan"] = {key: value for key, value in plan.items() if key not in (*fields, *CLOSED, AUTO)}
         return {name: plan.get(name, opened.get(name)) for name in fields}

@@ -14,14 +14,11 @@ from meshcast.simulator.formats.files import text as read_file
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES
 from meshcast.simulator.formats.launch.convert import DEGREES, FORMATS, import_text
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
-from meshcast.simulator.formats.launch.render import BEHIND
-from meshcast.simulator.job.job import LongPlan, ShortPlan
+from meshcast.simulator.job.job import LongPlan
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan, keys_alike
 
 DERIVED_FROM = (*DEGREES, "batch.micro", "batch.global")
 """Keys of a job that training programs derive others from: the global batch from the number of replicas, say."""
-
-ALIKE = (("sequence_parallel", "tp_scheme"), ("zero", "fsdp", "dp_scheme"))
-"""Keys of a short plan that say the same, of which a change of one replaces what an import wrote."""
 
 REMEDY = "Name a launch script, a TOML, YAML or JSON file of a training program, or a job"
 
@@ -63,15 +60,15 @@ def apply_changes(imported: ImportedJob, changes: Iterable[str], apply: Callable
             if field in DEGREES and value.isdecimal() and int(value):
                 continue  # the import has it
             refuse_short_key(plan, key, value)
-        for one in next((names for names in ALIKE if section == "plan" and key in names), ()):
-            plan.pop(one, None)
+        for name in keys_alike(key) if section == "plan" and key in PLAN_KEYS else ():
+            plan.pop(name, None)  # a change of one replaces what the import wrote
         apply(data, change)
     return data
 
 
 def refuse_short_key(plan: Mapping[str, Any], key: str, value: str) -> NoReturn:
     """Raises the error for a key of a short plan that cannot be set in a long one, with what can."""
-    family = BEHIND.get(key, key).partition(".")[0]
+    family = PLAN_KEYS[key].flat.partition(".")[0]
     uses = [entry["use"] for entry in plan["schemes"]]
     near = next((i for i, use in enumerate(uses) if use.startswith((f"{family}/", f"memory/{family}"))), None)
     named = f"plan.schemes.{near} is {uses[near]}" if near is not None else f"plan.schemes has {', '.join(uses)}"

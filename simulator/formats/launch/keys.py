@@ -19,7 +19,8 @@ from meshcast.simulator.formats.launch.table import Keys
 from meshcast.simulator.ir.registry import find_scheme, is_scheme
 from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
 from meshcast.simulator.job.job import Job, LongPlan, SchemeEntry, plan_to_dict
-from meshcast.simulator.job.shorthand import expand_plan, family_degree
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, option_keys, state_scheme_name
+from meshcast.simulator.job.shorthand import CARRIED, expand_plan, family_degree, usual_schedule
 from meshcast.simulator.models.load import PRESETS, load_model
 from meshcast.simulator.models.model import Model
 
@@ -30,10 +31,9 @@ UNWRITTEN = ("name", "title", "source", "fitted", "sigmas", "regime", "weights",
 """Fields of a framework that are no traits, or that are those of the precision."""
 
 DEFAULTS: Mapping[str, Any] = {
-    **dict.fromkeys(("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.pipeline.chunks"), 1),
-    **{"plan.pipeline": "1f1b", "plan.data": "zero-1", "plan.sequence": "all-gather", "plan.tensor": "megatron-sp"},
-    **{"plan.expert": "all-to-all", "plan.recompute": "none", "plan.partition": "even", "plan.order": "pp-dp-cp-tp"},
-    **{"plan.pad_heads": False, "plan.share": "even"},
+    f"plan.{key.flat}": key.usual
+    for key in PLAN_KEYS.values()
+    if key.usual not in (None, ()) and not (key.chooses and key.family in SCHEME_KEYS)
 }
 """What a short plan means where it leaves these keys out."""
 
@@ -97,7 +97,7 @@ def flatten_framework(framework: Framework) -> Keys:
 
 def flatten_plan(plan: LongPlan) -> Keys:
     """The keys of a plan in long form."""
-    keys: Keys = {"plan.partition": plan.partition, "plan.pad_heads": plan.pad_heads, "plan.share": plan.share}
+    keys: Keys = {f"plan.{name}": getattr(plan, name) for name in CARRIED}
     for short, family in (("pp", "pipeline"), ("dp", "data"), ("cp", "sequence"), ("tp", "tensor")):
         keys[f"plan.{short}"] = family_degree(plan, family)
     experts = plan.views.get("experts", {})
@@ -267,8 +267,8 @@ def _name_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
         if key.startswith("plan.pipeline.") and (key.endswith(".chunks") or one != _usual(key, given))
     }
     chunks = options.pop("chunks", 1)
-    schedule = given.get("plan.pipeline", "1f1b")
-    default = "interleaved-1f1b" if chunks > 1 else "1f1b"
+    schedule = given.get("plan.pipeline", DEFAULTS["plan.pipeline"])
+    default = usual_schedule(chunks)
     usual = find_scheme(f"pipeline/{schedule}").Options.model_fields["chunks"].default
     if chunks > 1 and (schedule == "interleaved-1f1b" or chunks != usual):
         short["chunks"] = chunks
@@ -276,24 +276,13 @@ def _name_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
         short["schedule"] = {"use": schedule, **options}
     elif schedule != default:
         short["schedule"] = schedule
-    data = str(given.get("plan.data", "zero-1"))
-    if data == "fsdp":
-        short["fsdp"] = True
-    elif data in ("ddp", "zero-2", "zero-3"):
-        short["zero"] = 0 if data == "ddp" else int(data[-1])
-    elif data != "zero-1":
-        short["dp_scheme"] = data
-    for key, name in (("cp_scheme", "sequence"), ("ep_scheme", "expert")):
-        if f"plan.{name}" in given:
-            short[key] = given[f"plan.{name}"]
-    tensor = given.get("plan.tensor", "megatron-sp")
-    if tensor == "megatron":
-        short["sequence_parallel"] = False
-    elif tensor != "megatron-sp":
-        short["tp_scheme"] = tensor
-    for key in ("reshard", "unit"):
-        if given.get(f"plan.data.{key}", _usual(f"plan.data.{key}", given)) != _usual(f"plan.data.{key}", given):
-            short[key] = given[f"plan.data.{key}"]
+    for family in ("data", "sequence", "expert", "tensor"):
+        stated = state_scheme_name(family, given.get(f"plan.{family}", DEFAULTS[f"plan.{family}"]))
+        short |= {name: value for name, value in stated.items() if value != PLAN_KEYS[name].usual}
+    for key in option_keys("data"):
+        usual = _usual(f"plan.{key.flat}", given)
+        if (value := given.get(f"plan.{key.flat}", usual)) != usual:
+            short[key.name] = value
     if "plan.recompute" in given:
         short["recompute"] = given["plan.recompute"]
     if given.get("plan.recompute.layers") is not None and given.get("plan.recompute") == "full":
@@ -304,7 +293,7 @@ def _name_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
 def _is_short(key: str, value: Any, given: Mapping[str, Any]) -> bool:
     """Whether a short plan says the option of a scheme."""
     _, family, option = key.split(".")
-    if family == "pipeline" or (family == "data" and option in ("reshard", "unit")):
+    if family == "pipeline" or (family == "data" and option in [key.option for key in option_keys(family)]):
         return True
     if family == "recompute" and option == "layers":
         return given.get("plan.recompute") == "full"

@@ -9,21 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
+from meshcast.simulator.job.plan_keys import PLAN_KEYS
 
 WIDTH = 118
-
-BEHIND = {
-    **{
-        "schedule": "pipeline",
-        "schedule.use": "pipeline",
-        "chunks": "pipeline.chunks",
-        "cp_scheme": "sequence",
-        "ep_scheme": "expert",
-    },
-    **{"zero": "data", "fsdp": "data", "dp_scheme": "data", "reshard": "data.reshard", "shard": "replicate"},
-    **{"sequence_parallel": "tensor", "tp_scheme": "tensor", "recompute_layers": "recompute.layers"},
-}
-"""Keys of a short plan, and the keys of `simulator.formats.launch.keys` that say the same."""
 
 
 def render_job(imported: ImportedJob) -> str:
@@ -96,8 +84,8 @@ def _has_comment(path: str, comments: Mapping[str, str]) -> bool:
 
 def _behind(path: str) -> str:
     """The key of an import behind a key of a job file."""
-    section, _, key = path.partition(".")
-    return f"plan.{BEHIND[key]}" if section == "plan" and key in BEHIND else path
+    section, _, key = path.removesuffix(".use").partition(".")
+    return f"plan.{PLAN_KEYS[key].flat}" if section == "plan" and key in PLAN_KEYS else path
 
 
 def to_flow(value: Any) -> str:

@@ -13,7 +13,8 @@ import pytest
 
 from meshcast.experiments.schema import KINDS, schema
 from meshcast.hardware.load import read_yaml
-from meshcast.simulator.job.job import Batch, JobFile, RunLength, ShortPlan
+from meshcast.simulator.job.job import Batch, JobFile, RunLength
+from meshcast.simulator.job.plan_keys import ShortPlan
 from tests.experiments.cli.samples import run
 from tests.thinning import thinned
 

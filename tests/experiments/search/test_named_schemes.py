@@ -140,7 +140,7 @@ def test_auto_opens_the_fields_that_a_plan_does_not_state() -> None:
     assert whole.open == Space({**NODE, "plan": "auto"}, Path(".")).open
     assert {*beside.open} == {*whole.open} - {"plan.tp"} | {"plan.cp_scheme"}
     assert beside.values["tp"] == (4,) and beside.values["pp"] == whole.values["pp"]
-    assert {group.cp_scheme for group in beside.groups()} == {"all-gather", "ring"}
+    assert {group.sequence for group in beside.groups()} == {"all-gather", "ring"}
     schemes = space_of(NODE, auto=True, dp_scheme=["zero-1", "mics"])
     assert {*schemes.open} == {*whole.open} - {"plan.zero"} | {"plan.dp_scheme"}
     assert "plan.zero" not in space_of(NODE, auto=True, fsdp=True, prefetch="auto").open

@@ -1,13 +1,35 @@
-"""What would work where degrees do not divide the GPUs: degrees that people use, and numbers of nodes."""
+"""What messages about wrong jobs suggest: degrees and nodes that would work, and the key that a bare word means."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from meshcast.hardware.errors import PlanError
-from meshcast.simulator.job.job import Batch
+from meshcast.hardware.documents.explain import valid_keys
+from meshcast.hardware.documents.other_words import find_meaning
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.job.job import Batch, JobFile
+from meshcast.simulator.job.plan_keys import ShortPlan
 from meshcast.simulator.models.model import Model
+
+PARTS = ("plan", "batch", "precision", "train", "run")
+"""Parts of a job whose keys people write without them."""
+
+GPUS = frozenset({"gpus", "gpu", "nodes", "num_gpus", "num_nodes", "nnodes", "world_size", "ngpus", "n_gpus"})
+"""Words for the size of the cluster."""
+
+
+def suggest_key(word: str, valid: Sequence[str]) -> str:
+    """What to write for a key that a job does not have at its top. valid: keys that it has there."""
+    plain = word.strip().lower().lstrip("-").replace("-", "_")
+    if plain in GPUS:
+        return "The cluster says how many: cluster=dgx-h100:8 is 8 nodes of 8 GPUs"
+    for part in PARTS:
+        keys = [*ShortPlan.model_fields] if part == "plan" else valid_keys(JobFile, (part,))
+        found = plain if plain in keys else find_meaning(word, keys)
+        if found is not None and found not in valid:
+            return f"Did you mean {part}.{found}?"
+    return nearest(word, valid)
 
 
 def refuse_degrees(

@@ -1,1 +1,0 @@
-"""What messages about wrong jobs suggest: values that would work."""

@@ -1,1 +1,0 @@
-"""Keys of a job for a whole training run: failures, checkpoints, recovery, stragglers, pauses."""
