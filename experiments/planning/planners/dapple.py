@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.planning.antichains import output_bytes, states_of
-from meshcast.experiments.planning.cores.ideals import find_contained
 from meshcast.experiments.planning.cores.pipelines.latency_bound import LatencyBound
 from meshcast.experiments.planning.cores.pipelines.placed_stages import MachineNetwork, PlacedPipelines
 from meshcast.experiments.planning.cores.stage_prefixes import PrefixSearch
+from meshcast.experiments.planning.graph_states import antichain_states, find_contained, output_bytes
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel
@@ -44,7 +43,7 @@ class DapplePlanner(Planner):
         message = float(settings.get("message_bandwidth", outer.bandwidth))
         network = MachineNetwork(outer.width, inner.width, inner.bandwidth, outer.bandwidth, message)
         graph = problem.graph()
-        states = states_of(graph)
+        states = antichain_states(graph)
         states = states[np.argsort(states.sum(axis=1), kind="stable")]
         times = settings["batch"] / settings.get("profile_batch", 1)
         pipelines = PlacedPipelines(
