@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.experiments.planning.cores.pipelines.placed_stages import MachineNetwork, PlacedPipelines, PlacedStage
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.graph_states import antichain_states, find_contained, output_bytes
 from meshcast.experiments.planning.planner import find_planner, planner_names
 from meshcast.experiments.planning.planners.automap import Automap
+from meshcast.experiments.planning.planners.dapple import MachineNetwork, PlacedPipelines, PlacedStage
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.problem import Dims, SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
