@@ -238,43 +238,36 @@ class LatencyBound:
 
     def _shorten_prefixes(self, limits: list[float]) -> np.ndarray:
         """Returns the least sum of seconds of stages before the pivot, by layers and GPUs [layers + 1, gpus + 1]."""
+        totals: np.ndarray | None = None
+        for place in range(len(limits), 0, -1):
+            allowed = (self.seconds <= limits[place - 1]) & (self.table.behind >= place)
+            totals = self._lengthen(np.where(allowed, self.costs, np.inf), totals)
+        assert totals is not None
+        return totals
+
+    def _lengthen(self, costs: np.ndarray, before: np.ndarray | None = None) -> np.ndarray:
+        """Returns the least costs of stages that hold the layers up to one, on exactly so many GPUs [layers + 1, gpus +
+        1]: of one stage behind those before, or of any number."""
         layers = self.table.layers
-        empty = np.full((layers + 1, self.gpus + 1), np.inf)
-        empty[0, 0] = 0.0
-        totals = empty.copy()
-        allowed = np.where((self.seconds <= limits[-1]) & (self.table.behind >= len(limits)), self.costs, np.inf)
+        totals = np.full((layers + 1, self.gpus + 1), np.inf)
+        totals[0, 0] = 0.0
+        before = totals if before is None else before
+        finite = np.isfinite(costs)
+        usable, firsts = finite.any(axis=0), finite.argmax(axis=0)
         for end in range(1, layers + 1):
-            for number in self._options_of(allowed[:end, end - 1]):
-                size = self.sizes[number]
-                sums = allowed[:end, end - 1, number, None] + totals[:end, : self.gpus + 1 - size]
-                np.minimum(totals[end, size:], sums.min(axis=0), out=totals[end, size:])
-        for place in range(len(limits) - 1, 0, -1):
-            allowed = np.where((self.seconds <= limits[place - 1]) & (self.table.behind >= place), self.costs, np.inf)
-            farther, totals = totals, empty.copy()
-            for number in self._options_of(allowed):
-                size, costs = self.sizes[number], allowed[:, :, number]
-                for span in np.flatnonzero([np.isfinite(costs.diagonal(at)).any() for at in range(layers)]).tolist():
-                    sums = costs.diagonal(span)[:, None] + farther[: layers - span, : self.gpus + 1 - size]
-                    part = totals[span + 1 :, size:]
-                    np.minimum(part, sums, out=part)
+            for number in np.flatnonzero(usable[end - 1]).tolist():
+                if (left := self.gpus + 1 - self.sizes[number]) > 0:
+                    rows = slice(firsts[end - 1, number], end)
+                    sums = costs[rows, end - 1, number, None] + before[rows, :left]
+                    part = totals[end, self.sizes[number] :]
+                    np.minimum(part, sums.min(axis=0), out=part)
         return totals
 
     def _cover_rests(self, limit: float) -> np.ndarray:
         """Returns whether stages of at most `limit` seconds hold the layers from one on, on exactly so many GPUs
         [layers + 1, gpus + 1]."""
-        layers = self.table.layers
-        covered = np.zeros((layers + 1, self.gpus + 1), bool)
-        covered[layers, 0] = True
-        allowed = np.isfinite(self.seconds) & (self.seconds <= limit)
-        for first in range(layers - 1, -1, -1):
-            for number in self.usable:
-                size, last = self.sizes[number], np.flatnonzero(allowed[first, :, number])
-                covered[first, size:] |= covered[last + 1, : self.gpus + 1 - size].any(axis=0)
-        return covered
-
-    def _options_of(self, allowed: np.ndarray) -> list[int]:
-        """Returns the options that have a finite entry."""
-        return [number for number in self.usable if np.isfinite(allowed[..., number]).any()]
+        backwards = self.seconds[::-1, ::-1].transpose(1, 0, 2)
+        return np.isfinite(self._lengthen(np.where(backwards <= limit, 0.0, np.inf)))[::-1]
 
 
 Devices = frozenset[int]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.experiments.planning.cores.pipelines.ordered_stages import balance_stages, costs_of, shorten_step
+from meshcast.experiments.planning.cores.ordered_stages import costs_of, partition_stages
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import find_planner
 from meshcast.experiments.planning.planners.adapipe import AdaPipePlanner, StagePrices, plan_phases
@@ -67,7 +67,7 @@ def test_partitions_over_unlike_stages_are_the_best_of_brute_force(seed: int) ->
     rng = np.random.default_rng(seed)
     costs = [np.cumsum(rng.uniform(1, 5, (6, 6)), axis=1) for _ in range(3)]
     every = [costs_of(costs, one) for one in cuts(6, 3)]
-    balanced, short = balance_stages(costs), shorten_step(costs, 5)
+    balanced, short = partition_stages(costs), partition_stages(costs, 5)
     assert balanced is not None and balanced.value == pytest.approx(min(map(max, every)))
     assert short is not None and short.value == pytest.approx(min(sum(one) + 4 * max(one) for one in every))
 
