@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from meshcast.simulator.ir.registry import find_scheme, scheme_names
+from meshcast.simulator.ir.scheme import Scheme
+
 ROOT = Path(__file__).resolve().parents[1]
 PLANNERS = "experiments/planning/planners/"
 """One planner a file, as one scheme is."""
@@ -25,7 +28,7 @@ LEARNED = "experiments/planning/cores/learned/"
 IMPORTED = "experiments/planning/imported/"
 """Traces of modules of torch, which they import when one is asked about."""
 
-PACKAGES = ("meshcast", "hardware", "simulator", "validation", "experiments")
+PACKAGES = ("meshcast", "hardware", "simulator", "validation", "experiments", "tools")
 
 FLOORS = [
     "meshcast.hardware",
@@ -68,10 +71,15 @@ FLOORS = [
     "meshcast.experiments.search",
     "meshcast.experiments.report",
     "meshcast.experiments.planning",
-    "meshcast.experiments.papers",
-    "meshcast.experiments.docs",
+    "tools.data",
+    "tools.papers",
+    "tools.pages",
     "meshcast.experiments.cli",
     "meshcast",
+    "tools.data",
+    "tools.papers",
+    "tools.pages",
+    "tools",
 ]
 """Rooms from the lowest to the highest: a room imports itself and rooms below it."""
 
@@ -118,7 +126,7 @@ def relative(path: Path) -> str:
 def dotted(path: str) -> str:
     """`simulator/costs/__init__.py` -> `meshcast.simulator.costs`."""
     name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return name if name.partition(".")[0] == "meshcast" else f"meshcast.{name}"
+    return name if name.partition(".")[0] in ("meshcast", "tools") else f"meshcast.{name}"
 
 
 def room(name: str) -> str:
@@ -152,9 +160,9 @@ def breaches(path: str, source: str) -> Iterator[str]:
     for line, target in imports(path, source):
         top = target.split(".")[0]
         there = room(target)
-        if top in PACKAGES and top != "meshcast":
+        if top in PACKAGES and top not in ("meshcast", "tools"):
             yield f"{path}:{line} imports {target}: a package of meshcast is imported as meshcast.{target}"
-        if top == "meshcast" and there != here:
+        if top in ("meshcast", "tools") and there != here:
             denied = any((target + ".").startswith(prefix + ".") for prefix in DENIED.get(here, ()))
             if here not in FLOORS or there not in FLOORS:
                 yield f"{path}:{line} imports {target}: {here} or {there} is no room of FLOORS"
@@ -168,6 +176,34 @@ def breaches(path: str, source: str) -> Iterator[str]:
             yield f"{path}:{line} imports {target}: shipped code must not need what is not shipped"
         if top == "torch" and not path.startswith(("validation/", LEARNED, IMPORTED)):
             yield f"{path}:{line} imports {target}: torch is used under validation/, {LEARNED} and {IMPORTED} only"
+
+
+@cache
+def scheme_classes() -> dict[type[Scheme], str]:
+    """The classes of all schemes and of their bases, each with its module."""
+    for use in scheme_names():
+        find_scheme(use)
+    classes: dict[type[Scheme], str] = {}
+    waiting: list[type[Scheme]] = [Scheme]
+    while waiting:
+        kind = waiting.pop()
+        if kind.__module__.startswith("meshcast."):
+            classes[kind] = kind.__module__
+            waiting += kind.__subclasses__()
+    return classes
+
+
+def hooks_with_files(base: type[Scheme]) -> dict[str, set[str]]:
+    """The public members of a base class that scheme files override, each with these files; abstract ones left out."""
+    hooks: dict[str, set[str]] = {}
+    for name, member in vars(base).items():
+        if not name.startswith("_") and not getattr(member, "__isabstractmethod__", False):
+            hooks[name] = {
+                module
+                for kind, module in scheme_classes().items()
+                if issubclass(kind, base) and name in vars(kind) and module.startswith("meshcast.simulator.schemes.")
+            }
+    return {name: files for name, files in hooks.items() if files}
 
 
 @cache
@@ -303,6 +339,51 @@ def test_every_room_has_a_docstring() -> None:
             if not file.is_file() or not ast.get_docstring(parse(file.read_text("utf-8"))):
                 mute.append(relative(folder))
     assert not mute, f"without a docstring in __init__.py: {', '.join(mute)}"
+
+
+# ----------------------------------------------------------------------------------------------------------- hooks
+
+
+SERVES_ONE = {
+    "meshcast.simulator.schemes.sequence.shared.attention_helpers": "to be joined with sequence/dist-flash-attn",
+    "meshcast.simulator.schemes.tensor.shared.operator_tables": "a small language of its own, with its checks",
+}
+"""Shared modules that one scheme uses all the same, each with its reason; this list only shrinks."""
+
+
+def test_shared_code_of_schemes_serves_several_files() -> None:
+    """What one scheme alone uses stands in its file."""
+    graph = import_graph()
+    shared = [name for name in graph if re.match(r"meshcast\.simulator\.schemes\.\w+\.shared\.", name)]
+    users = {name: [user for user, used in graph.items() if name in used] for name in shared}
+    lonely = {name: by[0] for name, by in users.items() if len(by) == 1 and ".shared." not in by[0]}
+    assert lonely.keys() == SERVES_ONE.keys(), lonely
+
+
+def test_a_hook_of_schemes_serves_at_least_three_files() -> None:
+    """What fewer schemes can do is abstract, in a class of `simulator.ir.capabilities` that these derive from."""
+    few = [
+        f"{base.__name__}.{name}: {', '.join(sorted(files))}"
+        for base, module in scheme_classes().items()
+        if module.startswith("meshcast.simulator.ir.")
+        for name, files in hooks_with_files(base).items()
+        if len(files) < 3
+    ]
+    assert not few, "\n".join(few)
+
+
+def test_the_base_class_of_schemes_knows_what_all_have() -> None:
+    members = {name for name in {*vars(Scheme), *Scheme.__annotations__} if not name.startswith("_")}
+    assert len(members) <= 20, sorted(members)
+
+
+def test_every_capability_is_asked_for() -> None:
+    """Rooms outside of the schemes ask for each, by its own name."""
+    asking = [path for path in modules() if not relative(path).startswith(("simulator/schemes/", "simulator/ir/"))]
+    names = {node.id for path in asking for node in nodes_of(path.read_text("utf-8")) if isinstance(node, ast.Name)}
+    capabilities = {kind.__name__ for kind, module in scheme_classes().items() if module.endswith(".ir.capabilities")}
+    assert len(capabilities) > 15
+    assert capabilities <= names, sorted(capabilities - names)
 
 
 # ----------------------------------------------------------------------------------------------------------- names

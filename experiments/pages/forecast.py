@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -40,6 +40,9 @@ from meshcast.simulator.report.words import (
     is_unlike,
     name_device,
 )
+
+if TYPE_CHECKING:
+    from meshcast.validation.selfcheck.replay import Replay
 
 WIDTH = 100
 """Width of a page in a pipe [characters]."""
@@ -109,11 +112,12 @@ def page(
     snapshot: Path | None = None,
     fitting: Sequence[FittingChange] | None = None,
     unstated: Sequence[AssumedField] | None = None,
+    replays: Sequence[Replay] | None = None,
 ) -> RenderableType:
     """The whole page.
 
     plots, trace, snapshot: files that were written. fitting: changes that make the plan fit. unstated: fields to list
-    that the job does not state.
+    that the job does not state. replays: the forecast held against replays of its step.
     """
     answer = report.to_dict()
     parts: list[RenderableType] = [
@@ -138,6 +142,7 @@ def page(
     parts += [_field("warning", warning, "bold yellow") for warning in answer["warnings"]]
     parts += [_field("assumed", sentence) for sentence in answer["assumed"]]
     parts += list_unstated(unstated or ())
+    parts += [_field("verified" if played.agrees else "differs", str(played)) for played in replays or ()]
     if len(plots) == 1:
         parts.append(_field("timeline", f"written to {plots[0]}"))
     elif plots:
@@ -246,7 +251,7 @@ def title(report: Report) -> RenderableType:
     passes = describe_microbatches(plan)
     tokens = f"{batch.sequence:,}"
     if batch.lengths:
-        counts = plan.class_counts
+        counts = plan.passes.class_counts
         shortest = min(one.sequence for one in batch.lengths)
         tokens = f"{shortest:,} to {batch.longest:,}" if shortest < batch.longest else tokens
         padded = sum(count * one.padded_tokens for count, one in zip(counts, batch.lengths, strict=True))
@@ -269,14 +274,14 @@ def _unlike_stages(plan: Plan) -> list[RenderableType]:
     if not is_unlike(plan):
         return []
     lines = []
-    for device in choose_ends(plan.devices):
-        pipeline, own = plan.pipeline_of(device)
+    for device in choose_ends(plan.ranks.devices):
+        pipeline, own = plan.ranks.pipeline_of(device)
         one = plan.every_pipeline[pipeline]
-        layers = sum(one.layers[part] for part in range(one.parts) if own in one.holders(part))
+        layers = sum(one.layers[part] for part in range(one.model_parts.count) if own in one.model_parts.holders(part))
         name = name_device(plan, device)
         lines.append(f"{name}: {describe_device(plan, device)}, {layers} layer{'' if layers == 1 else 's'}")
-    if plan.devices > STAGES:
-        lines.insert(STAGES // 2, f"... {plan.devices - STAGES} more")
+    if plan.ranks.devices > STAGES:
+        lines.insert(STAGES // 2, f"... {plan.ranks.devices - STAGES} more")
     return [_field("" if i else "stages", line, "dim") for i, line in enumerate(lines)]
 
 

@@ -44,6 +44,7 @@ from meshcast.simulator.report.tracing.lanes import (
 from meshcast.simulator.report.tracing.names import (
     COPY,
     LAUNCH,
+    UPDATE,
     category_of,
     describe_collective,
     describe_op,
@@ -69,9 +70,6 @@ SAMPLES = 2000
 LEVEL = 6
 """Level of compression: Python's default takes longer and saves next to nothing."""
 
-UPDATE = "O"
-"""Name of the optimizer's action."""
-
 STEP = "ProfilerStep#0"
 """The profiler's name of the step."""
 
@@ -94,7 +92,7 @@ def write_rank_traces(report: Report, folder: str | Path) -> list[Path]:
     trace, written = _Trace(report), []
     Path(folder).mkdir(parents=True, exist_ok=True)
     for device in range(trace.program.devices):
-        rank = int(trace.play.plan.device_ranks(device).min())
+        rank = int(trace.play.plan.ranks.of_device(device).min())
         written.append(Path(folder) / f"rank-{rank}.pt.trace.json.gz")
         trace.write(written[-1], [device])
     return written
@@ -108,7 +106,7 @@ class _Trace:
         self.program, self.flat = report.play.program, report.play.step.flat
         times = report.play.step.times
         self.begin, self.end = to_ns(times.begin), to_ns(times.end)
-        self.arrive = to_ns(np.add(times.end, self.flat.latency))
+        self.arrive = to_ns(times.arrival)
         # Stages have the numbers of their own pipeline.
         self.first_stage = self._first_stages()
         turns = [
@@ -125,7 +123,7 @@ class _Trace:
         streams = {stream for device, stream in self.lanes}
         self.threads = sorted({*THREADS, *streams}, key=lambda name: (_position(name), name))
         self._texts: dict[tuple[Op, int], tuple[str, str]] = {}
-        self.launch_begin, self.launch_end = find_launches(self.flat, self.begin)
+        self.launch_begin, self.launch_end = find_launches(self.flat, self.begin, times.launched)
         self.lane_of = {n: stream for (_, stream), own in self.lanes.items() for n, receives in own if not receives}
 
     def _first_stages(self) -> list[int]:
@@ -185,8 +183,8 @@ class _Trace:
 
     def head(self, devices: Sequence[int]) -> dict[str, Any]:
         """Metadata of the trace: ranks and GPUs, as Kineto writes them, and job, result and version."""
-        report, clusters = self.report, self.play.plan.clusters
-        ranks = {device: self.play.plan.device_ranks(device) for device in devices}
+        report, clusters = self.report, self.play.plan.ranks.clusters
+        ranks = {device: self.play.plan.ranks.of_device(device) for device in devices}
         return {
             "schemaVersion": 1,
             "displayTimeUnit": "ms",
@@ -229,7 +227,7 @@ class _Trace:
     def names(self, device: int) -> list[str]:
         """Names and order of a process and its threads."""
         plan = self.play.plan
-        words = describe_ranks(plan.device_ranks(device).tolist())
+        words = describe_ranks(plan.ranks.of_device(device).tolist())
         words += f", {describe_device(plan, device)}" if is_unlike(plan) else ""
         lines = [
             _metadata_event("process_name", device, 0, {"name": f"{name_device(plan, device)} ({words})"}),
@@ -314,7 +312,7 @@ class _Trace:
             if action < len(table.slot):
                 stage, kind, microbatch, part = table.actions[action]
                 plan = self.play.plan
-                args = {"replica": name_replicas(plan, plan.pipeline_of(device)[0])} if plan.pipelines else {}
+                args = {"replica": name_replicas(plan, plan.ranks.pipeline_of(device)[0])} if plan.pipelines else {}
                 args |= {"stage": stage - self.first_stage[device], "kind": kind, "microbatch": microbatch}
                 args |= {"slice": part} if table.shape.slices > 1 else {}
                 args |= {"class": table.slots[table.slot[action]].variant} if table.shape.classes else {}

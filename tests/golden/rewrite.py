@@ -9,7 +9,6 @@ forecast. Jobs are small where their subject allows it: all are played in a few 
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,9 +20,9 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
+from tests.strategies import installed
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -84,20 +83,17 @@ def stored(name: str) -> Golden:
 
 def playable(name: str) -> bool:
     """Whether the packages are installed that the schemes of a job need."""
-    needed = (find_scheme(entry.use).needs_package for entry in load_job(stored(name).job).plan.schemes)
-    return all(importlib.util.find_spec(package) is not None for package in needed if package)
+    return all(installed(entry.use) for entry in load_job(stored(name).job).plan.schemes)
 
 
-def forecasts(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The stored part of the forecasts of some jobs, as of now."""
+def reports(names: Iterable[str]) -> Iterator[tuple[str, Report]]:
+    """The forecasts of some jobs, as of now."""
     shared = SharedWork()
     for name in names:
-        golden = stored(name)
         try:
-            report = simulate(golden.job, shared_work=shared)
+            yield name, simulate(stored(name).job, shared_work=shared)
         except MeshcastError as error:
             raise error.at(f"{HERE.name}/{file_of(name).name}") from None
-        yield name, summary(report, golden.whole)
 
 
 def summary(report: Report, whole: bool) -> dict[str, Any]:
@@ -238,7 +234,7 @@ def write(name: str, forecast: Mapping[str, Any]) -> None:
 def main() -> int:
     """Rewrites the forecasts that changed; all are made first, so a mistake leaves every file as it was."""
     try:
-        found = dict(forecasts(filter(playable, names())))
+        found = {name: summary(report, stored(name).whole) for name, report in reports(filter(playable, names()))}
     except MeshcastError as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 1
