@@ -39,7 +39,7 @@ class AutoPipe(Planner):
         graph = problem.graph()
         if not graph.is_chain or not {"forward", "backward"} <= graph.figures.keys():
             rule = "AutoPipe needs a chain of blocks with the seconds of both passes"
-            raise PlanError(f"problem {problem.name}", rule, "Choose a profile of a chain, or linearise the graph")
+            raise PlanError(f"problem {problem.name}", rule, "Choose a profile of a chain")
         order = graph.order
         table = chain_table(*(graph.figures[name][order] for name in ("forward", "backward")))
         micro = int(getattr(problem, "settings", {}).get("microbatches", problem.microbatches))
