@@ -12,8 +12,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.cores.solver import Solver, load_solver
 from meshcast.experiments.planning.table import Factor, FactorTable
+from meshcast.hardware.documents.optional_package import import_optional
+
+
+class Solver(NamedTuple):
+    """What integer programs use of scipy, which the extra `solvers` installs."""
+
+    milp: Any
+    Bounds: Any
+    LinearConstraint: Any
+    coo_matrix: Any
+
+
+def load_solver() -> Solver:
+    """Imports the solver. Raises PlanError if scipy is not installed."""
+    user = "planners with integer programs"
+    optimize = import_optional("scipy.optimize", "solvers", user)
+    sparse = import_optional("scipy.sparse", "solvers", user)
+    return Solver(optimize.milp, optimize.Bounds, optimize.LinearConstraint, sparse.coo_matrix)
 
 
 class Solution(NamedTuple):

@@ -8,13 +8,13 @@ Memory is no part of it: trials find out.
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from meshcast.experiments.planning.cores.pipelines.enumeration import try_best
 from meshcast.experiments.planning.cores.pipelines.ordered_stages import costs_of, shorten_step
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, link_bandwidth, require_kinds
@@ -55,19 +55,19 @@ class Amp(Planner):
         end = time.process_time() + budget.seconds
         priced = [*takewhile(lambda _: time.process_time() < end, self._price_all(mixed))]
 
-        def forecast(place: int) -> float:
+        def forecast(candidate: PricedPlan) -> float:
             try:
-                found = mixed.forecast(priced[place].plan)
+                step = mixed.forecast(candidate.plan)
             except PlanError:
                 return math.inf
-            return found.step_time if found.fits else math.inf
+            return step.step_time if step.fits else math.inf
 
-        best = try_best([one.value for one in priced], forecast, self.trials)
-        if best is None:
+        tried = [(forecast(plan), plan) for plan in heapq.nsmallest(self.trials, priced, key=lambda plan: plan.value)]
+        seconds, chosen = min(tried, key=lambda trial: trial[0], default=(math.inf, None))
+        if chosen is None or math.isinf(seconds):
             remedy = f"None of its {self.trials} trials fits: give more GPUs, or GPUs of more memory"
             raise self.nothing_fits(problem, remedy)
-        chosen = priced[best.place]
-        return Proposal(chosen.plan, chosen.value, sum(one.visited for one in priced))
+        return Proposal(chosen.plan, chosen.value, sum(plan.visited for plan in priced))
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """By forecasts on nodes of one kind, by the objective of all candidates, fitting or not, on several."""

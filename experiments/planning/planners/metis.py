@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any
 
 import numpy as np
 
 from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.cores.pipelines.device_groups import device_groups
 from meshcast.experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.kind_stages import KindStages, StageChoice, bound_stages
@@ -37,7 +36,7 @@ class Metis(Planner):
         "Metis: Fast Automatic Distributed Training on Heterogeneous GPUs",
         2024,
     )
-    core = "pipelines/device_groups"
+    core = "pipelines/ordered_stages"
     restrictions = (
         "mix kinds of GPUs in a stage",
         "use groups that are no powers of two",
@@ -86,7 +85,7 @@ class Metis(Planner):
             for order in permutations(own.kinds)
         ]
         for number in range(1, min(mixed.gpus, mixed.layers) + 1):
-            groups = device_groups(mixed.gpus, number)
+            groups = list_groups(mixed.gpus, number)
             yield from ((stages, one) for stages in ordered for one in groups)
 
     def _balance(self, stages: KindStages, groups: Sequence[int]) -> Iterator[tuple[list[StageChoice], Partition]]:
@@ -118,3 +117,48 @@ def _double_tensor(strategies: Strategies, left: Sequence[float]) -> Strategies 
             doubled = (data // 2, tensor * 2)
             return (*strategies[:stage], doubled, *strategies[stage + 1 :])
     return None
+
+
+def list_groups(devices: int, stages: int, variance: float = 0.5, longest: int = 4) -> list[tuple[int, ...]]:
+    """Lists the sizes of the groups of as many stages, in all orders that count.
+
+    Groups are powers of two and add up to all devices. For every multiset of sizes all orders count, but where these
+    are many, equal smallest groups stay together.
+
+    variance: least share of the mean size that a group has. longest: groups whose orders all count.
+    """
+    least = max(devices // stages, stages // devices) * variance
+    sizes = [2**power for power in range(devices.bit_length()) if 2**power >= least]
+    found: dict[tuple[int, ...], None] = {}
+    for chosen in _multisets(devices, stages, sizes):
+        for order in set(permutations(_merge_smallest(chosen, longest))):
+            found[tuple(chain(*order))] = None
+    return sorted(found)
+
+
+def _multisets(devices: int, stages: int, sizes: list[int]) -> Iterator[tuple[int, ...]]:
+    """Yields ascending sizes that add up to all devices."""
+    if not stages:
+        if not devices:
+            yield ()
+        return
+    for place, size in enumerate(sizes):
+        if size * stages > devices:
+            break
+        if sizes[-1] * stages >= devices:
+            for others in _multisets(devices - size, stages - 1, sizes[place:]):
+                yield size, *others
+
+
+def _merge_smallest(sizes: tuple[int, ...], longest: int) -> list[tuple[int, ...]]:
+    """Returns groups of which pairs of the smallest are joined, until no more are left than may be ordered."""
+    groups: list[tuple[int, ...]] = [(size,) for size in sizes]
+    while len(groups) > longest:
+        smallest = min(map(sum, groups))
+        equal = [group for group in groups if sum(group) == smallest]
+        if len(equal) < 2:
+            break
+        pairs = len(equal) // 2
+        joined = [equal[2 * place] + equal[2 * place + 1] for place in range(pairs)]
+        groups = sorted([*joined, *equal[2 * pairs :], *(group for group in groups if sum(group) > smallest)], key=sum)
+    return groups

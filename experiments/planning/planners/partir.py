@@ -10,11 +10,10 @@ the vocabulary over the innermost.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from meshcast.experiments.planning.cores.elimination import Optimum
-from meshcast.experiments.planning.cores.local_search.tile_propagation import spread_dims
 from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
 from meshcast.experiments.planning.planner import Proposal, SpaceOptimum
 from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
@@ -49,7 +48,7 @@ class PartIR(OperatorPlanner):
     """tactics: the schedule; empty: the paper's one of a Transformer."""
 
     paper = Paper("arXiv:2401.11202", "PartIR: Composing SPMD Partitioning Strategies for Machine Learning", 2025)
-    core = "local_search/tile_propagation"
+    core = "propagation"
     restrictions = (
         "cut a pipeline",
         "give layers layouts of their own",
@@ -117,3 +116,28 @@ def _whole(options: Sequence[Dims]) -> int:
 
 def _write_layout(layout: Mapping[str, str], axes: Sequence[str]) -> Dims:
     return tuple((axis, layout.get(axis, "")) for axis in axes)
+
+
+def spread_dims(table: FactorTable, decided: Mapping[str, str], allows: Callable[[str, str], bool]) -> dict[str, str]:
+    """Returns the dims of all operators that propagation along one axis reaches, those decided included.
+
+    An operator that is not decided takes the dim of its decided neighbours, those of one factor, if they agree and it
+    has the dim; all that can do so in one round. What no dim reaches is whole.
+
+    decided: dims by operator. allows: whether an operator has a legal layout with a dim.
+    """
+    dims_of = dict(decided)
+    near: dict[str, set[str]] = {name: set() for name in table.choices}
+    for factor in table.factors:
+        for name in factor.scope:
+            near[name].update(set(factor.scope) - {name})
+    fresh: dict[str, str] = dict(dims_of)
+    while fresh:
+        fresh = {}
+        for name in table.choices.keys() - dims_of.keys():
+            dims = {dims_of[other] for other in near[name] if dims_of.get(other)}
+            legal = {dim for dim in dims if allows(name, dim)}
+            if len(legal) == 1:
+                fresh[name] = legal.pop()
+        dims_of |= fresh
+    return dims_of

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.cores.pipelines.enumeration import try_best
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.pricing.job import JobProblem, require_job
 from meshcast.experiments.planning.problem import Problem, SearchBudget
@@ -23,7 +22,7 @@ from meshcast.simulator.ir.scheme import Paper
 
 class VarunaPlanner(Planner):
     paper = Paper("arXiv:2111.04007", "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", 2021)
-    core = "pipelines/enumeration"
+    core = "local_search"
     restrictions = (
         "shard tensors",
         "give stages unlike numbers of layers",
@@ -34,18 +33,17 @@ class VarunaPlanner(Planner):
         job = require_job(problem)
         plans = [*self._space(job)]
 
-        def simulate(place: int) -> float:
+        def simulate(plan: dict[str, Any]) -> float:
             try:
-                forecast = job.forecast(plans[place])
+                forecast = job.forecast(plan)
             except PlanError:  # more micro-batches than the schedule has, or a rule of the framework
                 return math.inf
             return forecast.step_time if forecast.fits else math.inf
 
-        best = try_best([0.0] * len(plans), simulate)
-        if best is None:
+        seconds, place = min(((simulate(plan), place) for place, plan in enumerate(plans)), default=(math.inf, 0))
+        if math.isinf(seconds):
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory: Varuna shards no tensors")
-        proof = PlanProof(best.seconds, best.seconds, "simulation of every plan")
-        return Proposal(plans[best.place], best.seconds, len(plans), proof)
+        return Proposal(plans[place], seconds, len(plans), PlanProof(seconds, seconds, "simulation of every plan"))
 
     def _space(self, job: JobProblem) -> Iterator[dict[str, dict[str, Any]]]:
         """All depths and sizes; the batch stays."""
