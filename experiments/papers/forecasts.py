@@ -12,7 +12,7 @@ from typing import Any
 
 from meshcast.experiments.pages.published import progress
 from meshcast.experiments.papers.figure_file import FigureFile, FigurePart
-from meshcast.experiments.planning.league.claimed_plans import find_claimed_plan
+from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
 from meshcast.simulator import Report, SharedWork, load_job, simulate
 from meshcast.validation.claims.claim_file import Claim
 from meshcast.validation.claims.judge import WHOLE_LIST, drop_unfit, judge

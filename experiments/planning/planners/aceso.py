@@ -48,7 +48,6 @@ class Aceso(Planner):
     paper = Paper(
         "EuroSys 2024", "Aceso: Efficient Parallel DNN Training through Iterative Bottleneck Alleviation", 2024
     )
-    core = "local_search"
     restrictions = (
         "change the size of micro-batches of a job, or on the way",
         "cut or recompute a part of a layer of a job",

@@ -28,8 +28,7 @@ class AdaPipePlanner(Planner):
         "AdaPipe: Optimizing Pipeline Parallelism with Adaptive Recomputation and Partitioning",
         2024,
     )
-    core = "pipelines/recompute_phases"
-    restrictions = ("recompute a part of a layer", "use stages of unlike degrees", "cut inside a layer")
+    restrictions = ("recompute a part of a layer", "use stages of heterogeneous degrees", "cut inside a layer")
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         return self._plan(problem, keep=1)

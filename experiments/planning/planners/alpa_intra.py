@@ -21,7 +21,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class AlpaIntra(OperatorPlanner):
     paper = Paper("arXiv:2201.12023", "Alpa: Automating Inter- and Intra-Operator Parallelism", 2022)
-    core = "ilp"
     restrictions = ("cut a pipeline", "give layers layouts of their own", "use meshes of more than two axes")
     method = "branch and bound"
 

@@ -23,7 +23,6 @@ MOST_MAPS = 2_000_000
 
 class AutoMTF(Planner):
     paper = Paper("arXiv:1811.02084", "Mesh-TensorFlow: Deep Learning for Supercomputers", 2018)
-    core = "local_search"
     restrictions = ("shard a dim of two tensors over different axes", "cut a pipeline", "look at time")
     modes = ("paper",)
     unit = "(dims + 1) x bytes - sharded dims"

@@ -19,7 +19,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class AutoDDL(OperatorPlanner):
     paper = Paper("arXiv:2301.06813", "AutoDDL: Automatic Distributed Deep Learning with Near-Optimal Bandwidth", 2024)
-    core = "local_search"
     restrictions = ("cut a pipeline", "give layers layouts of their own", "look at memory")
 
     def meshes(self, problem: Problem) -> Iterator[Mapping[str, int]]:

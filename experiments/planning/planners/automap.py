@@ -23,7 +23,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class Automap(OperatorPlanner):
     paper = Paper("arXiv:2112.02958", "Automap: Towards Ergonomic Automated Parallelism for ML Models", 2021)
-    core = "local_search"
     restrictions = ("cut a pipeline", "give layers layouts of their own", "decide operators without weights")
 
     def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:

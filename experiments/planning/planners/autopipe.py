@@ -27,10 +27,9 @@ from meshcast.simulator.ir.scheme import Paper
 
 class AutoPipe(Planner):
     paper = Paper("CLUSTER 2022", "AutoPipe: A Fast Pipeline Parallelism Approach with Balanced Partitioning", 2022)
-    core = "local_search"
     restrictions = (
         "shard tensors",
-        "give stages unlike replicas",
+        "give stages different numbers of replicas",
         "cut a layer of a job",
         "slice micro-batches of the warm-up (its slicer)",
     )

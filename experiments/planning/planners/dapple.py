@@ -27,7 +27,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class DapplePlanner(Planner):
     paper = Paper("arXiv:2007.01045", "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", 2021)
-    core = "stage_prefixes"
     restrictions = ("shard tensors", "recompute", "place a stage of a job elsewhere than on the next free GPUs")
     modes = ("paper", "ours")
 

@@ -24,7 +24,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class FlexFlow(OperatorPlanner):
     paper = Paper("arXiv:1807.05358", "Beyond Data and Model Parallelism for Deep Neural Networks", 2019)
-    core = "local_search"
     restrictions = ("cut a pipeline", "give layers layouts of their own", "place operators on subsets of the GPUs")
 
     def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:

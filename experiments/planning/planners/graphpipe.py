@@ -25,11 +25,10 @@ class GraphPipePlanner(Planner):
         "GraphPipe: Improving Performance and Scalability of DNN Training with Graph Pipeline Parallelism",
         2024,
     )
-    core = "pipelines/stage_graph"
     restrictions = (
         "shard tensors",
         "give a stage branches that are no neighbours in their list",
-        "use micro-batches of unlike sizes",
+        "use micro-batches of different sizes",
     )
     modes = ("paper",)
     copies = 4

@@ -20,7 +20,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class GSPMD(OperatorPlanner):
     paper = Paper("arXiv:2105.04663", "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021)
-    core = "propagation"
     restrictions = (
         "change an annotation",
         "cut a pipeline",

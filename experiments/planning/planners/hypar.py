@@ -17,7 +17,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class HyPar(LevelPlanner):
     paper = Paper("arXiv:1901.02067", "HyPar: Towards Hybrid Parallelism for Deep Learning Accelerator Array", 2019)
-    core = "elimination"
     restrictions = (
         "cut a pipeline",
         "give layers layouts of their own",

@@ -26,7 +26,6 @@ class MeshTensorFlow(OperatorPlanner):
     """layout: the axis of each dim; empty: the paper's Transformer. mesh: sizes of the axes; empty: nodes and GPUs."""
 
     paper = Paper("arXiv:1811.02084", "Mesh-TensorFlow: Deep Learning for Supercomputers", 2018)
-    core = "local_search"
     restrictions = (
         "shard a dim of two tensors over different axes",
         "cut a pipeline",

@@ -27,7 +27,6 @@ class OneFlow(OperatorPlanner):
     """signatures: dims by axis that the user has set for an operator."""
 
     paper = Paper("arXiv:2110.15032", "OneFlow: Redesign the Distributed Deep Learning Framework from Scratch", 2021)
-    core = "local_search"
     restrictions = (
         "cut a pipeline",
         "give layers layouts of their own",

@@ -15,7 +15,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class OptCNN(OperatorPlanner):
     paper = Paper("arXiv:1802.04924", "Exploring Hidden Dimensions in Accelerating Convolutional Neural Networks", 2018)
-    core = "elimination"
     restrictions = ("cut a pipeline", "give layers layouts of their own", "look at memory")
     method = "elimination"
 

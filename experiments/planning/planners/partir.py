@@ -48,7 +48,6 @@ class PartIR(OperatorPlanner):
     """tactics: the schedule; empty: the paper's one of a Transformer."""
 
     paper = Paper("arXiv:2401.11202", "PartIR: Composing SPMD Partitioning Strategies for Machine Learning", 2025)
-    core = "propagation"
     restrictions = (
         "cut a pipeline",
         "give layers layouts of their own",

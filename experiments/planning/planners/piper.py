@@ -23,7 +23,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class Piper(Planner):
     paper = Paper("NeurIPS 2021, volume 34", "Piper: Multidimensional Planner for DNN Parallelization", 2021)
-    core = "ideals"
     restrictions = ("give a stage layers of several degrees", "use replicas whose number does not divide the batch")
     modes = ("paper",)
     unit = "s per sample"

@@ -32,7 +32,6 @@ class Sailor(Planner):
         "Sailor: Automating Distributed Training over Dynamic, Heterogeneous, and Geo-distributed Clusters",
         2025,
     )
-    core = "local_search"
     restrictions = (
         "use kinds of GPUs side by side in a stage",
         "use more tensor parallelism than a stage needs to fit",

@@ -26,7 +26,6 @@ SHARES = (1.0, 0.92, 0.84, 0.67, 0.5, 0.34, 0.25)
 
 class Slapo(Planner):
     paper = Paper("arXiv:2302.08005", "Slapo: A Schedule Language for Progressive Optimization of Large Models", 2024)
-    core = "local_search"
     restrictions = (
         "cut a pipeline",
         "recompute less than a quarter of the layers",

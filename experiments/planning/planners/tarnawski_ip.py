@@ -30,7 +30,6 @@ WORKERS = 4
 
 class TarnawskiIP(Planner):
     paper = Paper("arXiv:2006.16423", "Efficient Algorithms for Device Placement of DNN Graph Operators", 2020)
-    core = "local_search"
     restrictions = ("shard or replicate operators",)
     modes = ("paper",)
     unit = "s per sample"

@@ -15,7 +15,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class TensorOpt(OperatorPlanner):
     paper = Paper("arXiv:2004.10856", "TensorOpt: Exploring the Tradeoffs in Distributed DNN Training", 2020)
-    core = "elimination"
     restrictions = ("cut a pipeline", "give layers layouts of their own")
     method = "frontier tracking"
     most = 0

@@ -16,7 +16,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class Tofu(LevelPlanner):
     paper = Paper("arXiv:1807.08887", "Supporting Very Large Models using Automatic Dataflow Graph Partitioning", 2019)
-    core = "elimination"
     restrictions = (
         "cut a pipeline",
         "give layers layouts of their own",

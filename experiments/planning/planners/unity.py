@@ -38,12 +38,11 @@ class Unity(OperatorPlanner):
         "Unity: Accelerating DNN Training Through Joint Optimization of Algebraic Transformations and Parallelization"
     )
     paper = Paper("OSDI 2022", title, 2022)
-    core = "local_search"
     restrictions = (
         "cut a pipeline",
         "give layers layouts of their own",
         "fuse or replace operators",
-        "place branches on unlike GPUs",
+        "place branches on heterogeneous GPUs",
     )
 
     def meshes(self, problem: Problem) -> Iterator[Mapping[str, int]]:

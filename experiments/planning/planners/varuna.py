@@ -22,10 +22,9 @@ from meshcast.simulator.ir.scheme import Paper
 
 class VarunaPlanner(Planner):
     paper = Paper("arXiv:2111.04007", "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", 2021)
-    core = "local_search"
     restrictions = (
         "shard tensors",
-        "give stages unlike numbers of layers",
+        "give stages different numbers of layers",
         "keep activations other than the inputs of stages",
     )
 

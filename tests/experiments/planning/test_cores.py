@@ -29,7 +29,9 @@ from tests.experiments.planning.random_tables import (
     draw_graph,
     draw_stages,
     draw_table,
+    every_assignment,
     stages_by_brute_force,
+    weigh_memory,
 )
 from tests.thinning import thinned
 
@@ -61,7 +63,7 @@ def test_elimination_and_the_integer_program_find_the_optimum(seed: int) -> None
 @pytest.mark.parametrize("seed", thinned(SEEDS, keep=3))
 def test_the_frontier_is_that_of_brute_force(seed: int) -> None:
     table = draw_table(seed)
-    costs = [(table.value(one), table.cost(one).nbytes) for one in table.every_assignment()]
+    costs = [(table.value(one), table.cost(one).nbytes) for one in every_assignment(table)]
     points = sorted({(value, nbytes) for value, nbytes in costs if math.isfinite(value)}, key=lambda one: one[::-1])
     front: list[tuple[float, float]] = []
     for value, nbytes in points:
@@ -125,7 +127,7 @@ def test_a_bisected_weight_of_memory_fits_and_is_no_better_than_the_program(seed
     gaps = (float(np.ptp(factor.nbytes)) for factor in table.factors)
     memory_alone = 10 * front[0].value / min(gap for gap in gaps if gap > 0)  # [s/byte]
     found = bisect_weight(
-        lambda weight: eliminate(table.with_memory_weight(weight)),
+        lambda weight: eliminate(weigh_memory(table, weight)),
         lambda one: one is not None and table.cost(one.assignment).nbytes <= memory,
         memory_alone,
         40,
@@ -139,7 +141,7 @@ def test_a_bisected_weight_of_memory_fits_and_is_no_better_than_the_program(seed
 def test_the_least_objective_with_every_option_is_that_of_brute_force(seed: int) -> None:
     table = draw_table(seed, forbidden=0.3)
     least = {name: np.full(len(options), np.inf) for name, options in table.choices.items()}
-    for one in table.every_assignment():
+    for one in every_assignment(table):
         for name, option in one.items():
             least[name][option] = min(least[name][option], table.value(one))
     for name, found in least_objectives(table).items():
