@@ -136,6 +136,21 @@ class FactorTable:
         return found
 
 
+class Optimum(NamedTuple):
+    """The best assignment of a table that was found.
+
+    assignment: the option of every variable.
+    value: its objective; infinite: none that is allowed was found [s].
+    visited: candidates, nodes, or entries of tables that were priced.
+    bound: no assignment has a lower objective [s]; nan: nothing is proven.
+    """
+
+    assignment: dict[str, int]
+    value: float
+    visited: int
+    bound: float = math.nan
+
+
 class PendingFactor(NamedTuple):
     """A factor that is not priced yet.
 

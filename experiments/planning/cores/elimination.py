@@ -14,21 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.table import FactorTable, Kept, PendingFactor, PendingTable
+from meshcast.experiments.planning.table import FactorTable, Kept, Optimum, PendingFactor, PendingTable
 
 LARGEST = 200_000_000
 """Entries of the largest table that elimination makes."""
 
 ROUNDING = 1e-9
 """Share by which sums in another order differ."""
-
-
-class Optimum(NamedTuple):
-    """The best assignment: the option of every variable, and its objective [s]; `visited` entries were computed."""
-
-    assignment: dict[str, int]
-    value: float
-    visited: int
 
 
 class FrontierPoint(NamedTuple):
@@ -58,7 +50,7 @@ def eliminate(table: FactorTable) -> Optimum | None:
     assignment: dict[str, int] = {}
     for name, scope, best in reversed(steps):
         assignment[name] = int(best[tuple(assignment[other] for other in scope)])
-    return Optimum(assignment, value, visited)
+    return Optimum(assignment, value, visited, value)
 
 
 def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.table import Factor, FactorTable
+from meshcast.experiments.planning.table import Factor, FactorTable, Optimum
 from meshcast.hardware.documents.optional_package import import_optional
 
 
@@ -33,25 +33,10 @@ def load_solver() -> Solver:
     return Solver(optimize.milp, optimize.Bounds, optimize.LinearConstraint, sparse.coo_matrix)
 
 
-class Solution(NamedTuple):
-    """The solution of an integer program.
-
-    assignment: the option of every variable.
-    value: its objective [s].
-    bound: no assignment is better [s].
-    nodes: of the tree of branch and bound.
-    """
-
-    assignment: dict[str, int]
-    value: float
-    bound: float
-    nodes: int
-
-
 def solve_table(
     table: FactorTable, memory: float = math.inf, seconds: float = 60.0, gap: float = 1e-9
-) -> Solution | None:
-    """Minimises the objective of a table within the memory of a rank; None if no assignment fits.
+) -> Optimum | None:
+    """Minimises the objective of a table within the memory of a rank, by branch and bound; None if nothing fits.
 
     memory: of one rank [bytes]. seconds: limit of the solver's time [s]. gap: relative, at which it stops.
     Raises ValueError if time runs out before an assignment is found.
@@ -79,7 +64,7 @@ def solve_table(
         for name, start in program.starts.items()
     }
     bound = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
-    return Solution(assignment, table.value(assignment), float(bound) * scale, int(found.mip_node_count or 0))
+    return Optimum(assignment, table.value(assignment), int(found.mip_node_count or 0), float(bound) * scale)
 
 
 class _Program:

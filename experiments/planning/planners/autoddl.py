@@ -9,11 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 
-from meshcast.experiments.planning.cores.elimination import Optimum
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked, accept_all, improve_options
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh
 from meshcast.experiments.planning.problem import Problem, SearchBudget
-from meshcast.experiments.planning.table import Assignment, FactorTable
+from meshcast.experiments.planning.table import Assignment, FactorTable, Optimum
 from meshcast.simulator.ir.scheme import Paper
 
 
@@ -26,9 +25,8 @@ class AutoDDL(OperatorPlanner):
         if len(physical := physical_mesh(problem)) > 1:
             yield physical
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
-        found = descend_table(table, restarts=min(30, max(1, budget.steps // 100)), seed=budget.seed)
-        return found if found.value < float("inf") else None, found.visited, float("nan")
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
+        return descend_table(table, restarts=min(30, max(1, budget.steps // 100)), seed=budget.seed)
 
 
 def descend_table(table: FactorTable, restarts: int = 10, seed: int = 0) -> Optimum:

@@ -12,12 +12,11 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from meshcast.experiments.planning.cores.elimination import Optimum
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked
 from meshcast.experiments.planning.cores.propagation import Neighbours, find_neighbours, propagate
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved
+from meshcast.experiments.planning.operator_planner import OperatorPlanner
 from meshcast.experiments.planning.problem import Problem, SearchBudget
-from meshcast.experiments.planning.table import Assignment, FactorTable
+from meshcast.experiments.planning.table import Assignment, FactorTable, Optimum
 from meshcast.simulator.ir.scheme import Paper
 
 
@@ -25,7 +24,7 @@ class Automap(OperatorPlanner):
     paper = Paper("arXiv:2112.02958", "Automap: Towards Ergonomic Automated Parallelism for ML Models", 2021)
     restrictions = ("cut a pipeline", "give layers layouts of their own", "decide operators without weights")
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
         near: Neighbours = find_neighbours(table)
         decided = [name for name in table.choices if name in near.with_weights]
 
@@ -39,9 +38,7 @@ class Automap(OperatorPlanner):
             return (table.microbatches * cost.seconds + cost.once) * (1.0 + 10.0 * over)
 
         best = search_tree(table, budget.steps // 10, decided, complete, budget.seed, measure)
-        value = table.value(best.assignment)
-        fits = table.cost(best.assignment).nbytes <= problem.memory and value < float("inf")
-        return best._replace(value=value) if fits else None, best.visited, float("nan")
+        return self.price_fitting(table, problem, best.assignment, best.visited)
 
 
 EXPLORATION = 0.3

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.cores.elimination import Optimum
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved
+from meshcast.experiments.planning.operator_planner import OperatorPlanner
 from meshcast.experiments.planning.problem import Problem, SearchBudget
-from meshcast.experiments.planning.table import Assignment, FactorTable
+from meshcast.experiments.planning.table import Assignment, FactorTable, Optimum
 from meshcast.simulator.ir.scheme import Paper
 
 
@@ -26,12 +25,11 @@ class FlexFlow(OperatorPlanner):
     paper = Paper("arXiv:1807.05358", "Beyond Data and Model Parallelism for Deep Neural Networks", 2019)
     restrictions = ("cut a pipeline", "give layers layouts of their own", "place operators on subsets of the GPUs")
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
         data = {name: _most_by_samples(options) for name, options in table.choices.items()}
         walks = [walk_table(table, budget.steps, start, budget.seed, problem.memory) for start in (data, None)]
         best = min(walks, key=lambda walk: (table.cost(walk.assignment).nbytes > problem.memory, walk.value))
-        fits = table.cost(best.assignment).nbytes <= problem.memory and best.value < float("inf")
-        return best if fits else None, 2 * budget.steps, float("nan")
+        return self.price_fitting(table, problem, best.assignment, 2 * budget.steps)
 
 
 def _most_by_samples(options: Sequence[Any]) -> int:

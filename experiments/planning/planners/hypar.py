@@ -7,10 +7,8 @@ weights may have any layout of the two kinds.
 
 from __future__ import annotations
 
-from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.level_planner import LevelPlanner
-from meshcast.experiments.planning.planner import Proposal
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
@@ -32,6 +30,3 @@ class HyPar(LevelPlanner):
             rule = f"HyPar divides devices by two at every level, and {problem.gpus} is no power of two"
             raise PlanError("cluster", rule, f"Choose {2**levels} GPUs", problem.gpus)
         return [2] * levels
-
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        return self.plan_levels(problem, eliminate)

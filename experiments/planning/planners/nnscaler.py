@@ -105,4 +105,4 @@ class NnScaler(Planner):
         if found is None:
             return None
         proof = PlanProof(found.bound, found.value, "integer program")
-        return Proposal(write_plan(problem, table, found.assignment, axes), found.value, found.nodes + 1, proof)
+        return Proposal(write_plan(problem, table, found.assignment, axes), found.value, found.visited + 1, proof)

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.cores.elimination import LARGEST, Optimum, join_arrays
+from meshcast.experiments.planning.cores.elimination import LARGEST, join_arrays
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked, accept_all, improve_options
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved
+from meshcast.experiments.planning.operator_planner import OperatorPlanner
 from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
-from meshcast.experiments.planning.table import FactorTable
+from meshcast.experiments.planning.table import FactorTable, Optimum
 from meshcast.simulator.ir.scheme import Paper
 
 
@@ -41,9 +41,8 @@ class OneFlow(OperatorPlanner):
         wanted = self.signatures.get(name)
         return wanted is None or all(wanted.get(axis, "") == dim for axis, dim in layout)
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
-        best = search_neighbourhoods(table)
-        return best, best.visited if best else 0, float("nan")
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
+        return search_neighbourhoods(table)
 
 
 Group = tuple[str, ...]

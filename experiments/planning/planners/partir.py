@@ -9,15 +9,13 @@ the vocabulary over the innermost.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from meshcast.experiments.planning.cores.elimination import Optimum
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh
 from meshcast.experiments.planning.planner import Proposal, SpaceOptimum
 from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
-from meshcast.experiments.planning.table import FactorTable
+from meshcast.experiments.planning.table import FactorTable, Optimum
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.ir.scheme import Paper
 
@@ -58,7 +56,7 @@ class PartIR(OperatorPlanner):
     def __init__(self, tactics: Sequence[Tactic] = ()) -> None:
         self.tactics = tuple(tactics)
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
         axes = [*physical_mesh(problem)]
         default = [batch_tactic(axis) for axis in axes[:-1]]
         default += [megatron_tactic(axes[-1]), embedding_tactic(axes[-1])]
@@ -66,9 +64,7 @@ class PartIR(OperatorPlanner):
             Tactic(axis, {name: dim for name, dim in dims.items() if name in table.choices}) for axis, dims in default
         ]
         found = self.apply(table, self.tactics or known, axes)
-        value, nbytes = table.value(found), table.cost(found).nbytes
-        fits = math.isfinite(value) and nbytes <= problem.memory
-        return Optimum(found, value, len(found)) if fits else None, len(found), float("nan")
+        return self.price_fitting(table, problem, found, len(found))
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """The rules of the user leave one plan."""

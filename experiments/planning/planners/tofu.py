@@ -7,10 +7,8 @@ table. No operator may do the same on several ranks.
 
 from __future__ import annotations
 
-from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.level_planner import LevelPlanner
-from meshcast.experiments.planning.planner import Proposal
-from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
+from meshcast.experiments.planning.problem import Dims, Problem
 from meshcast.simulator.ir.scheme import Paper
 
 
@@ -33,6 +31,3 @@ class Tofu(LevelPlanner):
                 found.append(factor)
                 left //= factor
         return found[::-1]
-
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        return self.plan_levels(problem, eliminate)

@@ -14,11 +14,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from meshcast.experiments.planning.cores.elimination import Optimum, eliminate
+from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh
 from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
-from meshcast.experiments.planning.table import Factor, FactorTable
+from meshcast.experiments.planning.table import Factor, FactorTable, Optimum
 from meshcast.simulator.ir.scheme import Paper
 
 ALPHA = 1.2
@@ -52,7 +52,7 @@ class Unity(OperatorPlanner):
         if len(physical) == 1 and problem.gpus % 2 == 0 and problem.gpus > 2:
             yield {"x": problem.gpus // 2, "y": 2}
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
         searches: list[RewriteSearch] = []
         unit = 0.0  # seconds of a byte, in which the fastest plan's time and memory weigh the same
 
@@ -71,8 +71,9 @@ class Unity(OperatorPlanner):
             unit = found.value / table.cost(found.assignment).nbytes
             found = bisect_weight(search, fits, 1.0)
         visited = sum(rewrites.visited for rewrites in searches)
-        solved = found._replace(value=table.value(found.assignment)) if found is not None else None
-        return solved, visited, float("nan")
+        if found is None:
+            return Optimum({}, math.inf, visited)
+        return Optimum(found.assignment, table.value(found.assignment), visited)
 
 
 class RewriteSearch:

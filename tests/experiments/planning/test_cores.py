@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from meshcast.experiments.planning.cores.elimination import (
-    Optimum,
     bound_objective,
     eliminate,
     least_objectives,
@@ -23,7 +22,7 @@ from meshcast.experiments.planning.planners.autoddl import descend_table
 from meshcast.experiments.planning.planners.automap import search_tree
 from meshcast.experiments.planning.planners.flexflow import walk_table
 from meshcast.experiments.planning.planners.unity import bisect_weight
-from meshcast.experiments.planning.table import Factor, FactorTable, PendingFactor, PendingTable
+from meshcast.experiments.planning.table import Factor, FactorTable, Optimum, PendingFactor, PendingTable
 from tests.experiments.planning.random_tables import (
     best_by_brute_force,
     draw_graph,

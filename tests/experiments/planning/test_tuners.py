@@ -85,13 +85,14 @@ def test_a_share_of_memory_finds_a_plan_that_fits(share: float) -> None:
     best = eliminate(table)
     assert best is not None
     problem.memory = share * table.cost(best.assignment).nbytes
-    found, _, _ = Unity().solve(table, problem, SearchBudget())
+    found = Unity().solve(table, problem, SearchBudget())
     program = solve_table(table, problem.memory)
     assert found is not None and program is not None
     assert table.cost(found.assignment).nbytes <= problem.memory
     assert program.value * (1 - 1e-9) <= found.value <= 1.08 * program.value
     problem.memory = 1.0
-    assert Unity().solve(table, problem, SearchBudget(steps=400))[0] is None
+    nothing = Unity().solve(table, problem, SearchBudget(steps=400))
+    assert nothing is not None and math.isinf(nothing.value)
 
 
 # ----------------------------------------------------------------------------------------------------- Slapo
