@@ -50,7 +50,7 @@ _HOMES = {
     "SharedWork": ("meshcast.simulator.forecast.shared_work", "SharedWork"),
     "SweepResult": ("meshcast.experiments.notebook.sweep", "SweepResult"),
     "load_cluster": ("meshcast.hardware", "load_cluster"),
-    "load_job": ("meshcast.simulator.job.load", "load_job"),
+    "load_job": ("meshcast.simulator.loading.load", "load_job"),
     "search": ("meshcast.experiments.search.find", "search"),
     "simulate": ("meshcast.experiments.notebook.simulate", "simulate"),
     "sweep": ("meshcast.experiments.notebook.sweep", "sweep"),

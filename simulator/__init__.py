@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from meshcast.simulator.forecast.shared_work import SharedWork
     from meshcast.simulator.forecast.simulate import simulate
     from meshcast.simulator.job.job import Job
-    from meshcast.simulator.job.load import load_job
+    from meshcast.simulator.loading.load import load_job
     from meshcast.simulator.report.report import Report
 
 __all__ = ["Job", "Report", "SharedWork", "load_job", "simulate"]
@@ -22,7 +22,7 @@ _HOMES = {
     "Job": "meshcast.simulator.job.job",
     "Report": "meshcast.simulator.report.report",
     "SharedWork": "meshcast.simulator.forecast.shared_work",
-    "load_job": "meshcast.simulator.job.load",
+    "load_job": "meshcast.simulator.loading.load",
     "simulate": "meshcast.simulator.forecast.simulate",
 }
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule
 from tests.contract.played import Ideal

@@ -22,7 +22,7 @@ PLANNERS = "experiments/planning/planners/"
 LEARNED = "experiments/planning/cores/learned/"
 """Planners that train a policy: they import torch when they plan."""
 
-PACKAGES = ("meshcast", "hardware", "simulator", "validation", "experiments")
+PACKAGES = ("meshcast", "hardware", "simulator", "validation", "experiments", "tools")
 
 FLOORS = [
     "meshcast.hardware",
@@ -30,10 +30,12 @@ FLOORS = [
     "meshcast.simulator.models",
     "meshcast.simulator.scheduling",
     "meshcast.simulator.lowering",
-    "meshcast.simulator.bridges",
+    "meshcast.simulator.formats",
     "meshcast.simulator.schemes",
     "meshcast.simulator.costs",
     "meshcast.simulator.job",
+    "meshcast.simulator.formats.launch",
+    "meshcast.simulator.loading",
     "meshcast.simulator.plan",
     "meshcast.simulator.program",
     "meshcast.simulator.engine",
@@ -63,16 +65,19 @@ FLOORS = [
     "meshcast.experiments.search",
     "meshcast.experiments.report",
     "meshcast.experiments.planning",
-    "meshcast.experiments.papers",
-    "meshcast.experiments.docs",
+    "tools.papers",
+    "tools.pages",
     "meshcast.experiments.cli",
     "meshcast",
+    "tools.papers",
+    "tools.pages",
+    "tools",
 ]
 """Rooms from the lowest to the highest: a room imports itself and rooms below it."""
 
 DENIED = {
     "meshcast.simulator.costs": tuple(
-        f"meshcast.simulator.{room}" for room in ("models", "scheduling", "lowering", "bridges", "schemes")
+        f"meshcast.simulator.{room}" for room in ("models", "scheduling", "lowering", "formats", "schemes")
     ),
     "meshcast.simulator.schemes": (
         "meshcast.simulator.models",
@@ -113,7 +118,7 @@ def relative(path: Path) -> str:
 def dotted(path: str) -> str:
     """`simulator/costs/__init__.py` -> `meshcast.simulator.costs`."""
     name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return name if name.partition(".")[0] == "meshcast" else f"meshcast.{name}"
+    return name if name.partition(".")[0] in ("meshcast", "tools") else f"meshcast.{name}"
 
 
 def room(name: str) -> str:
@@ -147,9 +152,9 @@ def breaches(path: str, source: str) -> Iterator[str]:
     for line, target in imports(path, source):
         top = target.split(".")[0]
         there = room(target)
-        if top in PACKAGES and top != "meshcast":
+        if top in PACKAGES and top not in ("meshcast", "tools"):
             yield f"{path}:{line} imports {target}: a package of meshcast is imported as meshcast.{target}"
-        if top == "meshcast" and there != here:
+        if top in ("meshcast", "tools") and there != here:
             denied = any((target + ".").startswith(prefix + ".") for prefix in DENIED.get(here, ()))
             if here not in FLOORS or there not in FLOORS:
                 yield f"{path}:{line} imports {target}: {here} or {there} is no room of FLOORS"
@@ -353,7 +358,7 @@ def test_shared_code_asks_for_the_name_of_no_scheme() -> None:
     names |= {name.partition("/")[2] for name in names if name.startswith("pipeline/")}
     free = (
         "simulator/schemes/",
-        "simulator/bridges/",
+        "simulator/formats/",
         "simulator/job/",
         "validation/",
     )

@@ -13,17 +13,17 @@ from meshcast.hardware.errors import PlanError, cut_middle, escape_controls
 from meshcast.hardware.load import read_yaml
 
 if TYPE_CHECKING:
-    from meshcast.simulator.job.launch.formats import ImportedJob
+    from meshcast.simulator.formats.launch.imported_job import ImportedJob
 
 
 def import_launch(
     form: str, file: Path, out: Path | None, cluster: str | None, model: str | None, gpus: int | None, as_json: bool
 ) -> None:
     """Prints or writes the job of a launch file."""
-    from meshcast.simulator.job.launch.convert import import_text
-    from meshcast.simulator.job.launch.detect import REMEDY, read_file
-    from meshcast.simulator.job.launch.render import render_job
-    from meshcast.simulator.job.load import load_job
+    from meshcast.simulator.formats.launch.convert import import_text
+    from meshcast.simulator.formats.launch.detect import REMEDY, read_file
+    from meshcast.simulator.formats.launch.render import render_job
+    from meshcast.simulator.loading.load import load_job
 
     given = {"cluster": cluster, "model": model}
     options = {key: read_yaml(word, f"--{key}", PlanError).data for key, word in given.items() if word is not None}
@@ -38,8 +38,8 @@ def import_launch(
 
 def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[str]) -> None:
     """Prints or writes a job as a launch file."""
-    from meshcast.simulator.job.launch.convert import export_job
-    from meshcast.simulator.job.load import load_job
+    from meshcast.simulator.formats.launch.convert import export_job
+    from meshcast.simulator.loading.load import load_job
 
     found = export_job(load_job(job, changes), program, lambda data, folder: load_job(data, base=folder))
     _write(found.text, out)
@@ -52,10 +52,10 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
 
 def print_changed_settings(job: Path, against: Path, changes: Sequence[str]) -> None:
     """Prints the settings of an existing launch file that a job changes."""
-    from meshcast.simulator.job.launch.changed_settings import list_changed_settings
-    from meshcast.simulator.job.launch.convert import EXPORTS, import_text
-    from meshcast.simulator.job.launch.detect import read_launch_file
-    from meshcast.simulator.job.load import load_job
+    from meshcast.simulator.formats.launch.changed_settings import list_changed_settings
+    from meshcast.simulator.formats.launch.convert import EXPORTS, import_text
+    from meshcast.simulator.formats.launch.detect import read_launch_file
+    from meshcast.simulator.loading.load import load_job
 
     text, form = read_launch_file(against)
     if form not in EXPORTS:
@@ -80,13 +80,13 @@ def tell_launch(job: Path, changes: Sequence[str]) -> tuple[str, ...]:
 
     Returns the settings of names that nothing knows.
     """
-    from meshcast.simulator.job.load import read_job
+    from meshcast.simulator.loading.load import read_job
 
     found = read_job(job, changes).launch
     if found is None:
         return ()
-    from meshcast.simulator.job.launch.convert import FORMATS
-    from meshcast.simulator.job.launch.render import to_flow
+    from meshcast.simulator.formats.launch.convert import FORMATS
+    from meshcast.simulator.formats.launch.render import to_flow
 
     lines = [
         f"assumed {key} {cut_middle(to_flow(found.assumed_values[key]), 80)} "

@@ -245,7 +245,7 @@ def _with_progress(measuring: Any) -> Any:
 
 def _load_long_form(path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """A job in long form, with paths relative to the working directory."""
-    from meshcast.simulator.job.load import load_job
+    from meshcast.simulator.loading.load import load_job
 
     found = load_job(path, changes).to_dict()
     for key in ("model", "cluster"):

@@ -62,8 +62,8 @@ def run(
         from meshcast.experiments.search.fields import split_run_fields
         from meshcast.experiments.search.runs.choices import refuse_open_run
         from meshcast.simulator import load_job, simulate
-        from meshcast.simulator.job.load import read_job
         from meshcast.simulator.job.locate import locate_errors
+        from meshcast.simulator.loading.load import read_job
         from meshcast.simulator.runs.inputs import make_run
 
         tell_launch(job, change or ())

@@ -205,7 +205,7 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
     Raises OutOfMemory if no plan of the space fits: with exit code 3 if `strict`.
     """
     from meshcast.experiments.search.fields import has_open_fields
-    from meshcast.simulator.job.load import read_job
+    from meshcast.simulator.loading.load import read_job
 
     if not has_open_fields(read_job(job, changes).data):
         return None

@@ -23,7 +23,7 @@ from meshcast.hardware.units import GIB, GIGA
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.framework import Framework, framework_names
 from meshcast.simulator.job.job import Job, Precision, ShortPlan
-from meshcast.simulator.job.load import load_job, set_field
+from meshcast.simulator.loading.load import load_job, set_field
 from meshcast.simulator.report.report import Report
 
 SCALED = ("bucket.elements", "launch_s", "memory.context_gib", "step_overhead_s")

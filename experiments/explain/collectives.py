@@ -10,11 +10,11 @@ from typing import Any
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.topology import message_reach, reach
-from meshcast.simulator.bridges.nccl_tests import OPERATIONS
-from meshcast.simulator.bridges.nccl_tests_table import NcclTable, TableLine
 from meshcast.simulator.costs.collectives import collective, p2p
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.estimate import Estimate
+from meshcast.simulator.formats.nccl_tests import OPERATIONS
+from meshcast.simulator.formats.nccl_tests_table import NcclTable, TableLine
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Exchange, Op, Transfer
 from meshcast.simulator.report.report import Report

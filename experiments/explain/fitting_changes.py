@@ -20,7 +20,7 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.load import load_job, set_field
+from meshcast.simulator.loading.load import load_job, set_field
 from meshcast.simulator.report.report import Report
 
 SHOWN = 3

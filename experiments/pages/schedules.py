@@ -17,7 +17,7 @@ from rich.text import Text
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
-from meshcast.simulator.bridges.torch_schedule import read_csv, write_csv
+from meshcast.simulator.formats.torch_schedule import read_csv, write_csv
 from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from meshcast.simulator.job.shorthand import SCHEDULES_ELSEWHERE
 from meshcast.simulator.program.timetable import Timetable

@@ -12,10 +12,10 @@ from rich.text import Text
 from meshcast.experiments.pages.measurements import format_amount, new_table
 from meshcast.experiments.pages.published import format_percent
 from meshcast.experiments.plots.style import Width
-from meshcast.simulator.bridges import kineto
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.forecast.simulate import simulate
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.formats import kineto
+from meshcast.simulator.loading.load import load_job
 from meshcast.validation.measurements.forecasts import use_calibrated_gpu
 from meshcast.validation.traces.comparison import Comparison, compare_step
 

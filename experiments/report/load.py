@@ -10,7 +10,7 @@ from meshcast.experiments.report.results.load import PlanRows, is_search_answer,
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 
 SAME = 1e-9
 """Relative difference up to which the step time of an answer and of its job are the same."""

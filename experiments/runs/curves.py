@@ -15,7 +15,7 @@ from meshcast.experiments.runs.seeds import simulate_runs
 from meshcast.experiments.sweeps.scaling import resize_cluster
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.simulate import simulate
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.runs.answer import RunAnswer
 from meshcast.simulator.runs.formulas import expected_goodput
 from meshcast.simulator.runs.inputs import RunPlan, make_run, replace_run_keys

@@ -37,7 +37,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.offload import IN, OUT
 from meshcast.simulator.plan.partition import layers_of_stages
 from meshcast.simulator.plan.plan import Plan

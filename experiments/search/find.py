@@ -25,8 +25,8 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.workers import count_cores
-from meshcast.simulator.job.load import read_job
 from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.loading.load import read_job
 from meshcast.simulator.report.words import describe_value
 
 MOST_PLANS = 1000

@@ -15,8 +15,8 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step, play_job, summarise_step
 from meshcast.simulator.job.job import Job, JobOrigin
-from meshcast.simulator.job.load import load_job
 from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
 
 ROUNDING = 1e-9

@@ -19,7 +19,7 @@ from meshcast.experiments.sweeps.grid import DERIVED, MISSING, Names
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.validation.published.measured_range.distance import distance_from_measured, known_combinations
 from meshcast.validation.published.measured_range.plan_fields import NAMED, NUMBERS, task_of_job
 

@@ -14,7 +14,7 @@ from meshcast.experiments.search.found import FoundPlan, PlanSearch
 from meshcast.experiments.search.objectives import OF_RUNS
 from meshcast.experiments.search.runs.simulated import PlanRuns, differ
 from meshcast.hardware.units import GIB
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.words import describe_list
 from meshcast.validation.published.measured_range.beyond import beyond_envelope, describe_envelope
 from meshcast.validation.published.measured_range.distance import Distance, distance_from_measured, widened_interval

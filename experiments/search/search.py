@@ -34,8 +34,8 @@ from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepC
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.job import NO_FILE, JobOrigin
-from meshcast.simulator.job.load import load_job
 from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.runs.answer import RunAnswer
 from meshcast.simulator.runs.inputs import make_run, replace_run_keys

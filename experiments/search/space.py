@@ -53,7 +53,7 @@ from meshcast.experiments.sweeps.expressions import Expression
 from meshcast.experiments.sweeps.grid import apply_changes
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-h2", "zb-v", "hanayo")
 """Schedules that are tried by default: those with a flush whose orders do not depend on durations."""

@@ -24,10 +24,10 @@ from meshcast.hardware import load_cluster
 from meshcast.hardware.documents.plain_data import to_plain_data
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from meshcast.hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validate_data
+from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES
 from meshcast.simulator.job.job import JobFile, LongPlan, ShortPlan
-from meshcast.simulator.job.launch import LAUNCH_SUFFIXES
-from meshcast.simulator.job.load import read_job, set_field
 from meshcast.simulator.job.remedies.keys import suggest_key
+from meshcast.simulator.loading.load import read_job, set_field
 from meshcast.simulator.models.load import load_model
 
 MOST_POINTS = 10_000_000

@@ -17,7 +17,7 @@ from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.figures import nest, shown_in
 from meshcast.simulator.report.report import Report
 

@@ -12,7 +12,7 @@ from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import play_job
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
 
 

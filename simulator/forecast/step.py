@@ -19,8 +19,8 @@ from meshcast.simulator.forecast.resident_memory import offloaded_of_devices, re
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import device_params
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.load import load_job
 from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.program import EveryStageOps, Program, variants_of
 from meshcast.simulator.report.energy import KWH

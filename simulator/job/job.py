@@ -1,7 +1,7 @@
 """The schema of a job file, and the checked `Job` with its plan in long form.
 
-``simulator.job.load`` turns a YAML or JSON file or a mapping into a `Job`; ``simulator.plan.resolve`` turns its plan
-into a mesh and schemes. The long form, with every default filled, is the ``job`` of the answer.
+``simulator.loading.load`` turns a YAML or JSON file or a mapping into a `Job`; ``simulator.plan.resolve`` turns its
+plan into a mesh and schemes. The long form, with every default filled, is the ``job`` of the answer.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.bridges.files import text
+from meshcast.simulator.formats.files import text
 from meshcast.simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples
 from meshcast.simulator.job.job import LongPlan, ReplicaPlan
 from meshcast.simulator.job.shortest_step import partition_samples

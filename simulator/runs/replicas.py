@@ -11,8 +11,8 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.load import load_job
 from meshcast.simulator.job.run_keys.keys import Recovery
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.runs.elastic import Elasticity, PipelineTime
 from meshcast.simulator.scheduling.schedule import PipelineShape

@@ -18,7 +18,7 @@ from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op,
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.framework import load_framework
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model

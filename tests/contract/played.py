@@ -27,7 +27,7 @@ from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.operators import Linear
 from meshcast.simulator.ir.ops import Attention, Gemm, HostLaunch, Memory, Op, Param, StageOps, Transfer, Work
 from meshcast.simulator.ir.routing import slowest_rank
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.flatten import FlatProgram

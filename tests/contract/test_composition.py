@@ -15,7 +15,7 @@ from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.ops import HostUpdate, Memory
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.program import one_of
 from tests.contract.composed import AXES, SCHEMES, chunks_for, entries_with
 from tests.contract.measure import saved

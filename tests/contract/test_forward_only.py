@@ -13,7 +13,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.timetable import Timetable, timetable
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, VShape
 from tests.contract.composed import SCHEMES, of_family

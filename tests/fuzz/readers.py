@@ -1,7 +1,7 @@
 """Every command and function that reads a file or words of the command line, with valid input for it.
 
 Not here: what `measure` and `calibrate --device` do after their forecast, which is the machine's work and not the
-input's; and `experiments.docs.accuracy`, which reads published runs as `validate published` does.
+input's; and `tools.pages.accuracy`, which reads published runs as `validate published` does.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typer.testing import CliRunner, Result
 
 from meshcast.experiments.cli.app import app
 from meshcast.experiments.sweeps.output import parts_folder
-from meshcast.simulator.bridges.expert_counts import read_counts
+from meshcast.simulator.formats.expert_counts import read_counts
 from meshcast.validation.measurements import campaign
 from meshcast.validation.pipelines.cases import EXAMPLES
 from tests.experiments.cli.test_fuzz import JOBS, NODE
 from tests.fuzz import seeds
 from tests.fuzz.seeds import PART, Seeds, as_json, as_lines, as_text, as_words, as_yaml, of_files, of_measured
-from tests.simulator.bridges.test_logs import MEGATRON, TITAN
-from tests.simulator.bridges.test_nccl_tests import OLD, TABLE, document
+from tests.simulator.formats.test_logs import MEGATRON, TITAN
+from tests.simulator.formats.test_nccl_tests import OLD, TABLE, document
 
 DATA = "tests/data"
 CATALOG = "hardware/catalog"

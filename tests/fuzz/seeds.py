@@ -18,8 +18,8 @@ from meshcast.experiments.sweeps.store import Shard
 from meshcast.validation.measurements.import_nccl_tests import import_nccl_tests
 from meshcast.validation.measurements.measurement import to_json
 from tests.experiments.cli.samples import JOB, ROOT
-from tests.simulator.bridges.samples import event, kernel, launch
-from tests.simulator.bridges.test_nccl_tests import TABLE
+from tests.simulator.formats.samples import event, kernel, launch
+from tests.simulator.formats.test_nccl_tests import TABLE
 from tests.validation.calibration.test_recorded import file as write_collectives
 
 Seeds = Callable[[Path], list[bytes]]

@@ -22,7 +22,7 @@ from meshcast.hardware.load import read_yaml
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshcast.simulator.ir.registry import scheme_names
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from tests.golden import rewrite
 from tests.golden.rewrite import (
     COMMAND,

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import read_yaml, validate_data
-from meshcast.simulator.job.load import set_field
+from meshcast.simulator.loading.load import set_field
 from meshcast.validation.claims.measures import check_measure
 from meshcast.validation.claims.planner_run import PlannerRun
 from meshcast.validation.claims.relation import FUNCTIONS, Relation, parse_relation

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.bridges.torch_schedule import TORCH_LETTERS, write_csv
+from meshcast.simulator.formats.torch_schedule import TORCH_LETTERS, write_csv
 from meshcast.simulator.scheduling.schedule import Action
 from meshcast.validation.distributed.pipeline_messages import BACKWARD, FORWARD, PipelineMessages
 from meshcast.validation.reference.deferred_weight_gradients import DeferredWeightGradients

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.validation.distributed import collectives, serial_check
 from meshcast.validation.distributed.layouts.executor import compare_layouts
 from meshcast.validation.distributed.peak_memory import measure_peaks

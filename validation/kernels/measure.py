@@ -13,7 +13,7 @@ import torch
 
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import Gemm, HostCopy, Work
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.checks import check_alike
 from meshcast.simulator.plan.plan import Plan
 from meshcast.validation.kernels import fp8

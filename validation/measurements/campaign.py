@@ -27,7 +27,7 @@ from pydantic import Field
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.simulator.costs.calibration.check import STEPS
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.validation.measurements.measurement import FileModel, Measurement, describe_error, read
 
 UNFINISHED = ("interrupted", "not finished")

@@ -16,7 +16,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import Work
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.report.metrics import Z90
 from meshcast.simulator.report.report import Report

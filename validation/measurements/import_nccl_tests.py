@@ -10,8 +10,8 @@ from typing import Any
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.topology import message_reach, reach
-from meshcast.simulator.bridges import nccl_tests
 from meshcast.simulator.costs.collectives import collective, p2p
+from meshcast.simulator.formats import nccl_tests
 from meshcast.simulator.ir.ops import Collective
 from meshcast.validation.measurements.forecasts import Forecaster, forecasters, with_interval
 from meshcast.validation.measurements.imported_file import Origin

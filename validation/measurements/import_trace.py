@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from meshcast.simulator.bridges import kineto
+from meshcast.simulator.formats import kineto
 from meshcast.validation.measurements.forecasts import Forecaster, forecasters, with_interval
 from meshcast.validation.measurements.imported_file import Origin
 from meshcast.validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow

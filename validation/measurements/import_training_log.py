@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.bridges import logs
+from meshcast.simulator.formats import logs
 from meshcast.validation.measurements.forecasts import forecasters, without_interval
 from meshcast.validation.measurements.imported_file import Origin
 from meshcast.validation.measurements.measurement import Machine, Measurement, MeasurementRow

@@ -11,7 +11,7 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.job.framework import framework_names
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 
 NODES = ("dgx-a100", "dgx-h100", "hgx-h200", "dgx-b200", "gb200-nvl72", "hgx-h800", "mi300x-8", "l40s-4", "p5")
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe", "breadth-first", "chimera", "hanayo")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 from meshcast.validation.measurements.device import Device
 from meshcast.validation.measurements.forecasts import Forecaster

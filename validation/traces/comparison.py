@@ -1,6 +1,6 @@
 """Compares a traced step with the simulated step of the same job: seconds and calls by stream and class of kernel.
 
-The measured side is one rank's trace of torch's profiler (`simulator.bridges.kineto`): on a GPU its kernels, copies and
+The measured side is one rank's trace of torch's profiler (`simulator.formats.kineto`): on a GPU its kernels, copies and
 memsets, on a CPU the exclusive time of operators. The simulated side is the device that stands for this rank.
 The seconds of a measured collective include its wait for the other ranks; those of a simulated one do not.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from meshcast.hardware import GPU, gpus
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.bridges.kineto import Event, Trace
+from meshcast.simulator.formats.kineto import Event, Trace
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.plan.checks import check_alike
 from meshcast.simulator.report.report import Report

@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.bridges.kineto import ON_DEVICE, Event, Trace
+from meshcast.simulator.formats.kineto import ON_DEVICE, Event, Trace
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.plan.plan import Plan
 from meshcast.validation.traces.kernel_classes import COMMUNICATES, classify, collective_of

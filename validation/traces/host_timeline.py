@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.bridges.kineto import Event, Trace
+from meshcast.simulator.formats.kineto import Event, Trace
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.validation.traces.kernel_classes import classify, collective_of
 from meshcast.validation.traces.timeline import Slice, Timeline

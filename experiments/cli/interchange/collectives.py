@@ -48,7 +48,7 @@ def collectives(
     """Print the collectives of a job or cluster as nccl-tests does."""
     with answering(as_json):
         from meshcast.experiments.explain.collectives import TESTS, make_sizes, tables_of_cluster, tables_of_job
-        from meshcast.simulator.bridges.nccl_tests import OPERATIONS
+        from meshcast.simulator.formats.nccl_tests import OPERATIONS
 
         known = OPERATIONS.values() if job is None else TESTS
         for name in operation or ():

@@ -15,7 +15,7 @@ from meshcast.experiments.search.found import ROUNDING
 from meshcast.experiments.search.search import Search
 from meshcast.experiments.search.workers import count_cores, run_on_workers
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 
 WITHIN = 0.01
 """Gap at which the search of the optimum may end: regrets are known as well as that."""

@@ -26,7 +26,7 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.report.report import Report
 

@@ -19,8 +19,8 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.job import NO_FILE, Job
-from meshcast.simulator.job.load import load_job, read_job
 from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.loading.load import load_job, read_job
 from meshcast.simulator.report.report import Report
 
 IMPLIED = ("plan.sequence_parallel", "plan.recompute_layers")

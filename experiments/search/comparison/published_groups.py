@@ -23,7 +23,7 @@ from meshcast.experiments.search.search import Search
 from meshcast.experiments.search.space import Space
 from meshcast.experiments.sweeps.expressions import Expression, Look
 from meshcast.hardware.errors import MeshcastError
-from meshcast.simulator.job.load import load_job, set_field
+from meshcast.simulator.loading.load import load_job, set_field
 from meshcast.validation.published.choice import PlanGroup
 
 OF_INTERVALS = ("framework.set.sigmas", "framework.set.regime")

@@ -26,8 +26,8 @@ from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, UNITS
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.job import Job, LongPlan, SchemeEntry
-from meshcast.simulator.job.load import load_job
 from meshcast.simulator.job.shorthand import expand_plan, family_degree
+from meshcast.simulator.loading.load import load_job
 
 SCHEMES = "plan.schemes."
 """Prefix of the fields that are the schemes of a family, such as ``plan.schemes.data``."""

@@ -16,7 +16,7 @@ from meshcast.experiments.sweeps.simulated_runs import forecast_run, simulates_r
 from meshcast.experiments.sweeps.store import Row, arrow_types, column_type, row_schema, to_cell
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.simulate import simulate
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.figures import row_of
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.version import product_version

@@ -9,7 +9,7 @@ from meshcast.experiments.search.search import Search
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.step import forecast_step
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.words import describe_changes
 
 SAVES_MEMORY = ("plan.recompute", "batch.micro", "plan.sequence_parallel", "plan.zero", "plan.offload")

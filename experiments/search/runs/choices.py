@@ -13,7 +13,7 @@ import numpy as np
 from meshcast.experiments.search.fields import AUTO
 from meshcast.experiments.sweeps.grid import apply_changes
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.runs.least_run import LeastRun
 
 Figure = TypeVar("Figure", float, np.ndarray)

@@ -24,7 +24,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.resident_memory import DeviceParams, state_bytes
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import Collective
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 
 

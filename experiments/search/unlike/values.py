@@ -14,7 +14,7 @@ from meshcast.experiments.search.keys.job_checks import check_batch
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
 """Schedules that are searched: one part of the model a device, orders that do not depend on durations."""

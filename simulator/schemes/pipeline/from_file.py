@@ -14,7 +14,7 @@ https://docs.pytorch.org/docs/stable/distributed.pipelining.html.
 from functools import cached_property
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.bridges.torch_schedule import TorchSchedule, read_csv
+from meshcast.simulator.formats.torch_schedule import TorchSchedule, read_csv
 from meshcast.simulator.ir.scheme import Paper
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, ScheduleItem
 

@@ -258,6 +258,6 @@ def test_an_interrupt_is_quiet(job: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("meshcast.simulator.job.load.load_job", interrupted)
+    monkeypatch.setattr("meshcast.simulator.loading.load.load_job", interrupted)
     result = run("predict", job)
     assert result.exit_code == 130 and result.output == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshcast.simulator import simulate
-from meshcast.simulator.bridges import nccl_tests
+from meshcast.simulator.formats import nccl_tests
 from meshcast.simulator.ir.ops import Collective, Transfer
 from meshcast.validation.measurements.import_nccl_tests import import_nccl_tests
 from tests.experiments.cli.samples import run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshcast.simulator.job.launch.convert import import_text
+from meshcast.simulator.formats.launch.convert import import_text
 from tests.experiments.cli.samples import run
 
 SCRIPT = """\

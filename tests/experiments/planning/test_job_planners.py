@@ -23,7 +23,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import Collective
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from tests.experiments.planning.conftest import problem_of
 from tests.experiments.planning.random_tables import draw_stages, every_assignment, weigh_memory
 from tests.thinning import thinned

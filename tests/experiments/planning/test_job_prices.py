@@ -19,7 +19,7 @@ from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.resident_memory import DeviceParams, resident_bytes
 from meshcast.simulator.ir.ops import StageOps
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.offload import saved_activations
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.block import CompiledBlocks

@@ -16,7 +16,7 @@ from meshcast.experiments.search.search import group_by_overlap
 from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.step import forecast_step
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from tests.thinning import thinned
 
 OPEN = {field: "auto" for field in ("overlap.tp", "overlap.dp", "overlap.pp", "overlap.updated_weights")}

@@ -19,7 +19,7 @@ from meshcast.experiments.search.comparison.short_form import read_short_form
 from meshcast.experiments.search.find import make_limits, open_search
 from meshcast.experiments.search.space import Space
 from meshcast.hardware.errors import MeshcastError, PlanError
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from tests.experiments.cli.samples import ROOT, run
 from tests.experiments.search.spaces import TINY
 

@@ -17,7 +17,7 @@ from meshcast.experiments.search.space import Space
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.step import StepAndMemory
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.validation.published.measured_range.distance import distance_from_measured
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY, every_point

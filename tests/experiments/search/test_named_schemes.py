@@ -14,7 +14,7 @@ from meshcast.experiments.search.groups import GroupBounds
 from meshcast.experiments.search.space import Space
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.step import forecast_step
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from tests.experiments.search.test_bounds import hold_bounds
 from tests.experiments.search.test_search import check_against_brute_force
 from tests.thinning import thinned

@@ -14,7 +14,7 @@ from meshcast.experiments.search.find import make_limits, open_search
 from meshcast.experiments.search.output.plot import time_and_memory
 from meshcast.experiments.search.result import SearchResult, rank
 from meshcast.simulator import simulate
-from meshcast.simulator.job.load import load_job, set_field
+from meshcast.simulator.loading.load import load_job, set_field
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY
 

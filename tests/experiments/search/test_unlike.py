@@ -22,7 +22,7 @@ from meshcast.experiments.search.unlike.unlike_search import UnlikeSearch, open_
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from tests.thinning import thinned
 
 MODEL = {"layers": 6, "hidden": 1024, "heads": 16, "vocab": 50257, "seq": 1024}

@@ -13,7 +13,7 @@ from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Gemm, Memory
 from meshcast.simulator.job.framework import load_framework
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 
 H200, H100 = load("gpus", "h200-sxm"), load("gpus", "h100-sxm")
 REFERENCE = load_framework("reference")

@@ -12,7 +12,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.bounds.least_energy import least_energy
 from meshcast.simulator.costs.power import overhead, power_model
 from meshcast.simulator.ir.ops import Gemm, Memory
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
 from meshcast.validation.calibration.power import PowerRow, fit, forecast_power, read_rows
 

@@ -15,7 +15,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import play_forecast
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.block import Price
 from meshcast.simulator.report.breakdown import Breakdown, breakdown
 from meshcast.simulator.report.report import Forecast, Report

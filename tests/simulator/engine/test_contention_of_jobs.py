@@ -22,7 +22,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer, Work
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.flatten import FlatProgram, flatten
 from tests.contract.played import Ideal
 from tests.simulator.engine.links import NETWORK, UP

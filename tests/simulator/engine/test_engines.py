@@ -17,7 +17,7 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.forecast.step import play_forecast
 from meshcast.simulator.ir.ops import HostLaunch
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.build import build
 from meshcast.simulator.program.messages import StageMessages
 from meshcast.simulator.program.timetable import timetable

@@ -16,7 +16,7 @@ from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Op, Transfer
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.flatten import FlatProgram
 from tests.simulator.plan.test_asymmetric import draw_unlike
 

@@ -10,7 +10,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 
 JOB: dict[str, Any] = {
     "model": "llama3.2-1b",

@@ -9,7 +9,7 @@ import pytest
 
 from meshcast.simulator import simulate
 from meshcast.simulator.job.inert_keys import inert_keys
-from meshcast.simulator.job.load import load_job, set_field
+from meshcast.simulator.loading.load import load_job, set_field
 
 JOB: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 8},

@@ -9,7 +9,7 @@ import pytest
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.forecast.simulate import simulate
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 
 SERIAL = {"dp": False, "sharded_weights": False, "pp": False, "gradients": False}
 

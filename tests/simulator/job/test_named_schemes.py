@@ -9,7 +9,7 @@ import pytest
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.step import forecast_step
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 
 DENSE: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 4},

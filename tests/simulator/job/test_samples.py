@@ -11,7 +11,7 @@ import pytest
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 
 MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 512, "positions": "rope"}
 LONG_TAIL = {"kind": "lognormal", "mean": 120, "sigma": 1.2}

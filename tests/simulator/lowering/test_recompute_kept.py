@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from tests.contract.measure import saved
 from tests.contract.played import Played, play_job
 from tests.thinning import thinned_grid

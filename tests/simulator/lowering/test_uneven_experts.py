@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
-from meshcast.simulator.bridges.expert_counts import read_counts, read_routing, read_trace
+from meshcast.simulator.formats.expert_counts import read_counts, read_routing, read_trace
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Op
 from meshcast.simulator.ir.routing import Routing, slowest_rank
 from tests.contract.measure import sent

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.adapters import PLAIN_LAUNCHES, TARGETS, Target
 from meshcast.simulator.models.flops import causal, needed_flops, palm
 from tests.contract.measure import params_of, sent, side_ops_of

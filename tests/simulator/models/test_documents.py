@@ -9,7 +9,7 @@ import pytest
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Attention
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from tests.contract.played import Played, play_job
 
 

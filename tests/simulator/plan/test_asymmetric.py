@@ -12,7 +12,7 @@ from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import Transfer
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from tests.ideal_costs import IdealCosts
 from tests.thinning import thinned, thinned_grid
 

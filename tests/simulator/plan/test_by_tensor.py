@@ -16,7 +16,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import HostCopy, Transfer
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.by_tensor import Budget, SavedTensors, StageTensors, choose, stripe_shares, swap_budget
 from meshcast.simulator.scheduling.activation_transfer import TensorChoice
 from tests.contract.played import Played, play_job

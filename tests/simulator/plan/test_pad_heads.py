@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.flops import CONVENTIONS
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.report.report import Report

@@ -21,7 +21,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.ir.scheme import FAMILIES
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.categories import KINDS
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.trace import write_rank_traces, write_trace

@@ -17,7 +17,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import Transfer
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.activation_transfer import ActivationTransfer, insert_transfers
 from meshcast.simulator.scheduling.schedule import (

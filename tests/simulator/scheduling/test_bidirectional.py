@@ -21,7 +21,7 @@ from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.forecast.step import play_forecast
 from meshcast.simulator.ir.ops import COMPUTE, Attention, Gemm, Op
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.block import Block, BlockPrices, Port, PricedBlock, concatenate, interleave
 from meshcast.simulator.program.build import build
 from meshcast.simulator.program.flatten import flatten

@@ -16,7 +16,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
 from meshcast.simulator.scheduling.schedule import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.no_flush import (
     extend_to_steady_state,

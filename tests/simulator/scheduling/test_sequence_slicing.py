@@ -19,7 +19,7 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import device_params, lower_stages
 from meshcast.simulator.ir.ops import Attention, Memory, Transfer
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.block import CompiledBlocks
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.program.timetable import timetable

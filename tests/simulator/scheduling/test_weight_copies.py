@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import COMPUTE, Collective
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.validation.pipelines.cases import ScheduleCase, answer, replay
 from tests.contract.played import PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import check_alike, play_by_engines

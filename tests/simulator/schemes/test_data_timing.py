@@ -19,7 +19,7 @@ from meshcast.simulator.forecast.step import play_forecast
 from meshcast.simulator.ir.ops import COMPUTE, Collective, HostLaunch, Memory, Op, Work
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.ir.scheme import Scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.report.report import Report

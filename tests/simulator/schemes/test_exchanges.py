@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.simulator.bridges.expert_counts import read_routing
+from meshcast.simulator.formats.expert_counts import read_routing
 from meshcast.simulator.ir.ops import Collective, Gemm, HostLaunch, Op
 from meshcast.simulator.ir.routing import Routing
 from tests.contract.played import Played, play_job

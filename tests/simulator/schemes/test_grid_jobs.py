@@ -12,7 +12,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.ops import Gemm
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from tests.contract.played import play_job
 from tests.simulator.schemes.test_tensor_grid import AXES, TWOS, every_grid
 from tests.strategies import some

@@ -17,7 +17,7 @@ from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.ir.ops import Collective, Op, SideOps
 from meshcast.simulator.ir.routing import Placement, Routing
 from meshcast.simulator.ir.scheme import Scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.program import one_of
 from meshcast.simulator.schemes.expert.shared.load_balancing import BalancedScheme
 from tests.thinning import thinned_grid

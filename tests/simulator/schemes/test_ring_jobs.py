@@ -10,7 +10,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.engine.play import ENGINES
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import Collective
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from tests.contract.played import play_job
 from tests.thinning import thinned
 

@@ -13,7 +13,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.resident_memory import resident_bytes
 from meshcast.simulator.forecast.stages import device_params, lower_stages
 from meshcast.simulator.ir.ops import Memory
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.schemes.data.zero_plus_plus import SCALE
 from tests.contract.measure import backward_ops, catalog_model
 from tests.contract.of_data import DataRanks, sent_across_nodes, sent_per_step, state_bytes_per_parameter

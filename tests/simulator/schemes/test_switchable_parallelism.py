@@ -12,7 +12,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.ir.ops import Collective, Fragment
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.program import one_of
 
 EP, R, H, F = 2, 4, 1024, 4096

@@ -19,7 +19,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Gemm
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.rewrite import wave_count
 from tests.contract.measure import listed, make, sent
 from tests.contract.of_overlap import GemmPair, gather_seconds, overlapped_ops, scatter_seconds, seconds

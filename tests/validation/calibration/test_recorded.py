@@ -7,7 +7,7 @@ import pytest
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.calibration.check import check_folder
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.validation.calibration.collectives.recorded import read_recorded
 from meshcast.validation.measurements.forecasts import Forecaster
 from meshcast.validation.measurements.measurement import Machine, Measurement, MeasurementRow

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.validation.distributed.pipeline_messages import BACKWARD, FORWARD
 from meshcast.validation.distributed.process_groups import make_process_groups
 from meshcast.validation.distributed.serial_check import compare_with_serial

@@ -303,7 +303,7 @@ def test_a_process_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPat
 
 
 def test_reserved_memory_of_devices_that_report_it() -> None:
-    from meshcast.simulator.job.load import load_job
+    from meshcast.simulator.loading.load import load_job
     from meshcast.validation.distributed.measure import _rows
     from meshcast.validation.measurements.forecasts import forecasters
 

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshcast.simulator.bridges import nccl_tests  # noqa: E402
+from meshcast.simulator.formats import nccl_tests  # noqa: E402
 from meshcast.validation.distributed.measure import measure_collectives  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu]

@@ -8,7 +8,7 @@ import pytest
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 from tests.validation.distributed.jobs import EXPERTS, GPT, context_job, job
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 from tests.strategies import some
 from tests.validation.distributed.in_order_streams import (

@@ -125,7 +125,7 @@ def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
     import torch
     import torch.distributed as dist
 
-    from meshcast.simulator.job.load import load_job
+    from meshcast.simulator.loading.load import load_job
     from meshcast.validation.distributed.process_groups import make_process_groups
     from meshcast.validation.distributed.serial_check import compare_with_serial
     from meshcast.validation.distributed.trainer import Trainer
@@ -145,7 +145,7 @@ def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
 
 
 def test_a_model_that_one_device_cannot_hold_is_not_compared() -> None:
-    from meshcast.simulator.job.load import load_job
+    from meshcast.simulator.loading.load import load_job
     from meshcast.validation.distributed.serial_check import fits_serially
 
     plan = resolve_plan(load_job(job()))

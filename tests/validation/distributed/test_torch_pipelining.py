@@ -11,7 +11,7 @@ import pytest
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from tests.validation.distributed.jobs import job
 
 pytestmark = pytest.mark.torch
@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULE = "validation/distributed/torch_pipelining.py"
-WITH_TORCH = "tests/simulator/bridges/test_torch_schedule.py"
+WITH_TORCH = "tests/simulator/formats/test_torch_schedule.py"
 """Compares the bridge's files with those of torch's schedules."""
 
 PRIVATE = re.compile(

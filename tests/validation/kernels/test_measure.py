@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from meshcast.hardware.errors import PlanError  # noqa: E402
 from meshcast.simulator.ir.operators import Linear, Norm  # noqa: E402
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory  # noqa: E402
-from meshcast.simulator.job.load import load_job  # noqa: E402
+from meshcast.simulator.loading.load import load_job  # noqa: E402
 from meshcast.simulator.plan.plan import Plan  # noqa: E402
 from meshcast.validation.kernels import fp8  # noqa: E402
 from meshcast.validation.kernels.measure import measure  # noqa: E402

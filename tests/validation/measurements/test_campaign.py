@@ -11,7 +11,7 @@ import pytest
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.validation.measurements import campaign
 from meshcast.validation.measurements.measurement import Machine, Measurement, MeasurementRow
 

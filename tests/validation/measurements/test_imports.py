@@ -17,9 +17,9 @@ from meshcast.validation.measurements.import_trace import import_trace
 from meshcast.validation.measurements.import_training_log import import_training_log
 from meshcast.validation.measurements.imported_file import NOT_BLIND
 from meshcast.validation.measurements.measurement import Measurement, MeasurementRow
-from tests.simulator.bridges.samples import event, kernel
-from tests.simulator.bridges.test_logs import FORK, MEGATRON, TITAN
-from tests.simulator.bridges.test_nccl_tests import RANKS, TABLE, document
+from tests.simulator.formats.samples import event, kernel
+from tests.simulator.formats.test_logs import FORK, MEGATRON, TITAN
+from tests.simulator.formats.test_nccl_tests import RANKS, TABLE, document
 
 MODEL = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
 JOB: dict[str, Any] = {"model": MODEL, "cluster": "dgx-h100:2", "batch": {"global": 128}, "plan": {"tp": 8}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 
 if TYPE_CHECKING:

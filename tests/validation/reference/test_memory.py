@@ -9,7 +9,7 @@ import pytest
 
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.plan.plan import Plan
 from tests.contract.measure import saved

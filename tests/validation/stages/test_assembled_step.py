@@ -11,7 +11,7 @@ from meshcast.simulator.engine.play import play
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.ir.ops import Collective, Transfer, Work
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.validation.measurements.forecasts import forecasters
 from meshcast.validation.pipelines.cases import ScheduleCase, replay
 from meshcast.validation.stages.action_forecasts import forecast_actions, make_price

@@ -14,7 +14,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 torch = pytest.importorskip("torch")
 
 from meshcast.hardware.errors import PlanError  # noqa: E402
-from meshcast.simulator.job.load import load_job  # noqa: E402
+from meshcast.simulator.loading.load import load_job  # noqa: E402
 from meshcast.validation.measurements.device import Device, live_tensor_bytes  # noqa: E402
 from meshcast.validation.measurements.measurement import read  # noqa: E402
 from meshcast.validation.pipelines.cases import ScheduleCase, replay  # noqa: E402

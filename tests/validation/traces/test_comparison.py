@@ -17,7 +17,7 @@ from meshcast.experiments.plots.measured import traces as plot
 from meshcast.hardware import load
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
-from meshcast.simulator.bridges import kineto
+from meshcast.simulator.formats import kineto
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.program.categories import COMPUTING
 from meshcast.simulator.report.report import Report
@@ -26,7 +26,7 @@ from meshcast.validation.traces.gpu_timeline import ranks_along, stream_of
 from meshcast.validation.traces.simulated_timeline import simulated_timeline
 from meshcast.validation.traces.timeline import UNATTRIBUTED, Slice
 from tests.experiments.plots.checks import check_figure, draw_styled
-from tests.simulator.bridges.samples import event, kernel, launch
+from tests.simulator.formats.samples import event, kernel, launch
 
 MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
 JOBS: dict[str, dict[str, Any]] = {

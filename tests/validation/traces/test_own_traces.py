@@ -12,7 +12,7 @@ from rich.console import Console
 from meshcast.experiments.pages import traces
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import Report, simulate
-from meshcast.simulator.bridges import kineto
+from meshcast.simulator.formats import kineto
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.program.categories import kind_of
 from meshcast.simulator.report.trace import write_rank_traces, write_trace

@@ -13,7 +13,7 @@ from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.hardware.topology import reach
 from meshcast.simulator.ir.ops import Collective, Transfer
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.validation.calibration.collectives.reader import OPERATIONS
 from meshcast.validation.calibration.collectives.sample import CollectiveSample
 from meshcast.validation.measurements.measurement import MeasurementRow, read

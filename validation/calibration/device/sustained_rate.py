@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from meshcast.simulator.bridges import kineto
+from meshcast.simulator.formats import kineto
 from meshcast.validation.distributed.measure import measure
 from meshcast.validation.measurements.forecasts import Forecaster
 from meshcast.validation.traces.comparison import compare_step

@@ -23,7 +23,7 @@ from meshcast.simulator.ir.layout import Tensor as NamedTensor
 from meshcast.simulator.ir.modules import Layer, Operator, Unit
 from meshcast.simulator.ir.operators import Linear, Loss
 from meshcast.simulator.ir.scheme import Scheme
-from meshcast.simulator.job.load import load_job
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.plan.checks import check_alike
 from meshcast.simulator.plan.plan import Plan

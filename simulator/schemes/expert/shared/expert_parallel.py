@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from meshcast.simulator.bridges.expert_counts import RoutingOption
+from meshcast.simulator.formats.expert_counts import RoutingOption
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import Module, MoE, Operator, Stage, add_marks, every_module
 from meshcast.simulator.ir.moe_operators import EXPERTS, Permute

@@ -1,0 +1,276 @@
+"""Reads traces of torch's profiler (Kineto), as ``export_chrome_trace`` writes them: .json or .json.gz.
+
+A host event (``cpu_op``) is an operator on a thread, nested by time in the operators that called it. A GPU event
+(``kernel``, ``gpu_memcpy``, ``gpu_memset``) lies on a stream; its launch is the event of the CUDA runtime with the same
+correlation id, and the operators that enclose the launch show the purpose of the kernel. Files hold microseconds, in
+any order; here times are seconds since the start of the earliest event."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from meshcast.hardware.documents.input_file import TRACE
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.files import json_object, member
+
+REMEDY = "Name a file that torch.profiler wrote with export_chrome_trace"
+
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of GPU events."""
+
+ON_HOST = ("cpu_op", "user_annotation")
+"""Categories of host events whose names show a purpose."""
+
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+"""Categories of launches."""
+
+STEP = re.compile(r"ProfilerStep#\d+")
+"""The profiler's name of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of a trace.
+
+    Attributes:
+        name: of the operator or kernel.
+        category: ``cat`` of the file.
+        begin: start [s].
+        seconds: duration [s].
+        lane: process and thread, or device and stream.
+        args: ``args`` of the file.
+    """
+
+    name: str
+    category: str
+    begin: float
+    seconds: float
+    lane: tuple[str, str]
+    args: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def end(self) -> float:
+        return self.begin + self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTime:
+    """An interval in which a host event ran itself, and none of the operators that it called.
+
+    Attributes:
+        event: the operator.
+        begin: start [s].
+        end: end [s].
+        callers: names of the events that enclose it, innermost first.
+    """
+
+    event: Event
+    begin: float
+    end: float
+    callers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The trace of one process.
+
+    Attributes:
+        file: its name.
+        events: sorted by their start.
+        rank: of the process; None if the file does not say.
+        world: number of ranks; None if the file does not say.
+        backend: of torch.distributed.
+        devices: names of the GPUs.
+        groups: ranks of the process groups that the rank belongs to, by their description.
+    """
+
+    file: str
+    events: tuple[Event, ...]
+    rank: int | None = None
+    world: int | None = None
+    backend: str = ""
+    devices: tuple[str, ...] = ()
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def of(self, *categories: str) -> list[Event]:
+        """The events of some categories, by their start."""
+        return [event for event in self.events if event.category in categories]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the trace has GPU events."""
+        return any(event.category in ON_DEVICE for event in self.events)
+
+    def steps(self) -> list[Event]:
+        """The marked steps, by their start: those of the profiler's schedule, or annotations called ``step``.
+
+        Marks without any launch are left out: schedules also mark steps that they do not record.
+        """
+        marks = self.of("user_annotation")
+        marks = [m for m in marks if STEP.fullmatch(m.name)] or [m for m in marks if m.name.lower() == "step"]
+        work = self.of(*ON_DEVICE)
+        launched = sorted([(self.launch(one) or one).begin for one in work] or [one.begin for one in self.of("cpu_op")])
+        return [m for m in marks if bisect_left(launched, m.begin) < bisect_right(launched, m.end)]
+
+    @cached_property
+    def _launches(self) -> dict[int, Event]:
+        """Launches by correlation id."""
+        found = self.of(*LAUNCHES)
+        return {e.args["correlation"]: e for e in found if isinstance(e.args.get("correlation"), int)}
+
+    @cached_property
+    def _operators(self) -> dict[int, Event]:
+        """Operators by external id: they stand for launches that were not recorded."""
+        found = self.of("cpu_op")
+        return {e.args["External id"]: e for e in found if isinstance(e.args.get("External id"), int)}
+
+    @cached_property
+    def _call_trees(self) -> dict[tuple[str, str], _CallTree]:
+        lanes: dict[tuple[str, str], list[Event]] = defaultdict(list)
+        for event in self.of(*ON_HOST):
+            lanes[event.lane].append(event)
+        return {lane: _CallTree(own) for lane, own in lanes.items()}
+
+    def launch(self, kernel: Event) -> Event | None:
+        """The host event that launched a kernel; None if the file does not say."""
+        found = self._launches.get(_number(kernel.args.get("correlation")))
+        return found or self._operators.get(_number(kernel.args.get("External id")))
+
+    def callers(self, kernel: Event) -> tuple[str, ...]:
+        """Names of the host events that enclose the launch of a kernel, innermost first."""
+        launch = self.launch(kernel)
+        if launch is None or launch.lane not in self._call_trees:
+            return ()
+        return self._call_trees[launch.lane].enclosing(launch.begin)
+
+    def nest_events(self) -> list[tuple[Event, tuple[str, ...], int]]:
+        """Every host event, the names of its callers (innermost first), and the index of its caller in this list (-1 if
+        it has none)."""
+        found: list[tuple[Event, tuple[str, ...], int]] = []
+        for tree in self._call_trees.values():
+            start = len(found)
+            for event, parent in zip(tree.events, tree.parent, strict=True):
+                found.append((event, tree.chain(parent), start + parent if parent >= 0 else -1))
+        return found
+
+    def self_times(self) -> list[SelfTime]:
+        """The self times of all host events: each moment of a thread counts for the innermost operator."""
+        found = [one for tree in self._call_trees.values() for one in tree.self_times()]
+        return sorted(found, key=lambda one: (one.begin, one.end))
+
+
+class _CallTree:
+    """The host events of one thread, nested by time."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        # Of two that start together the longer one encloses the other.
+        self.events = sorted(events, key=lambda event: (event.begin, -event.seconds))
+        self.begins = [event.begin for event in self.events]
+        self.parent: list[int] = []
+        open_: list[int] = []
+        for number, event in enumerate(self.events):
+            while open_ and self.events[open_[-1]].end <= event.begin:
+                open_.pop()
+            self.parent.append(open_[-1] if open_ else -1)
+            open_.append(number)
+
+    def chain(self, number: int) -> tuple[str, ...]:
+        """The name of an event and those of its callers, innermost first."""
+        names = []
+        while number >= 0:
+            names.append(self.events[number].name)
+            number = self.parent[number]
+        return tuple(names)
+
+    def enclosing(self, moment: float) -> tuple[str, ...]:
+        """Names of the events that run at a moment [s], innermost first."""
+        number = bisect_right(self.begins, moment) - 1
+        while number >= 0 and self.events[number].end < moment:
+            number = self.parent[number]
+        return self.chain(number)
+
+    def self_times(self) -> Iterable[SelfTime]:
+        """The self times of all events."""
+        children: dict[int, list[Event]] = defaultdict(list)
+        for number, parent in enumerate(self.parent):
+            children[parent].append(self.events[number])
+        for number, event in enumerate(self.events):
+            callers, at = self.chain(self.parent[number]), event.begin
+            for child in children[number]:
+                if child.begin > at:
+                    yield SelfTime(event, at, child.begin, callers)
+                at = max(at, child.end)
+            if event.end > at:
+                yield SelfTime(event, at, event.end, callers)
+
+
+def read(path: Path) -> Trace:
+    """Reads a trace. Raises PlanError for a file that is no trace."""
+    data = json_object(path, REMEDY, TRACE, constants=True, repeated=True)
+    rows = [
+        (f"{path} traceEvents.{i}", row)
+        for i, row in enumerate(member(data, "traceEvents", list, str(path), REMEDY))
+        if not isinstance(row, dict) or row.get("ph") == "X"
+    ]
+    found = [_event(row, where) for where, row in rows]
+    if not any(event.category in (*ON_DEVICE, "cpu_op") for event in found):
+        raise PlanError(str(path), "it holds no operator and no kernel", REMEDY)
+    first = min(begin for begin, event in zip(_begins(rows), found, strict=True) if event.category != "Trace")
+    # Times are far from zero (years, in microseconds): differences are taken before the unit is changed.
+    moved = [
+        Event(e.name, e.category, (begin - first) * 1e-6, e.seconds, e.lane, e.args)
+        for begin, e in zip(_begins(rows), found, strict=True)
+    ]
+    given = data.get("distributedInfo")
+    given = given if isinstance(given, dict) else {}
+    rank, world = (given[key] if isinstance(given.get(key), int) else None for key in ("rank", "world_size"))
+    events = tuple(sorted(moved, key=lambda event: (event.begin, -event.seconds)))
+    return Trace(str(path), events, rank, world, str(given.get("backend", "")), _devices(data), _groups(given))
+
+
+def _begins(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[float]:
+    return [float(row["ts"]) for _, row in rows]
+
+
+def _event(row: Any, where: str) -> Event:
+    """An event whose start is filled in later."""
+    if not isinstance(row, dict):
+        raise PlanError(where, "an object belongs here", REMEDY, row)
+    for key in ("ts", "dur"):
+        value = row.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e18:
+            raise PlanError(f"{where} {key}", "a number of microseconds belongs here", REMEDY, value)
+    if row["dur"] < 0:
+        raise PlanError(f"{where} dur", "a duration is not negative", REMEDY, row["dur"])
+    args = row.get("args")
+    lane = str(row.get("pid", "")), str(row.get("tid", ""))
+    name, category = str(row.get("name", "")), str(row.get("cat", ""))
+    return Event(name, category, 0.0, row["dur"] * 1e-6, lane, args if isinstance(args, dict) else {})
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else -1
+
+
+def _devices(data: dict[str, Any]) -> tuple[str, ...]:
+    found = data.get("deviceProperties")
+    return tuple(str(one.get("name", "")) for one in found if isinstance(one, dict)) if isinstance(found, list) else ()
+
+
+def _groups(given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Process groups by their description, or by their number if they have none."""
+    found: dict[str, tuple[int, ...]] = {}
+    config = given.get("pg_config")
+    for one in config if isinstance(config, list) else []:
+        if isinstance(one, dict) and isinstance(one.get("ranks"), list):
+            name = one.get("pg_desc")
+            named = str(name if name not in (None, "", "undefined") else one.get("pg_name", ""))
+            found[named] = tuple(rank for rank in one["ranks"] if isinstance(rank, int))
+    return found

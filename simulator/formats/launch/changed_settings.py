@@ -1,0 +1,103 @@
+"""Which settings of a launch file another job changes: the flags to edit in a script that exists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from meshcast.simulator.formats.launch.convert import FORMATS
+from meshcast.simulator.formats.launch.imported_job import ImportedJob, LaunchFormat
+from meshcast.simulator.formats.launch.keys import drop_inactive, flatten_for_export, flatten_job
+from meshcast.simulator.formats.launch.table import Stated
+from meshcast.simulator.job.job import Job
+
+
+@dataclass(frozen=True)
+class SettingChange:
+    """A setting to change in a launch file.
+
+    name: as the file writes it. place: where it stands (``run.sh:12``); empty of one to add.
+    before, after: values; None where the file does not have it, or is to leave it out.
+    """
+
+    name: str
+    place: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        if self.after is None:
+            words = "leave it out"
+        elif self.before is None:
+            words = "add" if self.after is True else f"add {_show(self.after)}"
+        else:
+            words = f"{_show(self.before)} -> {_show(self.after)}"
+        return f"{self.place or 'new'}  {self.name}: {words}"
+
+
+def list_changed_settings(found: ImportedJob, text: str, before: Job, after: Job) -> list[SettingChange]:
+    """The settings of a launch file that differ in another job; first those that it has, then those to add.
+
+    found, text: the file as a job, and its content. before: the checked job of the file. after: the other job.
+    Both jobs are written as launch files, so that only what differs in meaning counts: a flag that states a default, or
+    the same by another name, is no change.
+    """
+    form = FORMATS[found.form]
+    assert form.write is not None
+    stated = form.read(text, found.where)
+    old, new = ({name: one for name, one in form.read(_export(form, job), "").items()} for job in (before, after))
+    differing = {name for name in {**old, **new} if _value(old.get(name)) != _value(new.get(name))}
+    changed, changes = _changed_keys(before, after), []
+    for name, one in stated.items():
+        own = {key for key, where in found.places.items() if where == one.where}
+        if name in differing:
+            changes.append(SettingChange(one.shown, one.place, one.value, new[name].value if name in new else None))
+        elif (
+            name not in old and name not in new and own & changed
+        ):  # it says by another name what is now said otherwise
+            changes.append(SettingChange(one.shown, one.place, one.value, None))
+    changes += [
+        SettingChange(new[name].shown, "", None, new[name].value)
+        for name in new
+        if name in differing and name not in stated
+    ]
+    return changes + _list_changed_variables(form, text, found.where, before, after)
+
+
+def _list_changed_variables(form: LaunchFormat, text: str, where: str, before: Job, after: Job) -> list[SettingChange]:
+    """The variables of the environment that a script sets as the program refuses for the other job, or does not set
+    though only the other job needs them."""
+    old, changes = form.demand_variables(flatten_for_export(before)), []
+    for one in form.demand_variables(flatten_for_export(after)):
+        stated = form.read_variable(text, where, one.name)
+        if stated is not None and not one.takes(stated.value):
+            changes.append(SettingChange(f"environment {one.name}", stated.place, stated.value, one.value))
+        elif stated is None and one.value is not None and one not in old:
+            changes.append(SettingChange(f"environment {one.name}", "", None, one.value))
+    return changes
+
+
+def _export(form: LaunchFormat, job: Job) -> str:
+    assert form.write is not None
+    return form.write(flatten_for_export(job), [])
+
+
+def _changed_keys(before: Job, after: Job) -> set[str]:
+    """The keys in which two jobs differ, by the names that imports give them."""
+    old, new = drop_inactive(flatten_job(before)), drop_inactive(flatten_job(after))
+    found = {key for key in {**old, **new} if old.get(key) != new.get(key)}
+    return found | {key.replace("plan.pipeline.chunks", "plan.chunks") for key in found}
+
+
+def _value(stated: Stated | None) -> Any:
+    """A value for comparison: numbers as numbers, words in small letters."""
+    if stated is None:
+        return None
+    try:
+        return float(stated.value)
+    except (TypeError, ValueError):
+        return str(stated.value).lower()
+
+
+def _show(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,277 @@
+"""Imports launch files as jobs, and exports jobs as launch files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from meshcast.hardware import load_cluster
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.formats.launch.imported_job import Exported, ImportedJob, LaunchFormat
+from meshcast.simulator.formats.launch.keys import (
+    compose_job,
+    drop_idle_overlap,
+    drop_inactive,
+    find_preset_vocabulary,
+    flatten_for_export,
+    flatten_job,
+    flatten_model,
+    join_offload,
+    nest,
+)
+from meshcast.simulator.formats.launch.programs.accelerate import ACCELERATE
+from meshcast.simulator.formats.launch.programs.deepspeed import DEEPSPEED
+from meshcast.simulator.formats.launch.programs.megatron import MEGATRON
+from meshcast.simulator.formats.launch.programs.megatron_model import NO_VOCABULARY
+from meshcast.simulator.formats.launch.programs.nemo import NEMO
+from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
+from meshcast.simulator.formats.launch.table import Keys, Reading, Stated
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.models.load import load_model
+
+FORMATS: dict[str, LaunchFormat] = {one.name: one for one in (MEGATRON, TORCHTITAN, DEEPSPEED, NEMO, ACCELERATE)}
+"""All formats by their names."""
+
+EXPORTS = tuple(one.name for one in FORMATS.values() if one.write is not None)
+"""Names of the formats that a job can be exported to."""
+
+MODELS_ELSEWHERE = ("torchtitan", "deepspeed")
+"""Programs whose models are code beside the launch file."""
+
+DEGREES = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.etp")
+"""Keys of a short plan that changes of a launch file may set even where the file needs one in long form."""
+
+SHAPE_OF_FILE = "the preset of the shape that the file states"
+
+NODE, NODE_GPUS = "dgx-h100", 8
+"""The node that is assumed: no launch file says what GPUs it runs on."""
+
+
+def import_text(
+    text: str,
+    where: str,
+    form: str,
+    cluster: Any = None,
+    model: Any = None,
+    gpus: int | None = None,
+    folder: Path = Path(),
+    changed: Keys | None = None,
+) -> ImportedJob:
+    """The job of a launch file.
+
+    text, where: content and name of the file. form: name of its format.
+    cluster, model: of the job, which most files do not state. gpus: their number, without a cluster.
+    folder: of relative paths.
+    changed: degrees and batch sizes that are changed: what follows from them in the program, such as the chunks of a
+        stage or a global batch that the file leaves out, is derived from these.
+    Raises PlanError for a file that cannot be read, or that does not say what a job needs.
+    """
+    chosen = find_format(form)
+    degrees = {key: one for key, one in (changed or {}).items() if key in DEGREES}
+    reading = Reading(chosen.program, chosen.read(text, where), changed=degrees)
+    if not reading.stated:
+        raise PlanError(
+            where, f"it states no setting of {chosen.program}", f"Name a {chosen.suffix} file of {chosen.program}"
+        )
+    if model is not None:
+        reading.keys |= flatten_model(load_model(model, base=folder))
+    chosen.interpret(reading)
+    keys = reading.keys
+    keys |= degrees
+    if model is None and "model.preset" in keys:
+        model = keys["model.preset"]
+    elif model is None and not {"model.layers", "model.hidden", "model.heads"} <= keys.keys():
+        rule = "it does not state the layers, hidden size and heads of a model"
+        rule += f", which {chosen.program} takes from elsewhere" if form in MODELS_ELSEWHERE else ""
+        rule += "".join(f"; {flag}: {why}" for flag, why in reading.unknown.items() if "preset" in why)
+        raise PlanError(where, rule, "Name the model: --model llama3-8b (on predict: --set model=llama3-8b)")
+    cluster = _choose_cluster(reading, cluster, gpus)
+    loaded = load_cluster(cluster, base=folder)
+    microbatches = _fill_batch(reading, loaded.gpus, changed or {})
+    if "batch.sequence" not in keys and model is not None:
+        sequence = load_model(model, base=folder).seq
+        reading.assume("batch.sequence", sequence, f"the file states no length of sequences: {sequence:,}, the model's")
+    _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node, changed or {})
+    places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
+    places |= {key: f"--set {key}" for key in degrees}
+    with locate_errors(where, "", places):
+        _fill_vocabulary(reading)
+        job = compose_job(keys, cluster, model, folder)
+    ignored = reading.sort_rest(chosen.without_influence, chosen.reasons)
+    comments = {
+        key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()
+    }
+    comments |= {key: f"assumed: {why}" for key, why in reading.assumed.items()}
+    comments.pop("framework.name", None)
+    if "run.steps" in comments:
+        comments["run.tokens"] = comments["run.steps"]
+    if model is None and (isinstance(job["model"], str) or "preset" in job["model"]):
+        comments["model" if isinstance(job["model"], str) else "model.preset"] = SHAPE_OF_FILE
+    return ImportedJob(
+        job,
+        comments,
+        reading.assumed,
+        reading.unknown,
+        tuple(ignored),
+        where,
+        form,
+        places,
+        microbatches,
+        nest(keys, "run.checkpoints"),
+        tuple(reading.unrecognised),
+        {key: keys.get(key) for key in reading.assumed},
+    )
+
+
+def find_format(name: str) -> LaunchFormat:
+    """The format of this name."""
+    if name not in FORMATS:
+        raise PlanError("FORM", "there is no format of this name", nearest(name, FORMATS), name)
+    return FORMATS[name]
+
+
+def _fill_vocabulary(reading: Reading) -> None:
+    """A vocabulary that nothing tells: that of a preset of otherwise the same shape, if there is one."""
+    if reading.assumed.get("model.vocab", "").startswith(NO_VOCABULARY):
+        found = find_preset_vocabulary(nest(reading.keys, "model"))
+        if found is not None:
+            reading.assume("model.vocab", found[1], f"{NO_VOCABULARY}{found[1]:,} of {found[0]}, which has this shape")
+
+
+def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
+    """The cluster of the job: given, or as many GPUs of the usual kind as the file, or its degrees, say."""
+    keys = reading.keys
+    if cluster is not None:
+        return cluster
+    why = f"{reading.program} does not say which GPUs"
+    stated = gpus or keys.get("cluster.gpus")
+    least = _fewest_gpus({**keys, **{key: 1 for key in reading.changed}, **reading.own})
+    total: int = least if "plan.dp" in keys else math.lcm(least, NODE_GPUS)
+    if stated and (gpus or stated % least == 0):
+        total = stated
+    if stated is None:
+        why = f"{why}, nor how many: the fewest nodes for its degrees"
+    elif total != stated:
+        why = f"{why}; its degrees do not divide the {stated} that it states: the fewest nodes for them"
+    nodes = -(-total // NODE_GPUS)
+    made: Any = f"{NODE}:{nodes}" if total == nodes * NODE_GPUS else {"node": NODE, "nodes": nodes, "gpus": total}
+    reading.assume("cluster", made, why)
+    return made
+
+
+def _fewest_gpus(keys: Keys) -> int:
+    """The fewest GPUs for the degrees of a plan."""
+    ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp", "dp"))
+    if "plan.dp" not in keys:
+        ranks *= keys.get("plan.replicate", 1)
+    return math.lcm(ranks, keys.get("plan.pp", 1) * keys.get("plan.ep", 1) * keys.get("plan.etp", 1))
+
+
+def _fill_batch(reading: Reading, gpus: int, changed: Keys) -> int | None:
+    """A global batch that the file leaves out: one micro-batch of each replica, or what the program accumulates.
+
+    changed: see `import_text`. Returns the micro-batches of a replica, if the global batch is derived from them.
+    """
+    keys, now = reading.keys, {**reading.keys, **changed}
+    accumulated, own = keys.pop("batch.accumulated", 1), keys.pop("batch.per_rank", None)
+    drained = keys.pop("batch.drained", None)
+    ranks = _ranks_of_replica(now)
+    if gpus % ranks:
+        return None
+    replicas = gpus // ranks
+    if own is not None and now["batch.global"] % (own * replicas) == 0:
+        reading.set_key("batch.micro", now["batch.global"] // (own * replicas), "train_batch_size")
+    if drained and now.get("batch.global", 0) > replicas * drained:
+        origin, rounds = reading.origins.get("batch.global"), now["batch.global"] / (replicas * drained)
+        reading.reject(
+            origin if isinstance(origin, Stated) else None,
+            f"{reading.program} accumulates gradients over {rounds:.4g} passes through the pipeline of {drained} "
+            "sequences each, and drains it after every one; the forecast has all micro-batches in one pass, which is "
+            "faster",
+        )
+    if keys.get("batch.global") is not None:
+        return None
+    reading.set_key("batch.global", replicas * now.get("batch.micro", 1) * accumulated, "gradient_accumulation_steps")
+    return int(accumulated)
+
+
+def _ranks_of_replica(keys: Keys) -> int:
+    """The ranks of one replica of the model."""
+    return math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
+
+
+def _fill_sharding(reading: Reading, gpus: int, node: int, changed: Keys) -> None:
+    """Copies of sharded states, of groups that a file states by their size, or as the GPUs of a node."""
+    keys = reading.keys
+    origin = reading.origins.get("plan.shard_nodes") or reading.origins.get("plan.mics")
+    size = node if keys.pop("plan.shard_nodes", False) else keys.pop("plan.mics", None)
+    ranks = _ranks_of_replica({**keys, **changed})
+    if size and gpus % (ranks * size) == 0:
+        keys["plan.replicate"] = gpus // (ranks * size)
+        reading.origins["plan.replicate"] = origin or ""
+
+
+def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job]) -> Exported:
+    """A job as a launch file, with a header that lists what the file cannot say.
+
+    load: reads a job in a folder (`simulator.loading.load.load_job`).
+    What the file cannot say is found by reading it back, on the cluster of the job: every key that then differs.
+    """
+    chosen = find_format(form)
+    if chosen.write is None:
+        raise PlanError("--to", "such files are read, not written", nearest(form, EXPORTS), form)
+    keys = flatten_for_export(job)
+    text = chosen.write(keys, [])
+    model = job.as_written["model"] if form in MODELS_ELSEWHERE else None
+    back = import_text(
+        text, f"exported {chosen.suffix} file", form, job.as_written["cluster"], model, folder=job.folder
+    )
+    unsaid = compare_keys(keys, flatten_job(load(back.job, job.folder)))
+    header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
+    header += [*describe_unsaid(unsaid, chosen.program, job), *chosen.remark(keys)]
+    return Exported(chosen.write(keys, header), unsaid)
+
+
+def compare_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two jobs differ, with both values.
+
+    Traits of another framework, and options of another scheme, do not count on top of its name.
+    """
+    wanted, found = (drop_idle_overlap(drop_inactive(one)) for one in (wanted, found))
+    if {"zero-offload", "zero-infinity"} & {wanted.get("plan.data"), found.get("plan.data")}:
+        wanted, found = join_offload(wanted), join_offload(found)
+    differing = {
+        key: (wanted.get(key), found.get(key))
+        for key in {**wanted, **found}
+        if key not in ("cluster.gpus_per_node", "cluster.architecture") and wanted.get(key) != found.get(key)
+    }
+    if found.get("model.positions") != "learned":  # the default length of sequences, where the batch states it
+        for key in ("model.seq", "model.position_rows"):
+            differing.pop(key, None)
+    names = {key: "framework.set." if key == "framework.name" else f"{key}." for key in differing}
+    return {
+        key: one for key, one in differing.items() if not any(key.startswith(below) for name, below in names.items())
+    }
+
+
+def describe_unsaid(unsaid: Mapping[str, tuple[Any, Any]], program: str, job: Job) -> list[str]:
+    """The lines of a header on what a file cannot say."""
+    cluster = job.as_written["cluster"]
+    named = f": {cluster}" if isinstance(cluster, str) else ""
+    lines = [f"{program} is not told which GPUs to run on{named}."]
+    if unsaid:
+        lines.append(f"What {program} cannot be told here (what the job says, and what this file means):")
+        lines += [f"  {key}: {_show(mine)}; here {_show(theirs)}" for key, (mine, theirs) in unsaid.items()]
+    else:
+        lines.append("It says everything else that the job says.")
+    return lines
+
+
+def _show(value: Any) -> str:
+    """A value in one line."""
+    text = "none" if value is None else ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    text = text.lower() if isinstance(value, bool) else text
+    return text if len(text) < 60 else text[:57] + "..."

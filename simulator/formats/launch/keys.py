@@ -1,0 +1,366 @@
+"""A job as a flat mapping of dotted keys, and back: what tables of launch files read and write.
+
+Most keys are those of a job file (``batch.micro``, ``model.moe.top_k``, ``framework.set.overlap.dp``, ``plan.tp``).
+Schemes have keys by their family: ``plan.data: zero-1`` and ``plan.sequence: megatron-cp`` name a scheme, and
+``plan.sequence.comm`` is one of its options. ``plan.recompute`` is none, selective or full, ``run.steps`` the steps of
+the training.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from meshcast.hardware import load_cluster
+from meshcast.simulator.formats.launch.table import Keys
+from meshcast.simulator.ir.registry import find_scheme, is_scheme
+from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
+from meshcast.simulator.job.job import Job, LongPlan, SchemeEntry, plan_to_dict
+from meshcast.simulator.job.shorthand import expand_plan, family_degree
+from meshcast.simulator.models.load import PRESETS, load_model
+from meshcast.simulator.models.model import Model
+
+FAMILIES = ("pipeline", "data", "sequence", "tensor", "expert")
+"""Families of schemes of which a plan has at most one here; further ones, as in USP, have keys with a number."""
+
+UNWRITTEN = ("name", "title", "source", "fitted", "sigmas", "regime", "weights", "quantised")
+"""Fields of a framework that are no traits, or that are those of the precision."""
+
+DEFAULTS: Mapping[str, Any] = {
+    **dict.fromkeys(("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.pipeline.chunks"), 1),
+    **{"plan.pipeline": "1f1b", "plan.data": "zero-1", "plan.sequence": "all-gather", "plan.tensor": "megatron-sp"},
+    **{"plan.expert": "all-to-all", "plan.recompute": "none", "plan.partition": "even", "plan.order": "pp-dp-cp-tp"},
+    **{"plan.pad_heads": False, "plan.share": "even"},
+}
+"""What a short plan means where it leaves these keys out."""
+
+
+def flatten(prefix: str, value: Any) -> Keys:
+    """Dotted keys of nested mappings; empty ones have none."""
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    return {key: one for name, inner in value.items() for key, one in flatten(f"{prefix}.{name}", inner).items()}
+
+
+def nest(keys: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The nested mapping of the keys below a prefix."""
+    found: dict[str, Any] = {}
+    for key, value in keys.items():
+        if key.startswith(f"{prefix}."):
+            *parents, last = key[len(prefix) + 1 :].split(".")
+            at = found
+            for parent in parents:
+                at = at.setdefault(parent, {})
+            at[last] = value
+    return found
+
+
+# ------------------------------------------------------------------------------------- job to keys
+
+
+def flatten_job(job: Job) -> Keys:
+    """All keys of a checked job, every default filled."""
+    keys: Keys = {"framework.name": job.framework.name, "cluster.gpus": job.cluster.gpus}
+    keys |= flatten_model(job.model)
+    keys |= flatten("batch", job.batch.to_dict())
+    keys |= flatten("precision", job.precision.model_dump())
+    keys |= flatten("train", job.train.model_dump(mode="json", exclude_none=True))
+    keys |= flatten_framework(job.framework)
+    keys |= flatten_plan(job.plan)
+    if job.run.tokens is not None:
+        steps = job.run.tokens / (keys["batch.global"] * keys.get("batch.sequence", 1))
+        keys |= {"run.steps": int(steps)} if steps == int(steps) else {"run.tokens": job.run.tokens}
+    if job.noise is not None:
+        keys |= flatten("noise", job.noise.model_dump())
+    return keys
+
+
+def flatten_for_export(job: Job) -> Keys:
+    """The keys of a job, and what launch scripts depend on beyond it: the GPUs of a node, and their generation."""
+    node = {"gpus_per_node": job.cluster.gpus_per_node, "architecture": job.cluster.node.gpu.architecture}
+    return flatten_job(job) | flatten("cluster", node)
+
+
+def flatten_model(model: Model) -> Keys:
+    """The fields of a model but for its name; those that are null are left out."""
+    return flatten("model", model.model_dump(exclude_none=True, exclude={"name"}))
+
+
+def flatten_framework(framework: Framework) -> Keys:
+    """The traits of a framework; formats are keys of the precision."""
+    dumped = framework.model_dump(exclude={*UNWRITTEN, "gradients", "main_weights", "moments"})
+    return flatten("framework.set", dumped)
+
+
+def flatten_plan(plan: LongPlan) -> Keys:
+    """The keys of a plan in long form."""
+    keys: Keys = {"plan.partition": plan.partition, "plan.pad_heads": plan.pad_heads, "plan.share": plan.share}
+    for short, family in (("pp", "pipeline"), ("dp", "data"), ("cp", "sequence"), ("tp", "tensor")):
+        keys[f"plan.{short}"] = family_degree(plan, family)
+    experts = plan.views.get("experts", {})
+    keys |= {"plan.ep": experts.get("ep", 1), "plan.etp": experts.get("etp", keys["plan.tp"])}
+    order = [axis for axis, size in plan.mesh.items() if size > 1]
+    keys["plan.order"] = "dp-pp-cp-tp" if _is_outer(order, ("dp", "replicate", "shard"), "pp") else "pp-dp-cp-tp"
+    keys["plan.recompute"] = "none"
+    for entry in plan.schemes:
+        keys |= _flatten_scheme(entry, plan, keys)
+    for name, value in (("stages", plan.stages), ("replicas", plan.replicas)):
+        if value:
+            keys[f"plan.{name}"] = tuple(one.model_dump(mode="json") for one in value)
+    return keys
+
+
+def _is_outer(order: list[str], names: tuple[str, ...], other: str) -> bool:
+    """Whether an axis of `names` comes before `other`."""
+    return other in order and any(axis in names for axis in order[: order.index(other)])
+
+
+def _flatten_scheme(entry: SchemeEntry, plan: LongPlan, keys: Keys) -> Keys:
+    """The keys of one scheme."""
+    family, _, name = entry.use.partition("/")
+    fields = find_scheme(entry.use).Options.model_fields
+    options = {key: field.default for key, field in fields.items() if not field.is_required()}
+    options |= entry.model_extra or {}
+    options = {key: tuple(one) if isinstance(one, list) else one for key, one in options.items() if one is not None}
+    if name.startswith("recompute-"):
+        found = {"plan.recompute": name.removeprefix("recompute-")}
+        return found | flatten("plan.recompute", options)
+    if family == "memory":
+        what = options.pop("what", ("activations",)) if name == "offload" else True
+        return {f"plan.{name}": tuple(what) if isinstance(what, list) else what} | flatten(f"plan.{name}", options)
+    if family == "tensor" and not entry.over:
+        family = "tensor_overlap"
+    while f"plan.{family}" in keys:
+        family += "+"
+    if options.get("replicate") in plan.mesh and len(entry.over) == 1:
+        keys["plan.replicate"] = plan.mesh[options.pop("replicate")]
+    return {f"plan.{family}": name} | flatten(f"plan.{family}", options)
+
+
+def drop_inactive(keys: Mapping[str, Any]) -> Keys:
+    """The keys without schemes and options that have no effect: those of degree 1."""
+    found = dict(keys)
+    inactive = {
+        "plan.cp": "plan.sequence",
+        "plan.ep": "plan.expert",
+        "plan.pp": "plan.pipeline",
+        "plan.tp": "plan.tensor",
+    }
+    for degree, scheme in inactive.items():
+        if found.get(degree, 1) == 1:
+            overlap = found.get("plan.pipeline.overlap_passes")
+            found = {key: one for key, one in found.items() if key != scheme and not key.startswith(f"{scheme}.")}
+            if degree == "plan.pp" and overlap:
+                found["plan.pipeline.overlap_passes"] = overlap
+    return found
+
+
+def join_offload(keys: Mapping[str, Any]) -> Keys:
+    """The keys with one word for optimizer states on the host: ZeRO-Offload is ZeRO-2 with them there."""
+    found, data = dict(keys), keys.get("plan.data")
+    states = keys.get("plan.offload", ())
+    if data in ("zero-offload", "zero-infinity"):
+        found["plan.offload"] = tuple(sorted({*states, "optimizer"}))
+    elif data == "zero-2" and "optimizer" in states:
+        found |= {"plan.data": "zero-offload", "plan.data.delayed_update": False}
+    if found.get("plan.offload") == ("optimizer",):  # options are of activations
+        found = {key: one for key, one in found.items() if not key.startswith("plan.offload.")}
+    return found
+
+
+def drop_idle_overlap(keys: Mapping[str, Any]) -> Keys:
+    """The keys without the overlap of what is not communicated."""
+    idle = []
+    if keys.get("plan.data") == "ddp":
+        idle.append("framework.set.overlap.updated_weights")
+    if keys.get("plan.tp", 1) == 1:
+        idle.append("framework.set.overlap.tp")
+    return {key: one for key, one in keys.items() if key not in idle}
+
+
+# ------------------------------------------------------------------------------------- keys to job
+
+
+def compose_job(keys: Mapping[str, Any], cluster: Any, model: Any, folder: Path = Path()) -> dict[str, Any]:
+    """The job file of some keys, without what meshcast fills in anyway.
+
+    cluster: that of the job. model: preset or path, in place of the keys of the model; None: those.
+    folder: of relative paths.
+    """
+    framework = keys.get("framework.name", "megatron-core")
+    profile = load_framework(framework)
+    sequence = keys.get("batch.sequence")
+    named = model if model is not None else compose_model(nest(keys, "model"))
+    job: dict[str, Any] = {"model": named, "cluster": cluster, "framework": framework}
+    traits = nest(
+        {key: one for key, one in keys.items() if flatten_framework(profile).get(key, one) != one}, "framework.set"
+    )
+    if traits:
+        job["framework"] = {"name": framework, "set": traits}
+    job["batch"] = {key: one for key, one in nest(keys, "batch").items() if one is not None}
+    if precision := {key: one for key, one in nest(keys, "precision").items() if one != _format(profile, key)}:
+        job["precision"] = precision
+    if (train := nest(keys, "train")).get("mode", "full") != "full":
+        job["train"] = train
+    gpus = load_cluster(cluster, base=folder)
+    if plan := compose_plan(keys, load_model(named, base=folder), gpus.gpus, gpus.gpus_per_node):
+        job["plan"] = plan
+    if keys.get("run.tokens"):
+        job["run"] = {"tokens": keys["run.tokens"]}
+    elif {"run.steps", "batch.global"} <= keys.keys() and sequence:
+        job["run"] = {"tokens": float(keys["run.steps"] * keys["batch.global"] * sequence)}
+    return job
+
+
+def _format(profile: Framework, key: str) -> str:
+    """The number format of a framework."""
+    return profile.quantised or profile.weights if key == "compute" else str(getattr(profile, key))
+
+
+def is_quantised(format_: Any) -> bool:
+    """Whether a compute format is below 16 bits."""
+    return format_ in get_args(QuantisedRecipe)
+
+
+def compose_plan(keys: Mapping[str, Any], model: Model, gpus: int, node: int) -> dict[str, Any]:
+    """The plan: in short form if that can say it, otherwise in long form. model: of the job. node: GPUs of a node."""
+    said = {key: one for key, one in keys.items() if key.startswith("plan.") and one is not None}
+    given = {key: one for key, one in said.items() if DEFAULTS.get(key) != one}
+    if said.get("plan.ep", 1) == 1 and said.get("plan.etp") == said.get("plan.tp", 1):
+        given.pop("plan.etp", None)
+    if given.get("plan.etp") == 1 and said.get("plan.ep", 1) > 1:
+        del given["plan.etp"]
+    short: dict[str, Any] = {}
+    for key in ("tp", "pp", "cp", "dp", "ep", "etp", "order", "partition", "pad_heads", "share", "offload"):
+        if f"plan.{key}" in given:
+            value = given[f"plan.{key}"]
+            short[key] = list(value) if isinstance(value, tuple) else value
+    if (copies := given.get("plan.replicate", 1)) > 1:
+        degrees = [given.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp")]
+        short["shard"] = given.get("plan.dp", gpus // math.prod(degrees)) // copies
+    short |= _name_schemes(given)
+    rest = {
+        key: one
+        for key, one in given.items()
+        if key.count(".") == 2 and not _is_short(key, one, given) and one != _usual(key, given)
+    }
+    if not rest:
+        return short
+    long = plan_to_dict(expand_plan(short, gpus, model, node))
+    for key, value in rest.items():
+        _, family, option = key.split(".")
+        for entry in long["schemes"]:
+            if entry["use"].startswith(f"{family}/") or entry["use"].startswith(f"memory/{family}"):
+                entry[option] = list(value) if isinstance(value, tuple) else value
+    return long
+
+
+def _name_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a short plan that name schemes, where they are not the defaults."""
+    short: dict[str, Any] = {}
+    options: dict[str, Any] = {
+        key.rpartition(".")[2]: list(one) if isinstance(one, tuple) else one
+        for key, one in given.items()
+        if key.startswith("plan.pipeline.") and (key.endswith(".chunks") or one != _usual(key, given))
+    }
+    chunks = options.pop("chunks", 1)
+    schedule = given.get("plan.pipeline", "1f1b")
+    default = "interleaved-1f1b" if chunks > 1 else "1f1b"
+    usual = find_scheme(f"pipeline/{schedule}").Options.model_fields["chunks"].default
+    if chunks > 1 and (schedule == "interleaved-1f1b" or chunks != usual):
+        short["chunks"] = chunks
+    if options:
+        short["schedule"] = {"use": schedule, **options}
+    elif schedule != default:
+        short["schedule"] = schedule
+    data = str(given.get("plan.data", "zero-1"))
+    if data == "fsdp":
+        short["fsdp"] = True
+    elif data in ("ddp", "zero-2", "zero-3"):
+        short["zero"] = 0 if data == "ddp" else int(data[-1])
+    elif data != "zero-1":
+        short["dp_scheme"] = data
+    for key, name in (("cp_scheme", "sequence"), ("ep_scheme", "expert")):
+        if f"plan.{name}" in given:
+            short[key] = given[f"plan.{name}"]
+    tensor = given.get("plan.tensor", "megatron-sp")
+    if tensor == "megatron":
+        short["sequence_parallel"] = False
+    elif tensor != "megatron-sp":
+        short["tp_scheme"] = tensor
+    for key in ("reshard", "unit"):
+        if given.get(f"plan.data.{key}", _usual(f"plan.data.{key}", given)) != _usual(f"plan.data.{key}", given):
+            short[key] = given[f"plan.data.{key}"]
+    if "plan.recompute" in given:
+        short["recompute"] = given["plan.recompute"]
+    if given.get("plan.recompute.layers") is not None and given.get("plan.recompute") == "full":
+        short["recompute_layers"] = given["plan.recompute.layers"]
+    return short
+
+
+def _is_short(key: str, value: Any, given: Mapping[str, Any]) -> bool:
+    """Whether a short plan says the option of a scheme."""
+    _, family, option = key.split(".")
+    if family == "pipeline" or (family == "data" and option in ("reshard", "unit")):
+        return True
+    if family == "recompute" and option == "layers":
+        return given.get("plan.recompute") == "full"
+    return family == "recompute" and option == "modules" and tuple(value) == ("core_attn",)
+
+
+def _usual(key: str, given: Mapping[str, Any]) -> Any:
+    """The default of an option of a scheme."""
+    _, family, option = key.split(".")
+    usual = DEFAULTS.get(f"plan.{family}")
+    name = given.get(f"plan.{family}", usual)
+    use = {"recompute": f"memory/recompute-{name}", "offload": "memory/offload"}.get(family, f"{family}/{name}")
+    field = find_scheme(use).Options.model_fields.get(option) if is_scheme(use) else None
+    return None if field is None or field.is_required() else field.default
+
+
+def find_preset_vocabulary(fields: dict[str, Any]) -> tuple[str, int] | None:
+    """Name and vocabulary of a preset that has this shape but for the vocabulary; None if there is none.
+
+    Of several it is the one whose sequences have the length of the file's, or the next one.
+    """
+    found: dict[int, tuple[str, int]] = {}
+    for file in sorted(PRESETS.glob("*.yaml")):
+        text = file.read_text("utf-8")
+        if re.search(rf"^hidden: {fields.get('hidden')}$", text, re.M) and re.search(
+            rf"^layers: {fields.get('layers')}$", text, re.M
+        ):
+            preset = load_model(file.stem)
+            unstated = {"vocab": preset.vocab, "seq": preset.seq, "dropout": preset.dropout}  # dropout changes no shape
+            if compose_model(fields | unstated) == file.stem:
+                found.setdefault(abs(preset.seq - fields.get("seq", preset.seq)), (file.stem, preset.vocab))
+    return found[min(found)] if found else None
+
+
+def compose_model(fields: dict[str, Any]) -> Any:
+    """The name of a preset of this shape, if there is one; with its changes, if it differs in little; or the fields."""
+    wanted = load_model(fields)
+    near: dict[str, Any] = {}
+    skeleton = {key: one for key, one in fields.items() if getattr(Model.model_fields[key], "default", None) != one}
+    for file in sorted(PRESETS.glob("*.yaml")):
+        text = file.read_text("utf-8")
+        if not re.search(rf"^hidden: {wanted.hidden}$", text, re.M) or not re.search(
+            rf"^layers: {wanted.layers}$", text, re.M
+        ):
+            continue
+        preset = load_model(file.stem)
+        changes = {
+            key: getattr(wanted, key)
+            for key in Model.model_fields
+            if key != "name" and getattr(wanted, key) != getattr(preset, key)
+        }
+        if wanted.positions != "learned":
+            for key in ("seq", "position_rows"):
+                changes.pop(key, None)
+        if not changes:
+            return file.stem
+        if changes.keys() == {"dropout"}:
+            near = {"preset": file.stem, **changes}
+    return near or skeleton

@@ -1,0 +1,234 @@
+"""Hugging Face: YAML files of Accelerate (FSDP, DeepSpeed, DDP), and arguments of the Trainer as TRL, Axolotl and
+LLaMA-Factory state them.
+
+Source: huggingface/accelerate @16cb6eb8, src/accelerate/utils/dataclasses.py and commands/config; and
+huggingface/transformers, src/transformers/training_args.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import read_yaml
+from meshcast.simulator.formats.launch.imported_job import LaunchFormat
+from meshcast.simulator.formats.launch.programs.deepspeed import flatten_settings
+from meshcast.simulator.formats.launch.table import (
+    Reading,
+    SettingRow,
+    Stated,
+    is_null,
+    read_count,
+    read_number,
+    read_switch,
+)
+from meshcast.simulator.models.load import ALIASES, presets
+
+ROWS = (
+    SettingRow("per_device_train_batch_size", "batch.micro"),
+    SettingRow("micro_batch_size", "batch.micro"),
+    SettingRow("gradient_accumulation_steps", "batch.accumulated"),
+    SettingRow("max_seq_length", "batch.sequence"),
+    SettingRow("max_length", "batch.sequence"),
+    SettingRow("cutoff_len", "batch.sequence"),
+    SettingRow("sequence_len", "batch.sequence"),
+    SettingRow("max_steps", "run.steps"),
+    SettingRow("torch_compile", "framework.set.compile", "switch", {True: True, False: False}),
+)
+
+STRATEGIES = {
+    **{"full_shard": ("fsdp", True), "shard_grad_op": ("fsdp", False), "no_shard": ("ddp", None)},
+    **{"hybrid_shard": ("fsdp", True), "hybrid_shard_zero2": ("fsdp", False)},
+    **{"1": ("fsdp", True), "2": ("fsdp", False), "3": ("ddp", None), "4": ("fsdp", True), "5": ("fsdp", False)},
+}
+"""Data scheme, and whether weights are resharded behind the forward pass, by the strategy of FSDP 1."""
+
+WITHOUT_INFLUENCE = (
+    r"compute_environment|debug|downcast_bf16|machine_rank|main_.*|rdzv.*|same_network|tpu_.*|use_cpu|enable_cpu_affinity"
+    r"|fsdp_config\.(fsdp_)?(auto_wrap.*|cpu_ram.*|ignored.*|state_dict.*|sync_module.*|transformer_layer.*|use_orig.*|min_num.*|version|xla.*)"
+    r"|deepspeed_config\.(zero3_init.*|zero3_save.*|deepspeed_multinode.*|deepspeed_hostfile|offload_\w+_nvme_path|gradient_clipping)"
+    r"|learning_rate|lr_.*|warmup.*|weight_decay|adam_.*|max_grad_norm|output_dir|overwrite.*|logging.*|log_.*|save_.*|eval.*|do_.*|seed|report_to.*"
+    r"|run_name|push_to_hub.*|hub_.*|dataset.*|dataloader.*|num_train_epochs|num_epochs|remove_unused.*|torch_dtype|tokenizer.*|trust_remote.*|model_type"
+    r"|wandb.*|val_.*|special_tokens.*|datasets.*|chat_template.*|strict|train_on.*|group_by.*|disable_tqdm|preprocessing.*|template|stage"
+    r"|plot_.*|ddp_.*|resume.*|dataset_text.*|gradient_checkpointing_kwargs.*|fsdp_transformer_layer.*"
+)
+
+REASONS = {
+    r"megatron.*": "import the arguments of Megatron-LM themselves: meshcast import megatron",
+    r"deepspeed": "import that file itself: meshcast import deepspeed",
+    r"packing|sample_packing": "sequences are whole: state batch.documents",
+    r"dynamo_config\..*": "a compiler has its defaults",
+    r"use_peft|lora_.*|adapter|finetuning_type|load_in_.*|use_bnb.*": "adapters: state train.mode in the job",
+    r"deepspeed_config\.deepspeed_config_file": "import that file itself: meshcast import deepspeed",
+    r"attn_implementation|flash_attention|sdp_attention|flash_attn": "the profile has FlashAttention 2",
+    r"use_liger_kernel|plugins|liger_.*": "fused kernels of Liger are not those of the profile",
+    r"fsdp_config\.(fsdp_)?forward_prefetch": "the next unit is gathered ahead in either case",
+}
+
+
+def read(text: str, where: str) -> dict[str, Stated]:
+    """The settings of a YAML file by their dotted names."""
+    data = read_yaml(text + "\n", where, PlanError).data
+    if not isinstance(data, Mapping):
+        raise PlanError(where, "such a file is a mapping of keys to values", "Start with distributed_type: FSDP")
+    return flatten_settings(data, text, where)
+
+
+def interpret(reading: Reading) -> None:
+    """Fills the keys of a job."""
+    reading.read_rows(ROWS)
+    kind = reading.take_word("distributed_type")
+    reading.set_key("framework.name", "deepspeed" if kind == "deepspeed" else "hf-trainer", "distributed_type")
+    _read_model(reading)
+    if (optimizer := reading.take_word("optim", "optimizer")) and (
+        not optimizer.startswith("adam") or "8bit" in optimizer
+    ):
+        reading.reject(reading.take("optim", "optimizer"), "Adam with 32-bit states is the only optimizer so far")
+    if reading.take_word("dynamo_config.dynamo_backend", "dynamo_backend") not in ("", "no"):
+        reading.set_key("framework.set.compile", True, "dynamo_config.dynamo_backend", "dynamo_backend")
+    if "batch.micro" not in reading.keys:
+        reading.assume("batch.micro", 1, "the arguments of the Trainer state it, and are not here")
+    saved, strategy = reading.take("save_steps"), reading.take_word("save_strategy") or "steps"
+    if saved is not None and strategy == "steps" and read_number(saved) >= 1:  # below 1 it is a share of the run
+        reading.set_checkpoints(read_count(saved), False, "save_steps")
+    gpus = reading.take_count("num_processes")
+    if gpus:
+        reading.set_key("cluster.gpus", gpus, "num_processes")
+    reading.take("num_machines")
+    _read_precision(reading)
+    if kind == "deepspeed":
+        _read_deepspeed(reading)
+    elif kind == "fsdp" or any(name.startswith("fsdp") for name in reading.stated):
+        _read_fsdp(reading)
+    else:
+        reading.set_key("plan.data", "ddp", "distributed_type")
+    if reading.take_switch("gradient_checkpointing") or reading.take_switch(
+        "fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing"
+    ):
+        reading.set_key(
+            "plan.recompute",
+            "full",
+            "gradient_checkpointing",
+            "fsdp_config.fsdp_activation_checkpointing",
+            "fsdp_config.activation_checkpointing",
+        )
+    for name, key in (("tp_size", "plan.tp"), ("cp_size", "plan.cp")):
+        if size := reading.take_count(f"parallelism_config.parallelism_config_{name}", f"parallelism_config.{name}"):
+            reading.set_key(key, size, f"parallelism_config.parallelism_config_{name}", f"parallelism_config.{name}")
+    copies = reading.take_count(
+        "parallelism_config.parallelism_config_dp_replicate_size", "parallelism_config.dp_replicate_size"
+    )
+    shards = reading.take_count(
+        "parallelism_config.parallelism_config_dp_shard_size", "parallelism_config.dp_shard_size"
+    )
+    if shards and shards > 1:
+        name = "parallelism_config.parallelism_config_dp_shard_size"
+        reading.set_key("plan.dp", shards * (copies or 1), name, "parallelism_config.dp_shard_size")
+    if copies and copies > 1:
+        reading.set_key("plan.replicate", copies, "parallelism_config.parallelism_config_dp_replicate_size")
+
+
+def _read_model(reading: Reading) -> None:
+    """The model, if its name on the hub is close to that of a preset."""
+    stated = reading.take("model_name_or_path", "base_model")
+    if stated is None or is_null(stated.value):
+        return
+    word = (
+        str(stated.value)
+        .rstrip("/")
+        .rpartition("/")[2]
+        .lower()
+        .replace("meta-", "")
+        .replace("llama-3", "llama3")
+        .replace("llama-2", "llama2")
+    )
+    known = sorted({*presets(), *ALIASES}, key=len, reverse=True)
+    name = next((one for one in known if word == one or word.startswith(f"{one}-") or word.startswith(f"{one}_")), None)
+    if name is None:
+        reading.reject(stated, "no preset has this name: give the model")
+        return
+    reading.assume("model.preset", name, f"the preset closest to {stated.value}")
+
+
+def _read_precision(reading: Reading) -> None:
+    """Mixed precision of Accelerate, or the switches of the Trainer."""
+    word = reading.take_word("mixed_precision")
+    for format_ in ("bf16", "fp16"):
+        stated = reading.take(format_)
+        if word == format_ or (stated is not None and not is_null(stated.value) and read_switch(stated)):
+            reading.set_key("precision.compute", format_, format_, "mixed_precision")
+            return
+    if word == "fp8":
+        reading.set_key("precision.compute", "fp8-delayed", "mixed_precision")
+    elif word == "no":
+        reading.set_key("precision.compute", "fp32", "mixed_precision")
+    elif "mixed_precision" not in reading.stated:
+        reading.assume("precision.compute", "bf16", "no mixed precision is stated here")
+
+
+def _read_fsdp(reading: Reading) -> None:
+    """FSDP 1 by its strategy, or FSDP 2 by whether it reshards."""
+
+    def take(name: str) -> str:
+        return reading.take_word(f"fsdp_config.fsdp_{name}", f"fsdp_config.{name}")
+
+    strategy = take("sharding_strategy")
+    named = reading.take("fsdp")
+    if not strategy and named is not None:
+        words = named.value if isinstance(named.value, list) else str(named.value).split()
+        strategy = str(words[0]).lower() if words else ""
+    names = ("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy", "fsdp")
+    scheme, reshard = STRATEGIES.get(strategy, ("fsdp", True))
+    reading.set_key("plan.data", scheme, *names)
+    if strategy in ("hybrid_shard", "hybrid_shard_zero2", "4", "5"):
+        reading.set_key("plan.shard_nodes", True, *names)
+    again = take("reshard_after_forward")
+    if again in ("true", "false"):
+        reshard = again == "true"
+    if scheme == "fsdp":
+        reading.set_key("plan.data.reshard", bool(reshard), "fsdp_config.fsdp_reshard_after_forward", *names)
+        if take("backward_prefetch") in ("backward_post", "no_prefetch"):
+            reading.set_key("plan.data.backward_prefetch", False, "fsdp_config.fsdp_backward_prefetch")
+    if take("offload_params") == "true":
+        reading.set_key("plan.offload", ("optimizer",), "fsdp_config.fsdp_offload_params")
+        reading.reject(
+            reading.take("fsdp_config.fsdp_offload_params"),
+            "of what FSDP offloads, only the optimizer states are forecast in host memory",
+        )
+
+
+def _read_deepspeed(reading: Reading) -> None:
+    """The settings of DeepSpeed in an Accelerate file."""
+    stage = reading.take_count("deepspeed_config.zero_stage") or 0
+    offload = reading.take_word("deepspeed_config.offload_optimizer_device")
+    parameters = reading.take_word("deepspeed_config.offload_param_device")
+    if accumulated := reading.take("deepspeed_config.gradient_accumulation_steps"):
+        if not is_null(accumulated.value):
+            reading.set_key(
+                "batch.accumulated", read_count(accumulated), "deepspeed_config.gradient_accumulation_steps"
+            )
+    reading.set_key("plan.data", f"zero-{stage}" if stage else "ddp", "deepspeed_config.zero_stage")
+    if offload in ("cpu", "nvme"):
+        reading.set_key(
+            "plan.data", "zero-infinity" if stage == 3 else "zero-offload", "deepspeed_config.offload_optimizer_device"
+        )
+        if stage == 3:
+            reading.set_key(
+                "plan.data.parameters",
+                parameters if parameters in ("cpu", "nvme") else "gpu",
+                "deepspeed_config.offload_param_device",
+            )
+            reading.set_key("plan.data.optimizer", offload, "deepspeed_config.offload_optimizer_device")
+
+
+def recognise(data: Any, text: str) -> bool:
+    """A mapping with keys of Accelerate, or of the Trainer."""
+    return isinstance(data, Mapping) and bool(
+        {"distributed_type", "fsdp_config", "per_device_train_batch_size", "base_model"} & data.keys()
+    )
+
+
+ACCELERATE = LaunchFormat(
+    "accelerate", "Hugging Face Accelerate", ".yaml", recognise, read, interpret, None, WITHOUT_INFLUENCE, REASONS
+)

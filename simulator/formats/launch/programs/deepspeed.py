@@ -1,0 +1,267 @@
+"""DeepSpeed: its JSON configuration. The model, sequences and most of the parallelism are code beside it.
+
+Source: microsoft/DeepSpeed @38327e07f, deepspeed/runtime/config.py, runtime/zero/config.py and constants of both.
+``auto`` is a value that Hugging Face's Trainer fills in from its own arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import line_of, read_yaml
+from meshcast.simulator.formats.launch.imported_job import LaunchFormat
+from meshcast.simulator.formats.launch.table import (
+    ON,
+    Keys,
+    Reading,
+    SettingRow,
+    Stated,
+    is_null,
+    read_count,
+    read_number,
+    read_switch,
+    write_rows,
+)
+
+BUCKET = SettingRow("zero_optimization.reduce_bucket_size", "framework.set.bucket.elements", "number")
+"""Gradient buckets, of the stages that do not shard weights."""
+
+ROWS = (
+    SettingRow("train_batch_size", "batch.global"),
+    SettingRow("train_micro_batch_size_per_gpu", "batch.micro"),
+    SettingRow("gradient_accumulation_steps", "batch.accumulated"),
+    SettingRow("tensor_parallel.autotp_size", "plan.tp", silent=1),
+    SettingRow("sequence_parallel_size", "plan.cp", silent=1),
+    BUCKET,
+)
+
+COORDINATOR = (
+    SettingRow(
+        "zero_optimization.stage3_prefetch_bucket_size", "plan.data.prefetch_bucket", "number", silent=50_000_000
+    ),
+    SettingRow("zero_optimization.stage3_max_live_parameters", "plan.data.max_live", "number", silent=1_000_000_000),
+    SettingRow(
+        "zero_optimization.stage3_max_reuse_distance", "plan.data.max_reuse_distance", "number", silent=1_000_000_000
+    ),
+    SettingRow("zero_optimization.reduce_bucket_size", "plan.data.reduce_bucket", "number", silent=500_000_000),
+)
+"""Settings of the stages that shard weights."""
+
+PERSISTENCE = SettingRow(
+    "zero_optimization.stage3_param_persistence_threshold", "plan.data.persistence", "number", silent=100_000
+)
+
+OVERLAP = SettingRow("zero_optimization.overlap_comm", "framework.set.overlap.dp", "switch", ON)
+
+WITHOUT_INFLUENCE = (
+    r"optimizer\.params\..*|optimizer\.legacy_fusion|scheduler.*|fp16\.(?!enabled).*|bf16\.(?!enabled).*|steps_per_print|wall_clock_breakdown"
+    r"|gradient_clipping|gradient_predivide_factor|prescale_gradients|zero_allow_untested.*|zero_force_ds.*|dump_state|tensorboard.*|wandb.*"
+    r"|csv_monitor.*|comet.*|comms_logger.*|flops_profiler.*|autotuning.*|elasticity.*|checkpoint.*|data_efficiency.*|curriculum.*|aio.*"
+    r"|zero_optimization\.(contiguous_gradients|sub_group_size|stage3_gather_16bit.*|stage3_gather_fp16.*|cpu_offload_use_pin.*"
+    r"|round_robin.*|load_from_fp32.*|ignore_unused.*|elastic_checkpoint|legacy_stage1|log_trace.*|offload_\w+\.(pin_memory|buffer_count|buffer_size|max_in_cpu|nvme_path|fast_init|pipeline.*))"
+    r"|disable_allgather|seed|activation_checkpointing\.(profile|synchronize.*|number_checkpoints|contiguous.*)"
+    r"|local_rank|memory_breakdown|train_steps|profile.*|nebula.*|gradient_accumulation_dtype|zero_optimization\.use_multi_rank.*"
+)
+
+REASONS = {
+    r"communication_data_type": "gradients are reduced in the format in which they are accumulated",
+    r"amp.*": "mixed precision by Apex is not described",
+    r"compile\..*": "compilation by DeepSpeed is not described",
+    r"zero_optimization\.allgather_bucket_size": "updated weights are gathered by the buckets of the profile",
+    r"activation_checkpointing\..*": "whether layers are recomputed is code of the model: state plan.recompute",
+    r"optimizer\.type": "Adam is the only optimizer so far",
+    r"zero_optimization\.(reduce_scatter|allgather_partitions)": "gradients are reduce-scattered, weights all-gathered",
+    r"(sparse_attention|compression_training|progressive_layer_drop|quantize_training|eigenvalue).*": "not described",
+    r"zero_optimization\.mics_hierarchical_params_gather": "all-gathers are forecast in one step",
+    r"pipeline.*": "stages of a PipelineModule are code: state plan.pp",
+    r"hybrid_engine.*": "generation is not described; a step of training is forecast",
+}
+
+
+def flatten_settings(data: Any, text: str, where: str) -> dict[str, Stated]:
+    """The settings of nested mappings, by their dotted names."""
+    found: dict[str, Stated] = {}
+
+    def walk(path: tuple[str, ...], value: Any) -> None:
+        if isinstance(value, Mapping) and value:
+            for key, inner in value.items():
+                walk((*path, str(key)), inner)
+        elif path:
+            name = ".".join(path)
+            line = line_of(text, path) if text else None
+            found[name] = Stated(value, name, f"{where}:{line}" if line else where)
+
+    walk((), data)
+    return found
+
+
+def read(text: str, where: str) -> dict[str, Stated]:
+    """The settings of a JSON file."""
+    data = read_yaml(text + "\n", where, PlanError).data
+    if not isinstance(data, Mapping):
+        raise PlanError(where, "a DeepSpeed configuration is one object", "Start with {")
+    return flatten_settings(data, text, where)
+
+
+def interpret(reading: Reading) -> None:
+    """Fills the keys of a job."""
+    reading.read_rows(ROWS)
+    reading.set_key("framework.name", "deepspeed")
+    keys = reading.keys
+    if keys["plan.cp"] > 1:
+        reading.set_key("plan.sequence", "ulysses", "sequence_parallel_size")
+    for format_ in ("fp16", "bf16", "bfloat16"):
+        stated = reading.take(f"{format_}.enabled")
+        if stated is not None and not is_null(stated.value) and read_switch(stated):
+            reading.set_key("precision.compute", "fp16" if format_ == "fp16" else "bf16", f"{format_}.enabled")
+    unsettled = [reading.stated.get(f"{one}.enabled") for one in ("fp16", "bf16", "bfloat16")]
+    if "precision.compute" not in keys:
+        if any(one is not None and str(one.value) == "auto" for one in unsettled):
+            reading.assume("precision.compute", "bf16", "auto: the arguments of the Trainer decide")
+        else:
+            reading.set_key("precision.compute", "fp32")
+    accumulate = reading.take_word("data_types.grad_accum_dtype")
+    if accumulate in ("fp32", "bf16", "fp16"):
+        reading.set_key("precision.gradients", accumulate, "data_types.grad_accum_dtype")
+    if (kind := reading.take_word("optimizer.type")) and kind not in (
+        "adam",
+        "adamw",
+        "fusedadam",
+        "cpuadam",
+        "deepspeedcpuadam",
+    ):
+        reading.reject(reading.take("optimizer.type"), REASONS[r"optimizer\.type"])
+    _read_zero(reading)
+    for name, key in (("train_micro_batch_size_per_gpu", "batch.micro"), ("train_batch_size", "batch.global")):
+        stated = reading.take(name)
+        if stated is not None and str(stated.value) == "auto" and key == "batch.micro":
+            reading.assume(key, 1, "auto: the arguments of the Trainer decide")
+    if "batch.micro" not in keys and {"batch.global", "batch.accumulated"} <= keys.keys():
+        keys["batch.per_rank"] = keys["batch.accumulated"]
+
+
+def _read_zero(reading: Reading) -> None:
+    """The stage of ZeRO, and what is offloaded, quantised or kept on every node."""
+    section = "zero_optimization"
+    stated = reading.take(f"{section}.stage")
+    stage = 0 if stated is None or is_null(stated.value) else int(read_number(stated))
+    names = (f"{section}.stage",)
+    devices = {what: reading.take_word(f"{section}.offload_{what}.device") for what in ("optimizer", "param")}
+    if reading.take_switch(f"{section}.cpu_offload"):
+        devices["optimizer"] = devices["optimizer"] or "cpu"
+    reading.set_key("plan.data", f"zero-{stage}" if stage else "ddp", *names)
+    reading.read_rows([OVERLAP])
+    if "framework.set.overlap.dp" not in reading.keys:
+        reading.set_key("framework.set.overlap.dp", stage == 3)
+    hpz = reading.take_count(f"{section}.zero_hpz_partition_size") or 1
+    quantised = {
+        key: reading.take_switch(f"{section}.zero_quantized_{name}")
+        for key, name in (("qwz", "weights"), ("qgz", "gradients"))
+    }
+    mics = reading.take(f"{section}.mics_shard_size")
+    if stage == 3 and mics is not None and read_number(mics) > 1:
+        reading.set_key("plan.data", "mics", f"{section}.mics_shard_size")
+        reading.set_key("plan.mics", read_count(mics), f"{section}.mics_shard_size")
+    elif stage == 3 and (hpz > 1 or any(quantised.values())):
+        reading.set_key("plan.data", "zero-plus-plus", f"{section}.zero_hpz_partition_size")
+        for key, value in {"hpz": hpz > 1, **quantised}.items():
+            reading.set_key(f"plan.data.{key}", value, f"{section}.zero_hpz_partition_size")
+    elif stage == 3 and {"cpu", "nvme"} & set(devices.values()):
+        reading.set_key(
+            "plan.data", "zero-infinity", f"{section}.offload_param.device", f"{section}.offload_optimizer.device"
+        )
+        reading.set_key(
+            "plan.data.parameters",
+            devices["param"] if devices["param"] in ("cpu", "nvme") else "gpu",
+            f"{section}.offload_param.device",
+        )
+        reading.set_key(
+            "plan.data.optimizer",
+            devices["optimizer"] if devices["optimizer"] in ("cpu", "nvme") else "cpu",
+            f"{section}.offload_optimizer.device",
+        )
+    elif devices["optimizer"] == "cpu":
+        reading.set_key("plan.data", "zero-offload", f"{section}.offload_optimizer.device", f"{section}.cpu_offload")
+    if devices["param"] in ("cpu", "nvme") and devices["optimizer"] not in ("cpu", "nvme"):
+        why = "where weights lie in host memory, so do the optimizer states"
+        reading.reject(reading.take(f"{section}.offload_param.device"), why)
+    if reading.keys["plan.data"] in ("zero-3", "zero-infinity", "zero-plus-plus"):
+        reading.read_rows(COORDINATOR)
+        reading.keys.pop(BUCKET.key, None)
+    if reading.keys["plan.data"] == "zero-3":
+        reading.read_rows([PERSISTENCE])
+    else:
+        stated = reading.take(PERSISTENCE.name)
+        if stage == 3 and stated is not None and not is_null(stated.value):
+            reading.reject(stated, f"with data/{reading.keys['plan.data']} all parameters are sharded")
+    reading.take(*(row.name for row in COORDINATOR))
+
+
+def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a job by their dotted names."""
+    settings = write_rows(ROWS, keys)
+    data, dp = str(keys.get("plan.data", "ddp")), keys.get("plan.dp", 1)
+    settings["gradient_accumulation_steps"] = max(1, keys["batch.global"] // (dp * keys["batch.micro"]))
+    stage = {"ddp": 0, "zero-1": 1, "zero-2": 2, "zero-offload": 2}.get(data, 3)
+    settings["zero_optimization.stage"] = stage
+    settings["zero_optimization.overlap_comm"] = keys.get("framework.set.overlap.dp", False)
+    if data == "zero-offload" or (
+        data in ("zero-1", "zero-2", "zero-3") and "optimizer" in keys.get("plan.offload", ())
+    ):
+        settings["zero_optimization.offload_optimizer.device"] = "cpu"
+    elif data == "zero-infinity":
+        settings["zero_optimization.offload_optimizer.device"] = keys.get("plan.data.optimizer", "cpu")
+        if (parameters := keys.get("plan.data.parameters", "cpu")) != "gpu":
+            settings["zero_optimization.offload_param.device"] = parameters
+    elif data == "zero-plus-plus":
+        each = keys.get("cluster.gpus_per_node", 8)
+        settings["zero_optimization.zero_hpz_partition_size"] = each if keys.get("plan.data.hpz", True) else 1
+        settings |= {
+            f"zero_optimization.zero_quantized_{name}": keys.get(f"plan.data.{key}", True)
+            for key, name in (("qwz", "weights"), ("qgz", "gradients"))
+        }
+    elif data == "mics":
+        settings["zero_optimization.mics_shard_size"] = dp // keys.get("plan.replicate", 1)
+    if stage == 3 and data != "mics":
+        settings.pop(BUCKET.name, None)
+        settings |= write_rows(COORDINATOR, keys)
+    if data == "zero-3":
+        settings |= write_rows([PERSISTENCE], keys)
+    compute = keys.get("precision.compute")
+    settings |= {"bf16.enabled": True} if compute == "bf16" else {"fp16.enabled": True} if compute == "fp16" else {}
+    settings["data_types.grad_accum_dtype"] = keys.get("precision.gradients", "fp32")
+    return settings | {"optimizer.type": "AdamW", "gradient_clipping": 1.0}
+
+
+def nest_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings of dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        *parents, last = name.split(".")
+        at = found
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[last] = value
+    return found
+
+
+def write(keys: Keys, header: list[str]) -> str:
+    """A JSON file; JSON has no comments, so the header is the key ``_meshcast``, which DeepSpeed ignores."""
+    comment = {"_meshcast": header} if header else {}
+    return json.dumps({**comment, **nest_settings(write_settings(keys))}, indent=2) + "\n"
+
+
+def recognise(data: Any, text: str) -> bool:
+    """A mapping with keys that only a DeepSpeed configuration has."""
+    return isinstance(data, Mapping) and any(
+        re.fullmatch(r"zero_optimization|train_micro_batch_size_per_gpu|train_batch_size", str(key)) for key in data
+    )
+
+
+DEEPSPEED = LaunchFormat(
+    "deepspeed", "DeepSpeed", ".json", recognise, read, interpret, write, rf"_meshcast.*|{WITHOUT_INFLUENCE}", REASONS
+)

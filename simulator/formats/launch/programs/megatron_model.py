@@ -1,0 +1,308 @@
+"""The shape of a model in the words of Megatron-Core's ``TransformerConfig``, which NeMo and Megatron-Bridge share.
+
+Source: NVIDIA/Megatron-LM @d98e8a64dd, megatron/core/transformer/transformer_config.py and
+megatron/training/arguments.py, with their defaults.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from meshcast.simulator.formats.launch.table import OFF, ON, UNSTATED, Keys, Reading, SettingRow, is_null, read_words
+
+SHAPE = (
+    SettingRow("num_layers", "model.layers"),
+    SettingRow("hidden_size", "model.hidden"),
+    SettingRow("num_attention_heads", "model.heads"),
+    SettingRow("ffn_hidden_size", "model.ffn"),
+    SettingRow("kv_channels", "model.head_dim"),
+    SettingRow("num_query_groups", "model.kv_heads"),
+    SettingRow("max_position_embeddings", "model.seq"),
+    SettingRow("rotary_percent", "model.rope_share", "number", silent=1.0),
+    SettingRow("hidden_dropout", "model.dropout", "number", silent=0.1),
+    SettingRow("qk_layernorm", "model.qk_layernorm", "switch", ON, silent=False),
+    SettingRow("qk_l2_norm", "model.qk_layernorm", "switch", {True: "l2"}),
+    SettingRow("mtp_num_layers", "model.mtp", silent=0),
+    SettingRow(
+        "softmax_type",
+        "model.sinks",
+        "text",
+        {"vanilla": False, "off-by-one": False, "learnable": True},  # of which only the learnable one has parameters
+        silent=False,
+    ),
+    SettingRow("vocab_size", "model.vocab"),
+    SettingRow("padded_vocab_size", "model.vocab"),
+)
+"""Settings of every program on Megatron-Core."""
+
+POSITIONS = SettingRow(
+    "position_embedding_type",
+    "model.positions",
+    "text",
+    {"learned_absolute": "learned", "rope": "rope", "none": "none", "yarn": "rope"},
+    silent="learned",
+)
+
+EXPERTS = (
+    SettingRow("moe_router_topk", "model.moe.top_k", silent=2),
+    SettingRow("moe_ffn_hidden_size", "model.moe.expert_ffn"),
+    SettingRow("moe_router_enable_expert_bias", "model.moe.router_bias", "switch", ON, silent=False),
+    SettingRow("moe_expert_capacity_factor", "model.moe.capacity", "number"),
+)
+"""Settings of models with experts."""
+
+LATENT = (
+    SettingRow("kv_lora_rank", "model.mla.kv_lora_rank", silent=512),
+    SettingRow("q_lora_rank", "model.mla.q_lora_rank"),
+    SettingRow("qk_head_dim", "model.mla.qk_nope", silent=128),
+    SettingRow("qk_pos_emb_head_dim", "model.mla.qk_rope", silent=64),
+    SettingRow("v_head_dim", "model.mla.v", silent=128),
+)
+"""Settings of models with multi-latent attention."""
+
+MAMBA = (
+    SettingRow("mamba_head_dim", "model.ssm.head_dim", silent=64),
+    SettingRow("mamba_state_dim", "model.ssm.state", silent=128),
+    SettingRow("mamba_num_groups", "model.ssm.groups", silent=8),
+    SettingRow("mamba_num_heads", "model.ssm.heads"),
+)
+"""Settings of hybrid models."""
+
+COMMAND_LINE = (
+    POSITIONS,
+    SettingRow(
+        "normalization", "model.norm", "text", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}, silent="layernorm"
+    ),
+    SettingRow("swiglu", "model.gated", "switch", ON, silent=False),
+    SettingRow("quick_geglu", "model.gated", "switch", {True: True}),
+    SettingRow("untie_embeddings_and_output_weights", "model.tied", "switch", OFF, silent=True),
+    SettingRow("use_rotary_position_embeddings", "model.positions", "switch", {True: "rope"}),
+    SettingRow("disable_bias_linear", "model.mlp_bias", "switch", OFF, silent=True),
+    SettingRow("num_experts", "model.moe.experts"),
+)
+"""Settings whose names on the command line are not those of the configuration classes."""
+
+CONFIGURATION = (
+    POSITIONS,
+    SettingRow(
+        "normalization",
+        "model.norm",
+        "text",
+        {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm", "layernorm1p": "layernorm1p"},
+        silent="layernorm",
+    ),
+    SettingRow("gated_linear_unit", "model.gated", "switch", ON, silent=False),
+    SettingRow(
+        "activation",
+        "model.gated",
+        "text",
+        {"swiglu": True, "fast-swiglu": True, "geglu": True, "fast-geglu": True, "gelu": False, "squared-relu": False},
+    ),
+    SettingRow("share_embeddings_and_output_weights", "model.tied", "switch", ON, silent=True),
+    SettingRow("add_bias_linear", "model.mlp_bias", "switch", ON, silent=True),
+    SettingRow("bias", "model.mlp_bias", "switch", ON),
+    SettingRow("num_moe_experts", "model.moe.experts"),
+)
+"""The same in the classes, and in the YAML files of NeMo 1 (``bias``, ``activation``)."""
+
+TOKENIZERS = {
+    "gpt2bpetokenizer": 50257,
+    "gptsentencepiecetokenizer": 256000,
+    "llama2tokenizer": 32000,
+    "llama3tokenizer": 128256,
+    "tiktokenizer": 131072,
+}
+"""Usual vocabularies of tokenizers, for files that do not state one; they are assumptions."""
+
+
+NO_VOCABULARY = "no vocabulary is stated, and the tokenizer does not tell it; "
+"""Begin of the reason for a vocabulary that nothing tells."""
+
+
+def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
+    """Reads the shape of the model. rows: `COMMAND_LINE` or `CONFIGURATION`."""
+    if (
+        reading.take("num_layers", "num_moe_experts", "num_experts", "hybrid_layer_pattern", "hybrid_override_pattern")
+        is None
+    ):
+        return  # the model is given by other means
+    reading.read_rows((*SHAPE, *rows))
+    keys = reading.keys
+    if not reading.take_switch("group_query_attention") and "use_checkpoint_args" not in reading.stated:
+        if "group_query_attention" in reading.stated:
+            keys.pop("model.kv_heads", None)
+    _read_biases(reading)
+    if keys.get("model.norm") == "layernorm" and reading.take_switch(
+        "apply_layernorm_1p", "layernorm_zero_centered_gamma"
+    ):
+        reading.set_key("model.norm", "layernorm1p", "apply_layernorm_1p", "layernorm_zero_centered_gamma")
+    reading.take("no_position_embedding", "apply_layernorm_1p", "layernorm_zero_centered_gamma", "attention_dropout")
+    hidden = keys.get("model.hidden", 0)
+    if "model.ffn" not in keys and hidden:
+        width = int(4 * hidden * 2 / 3 / 64) * 64 if keys["model.gated"] else 4 * hidden
+        reading.set_key("model.ffn", width)
+    if (window := reading.take("window_size")) is not None and not is_null(window.value):
+        reading.set_key("model.window", int(read_words(window)[0].strip("()")) + 1, "window_size")
+        if (every := reading.take("window_attn_skip_freq")) is not None and not is_null(every.value):
+            reading.set_key("model.full_every", int(every.value), "window_attn_skip_freq")
+    if reading.take_switch("multi_latent_attention"):
+        reading.read_rows(LATENT)
+        for key in ("model.head_dim", "model.kv_heads"):
+            keys.pop(key, None)
+        reading.set_key("model.positions", "rope", "multi_latent_attention")
+        reading.set_key("model.qkv_bias", False, "multi_latent_attention")
+    if "model.moe.experts" in keys:
+        _read_experts(reading)
+    _read_hybrid(reading)
+    if "model.seq" not in keys and "batch.sequence" in keys:
+        reading.set_key("model.seq", keys["batch.sequence"], "seq_length")
+    if "model.vocab" not in keys:
+        tokenizer = reading.take("tokenizer_type")
+        known = TOKENIZERS.get(str(tokenizer.value).lower()) if tokenizer else None
+        if tokenizer and known:
+            reading.assume("model.vocab", known, f"the usual vocabulary of {tokenizer.value}")
+        else:
+            reading.assume("model.vocab", 50257, f"{NO_VOCABULARY}that of GPT-2")
+
+
+def _read_biases(reading: Reading) -> None:
+    """Biases of all linear layers, or of queries, keys and values alone."""
+    keys = reading.keys
+    everywhere = keys["model.mlp_bias"]
+    keys["model.proj_bias"] = everywhere
+    qkv = reading.take_switch("add_qkv_bias", "qkv_bias")
+    keys["model.qkv_bias"] = everywhere or qkv
+    for key in ("model.proj_bias", "model.qkv_bias"):
+        if "model.mlp_bias" in reading.origins:  # not where the model is given beside the file
+            reading.origins[key] = reading.origins["model.mlp_bias"]
+    if qkv:
+        reading.set_key("model.qkv_bias", True, "add_qkv_bias", "qkv_bias")
+
+
+def _read_experts(reading: Reading) -> None:
+    """Experts: which layers have them, their width, and the shared ones."""
+    keys = reading.keys
+    reading.read_rows(EXPERTS)
+    if "model.moe.expert_ffn" not in keys:
+        reading.set_key("model.moe.expert_ffn", keys["model.ffn"], "ffn_hidden_size")
+    width = reading.take_count("moe_shared_expert_intermediate_size")
+    if width:
+        each = keys["model.moe.expert_ffn"]
+        reading.set_key(
+            "model.moe.shared_experts", width // each if width % each == 0 else 1, "moe_shared_expert_intermediate_size"
+        )
+        reading.set_key("model.moe.shared_ffn", width, "moe_shared_expert_intermediate_size")
+    reading.take("moe_pad_expert_input_to_capacity")
+    stated = reading.take("moe_layer_freq")
+    if stated is None or is_null(stated.value):
+        return
+    has = _expert_layers(stated.value, keys["model.layers"])
+    if has is None:
+        reading.reject(stated, "it is no number and no list of layers; experts are assumed in every layer")
+        return
+    dense = has.index(True) if True in has else len(has)
+    every = next((n for n in range(1, len(has) + 1) if sum(has[dense:]) == len(range(dense, len(has), n))), 1)
+    if sum(has) != len(range(dense, len(has), every)):
+        reading.reject(stated, "experts are in layers that no first_dense and every describes")
+    reading.set_key("model.moe.every", every, "moe_layer_freq")
+    reading.set_key("model.moe.first_dense", dense if every == 1 else 0, "moe_layer_freq")
+
+
+def _expert_layers(value: Any, layers: int) -> list[bool] | None:
+    """Which layers have experts, by ``moe_layer_freq``: every n-th from the first on, or a list like ([0]*1+[1]*15)."""
+    if isinstance(value, str) and not re.fullmatch(r"[\d\s()\[\]*+,]+", value):
+        return None
+    try:
+        found = _evaluate(ast.parse(str(value), mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, RecursionError):
+        return None
+    if isinstance(found, int) and found >= 1:
+        return [layer % found == 0 for layer in range(layers)]
+    return [bool(one) for one in found] if isinstance(found, list) and len(found) == layers else None
+
+
+def _evaluate(node: ast.AST) -> Any:
+    """A number, or a list made of lists by ``+`` and ``*``."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.List):
+        return [_evaluate(one) for one in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        left, right = _evaluate(node.left), _evaluate(node.right)
+        size = len(left) if isinstance(left, list) else 1
+        if isinstance(node.op, ast.Mult) and (not isinstance(right, int) or right * size > 100_000):
+            raise ValueError(node)
+        return left + right if isinstance(node.op, ast.Add) else left * right
+    raise ValueError(node)
+
+
+def _read_hybrid(reading: Reading) -> None:
+    """A hybrid model of Mamba-2, attention and MLP layers."""
+    stated = reading.take("hybrid_override_pattern", "hybrid_layer_pattern")
+    if stated is None or is_null(stated.value):
+        return
+    pattern = str(stated.value).replace("|", "")
+    if not re.fullmatch(r"[-M*E]+", pattern):
+        reading.reject(stated, "a pattern has the letters M, *, - and E, with | between stages")
+        return
+    reading.set_key("model.ssm.pattern", pattern, "hybrid_override_pattern", "hybrid_layer_pattern")
+    reading.set_key("model.layers", len(pattern), "hybrid_override_pattern", "hybrid_layer_pattern")
+    reading.read_rows(MAMBA)
+    if "model.ssm.heads" not in reading.keys:
+        reading.set_key("model.ssm.heads", 2 * reading.keys["model.hidden"] // reading.keys["model.ssm.head_dim"])
+    reading.keys.pop("model.mtp", None)
+
+
+def write_shape(keys: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of the shape that rows alone do not say. names: of settings whose names differ between the programs."""
+    settings: dict[str, Any] = {}
+    if "model.mla.kv_lora_rank" in keys:
+        settings["multi_latent_attention"] = True
+    if keys.get("model.qkv_bias") and not keys.get("model.mlp_bias"):
+        settings[names["qkv_bias"]] = True
+    if keys.get("model.norm") == "layernorm1p":
+        settings[names["layernorm1p"]] = True
+    if keys.get("model.window"):
+        settings["window_size"] = f"{keys['model.window'] - 1},0"
+        if keys.get("model.full_every"):
+            settings["window_attn_skip_freq"] = keys["model.full_every"]
+    if keys.get("model.moe.shared_ffn"):
+        settings["moe_shared_expert_intermediate_size"] = keys["model.moe.shared_ffn"]
+    layers, dense, every = (
+        keys.get(f"model.{key}", usual) for key, usual in (("layers", 0), ("moe.first_dense", 0), ("moe.every", 1))
+    )
+    if "model.moe.experts" in keys and dense:
+        settings["moe_layer_freq"] = f"([0]*{dense}+[1]*{layers - dense})"
+    elif "model.moe.experts" in keys and every > 1:
+        settings["moe_layer_freq"] = every
+    if "model.ssm.pattern" in keys:
+        settings["hybrid_layer_pattern"] = keys["model.ssm.pattern"]
+    return settings
+
+
+def omit_derived(keys: Mapping[str, Any]) -> Keys:
+    """The keys without widths that a model does not have: those of heads under latent attention."""
+    found = dict(keys)
+    if "model.mla.kv_lora_rank" in found:
+        for key in ("model.head_dim", "model.kv_heads"):
+            found.pop(key, None)
+    if found.get("model.kv_heads") == found.get("model.heads"):
+        found.pop("model.kv_heads", None)
+    return found
+
+
+__all__ = [
+    "COMMAND_LINE",
+    "CONFIGURATION",
+    "EXPERTS",
+    "LATENT",
+    "MAMBA",
+    "SHAPE",
+    "UNSTATED",
+    "omit_derived",
+    "read_shape",
+    "write_shape",
+]

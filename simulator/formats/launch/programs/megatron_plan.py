@@ -1,0 +1,432 @@
+"""Parallelism, number formats and overlap in the words of Megatron-Core, which NeMo and Megatron-Bridge share.
+
+Source: NVIDIA/Megatron-LM @d98e8a64dd, megatron/core/model_parallel_config.py, distributed_data_parallel_config.py and
+megatron/training/arguments.py, with their defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from meshcast.simulator.formats.launch.table import ON, Reading, SettingRow, Stated, is_null, read_words
+
+DEGREES = (
+    SettingRow("micro_batch_size", "batch.micro", silent=1, demanded=True),
+    SettingRow("global_batch_size", "batch.global"),
+    SettingRow("seq_length", "batch.sequence"),
+    SettingRow("tensor_model_parallel_size", "plan.tp", silent=1),
+    SettingRow("pipeline_model_parallel_size", "plan.pp", silent=1),
+    SettingRow("context_parallel_size", "plan.cp", silent=1),
+    SettingRow("expert_model_parallel_size", "plan.ep", silent=1),
+    SettingRow(
+        "sequence_parallel", "plan.tensor", "switch", {True: "megatron-sp", False: "megatron"}, silent="megatron"
+    ),
+    SettingRow("use_tp_pp_dp_mapping", "plan.order", "switch", {True: "dp-pp-cp-tp"}, silent="pp-dp-cp-tp"),
+    SettingRow("num_distributed_optimizer_instances", "plan.replicate", silent=1),
+    SettingRow("train_iters", "run.steps"),
+)
+
+TRAITS = (
+    SettingRow("overlap_grad_reduce", "framework.set.overlap.dp", "switch", ON, silent=False),
+    SettingRow("overlap_param_gather", "framework.set.overlap.updated_weights", "switch", ON, silent=False),
+    SettingRow("tp_comm_overlap", "framework.set.overlap.tp", "switch", ON, silent=False),
+    SettingRow("overlap_dispatch_backward_with_experts_wgrad", "framework.set.overlap.ep", "switch", ON, silent=False),
+    SettingRow("make_vocab_size_divisible_by", "framework.set.vocab_multiple", silent=128),
+)
+"""Traits of the framework that these programs switch on and off."""
+
+DISPATCHERS = {"allgather": "all-gather-dispatch", "alltoall": "all-to-all", "alltoall_seq": "all-to-all"}
+BACKENDS = {"deepep": "deepep", "hybridep": "hybrid-ep"}
+"""Expert schemes by the token dispatcher, and by the backend of the dispatcher ``flex``."""
+
+DEEPEP = {"plan.expert.dispatch": "bf16", "plan.expert.most": 1_000}
+"""DeepEP as Megatron-Core calls it: tokens in bf16, experts of a token on any number of nodes."""
+
+RECIPES = {
+    **{"delayed": "fp8-delayed", "tensorwise": "fp8-tensorwise", "blockwise": "fp8-blockwise", "mxfp8": "mxfp8"},
+}
+
+SHARDING = {"no_shard": "ddp", "optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "fsdp"}
+"""Data schemes by ``data_parallel_sharding_strategy`` of Megatron FSDP."""
+
+GROUPS = ("microbatch_group_size_per_virtual_pipeline_stage", "microbatch_group_size_per_vp_stage")
+"""Micro-batches of a group of the interleaved schedule, on the command line and in the configuration."""
+
+MODULES = ("core_attn", "mlp", "moe", "shared_experts", "layernorm", "moe_act", "mla_up_proj")
+"""Modules of ``recompute_modules`` that meshcast has by the same name."""
+
+
+def read_plan(reading: Reading) -> None:
+    """Reads what rows alone do not say: schedule, data, context and expert parallelism, recomputation, offloading."""
+    keys = reading.keys
+    reading.set_key("framework.name", "megatron-core")
+    if keys["plan.tp"] == 1:
+        keys["plan.tensor"] = "megatron-sp"  # no tensor parallelism, no difference
+    _read_pipeline(reading)
+    _read_data(reading)
+    if keys["plan.cp"] > 1:
+        _read_context(reading)
+    reading.take("cp_comm_type")
+    sizes = reading.take("hierarchical_context_parallel_sizes")
+    if keys["plan.cp"] > 1 and sizes is not None and not is_null(sizes.value):
+        reading.reject(sizes, "one level of context parallelism is understood; two are a plan in long form (USP)")
+    _read_experts(reading)
+    _read_recompute(reading)
+    offload = [
+        what
+        for what, names in (
+            ("activations", ("fine_grained_activation_offloading", "cpu_offloading")),
+            ("optimizer", ("optimizer_cpu_offload",)),
+        )
+        if reading.take_switch(*names)
+    ]
+    if offload:
+        reading.set_key(
+            "plan.offload",
+            tuple(offload),
+            "fine_grained_activation_offloading",
+            "cpu_offloading",
+            "optimizer_cpu_offload",
+        )
+    if layers := reading.take_count("cpu_offloading_num_layers"):
+        reading.set_key("plan.offload.layers", layers, "cpu_offloading_num_layers")
+
+
+def _read_pipeline(reading: Reading) -> None:
+    """Chunks of a stage, layers of the stages, and the overlap of passes."""
+    keys, pp = reading.keys, reading.keys["plan.pp"]
+    layers = keys.get("model.layers")
+    chunks, split = 1, None
+    ends = [reading.take_switch(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
+    each = reading.take_count("num_layers_per_virtual_pipeline_stage")
+    names: tuple[str, ...] = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
+    if (stated := reading.take_count(*names)) is not None:
+        chunks = stated
+    elif each and layers and pp > 1:
+        chunks = max(1, (layers + sum(ends)) // pp // each)
+        names = ("num_layers_per_virtual_pipeline_stage",)
+        if chunks > 1 and layers % (pp * chunks) and not any(ends):
+            reading.origins["plan.partition"] = reading.stated[names[0]]  # the error about even stages is about this
+    layout = reading.take("pipeline_model_parallel_layout")
+    if layout is not None and not is_null(layout.value) and pp > 1:
+        split, names = _read_layout_setting(reading, layout, pp), ("pipeline_model_parallel_layout",)
+        chunks = len(split) // pp
+    first, last = (
+        reading.take_count("decoder_first_pipeline_num_layers"),
+        reading.take_count("decoder_last_pipeline_num_layers"),
+    )
+    if (first or last) and pp > 1 and split is None and layers:
+        uneven = _uneven_layers(layers, pp, first, last) if chunks == 1 else None
+        if uneven is None:
+            for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"):
+                reading.reject(
+                    reading.take(name), "the other layers do not divide over the other stages, or stages have chunks"
+                )
+        else:
+            reading.set_key(
+                "plan.partition", uneven, "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
+            )
+    if all(ends):
+        reading.set_key("plan.partition", "ends-as-layers", "account_for_embedding_in_pipeline_split")
+    elif any(ends):
+        one = reading.take("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+        reading.reject(one, "a job counts both ends as layers, or none")
+    if chunks > 1 and pp > 1:
+        reading.set_key("plan.pipeline", "interleaved-1f1b", *names)
+        reading.set_key("plan.pipeline.chunks", chunks, *names)
+        if group := reading.take_count(*GROUPS):
+            reading.set_key("plan.pipeline.group", group, *GROUPS)
+    elif chunks == 1:
+        reading.take(*GROUPS)
+    stages = pp * chunks
+    if layers and layers % stages and "plan.partition" not in keys and "num_layers" not in reading.stated:
+        even = (layers + 2) % stages == 0
+        why = f"the file does not say how {layers} layers go to {stages} stages"
+        reading.assume("plan.partition", "ends-as-layers" if even else "by-cost", why)
+    if reading.take_switch("overlap_moe_expert_parallel_comm"):
+        reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
+
+
+def _read_layout_setting(reading: Reading, layout: Stated, pp: int) -> tuple[int, ...]:
+    """The layers of the stages of a layout; where no list of `plan.partition` can say them, the nearest ones that one
+    can. Raises PlanError for what is no layout of pp stages."""
+    text = _spell_layout(layout.value)
+    split = read_layout(text)
+    if split is None:
+        raise layout.refuse(
+            "a layout has the letters E, t, m and L with | between stages", "Write it like Et*3|(tt|)*29m|L"
+        )
+    if len(split) % pp:
+        near = -(-len(split) // pp) * pp
+        rule = f"it has {len(split)} stages, and a pipeline of {pp} needs a multiple of {pp}"
+        raise layout.refuse(rule, f"Write {near} stages")
+    reading.set_key("plan.partition", split, "pipeline_model_parallel_layout")
+    whys = ["MTP is moved to the last stage"] if "m" in text and "m" not in text.rpartition("|")[2] else []
+    if (filled := fill_inner_stages(split)) != split:
+        empty = ", ".join(str(stage) for stage, count in enumerate(split) if 0 < stage < len(split) - 1 and not count)
+        whys.append(f"stage {empty}, which is left without a layer, takes one of an earlier stage")
+    if whys:
+        reading.assume("plan.partition", filled, f"as {layout.value}, but {', and '.join(whys)}")
+    return filled
+
+
+def _spell_layout(value: Any) -> str:
+    """A layout in letters; configurations may list the names of layers of every stage."""
+    if not isinstance(value, list):
+        return str(value)
+    letters = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+    stages = [stage if isinstance(stage, list) else [stage] for stage in value]
+    return "|".join("".join(letters.get(str(layer), "?") for layer in stage) for stage in stages)
+
+
+def fill_inner_stages(stages: tuple[int, ...]) -> tuple[int, ...]:
+    """The stages with a layer at least in every one but the first and the last: an empty one takes it of the nearest
+    stage before it that has more, or else behind it. Stages stay as they are where layers are too few."""
+    found = list(stages)
+    for stage in range(1, len(found) - 1):
+        if found[stage]:
+            continue
+        givers = [*range(stage - 1, -1, -1), *range(stage + 1, len(found))]
+        giver = next((one for one in givers if found[one] > (0 < one < len(found) - 1)), None)
+        if giver is None:
+            return stages
+        found[giver], found[stage] = found[giver] - 1, 1
+    return tuple(found)
+
+
+def read_layout(text: str) -> tuple[int, ...] | None:
+    """Layers of the stages of a ``pipeline_model_parallel_layout`` such as ``Et*3|(tt|)*29,m|L``; None if it is none.
+
+    t is a layer; m is one of multi-token prediction, which meshcast puts on the last stage; E is the embedding and L
+    the loss.
+    """
+    text = re.sub(r"[\s,'\"]", "", text)
+    for _ in range(20):
+        grown = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda found: found[1] * int(found[2]), text)
+        if grown == text or len(grown) > 10_000:
+            break
+        text = grown
+    text = re.sub(r"([A-Za-z])\*(\d{1,3})", lambda found: found[1] * int(found[2]), text)
+    if not re.fullmatch(r"[EtmL|]+", text):
+        return None
+    return tuple(stage.count("t") for stage in text.split("|"))
+
+
+def _uneven_layers(layers: int, pp: int, first: int | None, last: int | None) -> tuple[int, ...] | None:
+    """Layers of the stages with those of the first or last given; None if the rest does not divide."""
+    rest, stages = layers - (first or 0) - (last or 0), pp - bool(first) - bool(last)
+    if stages < 1 or rest % stages or rest <= 0:
+        return None
+    return (*((first,) if first else ()), *(rest // stages,) * stages, *((last,) if last else ()))
+
+
+def _read_data(reading: Reading) -> None:
+    """The data scheme, and the formats in which gradients and states are kept."""
+    strategy = reading.take_word("data_parallel_sharding_strategy") or "optim_grads_params"
+    fsdp = reading.take_switch("use_megatron_fsdp", "use_custom_fsdp")
+    if fsdp:
+        reading.set_key(
+            "plan.data", SHARDING.get(strategy, "fsdp"), "data_parallel_sharding_strategy", "use_megatron_fsdp"
+        )
+    elif reading.take_switch("use_torch_fsdp2"):
+        reading.set_key("plan.data", "fsdp", "use_torch_fsdp2")
+    elif reading.take_switch("use_distributed_optimizer"):
+        reading.set_key("plan.data", "zero-1", "use_distributed_optimizer")
+    else:
+        reading.set_key("plan.data", "ddp")
+    reading.take("use_distributed_optimizer", "use_torch_fsdp2")
+    if reading.keys["plan.data"] not in ("zero-1", "fsdp"):
+        reading.keys.pop("plan.replicate", None)
+
+
+def _read_context(reading: Reading) -> None:
+    """Transformer Engine's context parallelism, by messages around a ring unless the file says otherwise."""
+    reading.set_key("plan.sequence", "megatron-cp", "cp_comm_type", "context_parallel_size")
+    stated = reading.take("cp_comm_type")
+    words = read_words(stated) if stated is not None and not is_null(stated.value) else ()
+    if set(words) <= {"p2p", "all_gather", "a2a"} and len(set(words)) <= 1:
+        reading.set_key("plan.sequence.comm", words[0] if words else "p2p", "cp_comm_type")
+    else:
+        reading.reject(
+            stated, "one kind of communication for all layers is understood: p2p, all_gather or a2a; p2p is taken"
+        )
+
+
+def _read_experts(reading: Reading) -> None:
+    """The expert scheme by its dispatcher, and expert tensor parallelism, which is that of the rest by default."""
+    keys = reading.keys
+    kind = reading.take_word("moe_token_dispatcher_type") or "allgather"
+    backend = reading.take_word("moe_flex_dispatcher_backend") or "deepep"
+    names = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep")
+    sms = reading.take_count(f"moe_{backend}_num_sms") or reading.take_count("moe_flex_dispatcher_num_sms")
+    deep = reading.take_switch("moe_enable_deepep")
+    etp = reading.take_count("expert_tensor_parallel_size")
+    if "model.moe.experts" not in keys:
+        keys.pop("plan.ep", None)
+        return
+    if etp or "num_layers" in reading.stated:  # otherwise the file only changes a recipe, whose experts are whole
+        reading.set_key("plan.etp", etp or keys["plan.tp"], "expert_tensor_parallel_size")
+    if keys["plan.ep"] == 1:
+        return
+    if kind == "flex" or deep:
+        if backend not in BACKENDS:
+            reading.reject(
+                reading.take("moe_flex_dispatcher_backend"), "there is no scheme of this kind; deepep is taken"
+            )
+            backend = "deepep"
+        reading.set_key("plan.expert", BACKENDS[backend], *names)
+        if backend == "deepep":
+            for key, value in DEEPEP.items():
+                reading.set_key(key, value)
+        reading.set_key(
+            "plan.expert.sms",
+            sms or {"deepep": 20}.get(backend, 16),
+            "moe_deepep_num_sms",
+            "moe_hybridep_num_sms",
+            "moe_flex_dispatcher_num_sms",
+        )
+    elif kind == "allgather" and keys.get("plan.etp", 1) > 1:
+        reading.reject(
+            reading.take("moe_token_dispatcher_type"), "it is forecast for whole experts only; all-to-all is taken"
+        )
+        reading.set_key("plan.expert", "all-to-all")
+    elif kind in DISPATCHERS:
+        reading.set_key("plan.expert", DISPATCHERS[kind], *names)
+    else:
+        reading.reject(
+            reading.take("moe_token_dispatcher_type"), "there is no scheme of this kind; all-to-all is taken"
+        )
+
+
+def _read_recompute(reading: Reading) -> None:
+    """Recomputation of whole layers, or of modules."""
+    names = ("recompute_granularity", "activations_checkpoint_granularity")
+    kind = reading.take_word(*names)
+    method = reading.take_word("recompute_method", "activations_checkpoint_method")
+    stated = reading.take("recompute_num_layers", "activations_checkpoint_num_layers")
+    number = (
+        None
+        if stated is None or is_null(stated.value) or str(stated.value) == "0"
+        else reading.take_count("recompute_num_layers", "activations_checkpoint_num_layers")
+    )
+    modules = reading.take("recompute_modules")
+    if reading.take_switch("recompute_activations", "checkpoint_activations") and not kind:
+        kind, names = "selective", ("recompute_activations", "checkpoint_activations")
+    if kind == "full":
+        reading.set_key("plan.recompute", "full", *names)
+        if number and method == "block":
+            reading.set_key(
+                "plan.recompute.layers", number, "recompute_num_layers", "activations_checkpoint_num_layers"
+            )
+        elif number and number > 1:
+            reading.reject(stated, "layers are recomputed one by one here, not in groups of several")
+    elif kind == "selective":
+        words = read_words(modules) if modules is not None and not is_null(modules.value) else ("core_attn",)
+        known = tuple(word for word in words if word in MODULES)
+        if len(known) < len(words):
+            reading.reject(modules, f"no such module: {', '.join(word for word in words if word not in MODULES)}")
+        reading.set_key("plan.recompute", "selective" if known else "none", *names)
+        if known:
+            reading.set_key("plan.recompute.modules", known, "recompute_modules")
+    elif kind:
+        reading.reject(reading.take(*names), "understood are full and selective")
+
+
+def write_plan(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `read_plan`."""
+    settings: dict[str, Any] = {}
+    data = keys.get("plan.data")
+    if data == "zero-1":
+        settings["use_distributed_optimizer"] = True
+    elif data in SHARDING.values() and data != "ddp":
+        settings["use_megatron_fsdp"] = True
+        settings["data_parallel_sharding_strategy"] = next(word for word, ours in SHARDING.items() if ours == data)
+    if keys.get("plan.sequence") == "megatron-cp" and keys.get("plan.sequence.comm", "p2p") != "p2p":
+        settings["cp_comm_type"] = keys["plan.sequence.comm"]
+    if "model.moe.experts" in keys:
+        settings |= _write_experts(keys)
+    if keys.get("plan.recompute") == "full":
+        settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        if layers := keys.get("plan.recompute.layers"):
+            settings |= {"recompute_method": "block", "recompute_num_layers": layers}
+    elif keys.get("plan.recompute") == "selective":
+        settings["recompute_granularity"] = "selective"
+        modules = [word for word in keys.get("plan.recompute.modules", ()) if word in MODULES]
+        if modules != ["core_attn"]:
+            settings["recompute_modules"] = modules
+    if "activations" in keys.get("plan.offload", ()):
+        layers = keys.get("plan.offload.layers")
+        settings |= (
+            {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
+            if layers
+            else {"fine_grained_activation_offloading": True}
+        )
+    if "optimizer" in keys.get("plan.offload", ()):
+        settings["optimizer_cpu_offload"] = True
+    partition, pp = keys.get("plan.partition"), keys.get("plan.pp", 1)
+    chunks = keys.get("plan.pipeline.chunks", 1) if keys.get("plan.pipeline") == "interleaved-1f1b" else 1
+    if partition == "ends-as-layers":
+        settings |= {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    elif isinstance(partition, tuple) and pp > 1:
+        settings["pipeline_model_parallel_layout"] = write_layout(partition, keys.get("model.mtp", 0))
+    if chunks > 1 and pp > 1 and not isinstance(partition, tuple):
+        settings["virtual_pipeline_model_parallel_size"] = chunks
+    if chunks > 1 and (group := keys.get("plan.pipeline.group")):
+        settings[GROUPS[0]] = group
+    if keys.get("plan.pipeline.overlap_passes"):
+        settings["overlap_moe_expert_parallel_comm"] = True
+    return settings
+
+
+def write_layout(partition: tuple[int, ...], mtp: int) -> str:
+    """Layers of the stages as a ``pipeline_model_parallel_layout``, with `mtp` layers of multi-token prediction."""
+    return "E" + "|".join("t" * layers for layers in partition) + "m" * mtp + "L"
+
+
+def _write_experts(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The dispatcher, and expert tensor parallelism where it is not that of the rest."""
+    settings: dict[str, Any] = {}
+    if keys.get("plan.etp", keys.get("plan.tp")) != keys.get("plan.tp", 1) or keys.get("plan.ep", 1) > 1:
+        settings["expert_tensor_parallel_size"] = keys["plan.etp"]
+    if keys.get("plan.ep", 1) == 1:
+        return settings
+    scheme = keys.get("plan.expert", "all-to-all")
+    backend = next((word for word, ours in BACKENDS.items() if ours == scheme), None)
+    if backend is not None:
+        settings |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": backend}
+        settings[f"moe_{backend}_num_sms"] = keys["plan.expert.sms"]
+    elif (word := next((word for word, ours in DISPATCHERS.items() if ours == scheme), "alltoall")) != "allgather":
+        settings["moe_token_dispatcher_type"] = word
+    return settings
+
+
+# ---------------------------------------------------------------------------------------- precision
+
+
+def read_recipe(reading: Reading, base: str) -> None:
+    """The compute format: `base`, or a recipe below 16 bits."""
+    fp8 = reading.take_word("fp8_format", "fp8")
+    recipe = reading.take_word("fp8_recipe") or "delayed"
+    fp4 = reading.take_word("fp4_format", "fp4")
+    reading.take("fp4_recipe")
+    if fp4 not in ("", "false"):
+        reading.set_key("precision.compute", "nvfp4", "fp4_format", "fp4")
+    elif fp8 not in ("", "false"):
+        if recipe not in RECIPES:
+            reading.reject(reading.take("fp8_recipe"), f"understood are {', '.join(RECIPES)}; delayed is taken")
+        reading.set_key("precision.compute", RECIPES.get(recipe, "fp8-delayed"), "fp8_recipe", "fp8_format", "fp8")
+    else:
+        reading.set_key("precision.compute", base, base)
+
+
+def write_recipe(keys: Mapping[str, Any], format_name: str) -> tuple[str, dict[str, Any]]:
+    """The 16- or 32-bit format of a compute format, and the settings of its recipe. format_name: a setting."""
+    compute = keys.get("precision.compute", "bf16")
+    if compute == "nvfp4":
+        return "bf16", {format_name.replace("8", "4"): "e2m1"}
+    recipe = next((word for word, ours in RECIPES.items() if ours == compute), None)
+    if recipe is None:
+        return (compute if compute in ("bf16", "fp16", "fp32") else "bf16"), {}
+    return "bf16", {format_name: "hybrid", **({} if recipe == "delayed" else {"fp8_recipe": recipe})}

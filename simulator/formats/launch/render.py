@@ -1,0 +1,124 @@
+"""The text of an imported job file: every key with the setting behind it, and lists of what was not understood."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from meshcast.simulator.formats.launch.imported_job import ImportedJob
+
+WIDTH = 118
+
+BEHIND = {
+    **{
+        "schedule": "pipeline",
+        "schedule.use": "pipeline",
+        "chunks": "pipeline.chunks",
+        "cp_scheme": "sequence",
+        "ep_scheme": "expert",
+    },
+    **{"zero": "data", "fsdp": "data", "dp_scheme": "data", "reshard": "data.reshard", "shard": "replicate"},
+    **{"sequence_parallel": "tensor", "tp_scheme": "tensor", "recompute_layers": "recompute.layers"},
+}
+"""Keys of a short plan, and the keys of `simulator.formats.launch.keys` that say the same."""
+
+
+def render_job(imported: ImportedJob) -> str:
+    """A job file, YAML with comments."""
+    lines = [
+        f"# Made from {imported.where} by meshcast import {imported.form}. A comment names the setting behind a key."
+    ]
+    if imported.assumed:
+        lines += ["#", "# Assumed, because the file does not state it:"]
+        for key, why in imported.assumed.items():
+            lines += _wrap(f"{key}: {why}")
+    if imported.not_understood:
+        lines += ["#", "# Not understood:"]
+        for flag, why in imported.not_understood.items():
+            lines += _wrap(f"{flag}: {why}")
+    if imported.ignored:
+        lines += ["#", "# Without influence on time and memory:", *_wrap(", ".join(imported.ignored))]
+    lines.append("")
+    for key, value in imported.job.items():
+        lines += _render(key, value, key, imported.comments, 0)
+    if imported.checkpoints:
+        setting = imported.comments["run.checkpoints.every_steps"]
+        lines += [] if "run" in imported.job else ["# run:"]
+        lines.append(
+            f"  # checkpoints: {to_flow(imported.checkpoints)}  # {setting}; meshcast run reads it from the file"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _wrap(text: str) -> list[str]:
+    """Comment lines of at most `WIDTH` letters."""
+    text = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", text)
+    return textwrap.wrap(
+        text, WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _render(key: str, value: Any, path: str, comments: Mapping[str, str], depth: int) -> list[str]:
+    """The lines of one key."""
+    margin = "  " * depth
+    if (
+        isinstance(value, Mapping)
+        and value
+        and "use" not in value
+        and (depth == 0 or len(str(value)) > 50 or _has_comment(path, comments))
+    ):
+        lines = [f"{margin}{key}:"]
+        if "mesh" in value:  # in long form one key says what several settings do
+            said = {
+                name.removeprefix("plan."): one
+                for name, one in comments.items()
+                if name.startswith("plan.") and "default of" not in one
+            }
+            lines += [f"{margin}  # {name}: {one}" for name, one in said.items() if name not in value]
+        for inner, one in value.items():
+            lines += _render(inner, one, f"{path}.{inner}", comments, depth + 1)
+        return lines
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return [f"{margin}{key}:", *(f"{margin}  - {to_flow(one)}" for one in value)]
+    comment = comments.get(_behind(path), "")
+    line = f"{margin}{key}: {to_flow(value)}"
+    comment = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", comment)
+    return [f"{line}  # {comment}" if comment else line]
+
+
+def _has_comment(path: str, comments: Mapping[str, str]) -> bool:
+    """Whether a key below has a comment of its own."""
+    return any(key.startswith(f"{path}.") for key in comments)
+
+
+def _behind(path: str) -> str:
+    """The key of an import behind a key of a job file."""
+    section, _, key = path.partition(".")
+    return f"plan.{BEHIND[key]}" if section == "plan" and key in BEHIND else path
+
+
+def to_flow(value: Any) -> str:
+    """A value on one line of YAML."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        plain = re.fullmatch(r"[A-Za-z_][\w./:+ -]*", value) and value.lower() not in (
+            "null",
+            "true",
+            "false",
+            "yes",
+            "no",
+            "on",
+            "off",
+        )
+        return value if plain and not re.search(r": |:$| $|^-", value) else json.dumps(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {to_flow(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(to_flow, value)) + "]"
+    if isinstance(value, float) and value == int(value) and abs(value) < 1e18:
+        return str(int(value))
+    return json.dumps(value)

@@ -1,8 +1,0 @@
-"""Launch files of training programs: their settings become a job, and a job becomes their settings.
-
-Each program is one module with a table of rows (a setting, the key of a job, the conversion), used in both directions.
-It lies beside the short form of a plan because it needs the same knowledge: the names of schemes, and their defaults.
-"""
-
-LAUNCH_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".toml")
-"""Endings of launch files that are no YAML or JSON: scripts, lists of arguments, TOML."""

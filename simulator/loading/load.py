@@ -1,0 +1,336 @@
+"""Reads a job file or a mapping, in short or long form, into a checked `Job` with every default filled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+from meshcast.hardware import load_cluster
+from meshcast.hardware.documents.explain import valid_keys
+from meshcast.hardware.documents.plain_data import to_plain_data
+from meshcast.hardware.errors import PlanError, shorten
+from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES
+from meshcast.simulator.job.batch import Batch
+from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
+from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
+from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.job.remedies.keys import suggest_key
+from meshcast.simulator.job.samples import join_samples
+from meshcast.simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
+from meshcast.simulator.models.adapters import TARGETS, Adapters
+from meshcast.simulator.models.load import is_preset, load_model
+from meshcast.simulator.models.model import Model
+
+if TYPE_CHECKING:
+    from meshcast.simulator.formats.launch.imported_job import ImportedJob
+
+
+def load_job(
+    source: str | Path | Mapping[str, Any],
+    changes: str | Iterable[str] | Mapping[str, Any] = (),
+    base: str | Path | None = None,
+) -> Job:
+    """The job of a YAML or JSON file, or of a mapping.
+
+    source: path of the file, or the mapping.
+    changes: changes to make first, such as ``plan.tp=4``, or a mapping, such as ``{"plan.tp": 4}``.
+    base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
+    Raises PlanError, ModelError or CatalogError for the first mistake.
+    """
+    changed = _write_changes(changes)
+    read = read_job(source, changed)
+    data, text, where, folder, _ = read
+    file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
+
+    with locate_errors(*read.origin):
+        return _job(file, data, folder if base is None else Path(base), read.origin)
+
+
+class ReadJob(NamedTuple):
+    """A job as read, not checked yet. data: its keys. text, where: of its file, for errors. folder: of its paths.
+    launch: what a launch file of a training program says, if it is one."""
+
+    data: dict[str, Any]
+    text: str
+    where: str
+    folder: Path
+    launch: ImportedJob | None = None
+
+    @property
+    def origin(self) -> JobOrigin:
+        """Where errors about its keys are: a line of the file, or a setting of a launch file."""
+        return JobOrigin(self.where, self.text, self.launch.places if self.launch is not None else {})
+
+
+def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> ReadJob:
+    """Reads a job as plain data and makes the changes. Raises PlanError for what is no mapping of keys to values."""
+    folder, text, where = Path("."), "", "job"
+    if isinstance(source, Mapping):
+        data: Any = to_plain_data(source)
+    elif not isinstance(source, (str, Path)):
+        raise PlanError("job", "a job is the path of a file, or a mapping", "Name a YAML or JSON file", source)
+    else:
+        path = Path(source)
+        folder = path.parent
+        if path.suffix.lower() in LAUNCH_SUFFIXES:
+            return _read_launch_file(path, changes)
+        if is_preset(str(source)) and not path.exists():
+            rule = "this is a preset of a model, and no job file has this name"
+            remedy = f"Write `model: {source}` and `cluster: dgx-h100:8` into job.yaml, or begin with meshcast init"
+            raise PlanError(str(source), rule, remedy)
+        data, text, where = read_yaml(path, str(source), PlanError)
+        if isinstance(data, dict) and not {"model", "cluster"} <= data.keys() and _is_launch_data(data):
+            return _read_launch_file(path, changes)
+        _refuse_model_config(data, path, where)
+    if not isinstance(data, dict):
+        raise PlanError(where, "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
+    for change in changes:
+        _apply_change(data, change)
+    return ReadJob(data, text, where, folder)
+
+
+def _refuse_model_config(data: Any, path: Path, where: str) -> None:
+    """Raises PlanError if a file is the config.json of a model in place of a job, and says what the job looks like."""
+    if isinstance(data, dict) and "model_type" in data and not {"model", "cluster"} & data.keys():
+        rule = "this is the config.json of a model, and a job needs `model:` and `cluster:`"
+        lines = f"`model: {path.name}`, `cluster: dgx-h100:1` and `plan: {{dp: 8}}`"
+        remedy = f"Write a file beside it, for example job.yaml with the lines {lines}, and forecast that"
+        raise PlanError(f"{where} model_type", rule, remedy, data["model_type"])
+
+
+def _is_launch_data(data: dict[str, Any]) -> bool:
+    """Whether a mapping that is no job is a launch file of a training program."""
+    from meshcast.simulator.formats.launch.detect import is_launch_data
+
+    return is_launch_data(data)
+
+
+def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:
+    """The job of a launch file of a training program, with the changes made."""
+    # Only launch files need the modules of all programs.
+    from meshcast.simulator.formats.launch.detect import apply_changes, import_path
+
+    changes = list(changes)
+    found = import_path(path, changes)
+    data = apply_changes(found, changes, _apply_change)
+    changed = {change.partition("=")[0].strip() for change in changes}
+    places = {key: place for key, place in found.places.items() if key not in changed}
+    return ReadJob(data, "", str(path), path.parent, replace(found, places=places))
+
+
+def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> Job:
+    """The job of a checked file: loads model, cluster and framework, and expands the plan. data: of the file."""
+    choice = file.framework
+    framework = load_framework(choice.name, choice.set, choice.release)
+    cluster = load_cluster(file.cluster, "cluster", base)
+    model = load_model(file.model, "model", base)
+    precision = _precision(file, framework)
+    quantised = precision.compute in get_args(QuantisedRecipe)
+    formats = {
+        "weights": "bf16" if quantised else precision.compute,
+        "quantised": precision.compute if quantised else "",
+        "gradients": precision.gradients,
+        "main_weights": precision.main_weights,
+        "moments": precision.moments,
+    }
+    framework = load_framework(choice.name, choice.set | formats, choice.release)
+    plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model, cluster.gpus_per_node, file.batch))
+    if framework.overlap.tp:
+        plan = plan.with_schemes(lambda one: add_tensor_overlap(one.schemes, framework.tensor_overlap))
+    if framework.recompute_early_stop:
+        plan = plan.with_schemes(lambda one: add_early_stop(one.schemes))
+    batch, plan = join_samples(file.batch, plan, model, base)
+    parts = {"framework": choice, "precision": file.precision}
+    as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}
+    return Job(
+        id=file.id,
+        model=model,
+        cluster=cluster,
+        framework=framework,
+        release=choice.release,
+        batch=_batch(batch, model, plan),
+        precision=precision,
+        train=_train(file.train, model),
+        plan=plan,
+        run=file.run,
+        noise=file.noise,
+        published=file.published,
+        as_written=as_written,
+        folder=base,
+        origin=origin,
+    )
+
+
+def _resolve_paths(base: Path, plan: LongPlan) -> LongPlan:
+    """The plan with the paths in options of its schemes relative to the current folder."""
+
+    def resolve_entry(entry: SchemeEntry) -> SchemeEntry:
+        return entry.model_copy(update=_option_paths(base, entry.model_extra or {}))
+
+    return plan.with_schemes(lambda one: tuple(map(resolve_entry, one.schemes)))
+
+
+def _option_paths(base: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a scheme that name a file, with their paths relative to the current folder."""
+    found = {key: str(base / given[key]) for key in ("path", "counts", "trace") if isinstance(given.get(key), str)}
+    inner = {key: _option_paths(base, value) for key, value in given.items() if isinstance(value, Mapping)}
+    return found | {key: {**given[key], **value} for key, value in inner.items() if value}
+
+
+def _write_changes(changes: str | Iterable[str] | Mapping[str, Any]) -> list[str]:
+    """Changes as they are written on a command line: ``plan.tp=4``."""
+    if isinstance(changes, Mapping):
+        return [f"{field}={json.dumps(to_plain_data(value))}" for field, value in changes.items()]
+    return [changes] if isinstance(changes, str) else list(changes)
+
+
+def _apply_change(data: dict[str, Any], change: str) -> None:
+    """Applies one change such as ``plan.tp=4``; the value is read as YAML."""
+    field, equals, value = (word.strip() for word in change.partition("="))
+    if not equals or not all(field.split(".")):
+        raise PlanError("--set", "a change is written field=value", "For example --set plan.tp=4", change)
+    if "." not in field and field not in (keys := valid_keys(JobFile, ())):
+        raise PlanError(f"--set {field}", "a job has no such key", suggest_key(field, keys))
+    set_field(data, field, read_yaml(value, f"--set {field}", PlanError).data, f"--set {field}")
+
+
+def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
+    """Sets one field such as ``plan.tp``, or ``plan.schemes.1.routing`` in entry 1 of a list, of a job that is still
+    plain data.
+
+    where: place of the change, for error messages.
+    """
+    *parents, last = field.split(".")
+    at: Any = data
+    for i, key in enumerate(parents):
+        if isinstance(at, list):
+            if not key.isdecimal() or int(key) >= len(at):
+                name = ".".join(parents[:i])
+                rule = f"{name} is a list with {len(at)} entries, of which {key!r} is none"
+                raise PlanError(where, rule, f"The first one is {name}.0", value)
+            inner = at[int(key)]
+        else:
+            inner = at.setdefault(key, {})
+        if not isinstance(inner, dict | list) or (isinstance(inner, list) and i + 1 == len(parents)):
+            parent = ".".join(parents[: i + 1])
+            rule = f"{parent} holds no fields: it is {shorten(inner)}"
+            below = ".".join([*parents[i + 1 :], last])
+            raise PlanError(where, rule, f"Set {parent} as a whole, to a mapping with {below}", value)
+        at = inner
+    at[last] = value
+
+
+def _precision(file: JobFile, framework: Framework) -> Precision:
+    given = file.precision
+    # Computing in fp32, gradients are accumulated in fp32.
+    gradients = "fp32" if given.compute == "fp32" else framework.gradients
+    return Precision(
+        compute=given.compute or framework.quantised or framework.weights,
+        gradients=given.gradients or gradients,
+        main_weights=given.main_weights or framework.main_weights,
+        moments=given.moments or framework.moments,
+    )
+
+
+def _train(train: Train, model: Model) -> Train:
+    """The training mode with defaults filled.
+
+    Raises PlanError for options of adapters without adapters, and for targets that the model does not have.
+    """
+    if train.mode != "lora":
+        for key in ("rank", "targets"):
+            if (given := getattr(train, key)) is not None:
+                raise PlanError(f"train.{key}", "only adapters have it", "Say mode: lora, or leave it out", given)
+        return train
+    targets = TARGETS if train.targets is None else tuple(dict.fromkeys(train.targets))
+    if not targets:
+        raise PlanError("train.targets", "nothing would be trained", f"Name some of {', '.join(TARGETS)}", [])
+    Adapters(rank := train.rank or DEFAULT_RANK, targets).check(model)
+    return Train(mode="lora", rank=rank, targets=targets)
+
+
+def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
+    """The batch with defaults filled; of a plan whose stages have degrees of their own, micro-batches of a pipeline."""
+    if batch.lengths:
+        return _batch_of_classes(batch, plan)
+    for where, order in _orders(batch, plan):
+        if order:
+            rule = "it lists classes of micro-batches, and batch.lengths states none"
+            raise PlanError(where, rule, "Give a number of micro-batches, or batch.lengths", list(order))
+    if batch.microbatches is not None and batch.total is not None and "micro" in batch.model_fields_set:
+        rule = "batch.global, batch.micro and batch.microbatches: two of them give the third"
+        raise PlanError("batch.microbatches", rule, "Leave one of them out", batch.microbatches)
+    stages, replicas = family_degree(plan, "pipeline"), 1 if plan.has_stages else family_degree(plan, "data")
+    stated = [one.count for one in plan.replicas if one.count is not None]
+    if stated and len(stated) < len(plan.replicas):
+        raise PlanError("plan.replicas", "every entry states its microbatches, or none", "Add the missing ones")
+    count = sum(one.dp * own for one, own in zip(plan.replicas, stated, strict=False)) or None
+    if batch.microbatches is not None and count is not None:
+        rule = "batch.microbatches is of all replicas, and plan.replicas states those of each"
+        raise PlanError("batch.microbatches", rule, "Leave it out", batch.microbatches)
+    count = replicas * batch.microbatches if batch.microbatches is not None else count
+    micro = batch.micro
+    if count is not None:
+        total = batch.total or count * micro
+        if "micro" not in batch.model_fields_set and total % count == 0:
+            micro = total // count
+        if micro * count != total:
+            near = max(1, round(total / count)) * count
+            rule = f"it is {count:,} micro-batches of all replicas, of {micro} sequences each"
+            raise PlanError("batch.global", rule, f"{near if micro == 1 else micro * count:,} would work", total)
+    else:
+        total = batch.total or replicas * micro * (4 * stages if stages > 1 else 1)
+    filled = {"total": total, "micro": micro, "microbatches": None, "sequence": batch.sequence or model.seq}
+    return batch.model_copy(update=filled)
+
+
+def _batch_of_classes(batch: Batch, plan: LongPlan) -> Batch:
+    """The batch of micro-batches of unlike length with defaults filled; sizes are those of the class of most tokens."""
+    for key in ("micro", "microbatches", "sequence", "documents"):
+        if key in batch.model_fields_set:
+            rule = "it is of micro-batches that are all alike, and batch.lengths states the sizes of every class"
+            raise PlanError(f"batch.{key}", rule, "Leave it out", getattr(batch, key))
+    if plan.share != "even":
+        rule = "by-speed shares micro-batches of equal length"
+        raise PlanError("plan.share", rule, "List the classes of every entry of plan.replicas", plan.share)
+    if not batch.order and not plan.replicas:
+        batch = batch.with_order(range(len(batch.lengths)))
+    if plan.replicas and batch.order:
+        rule = "every entry of plan.replicas lists the classes of its own micro-batches"
+        raise PlanError("batch.order", rule, "Leave it out", list(batch.order))
+    orders = _orders(batch, plan)
+    for where, order in orders:
+        if not order:
+            raise PlanError(where, "it lists the classes of its micro-batches, as batch.lengths numbers them", "Add it")
+        if max(order) >= len(batch.lengths):
+            rule = f"batch.lengths has the classes 0 to {len(batch.lengths) - 1}"
+            raise PlanError(where, rule, "Name one of them, or add a class", max(order))
+    if unused := {*range(len(batch.lengths))} - {number for _, order in orders for number in order}:
+        rule = f"no micro-batch is of class {min(unused)}"
+        raise PlanError(f"batch.lengths[{min(unused)}]", rule, "Leave it out, or name it in the order")
+    replicas = 1 if plan.has_stages else family_degree(plan, "data")
+    weights = [one.dp for one in plan.replicas] or [replicas]
+    sequences = [sum(batch.lengths[number].samples for number in order) for _, order in orders]
+    total = sum(one * own for one, own in zip(weights, sequences, strict=True))
+    if batch.total not in (None, total):
+        rule = "it is the sequences of all micro-batches"
+        raise PlanError("batch.global", rule, f"{total:,} would work", batch.total)
+    largest = max(batch.lengths, key=lambda one: (one.padded_tokens, one.sequence))
+    sizes = {"micro": largest.samples, "sequence": largest.sequence, "documents": largest.documents}
+    return batch.model_copy(update={"total": total, **sizes})
+
+
+def _orders(batch: Batch, plan: LongPlan) -> list[tuple[str, tuple[int, ...]]]:
+    """The classes of the micro-batches of every kind of replica, with the key that states them."""
+    if not plan.replicas:
+        return [("batch.order", batch.order)]
+    stated = [one.microbatches if isinstance(one.microbatches, tuple) else () for one in plan.replicas]
+    return [(f"plan.replicas[{i}].microbatches", order) for i, order in enumerate(stated)]
+
+
+DEFAULT_RANK = 16
+"""Default rank of adapters."""

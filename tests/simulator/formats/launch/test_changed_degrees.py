@@ -1,0 +1,130 @@
+"""Changes of an imported plan: what the program derives from degrees follows, also where the plan needs long form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.convert import import_text
+from meshcast.simulator.formats.launch.programs.megatron_plan import fill_inner_stages
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.loading.load import load_job
+
+SCRIPT = """\
+torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --num-layers 16 --hidden-size 512 --num-attention-heads 8 \\
+  --seq-length 256 --global-batch-size 32 --vocab-size 1000 --bf16 --tensor-model-parallel-size 2 \\
+"""
+EXPERTS = (
+    "  --num-experts 8 --moe-token-dispatcher-type flex --expert-model-parallel-size 4 --pipeline-model-parallel-size 2"
+)
+
+
+def write(folder: Path, more: str, script: str = SCRIPT) -> Path:
+    (path := folder / "run.sh").write_text(script + more)
+    return path
+
+
+def chunks_of(job: Job) -> int:
+    return int(next((one.model_extra or {}).get("chunks", 1) for one in job.plan.schemes if "pipeline/" in one.use))
+
+
+def test_chunks_follow_from_the_layers_of_a_virtual_stage(tmp_path: Path) -> None:
+    path = write(tmp_path, "  --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2")
+    assert [chunks_of(load_job(path, sets)) for sets in ((), ("plan.pp=4",), ("plan.pp=8",))] == [4, 2, 1]
+    assert chunks_of(load_job(path, ("plan.pp=4", "plan.chunks=4"))) == 4
+    both = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    ends = write(tmp_path, f"  --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3 {both}")
+    assert chunks_of(load_job(ends)) == 3
+
+
+def test_degrees_of_a_plan_in_long_form(tmp_path: Path) -> None:
+    path = write(tmp_path, EXPERTS)
+    assert load_job(path).plan.views == {"experts": {"edp": 1, "ep": 4, "etp": 2}}
+    assert load_job(path, ["plan.ep=8", "plan.etp=1"]).plan.views == {"experts": {"edp": 1, "ep": 8, "etp": 1}}
+    job = load_job(path, ["plan.tp=1", "plan.pp=4"])  # experts are sharded as the rest where the file does not say
+    assert job.plan.mesh == {"pp": 4, "dp": 4, "tp": 1} and job.plan.views["experts"]["etp"] == 1
+    with pytest.raises(PlanError, match=r"^--set plan\.ep \(plan\.ep\) is 16"):
+        load_job(path, ["plan.ep=16"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("plan.recompute=full", "is in long form.*plan.schemes has .*set one of plan.tp"),
+        ("plan.zero=2", "is in long form.*plan.schemes.1 is data/ddp: set plan.schemes.1.use"),
+        ("plan.tp=auto", "is in long form.*takes one number.*Set a number"),
+    ],
+)
+def test_other_short_keys_say_what_to_set(change: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=message):
+        load_job(write(tmp_path, EXPERTS), [change])
+
+
+def test_a_change_replaces_what_the_import_wrote(tmp_path: Path) -> None:
+    path = write(tmp_path, "")  # of which the plan has sequence_parallel: false, zero: 0
+    used = {one.use for one in load_job(path, ["plan.tp_scheme=megatron-sp", "plan.fsdp=true"]).plan.schemes}
+    assert {"tensor/megatron-sp", "data/fsdp"} <= used
+    job = {"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": {"tp": 2, "sequence_parallel": False}}
+    with pytest.raises(PlanError, match=r"Set plan\.sequence_parallel: true instead"):
+        load_job(job, ["plan.tp_scheme=megatron-sp"])
+
+
+# ------------------------------------------------------------------------------------------ layouts
+
+DEEPSEEK = SCRIPT.replace("--num-layers 16", "--num-layers 61 --mtp-num-layers 1").replace("nodes 2", "nodes 8")
+DEEPSEEK += "  --position-embedding-type rope --pipeline-model-parallel-size 8 --pipeline-model-parallel-layout "
+
+
+def test_a_stage_of_prediction_alone_takes_a_layer(tmp_path: Path) -> None:
+    """DeepSeek-V3's own layout in Megatron-LM's documentation: stage 30 has the MTP layer, stage 31 the loss."""
+    path = write(tmp_path, "'Et*3|(tt|)*29,m|L'", DEEPSEEK)
+    assert load_job(path).plan.partition == (3, *[2] * 28, 1, 1, 0)
+    found = import_text(path.read_text(), "run.sh", "megatron")
+    assert "MTP is moved to the last stage, and stage 30" in found.comments["plan.partition"]
+    last = import_text(f"{DEEPSEEK}'Et|(tt|)*29t|tmL'", "run.sh", "megatron")
+    assert "plan.partition" not in last.assumed
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (
+            "Et*3|(tt|)*28ttm|L",
+            "run.sh:3 --pipeline-model-parallel-layout .*it has 31 stages, .*multiple of 8. Write 32",
+        ),
+        ("Et*3|(xx|)*29m|L", "run.sh:3 --pipeline-model-parallel-layout .*letters E, t, m and L"),
+    ],
+)
+def test_a_layout_that_no_pipeline_has_is_an_error_at_its_line(layout: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=message):
+        load_job(write(tmp_path, f"'{layout}'", DEEPSEEK))
+
+
+def test_an_uneven_division_is_an_error_of_the_flag(tmp_path: Path) -> None:
+    virtual = DEEPSEEK.replace("--pipeline-model-parallel-layout", "--num-layers-per-virtual-pipeline-stage 2")
+    found = import_text(virtual, "run.sh", "megatron")
+    assert found.places["plan.partition"].endswith("--num-layers-per-virtual-pipeline-stage")
+
+
+def test_a_layout_of_names() -> None:
+    stages = "[[embedding, decoder, decoder], [decoder, loss]]"
+    model = "{num_layers: 3, hidden_size: 512, num_attention_heads: 8, encoder_seq_length: 256"
+    model += ", pipeline_model_parallel_size: 2"
+    text = f"model: {model}, pipeline_model_parallel_layout: {stages}}}\ntrain: {{global_batch_size: 8}}"
+    assert import_text(text, "file", "nemo").job["plan"]["partition"] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("stages", "filled"),
+    [
+        ((2, 0, 0), (1, 1, 0)),
+        ((0, 0, 2), (0, 1, 1)),
+        ((0, 3, 0, 0, 1), (0, 1, 1, 1, 1)),
+        ((0, 2, 1), (0, 2, 1)),
+        ((1, 0, 0, 0), (1, 0, 0, 0)),
+    ],
+)
+def test_empty_stages_inside_take_a_layer(stages: tuple[int, ...], filled: tuple[int, ...]) -> None:
+    assert fill_inner_stages(stages) == filled

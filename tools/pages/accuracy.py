@@ -1,0 +1,318 @@
+"""Writes docs/accuracy.md: the errors of forecasts of published runs by class, program, GPU and source.
+
+``python -m tools.pages.accuracy RUNS.jsonl docs/accuracy.md`` (``make docs-accuracy RUNS=...``)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from meshcast.experiments.pages.published import fit_published, validate_published
+from meshcast.validation.published.answer import answers
+from meshcast.validation.published.clusters import forget_cluster, known_cluster
+from meshcast.validation.published.rows import PublishedRun, read
+from meshcast.validation.published.summary import compute_figures, measured_step, quantile
+
+FEWEST = 5
+"""Runs that a group needs for a row of its own."""
+WORST = 30
+
+INTRODUCTION = """\
+# Accuracy on published runs
+
+Made by `make docs-accuracy` from a file of published runs. Every run is forecast from its published configuration
+alone; what a run does not state is assumed, listed, and widens its interval. Errors are forecast / measured - 1 of the
+step time; *inside* is the share of measured times in the 90 % interval; the *baseline* is one efficiency for each GPU
+and number format, fitted to the other sources.
+"""
+
+FITTED = """\
+## What is fitted on what
+
+- Kernels (GEMMs, grouped GEMMs, attention, memory-bound ones): tables of measured kernels, see
+  [calibration.md](calibration.md).
+- Collectives, messages, token dispatch: tables of NCCL and DeepEP.
+- `sustained` of Ampere, `memory_bound` of Megatron-Core: 20 steps of GPT models (Megatron-LM of 2021 and 2022, DGX
+  Cloud).
+- `sustained` and `sustained_fp8` of Hopper: 96 steps in bf16 and 96 in 8 bits on H100 and H200, with equal weight of
+  the sources. `sustained` of Blackwell: 50 steps in bf16, 43 of them of one B200 machine (`simumax`); `sustained_fp8`:
+  55 steps in 8 bits.
+- Step overhead: MLPerf and DGX Cloud for Megatron-Core, 141 MLPerf runs for MLPerf's programs.
+- Host time of an op of Megatron-Core: the 117 runs whose forecast depends on it, in three ages of Transformer Engine;
+  that of each expert: 69 runs of Megatron-Bridge with experts that no CUDA graph launches. That MLPerf's steps are CUDA
+  graphs where a run does not say so is assumed, with its LoRA runs in view.
+- Grouped GEMMs in 8 and 4 bits, and on Blackwell: one dense GEMM for each expert, times 1.05 to 1.32 by layout, from 82
+  measured grouped GEMMs, 75 of them in 16 bits on B200.
+- `launch_s` of `megatron-deepspeed`: 74 steps of BLOOM's tests.
+- Misaligned batched GEMMs: the steps of BLOOM's tests whose heads are no multiple of 8.
+- Triton's attention on Hopper: 40 runs of LLM Foundry.
+- `rates` of the profile `llm-foundry`: its own runs.
+- Memory and step overhead of `megatron-deepspeed`: 60 readings and logs of BLOOM's tests.
+- Sigmas of regimes and of assumed fields: residuals of these runs ([refitting](published-runs.md#refitting)).
+
+Nothing else is fitted: layouts, bytes, overlap, recompute, alignment and schedules are computed. All errors here are
+in-sample for what is fitted on published runs.
+"""
+
+LEFT_OUT = """\
+## What a fit without a model, source or family forecasts
+
+`meshcast validate fit --leave-out model` forgets the coefficients that were fitted to published runs (experts: the host
+time of an op; dense models: sustained rates and memory-bound kernels), fits their factors to all other groups without a
+prior, and forecasts the group that was left out. A coefficient that no other group determines stays as it ships (the
+host time, without the only source of experts that no graph launches). Median and 90th percentile of the error:
+"""
+
+CONSTANT = """\
+## Every source against a constant
+
+The constant is one efficiency for each GPU and number format, the median of all other sources. *Without it*: the
+coefficients of the section above are fitted to all other sources, and those that a source alone has set are what others
+say ([which](published-runs.md#refitting)); what code, documents and logs state stays. Median and 90th percentile of the
+error, of sources of 10 runs or more; **bold** where the constant is better:
+"""
+
+CLUSTERS = """\
+## Corrections of clusters
+
+One cluster of the published runs has properties of its own: the node `jean-zay-a100` with the rate of its NVLink
+(`scale_up.rate`, fitted to 74 of these runs), and CUDA_LAUNCH_BLOCKING=1 on 160 GPUs and more, as its log says. Its
+runs with both, and forecast as on any A100s with this network:
+"""
+
+CAUSES = """\
+## Known causes of large errors
+
+- Models with experts: releases of Megatron-Bridge within one year differ by up to 1.8 times at the same plan (Qwen3-30B
+  on H100, 26.02 and 26.02.01). Before 26.02.01 its micro-batches on H100 and B200 took longer than their kernels and
+  hosts explain: forecasts are up to 50 % too short. From 26.06 on recipes fuse activations and casts of experts into
+  grouped GEMMs, which is not modelled: DeepSeek-V3 is 11 to 14 % too long, of which the bytes saved explain 3.
+- GPT-OSS: 24 to 29 % too short, 38 % with experts over 64 ranks and in MXFP8. Megatron-Core adds the biases of experts
+  after the grouped GEMM in fp32, expert by expert (`TEGroupedMLP._apply_bias`), which is not modelled: with its traffic
+  and its launches a fourth to a half of what is missing on H100, by an estimate. Clamped activations are fused
+  (`bias_activation_fusion`), and so is attention with sinks (cuDNN 9.13.1 and later). What is missing grows with tokens
+  and shrinks with the bandwidth of the memory: it is memory-bound.
+- Programs of 2023 on H100 (MLPerf v3.0 and v3.1) ran 8 to 26 % slower than those of 2024 with the same settings.
+- The scaling study of Megatron-Core 0.8 (source `megatron`): 6 to 15 % too short. Its open micro-batch and chunks are
+  those of the fastest plan. With the only micro-batch that divides all batches of its strong scaling, 1, these eight
+  runs would be 12 to 13 % too short, the smallest model 1 % too long, and the one of 32B 47 %. GPT-3 in NeMo 24.05, of
+  the same months, is 7 % too short in 16 bits, too. Other rules for open plans were tried on 42 runs that state theirs,
+  hidden: the mean error is 4.7 % with the stated plan, 5.6 % with the fastest, 6.4 % with the median of all plans.
+- BLOOM's tests without the coefficients that were fitted to them (`bloom` in the table above) keep
+  CUDA_LAUNCH_BLOCKING, which their log states, and the slow products of heads that are no multiple of 8, at the peak
+  of CUDA cores. Without any price of these products 5.8 / 24 %.
+- One B200 machine (`simumax`): two stages without tensor parallelism are 5 to 10 % too long at every number of
+  micro-batches, while two tensor ranks are right; 70B over 8 tensor ranks waits for the host, 14 % too short at 120 us
+  an op and right at 140 us.
+- vTrain's runs: Megatron-DeepSpeed overlaps no all-reduce of an input gradient (the code of 2021 has no such option,
+  that of July 2023 turns it off), while forecasts of its profile do where launches do not block. Without, these runs
+  would be 5 % too long instead of 1 %, for causes that are not known.
+- LoRA on Blackwell in MLPerf v5.1: 7 to 18 % too long, while v5.0 is 2 % too short at the same plans. Its code since
+  fuses what lies between the GEMMs (`USE_TE_OPS`), which is not modelled. Both rounds compute attention in 8 bits; with
+  the kernels of serving that `cudnn-fp8` stands for, B200 would be 4 % too short in v5.0 and 11 % too long in v5.1.
+- NVFP4 in Megatron-Bridge: 7 to 20 % too short, in MLPerf 2 to 7 %. MLPerf turns the Hadamard transform of activations
+  and the scales of square blocks off (`NVTE_NVFP4_DISABLE_RHT`); neither is modelled.
+- Llama 3 70B on GB300 in Megatron-Bridge 26.02.01: the plans that the table prints for NVFP4 and MXFP8 do not fit.
+- MI300X in LoRA: 30 to 40 % too short on two and four nodes.
+- PaxML: 31 to 35 % too short; the profile of MaxText stands for it, and its memory does not fit either. MaxText in 8
+  bits with sequences of 8,192 tokens: 18 to 23 % too long.
+"""
+
+
+REASONS = {
+    "gpt-oss": "biases of experts, expert by expert",
+    r"mbridge-(25|26\.02-).*qwen3": "releases before 26.02.01",
+    r"mbridge-26\.02\.01-qwen3-30b": "releases of one year differ by 1.8 times",
+    r"mbridge-26\.02\.01-llama3-70b-gb300": "the plan that is printed does not fit",
+    "nvfp4": "Hadamard transform of NVFP4",
+    "paxml": "the profile of MaxText stands for PaxML",
+    r"maxtext.*-fp8": "MaxText in 8 bits",
+    "mi300x": "MI300X on several nodes",
+    r"mlperf-v3": "programs of 2023",
+    r"mlperf-v51.*-lora": "fused operations of MLPerf v5.1",
+    r"vtrain-multi-00(13|15|20)$": "measured times that look like a broken run: 1.2 to 2 times their neighbours",
+    "deepseek-v3-n2048-h800": "hours of a whole training, not of its steps",
+    "megatron-h100": "the scaling study of Megatron-Core 0.8",
+}
+"""Known causes of large errors in words, by ids of runs; regular expressions, the first that matches counts."""
+
+
+def page(rows: Sequence[dict[str, Any]], fit: dict[str, Any], forgotten: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """The page.
+
+    rows: answers, as ``validate published --json`` lists them.
+    fit: the answer of ``validate fit``.
+    forgotten: answers to the runs of each known cluster, forecast without its properties.
+    """
+    timed = [row for row in rows if row["error"] is not None]
+    everything = compute_figures(rows)
+    parts = [INTRODUCTION]
+    parts.append(
+        f"{everything['rows']:,} runs, {everything['predicted']:,} forecast, {everything['compared']:,} compared.\n"
+    )
+    parts += [f"## Step time\n\n{_table('class', rows, ('class',))}"]
+    parts += [f"## Dense models\n\n{_table('program', _of(rows, 'dense'), ('stack',))}"]
+    parts += [_table("GPU, number format", _of(rows, "dense"), ("gpu", "format"))]
+    parts += [_table("source", _of(rows, "dense"), ("source",))]
+    parts += [f"## Models with experts\n\n{_table('program, GPU', _of(rows, 'moe'), ('stack', 'gpu'))}"]
+    parts += [f"## Peak memory\n\n{_memory(rows)}", _noise_floor(timed), FITTED, _left_out(fit)]
+    parts += [_constants(fit), _clusters(rows, forgotten), CAUSES, _misfits(rows), _worst(timed)]
+    return "\n".join(parts)
+
+
+def _of(rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row["class"] == kind]
+
+
+def _groups(
+    rows: Sequence[dict[str, Any]], keys: Sequence[str]
+) -> Iterator[tuple[tuple[str, ...], list[dict[str, Any]]]]:
+    found = defaultdict[tuple[str, ...], list[dict[str, Any]]](list)
+    for row in rows:
+        if row["error"] is not None:
+            found[tuple(str(row["peak"] if key == "format" else row[key]) for key in keys)].append(row)
+    yield from sorted(found.items())
+
+
+def _table(head: str, rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
+    lines = [
+        f"| {head} | runs | median % | p90 % | bias % | inside % | baseline % |",
+        "| --- | --: | --: | --: | --: | --: | --: |",
+    ]
+    for names, own in _groups(rows, keys):
+        if len(own) >= FEWEST:
+            lines.append(f"| {', '.join(names)} | {_figures(own)} |")
+    lines.append(f"| all | {_figures([row for row in rows if row['error'] is not None])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _figures(rows: Sequence[dict[str, Any]]) -> str:
+    found = compute_figures(rows)
+    naive = found["baseline_from_other_sources"]["median"]
+    cells = [
+        f"{found['compared']}",
+        f"{100 * found['median']:.1f}",
+        f"{100 * found['p90']:.1f}",
+        f"{100 * found['bias']:+.1f}",
+        f"{100 * found['inside_interval']:.0f}",
+        "" if naive is None else f"{100 * naive:.0f}",
+    ]
+    return " | ".join(cells)
+
+
+def _memory(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["| program | runs | median % | p90 % | bias % |", "| --- | --: | --: | --: | --: |"]
+    named = sorted({str(row["stack"]) for row in rows if row["memory_error"] is not None})
+    for name, own in [*((name, [row for row in rows if row["stack"] == name]) for name in named), ("all", list(rows))]:
+        found = compute_figures(own)["memory"]
+        cells = " | ".join(f"{100 * found[key]:.1f}" for key in ("median", "p90"))
+        lines.append(f"| {name} | {found['compared']} | {cells} | {100 * found['bias']:+.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _left_out(fit: dict[str, Any]) -> str:
+    lines = [LEFT_OUT, "| runs | | shipped % | source left out % | family left out % | model left out % |"]
+    lines.append("| --- | --: | --: | --: | --: | --: |")
+    keys = ("shipped", *(f"refitted_{one}_left_out" for one in ("source", "family", "model")))
+    classes = {name: of for name, of in fit["classes"].items() if keys[-1] in of["errors"]}
+    for name, of in classes.items():
+        lines.append(f"| {name} | {of['rows']} | {_pairs(of['errors'], keys)} |")
+    for one in classes.get("experts", {"left_out": {"model": []}})["left_out"]["model"]:
+        shipped, refitted = (_pairs(one["errors"], (key,)) for key in (keys[0], keys[-1]))
+        lines.append(f"| of them {one['group']} | {one['rows']} | {shipped} | | | {refitted} |")
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(errors: dict[str, Any], keys: Sequence[str]) -> str:
+    return " | ".join(f"{100 * errors[key]['median']:.1f} / {100 * errors[key]['p90']:.1f}" for key in keys)
+
+
+def _constants(fit: dict[str, Any]) -> str:
+    lines = [CONSTANT, "| source | runs | shipped % | without it % | constant % |", "| --- | --: | --: | --: | --: |"]
+    for one in fit["sources"]:
+        constant = one["constant"] and one["constant"]["median"]
+        cells = []
+        for key in ("shipped", "without"):
+            pair = _pairs(one, (key,))
+            cells.append(f"**{pair}**" if constant is not None and one[key]["median"] > constant else pair)
+        cells.append(_pairs(one, ("constant",)) if one["constant"] else "")
+        lines.append(f"| {one['source']} | {one['rows']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _misfits(rows: Sequence[dict[str, Any]]) -> str:
+    """Runs whose forecast exceeds the memory of their GPU, with the likely reason."""
+    found = [row for row in rows if row["predicted"] and not row["predicted"]["fits"]]
+    lines = ["## Runs that do not fit by their forecast\n", "| run | GiB | of | likely reason |"]
+    lines.append("| --- | --: | --: | --- |")
+    for row in sorted(found, key=lambda row: -row["predicted"]["peak_device_gib"] / row["predicted"]["capacity_gib"]):
+        given = row["predicted"]
+        lines.append(
+            f"| `{row['id']}` | {given['peak_device_gib']:.0f} | {given['capacity_gib']:.0f} | {row['misfit']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _clusters(rows: Sequence[dict[str, Any]], forgotten: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    lines = [
+        CLUSTERS,
+        "| node | runs | | median % | p90 % | bias % | inside % |",
+        "| --- | --: | --- | --: | --: | --: | --: |",
+    ]
+    for name, without in forgotten.items():
+        held = {row["id"] for row in without}
+        for word, own in (("with", [row for row in rows if row["id"] in held]), ("without", without)):
+            cells = _figures([row for row in own if row["error"] is not None]).split(" | ")
+            lines.append(f"| `{name}` | {cells[0]} | {word} | {' | '.join(cells[1:5])} |")
+    return "\n".join(lines) + "\n"
+
+
+def forecast_forgotten(runs: Iterable[PublishedRun]) -> dict[str, list[dict[str, Any]]]:
+    """Answers to the runs of each known cluster, by its node, forecast without its properties."""
+    placed = [(run, known_cluster(run)) for run in runs]
+    return {
+        node: list(answers([forget_cluster(run) for run, known in placed if known and known.node == node]))
+        for node in sorted({known.node for _, known in placed if known})
+    }
+
+
+def _noise_floor(rows: Sequence[dict[str, Any]]) -> str:
+    """How far measured times of runs with equal jobs lie apart: no forecast of one job can be nearer to all of them."""
+    text = [
+        "## Noise floor\n",
+        "Two runs whose jobs are equal, as far as they are published, differ by:\n",
+        "| class | pairs | median % | p90 % |\n| --- | --: | --: | --: |",
+    ]
+    for (kind,), own in _groups(rows, ("class",)):
+        equal = defaultdict[tuple[str, float], list[float]](list)
+        for row in own:
+            equal[row["gpu"], row["predicted"]["step_time_s"]].append(measured_step(row))
+        apart = sorted(abs(math.log(one / other)) for times in equal.values() for one, other in combinations(times, 2))
+        if len(apart) >= FEWEST:
+            text.append(
+                f"| {kind} | {len(apart)} | {100 * quantile(apart, 0.5):.1f} | {100 * quantile(apart, 0.9):.1f} |"
+            )
+    return "\n".join(text) + "\n"
+
+
+def _worst(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [f"## The {WORST} largest errors\n", "| run | error % | assumed | cause |", "| --- | --: | --- | --- |"]
+    for row in sorted(rows, key=lambda row: -abs(row["error"]))[:WORST]:
+        cause = next((words for ids, words in REASONS.items() if re.search(ids, row["id"])), "not known")
+        lines.append(f"| `{row['id']}` | {100 * row['error']:+.1f} | {', '.join(row['assumed'])} | {cause} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    data = Path(sys.argv[1])
+    answer, _ = validate_published([data])
+    runs = [run for run in read(data) if isinstance(run, PublishedRun)]
+    made = page(answer["rows"], fit_published([data])[0], forecast_forgotten(runs))
+    Path(sys.argv[2]).write_text(made, "utf-8")

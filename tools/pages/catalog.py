@@ -1,0 +1,220 @@
+"""The catalog as a page of documentation: every value with its unit, its kind and its source.
+
+``python -m tools.pages.catalog docs/catalog.md`` writes it (``make docs-catalog``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshcast.hardware.cluster import Cluster, Level
+from meshcast.hardware.load import Fact, Value, catalog, load
+from meshcast.hardware.reliability.components import Reliability
+from meshcast.hardware.reliability.store import CheckpointStore
+from meshcast.hardware.sourced_values import DEVICES, sourced_values
+
+HEAD = """# The catalog
+
+Made by `make docs-catalog` from the files in `hardware/catalog/`; do not edit it. Values are written as in those files.
+A small number names the line of [Sources](#sources) that says where a value comes from and of which kind it is:
+**peak** (the maker's figure), **measured**, **fitted** or **assumed**. FLOP/s are dense, rates of links are those of
+one direction. [Assumed values](#assumed-values) are listed once more at the end.
+"""
+
+SECTIONS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
+    (
+        "GPUs",
+        "gpus",
+        [
+            ("architecture", "architecture"),
+            ("compute capability", "compute_capability"),
+            ("memory", "memory"),
+            ("memory bandwidth", "memory_bandwidth"),
+            ("last-level cache", "l2"),
+            ("multi&shy;processors", "multiprocessors"),
+            ("clock", "clock"),
+            ("power", "power"),
+            ("scale-up link", "scale_up"),
+            ("link to the host", "host"),
+            ("peer access over PCIe", "peer_access"),
+            ("usual node", "usual_node"),
+        ],
+    ),
+    (
+        "Peak FLOP/s of GPUs",
+        "gpus",
+        [(form, f"peak.{form}") for form in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")],
+    ),
+    (
+        "Links and network ports",
+        "links",
+        [
+            ("", "title"),
+            ("family", "family"),
+            ("rate of one link or port", "rate"),
+            ("links per GPU or adapter", "links"),
+            ("latency", "latency"),
+            ("payload", "payload"),
+        ],
+    ),
+    (
+        "Nodes",
+        "nodes",
+        [
+            ("", "title"),
+            ("GPU", "gpu"),
+            ("GPUs", "gpus"),
+            ("scale-up link", "scale_up.link"),
+            ("switched", "scale_up.switched"),
+            ("links between two GPUs", "scale_up.mesh"),
+            ("GPUs of a domain", "scale_up.domain"),
+            ("rate of its links", "scale_up.rate"),
+            ("network port", "nics.link"),
+            ("ports", "nics.count"),
+            ("rails", "nics.rail_optimised"),
+            ("peer access over PCIe", "peer_access"),
+            ("through the memory of the host", "staging"),
+            ("memory of the host", "host.memory"),
+            ("its size", "host.capacity"),
+            ("links to the host", "host.uplinks"),
+            ("disks, reading", "host.read"),
+            ("disks, writing", "host.write"),
+            ("their size", "host.disk_capacity"),
+        ],
+    ),
+)
+"""Title, folder and columns (head, path of the field) of each table."""
+
+
+def page() -> str:
+    """The page as Markdown."""
+    sources: dict[str, int] = {}
+    parts = [HEAD]
+    for title, kind, columns in SECTIONS:
+        parts += [f"## {title}\n", _table(kind, columns, sources), *_notes(kind, columns)]
+    parts += ["## Clusters\n", _clusters()]
+    parts += ["## Reliability\n", _reliability(sources), "## Stores of checkpoints\n", _stores(sources)]
+    listed = "\n".join(f"{number}. {text}" for text, number in sources.items())
+    parts += ["## Sources\n", listed + "\n", "## Assumed values\n", _assumed_rows()]
+    return "\n".join(parts)
+
+
+def at(model: Any, path: str) -> Any:
+    """The field at `path`; None where there is none."""
+    for name in path.split("."):
+        model = model.get(name) if isinstance(model, dict) else getattr(model, name, None)
+    return model
+
+
+def _table(kind: str, columns: Sequence[tuple[str, str]], sources: dict[str, int]) -> str:
+    used = [(head, path) for head, path in columns if any(at(load(kind, name), path) for name in catalog(kind))]
+    rows = [[f"`{name}`", *(_cell(at(load(kind, name), path), sources) for _, path in used)] for name in catalog(kind)]
+    return _rows([kind.removesuffix("s").replace("gpu", "GPU"), *(head for head, _ in used)], rows)
+
+
+def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(item: Any, sources: dict[str, int]) -> str:
+    if isinstance(item, Value | Fact):
+        given = f"{item.kind}: {_source(item)}"
+        return f"{_text(item)} <sup>{sources.setdefault(given, len(sources) + 1)}</sup>"
+    return "" if item is None else f"`{item.name}`" if isinstance(item, DEVICES) else str(item)
+
+
+def _text(item: Value | Fact[Any]) -> str:
+    if isinstance(item, Value):
+        return item.text
+    if isinstance(item.value, bool):
+        return "yes" if item.value else "no"
+    return (
+        "<br>".join(" ".join(map(str, row)) for row in item.value) if isinstance(item.value, tuple) else str(item.value)
+    )
+
+
+def _source(item: Value | Fact[Any]) -> str:
+    page_ = getattr(item, "page", None)
+    return f"{item.source}{f', page {page_}' if page_ else ''}{f' (read on {item.checked})' if item.checked else ''}"
+
+
+def _notes(kind: str, columns: Sequence[tuple[str, str]]) -> Iterator[str]:
+    paths = {path: head for head, path in columns}
+    lines = [
+        f"- `{name}`, {paths[path] or path}: {item.note}\n"
+        for name in catalog(kind)
+        for path, item in sourced_values(load(kind, name))
+        if item.note and path in paths
+    ]
+    lines += [
+        f"- `{name}`: {load(kind, name).note}\n" for name in catalog(kind) if "title" in paths and load(kind, name).note
+    ]
+    if lines:
+        yield "".join(lines)
+
+
+def _clusters() -> str:
+    rows = []
+    for name in catalog("clusters"):
+        cluster: Cluster = load("clusters", name)
+        levels = [_level(level) for level in cluster.fabric.joins]
+        counts = [f"{cluster.nodes:,}", f"{cluster.gpus:,}"]
+        rows.append(
+            [f"`{name}`", cluster.title, f"`{cluster.node.name}`", *counts, "<br>".join(levels), cluster.source]
+        )
+    return _rows(["cluster", "", "node", "nodes", "GPUs", "levels of the fabric", "source"], rows)
+
+
+def _reliability(sources: dict[str, int]) -> str:
+    """Failures of every component of an entry, and the times after a failure."""
+    rows = []
+    for name in catalog("reliability"):
+        entry: Reliability = load("reliability", name)
+        for component, one in entry.components.items():
+            counted = f"{_cell(one.failures, sources)} of {_cell(one.units, sources)}" if one.failures else ""
+            hours = f"{entry.mtbf(component) / 3600:,.0f}"
+            stated = _cell(one.mtbf, sources) or _cell(entry.observed, sources)
+            rows.append([f"`{name}`", f"`{component}`", one.per, counted, stated, hours, one.loses])
+        after = {"detection": entry.detection, "scheduling": entry.scheduling, "warm-up": entry.warm_up}
+        after["repair"] = entry.repair
+        rows.append(
+            [f"`{name}`", entry.title, "", "", ", ".join(f"{n} {_cell(v, sources)}" for n, v in after.items()), "", ""]
+        )
+    heads = ["entry", "component", "per", "failures of units", "observed for, or mean time", "MTBF of one [h]", "loses"]
+    return _rows(heads, rows)
+
+
+def _stores(sources: dict[str, int]) -> str:
+    rows = []
+    for name in catalog("stores"):
+        store: CheckpointStore = load("stores", name)
+        rates = [_cell(one, sources) for one in (store.write, store.read, store.per_node, store.nodes)]
+        rows.append([f"`{name}`", store.title, *rates])
+    return _rows(["store", "", "writing", "reading", "one node", "rates are of nodes"], rows)
+
+
+def _level(level: Level) -> str:
+    """One level of a fabric: how many nodes it joins, and what it passes."""
+    nodes = " + ".join(map(str, level.blocks)) if level.blocks else level.nodes or "all"
+    if level.link is None:
+        return f"{nodes} nodes, {level.oversubscription:g} : 1"
+    return f"{nodes} nodes, by {f'{level.links} x ' if level.links > 1 else ''}`{level.link.name}`"
+
+
+def _assumed_rows() -> str:
+    rows = [
+        [f"`{kind}/{name}`", f"`{path}`", _text(item), item.source]
+        for kind in ("gpus", "links", "nodes", "reliability", "stores")
+        for name in catalog(kind)
+        for path, item in sourced_values(load(kind, name))
+        if item.kind == "assumed"
+    ]
+    return _rows(["file", "field", "value", "why"], rows)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), "utf-8")

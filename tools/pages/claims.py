@@ -1,0 +1,84 @@
+"""Writes docs/claims.md: what papers claim, with our figure, theirs and the verdict.
+
+``python -m tools.pages.claims docs/claims.md`` (``make docs-claims``)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from meshcast.experiments.pages.claims import COUNTS, validate_claims, word_verdict
+from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
+
+HEAD = """\
+# Claims of the papers
+
+Made by `make docs-claims` from the files in `validation/claims/`; do not edit it. Every claim is run as jobs, as
+pipeline cases with given times of passes, or as runs of planners, and its relation is held against the paper. It
+*holds*, *misses* by the given share, *depends* on what the paper leaves open (tried at all values of `assumed`), or
+*cannot be judged*. Claims whose source was not read are marked *recalled* and not counted. `meshcast validate claims
+--claim ID` shows the jobs of one.
+The format of the files is on the page [validation](validation.md#claims-of-papers).
+"""
+
+
+def page(answer: dict[str, Any]) -> str:
+    """The page. answer: of ``validate claims``."""
+    rows, summary = answer["rows"], answer["summary"]
+    parts = [HEAD]
+    if summary["judged"]:
+        parts.append(
+            f"Of {summary['judged']} judged claims {summary['share_holds']:.0%} hold, and {summary['share_near']:.0%} "
+            "hold or deviate by 25 % at most.\n"
+        )
+    parts.append(_table(("family", *COUNTS.values()), _count_rows(summary)))
+    for family in summary["by_family"]:
+        parts.append(f"## {family.capitalize()}\n")
+        of_family = [row for row in rows if row["family"] == family]
+        for system in dict.fromkeys(row["system"] for row in of_family):
+            parts += _system([row for row in of_family if row["system"] == system])
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _count_rows(summary: dict[str, Any]) -> list[list[str]]:
+    return [
+        [name, *(str(counts[key]) for key in COUNTS)]
+        for name, counts in (*summary["by_family"].items(), ("all", summary))
+    ]
+
+
+def _system(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The claims of one system: a table, and the notes below it."""
+    first = rows[0]
+    paper = first["reference"]
+    paper = f"[{paper}]({paper})" if paper.startswith("http") else paper
+    cells = [
+        [
+            f"`{row['id']}`", row["says"], "" if row["ours"] is None else f"{row['ours']:.4g}", row["theirs"],
+            word_verdict(row), row["source"],
+        ]
+        for row in rows
+    ]  # fmt: skip
+    table = _table(("claim", "says", "ours", "theirs", "verdict", "source"), cells)
+    notes = "\n".join(f"- `{row['id']}`: {row['note']}" for row in rows if row["note"])
+    return [f"### {first['system']}\n\n{paper}\n", table, *([notes + "\n"] if notes else [])]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(_cell(word) for word in line) + " |" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    (path,) = sys.argv[1:]
+    answer, missing = validate_claims(slow=True, find_plan=find_claimed_plan)
+    if missing:
+        raise SystemExit(130)
+    Path(path).write_text(page(answer), "utf-8")

@@ -1,0 +1,192 @@
+"""Writes docs/schemes.md, the page of all schemes: idea, paper, options, what is modelled, and the closed forms.
+
+It is made from the files of the schemes alone: their docstrings, options with the sentences below them, and
+`ClosedForm` calls. ``make docs-schemes`` runs ``python -m tools.pages.schemes docs/schemes.md``.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from meshcast.simulator.ir.registry import describe_scheme, find_scheme, scheme_docstring, scheme_names
+from meshcast.simulator.ir.scheme import FAMILIES, Paper, Scheme
+
+HEAD = """# Schemes
+
+Made by `make docs-schemes` from the files in `simulator/schemes/`; do not edit it. A plan names a scheme as
+`family/name`, says which axes of the mesh it is `over`, and gives its options as further keys of the same entry
+([the job file](job.md)). The *closed forms* of a scheme are formulas of its paper that its lowered program must
+reproduce exactly under ideal costs; `tests/contract` checks them in many settings. Symbols, where the text of a scheme
+defines no others:
+
+| symbol | meaning |
+| --- | --- |
+| b | sequences of a micro-batch, per replica |
+| s | tokens of a sequence |
+| h | hidden size |
+| f | width of the MLP |
+| a | attention heads |
+| m | micro-batches of a step, per replica |
+| p | pipeline devices; in the other families the ranks over which a scheme shards (t: of a tensor scheme) |
+| n, N | ranks of a data scheme |
+| v | chunks (virtual stages) of a pipeline device |
+| i | number of a pipeline device, from 0 |
+| t_f | forward pass of a micro-batch through all layers of a device [s] |
+| t_b, t_w | its gradients of inputs, its gradients of weights [s] |
+| t_B | its whole backward pass [s]: t_b + t_w; `t_total` is t_f + t_B |
+| F, B, W | in drawings of orders: forward pass, backward pass (split: gradients of inputs), gradients of weights |
+
+In formulas `setting` and `shape` are the sizes and times at which a form is evaluated.
+
+Some systems are no scheme of their own, but fields of a job or several schemes together:
+
+| system | paper | in a job |
+| --- | --- | --- |
+"""
+
+ELSEWHERE = (
+    ("Stream-K", "arXiv:2301.03598", "`framework.set.gemm_decomposition` ([framework](framework.md))"),
+    ("mCAP", "doi:10.1007/978-3-031-12597-3_10", "`plan.partition: by-memory` ([job](job.md))"),
+    ("DynaPipe, its micro-batches", "arXiv:2311.10418", "`batch.samples.join: shortest-step` ([job](job.md))"),
+    ("USP", "arXiv:2405.07719", "`sequence/ulysses` over one axis, `sequence/ring` over another"),
+    ("LoongTrain", "arXiv:2406.18485", "the same, with `sequence/ring` in two levels"),
+    ("Llama 3, 4-D", "arXiv:2407.21783", "`examples/llama3-405b-128k-dgx-h100.yaml`"),
+    ("DeepSpeed, partitioned activations", "arXiv:1910.02054", "`partition` of `memory/recompute-full`"),
+)
+"""Systems that are no scheme of their own: name, publication, and where they are."""
+
+TITLES = {
+    "pipeline": "Pipeline schedules",
+    "tensor": "Tensor parallelism",
+    "sequence": "Sequence and context parallelism",
+    "expert": "Expert parallelism",
+    "data": "Data parallelism and sharded states",
+    "memory": "Memory: recomputation and offloading",
+}
+
+
+def page() -> str:
+    """Returns the whole page."""
+    names = scheme_names()
+    rows = (f"| {name} | {_link(Paper(ref, name, 0))} | {where} |" for name, ref, where in ELSEWHERE)
+    parts = [HEAD + "\n".join(rows) + "\n", "| scheme | paper | idea |\n| --- | --- | --- |"]
+    parts[-1] += "".join(
+        f"\n| [{use}](#{anchor(use)}) | {_link(find_scheme(use).paper)} | {_cell(describe_scheme(use))} |"
+        for use in names
+    )
+    for family in FAMILIES:
+        parts.append(f"\n## {TITLES[family]}\n")
+        parts += [_scheme(use) for use in names if use.startswith(f"{family}/")]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def anchor(use: str) -> str:
+    """Returns the anchor of a scheme's heading, as GitHub makes it."""
+    return use.replace("/", "")
+
+
+def _parse(kind: type[Scheme]) -> ast.Module:
+    return ast.parse(Path(inspect.getfile(kind)).read_text("utf-8"))
+
+
+def closed_forms(use: str) -> Iterator[tuple[str, str, str]]:
+    """Yields quantity, reference and formula of every `ClosedForm` in the file of the class that states them."""
+    stated = next(kind for kind in find_scheme(use).__mro__ if "closed_forms" in vars(kind))
+    inline = _InlineNames(_parse(stated))
+    for node in ast.walk(inline.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ClosedForm":
+            quantity, formula, where = (*node.args, *(k.value for k in node.keywords))
+            yield *(ast.literal_eval(part) for part in (quantity, where)), ast.unparse(inline.visit(formula))
+
+
+class _InlineNames(ast.NodeTransformer):
+    """Replaces a local name by the expression assigned to it; symbols of the setting stay."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        assigned = (node for node in ast.walk(tree) if isinstance(node, ast.Assign))
+        self._values = {
+            target.id: node.value
+            for node in assigned
+            for target in node.targets
+            if isinstance(target, ast.Name) and isinstance(node.value, ast.BinOp)
+        }
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        value = self._values.get(node.id)
+        return self.visit(value) if value is not None else node
+
+
+def _scheme(use: str) -> str:
+    kind = find_scheme(use)
+    idea_first, _, rest = scheme_docstring(use).partition("\n\n")
+    modelled, _, _ = rest.partition("References:")
+    parts = [f"### {use}\n", " ".join(idea_first.split()), "", _paper(kind.paper), "", _body(modelled)]
+    if options := list(_options(kind)):
+        parts += ["| option | default | what it says |\n| --- | --- | --- |", *options, ""]
+    if found := dict.fromkeys(closed_forms(use)):
+        parts += ["| closed form | formula | where |\n| --- | --- | --- |"]
+        parts += [f"| {quantity} | `{_cell(formula)}` | {_cell(where)} |" for quantity, where, formula in found]
+    return "\n".join([*parts, ""])
+
+
+def _body(text: str) -> str:
+    """Writes the paragraphs of a docstring in Markdown; an indented one is a drawing and becomes a block of text."""
+    made = []
+    for paragraph in text.strip("\n").split("\n\n"):
+        if paragraph.strip():
+            drawing = all(line.startswith("  ") for line in paragraph.splitlines() if line.strip())
+            made.append(f"```text\n{paragraph}\n```\n" if drawing else f"{paragraph.strip()}\n")
+    return "\n".join(made)
+
+
+def _options(kind: type[Scheme]) -> Iterator[str]:
+    """Yields a table row for every option of a scheme."""
+    sentences = {name: text for base in reversed(kind.Options.__mro__) for name, text in _sentences(base)}
+    for name, field in kind.Options.model_fields.items():
+        yield f"| `{name}` | {_default(field)} | {_cell(sentences.get(name, ''))} |"
+
+
+def _sentences(base: type) -> Iterator[tuple[str, str]]:
+    """Yields the fields of a class, each with the docstring below it."""
+    if not base.__module__.startswith("meshcast."):
+        return
+    file = ast.parse(Path(inspect.getfile(base)).read_text("utf-8"))
+    body = next(node.body for node in ast.walk(file) if isinstance(node, ast.ClassDef) and node.name == base.__name__)
+    for node, below in pairwise(body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr):
+            assert isinstance(below.value, ast.Constant)
+            yield node.target.id, " ".join(str(below.value.value).split())
+
+
+def _default(field: FieldInfo) -> str:
+    return "needed" if field.default is PydanticUndefined else f"`{_cell(str(field.default))}`"
+
+
+def _paper(paper: Paper) -> str:
+    return f"{paper.title}, {paper.year}, {_link(paper)}."
+
+
+def _link(paper: Paper) -> str:
+    kind, _, number = paper.ref.partition(":")
+    if kind == "arXiv":
+        return f"[arXiv {number}](https://arxiv.org/abs/{number})"
+    if kind == "doi":
+        return f"[doi {number}](https://doi.org/{number})"
+    return f"<{paper.ref}>"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), "utf-8")

@@ -1,0 +1,118 @@
+"""docs/papers.md: the errors of all figures, then every figure with its points, ours beside the published ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from statistics import median
+
+from tools.papers.forecasts import ForecastFigure, ForecastPoint
+from tools.papers.words import format_error, format_number, format_share
+
+IMAGES = "images/papers"
+"""Folder of the images of the page, beside it."""
+
+HEAD = """\
+# Figures of papers, redrawn
+
+Made by `make papers` from the files in `tools/papers/figures/`; do not edit it. A point is a published number
+beside the forecast of the job that it is of, most often one of the [claims](claims.md). What a paper leaves open is run
+at both ends of what is plausible: *ours* is the middle, followed by the range. *Off by* is ours / published - 1. Marked
+as *in view* are runs that were known when coefficients or profiles were made, as all [published
+runs](published-runs.md) were. Numbers that were read off a plot or are recalled say so. A job that *does not fit* needs
+more memory in the forecast than its GPUs have. `make papers` draws all figures into `out/papers/`, and
+`python -m tools.papers NAME ...` those of some files, with their deviations.
+"""
+
+
+def write_page(figures: Sequence[ForecastFigure]) -> str:
+    """The page. figures: with their forecasts, in the order of the page."""
+    parts = [HEAD, _sum_up(figures), _write_summary(figures)]
+    for paper, group in groupby(figures, key=lambda one: one.file.figure.paper):
+        of_paper = list(group)
+        parts.append(f"## {paper}\n\n[{of_paper[0].file.figure.link}]({of_paper[0].file.figure.link})\n")
+        parts += [_write_figure(one) for one in of_paper]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def sort_figures(figures: Sequence[ForecastFigure]) -> list[ForecastFigure]:
+    """Figures by paper, papers by name, so that those of a paper stand together."""
+    return sorted(figures, key=lambda one: (one.file.figure.paper.casefold(), one.file.name))
+
+
+def _sum_up(figures: Sequence[ForecastFigure]) -> str:
+    """How large the median deviations are, over all figures, and apart for runs that were in view."""
+    words = []
+    for name, chosen in (("in view", True), ("not in view", False)):
+        errors = [one.median for one in figures if one.file.figure.in_view is chosen and one.median is not None]
+        if errors:
+            words.append(f"{len(errors)} of runs {name}: {format_error(median(errors))}")
+    every = [error for one in figures for error in one.deviations]
+    near = sum(error <= 0.1 for error in every)
+    return (
+        f"{len(figures)} figures and tables with {len(every)} points, of which {near / max(1, len(every)):.0%} are "
+        f"within 10 %. Median over figures of their median deviation: {', '.join(words)}.\n"
+    )
+
+
+def _write_summary(figures: Sequence[ForecastFigure]) -> str:
+    rows = [
+        [
+            f"[{one.file.figure.paper}, {one.file.figure.place}](#{anchor_of(one)})",
+            str(len(one.points)),
+            format_error(one.median),
+            format_error(one.largest),
+            "yes" if one.file.figure.in_view else "",
+        ]
+        for one in figures
+    ]
+    return _write_table(("figure", "points", "median", "largest", "in view"), rows, numbers=(1, 2, 3))
+
+
+def _write_figure(one: ForecastFigure) -> str:
+    """A figure: its source, its image if the page shows it, its points, and why some are missed."""
+    figure, parts = one.file.figure, [f"### {_title(one)}\n"]
+    recalled = " The numbers are recalled." if figure.provenance == "recalled" else ""
+    parts.append(f"Source: {figure.source}.{recalled} Numbers: {figure.y.label}. File: `{one.file.name}`.\n")
+    if figure.image:
+        parts.append(f"![{one.file.title}]({IMAGES}/{one.file.name}.png)\n")
+    x = figure.x.label if figure.x else ""
+    rows = [
+        [point.series, _word_x(point), _word_ours(point), format_number(point.theirs), format_share(point)]
+        for point in one.points
+    ]
+    parts.append(_write_table(("series", x, "ours", "published", "off by"), rows, numbers=(2, 3, 4)))
+    if figure.note:
+        parts.append(figure.note + "\n")
+    return "\n".join(parts)
+
+
+def _title(one: ForecastFigure) -> str:
+    place = one.file.figure.place
+    return f"{place[0].upper()}{place[1:]}: {one.file.figure.title}"
+
+
+def anchor_of(one: ForecastFigure) -> str:
+    """The anchor of the heading of a figure, as GitHub and mkdocs make it."""
+    words = re.sub(r"[^\w\s-]", "", _title(one).lower())
+    return re.sub(r"[-\s]+", "-", words).strip("-")
+
+
+def _word_x(point: ForecastPoint) -> str:
+    return point.x if isinstance(point.x, str) else format_number(point.x)
+
+
+def _word_ours(point: ForecastPoint) -> str:
+    if point.low is None or point.high is None or point.ours is None:
+        return point.reason
+    words = format_number(point.ours)
+    if point.low != point.high:
+        words += f" ({format_number(point.low)} to {format_number(point.high)})"
+    return words if point.fits else f"{words}, does not fit"
+
+
+def _write_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
+    line = ["--:" if at in numbers else "---" for at in range(len(heads))]
+    cells = [[" ".join(word.split()).replace("|", "\\|") for word in row] for row in (heads, line, *rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells) + "\n"
