@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,7 +63,7 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
     names = list(table.choices)
     column = {name: place for place, name in enumerate(names)}
     plain = [(factor.scope, table.objective(factor), factor.nbytes) for factor in table.factors]
-    frontiers: list[tuple[tuple[str, ...], np.ndarray]] = []
+    frontiers: list[tuple[tuple[str, ...], Any]] = []  # arrays of frontiers
     for name, scope in _elimination_order(table):
         full = (*scope, name)
         touching = [one for one in plain if name in one[0]]
@@ -71,22 +72,25 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
         parts = [(tuple(full.index(other) for other in own), array) for own, array in frontiers if name in own]
         made = np.empty(seconds.shape[:-1], dtype=object)
         for place in np.ndindex(*made.shape):
-            union = [
-                _sum_frontiers(seconds[full_place], nbytes[full_place], full_place, parts, column[name], len(names))
-                for option in range(seconds.shape[-1])
-                if math.isfinite(seconds[full_place := (*place, option)])
-            ]
-            made[place] = _prune(union, most, len(names))
+            union = [Frontier(np.zeros((0, 2)), np.zeros((0, len(names)), int))]
+            for option in range(seconds.shape[-1]):
+                cell = (*place, option)
+                if math.isfinite(seconds[cell]):
+                    chosen = np.full((1, len(names)), -1)
+                    chosen[0, column[name]] = option
+                    alone = Frontier(np.array([[seconds[cell], nbytes[cell]]]), chosen)
+                    others = (array[tuple(cell[axis] for axis in axes)] for axes, array in parts)
+                    union.append(reduce(Frontier.plus, others, alone))
+            made[place] = Frontier(*(np.concatenate(part) for part in zip(*union, strict=True))).prune(most)
         plain = [one for one in plain if name not in one[0]]
         frontiers = [one for one in frontiers if name not in one[0]] + [(scope, made)]
     # Every part of the table that shares no variable with the others has left a frontier of its own.
-    points, options = np.zeros((1, 2)), np.full((1, len(names)), -1)
+    whole = Frontier(np.zeros((1, 2)), np.full((1, len(names)), -1))
     for _, array in frontiers:
-        points, options = _add_frontiers(points, options, *array[()])
-        points, options = _prune([Frontier(points, options)], most, len(names))
+        whole = whole.plus(array[()]).prune(most)
     return [
         FrontierPoint(float(value), float(nbytes), dict(zip(names, map(int, row), strict=True)))
-        for (value, nbytes), row in zip(points, options, strict=True)
+        for (value, nbytes), row in zip(*whole, strict=True)
     ]
 
 
@@ -178,6 +182,22 @@ class Frontier(NamedTuple):
     points: np.ndarray
     options: np.ndarray
 
+    def plus(self, other: Frontier) -> Frontier:
+        """Returns all sums of a point of one set and a point of the other."""
+        sums = (self.points[:, None] + other.points[None]).reshape(-1, 2)
+        options = np.maximum(self.options[:, None], other.options[None])
+        return Frontier(sums, options.reshape(-1, options.shape[-1]))
+
+    def prune(self, most: int) -> Frontier:
+        """Returns the points that no other beats in both, by ascending memory; at most so many of them, 0: all."""
+        order = np.lexsort((self.points[:, 0], self.points[:, 1]))
+        points, options = self.points[order], self.options[order]
+        before = np.minimum.accumulate(np.concatenate([[np.inf], points[:-1, 0]]))
+        kept = np.flatnonzero(points[:, 0] < before[: len(points)])
+        if most and len(kept) > most:
+            kept = kept[np.unique(np.linspace(0, len(kept) - 1, most).round().astype(int))]
+        return Frontier(points[kept], options[kept])
+
 
 def _elimination_order(table: FactorTable) -> list[tuple[str, tuple[str, ...]]]:
     """Variables with the neighbours that their elimination joins, the one of the smallest table first."""
@@ -211,41 +231,3 @@ def join_arrays(
         shape = [len(table.choices[name]) if name in own else 1 for name in scope]
         total += array.transpose(order).reshape(shape)
     return total
-
-
-def _sum_frontiers(
-    seconds: float,
-    nbytes: float,
-    place: tuple[int, ...],
-    parts: Sequence[tuple[tuple[int, ...], np.ndarray]],
-    column: int,
-    variables: int,
-) -> Frontier:
-    """The sum of one point with the frontiers of eliminated neighbours, with the option of the variable noted."""
-    points, options = np.array([[seconds, nbytes]]), np.full((1, variables), -1)
-    options[0, column] = place[-1]
-    for axes, array in parts:
-        points, options = _add_frontiers(points, options, *array[tuple(place[axis] for axis in axes)])
-    return Frontier(points, options)
-
-
-def _add_frontiers(
-    points: np.ndarray, options: np.ndarray, more: np.ndarray, others: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """All sums of a point of one set and a point of the other."""
-    sums = (points[:, None] + more[None]).reshape(-1, 2)
-    return sums, np.maximum(options[:, None], others[None]).reshape(-1, options.shape[1])
-
-
-def _prune(union: Sequence[Frontier], most: int, variables: int) -> Frontier:
-    """The points that no other beats in both, by ascending memory."""
-    if not union:
-        return Frontier(np.zeros((0, 2)), np.zeros((0, variables), int))
-    points, options = (np.concatenate([one[part] for one in union]) for part in (0, 1))
-    order = np.lexsort((points[:, 0], points[:, 1]))
-    points, options = points[order], options[order]
-    before = np.minimum.accumulate(np.concatenate([[np.inf], points[:-1, 0]]))
-    kept = np.flatnonzero(points[:, 0] < before)
-    if most and len(kept) > most:
-        kept = kept[np.unique(np.linspace(0, len(kept) - 1, most).round().astype(int))]
-    return Frontier(points[kept], options[kept])

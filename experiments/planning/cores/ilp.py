@@ -110,11 +110,10 @@ class _Program:
             kept, members = _merge_equal(costs, nbytes, axis)
             costs, nbytes = np.take(costs, kept, axis), np.take(nbytes, kept, axis)
             classes.append(members)
+        start = self._add(costs.ravel(), nbytes.ravel(), integral=0)
         if costs.size == 1 and math.isfinite(costs.item()):
-            start = self._add(costs.ravel(), nbytes.ravel(), integral=0)
             self._require([(start, 1.0)], 1.0)
             return
-        start = self._add(costs.ravel(), nbytes.ravel(), integral=0)
         places = start + np.arange(costs.size).reshape(costs.shape)
         for axis, name in enumerate(factor.scope):
             for number in range(costs.shape[axis]):

@@ -15,7 +15,7 @@ import numpy as np
 from meshcast.experiments.planning.cores.pipelines.recompute_phases import keep_most, plan_phases
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.job import JobProblem, require_job
-from meshcast.experiments.planning.pricing.pipelines import UniformPipeline, stages_plan, uniform_pipelines
+from meshcast.experiments.planning.pricing.pipelines import UniformPipeline, uniform_pipelines
 from meshcast.experiments.planning.pricing.stage_prices import range_totals
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.errors import PlanError
@@ -94,4 +94,4 @@ class AdaPipePlanner(Planner):
         for held, count in zip(layers, counts, strict=True):
             recompute = {"recompute": "full", "recompute_layers": count} if count else {"recompute": "none"}
             entries.append({**pipeline.option.plan, **recompute, "layers": held})
-        return stages_plan(job, entries)
+        return job.entries_plan(entries, {})
