@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.table import FactorTable, Kept, Optimum, PendingFactor, PendingTable
+from meshcast.experiments.planning.table import FactorTable, Kept, Optimum, PendingTable
 
 LARGEST = 200_000_000
 """Entries of the largest table that elimination makes."""
@@ -41,10 +41,10 @@ def eliminate(table: FactorTable) -> Optimum | None:
     steps: list[tuple[str, tuple[str, ...], np.ndarray]] = []
     visited = 0
     for name, scope in _elimination_order(table):
-        joined = join_arrays([one for one in messages if name in one[0]], (*scope, name), table)
+        joined = join_arrays([message for message in messages if name in message[0]], (*scope, name), table)
         visited += joined.size
         steps.append((name, scope, joined.argmin(axis=-1)))
-        messages = [one for one in messages if name not in one[0]] + [(scope, joined.min(axis=-1))]
+        messages = [message for message in messages if name not in message[0]] + [(scope, joined.min(axis=-1))]
     value = float(sum(array.sum() for _, array in messages))
     if not math.isfinite(value):
         return None
@@ -66,12 +66,12 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
     frontiers: list[tuple[tuple[str, ...], Any]] = []  # arrays of frontiers
     for name, scope in _elimination_order(table):
         full = (*scope, name)
-        touching = [one for one in plain if name in one[0]]
-        seconds = join_arrays([(own, array) for own, array, _ in touching], full, table)
-        nbytes = join_arrays([(own, array) for own, _, array in touching], full, table)
-        parts = [(tuple(full.index(other) for other in own), array) for own, array in frontiers if name in own]
-        made = np.empty(seconds.shape[:-1], dtype=object)
-        for place in np.ndindex(*made.shape):
+        touching = [costs for costs in plain if name in costs[0]]
+        seconds = join_arrays([(variables, array) for variables, array, _ in touching], full, table)
+        nbytes = join_arrays([(variables, array) for variables, _, array in touching], full, table)
+        parts = [(tuple(map(full.index, variables)), array) for variables, array in frontiers if name in variables]
+        joined = np.empty(seconds.shape[:-1], dtype=object)
+        for place in np.ndindex(*joined.shape):
             union = [Frontier(np.zeros((0, 2)), np.zeros((0, len(names)), int))]
             for option in range(seconds.shape[-1]):
                 cell = (*place, option)
@@ -81,9 +81,9 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
                     alone = Frontier(np.array([[seconds[cell], nbytes[cell]]]), chosen)
                     others = (array[tuple(cell[axis] for axis in axes)] for axes, array in parts)
                     union.append(reduce(Frontier.plus, others, alone))
-            made[place] = Frontier(*(np.concatenate(part) for part in zip(*union, strict=True))).prune(most)
-        plain = [one for one in plain if name not in one[0]]
-        frontiers = [one for one in frontiers if name not in one[0]] + [(scope, made)]
+            joined[place] = Frontier(*(np.concatenate(part) for part in zip(*union, strict=True))).prune(most)
+        plain = [costs for costs in plain if name not in costs[0]]
+        frontiers = [message for message in frontiers if name not in message[0]] + [(scope, joined)]
     # Every part of the table that shares no variable with the others has left a frontier of its own.
     whole = Frontier(np.zeros((1, 2)), np.full((1, len(names)), -1))
     for _, array in frontiers:
@@ -104,13 +104,13 @@ def least_objectives(table: FactorTable) -> dict[str, np.ndarray]:
     messages = [(factor.scope, table.objective(factor), -1) for factor in table.factors]
     joined, sent, read_by = [], [], [-1] * len(order)
     for step, (name, scope) in enumerate(order):
-        mine = [one for one in messages if name in one[0]]
+        mine = [message for message in messages if name in message[0]]
         for *_, sender in mine:
             if sender >= 0:
                 read_by[sender] = step
-        joined.append(join_arrays([one[:2] for one in mine], (*scope, name), table))
+        joined.append(join_arrays([message[:2] for message in mine], (*scope, name), table))
         sent.append(joined[-1].min(axis=-1))
-        messages = [one for one in messages if name not in one[0]] + [(scope, sent[-1], step)]
+        messages = [message for message in messages if name not in message[0]] + [(scope, sent[-1], step)]
     total = sum(float(sent[step]) for step, reader in enumerate(read_by) if reader < 0)
     if not math.isfinite(total):
         return {name: np.full(len(options), math.inf) for name, options in table.choices.items()}
@@ -156,24 +156,21 @@ def bound_objective(table: PendingTable, known: float, cells: int) -> LeastObjec
     priced, pending = FactorTable(table.choices, table.factors, table.microbatches), list(table.pending)
     while True:
         least = least_objectives(priced)
-        places = {name: np.flatnonzero(own <= known * (1 + ROUNDING)) for name, own in least.items()}
-        if empty := [name for name, own in places.items() if not len(own)]:
+        places = {name: np.flatnonzero(bounds <= known * (1 + ROUNDING)) for name, bounds in least.items()}
+        if empty := [name for name, numbers in places.items() if not len(numbers)]:
             raise ValueError(f"no option of {empty[0]} is part of an assignment of {known} s")
-        kept = {name: [kept[name][int(place)] for place in own] for name, own in places.items()}
-        priced = priced.take({name: own.tolist() for name, own in places.items()})
-        size, place = min(((_count_cells(one, kept), place) for place, one in enumerate(pending)), default=(0, -1))
+        kept = {name: [kept[name][int(place)] for place in numbers] for name, numbers in places.items()}
+        priced = priced.take({name: numbers.tolist() for name, numbers in places.items()})
+        sizes = [(math.prod(len(kept[name]) for name in factor.scope), place) for place, factor in enumerate(pending)]
+        size, place = min(sizes, default=(0, -1))
         if not pending or size > cells:
             break
         cells -= size
         factors = [*priced.factors, pending.pop(place).price(kept)]
         priced = FactorTable(priced.choices, factors, priced.microbatches)
-    found = eliminate(priced)
-    assert found is not None  # the options that are kept are part of one
-    return LeastObjective(found.value, not pending, kept)
-
-
-def _count_cells(factor: PendingFactor, kept: Kept) -> int:
-    return math.prod(len(kept[name]) for name in factor.scope)
+    best = eliminate(priced)
+    assert best is not None  # the options that are kept are part of one
+    return LeastObjective(best.value, not pending, kept)
 
 
 class Frontier(NamedTuple):
@@ -206,16 +203,16 @@ def _elimination_order(table: FactorTable) -> list[tuple[str, tuple[str, ...]]]:
     order = []
     left = dict.fromkeys(table.choices)
     while left:
-        neighbours = {name: set().union(*(one for one in scopes if name in one)) - {name} for name in left}
-        entries = {name: sizes[name] * math.prod(sizes[one] for one in near) for name, near in neighbours.items()}
-        name = min(left, key=lambda one: entries[one])
+        neighbours = {name: set().union(*(scope for scope in scopes if name in scope)) - {name} for name in left}
+        entries = {name: sizes[name] * math.prod(sizes[other] for other in near) for name, near in neighbours.items()}
+        name = min(left, key=entries.__getitem__)
         if entries[name] > LARGEST:
             raise ValueError(
                 f"eliminating {name} takes a table of {entries[name]:.1e} entries, over {LARGEST:.0e}: restrict the "
                 f"options of {', '.join(sorted(neighbours[name]))}, or solve the table as an integer program"
             )
         near = neighbours[name]
-        scopes = [one for one in scopes if name not in one] + [near]
+        scopes = [scope for scope in scopes if name not in scope] + [near]
         order.append((name, tuple(sorted(near))))
         del left[name]
     return order
@@ -226,8 +223,8 @@ def join_arrays(
 ) -> np.ndarray:
     """The sum of arrays over parts of a scope, over the whole scope."""
     total = np.zeros([len(table.choices[name]) for name in scope])
-    for own, array in messages:
-        order = sorted(range(len(own)), key=lambda place: scope.index(own[place]))
-        shape = [len(table.choices[name]) if name in own else 1 for name in scope]
+    for names, array in messages:
+        order = sorted(range(len(names)), key=lambda place: scope.index(names[place]))
+        shape = [len(table.choices[name]) if name in names else 1 for name in scope]
         total += array.transpose(order).reshape(shape)
     return total

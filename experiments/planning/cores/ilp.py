@@ -47,24 +47,24 @@ def solve_table(
     if math.isfinite(memory):
         # In units of the limit, as the solver's tolerances are absolute.
         constraints.append(solver.LinearConstraint(np.array([program.nbytes]) / memory, -np.inf, 1.0))
-    scale = max((abs(one) for one in program.costs), default=1.0) or 1.0
-    found = solver.milp(
+    scale = max(map(abs, program.costs), default=1.0) or 1.0
+    solution = solver.milp(
         np.array(program.costs) / scale,
         integrality=np.array(program.integral),
         bounds=solver.Bounds(0, np.array(program.most)),
         constraints=constraints,
         options={"time_limit": seconds, "mip_rel_gap": gap},
     )
-    if found.status == 2:
+    if solution.status == 2:
         return None
-    if found.x is None:
-        raise ValueError(f"the solver has found no assignment in {seconds:g} s: {found.message}")
+    if solution.x is None:
+        raise ValueError(f"the solver has found no assignment in {seconds:g} s: {solution.message}")
     assignment = {
-        name: int(np.argmax(found.x[start : start + len(table.choices[name])]))
+        name: int(np.argmax(solution.x[start : start + len(table.choices[name])]))
         for name, start in program.starts.items()
     }
-    bound = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
-    return Optimum(assignment, table.value(assignment), int(found.mip_node_count or 0), float(bound) * scale)
+    bound = solution.mip_dual_bound if solution.mip_dual_bound is not None else solution.fun
+    return Optimum(assignment, table.value(assignment), int(solution.mip_node_count or 0), float(bound) * scale)
 
 
 class _Program:
@@ -119,7 +119,9 @@ class _Program:
             for number in range(costs.shape[axis]):
                 cells = np.take(places, number, axis).ravel()
                 options = np.flatnonzero(classes[axis] == number) + self.starts[name]
-                self._require([*((int(one), 1.0) for one in cells), *((int(one), -1.0) for one in options)], 0.0)
+                self._require(
+                    [*((int(cell), 1.0) for cell in cells), *((int(option), -1.0) for option in options)], 0.0
+                )
 
 
 def _merge_equal(costs: np.ndarray, nbytes: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:

@@ -72,7 +72,7 @@ class Amp(Planner):
         """By forecasts on nodes of one kind, by the objective of all candidates, fitting or not, on several."""
         mixed = require_kinds(problem)
         if len(mixed.kinds) > 1:
-            return SpaceOptimum(min(one.value for one in self._price_all(mixed)), "enumeration of its space")
+            return SpaceOptimum(min(plan.value for plan in self._price_all(mixed)), "enumeration of its space")
         plan = {"tp": mixed.tensor_degrees, "pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": "none"}
         return search_space(mixed, plan, "auto", mixed.forecast(proposal.plan).step_time)
 
@@ -94,8 +94,8 @@ class Amp(Planner):
         """The best partition of one candidate. Raises PlanError for degrees that break a rule."""
         units = mixed.mean_units(option)
         seconds = range_totals(units.forward + units.backward)
-        found = shorten_step([seconds] * depth, mixed.microbatches)
-        assert found is not None
+        partition = shorten_step([seconds] * depth, mixed.microbatches)
+        assert partition is not None
         tensor, replicas, width = int(option.plan["tp"]), int(option.plan["dp"]), option.gpus
         messages = [
             mixed.message_nbytes(replicas)
@@ -103,10 +103,10 @@ class Amp(Planner):
             for stage in range(depth - 1)
         ]
         gradients = []
-        nbytes = costs_of([range_totals(2 * units.elements)] * depth, found.layers)
-        for stage, own in enumerate(nbytes):
+        nbytes = costs_of([range_totals(2 * units.elements)] * depth, partition.layers)
+        for stage, size in enumerate(nbytes):
             ring = [stage * width + number * tensor for number in range(replicas)]
             slowest = min(link_bandwidth(mixed.kinds, *pair) for pair in zip(ring, [*ring[1:], ring[0]], strict=True))
-            gradients.append(2 * (replicas - 1) / replicas * own / slowest)
-        value = found.value + sum(messages) + max(gradients)
-        return PricedPlan(pipeline_plan(mixed, option, found.layers), value, found.visited)
+            gradients.append(2 * (replicas - 1) / replicas * size / slowest)
+        value = partition.value + sum(messages) + max(gradients)
+        return PricedPlan(pipeline_plan(mixed, option, partition.layers), value, partition.visited)

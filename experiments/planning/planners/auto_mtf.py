@@ -36,17 +36,17 @@ class AutoMTF(Planner):
         writes: list[list[str]] = settings["writes"]
         dims = {name: size for name, size in settings["dims"].items() if name not in settings.get("undivided", ())}
         reads = graph.predecessors
-        together = [{*writes[node], *(dim for one in reads[node] for dim in writes[one])} for node in graph.order]
+        together = [{*writes[node], *(dim for source in reads[node] for dim in writes[source])} for node in graph.order]
         last = {
             node: max([node, *(b for a, b in graph.edges if a == node)], key=graph.order.index) for node in graph.order
         }
 
         def value_of(layout: Mapping[str, str]) -> float:
-            sizes = [self._bytes(settings, own, layout) for own in writes]
+            sizes = [self._bytes(settings, dims, layout) for dims in writes]
             peak = 0.0
             for place, _ in enumerate(graph.order):
-                live = [one for one in graph.order[: place + 1] if graph.order.index(last[one]) >= place]
-                peak = max(peak, sum(sizes[one] for one in live))
+                live = [node for node in graph.order[: place + 1] if graph.order.index(last[node]) >= place]
+                peak = max(peak, sum(sizes[node] for node in live))
             return (len(settings["dims"]) + 1) * peak - len(layout)
 
         layout, value, visited = find_map(dims, settings["mesh"], together, value_of)
@@ -54,10 +54,10 @@ class AutoMTF(Planner):
         reason = "its dims are those of a graph, and no model of a job"
         return Proposal({"layout": dict(sorted(layout.items()))}, value, visited, proof, reason)
 
-    def _bytes(self, settings: Mapping[str, Any], own: list[str], layout: Mapping[str, str]) -> float:
+    def _bytes(self, settings: Mapping[str, Any], dims: list[str], layout: Mapping[str, str]) -> float:
         """Bytes of a tensor on one processor."""
-        shards = math.prod(settings["mesh"][layout[dim]] for dim in own if dim in layout)
-        return math.prod(settings["dims"][dim] for dim in own) * float(settings["element_bytes"]) / shards
+        shards = math.prod(settings["mesh"][layout[dim]] for dim in dims if dim in layout)
+        return math.prod(settings["dims"][dim] for dim in dims) * float(settings["element_bytes"]) / shards
 
 
 def every_map(

@@ -46,11 +46,11 @@ class AutoPipe(Planner):
         order = graph.order
         table = chain_table(*(graph.figures[name][order] for name in ("forward", "backward")))
         micro = int(getattr(problem, "settings", {}).get("microbatches", problem.microbatches))
-        found = move_blocks(table, problem.gpus, micro)
-        if found is None:
+        moved = move_blocks(table, problem.gpus, micro)
+        if moved is None:
             raise self.nothing_fits(problem, "Give no more devices than blocks")
-        stages = [[order[block] for block in one.layers] for one in found.stages]
-        return Proposal({"stages": stages}, found.value, found.visited, None, "stages cut layers into blocks")
+        stages = [[order[block] for block in stage.layers] for stage in moved.stages]
+        return Proposal({"stages": stages}, moved.value, moved.visited, None, "stages cut layers into blocks")
 
     def _plan_layers(self, problem: Problem, budget: SearchBudget) -> Proposal:
         table = problem.stages()
@@ -62,14 +62,14 @@ class AutoPipe(Planner):
                 break
             if option.plan.get("tp", 1) > 1 or problem.gpus % option.gpus or problem.gpus // option.gpus > table.layers:
                 continue
-            own = table.take([number])
-            found = move_blocks(own, problem.gpus, problem.microbatches, end)
-            if found is None:
+            equal = table.take([number])
+            moved = move_blocks(equal, problem.gpus, problem.microbatches, end)
+            if moved is None:
                 continue
-            once = [float(own.once[one.layers[0], one.layers[-1], 0]) for one in found.stages]
-            value, visited = found.value + float(np.max(once)), visited + found.visited
+            once = [float(equal.once[stage.layers[0], stage.layers[-1], 0]) for stage in moved.stages]
+            value, visited = moved.value + float(np.max(once)), visited + moved.visited
             if best is None or value < best.value:
-                best = Proposal(write_stages(problem, own, found.stages), value, visited)
+                best = Proposal(write_stages(problem, equal, moved.stages), value, visited)
         if best is None:
             raise self.nothing_fits(problem, "Give GPUs of more memory, or smaller micro-batches")
         return best._replace(visited=visited)
@@ -80,9 +80,12 @@ class AutoPipe(Planner):
             return None
         if len(problem.job.cluster.kinds) > 1:
             table = problem.stages()
-            equal = [table.take([number]) for number, one in enumerate(table.options) if one.plan.get("tp", 1) == 1]
-            found = [plan_stages(one, problem.gpus, problem.microbatches, seconds=budget.seconds) for one in equal]
-            bound = min((one.bound for one in found if one is not None), default=proposal.value)
+            whole = [number for number, option in enumerate(table.options) if option.plan.get("tp", 1) == 1]
+            planned = [
+                plan_stages(table.take([number]), problem.gpus, problem.microbatches, seconds=budget.seconds)
+                for number in whole
+            ]
+            bound = min((stages.bound for stages in planned if stages is not None), default=proposal.value)
             return SpaceOptimum(bound, "dynamic programming over stages")
         plan = {"pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": ["none", "full"]}
         where = [f"batch.micro * plan.dp == {problem.samples}"]

@@ -90,8 +90,8 @@ def walk_table(
     first = WalkState(chosen, table.value(chosen), table.cost(chosen).nbytes)
     cold = 20.0 / first.value if math.isfinite(first.value) and first.value > 0 else 1.0
     search = LocalSearch(lambda state: (max(0.0, state.nbytes - memory), state.value), propose, accept)
-    found = dict(search.run(first).state.assignment)
-    return Optimum(found, table.value(found), search.visited - 1)
+    best = dict(search.run(first).state.assignment)
+    return Optimum(best, table.value(best), search.visited - 1)
 
 
 def _change_option(

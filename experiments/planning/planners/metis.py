@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import chain, permutations
+from itertools import chain, permutations, product
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,11 @@ class Metis(Planner):
         best: tuple[float, dict[str, Any]] | None = None
         visited, end, whole = 0, time.process_time() + budget.seconds, True
         for stages, groups in self._space(mixed):
-            for choices, found in self._balance(stages, groups):
+            for choices, partition in self._balance(stages, groups):
                 visited += 1
-                value = stages.step_seconds(choices, found.layers)
+                value = stages.step_seconds(choices, partition.layers)
                 if best is None or value < best[0]:
-                    best = value, stages.write(choices, found.layers)
+                    best = value, stages.write(choices, partition.layers)
             if visited >= budget.steps or time.process_time() > end:
                 whole = False
                 break
@@ -70,22 +70,21 @@ class Metis(Planner):
         mixed = require_kinds(problem)
         counts = list_divisors(mixed.sequences)
         bounds = [
-            bound_stages(KindStages(own, order), proposal.value, budget.seconds / len(counts))
-            for own in map(mixed.with_microbatches, counts)
-            for order in permutations(own.kinds)
+            bound_stages(KindStages(part, order), proposal.value, budget.seconds / len(counts))
+            for part in map(mixed.with_microbatches, counts)
+            for order in permutations(part.kinds)
         ]
         return SpaceOptimum(min([proposal.value, *bounds]), "dynamic programming without messages")
 
     def _space(self, mixed: MixedProblem) -> Iterator[tuple[KindStages, Sequence[int]]]:
         """Groups on the GPUs in an order of their kinds, in a number of micro-batches; few stages first."""
         ordered = [
-            KindStages(own, order)
-            for own in map(mixed.with_microbatches, list_divisors(mixed.sequences))
-            for order in permutations(own.kinds)
+            KindStages(part, order)
+            for part in map(mixed.with_microbatches, list_divisors(mixed.sequences))
+            for order in permutations(part.kinds)
         ]
         for number in range(1, min(mixed.gpus, mixed.layers) + 1):
-            groups = list_groups(mixed.gpus, number)
-            yield from ((stages, one) for stages in ordered for one in groups)
+            yield from product(ordered, list_groups(mixed.gpus, number))
 
     def _balance(self, stages: KindStages, groups: Sequence[int]) -> Iterator[tuple[list[StageChoice], Partition]]:
         """Strategies of the groups whose layers fit, with these layers."""
@@ -98,9 +97,9 @@ class Metis(Planner):
                 choices = []
             if choices:
                 fitting = [stages.fitting_seconds(choice, len(groups) - 1 - i) for i, choice in enumerate(choices)]
-                found = balance_stages(fitting)
-                if found is not None:
-                    yield choices, found
+                partition = balance_stages(fitting)
+                if partition is not None:
+                    yield choices, partition
                     return
                 anyhow = balance_stages([choice.seconds for choice in choices])
                 if anyhow is not None:
@@ -128,11 +127,11 @@ def list_groups(devices: int, stages: int, variance: float = 0.5, longest: int =
     """
     least = max(devices // stages, stages // devices) * variance
     sizes = [2**power for power in range(devices.bit_length()) if 2**power >= least]
-    found: dict[tuple[int, ...], None] = {}
+    groups: dict[tuple[int, ...], None] = {}
     for chosen in _multisets(devices, stages, sizes):
         for order in set(permutations(_merge_smallest(chosen, longest))):
-            found[tuple(chain(*order))] = None
-    return sorted(found)
+            groups[tuple(chain(*order))] = None
+    return sorted(groups)
 
 
 def _multisets(devices: int, stages: int, sizes: list[int]) -> Iterator[tuple[int, ...]]:

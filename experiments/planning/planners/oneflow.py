@@ -179,6 +179,6 @@ def search_neighbourhoods(table: FactorTable, ring: int = 4, most: int = 100) ->
 
     search = LocalSearch(lambda state: table.value(reduced.complete(state)), improve_rings, accept_all)
     search.run(start)
-    found = reduced.complete(search.now.state)
-    value = table.value(found)
-    return Optimum(found, value, reduced.visited) if math.isfinite(value) else None
+    assignment = reduced.complete(search.now.state)
+    value = table.value(assignment)
+    return Optimum(assignment, value, reduced.visited) if math.isfinite(value) else None

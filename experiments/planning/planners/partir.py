@@ -63,8 +63,8 @@ class PartIR(OperatorPlanner):
         known = [
             Tactic(axis, {name: dim for name, dim in dims.items() if name in table.choices}) for axis, dims in default
         ]
-        found = self.apply(table, self.tactics or known, axes)
-        return self.price_fitting(table, problem, found, len(found))
+        assignment = self.apply(table, self.tactics or known, axes)
+        return self.price_fitting(table, problem, assignment, len(assignment))
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """The rules of the user leave one plan."""

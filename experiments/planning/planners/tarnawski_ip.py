@@ -42,17 +42,17 @@ class TarnawskiIP(Planner):
         program = PlacementProgram(graph, problem.gpus, cpus, problem.memory)
         if self.contiguous:
             program.require_contiguity()
-        found = program.solve(budget.seconds)
-        if found is None:
+        placement = program.solve(budget.seconds)
+        if placement is None:
             raise self.nothing_fits(problem, "Give more devices or memory, or the solver more time")
         pieces = []
-        for device, groups in enumerate(found.groups):
+        for device, groups in enumerate(placement.groups):
             nodes = np.flatnonzero(graph.members[groups].any(axis=0))
             kind = "accelerator" if device < problem.gpus else "cpu"
             pieces += [{"device": kind, "nodes": nodes.tolist()}] if len(nodes) else []
-        proof = PlanProof(found.bound, found.load, "constraint programming")
+        proof = PlanProof(placement.bound, placement.load, "constraint programming")
         reason = "operators are placed on subsets of devices, one by one"
-        return Proposal({"pieces": pieces}, found.load, found.branches, proof, reason)
+        return Proposal({"pieces": pieces}, placement.load, placement.branches, proof, reason)
 
 
 class DevicePlacement(NamedTuple):
@@ -103,7 +103,7 @@ class PlacementProgram:
         for source, target in self.graph.nodes.edges:
             if group_of[source] != group_of[target] and send[source] > 0:
                 readers.setdefault(source, set()).add(int(group_of[target]))
-        found: list[Mapping[int, list[Any]]] = []
+        transfers: list[Mapping[int, list[Any]]] = []
         for device in range(self.accelerators):
             crossing: dict[int, list[Any]] = {}
             for node, groups in readers.items():
@@ -113,8 +113,8 @@ class PlacementProgram:
                 for there in (self.on[group][device] for group in groups):
                     self.model.add_bool_or([leaves, here.negated(), there])
                     self.model.add_bool_or([enters, there.negated(), here])
-            found.append(crossing)
-        return found
+            transfers.append(crossing)
+        return transfers
 
     def _add_loads(self, transfers: list[Mapping[int, list[Any]]]) -> None:
         """The largest load is at least that of every device; accelerators have so much memory."""
@@ -129,7 +129,7 @@ class PlacementProgram:
                 self.model.add(self.cp.LinearExpr.weighted_sum(on, cpu.tolist()) <= self.largest)
                 continue
             self.model.add(self.cp.LinearExpr.weighted_sum(on, nbytes.tolist()) <= GRAIN)
-            crossing = [(one, int(send[node])) for node, both in transfers[device].items() for one in both]
+            crossing = [(mark, int(send[node])) for node, both in transfers[device].items() for mark in both]
             terms = [*zip(on, accelerator.tolist(), strict=True), *crossing]
             variables, seconds = zip(*terms, strict=True)
             self.model.add(self.cp.LinearExpr.weighted_sum(variables, seconds) <= self.largest)

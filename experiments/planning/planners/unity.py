@@ -63,17 +63,17 @@ class Unity(OperatorPlanner):
             data = {name: frozenset("b") for name in table.choices}
             return rewrites.run([rewrites.graph_of(data), rewrites.graph_of({})])
 
-        def fits(found: Optimum | None) -> bool:
-            return found is not None and table.cost(found.assignment).nbytes <= problem.memory
+        def fits(plan: Optimum | None) -> bool:
+            return plan is not None and table.cost(plan.assignment).nbytes <= problem.memory
 
-        found = search(0.0)
-        if found is not None and not fits(found):
-            unit = found.value / table.cost(found.assignment).nbytes
-            found = bisect_weight(search, fits, 1.0)
+        best = search(0.0)
+        if best is not None and not fits(best):
+            unit = best.value / table.cost(best.assignment).nbytes
+            best = bisect_weight(search, fits, 1.0)
         visited = sum(rewrites.visited for rewrites in searches)
-        if found is None:
+        if best is None:
             return Optimum({}, math.inf, visited)
-        return Optimum(found.assignment, table.value(found.assignment), visited)
+        return Optimum(best.assignment, table.value(best.assignment), visited)
 
 
 class RewriteSearch:
@@ -91,7 +91,7 @@ class RewriteSearch:
 
     def __init__(self, table: FactorTable, weight: float = 0.0, most: int = 1000, alpha: float = ALPHA) -> None:
         self.alpha, self.names = alpha, list(table.choices)
-        self.factors = [(one.scope, table.objective(one) + weight * one.nbytes) for one in table.factors]
+        self.factors = [(part.scope, table.objective(part) + weight * part.nbytes) for part in table.factors]
         self.options: list[dict[Partition, list[int]]] = []
         for layouts in table.choices.values():
             options: dict[Partition, list[int]] = {}
@@ -152,7 +152,7 @@ class RewriteSearch:
 
     def place(self, graph: Graph) -> Optimum | None:
         """Returns the best placement of a graph, with the numbers of its options in the whole table."""
-        kept = {name: own[part] for name, own, part in zip(self.names, self.options, graph, strict=True)}
+        kept = {name: numbers[part] for name, numbers, part in zip(self.names, self.options, graph, strict=True)}
         if all(len(numbers) == 1 for numbers in kept.values()):
             value = self.bound(graph)
             only = {name: numbers[0] for name, numbers in kept.items()}
@@ -166,7 +166,9 @@ class RewriteSearch:
     def graph_of(self, wanted: Mapping[str, Partition]) -> Graph:
         """Returns the graph in which operators have these partitions where they may, and no others."""
         parts = (wanted.get(name, frozenset()) for name in self.names)
-        return tuple(part if part in own else min(own, key=len) for part, own in zip(parts, self.options, strict=True))
+        return tuple(
+            part if part in known else min(known, key=len) for part, known in zip(parts, self.options, strict=True)
+        )
 
     def list_rewrites(self, graph: Graph) -> Iterator[Graph]:
         """Yields all graphs one rewrite away; operators of a tensor get a partition that all of them may have."""
