@@ -98,7 +98,7 @@ docs-benchmark: $(BASE) ## write the tables of docs/planners.md from the jobs of
 	$(BIN)/python -m tools.pages.benchmark docs/planners.md
 
 docs-envelope: $(BASE) ## write what published runs have measured: make docs-envelope RUNS=runs.jsonl
-	$(BIN)/python -m meshcast.validation.published.measured_range.tables $(RUNS)
+	$(BIN)/python -m tools.data.measured_range $(RUNS)
 
 docs-excerpts: $(DEV) ## write what the commands print into docs/tutorial.md and docs/sweeps.md; a minute
 	$(BIN)/python -m tests.excerpts docs/tutorial.md docs/sweeps.md
