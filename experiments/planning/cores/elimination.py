@@ -9,7 +9,7 @@ the irreducible rest. Over the semiring of Pareto frontiers it is TensorOpt's fr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -61,29 +61,22 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
     Raises ValueError if the table is too entangled, see `LARGEST`.
     """
     names = list(table.choices)
-    column = {name: place for place, name in enumerate(names)}
-    plain = [(factor.scope, table.objective(factor), factor.nbytes) for factor in table.factors]
+    plain = [(factor.scope, (table.objective(factor), factor.nbytes)) for factor in table.factors]
     frontiers: list[tuple[tuple[str, ...], Any]] = []  # arrays of frontiers
     for name, scope in _elimination_order(table):
         full = (*scope, name)
         touching = [costs for costs in plain if name in costs[0]]
-        seconds = join_arrays([(variables, array) for variables, array, _ in touching], full, table)
-        nbytes = join_arrays([(variables, array) for variables, _, array in touching], full, table)
+        seconds, nbytes = (
+            join_arrays([(variables, arrays[part]) for variables, arrays in touching], full, table) for part in (0, 1)
+        )
         parts = [(tuple(map(full.index, variables)), array) for variables, array in frontiers if name in variables]
-        joined = np.empty(seconds.shape[:-1], dtype=object)
-        for place in np.ndindex(*joined.shape):
-            union = [Frontier(np.zeros((0, 2)), np.zeros((0, len(names)), int))]
-            for option in range(seconds.shape[-1]):
-                cell = (*place, option)
-                if math.isfinite(seconds[cell]):
-                    chosen = np.full((1, len(names)), -1)
-                    chosen[0, column[name]] = option
-                    alone = Frontier(np.array([[seconds[cell], nbytes[cell]]]), chosen)
-                    others = (array[tuple(cell[axis] for axis in axes)] for axes, array in parts)
-                    union.append(reduce(Frontier.plus, others, alone))
-            joined[place] = Frontier(*(np.concatenate(part) for part in zip(*union, strict=True))).prune(most)
+        left = np.empty(seconds.shape[:-1], dtype=object)
+        for place in np.ndindex(*left.shape):
+            empty = Frontier(np.zeros((0, 2)), np.zeros((0, len(names)), int))
+            ways = [empty, *_sum_frontiers(seconds, nbytes, place, parts, names.index(name), len(names))]
+            left[place] = Frontier(*(np.concatenate(part) for part in zip(*ways, strict=True))).prune(most)
         plain = [costs for costs in plain if name not in costs[0]]
-        frontiers = [message for message in frontiers if name not in message[0]] + [(scope, joined)]
+        frontiers = [message for message in frontiers if name not in message[0]] + [(scope, left)]
     # Every part of the table that shares no variable with the others has left a frontier of its own.
     whole = Frontier(np.zeros((1, 2)), np.full((1, len(names)), -1))
     for _, array in frontiers:
@@ -92,6 +85,22 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
         FrontierPoint(float(value), float(nbytes), dict(zip(names, map(int, row), strict=True)))
         for (value, nbytes), row in zip(*whole, strict=True)
     ]
+
+
+def _sum_frontiers(
+    seconds: np.ndarray,
+    nbytes: np.ndarray,
+    place: tuple[int, ...],
+    parts: Sequence[tuple[tuple[int, ...], Any]],
+    column: int,
+    variables: int,
+) -> Iterator[Frontier]:
+    """Yields, for every allowed option of the last variable, its point plus the frontiers of eliminated neighbours."""
+    for option in np.flatnonzero(np.isfinite(seconds[place])).tolist():
+        cell, options = (*place, option), np.full((1, variables), -1)
+        options[0, column] = option
+        alone = Frontier(np.array([[seconds[cell], nbytes[cell]]]), options)
+        yield reduce(Frontier.plus, (array[tuple(cell[axis] for axis in axes)] for axes, array in parts), alone)
 
 
 def least_objectives(table: FactorTable) -> dict[str, np.ndarray]:

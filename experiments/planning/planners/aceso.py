@@ -73,14 +73,8 @@ class Aceso(Planner):
         if not plans:
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
         walk, state = min(plans, key=lambda plan: plan[0].price(plan[1]).value)
-        stages = []
-        for place, stage in enumerate(state):
-            again = walk.price_stage(stage, len(state) - 1 - place).recomputed
-            recomputed = [stage.first + at for at, chosen in enumerate(again) if chosen]
-            degrees = {"tp": stage.shape.tensor, "dp": stage.shape.data}
-            stages.append({"nodes": [*range(stage.first, stage.stop)], **degrees, "recomputed": recomputed})
+        plan = {"stages": walk.write_stages(state), "micro_batch": walk.micro}
         reason = "its stages cut and recompute parts of layers"
-        plan = {"stages": stages, "micro_batch": walk.micro}
         return Proposal(plan, walk.price(state).value, walk.visited, None, reason)
 
     def _plan_layers(self, problem: Problem, budget: SearchBudget) -> Proposal:
@@ -549,6 +543,16 @@ class OperatorWalk(StageWalk):
             self._priced[key] = self.profile.price(stage, self.micro, behind)
             self._again[stage] = min(self._priced[key].again, self._again.get(stage, math.inf))
         return self._priced[key]
+
+    def write_stages(self, state: State) -> list[dict[str, Any]]:
+        """Returns the operators of every stage, its degrees, and what it recomputes."""
+        stages = []
+        for place, stage in enumerate(state):
+            again = self.price_stage(stage, len(state) - 1 - place).recomputed
+            recomputed = [stage.first + at for at, chosen in enumerate(again) if chosen]
+            degrees = {"tp": stage.shape.tensor, "dp": stage.shape.data}
+            stages.append({"nodes": [*range(stage.first, stage.stop)], **degrees, "recomputed": recomputed})
+        return stages
 
     def choose_option(self, stage: StageState, behind: int) -> tuple[int, float, int]:
         """Returns MiB that a stage lacks, its seconds, and the place of its shape."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from meshcast.experiments.planning.certificate import PlanProof
+from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.errors import PlanError
@@ -37,17 +38,10 @@ class AutoMTF(Planner):
         dims = {name: size for name, size in settings["dims"].items() if name not in settings.get("undivided", ())}
         reads = graph.predecessors
         together = [{*writes[node], *(dim for source in reads[node] for dim in writes[source])} for node in graph.order]
-        last = {
-            node: max([node, *(b for a, b in graph.edges if a == node)], key=graph.order.index) for node in graph.order
-        }
 
         def value_of(layout: Mapping[str, str]) -> float:
             sizes = [self._bytes(settings, dims, layout) for dims in writes]
-            peak = 0.0
-            for place, _ in enumerate(graph.order):
-                live = [node for node in graph.order[: place + 1] if graph.order.index(last[node]) >= place]
-                peak = max(peak, sum(sizes[node] for node in live))
-            return (len(settings["dims"]) + 1) * peak - len(layout)
+            return (len(settings["dims"]) + 1) * peak_of(graph, sizes) - len(layout)
 
         layout, value, visited = find_map(dims, settings["mesh"], together, value_of)
         proof = PlanProof(value, value, "enumeration")
@@ -58,6 +52,16 @@ class AutoMTF(Planner):
         """Bytes of a tensor on one processor."""
         shards = math.prod(settings["mesh"][layout[dim]] for dim in dims if dim in layout)
         return math.prod(settings["dims"][dim] for dim in dims) * float(settings["element_bytes"]) / shards
+
+
+def peak_of(graph: LayerGraph, sizes: Sequence[float]) -> float:
+    """Returns the most that the tensors of nodes take together [bytes]. sizes: of the tensor of every node [bytes]."""
+    position = {node: place for place, node in enumerate(graph.order)}
+    last = dict(position)
+    for writer, reader in graph.edges:
+        last[writer] = max(last[writer], position[reader])
+    steps = range(len(position))
+    return max(sum(sizes[node] for node, begin in position.items() if begin <= step <= last[node]) for step in steps)
 
 
 def every_map(

@@ -135,12 +135,10 @@ def walk_grid(
     measure: Callable[[int, float], float],
     patience: int = 5,
 ) -> tuple[GridPoint | None, list[GridPoint]]:
-    """Walks over batch sizes, downwards, with a bisection of the share of recomputed layers at each; returns the best
-    point, None if none fits, and all that were measured.
+    """Returns the best point of a walk over batch sizes, None if none fits, and all that were measured.
 
-    It starts with the largest batch and everything recomputed; if that does not fit, batches are bisected. At each
-    batch the smallest share that fits is bisected from the one of the batch before on (awslabs/slapo,
-    `slapo/autotune/tune.py`).
+    The walk starts with the largest batch and everything recomputed; if that does not fit, batches are bisected. From
+    there downwards, the smallest share that fits is bisected (awslabs/slapo, `slapo/autotune/tune.py`).
 
     batches: in ascending order. shares: in descending order, so that later ones take more memory.
     measure: the throughput of a batch and a share; 0 if it does not fit or is not allowed.
