@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshcast.experiments.planning.cores.ideals import find_contained
 from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.graph_states import find_contained
 
 
 class DeviceGraph:

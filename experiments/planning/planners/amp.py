@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from meshcast.experiments.planning.cores.pipelines.ordered_stages import costs_of, shorten_step
+from meshcast.experiments.planning.cores.ordered_stages import costs_of, partition_stages
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, link_bandwidth, require_kinds
 from meshcast.experiments.planning.pricing.pipelines import pipeline_plan
@@ -54,25 +54,21 @@ class Amp(Planner):
         end = time.process_time() + budget.seconds
         priced = [*takewhile(lambda _: time.process_time() < end, self._price_all(mixed))]
 
-        def forecast(candidate: PricedPlan) -> float:
-            try:
-                step = mixed.forecast(candidate.plan)
-            except PlanError:
-                return math.inf
-            return step.step_time if step.fits else math.inf
-
-        tried = [(forecast(plan), plan) for plan in heapq.nsmallest(self.trials, priced, key=lambda plan: plan.value)]
-        seconds, chosen = min(tried, key=lambda trial: trial[0], default=(math.inf, None))
-        if chosen is None or math.isinf(seconds):
+        tried = heapq.nsmallest(self.trials, priced, key=lambda candidate: candidate.value)
+        seconds = [mixed.step_seconds(candidate.plan) for candidate in tried]
+        if not math.isfinite(min(seconds, default=math.inf)):
             remedy = f"None of its {self.trials} trials fits: give more GPUs, or GPUs of more memory"
             raise self.nothing_fits(problem, remedy)
-        return Proposal(chosen.plan, chosen.value, sum(plan.visited for plan in priced))
+        best = tried[seconds.index(min(seconds))]
+        return Proposal(best.plan, best.value, sum(candidate.visited for candidate in priced))
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """By forecasts on nodes of one kind, by the objective of all candidates, fitting or not, on several."""
         mixed = require_kinds(problem)
         if len(mixed.kinds) > 1:
-            return SpaceOptimum(min(plan.value for plan in self._price_all(mixed)), "enumeration of its space")
+            return SpaceOptimum(
+                min(candidate.value for candidate in self._price_all(mixed)), "enumeration of its space"
+            )
         plan = {"tp": mixed.tensor_degrees, "pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": "none"}
         return search_space(mixed, plan, "auto", mixed.forecast(proposal.plan).step_time)
 
@@ -94,7 +90,7 @@ class Amp(Planner):
         """The best partition of one candidate. Raises PlanError for degrees that break a rule."""
         units = mixed.mean_units(option)
         seconds = range_totals(units.forward + units.backward)
-        partition = shorten_step([seconds] * depth, mixed.microbatches)
+        partition = partition_stages([seconds] * depth, mixed.microbatches)
         assert partition is not None
         tensor, replicas, width = int(option.plan["tp"]), int(option.plan["dp"]), option.gpus
         messages = [
@@ -104,9 +100,9 @@ class Amp(Planner):
         ]
         gradients = []
         nbytes = costs_of([range_totals(2 * units.elements)] * depth, partition.layers)
-        for stage, size in enumerate(nbytes):
+        for stage, held in enumerate(nbytes):
             ring = [stage * width + number * tensor for number in range(replicas)]
             slowest = min(link_bandwidth(mixed.kinds, *pair) for pair in zip(ring, [*ring[1:], ring[0]], strict=True))
-            gradients.append(2 * (replicas - 1) / replicas * size / slowest)
+            gradients.append(2 * (replicas - 1) / replicas * held / slowest)
         value = partition.value + sum(messages) + max(gradients)
         return PricedPlan(pipeline_plan(mixed, option, partition.layers), value, partition.visited)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import chain, permutations, product
+from itertools import chain, permutations
 from typing import Any
 
 import numpy as np
 
 from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
+from meshcast.experiments.planning.cores.ordered_stages import Partition, partition_stages
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.kind_stages import KindStages, StageChoice, bound_stages
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, require_kinds
@@ -70,21 +70,22 @@ class Metis(Planner):
         mixed = require_kinds(problem)
         counts = list_divisors(mixed.sequences)
         bounds = [
-            bound_stages(KindStages(part, order), proposal.value, budget.seconds / len(counts))
-            for part in map(mixed.with_microbatches, counts)
-            for order in permutations(part.kinds)
+            bound_stages(KindStages(own, order), proposal.value, budget.seconds / len(counts))
+            for own in map(mixed.with_microbatches, counts)
+            for order in permutations(own.kinds)
         ]
         return SpaceOptimum(min([proposal.value, *bounds]), "dynamic programming without messages")
 
     def _space(self, mixed: MixedProblem) -> Iterator[tuple[KindStages, Sequence[int]]]:
         """Groups on the GPUs in an order of their kinds, in a number of micro-batches; few stages first."""
         ordered = [
-            KindStages(part, order)
-            for part in map(mixed.with_microbatches, list_divisors(mixed.sequences))
-            for order in permutations(part.kinds)
+            KindStages(own, order)
+            for own in map(mixed.with_microbatches, list_divisors(mixed.sequences))
+            for order in permutations(own.kinds)
         ]
         for number in range(1, min(mixed.gpus, mixed.layers) + 1):
-            yield from product(ordered, list_groups(mixed.gpus, number))
+            groups = device_groups(mixed.gpus, number)
+            yield from ((stages, one) for stages in ordered for one in groups)
 
     def _balance(self, stages: KindStages, groups: Sequence[int]) -> Iterator[tuple[list[StageChoice], Partition]]:
         """Strategies of the groups whose layers fit, with these layers."""
@@ -97,11 +98,11 @@ class Metis(Planner):
                 choices = []
             if choices:
                 fitting = [stages.fitting_seconds(choice, len(groups) - 1 - i) for i, choice in enumerate(choices)]
-                partition = balance_stages(fitting)
+                partition = partition_stages(fitting)
                 if partition is not None:
                     yield choices, partition
                     return
-                anyhow = balance_stages([choice.seconds for choice in choices])
+                anyhow = partition_stages([choice.seconds for choice in choices])
                 if anyhow is not None:
                     left = stages.memory_left(choices, anyhow.layers)
             strategies = _double_tensor(strategies, left)
@@ -117,21 +118,20 @@ def _double_tensor(strategies: Strategies, left: Sequence[float]) -> Strategies 
     return None
 
 
-def list_groups(devices: int, stages: int, variance: float = 0.5, longest: int = 4) -> list[tuple[int, ...]]:
-    """Lists the sizes of the groups of as many stages, in all orders that count.
+def device_groups(devices: int, stages: int, variance: float = 0.5, longest: int = 4) -> list[tuple[int, ...]]:
+    """Returns the sizes of the groups of as many stages, in all orders that count.
 
-    Groups are powers of two and add up to all devices. For every multiset of sizes all orders count, but where these
-    are many, equal smallest groups stay together.
+    Groups are powers of two and add up to all devices; a group has at least a share of the mean size. For every
+    multiset of sizes all orders count, but where these are many, equal smallest groups stay together.
 
     variance: least share of the mean size that a group has. longest: groups whose orders all count.
     """
     least = max(devices // stages, stages // devices) * variance
     sizes = [2**power for power in range(devices.bit_length()) if 2**power >= least]
-    groups: dict[tuple[int, ...], None] = {}
-    for chosen in _multisets(devices, stages, sizes):
-        for order in set(permutations(_merge_smallest(chosen, longest))):
-            groups[tuple(chain(*order))] = None
-    return sorted(groups)
+    multisets = _multisets(devices, stages, sizes)
+    return sorted(
+        {tuple(chain(*order)) for chosen in multisets for order in permutations(_merge_smallest(chosen, longest))}
+    )
 
 
 def _multisets(devices: int, stages: int, sizes: list[int]) -> Iterator[tuple[int, ...]]:

@@ -4,7 +4,7 @@ Binaries say which device a colour class is on; for every node and accelerator o
 it, one that it enters. Contiguity of a device: a mark is set at every node from which the device is reached; a node
 that does not belong to the device, but reads from it, must not be marked (arXiv 2006.16423). Two
 contiguous pieces may read from each other, which no chain of ideals has, so the program may be better than the dynamic
-program. Solved by CP-SAT.
+program. Solved by CP-SAT of OR-tools, in whole numbers of a fine unit.
 """
 
 from __future__ import annotations
@@ -28,36 +28,12 @@ WORKERS = 4
 """Strategies of CP-SAT that run beside each other."""
 
 
-class TarnawskiIP(Planner):
-    paper = Paper("arXiv:2006.16423", "Efficient Algorithms for Device Placement of DNN Graph Operators", 2020)
-    restrictions = ("shard or replicate operators",)
-    modes = ("paper",)
-    unit = "s per sample"
-    contiguous = True
-    """Whether the nodes of every device must be contiguous in the forward graph."""
-
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        graph = DeviceGraph(problem.graph())
-        cpus = int(getattr(problem, "settings", {}).get("devices", {}).get("cpus", 0))
-        program = PlacementProgram(graph, problem.gpus, cpus, problem.memory)
-        if self.contiguous:
-            program.require_contiguity()
-        placement = program.solve(budget.seconds)
-        if placement is None:
-            raise self.nothing_fits(problem, "Give more devices or memory, or the solver more time")
-        pieces = []
-        for device, groups in enumerate(placement.groups):
-            nodes = np.flatnonzero(graph.members[groups].any(axis=0))
-            kind = "accelerator" if device < problem.gpus else "cpu"
-            pieces += [{"device": kind, "nodes": nodes.tolist()}] if len(nodes) else []
-        proof = PlanProof(placement.bound, placement.load, "constraint programming")
-        reason = "operators are placed on subsets of devices, one by one"
-        return Proposal({"pieces": pieces}, placement.load, placement.branches, proof, reason)
-
-
 class DevicePlacement(NamedTuple):
-    """A placement: the groups of every device, accelerators first, its largest load, and a bound of all placements [s].
+    """A placement.
 
+    groups: of every device, accelerators first.
+    load: of the fullest device [s].
+    bound: no placement has a lower one [s].
     branches: of the solver.
     """
 
@@ -87,7 +63,7 @@ class PlacementProgram:
         self._order_devices()
 
     def _sum_figure(self, kind: str, unit: float) -> np.ndarray:
-        """A figure of every group in whole units, rounded down."""
+        """Returns a figure of every group in whole units, rounded down."""
         return np.floor(self.graph.members @ self.graph.nodes.figures[kind] / unit).astype(np.int64)
 
     def _forbid_unsupported(self) -> None:
@@ -97,7 +73,8 @@ class PlacementProgram:
                 self.model.add(self.on[group][device] == 0)
 
     def _add_transfers(self) -> list[Mapping[int, list[Any]]]:
-        """By accelerator, of every node whether its output leaves it, and whether it enters: once for all readers."""
+        """Returns by accelerator, of every node whether its output leaves it, and whether it enters: once for all
+        readers."""
         group_of, send = self.graph.members.argmax(axis=0), self.graph.nodes.figures["send"]
         readers: dict[int, set[int]] = {}
         for source, target in self.graph.nodes.edges:
@@ -117,7 +94,7 @@ class PlacementProgram:
         return transfers
 
     def _add_loads(self, transfers: list[Mapping[int, list[Any]]]) -> None:
-        """The largest load is at least that of every device; accelerators have so much memory."""
+        """Demands of the largest load to be at least that of every device; accelerators have so much memory."""
         accelerator, cpu = (self._sum_figure(kind, self.unit) for kind in ("accelerator", "cpu"))
         nbytes = self._sum_figure("bytes", self.memory / GRAIN)
         send = np.floor(self.graph.nodes.figures["send"] / self.unit).astype(np.int64)
@@ -129,21 +106,21 @@ class PlacementProgram:
                 self.model.add(self.cp.LinearExpr.weighted_sum(on, cpu.tolist()) <= self.largest)
                 continue
             self.model.add(self.cp.LinearExpr.weighted_sum(on, nbytes.tolist()) <= GRAIN)
-            crossing = [(mark, int(send[node])) for node, both in transfers[device].items() for mark in both]
+            crossing = [(way, int(send[node])) for node, ways in transfers[device].items() for way in ways]
             terms = [*zip(on, accelerator.tolist(), strict=True), *crossing]
             variables, seconds = zip(*terms, strict=True)
             self.model.add(self.cp.LinearExpr.weighted_sum(variables, seconds) <= self.largest)
         self.model.minimize(self.largest)
 
     def _order_devices(self) -> None:
-        """Accelerators are alike: the groups of device d have d or more groups before them, so group g is on the first
-        g + 1 accelerators or on a CPU."""
+        """Tells accelerators, which are alike, apart: the groups of device d have d or more groups before them, so
+        group g is on the first g + 1 accelerators or on a CPU."""
         for group in range(min(self.groups, self.accelerators)):
             for device in range(group + 1, self.accelerators):
                 self.model.add(self.on[self.graph.groups.order[group]][device] == 0)
 
     def require_contiguity(self) -> None:
-        """No path of the forward graph leaves a device and comes back."""
+        """Demands that no path of the forward graph leaves a device and comes back."""
         for device in range(self.devices):
             reaches = [self.model.new_bool_var("") for _ in range(self.groups)]
             for group in range(self.groups):
@@ -154,7 +131,7 @@ class PlacementProgram:
                 self.model.add_bool_or([here.negated(), reaches[target].negated(), there])
 
     def solve(self, seconds: float) -> DevicePlacement | None:
-        """The best placement that is found in some seconds; None if there is none, or none was found."""
+        """Returns the best placement that is found in some seconds; None if there is none, or none was found."""
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = WORKERS
         solver.parameters.max_time_in_seconds = seconds
@@ -170,8 +147,35 @@ class PlacementProgram:
         return DevicePlacement(placed, load, bound, int(solver.num_branches))
 
     def _load(self, groups: list[int], device: int) -> float:
-        """Seconds of some groups on a device [s]."""
+        """Returns the seconds of some groups on a device [s]."""
         nodes = self.graph.members[groups].any(axis=0)
         if device >= self.accelerators:
             return float(nodes @ self.graph.nodes.figures["cpu"])
         return float(self.graph.accelerator_seconds(nodes[None], self.memory * (1 + self.groups / GRAIN))[0])
+
+
+class TarnawskiIP(Planner):
+    paper = Paper("arXiv:2006.16423", "Efficient Algorithms for Device Placement of DNN Graph Operators", 2020)
+    restrictions = ("shard or replicate operators",)
+    modes = ("paper",)
+    unit = "s per sample"
+    contiguous = True
+    """Whether the nodes of every device must be contiguous in the forward graph."""
+
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        graph = DeviceGraph(problem.graph())
+        cpus = int(getattr(problem, "settings", {}).get("devices", {}).get("cpus", 0))
+        program = PlacementProgram(graph, problem.gpus, cpus, problem.memory)
+        if self.contiguous:
+            program.require_contiguity()
+        placement = program.solve(budget.seconds)
+        if placement is None:
+            raise self.nothing_fits(problem, "Give more devices or memory, or the solver more time")
+        pieces = []
+        for device, groups in enumerate(placement.groups):
+            nodes = np.flatnonzero(graph.members[groups].any(axis=0))
+            kind = "accelerator" if device < problem.gpus else "cpu"
+            pieces += [{"device": kind, "nodes": nodes.tolist()}] if len(nodes) else []
+        proof = PlanProof(placement.bound, placement.load, "constraint programming")
+        reason = "operators are placed on subsets of devices, one by one"
+        return Proposal({"pieces": pieces}, placement.load, placement.branches, proof, reason)

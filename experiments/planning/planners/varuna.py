@@ -16,7 +16,6 @@ from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.pricing.job import JobProblem, require_job
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.search.counting.divisors import list_divisors
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
 
@@ -31,18 +30,11 @@ class VarunaPlanner(Planner):
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         job = require_job(problem)
         plans = [*self._space(job)]
-
-        def simulate(plan: dict[str, Any]) -> float:
-            try:
-                forecast = job.forecast(plan)
-            except PlanError:  # more micro-batches than the schedule has, or a rule of the framework
-                return math.inf
-            return forecast.step_time if forecast.fits else math.inf
-
-        seconds, place = min(((simulate(plan), place) for place, plan in enumerate(plans)), default=(math.inf, 0))
-        if math.isinf(seconds):
+        seconds = [job.step_seconds(plan) for plan in plans]
+        best = min(seconds, default=math.inf)
+        if not math.isfinite(best):
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory: Varuna shards no tensors")
-        return Proposal(plans[place], seconds, len(plans), PlanProof(seconds, seconds, "simulation of every plan"))
+        return Proposal(plans[seconds.index(best)], best, len(plans), PlanProof(best, best, "simulation of every plan"))
 
     def _space(self, job: JobProblem) -> Iterator[dict[str, dict[str, Any]]]:
         """All depths and sizes; the batch stays."""

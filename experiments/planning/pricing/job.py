@@ -85,6 +85,14 @@ class JobProblem:
         """The engine's step time and memory of a planner's plan. Raises PlanError for a plan that breaks a rule."""
         return forecast_step(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
+    def step_seconds(self, changes: Mapping[str, Any]) -> float:
+        """Returns the engine's step time of a planner's plan; infinite if it does not fit or breaks a rule [s]."""
+        try:
+            forecast = self.forecast(changes)
+        except PlanError:
+            return math.inf
+        return forecast.step_time if forecast.fits else math.inf
+
     def report(self, changes: Mapping[str, Any]) -> Report:
         """The whole forecast of a planner's plan. Raises PlanError for a plan that breaks a rule."""
         return simulate(load_job(self.job_of(changes), base=self.job.folder), shared_work=self.shared)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.cores.pipelines.ordered_stages import costs_of
+from meshcast.experiments.planning.cores.ordered_stages import costs_of
 from meshcast.experiments.planning.cores.stage_dp import plan_stages
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, PricedNodes, link_bandwidth
 from meshcast.experiments.planning.pricing.pipelines import range_bytes

@@ -9,15 +9,11 @@ import random
 import numpy as np
 import pytest
 
-from meshcast.experiments.planning.cores.elimination import (
-    bound_objective,
-    eliminate,
-    least_objectives,
-    trace_frontier,
-)
-from meshcast.experiments.planning.cores.ideals import PartitionTable, PieceOption, differences, find_contained
+from meshcast.experiments.planning.cores.elimination import bound_objective, eliminate, least_objectives, trace_frontier
 from meshcast.experiments.planning.cores.ilp import solve_table
+from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
 from meshcast.experiments.planning.cores.stage_dp import plan_stages
+from meshcast.experiments.planning.graph_states import find_contained, piece_totals
 from meshcast.experiments.planning.planners.autoddl import descend_table
 from meshcast.experiments.planning.planners.automap import search_tree
 from meshcast.experiments.planning.planners.flexflow import walk_table
@@ -244,8 +240,8 @@ def test_pieces_are_those_of_brute_force(seed: int) -> None:
     """Two devices that run a piece alone, or together in half the time and 1 more."""
     graph = draw_graph(seed, nodes=6)
     ideals = graph.ideals()
-    load = differences(ideals, graph.figures["forward"])
-    options = [PieceOption((1,), load), PieceOption((2,), load / 2 + 1)]
+    load = piece_totals(ideals, graph.figures["forward"])
+    loads = {1: load, 2: load / 2 + 1}
     inside = find_contained(ideals)
 
     def least(ideal: int, devices: int) -> float:
@@ -254,18 +250,54 @@ def test_pieces_are_those_of_brute_force(seed: int) -> None:
         below = [one for one in range(len(ideals)) if inside[one, ideal]]
         return min(
             (
-                max(least(one, devices - uses), option.load[one, ideal])
+                max(least(one, devices - uses), load[one, ideal])
                 for one in below
-                for option in options
-                if (uses := option.uses[0]) <= devices
+                for uses, load in loads.items()
+                if uses <= devices
             ),
             default=math.inf,
         )
 
-    found = PartitionTable(options, (3,), exact=True).plan()
-    assert found is not None and found.value == pytest.approx(least(len(ideals) - 1, 3))
-    assert max(options[one.option].load[one.before, one.after] for one in found.pieces) == pytest.approx(found.value)
-    assert PartitionTable(options, (3,)).value() <= found.value
+    def end(devices: int) -> list[LastPiece]:
+        return [LastPiece(devices - uses, load, uses) for uses, load in loads.items() if uses <= devices]
+
+    some = PartitionDP(lambda devices: start_costs(len(ideals)), end)
+    every = PartitionDP(lambda devices: start_costs(len(ideals), -1 if devices else 0), end)
+    value = float(every.costs(3)[-1, 0])
+    assert value == pytest.approx(least(len(ideals) - 1, 3)) and some.costs(3)[-1, 0] <= value
+    pieces = every.trace(3)
+    assert max(loads[piece.option][piece.before, piece.behind] for piece in pieces) == pytest.approx(value)
+    assert sum(piece.option for piece in pieces) == 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("combine", [np.add, np.maximum])
+def test_counted_resources_are_named_ones(seed: int, combine: np.ufunc) -> None:
+    """Also where arrays are joined in blocks, and pieces may follow some counts only."""
+    rng, states, units = np.random.default_rng(seed), 40, 60
+    costs = [np.where(np.tri(states, k=-1).T > 0, rng.integers(1, 9, (states, states)), np.inf) for _ in range(2)]
+    counts, allowed = (1, 3), rng.random(units + 1) < 0.7
+
+    def begin(stages: int) -> np.ndarray:
+        first = np.full((states, units + 1), np.inf)
+        first[0, 0] = np.inf if stages else 0.0
+        return first
+
+    def end(stages: int) -> list[LastPiece]:
+        kept = [allowed[: units + 1 - count] for count in counts]
+        return [LastPiece(stages - 1, costs[way], way, counts[way], kept[way]) for way in range(2) if stages]
+
+    def end_named(used: tuple[int, int]) -> list[LastPiece]:
+        before = [(used[0] - 1, used[1] - count) for count in counts]
+        return [LastPiece(key, costs[way], way) for way, key in enumerate(before) if min(key) >= 0 and allowed[key[1]]]
+
+    counted = PartitionDP(begin, end, combine)
+    named = PartitionDP(lambda used: start_costs(states, -1 if any(used) else 0), end_named, combine)
+    for units_used in (25, 30):
+        value = counted.costs(15)[-1, units_used]
+        assert value == named.costs((15, units_used))[-1, 0]
+        if np.isfinite(value):
+            assert counted.trace(15, units=units_used) == named.trace((15, units_used))
 
 
 def test_a_cycle_is_refused() -> None:

@@ -10,10 +10,9 @@ import pytest
 
 from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.ilp import solve_table
-from meshcast.experiments.planning.cores.pipelines.latency_bound import LatencyBound
-from meshcast.experiments.planning.cores.stage_prefixes import PrefixSearch, pipeline_latency
 from meshcast.experiments.planning.level_planner import SpaceRule, group_levels
 from meshcast.experiments.planning.planner import Proposal, find_planner, planner_names
+from meshcast.experiments.planning.planners.dapple import LatencyBound, PrefixSearch, pipeline_latency
 from meshcast.experiments.planning.planners.hypar import HyPar
 from meshcast.experiments.planning.planners.tensoropt import TensorOpt
 from meshcast.experiments.planning.pricing.job import JobProblem

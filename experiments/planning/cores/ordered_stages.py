@@ -1,0 +1,45 @@
+"""Partitions of layers over stages in a fixed order, each with costs of its own: `simulator.plan.partition` on tables.
+
+The largest cost of a stage is minimised (mCAP, Metis), or 1F1B's step: the sum of all stages and, for every further
+micro-batch, the slowest of them (AMP, Li et al. 2022, arXiv 2210.07297, section 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from meshcast.simulator.plan.partition import is_reachable, minimise_largest, minimise_step
+
+
+class Partition(NamedTuple):
+    """Layers of every stage, with the value of the objective and the number of table entries computed."""
+
+    layers: tuple[int, ...]
+    value: float
+    visited: int
+
+
+def partition_stages(costs: Sequence[np.ndarray], microbatches: int = 0) -> Partition | None:
+    """Returns the partition whose largest cost is least, or that of the shortest step of so many micro-batches; None if
+    all are infinite.
+
+    costs: by stage, of the layers from first to last, both included [layers, layers].
+    """
+    upper = [np.where(np.less_equal(*np.indices(cost.shape)), cost, np.inf) for cost in costs]
+    # By the borders of a stage, from one (row) to another (column); a stage without layers is not allowed.
+    tables = [np.pad(cost, ((0, 1), (1, 0)), constant_values=np.inf) for cost in upper]
+    if not is_reachable(tables):
+        return None
+    layers = minimise_step(tables, microbatches) if microbatches else minimise_largest(tables)
+    chosen = costs_of(costs, layers)
+    value = sum(chosen) + (microbatches - 1) * max(chosen) if microbatches else max(chosen)
+    return Partition(tuple(layers), value, sum(table.size for table in tables))
+
+
+def costs_of(costs: Sequence[np.ndarray], layers: Sequence[int]) -> list[float]:
+    """Returns the cost of every stage of a partition."""
+    ends = np.cumsum(layers).tolist()
+    return [float(cost[end - count, end - 1]) for cost, end, count in zip(costs, ends, layers, strict=True)]
