@@ -29,7 +29,7 @@ class LastPiece(NamedTuple):
 
     before: Any
     cost: np.ndarray
-    option: int = 0
+    option: Any = 0
     units: int = 0
     allowed: np.ndarray | None = None
 
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
     before: int
     behind: int
-    option: int
+    option: Any
 
 
 class PartitionDP:

@@ -59,6 +59,17 @@ class Suffix(NamedTuple):
     layers: tuple[int, ...]
     first: float = 0.0
 
+    def prepend(self, layers: int, forward: float, backward: float, behind: int) -> Suffix:
+        """Returns the suffix with one more stage in front, of which so many micro-batches are in flight besides one."""
+        both = forward + backward
+        return Suffix(
+            both + max(self.warm_up, behind * forward),
+            both + max(self.ending, behind * backward),
+            max(both, self.slowest),
+            (layers, *self.layers),
+            both,
+        )
+
     def step(self, steady: int) -> float:
         """Returns the seconds of a step if no stage is before, with so many micro-batches in the steady state."""
         return self.warm_up + self.ending - self.first + steady * self.slowest
@@ -94,21 +105,11 @@ def plan_phases(
             if time.process_time() > end:
                 raise ValueError(f"the time was up at stage {stage} of {depth}")
             for last in range(first, layers):
-                ahead, back = forward[first][last], backward[first][last]
-                both = ahead + back
-                if not math.isfinite(both):
+                seconds = forward[first][last], backward[first][last]
+                if not math.isfinite(sum(seconds)):
                     continue
                 visited += len(suffixes[last + 1])
-                longer[first] += [
-                    Suffix(
-                        both + max(after.warm_up, behind * ahead),
-                        both + max(after.ending, behind * back),
-                        max(both, after.slowest),
-                        (last - first + 1, *after.layers),
-                        both,
-                    )
-                    for after in suffixes[last + 1]
-                ]
+                longer[first] += [after.prepend(last - first + 1, *seconds, behind) for after in suffixes[last + 1]]
         steady = max(0, microbatches - (depth - stage))
         # How the first stage is ranked depends on its own passes: all of its suffixes are compared below.
         suffixes = [_prune(some, steady, keep) for some in longer] if stage else longer

@@ -70,22 +70,22 @@ class Metis(Planner):
         mixed = require_kinds(problem)
         counts = list_divisors(mixed.sequences)
         bounds = [
-            bound_stages(KindStages(own, order), proposal.value, budget.seconds / len(counts))
-            for own in map(mixed.with_microbatches, counts)
-            for order in permutations(own.kinds)
+            bound_stages(KindStages(variant, order), proposal.value, budget.seconds / len(counts))
+            for variant in map(mixed.with_microbatches, counts)
+            for order in permutations(variant.kinds)
         ]
         return SpaceOptimum(min([proposal.value, *bounds]), "dynamic programming without messages")
 
     def _space(self, mixed: MixedProblem) -> Iterator[tuple[KindStages, Sequence[int]]]:
         """Groups on the GPUs in an order of their kinds, in a number of micro-batches; few stages first."""
         ordered = [
-            KindStages(own, order)
-            for own in map(mixed.with_microbatches, list_divisors(mixed.sequences))
-            for order in permutations(own.kinds)
+            KindStages(variant, order)
+            for variant in map(mixed.with_microbatches, list_divisors(mixed.sequences))
+            for order in permutations(variant.kinds)
         ]
         for number in range(1, min(mixed.gpus, mixed.layers) + 1):
-            groups = device_groups(mixed.gpus, number)
-            yield from ((stages, one) for stages in ordered for one in groups)
+            sizes = device_groups(mixed.gpus, number)
+            yield from ((stages, groups) for stages in ordered for groups in sizes)
 
     def _balance(self, stages: KindStages, groups: Sequence[int]) -> Iterator[tuple[list[StageChoice], Partition]]:
         """Strategies of the groups whose layers fit, with these layers."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
+from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.graph_states import antichain_states, output_bytes, piece_totals
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
@@ -39,13 +40,23 @@ class PipeDreamPartitioner(Planner):
             raise PlanError(f"problem {problem.name}", rule, "Give levels, the innermost first")
         graph = problem.graph()
         states = antichain_states(graph)
+        tables, value = self._bottlenecks(graph, states, levels)
+        stages = list(_stages(tables, levels, states, 0, len(states) - 1))
+        visited = sum(table.visited for by_start in tables for table in by_start.values())
+        proof = PlanProof(value, value, "dynamic programming over ideals")
+        reason = "replicas take mini-batches in turn, and stages have their own numbers of replicas"
+        return Proposal({"stages": stages}, value, visited, proof, reason)
+
+    def _bottlenecks(
+        self, graph: LayerGraph, states: np.ndarray, levels: Sequence[NetworkLevel]
+    ) -> tuple[list[dict[int, PartitionDP]], float]:
+        """Returns for every level, the innermost first, the bottlenecks from every state on, and that of the whole."""
         seconds = piece_totals(states, graph.figures["forward"] + graph.figures["backward"])
-        weights = piece_totals(states, graph.figures["parameters"])
-        sent = output_bytes(graph, states)
+        weights, sent = piece_totals(states, graph.figures["parameters"]), output_bytes(graph, states)
         tables: list[dict[int, PartitionDP]] = []
         inner = 1
-        for number, level in enumerate(levels):
-            starts = [0] if number + 1 == len(levels) else range(len(states) - 1)
+        for level in levels:
+            starts = [0] if len(tables) + 1 == len(levels) else range(len(states) - 1)
             tables.append(
                 {start: _partition(seconds, weights, sent, level, inner, start, self.most_replicas) for start in starts}
             )
@@ -54,12 +65,7 @@ class PipeDreamPartitioner(Planner):
                 bottlenecks[start] = table.costs(level.width)[:, 0]
                 bottlenecks[start, start] = np.inf
             seconds, inner = bottlenecks, level.width
-        value = float(seconds[0, -1])
-        stages = list(_stages(tables, levels, states, 0, len(states) - 1))
-        visited = sum(table.visited for by_start in tables for table in by_start.values())
-        proof = PlanProof(value, value, "dynamic programming over ideals")
-        reason = "replicas take mini-batches in turn, and stages have their own numbers of replicas"
-        return Proposal({"stages": stages}, value, visited, proof, reason)
+        return tables, float(seconds[0, -1])
 
 
 def _partition(

@@ -41,27 +41,29 @@ def read_variants(
 ) -> dict[int, LayerVariants]:
     """Returns the variants of a profile by degree; only degrees that all layers have.
 
-    settings: of the profile, with ``variants``, ``sync`` and ``edge_bytes``. edges: in the order of ``edge_bytes``.
+    settings: of the profile, with ``variants``, ``sync`` and ``edge_bytes``.
+    edges: in the order of ``edge_bytes``.
     """
-    layers = len(graph.names)
     rows = np.array(settings["variants"], float)
+    rows = rows[np.lexsort((rows[:, 2], rows[:, 0]))]
     by_degree = {}
     for degree in np.unique(rows[:, 1]).astype(int).tolist():
         variants = rows[rows[:, 1] == degree]
-        kinds = int(variants[:, 2].max()) + 1
-        if len(variants) != layers * kinds:
-            continue
-        order = np.lexsort((variants[:, 2], variants[:, 0]))
-        seconds, parameters, in_flight, fixed = (
-            variants[order, column].reshape(layers, kinds) for column in (3, 4, 5, 6)
-        )
-        sent = np.repeat(np.array(settings["edge_bytes"], float)[:, None], 2, axis=1)
-        for layer, _, incoming, outgoing in (row for row in settings["sync"] if row[1] == degree):
-            for end, extra in ((1, incoming), (0, outgoing)):
-                places = [place for place, edge in enumerate(edges) if edge[end] == layer]
-                sent[places, end] += extra
-        by_degree[degree] = LayerVariants(seconds, parameters, in_flight, fixed, sent)
+        shape = len(graph.names), int(variants[:, 2].max()) + 1
+        if len(variants) == shape[0] * shape[1]:
+            seconds, parameters, in_flight, fixed = (variants[:, column].reshape(shape) for column in (3, 4, 5, 6))
+            sent = _sent_bytes(settings, edges, degree)
+            by_degree[degree] = LayerVariants(seconds, parameters, in_flight, fixed, sent)
     return by_degree
+
+
+def _sent_bytes(settings: Mapping[str, Any], edges: list[tuple[int, int]], degree: int) -> np.ndarray:
+    """Returns the bytes of a sample over every edge, at its source and at its target, for one degree [edges, 2]."""
+    sent = np.repeat(np.array(settings["edge_bytes"], float)[:, None], 2, axis=1)
+    for layer, _, incoming, outgoing in (row for row in settings["sync"] if row[1] == degree):
+        for end, extra in ((1, incoming), (0, outgoing)):
+            sent[[edge[end] == layer for edge in edges], end] += extra
+    return sent
 
 
 def choose_variants(seconds: np.ndarray, memory: np.ndarray, limit: float) -> np.ndarray:
@@ -103,29 +105,20 @@ class Piper(Planner):
         graph = problem.graph()
         edges = [tuple(edge) for edge in settings["edge_order"]]
         states = LayerGraph(graph.names, [(b, a) for a, b in graph.edges], {}).ideals()
-        stages = {}
-        for tensor, variants in read_variants(settings, graph, edges).items():
-            for data in range(1, problem.gpus // tensor + 1):
-                if settings["batch"] % data == 0:
-                    stages[tensor, data] = self._price(problem, settings, states, edges, variants, data)
-
-        def end(devices: tuple[int, int]) -> Iterator[LastPiece]:
-            gpus, replicas = devices
-            for number, ((tensor, data), seconds) in enumerate(stages.items()):
-                left = gpus - tensor * data
-                if left >= 0 and data <= replicas:
-                    yield LastPiece((left, min(left, replicas - data)), seconds[-(-replicas // data)], number)
-
-        whole = (problem.gpus, problem.gpus)
-        table = PartitionDP(lambda devices: start_costs(len(states)), end)
+        stages = {
+            (tensor, data): self._price(problem, settings, states, edges, variants, data)
+            for tensor, variants in read_variants(settings, graph, edges).items()
+            for data in range(1, problem.gpus // tensor + 1)
+            if settings["batch"] % data == 0
+        }
+        table, whole = _fill(stages, len(states)), (problem.gpus, problem.gpus)
         value = float(table.costs(whole)[-1, 0])
         if not np.isfinite(value):
             raise self.nothing_fits(problem, "Give more devices, or more memory")
-        plan = []
-        for before, behind, number in reversed(table.trace(whole)):
-            tensor, data = [*stages][number]
-            nodes = np.flatnonzero(states[behind] & ~states[before]).tolist()
-            plan.append({"nodes": nodes, "tp": tensor, "dp": data})
+        plan = [
+            {"nodes": np.flatnonzero(states[behind] & ~states[before]).tolist(), "tp": tensor, "dp": data}
+            for before, behind, (tensor, data) in reversed(table.trace(whole))
+        ]
         reason = "replicas take micro-batches in turn, and layers of a stage have variants of their own"
         # The published code fills the whole table. Variants are chosen by a heuristic, so nothing is proven.
         entries = (problem.gpus + 1) ** 2 * len(states) ** 2 * len(stages)
@@ -155,3 +148,16 @@ class Piper(Planner):
             seconds = choose_variants(layer_seconds[piece], memory[:, piece], problem.memory)
             prices[1:, before, behind] = seconds + crossing / data / settings["bandwidth"]
         return prices
+
+
+def _fill(stages: Mapping[tuple[int, int], np.ndarray], states: int) -> PartitionDP:
+    """Returns the least bottlenecks on at most so many GPUs and replicas."""
+
+    def end(devices: tuple[int, int]) -> Iterator[LastPiece]:
+        gpus, replicas = devices
+        for (tensor, data), seconds in stages.items():
+            left = gpus - tensor * data
+            if left >= 0 and data <= replicas:
+                yield LastPiece((left, min(left, replicas - data)), seconds[-(-replicas // data)], (tensor, data))
+
+    return PartitionDP(lambda devices: start_costs(states), end)
