@@ -25,7 +25,7 @@ import numpy as np
 
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.job import JobProblem, require_job
-from meshcast.experiments.planning.pricing.pipelines import UniformPipeline, stages_plan, uniform_pipelines
+from meshcast.experiments.planning.pricing.pipelines import UniformPipeline, uniform_pipelines
 from meshcast.experiments.planning.pricing.stage_prices import range_totals
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.errors import PlanError
@@ -137,7 +137,7 @@ class AdaPipePlanner(Planner):
         "AdaPipe: Optimizing Pipeline Parallelism with Adaptive Recomputation and Partitioning",
         2024,
     )
-    restrictions = ("recompute a part of a layer", "use stages of unlike degrees", "cut inside a layer")
+    restrictions = ("recompute a part of a layer", "use stages of heterogeneous degrees", "cut inside a layer")
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         return self._plan(problem, keep=1)
@@ -202,4 +202,4 @@ class AdaPipePlanner(Planner):
         for held, count in zip(layers, counts, strict=True):
             recompute = {"recompute": "full", "recompute_layers": count} if count else {"recompute": "none"}
             entries.append({**pipeline.option.plan, **recompute, "layers": held})
-        return stages_plan(job, entries)
+        return job.entries_plan(entries, {})

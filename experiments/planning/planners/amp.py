@@ -40,9 +40,8 @@ class Amp(Planner):
     paper = Paper(
         "arXiv:2210.07297", "AMP: Automatically Finding Model Parallel Strategies with Heterogeneity Awareness", 2022
     )
-    core = "ordered_stages"
     restrictions = (
-        "use stages, or replicas, of unlike degrees",
+        "use stages, or replicas, of heterogeneous degrees",
         "look at memory before its trials",
         "tell GPUs of several kinds apart, but by the mean of their times",
         "recompute",

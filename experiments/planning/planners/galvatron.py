@@ -89,11 +89,10 @@ class Galvatron(Planner):
         "Galvatron: Efficient Transformer Training over Multiple GPUs Using Automatic Parallelism",
         2022,
     )
-    core = "partition_dp"
     restrictions = (
         "use degrees that are no powers of two",
         "mix replicas and shards of one layer's weights",
-        "give stages unlike numbers of layers, or GPUs",
+        "give stages different numbers of layers, or GPUs",
         "recompute",
     )
 

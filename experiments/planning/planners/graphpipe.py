@@ -210,7 +210,7 @@ class GraphPipePlanner(Planner):
     restrictions = (
         "shard tensors",
         "give a stage branches that are no neighbours in their list",
-        "use micro-batches of unlike sizes",
+        "use micro-batches of different sizes",
     )
     modes = ("paper",)
     copies = 4

@@ -23,7 +23,6 @@ class McapPlanner(Planner):
         "mCAP: Memory-Centric Partitioning for Large-Scale Pipeline-Parallel DNN Training",
         2022,
     )
-    core = "ordered_stages"
     restrictions = ("shard tensors", "recompute", "look at time", "cut inside a layer")
     unit = "bytes"
 

@@ -36,7 +36,6 @@ class Metis(Planner):
         "Metis: Fast Automatic Distributed Training on Heterogeneous GPUs",
         2024,
     )
-    core = "ordered_stages"
     restrictions = (
         "mix kinds of GPUs in a stage",
         "use groups that are no powers of two",

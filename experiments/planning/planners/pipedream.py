@@ -27,7 +27,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class PipeDreamPartitioner(Planner):
     paper = Paper("10.1145/3341301.3359646", "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019)
-    core = "partition_dp"
     restrictions = ("shard tensors", "leave devices unused", "flush the pipeline: micro-batches of steps overlap")
     modes = ("paper",)
     unit = "s per mini-batch"

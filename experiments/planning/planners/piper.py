@@ -93,7 +93,6 @@ def choose_variants(seconds: np.ndarray, memory: np.ndarray, limit: float) -> np
 
 class Piper(Planner):
     paper = Paper("NeurIPS 2021, volume 34", "Piper: Multidimensional Planner for DNN Parallelization", 2021)
-    core = "partition_dp"
     restrictions = ("give a stage layers of several degrees", "use replicas whose number does not divide the batch")
     modes = ("paper",)
     unit = "s per sample"

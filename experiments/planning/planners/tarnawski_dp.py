@@ -22,7 +22,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class TarnawskiDP(Planner):
     paper = Paper("arXiv:2006.16423", "Efficient Algorithms for Device Placement of DNN Graph Operators", 2020)
-    core = "partition_dp"
     restrictions = ("shard or replicate operators", "give a device pieces that are not contiguous")
     modes = ("paper",)
     unit = "s per sample"

@@ -131,7 +131,7 @@ class PlacementProgram:
                 self.model.add_bool_or([here.negated(), reaches[target].negated(), there])
 
     def solve(self, seconds: float) -> DevicePlacement | None:
-        """Returns the best placement that is found in some seconds; None if there is none, or none was placement."""
+        """Returns the best placement that is found in some seconds; None if there is none, or none was found."""
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = WORKERS
         solver.parameters.max_time_in_seconds = seconds

@@ -23,7 +23,7 @@ class VarunaPlanner(Planner):
     paper = Paper("arXiv:2111.04007", "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", 2021)
     restrictions = (
         "shard tensors",
-        "give stages unlike numbers of layers",
+        "give stages different numbers of layers",
         "keep activations other than the inputs of stages",
     )
 

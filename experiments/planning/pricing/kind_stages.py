@@ -12,7 +12,7 @@ import numpy as np
 from meshcast.experiments.planning.cores.ordered_stages import costs_of
 from meshcast.experiments.planning.cores.stage_dp import plan_stages
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, PricedNodes, link_bandwidth
-from meshcast.experiments.planning.pricing.pipelines import range_bytes, stages_plan
+from meshcast.experiments.planning.pricing.pipelines import range_bytes
 from meshcast.experiments.planning.stages import StageTable
 from meshcast.hardware.errors import PlanError
 
@@ -107,7 +107,7 @@ class KindStages:
     def write(self, choices: Sequence[StageChoice], layers: Sequence[int]) -> dict[str, Any]:
         """The changes of the job that execute the stages."""
         entries = [{**choice.plan, "layers": held} for choice, held in zip(choices, layers, strict=True)]
-        return stages_plan(self.problem, entries, self.more)
+        return self.problem.entries_plan(entries, self.more)
 
 
 def bound_stages(stages: KindStages, known: float, seconds: float) -> float:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.experiments.planning.cores.layout_maps import every_map, find_map
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import Planner, Proposal, find_planner
+from meshcast.experiments.planning.planners.auto_mtf import every_map, find_map
 from meshcast.experiments.planning.planners.dapple import MachineNetwork
 from meshcast.experiments.planning.planners.piper import choose_variants
 from meshcast.experiments.planning.planners.tarnawski_ip import TarnawskiIP
