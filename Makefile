@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
-        docs-job docs-league docs-pages docs-plots docs-python docs-readme docs-schemes docs-site papers clean help
+        docs-benchmark docs-job docs-pages docs-plots docs-python docs-readme docs-schemes docs-site papers clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -94,8 +94,8 @@ docs-catalog: $(BASE) ## write docs/catalog.md from the files in hardware/catalo
 docs-claims: $(BASE) ## write docs/claims.md from the files in validation/claims/; some minutes
 	$(BIN)/python -m tools.pages.claims docs/claims.md
 
-docs-league: $(BASE) ## write the tables of docs/planners.md from the jobs of examples/league; ten minutes
-	$(BIN)/python -m tools.pages.league docs/planners.md
+docs-benchmark: $(BASE) ## write the tables of docs/planners.md from the jobs of examples/benchmark; ten minutes
+	$(BIN)/python -m tools.pages.benchmark docs/planners.md
 
 docs-envelope: $(BASE) ## write what published runs have measured: make docs-envelope RUNS=runs.jsonl
 	$(BIN)/python -m tools.data.measured_range $(RUNS)

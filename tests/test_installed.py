@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from meshcast.experiments.planning.cores.solver import load_solver
+from meshcast.experiments.planning.cores.ilp import load_solver
 from meshcast.hardware.documents.optional_package import import_optional
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.version import describe_version, find_commit, product_version
@@ -215,7 +215,7 @@ def test_only_planners_and_calibrations_import_scipy() -> None:
         for path in (ROOT / room).rglob("*.py")
         if '"scipy.' in path.read_text("utf-8")
     ]
-    assert sorted(users) == ["experiments/planning/cores/solver.py", "validation/calibration/fit.py"]
+    assert sorted(users) == ["experiments/planning/cores/ilp.py", "validation/calibration/fit.py"]
 
 
 # ------------------------------------------------------------------------------------------------- slow

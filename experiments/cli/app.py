@@ -18,6 +18,7 @@ import typer
 
 from meshcast.experiments.cli import explain as cli_explain
 from meshcast.experiments.cli import measure as cli_measure
+from meshcast.experiments.cli import plan as cli_plan
 from meshcast.experiments.cli import report as cli_report
 from meshcast.experiments.cli import run as cli_run
 from meshcast.experiments.cli import schedule as cli_schedule
@@ -42,8 +43,6 @@ from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
 from meshcast.experiments.cli.interchange import collectives as cli_collectives
 from meshcast.experiments.cli.interchange import traces as interchange
 from meshcast.experiments.cli.launch import show_unrecognised, tell_launch
-from meshcast.experiments.cli.planning import plan as cli_plan
-from meshcast.experiments.cli.planning import plan_module as cli_plan_module
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import OutOfMemory, PlanError, nearest
 
@@ -456,7 +455,6 @@ app.command()(cli_explain.why)
 app.command()(cli_collectives.collectives)
 app.command()(cli_plan.plan)
 app.command()(cli_plot.plot)
-app.command("plan-module")(cli_plan_module.plan_module)
 app.command()(cli_report.report)
 app.command()(cli_run.run)
 app.command()(cli_search.search)

@@ -147,7 +147,7 @@ def _validate_claims(paths: Sequence[Path], workers: int | None, as_json: bool, 
     """Judges the claims of papers. chosen: family, system, claim, and whether the slow ones run."""
     from meshcast.experiments.pages import claims as pages
     from meshcast.experiments.pages.forecast import show
-    from meshcast.experiments.planning.league.claimed_plans import find_claimed_plan
+    from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
 
     family, system, claim, slow = chosen
     answer, missing = pages.validate_claims(paths, workers, family, system, claim, slow, find_claimed_plan)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshcast.experiments.planning.cores.ideals import find_contained
 from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.graph_states import find_contained
 
 
 class DeviceGraph:
@@ -32,10 +32,10 @@ class DeviceGraph:
         group_of = _merge_cycles(colours, forward)
         names = sorted(set(group_of))
         place = {name: number for number, name in enumerate(names)}
-        at = np.array([place[one] for one in group_of])
+        at = np.array([place[group] for group in group_of])
         self.members = at[None, :] == np.arange(len(names))[:, None]
         edges = {(int(at[a]), int(at[b])) for a, b in forward if at[a] != at[b]}
-        self.groups = LayerGraph([f"group {one}" for one in names], edges, {})
+        self.groups = LayerGraph([f"group {name}" for name in names], edges, {})
         self.readers = np.zeros((count, count), np.float32)
         for source, target in nodes.edges:
             self.readers[source, target] = 1.0
@@ -69,8 +69,8 @@ class DeviceGraph:
 
 def _merge_cycles(colours: np.ndarray, edges: Iterable[tuple[int, int]]) -> list[int]:
     """The colour class of every node, where classes that reach each other are one."""
-    classes = sorted({int(one) for one in colours})
-    reach = {one: {one} for one in classes}
+    classes = sorted({int(colour) for colour in colours})
+    reach = {colour: {colour} for colour in classes}
     pairs = {(int(colours[a]), int(colours[b])) for a, b in edges if colours[a] != colours[b]}
     grown = True
     while grown:
@@ -79,4 +79,4 @@ def _merge_cycles(colours: np.ndarray, edges: Iterable[tuple[int, int]]) -> list
             if not reach[target] <= reach[source]:
                 reach[source] |= reach[target]
                 grown = True
-    return [min(other for other in reach[int(one)] if int(one) in reach[other]) for one in colours]
+    return [min(other for other in reach[colour] if colour in reach[other]) for colour in map(int, colours)]

@@ -77,13 +77,8 @@ class LayerGraph:
             known |= grown
             rows += layer
             if len(rows) > most:
-                raise ValueError(f"the graph has more than {most} ideals: linearise it or merge its branches")
+                raise ValueError(f"the graph has more than {most} ideals: merge its branches")
         return np.array([[bool(row >> node & 1) for node in range(len(self.names))] for row in rows])
-
-    def linearise(self) -> LayerGraph:
-        """The same nodes with edges between neighbours of the topological order, too: a chain of as many ideals."""
-        order = self.order
-        return LayerGraph(self.names, [*self.edges, *itertools.pairwise(order)], self.figures)
 
     @property
     def is_chain(self) -> bool:

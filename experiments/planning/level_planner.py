@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement, permutations, product
 
-from meshcast.experiments.planning.cores.elimination import Optimum, bound_objective
+from meshcast.experiments.planning.cores.elimination import bound_objective, eliminate
 from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh, write_plan
 from meshcast.experiments.planning.planner import Proposal, SpaceOptimum
 from meshcast.experiments.planning.problem import Allowed, Dims, Problem, SearchBudget
-from meshcast.experiments.planning.table import FactorTable
 
 MOST_LAYOUTS, MOST_CELLS = 1_000, 250_000
 """Layouts of an operator, and combinations of layouts, that are priced at most to find the optimum of a space."""
@@ -93,13 +92,13 @@ def group_levels(widths: Sequence[int], inside: int) -> list[list[int]]:
 
 
 class LevelPlanner(OperatorPlanner):
-    """Customise by: widths, plan; allows where the space is smaller."""
+    """Customise by: widths; allows where the space is smaller."""
 
     def widths(self, problem: Problem) -> list[int]:
         """Parts that every level divides the devices into, the outermost first; their product is their number."""
         raise NotImplementedError
 
-    def plan_levels(self, problem: Problem, solve: Callable[[FactorTable], Optimum | None]) -> Proposal:
+    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         """The plan after all levels.
 
         While the outer levels are decided, the inner ones shard nothing. Raises PlanError where a level has no plan.
@@ -110,7 +109,7 @@ class LevelPlanner(OperatorPlanner):
         visited, value, table, found = 0, math.inf, None, None
         for depth in range(1, len(widths) + 1):
             table = problem.operators(axes, LevelRule(self.allows, depth, dict(decided)))
-            found = solve(table)
+            found = eliminate(table)
             if found is None:
                 raise self.nothing_fits(problem, f"Level {depth} of {len(widths)} has no legal layouts: use fewer GPUs")
             visited, value = visited + found.visited, found.value

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
-from meshcast.experiments.planning.table import Assignment, FactorTable
+from meshcast.experiments.planning.table import Assignment, FactorTable, Optimum
 from meshcast.hardware.errors import PlanError
-
-
-class Solved(Protocol):
-    """What a core has found: an assignment, and its objective [s]."""
-
-    @property
-    def assignment(self) -> dict[str, int]: ...
-    @property
-    def value(self) -> float: ...
 
 
 class OperatorPlanner(Planner):
@@ -42,24 +33,28 @@ class OperatorPlanner(Planner):
         """The meshes that it tries: by default one axis inside a node and one over the nodes."""
         yield physical_mesh(problem)
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
-        """The best assignment of a table, candidates priced, and a bound of the objective (nan: nothing is proven)."""
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
+        """Returns the best assignment of a table; None if it has none."""
         raise NotImplementedError
+
+    def price_fitting(self, table: FactorTable, problem: Problem, assignment: Assignment, visited: int) -> Optimum:
+        """Returns an assignment that was found, with an infinite value if it does not fit into the memory."""
+        fits = table.cost(assignment).nbytes <= problem.memory
+        return Optimum(dict(assignment), table.value(assignment) if fits else math.inf, visited)
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         best: Proposal | None = None
         visited, bounds = 0, []
         for axes in self.meshes(problem):
             table = problem.operators(axes, self.allows)
-            solved, priced, bound = self.solve(table, problem, budget)
-            visited += priced
-            bounds.append(bound)
-            if solved is not None and (best is None or solved.value < best.value):
+            solved = self.solve(table, problem, budget) or Optimum({}, math.inf, 0, math.inf)
+            visited += solved.visited
+            bounds.append(solved.bound)
+            if solved.value < (best.value if best else math.inf):
                 best = Proposal(write_plan(problem, table, solved.assignment, axes), solved.value, visited)
         if best is None:
             raise self.nothing_fits(problem, "Give more GPUs, or more micro-batches")
-        bound = min(bounds)
-        proof = PlanProof(bound, best.value, self.method) if bound == bound else None
+        proof = None if any(map(math.isnan, bounds)) else PlanProof(min(bounds), best.value, self.method)
         return best._replace(visited=visited, proof=proof)
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:

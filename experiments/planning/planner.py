@@ -55,14 +55,12 @@ class Planner:
     Customise by: plan; find_space_optimum where `plan` proves nothing.
 
     paper: the publication.
-    core: the module of `experiments.planning.cores` that searches.
     restrictions: what the planner may not do, each a clause that completes "it may not".
     modes: problems that it solves: ``paper``, ``ours``.
     unit: of its objective.
     """
 
     paper: ClassVar[Paper]
-    core: ClassVar[str]
     restrictions: ClassVar[tuple[str, ...]] = ()
     modes: ClassVar[tuple[str, ...]] = ("ours",)
     unit: ClassVar[str] = "s"

@@ -41,6 +41,10 @@ class StageTable(NamedTuple):
         """The number of layers."""
         return self.seconds.shape[0]
 
+    def stage_seconds(self, stage: PlannedStage) -> float:
+        """Returns the seconds of a micro-batch in a stage [s]."""
+        return float(self.seconds[stage.layers[0], stage.layers[-1], stage.option])
+
     def take(self, kept: Sequence[int]) -> StageTable:
         """The table of some options alone."""
         arrays = (array[:, :, list(kept)] for array in (self.seconds, self.forward, self.once, self.behind))

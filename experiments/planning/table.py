@@ -7,7 +7,7 @@ operator alone, or a tensor with its producer and all its readers: their convers
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -127,11 +127,6 @@ class FactorTable:
         choices = {name: [self.choices[name][number] for number in numbers] for name, numbers in kept.items()}
         return FactorTable(choices, [factor.take(kept) for factor in self.factors], self.microbatches)
 
-    def with_memory_weight(self, seconds_per_byte: float) -> FactorTable:
-        """The table whose objective counts memory, too, as time at a price [s/byte]."""
-        weighted = [one._replace(once=one.once + seconds_per_byte * one.nbytes) for one in self.factors]
-        return FactorTable(self.choices, weighted, self.microbatches)
-
     def touching(self) -> dict[str, list[Factor]]:
         """The factors of every variable."""
         found: dict[str, list[Factor]] = {name: [] for name in self.choices}
@@ -140,11 +135,20 @@ class FactorTable:
                 found[name].append(factor)
         return found
 
-    def every_assignment(self) -> Iterator[dict[str, int]]:
-        """All assignments, for brute force."""
-        names = list(self.choices)
-        for place in np.ndindex(*(len(self.choices[name]) for name in names)):
-            yield dict(zip(names, place, strict=True))
+
+class Optimum(NamedTuple):
+    """The best assignment of a table that was found.
+
+    assignment: the option of every variable.
+    value: its objective; infinite: none that is allowed was found [s].
+    visited: candidates, nodes, or entries of tables that were priced.
+    bound: no assignment has a lower objective [s]; nan: nothing is proven.
+    """
+
+    assignment: dict[str, int]
+    value: float
+    visited: int
+    bound: float = math.nan
 
 
 class PendingFactor(NamedTuple):

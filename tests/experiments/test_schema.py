@@ -67,7 +67,7 @@ def test_it_names_all_presets_schemes_and_catalog_entries() -> None:
 
 
 EXAMPLES = [path for path in ROOT.glob("examples/*.yaml") if not path.name.startswith("search-")]
-EXAMPLES += ROOT.glob("examples/league/*.yaml")
+EXAMPLES += ROOT.glob("examples/benchmark/*.yaml")
 """Jobs and sweeps; fields of a search may be open."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshcast.experiments.pages.claims import COUNTS, validate_claims, word_verdict
-from meshcast.experiments.planning.league.claimed_plans import find_claimed_plan
+from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
 
 HEAD = """\
 # Claims of the papers

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from meshcast.experiments.pages.published import progress
-from meshcast.experiments.planning.league.claimed_plans import find_claimed_plan
+from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
 from meshcast.simulator import Report, SharedWork, load_job, simulate
 from meshcast.validation.claims.claim_file import Claim
 from meshcast.validation.claims.judge import WHOLE_LIST, drop_unfit, judge

@@ -9,26 +9,19 @@ the irreducible rest. Over the semiring of Pareto frontiers it is TensorOpt's fr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.table import FactorTable, Kept, PendingFactor, PendingTable
+from meshcast.experiments.planning.table import FactorTable, Kept, Optimum, PendingTable
 
 LARGEST = 200_000_000
 """Entries of the largest table that elimination makes."""
 
 ROUNDING = 1e-9
 """Share by which sums in another order differ."""
-
-
-class Optimum(NamedTuple):
-    """The best assignment: the option of every variable, and its objective [s]; `visited` entries were computed."""
-
-    assignment: dict[str, int]
-    value: float
-    visited: int
 
 
 class FrontierPoint(NamedTuple):
@@ -48,17 +41,17 @@ def eliminate(table: FactorTable) -> Optimum | None:
     steps: list[tuple[str, tuple[str, ...], np.ndarray]] = []
     visited = 0
     for name, scope in _elimination_order(table):
-        joined = join_arrays([one for one in messages if name in one[0]], (*scope, name), table)
+        joined = join_arrays([message for message in messages if name in message[0]], (*scope, name), table)
         visited += joined.size
         steps.append((name, scope, joined.argmin(axis=-1)))
-        messages = [one for one in messages if name not in one[0]] + [(scope, joined.min(axis=-1))]
+        messages = [message for message in messages if name not in message[0]] + [(scope, joined.min(axis=-1))]
     value = float(sum(array.sum() for _, array in messages))
     if not math.isfinite(value):
         return None
     assignment: dict[str, int] = {}
     for name, scope, best in reversed(steps):
         assignment[name] = int(best[tuple(assignment[other] for other in scope)])
-    return Optimum(assignment, value, visited)
+    return Optimum(assignment, value, visited, value)
 
 
 def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
@@ -68,34 +61,46 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
     Raises ValueError if the table is too entangled, see `LARGEST`.
     """
     names = list(table.choices)
-    column = {name: place for place, name in enumerate(names)}
-    plain = [(factor.scope, table.objective(factor), factor.nbytes) for factor in table.factors]
-    frontiers: list[tuple[tuple[str, ...], np.ndarray]] = []
+    plain = [(factor.scope, (table.objective(factor), factor.nbytes)) for factor in table.factors]
+    frontiers: list[tuple[tuple[str, ...], Any]] = []  # arrays of frontiers
     for name, scope in _elimination_order(table):
         full = (*scope, name)
-        touching = [one for one in plain if name in one[0]]
-        seconds = join_arrays([(own, array) for own, array, _ in touching], full, table)
-        nbytes = join_arrays([(own, array) for own, _, array in touching], full, table)
-        parts = [(tuple(full.index(other) for other in own), array) for own, array in frontiers if name in own]
-        made = np.empty(seconds.shape[:-1], dtype=object)
-        for place in np.ndindex(*made.shape):
-            union = [
-                _sum_frontiers(seconds[full_place], nbytes[full_place], full_place, parts, column[name], len(names))
-                for option in range(seconds.shape[-1])
-                if math.isfinite(seconds[full_place := (*place, option)])
-            ]
-            made[place] = _prune(union, most, len(names))
-        plain = [one for one in plain if name not in one[0]]
-        frontiers = [one for one in frontiers if name not in one[0]] + [(scope, made)]
+        touching = [costs for costs in plain if name in costs[0]]
+        seconds, nbytes = (
+            join_arrays([(variables, arrays[part]) for variables, arrays in touching], full, table) for part in (0, 1)
+        )
+        parts = [(tuple(map(full.index, variables)), array) for variables, array in frontiers if name in variables]
+        left = np.empty(seconds.shape[:-1], dtype=object)
+        for place in np.ndindex(*left.shape):
+            empty = Frontier(np.zeros((0, 2)), np.zeros((0, len(names)), int))
+            ways = [empty, *_sum_frontiers(seconds, nbytes, place, parts, names.index(name), len(names))]
+            left[place] = Frontier(*(np.concatenate(part) for part in zip(*ways, strict=True))).prune(most)
+        plain = [costs for costs in plain if name not in costs[0]]
+        frontiers = [message for message in frontiers if name not in message[0]] + [(scope, left)]
     # Every part of the table that shares no variable with the others has left a frontier of its own.
-    points, options = np.zeros((1, 2)), np.full((1, len(names)), -1)
+    whole = Frontier(np.zeros((1, 2)), np.full((1, len(names)), -1))
     for _, array in frontiers:
-        points, options = _add_frontiers(points, options, *array[()])
-        points, options = _prune([Frontier(points, options)], most, len(names))
+        whole = whole.plus(array[()]).prune(most)
     return [
         FrontierPoint(float(value), float(nbytes), dict(zip(names, map(int, row), strict=True)))
-        for (value, nbytes), row in zip(points, options, strict=True)
+        for (value, nbytes), row in zip(*whole, strict=True)
     ]
+
+
+def _sum_frontiers(
+    seconds: np.ndarray,
+    nbytes: np.ndarray,
+    place: tuple[int, ...],
+    parts: Sequence[tuple[tuple[int, ...], Any]],
+    column: int,
+    variables: int,
+) -> Iterator[Frontier]:
+    """Yields, for every allowed option of the last variable, its point plus the frontiers of eliminated neighbours."""
+    for option in np.flatnonzero(np.isfinite(seconds[place])).tolist():
+        cell, options = (*place, option), np.full((1, variables), -1)
+        options[0, column] = option
+        alone = Frontier(np.array([[seconds[cell], nbytes[cell]]]), options)
+        yield reduce(Frontier.plus, (array[tuple(cell[axis] for axis in axes)] for axes, array in parts), alone)
 
 
 def least_objectives(table: FactorTable) -> dict[str, np.ndarray]:
@@ -108,13 +113,13 @@ def least_objectives(table: FactorTable) -> dict[str, np.ndarray]:
     messages = [(factor.scope, table.objective(factor), -1) for factor in table.factors]
     joined, sent, read_by = [], [], [-1] * len(order)
     for step, (name, scope) in enumerate(order):
-        mine = [one for one in messages if name in one[0]]
+        mine = [message for message in messages if name in message[0]]
         for *_, sender in mine:
             if sender >= 0:
                 read_by[sender] = step
-        joined.append(join_arrays([one[:2] for one in mine], (*scope, name), table))
+        joined.append(join_arrays([message[:2] for message in mine], (*scope, name), table))
         sent.append(joined[-1].min(axis=-1))
-        messages = [one for one in messages if name not in one[0]] + [(scope, sent[-1], step)]
+        messages = [message for message in messages if name not in message[0]] + [(scope, sent[-1], step)]
     total = sum(float(sent[step]) for step, reader in enumerate(read_by) if reader < 0)
     if not math.isfinite(total):
         return {name: np.full(len(options), math.inf) for name, options in table.choices.items()}
@@ -160,24 +165,21 @@ def bound_objective(table: PendingTable, known: float, cells: int) -> LeastObjec
     priced, pending = FactorTable(table.choices, table.factors, table.microbatches), list(table.pending)
     while True:
         least = least_objectives(priced)
-        places = {name: np.flatnonzero(own <= known * (1 + ROUNDING)) for name, own in least.items()}
-        if empty := [name for name, own in places.items() if not len(own)]:
+        places = {name: np.flatnonzero(bounds <= known * (1 + ROUNDING)) for name, bounds in least.items()}
+        if empty := [name for name, numbers in places.items() if not len(numbers)]:
             raise ValueError(f"no option of {empty[0]} is part of an assignment of {known} s")
-        kept = {name: [kept[name][int(place)] for place in own] for name, own in places.items()}
-        priced = priced.take({name: own.tolist() for name, own in places.items()})
-        size, place = min(((_count_cells(one, kept), place) for place, one in enumerate(pending)), default=(0, -1))
+        kept = {name: [kept[name][int(place)] for place in numbers] for name, numbers in places.items()}
+        priced = priced.take({name: numbers.tolist() for name, numbers in places.items()})
+        sizes = [(math.prod(len(kept[name]) for name in factor.scope), place) for place, factor in enumerate(pending)]
+        size, place = min(sizes, default=(0, -1))
         if not pending or size > cells:
             break
         cells -= size
         factors = [*priced.factors, pending.pop(place).price(kept)]
         priced = FactorTable(priced.choices, factors, priced.microbatches)
-    found = eliminate(priced)
-    assert found is not None  # the options that are kept are part of one
-    return LeastObjective(found.value, not pending, kept)
-
-
-def _count_cells(factor: PendingFactor, kept: Kept) -> int:
-    return math.prod(len(kept[name]) for name in factor.scope)
+    best = eliminate(priced)
+    assert best is not None  # the options that are kept are part of one
+    return LeastObjective(best.value, not pending, kept)
 
 
 class Frontier(NamedTuple):
@@ -185,6 +187,22 @@ class Frontier(NamedTuple):
 
     points: np.ndarray
     options: np.ndarray
+
+    def plus(self, other: Frontier) -> Frontier:
+        """Returns all sums of a point of one set and a point of the other."""
+        sums = (self.points[:, None] + other.points[None]).reshape(-1, 2)
+        options = np.maximum(self.options[:, None], other.options[None])
+        return Frontier(sums, options.reshape(-1, options.shape[-1]))
+
+    def prune(self, most: int) -> Frontier:
+        """Returns the points that no other beats in both, by ascending memory; at most so many of them, 0: all."""
+        order = np.lexsort((self.points[:, 0], self.points[:, 1]))
+        points, options = self.points[order], self.options[order]
+        before = np.minimum.accumulate(np.concatenate([[np.inf], points[:-1, 0]]))
+        kept = np.flatnonzero(points[:, 0] < before[: len(points)])
+        if most and len(kept) > most:
+            kept = kept[np.unique(np.linspace(0, len(kept) - 1, most).round().astype(int))]
+        return Frontier(points[kept], options[kept])
 
 
 def _elimination_order(table: FactorTable) -> list[tuple[str, tuple[str, ...]]]:
@@ -194,16 +212,16 @@ def _elimination_order(table: FactorTable) -> list[tuple[str, tuple[str, ...]]]:
     order = []
     left = dict.fromkeys(table.choices)
     while left:
-        neighbours = {name: set().union(*(one for one in scopes if name in one)) - {name} for name in left}
-        entries = {name: sizes[name] * math.prod(sizes[one] for one in near) for name, near in neighbours.items()}
-        name = min(left, key=lambda one: entries[one])
+        neighbours = {name: set().union(*(scope for scope in scopes if name in scope)) - {name} for name in left}
+        entries = {name: sizes[name] * math.prod(sizes[other] for other in near) for name, near in neighbours.items()}
+        name = min(left, key=entries.__getitem__)
         if entries[name] > LARGEST:
             raise ValueError(
                 f"eliminating {name} takes a table of {entries[name]:.1e} entries, over {LARGEST:.0e}: restrict the "
                 f"options of {', '.join(sorted(neighbours[name]))}, or solve the table as an integer program"
             )
         near = neighbours[name]
-        scopes = [one for one in scopes if name not in one] + [near]
+        scopes = [scope for scope in scopes if name not in scope] + [near]
         order.append((name, tuple(sorted(near))))
         del left[name]
     return order
@@ -214,46 +232,8 @@ def join_arrays(
 ) -> np.ndarray:
     """The sum of arrays over parts of a scope, over the whole scope."""
     total = np.zeros([len(table.choices[name]) for name in scope])
-    for own, array in messages:
-        order = sorted(range(len(own)), key=lambda place: scope.index(own[place]))
-        shape = [len(table.choices[name]) if name in own else 1 for name in scope]
+    for names, array in messages:
+        order = sorted(range(len(names)), key=lambda place: scope.index(names[place]))
+        shape = [len(table.choices[name]) if name in names else 1 for name in scope]
         total += array.transpose(order).reshape(shape)
     return total
-
-
-def _sum_frontiers(
-    seconds: float,
-    nbytes: float,
-    place: tuple[int, ...],
-    parts: Sequence[tuple[tuple[int, ...], np.ndarray]],
-    column: int,
-    variables: int,
-) -> Frontier:
-    """The sum of one point with the frontiers of eliminated neighbours, with the option of the variable noted."""
-    points, options = np.array([[seconds, nbytes]]), np.full((1, variables), -1)
-    options[0, column] = place[-1]
-    for axes, array in parts:
-        points, options = _add_frontiers(points, options, *array[tuple(place[axis] for axis in axes)])
-    return Frontier(points, options)
-
-
-def _add_frontiers(
-    points: np.ndarray, options: np.ndarray, more: np.ndarray, others: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """All sums of a point of one set and a point of the other."""
-    sums = (points[:, None] + more[None]).reshape(-1, 2)
-    return sums, np.maximum(options[:, None], others[None]).reshape(-1, options.shape[1])
-
-
-def _prune(union: Sequence[Frontier], most: int, variables: int) -> Frontier:
-    """The points that no other beats in both, by ascending memory."""
-    if not union:
-        return Frontier(np.zeros((0, 2)), np.zeros((0, variables), int))
-    points, options = (np.concatenate([one[part] for one in union]) for part in (0, 1))
-    order = np.lexsort((points[:, 0], points[:, 1]))
-    points, options = points[order], options[order]
-    before = np.minimum.accumulate(np.concatenate([[np.inf], points[:-1, 0]]))
-    kept = np.flatnonzero(points[:, 0] < before)
-    if most and len(kept) > most:
-        kept = kept[np.unique(np.linspace(0, len(kept) - 1, most).round().astype(int))]
-    return Frontier(points[kept], options[kept])

@@ -12,29 +12,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.cores.solver import Solver, load_solver
-from meshcast.experiments.planning.table import Factor, FactorTable
+from meshcast.experiments.planning.table import Factor, FactorTable, Optimum
+from meshcast.hardware.documents.optional_package import import_optional
 
 
-class Solution(NamedTuple):
-    """The solution of an integer program.
+class Solver(NamedTuple):
+    """What integer programs use of scipy, which the extra `solvers` installs."""
 
-    assignment: the option of every variable.
-    value: its objective [s].
-    bound: no assignment is better [s].
-    nodes: of the tree of branch and bound.
-    """
+    milp: Any
+    Bounds: Any
+    LinearConstraint: Any
+    coo_matrix: Any
 
-    assignment: dict[str, int]
-    value: float
-    bound: float
-    nodes: int
+
+def load_solver() -> Solver:
+    """Imports the solver. Raises PlanError if scipy is not installed."""
+    user = "planners with integer programs"
+    optimize = import_optional("scipy.optimize", "solvers", user)
+    sparse = import_optional("scipy.sparse", "solvers", user)
+    return Solver(optimize.milp, optimize.Bounds, optimize.LinearConstraint, sparse.coo_matrix)
 
 
 def solve_table(
     table: FactorTable, memory: float = math.inf, seconds: float = 60.0, gap: float = 1e-9
-) -> Solution | None:
-    """Minimises the objective of a table within the memory of a rank; None if no assignment fits.
+) -> Optimum | None:
+    """Minimises the objective of a table within the memory of a rank, by branch and bound; None if nothing fits.
 
     memory: of one rank [bytes]. seconds: limit of the solver's time [s]. gap: relative, at which it stops.
     Raises ValueError if time runs out before an assignment is found.
@@ -45,24 +47,24 @@ def solve_table(
     if math.isfinite(memory):
         # In units of the limit, as the solver's tolerances are absolute.
         constraints.append(solver.LinearConstraint(np.array([program.nbytes]) / memory, -np.inf, 1.0))
-    scale = max((abs(one) for one in program.costs), default=1.0) or 1.0
-    found = solver.milp(
+    scale = max(map(abs, program.costs), default=1.0) or 1.0
+    solution = solver.milp(
         np.array(program.costs) / scale,
         integrality=np.array(program.integral),
         bounds=solver.Bounds(0, np.array(program.most)),
         constraints=constraints,
         options={"time_limit": seconds, "mip_rel_gap": gap},
     )
-    if found.status == 2:
+    if solution.status == 2:
         return None
-    if found.x is None:
-        raise ValueError(f"the solver has found no assignment in {seconds:g} s: {found.message}")
+    if solution.x is None:
+        raise ValueError(f"the solver has found no assignment in {seconds:g} s: {solution.message}")
     assignment = {
-        name: int(np.argmax(found.x[start : start + len(table.choices[name])]))
+        name: int(np.argmax(solution.x[start : start + len(table.choices[name])]))
         for name, start in program.starts.items()
     }
-    bound = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
-    return Solution(assignment, table.value(assignment), float(bound) * scale, int(found.mip_node_count or 0))
+    bound = solution.mip_dual_bound if solution.mip_dual_bound is not None else solution.fun
+    return Optimum(assignment, table.value(assignment), int(solution.mip_node_count or 0), float(bound) * scale)
 
 
 class _Program:
@@ -108,17 +110,18 @@ class _Program:
             kept, members = _merge_equal(costs, nbytes, axis)
             costs, nbytes = np.take(costs, kept, axis), np.take(nbytes, kept, axis)
             classes.append(members)
+        start = self._add(costs.ravel(), nbytes.ravel(), integral=0)
         if costs.size == 1 and math.isfinite(costs.item()):
-            start = self._add(costs.ravel(), nbytes.ravel(), integral=0)
             self._require([(start, 1.0)], 1.0)
             return
-        start = self._add(costs.ravel(), nbytes.ravel(), integral=0)
         places = start + np.arange(costs.size).reshape(costs.shape)
         for axis, name in enumerate(factor.scope):
             for number in range(costs.shape[axis]):
                 cells = np.take(places, number, axis).ravel()
                 options = np.flatnonzero(classes[axis] == number) + self.starts[name]
-                self._require([*((int(one), 1.0) for one in cells), *((int(one), -1.0) for one in options)], 0.0)
+                self._require(
+                    [*((int(cell), 1.0) for cell in cells), *((int(option), -1.0) for option in options)], 0.0
+                )
 
 
 def _merge_equal(costs: np.ndarray, nbytes: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:

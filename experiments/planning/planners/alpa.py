@@ -30,7 +30,6 @@ def submeshes(table: StageTable, per_node: int) -> StageTable:
 
 class Alpa(Planner):
     paper = Paper("arXiv:2201.12023", "Alpa: Automating Inter- and Intra-Operator Parallelism", 2022)
-    core = "stage_dp"
     restrictions = (
         "use submeshes other than powers of two inside a node, or whole nodes, or put one across nodes",
         "leave GPUs unused",

@@ -12,16 +12,15 @@ from collections.abc import Iterator, Mapping
 from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.ilp import solve_table
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh, write_plan
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh, write_plan
 from meshcast.experiments.planning.planner import Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
-from meshcast.experiments.planning.table import FactorTable
+from meshcast.experiments.planning.table import FactorTable, Optimum
 from meshcast.simulator.ir.scheme import Paper
 
 
 class AlpaIntra(OperatorPlanner):
     paper = Paper("arXiv:2201.12023", "Alpa: Automating Inter- and Intra-Operator Parallelism", 2022)
-    core = "ilp"
     restrictions = ("cut a pipeline", "give layers layouts of their own", "use meshes of more than two axes")
     method = "branch and bound"
 
@@ -42,15 +41,16 @@ class AlpaIntra(OperatorPlanner):
         for least, (axes, table) in sorted(zip(free, tables, strict=True), key=lambda one: one[0]):
             if best is not None and least >= best.value:
                 break
-            solved, nodes, bound = self.solve(table, problem, budget)
-            visited += nodes
-            bounds.append(bound)
-            if solved is not None and (best is None or solved.value < best.value):
+            solved = self.solve(table, problem, budget)
+            if solved is None:
+                continue
+            visited += solved.visited
+            bounds.append(solved.bound)
+            if best is None or solved.value < best.value:
                 best = Proposal(write_plan(problem, table, solved.assignment, axes), solved.value, visited)
         if best is None:
             raise self.nothing_fits(problem, "Give more GPUs, or more micro-batches")
         return best._replace(visited=visited, proof=PlanProof(min(bounds), best.value, self.method))
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
-        found = solve_table(table, problem.memory, budget.seconds)
-        return found, found.nodes if found else 0, found.bound if found else float("inf")
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
+        return solve_table(table, problem.memory, budget.seconds)

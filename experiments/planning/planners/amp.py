@@ -8,14 +8,14 @@ Memory is no part of it: trials find out.
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from meshcast.experiments.planning.cores.pipelines.enumeration import try_best
-from meshcast.experiments.planning.cores.pipelines.ordered_stages import costs_of, shorten_step
+from meshcast.experiments.planning.cores.ordered_stages import costs_of, partition_stages
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, link_bandwidth, require_kinds
 from meshcast.experiments.planning.pricing.pipelines import pipeline_plan
@@ -40,9 +40,8 @@ class Amp(Planner):
     paper = Paper(
         "arXiv:2210.07297", "AMP: Automatically Finding Model Parallel Strategies with Heterogeneity Awareness", 2022
     )
-    core = "pipelines/ordered_stages"
     restrictions = (
-        "use stages, or replicas, of unlike degrees",
+        "use stages, or replicas, of heterogeneous degrees",
         "look at memory before its trials",
         "tell GPUs of several kinds apart, but by the mean of their times",
         "recompute",
@@ -55,25 +54,21 @@ class Amp(Planner):
         end = time.process_time() + budget.seconds
         priced = [*takewhile(lambda _: time.process_time() < end, self._price_all(mixed))]
 
-        def forecast(place: int) -> float:
-            try:
-                found = mixed.forecast(priced[place].plan)
-            except PlanError:
-                return math.inf
-            return found.step_time if found.fits else math.inf
-
-        best = try_best([one.value for one in priced], forecast, self.trials)
-        if best is None:
+        tried = heapq.nsmallest(self.trials, priced, key=lambda candidate: candidate.value)
+        seconds = [mixed.step_seconds(candidate.plan) for candidate in tried]
+        if not math.isfinite(min(seconds, default=math.inf)):
             remedy = f"None of its {self.trials} trials fits: give more GPUs, or GPUs of more memory"
             raise self.nothing_fits(problem, remedy)
-        chosen = priced[best.place]
-        return Proposal(chosen.plan, chosen.value, sum(one.visited for one in priced))
+        best = tried[seconds.index(min(seconds))]
+        return Proposal(best.plan, best.value, sum(candidate.visited for candidate in priced))
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """By forecasts on nodes of one kind, by the objective of all candidates, fitting or not, on several."""
         mixed = require_kinds(problem)
         if len(mixed.kinds) > 1:
-            return SpaceOptimum(min(one.value for one in self._price_all(mixed)), "enumeration of its space")
+            return SpaceOptimum(
+                min(candidate.value for candidate in self._price_all(mixed)), "enumeration of its space"
+            )
         plan = {"tp": mixed.tensor_degrees, "pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": "none"}
         return search_space(mixed, plan, "auto", mixed.forecast(proposal.plan).step_time)
 
@@ -95,8 +90,8 @@ class Amp(Planner):
         """The best partition of one candidate. Raises PlanError for degrees that break a rule."""
         units = mixed.mean_units(option)
         seconds = range_totals(units.forward + units.backward)
-        found = shorten_step([seconds] * depth, mixed.microbatches)
-        assert found is not None
+        partition = partition_stages([seconds] * depth, mixed.microbatches)
+        assert partition is not None
         tensor, replicas, width = int(option.plan["tp"]), int(option.plan["dp"]), option.gpus
         messages = [
             mixed.message_nbytes(replicas)
@@ -104,10 +99,10 @@ class Amp(Planner):
             for stage in range(depth - 1)
         ]
         gradients = []
-        nbytes = costs_of([range_totals(2 * units.elements)] * depth, found.layers)
-        for stage, own in enumerate(nbytes):
+        nbytes = costs_of([range_totals(2 * units.elements)] * depth, partition.layers)
+        for stage, held in enumerate(nbytes):
             ring = [stage * width + number * tensor for number in range(replicas)]
             slowest = min(link_bandwidth(mixed.kinds, *pair) for pair in zip(ring, [*ring[1:], ring[0]], strict=True))
-            gradients.append(2 * (replicas - 1) / replicas * own / slowest)
-        value = found.value + sum(messages) + max(gradients)
-        return PricedPlan(pipeline_plan(mixed, option, found.layers), value, found.visited)
+            gradients.append(2 * (replicas - 1) / replicas * held / slowest)
+        value = partition.value + sum(messages) + max(gradients)
+        return PricedPlan(pipeline_plan(mixed, option, partition.layers), value, partition.visited)

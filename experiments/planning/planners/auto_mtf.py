@@ -9,20 +9,21 @@ CP-SAT, here all maps are enumerated.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.cores.layout_maps import find_map
+from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
+MOST_MAPS = 2_000_000
+
 
 class AutoMTF(Planner):
     paper = Paper("arXiv:1811.02084", "Mesh-TensorFlow: Deep Learning for Supercomputers", 2018)
-    core = "layout_maps"
     restrictions = ("shard a dim of two tensors over different axes", "cut a pipeline", "look at time")
     modes = ("paper",)
     unit = "(dims + 1) x bytes - sharded dims"
@@ -36,25 +37,67 @@ class AutoMTF(Planner):
         writes: list[list[str]] = settings["writes"]
         dims = {name: size for name, size in settings["dims"].items() if name not in settings.get("undivided", ())}
         reads = graph.predecessors
-        together = [{*writes[node], *(dim for one in reads[node] for dim in writes[one])} for node in graph.order]
-        last = {
-            node: max([node, *(b for a, b in graph.edges if a == node)], key=graph.order.index) for node in graph.order
-        }
+        together = [{*writes[node], *(dim for source in reads[node] for dim in writes[source])} for node in graph.order]
 
         def value_of(layout: Mapping[str, str]) -> float:
-            sizes = [self._bytes(settings, own, layout) for own in writes]
-            peak = 0.0
-            for place, _ in enumerate(graph.order):
-                live = [one for one in graph.order[: place + 1] if graph.order.index(last[one]) >= place]
-                peak = max(peak, sum(sizes[one] for one in live))
-            return (len(settings["dims"]) + 1) * peak - len(layout)
+            sizes = [self._bytes(settings, dims, layout) for dims in writes]
+            return (len(settings["dims"]) + 1) * peak_of(graph, sizes) - len(layout)
 
         layout, value, visited = find_map(dims, settings["mesh"], together, value_of)
         proof = PlanProof(value, value, "enumeration")
         reason = "its dims are those of a graph, and no model of a job"
         return Proposal({"layout": dict(sorted(layout.items()))}, value, visited, proof, reason)
 
-    def _bytes(self, settings: Mapping[str, Any], own: list[str], layout: Mapping[str, str]) -> float:
+    def _bytes(self, settings: Mapping[str, Any], dims: list[str], layout: Mapping[str, str]) -> float:
         """Bytes of a tensor on one processor."""
-        shards = math.prod(settings["mesh"][layout[dim]] for dim in own if dim in layout)
-        return math.prod(settings["dims"][dim] for dim in own) * float(settings["element_bytes"]) / shards
+        shards = math.prod(settings["mesh"][layout[dim]] for dim in dims if dim in layout)
+        return math.prod(settings["dims"][dim] for dim in dims) * float(settings["element_bytes"]) / shards
+
+
+def peak_of(graph: LayerGraph, sizes: Sequence[float]) -> float:
+    """Returns the most that the tensors of nodes take together [bytes]. sizes: of the tensor of every node [bytes]."""
+    position = {node: place for place, node in enumerate(graph.order)}
+    last = dict(position)
+    for writer, reader in graph.edges:
+        last[writer] = max(last[writer], position[reader])
+    steps = range(len(position))
+    return max(sum(sizes[node] for node, begin in position.items() if begin <= step <= last[node]) for step in steps)
+
+
+def every_map(
+    dims: Mapping[str, int], mesh: Mapping[str, int], together: Sequence[Collection[str]]
+) -> Iterator[dict[str, str]]:
+    """Yields every map of some dims to axes.
+
+    dims, mesh: dims and axes with their sizes; a dim is sharded over axes that divide it. together: dims that meet.
+    """
+    names = list(dims)
+
+    def extend(place: int, layout: dict[str, str]) -> Iterator[dict[str, str]]:
+        if place == len(names):
+            yield dict(layout)
+            return
+        name = names[place]
+        yield from extend(place + 1, layout)
+        for axis, size in mesh.items():
+            taken = any(name in dims and any(layout.get(other) == axis for other in dims) for dims in together)
+            if dims[name] % size == 0 and not taken:
+                yield from extend(place + 1, {**layout, name: axis})
+
+    return extend(0, {})
+
+
+def find_map(
+    dims: Mapping[str, int],
+    mesh: Mapping[str, int],
+    together: Sequence[Collection[str]],
+    value_of: Callable[[Mapping[str, str]], float],
+) -> tuple[dict[str, str], float, int]:
+    """Returns the map of the least value, that value, and the number of maps.
+
+    Raises ValueError where there may be more than `MOST_MAPS`.
+    """
+    if (len(mesh) + 1) ** len(dims) > MOST_MAPS:
+        raise ValueError(f"{len(dims)} dims over {len(mesh)} axes have over {MOST_MAPS} maps: fix some of them")
+    priced = [(layout, value_of(layout)) for layout in every_map(dims, mesh, together)]
+    return *min(priced, key=lambda pair: pair[1]), len(priced)

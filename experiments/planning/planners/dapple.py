@@ -1,33 +1,46 @@
 """DAPPLE: stages of a synchronous pipeline with replicas, by the latency of warm-up, steady phase and ending.
 
-Prefixes of stages grow one by one, and the latency of a step decides (Fan et al. 2021, arXiv 2007.01045). In a job,
-stages are on the next free GPUs. On a profile the planner is the one that the authors released, which names GPUs:
-`cores/pipelines/placed_stages.py`.
+With the pivot stage Q, a step of m micro-batches takes the sum of F_s up to Q + (m - 1) (F_Q + B_Q) + the largest, over
+stages, of its gradient sum and the backward passes that it still waits for. Of all prefixes of as many layers and GPUs
+the one stays whose latency is least with all other layers as one stage (Fan et al. 2021, arXiv 2007.01045). In a job,
+stages are on the next free GPUs.
+
+On a profile the planner is the one that the authors released, with replicated stages on named GPUs of machines. Times
+are those of a whole batch on one device; a step of m micro-batches of each of the r copies of a pipeline takes
+
+    (m - 1) T / m + W / (r m) + sum of the transfers of one micro-batch
+        + largest, over stages s, of its sum of gradients - s T / m, but not less than 0
+
+with T the slowest stage or transfer and W the whole model. Of a stage but the last the sum of gradients counts the
+first layer of the next stage, too. Candidates: every pair of stages on all GPUs, of the least step; straight pipelines
+(one GPU a stage and copy) of two and of all GPUs, of the least T; and one stage on every multiple of copies.
+GPUs are chosen by three policies: machines that are empty, machines in use, or spread over all (AlibabaPAI/DAPPLE,
+`src/orchestration`, `src/parallelism/sync_pipeline.rs`, `src/environment/device.rs`; section 4).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.antichains import output_bytes, states_of
-from meshcast.experiments.planning.cores.ideals import find_contained
-from meshcast.experiments.planning.cores.pipelines.latency_bound import LatencyBound
-from meshcast.experiments.planning.cores.pipelines.placed_stages import MachineNetwork, PlacedPipelines
-from meshcast.experiments.planning.cores.stage_prefixes import PrefixSearch
+from meshcast.experiments.planning.graph_states import antichain_states, find_contained, output_bytes
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel
-from meshcast.experiments.planning.stages import StageTable
+from meshcast.experiments.planning.stages import PlannedStage, StageTable
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
+
+MAX_INTERVALS = 2_000
+"""Intervals of pivots that are bounded before the bound so far counts."""
 
 
 class DapplePlanner(Planner):
     paper = Paper("arXiv:2007.01045", "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", 2021)
-    core = "stage_prefixes"
     restrictions = ("shard tensors", "recompute", "place a stage of a job elsewhere than on the next free GPUs")
     modes = ("paper", "ours")
 
@@ -44,7 +57,7 @@ class DapplePlanner(Planner):
         message = float(settings.get("message_bandwidth", outer.bandwidth))
         network = MachineNetwork(outer.width, inner.width, inner.bandwidth, outer.bandwidth, message)
         graph = problem.graph()
-        states = states_of(graph)
+        states = antichain_states(graph)
         states = states[np.argsort(states.sum(axis=1), kind="stable")]
         times = settings["batch"] / settings.get("profile_batch", 1)
         pipelines = PlacedPipelines(
@@ -56,13 +69,14 @@ class DapplePlanner(Planner):
             int(settings["batch"]),
             int(settings.get("micro_batch", 1)),
         )
-        found, visited = pipelines.run()
+        plans = [*pipelines.pairs(), *pipelines.straight(), *pipelines.replicas()]
+        best = min(plans, key=lambda plan: plan.seconds)
         stages = [
             {"nodes": np.flatnonzero(states[end] & ~states[begin]).tolist(), "gpus": sorted(devices)}
-            for begin, end, devices in found.stages
+            for begin, end, devices in best.stages
         ]
         reason = "its stages are on GPUs by number, and cut graphs between any two layers"
-        return Proposal({"stages": stages, "copies": found.copies}, found.seconds, visited, None, reason)
+        return Proposal({"stages": stages, "copies": best.copies}, best.seconds, len(plans), None, reason)
 
     def _plan_layers(self, problem: Problem) -> Proposal:
         table = self._choose_options(problem)
@@ -73,7 +87,7 @@ class DapplePlanner(Planner):
         return Proposal(write_stages(problem, table, stages), value, search.visited)
 
     def _choose_options(self, problem: Problem) -> StageTable:
-        """The table of stages with replicas alone."""
+        """Returns the table of stages with replicas alone."""
         table = problem.stages()
         kept = [
             number
@@ -85,8 +99,344 @@ class DapplePlanner(Planner):
         return table.take(kept)
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """A bound over all sequences of stages."""
+        """Returns a bound over all sequences of stages."""
         if problem.mode == "paper" or problem.microbatches == 1:
             return None
         bound = LatencyBound(self._choose_options(problem), problem.gpus, problem.microbatches)
         return SpaceOptimum(bound.bound(proposal.value), "bound of the latency")
+
+
+def pipeline_latency(table: StageTable, stages: Sequence[PlannedStage], microbatches: int) -> float:
+    """Returns DAPPLE's latency of a step [s]; infinite if a stage does not fit with the micro-batches in flight."""
+    cells = [(stage.layers[0], stage.layers[-1], stage.option) for stage in stages]
+    if any(table.behind[cell] < len(cells) - 1 - place for place, cell in enumerate(cells)):
+        return math.inf
+    both, forward = [float(table.seconds[cell]) for cell in cells], [float(table.forward[cell]) for cell in cells]
+    backward = [seconds - ahead for seconds, ahead in zip(both, forward, strict=True)]
+    pivot = len(cells) - 1
+    for place in range(len(cells) - 2, -1, -1):
+        if (microbatches - 1) * (both[place] - both[pivot]) > sum(both[place + 1 : pivot]):
+            pivot = place
+    ending = max(
+        float(table.once[cell]) + (sum(backward[place : pivot + 1]) if place <= pivot else -sum(backward[pivot:place]))
+        for place, cell in enumerate(cells)
+    )
+    return sum(forward[: pivot + 1]) + (microbatches - 1) * both[pivot] + ending
+
+
+Prefix = tuple[PlannedStage, ...]
+
+
+class PrefixSearch:
+    """The search over prefixes of stages from one table."""
+
+    def __init__(self, table: StageTable, gpus: int, microbatches: int) -> None:
+        self.table, self.gpus, self.microbatches, self.visited = table, gpus, microbatches, 0
+
+    def run(self) -> tuple[Prefix, float]:
+        """Returns the best stages that were met, and their latency [s]; infinite if nothing fits."""
+        best, value, complete = self._complete(())
+        best, value = (best, value) if complete else ((), math.inf)
+        kept: dict[tuple[int, int], Prefix] = {(0, 0): ()}
+        for layer in range(1, self.table.layers):
+            shortest: dict[int, tuple[float, Prefix]] = {}
+            for (first, used), before in kept.items():
+                for number, option in enumerate(self.table.options):
+                    gpus = used + option.gpus
+                    if gpus >= self.gpus:
+                        continue
+                    prefix = (*before, PlannedStage(range(first, layer), number))
+                    stages, latency, complete = self._complete(prefix)
+                    if latency < shortest.get(gpus, (math.inf, ()))[0]:
+                        shortest[gpus] = latency, prefix
+                    if complete and latency < value:
+                        best, value = stages, latency
+            kept |= {(layer, gpus): prefix for gpus, (_, prefix) in shortest.items()}
+        return best, value if best else math.inf
+
+    def _complete(self, prefix: Prefix) -> tuple[Prefix, float, bool]:
+        """Returns a prefix with all other layers as the best one stage on all other GPUs, or on as many as an option
+        has; the latency [s], and whether all GPUs are used."""
+        first = prefix[-1].layers.stop if prefix else 0
+        left = self.gpus - sum(self.table.options[stage.option].gpus for stage in prefix)
+        size = max((option.gpus for option in self.table.options if option.gpus <= left), default=0)
+        best: tuple[Prefix, float, bool] = ((), math.inf, False)
+        for number, option in enumerate(self.table.options):
+            if option.gpus == size:
+                stages = (*prefix, PlannedStage(range(first, self.table.layers), number))
+                self.visited += 1
+                latency = pipeline_latency(self.table, stages, self.microbatches)
+                if latency < best[1]:
+                    best = stages, latency, size == left
+        return best
+
+
+class LatencyBound:
+    """Bounds of the latency of m micro-batches on exactly `gpus` GPUs, over all sequences of stages.
+
+    With T = F + B of the pivot, the rule that chooses it says that no stage behind it takes longer than T, and that a
+    stage before it is longer by (the seconds of the stages between) / (m - 1) at most. The latency is at least m T, the
+    seconds of the stages before the pivot, and what the first stage costs once a step. For an interval of T both limits
+    and the latency are relaxed to its ends, and what is left is a shortest path. Intervals whose bound is below the
+    best latency known are halved until they hold one T.
+    """
+
+    def __init__(self, table: StageTable, gpus: int, microbatches: int) -> None:
+        self.table, self.gpus, self.microbatches, self.intervals = table, gpus, microbatches, 0
+        self.sizes = [option.gpus for option in table.options]
+        self.usable = [number for number, size in enumerate(self.sizes) if size <= gpus]
+        self.seconds = np.where(np.isfinite(table.seconds) & (table.behind >= 0), table.seconds, np.inf)
+        once = np.where(np.isfinite(table.once[0]), table.once[0], 0.0)
+        self.costs = np.concatenate([self.seconds[:1] + once, self.seconds[1:]])
+
+    def bound(self, known: float) -> float:
+        """Returns the least latency that stages may have, at most that of known ones [s]."""
+        if self.microbatches == 1:
+            return -math.inf  # any stage may be the pivot
+        pivots = np.unique(self.seconds[np.isfinite(self.seconds)])
+        pivots = pivots[pivots <= known / self.microbatches]
+        open_intervals = [(0, len(pivots))] if len(pivots) else []
+        least = known
+        while open_intervals:
+            first, end = open_intervals.pop()
+            value = self._bound_interval(float(pivots[first]), float(pivots[end - 1]), known)
+            if value >= known:
+                continue
+            if end - first == 1 or self.intervals >= MAX_INTERVALS:
+                least = min(least, value)
+                continue
+            middle = (first + end) // 2
+            open_intervals += [(first, middle), (middle, end)]
+        return least
+
+    def _bound_interval(self, low: float, high: float, known: float) -> float:
+        """Returns the bound of plans whose pivot takes `low` to `high` seconds and whose latency is at most `known`
+        [s]."""
+        self.intervals += 1
+        prefixes = self._shorten_prefixes(self._limit_stages(low, high, known))
+        covered = self._cover_rests(high)
+        pivots = (self.seconds >= low) & (self.seconds <= high)
+        best = math.inf
+        for number in self.usable:
+            left = self.gpus - self.sizes[number]
+            for first, last in np.argwhere(pivots[:, :, number]).tolist():
+                feasible = covered[last + 1, left::-1] if left else covered[last + 1, :1]
+                before = np.where(feasible, prefixes[first, : left + 1], np.inf).min()
+                pivot = self.microbatches * self.table.seconds[first, last, number]
+                once = self.table.once[first, last, number] if first == 0 else 0.0
+                best = min(best, float(before + pivot + once))
+        return best
+
+    def _limit_stages(self, low: float, high: float, known: float) -> list[float]:
+        """Returns the most seconds of the first, second ... stage before the pivot; the last limit holds for all
+        others."""
+        most = (known - low) / self.microbatches
+        limits = [min(high, most)]
+        while limits[-1] < most and len(limits) < self.table.layers:
+            limits.append(min(high + sum(limits) / (self.microbatches - 1), most))
+        return limits
+
+    def _shorten_prefixes(self, limits: list[float]) -> np.ndarray:
+        """Returns the least sum of seconds of stages before the pivot, by layers and GPUs [layers + 1, gpus + 1]."""
+        totals: np.ndarray | None = None
+        for place in range(len(limits), 0, -1):
+            allowed = (self.seconds <= limits[place - 1]) & (self.table.behind >= place)
+            totals = self._lengthen(np.where(allowed, self.costs, np.inf), totals)
+        assert totals is not None
+        return totals
+
+    def _lengthen(self, costs: np.ndarray, before: np.ndarray | None = None) -> np.ndarray:
+        """Returns the least costs of stages that hold the layers up to one, on exactly so many GPUs [layers + 1, gpus +
+        1]: of one stage behind those before, or of any number."""
+        layers = self.table.layers
+        totals = np.full((layers + 1, self.gpus + 1), np.inf)
+        totals[0, 0] = 0.0
+        before = totals if before is None else before
+        finite = np.isfinite(costs)
+        usable, firsts = finite.any(axis=0), finite.argmax(axis=0)
+        for end in range(1, layers + 1):
+            for number in np.flatnonzero(usable[end - 1]).tolist():
+                if (left := self.gpus + 1 - self.sizes[number]) > 0:
+                    rows = slice(firsts[end - 1, number], end)
+                    sums = costs[rows, end - 1, number, None] + before[rows, :left]
+                    part = totals[end, self.sizes[number] :]
+                    np.minimum(part, sums.min(axis=0), out=part)
+        return totals
+
+    def _cover_rests(self, limit: float) -> np.ndarray:
+        """Returns whether stages of at most `limit` seconds hold the layers from one on, on exactly so many GPUs
+        [layers + 1, gpus + 1]."""
+        backwards = self.seconds[::-1, ::-1].transpose(1, 0, 2)
+        return np.isfinite(self._lengthen(np.where(backwards <= limit, 0.0, np.inf)))[::-1]
+
+
+Devices = frozenset[int]
+
+NOBODY: Devices = frozenset()
+
+
+class MachineNetwork(NamedTuple):
+    """Machines of equally many GPUs.
+
+    inside: bandwidth between GPUs of a machine [bytes/s].
+    between: bandwidth of collectives over machines [bytes/s].
+    message: bandwidth into one machine from others [bytes/s].
+    """
+
+    machines: int
+    per_machine: int
+    inside: float
+    between: float
+    message: float
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs."""
+        return self.machines * self.per_machine
+
+    def spans(self, devices: Devices) -> bool:
+        """Returns whether GPUs are of several machines."""
+        return min(devices) // self.per_machine != max(devices) // self.per_machine
+
+    def gradient_seconds(self, devices: Devices, nbytes: float) -> float:
+        """Returns the seconds of an all-reduce: over machines at their bandwidth, inside one over as many links as
+        pairs."""
+        count = len(devices)
+        if count == 1:
+            return 0.0
+        sent = 2 * nbytes * (count - 1) / count
+        return sent / self.between if self.spans(devices) else sent / self.inside / (count // 2)
+
+    def transfer_seconds(self, source: Devices, target: Devices, nbytes: float) -> float:
+        """Returns the seconds from all GPUs of a stage to all of the next; into one machine, the share that comes from
+        others."""
+        if self.spans(target):
+            return nbytes / self.between
+        others = sum(1 for device in source if self.spans(target | {device}))
+        return nbytes * others / len(source) / self.message if others else nbytes / self.inside
+
+    def place(self, used: Devices, need: int) -> list[Devices]:
+        """Returns the GPUs that the three policies choose, equal choices once."""
+        machines = [range(first, first + self.per_machine) for first in range(0, self.gpus, self.per_machine)]
+        free = [[device for device in machine if device not in used] for machine in machines]
+        empty = [device for devices in free if len(devices) == self.per_machine for device in devices]
+        begun = [device for devices in free if len(devices) < self.per_machine for device in devices]
+        rounds = [devices[turn] for turn in range(self.per_machine) for devices in free if turn < len(devices)]
+        return [*dict.fromkeys(frozenset(order[:need]) for order in (empty, begun, rounds) if len(order) >= need)]
+
+    def place_copies(self, used: Devices, copies: int) -> list[Devices]:
+        """Returns the GPUs of a stage that has one in each of several copies, placed one after another."""
+        placed: dict[Devices, None] = {NOBODY: None}
+        for _ in range(copies):
+            placed = {before | devices: None for before in placed for devices in self.place(used | before, 1)}
+        return [*placed]
+
+
+class PlacedStage(NamedTuple):
+    """The states that a stage begins and ends with, and its GPUs."""
+
+    begin: int
+    end: int
+    devices: Devices
+
+
+class PlacedPlan(NamedTuple):
+    """Stages, copies of the pipeline that they are of, and seconds of a step."""
+
+    stages: tuple[PlacedStage, ...]
+    copies: int
+    seconds: float
+
+
+class PlacedPipelines(NamedTuple):
+    """The candidates of one model on a network.
+
+    seconds: of the layers up to every state, of a batch on one device; 0 for the first [states].
+    weights: bytes of their parameters [states].
+    sent: bytes of a batch that leave every state [states].
+    follows: whether a state holds all layers of another one [states, states].
+    batch, micro: samples of a batch and of a micro-batch.
+    """
+
+    network: MachineNetwork
+    seconds: np.ndarray
+    weights: np.ndarray
+    sent: np.ndarray
+    follows: np.ndarray
+    batch: int
+    micro: int
+
+    @property
+    def last(self) -> int:
+        """The place of the state with all layers."""
+        return len(self.seconds) - 1
+
+    def price(self, stages: Sequence[PlacedStage], copies: int, slowest: float) -> PlacedPlan:
+        """Returns a plan with the seconds of its step."""
+        micro = self.batch // copies // self.micro
+        if not micro:
+            return PlacedPlan(tuple(stages), copies, math.inf)
+        block = slowest / micro
+        length = block * (micro - 1) + float(self.seconds[-1]) / copies / micro
+        for stage, following in pairwise(stages):
+            nbytes = float(self.sent[stage.end]) / copies / micro
+            length += self.network.transfer_seconds(stage.devices, following.devices, nbytes)
+        ending = 0.0
+        for place, (begin, end, devices) in enumerate(stages):
+            counted = float(self.weights[min(end + 1, self.last)] - self.weights[begin])
+            ending = max(ending, self.network.gradient_seconds(devices, counted) - place * block)
+        return PlacedPlan(tuple(stages), copies, length + ending)
+
+    def pairs(self) -> Iterator[PlacedPlan]:
+        """Yields every pair of stages on all GPUs."""
+        gpus = self.network.gpus
+        places = [
+            (first, second)
+            for count in range(1, gpus)
+            for first in self.network.place(NOBODY, count)
+            for second in self.network.place(first, gpus - count)
+        ]
+        for cut in range(1, self.last):
+            before, behind = float(self.seconds[cut]), float(self.seconds[-1] - self.seconds[cut])
+            for first, second in places:
+                message = self.network.transfer_seconds(first, second, float(self.sent[cut]))
+                slowest = max(before / len(first), behind / len(second), message)
+                yield self.price((PlacedStage(0, cut, first), PlacedStage(cut, self.last, second)), 1, slowest)
+
+    def replicas(self) -> Iterator[PlacedPlan]:
+        """Yields one stage on every multiple of copies: each copy of the pipeline has as many GPUs."""
+        for depth in range(2, self.network.gpus + 1):
+            copies = self.network.gpus // depth
+            devices = self.network.place(NOBODY, depth * copies)[0]
+            slowest = float(self.seconds[-1]) / depth / copies
+            yield self.price((PlacedStage(0, self.last, devices),), copies, slowest)
+
+    def straight(self) -> Iterator[PlacedPlan]:
+        """Yields pipelines of two stages and of as many as GPUs, with one GPU for a stage of every copy."""
+        for depth in sorted({2, self.network.gpus} if self.network.gpus % 2 == 0 else {self.network.gpus}):
+            plan = self._least_bottleneck(depth, self.network.gpus // depth)
+            if plan is not None:
+                yield plan
+
+    def _least_bottleneck(self, depth: int, copies: int) -> PlacedPlan | None:
+        """Returns the stages of the least slowest stage or transfer, of the best ones up to every state and GPUs in
+        use: a transfer depends on where the stage before is."""
+        start = self.network.place(NOBODY, copies)[0]
+        ends = range(1, self.last + 1)
+        best = {(end, start): (float(self.seconds[end]) / copies, (PlacedStage(0, end, start),)) for end in ends}
+        for _ in range(1, depth):
+            longer: dict[tuple[int, Devices], tuple[float, tuple[PlacedStage, ...]]] = {}
+            for (begin, used), (slowest, stages) in best.items():
+                for devices in self.network.place_copies(used, copies):
+                    message = self.network.transfer_seconds(stages[-1].devices, devices, 2 * float(self.sent[begin]))
+                    for end in np.flatnonzero(self.follows[begin]).tolist():
+                        seconds = float(self.seconds[end] - self.seconds[begin]) / copies
+                        value, key = max(slowest, seconds, message), (end, used | devices)
+                        if value < longer.get(key, (math.inf, ()))[0]:
+                            longer[key] = value, (*stages, PlacedStage(begin, end, devices))
+            best = longer  # type: ignore[assignment]
+        whole = [value for (end, _), value in best.items() if end == self.last]
+        if not whole:
+            return None
+        slowest, stages = min(whole, key=lambda value: value[0])
+        return self.price(stages, copies, slowest)

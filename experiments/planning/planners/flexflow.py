@@ -7,34 +7,108 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from meshcast.experiments.planning.cores.mcmc import walk_table
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved
+import numpy as np
+
+from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked
+from meshcast.experiments.planning.operator_planner import OperatorPlanner
 from meshcast.experiments.planning.problem import Problem, SearchBudget
-from meshcast.experiments.planning.table import FactorTable
+from meshcast.experiments.planning.table import Assignment, FactorTable, Optimum
 from meshcast.simulator.ir.scheme import Paper
 
 
 class FlexFlow(OperatorPlanner):
     paper = Paper("arXiv:1807.05358", "Beyond Data and Model Parallelism for Deep Neural Networks", 2019)
-    core = "mcmc"
     restrictions = ("cut a pipeline", "give layers layouts of their own", "place operators on subsets of the GPUs")
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
         data = {name: _most_by_samples(options) for name, options in table.choices.items()}
-        found = min(
-            (
-                walk_table(table, budget.steps, starts, seed=budget.seed, memory=problem.memory)
-                for starts in ([data], [])
-            ),
-            key=lambda one: (table.cost(one.assignment).nbytes > problem.memory, one.value),
-        )
-        fits = table.cost(found.assignment).nbytes <= problem.memory and found.value < float("inf")
-        return found if fits else None, 2 * budget.steps, float("nan")
+        walks = [walk_table(table, budget.steps, start, budget.seed, problem.memory) for start in (data, None)]
+        best = min(walks, key=lambda walk: (table.cost(walk.assignment).nbytes > problem.memory, walk.value))
+        return self.price_fitting(table, problem, best.assignment, 2 * budget.steps)
 
 
 def _most_by_samples(options: Sequence[Any]) -> int:
     """The option in which most axes shard samples."""
     return max(range(len(options)), key=lambda place: sum(dim == "b" for _, dim in options[place]))
+
+
+OptionCosts = tuple[tuple[str, ...], np.ndarray, np.ndarray]
+"""The variables of a factor, and seconds of a step and bytes of every combination of their options."""
+
+
+class WalkState(NamedTuple):
+    """An assignment with its objective [s] and memory [bytes]."""
+
+    assignment: Assignment
+    value: float
+    nbytes: float
+
+
+def walk_table(
+    table: FactorTable,
+    steps: int,
+    start: Assignment | None = None,
+    seed: int = 0,
+    memory: float = math.inf,
+) -> Optimum:
+    """Returns the best assignment that a walk of so many proposals meets.
+
+    A proposal draws a variable and another option of it; only the factors of the variable are evaluated again. It is
+    accepted if it is not worse, otherwise with probability exp(-increase / a twentieth of the objective of the start),
+    so that an increase of 5 % passes once in e. The walk returns to the best assignment 100 times, as FlexFlow's
+    released optimiser does (`mcmc_optimize`).
+
+    start: None: one drawn at random. memory: assignments of more bytes are worse than all that fit.
+    """
+    draw = random.Random(seed)
+    costs: dict[str, list[OptionCosts]] = {
+        name: [(factor.scope, table.objective(factor), factor.nbytes) for factor in factors]
+        for name, factors in table.touching().items()
+    }
+    names = [name for name, options in table.choices.items() if len(options) > 1]
+
+    def propose(search: LocalSearch[WalkState]) -> Iterator[Ranked[WalkState]]:
+        for step in range(steps if names else 0):
+            if step % max(1, steps // 100) == 0:
+                search.now = search.best
+            name, state = draw.choice(names), search.now.state
+            before, other = state.assignment[name], draw.randrange(len(table.choices[name]) - 1)
+            yield search.price(_change_option(table, costs[name], state, name, other + (other >= before)))
+
+    def accept(tried: Ranked[WalkState], now: Ranked[WalkState]) -> bool:
+        (over, value), (excess, present) = tried.rank, now.rank
+        if tried.rank <= now.rank or (math.isinf(present) and math.isfinite(value)):
+            return True
+        return over <= excess and draw.random() < math.exp(-min(700.0, cold * (value - present)))
+
+    chosen = start or {name: draw.randrange(len(options)) for name, options in table.choices.items()}
+    first = WalkState(chosen, table.value(chosen), table.cost(chosen).nbytes)
+    cold = 20.0 / first.value if math.isfinite(first.value) and first.value > 0 else 1.0
+    search = LocalSearch(lambda state: (max(0.0, state.nbytes - memory), state.value), propose, accept)
+    best = dict(search.run(first).state.assignment)
+    return Optimum(best, table.value(best), search.visited - 1)
+
+
+def _change_option(
+    table: FactorTable, costs: Iterable[OptionCosts], state: WalkState, name: str, option: int
+) -> WalkState:
+    """Returns an assignment with another option of a variable, of whose factors these are the costs."""
+    assignment = {**state.assignment, name: option}
+    old, old_nbytes = _sum_costs(costs, state.assignment)
+    new, nbytes = _sum_costs(costs, assignment)
+    value = state.value - old + new if math.isfinite(old) else table.value(assignment)
+    return WalkState(assignment, value, state.nbytes - old_nbytes + nbytes)
+
+
+def _sum_costs(costs: Iterable[OptionCosts], assignment: Assignment) -> tuple[float, float]:
+    seconds = nbytes = 0.0
+    for scope, objective, memory in costs:
+        place = tuple([assignment[name] for name in scope])
+        seconds += objective.item(place)
+        nbytes += memory.item(place)
+    return seconds, nbytes

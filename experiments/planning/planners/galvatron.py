@@ -8,12 +8,14 @@ mixed). Within the memory of a stage, dynamic programming over layers gives each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.cores.pipelines.layer_paths import choose_strategies
+from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.pricing.job import require_job
 from meshcast.experiments.planning.pricing.layer_strategies import (
@@ -26,17 +28,59 @@ from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
+MEMORY_UNITS = 1000
+"""Parts of the memory of a stage that are told apart; a layer takes whole ones."""
+
 
 def decision_tree(gpus: int) -> list[LayerStrategy]:
-    """The leaves of the tree of a stage of as many GPUs, a power of two."""
-    found = []
+    """Returns the leaves of the tree of a stage of as many GPUs, a power of two."""
+    leaves = []
     for power in range(gpus.bit_length()):
         tensor = 2**power
         data = gpus // tensor
         for sharded in (False, True) if data > 1 else (False,):
             for inner in (True, False) if min(tensor, data) > 1 else (True,):
-                found.append(LayerStrategy(tensor, data, sharded, inner))
-    return found
+                leaves.append(LayerStrategy(tensor, data, sharded, inner))
+    return leaves
+
+
+class StrategyPath(NamedTuple):
+    """A strategy of every layer, with their cost [s] and the number of table entries computed."""
+
+    strategies: list[int]
+    cost: float
+    visited: int
+
+
+def choose_strategies(
+    costs: np.ndarray, nbytes: np.ndarray, memory: float, units: int = MEMORY_UNITS
+) -> StrategyPath | None:
+    """Returns the strategies of least cost whose bytes fit into a memory; None if none do (equation 1).
+
+    costs, nbytes: of every layer in every strategy [layers, strategies].
+    memory: for all layers [bytes].
+    units: parts of it that are told apart.
+    """
+    if memory < 0:
+        return None
+    if math.isinf(memory):
+        sizes, units = np.zeros(costs.shape, int), 0
+    else:
+        # A rounding error of the division must not cost a unit.
+        sizes = np.ceil(nbytes / max(memory, 1e-300) * units - 1e-9).astype(int)
+
+    def begin(layer: int) -> np.ndarray:
+        return np.full((1, units + 1), np.inf if layer else 0.0)
+
+    def end(layer: int) -> Iterator[LastPiece]:
+        for strategy in np.flatnonzero(sizes[layer - 1] <= units).tolist() if layer else ():
+            yield LastPiece(layer - 1, costs[layer - 1, strategy].reshape(1, 1), strategy, sizes[layer - 1, strategy])
+
+    table = PartitionDP(begin, end, np.add)
+    cost = float(table.costs(len(costs))[0, units])
+    if not math.isfinite(cost):
+        return None
+    return StrategyPath([piece.option for piece in table.trace(len(costs))], cost, table.visited)
 
 
 class Galvatron(Planner):
@@ -45,11 +89,10 @@ class Galvatron(Planner):
         "Galvatron: Efficient Transformer Training over Multiple GPUs Using Automatic Parallelism",
         2022,
     )
-    core = "pipelines/layer_paths"
     restrictions = (
         "use degrees that are no powers of two",
         "mix replicas and shards of one layer's weights",
-        "give stages unlike numbers of layers, or GPUs",
+        "give stages different numbers of layers, or GPUs",
         "recompute",
     )
 
@@ -68,18 +111,16 @@ class Galvatron(Planner):
             except PlanError as broken:
                 error = broken
                 continue
-            paths = []
-            for stage in range(len(layers)):
-                path = self._choose(prices, layers, stage, job.microbatches, job.memory)
-                visited += path[2]
-                paths.append(path)
-            if any(not path[0] for path in paths):
+            paths = [self._choose(prices, layers, stage, job.microbatches, job.memory) for stage in range(len(layers))]
+            visited += sum(path.visited for path in paths if path)
+            stages = [path for path in paths if path]
+            if len(stages) < len(layers):
                 continue
-            own = [seconds for _, seconds, _ in paths]
-            once = max(float(prices.once[[*chosen]].sum()) for chosen, _, _ in paths) + prices.once_rest
-            value = sum(own) + (job.microbatches - 1) * max(own) + once
+            seconds = [stage.cost for stage in stages]
+            once = max(float(prices.once[stage.strategies].sum()) for stage in stages) + prices.once_rest
+            value = sum(seconds) + (job.microbatches - 1) * max(seconds) + once
             if best is None or value < best.value:
-                chosen = [strategies[one] for path in paths for one in path[0]]
+                chosen = [strategies[number] for stage in stages for number in stage.strategies]
                 best = Proposal(strategy_plan(job, layers, chosen), value, visited)
         if best is None:
             raise error or self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
@@ -87,7 +128,7 @@ class Galvatron(Planner):
         return best._replace(visited=visited, proof=proof)
 
     def _pipelines(self, gpus: int, layers: int) -> Iterator[list[int]]:
-        """Layers of the stages of every depth."""
+        """Yields the layers of the stages of every depth."""
         depth = 1
         while depth <= min(gpus, layers):
             yield [len(part) for part in np.array_split(np.arange(layers), depth)]
@@ -95,26 +136,22 @@ class Galvatron(Planner):
 
     def _choose(
         self, prices: StrategyPrices, layers: list[int], stage: int, microbatches: int, memory: float
-    ) -> tuple[tuple[int, ...], float, int]:
-        """Strategies of the layers of a stage, seconds of one of its micro-batches, and table entries; no strategies
-        where nothing fits."""
+    ) -> StrategyPath | None:
+        """Returns the strategies of the layers of a stage, with the seconds of one of its micro-batches; None where
+        nothing fits."""
         first = 1 + sum(layers[:stage])
         rows = slice(first, first + layers[stage])
         flights = min(microbatches, len(layers) - stage)
-        units = prices.units
-        seconds = np.stack([one.forward[rows] + one.backward[rows] for one in units], axis=1)
-        held = np.stack([one.states[rows] + flights * one.kept[rows] for one in units], axis=1)
+        seconds = np.stack([units.forward[rows] + units.backward[rows] for units in prices.units], axis=1)
+        held = np.stack([units.states[rows] + flights * units.kept[rows] for units in prices.units], axis=1)
         ends = [number for number, here in ((0, stage == 0), (-1, stage == len(layers) - 1)) if here]
-        one = units[0]  # the ends are alike in all strategies
-        fixed = sum(float(one.states[end] + flights * one.kept[end]) for end in ends)
-        peak = max(float(each.peak[rows].max()) for each in units)
-        peak = max([peak, *(float(one.peak[end]) for end in ends)])
-        weights = microbatches * seconds + prices.once[None]
-        none = np.zeros((len(units), len(units)))
-        path = choose_strategies(weights, held, none, memory - fixed - peak)
+        reference = prices.units[0]  # the ends cost the same in all strategies
+        fixed = sum(float(reference.states[end] + flights * reference.kept[end]) for end in ends)
+        peak = max(float(units.peak[rows].max()) for units in prices.units)
+        peak = max([peak, *(float(reference.peak[end]) for end in ends)])
+        path = choose_strategies(microbatches * seconds + prices.once[None], held, memory - fixed - peak)
         if path is None:
-            return (), np.inf, 0
-        chosen = [*path.strategies]
-        own = float(seconds[np.arange(layers[stage]), chosen].sum())
-        own += sum(float(one.forward[end] + one.backward[end]) for end in ends)
-        return path.strategies, own, path.visited
+            return None
+        total = float(seconds[np.arange(layers[stage]), path.strategies].sum())
+        total += sum(float(reference.forward[end] + reference.backward[end]) for end in ends)
+        return path._replace(cost=total)

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from meshcast.experiments.planning.cores.elimination import Optimum
 from meshcast.experiments.planning.cores.propagation import find_neighbours, propagate
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved
+from meshcast.experiments.planning.operator_planner import OperatorPlanner
 from meshcast.experiments.planning.problem import Problem, SearchBudget
-from meshcast.experiments.planning.table import FactorTable, Option
+from meshcast.experiments.planning.table import FactorTable, Optimum, Option
 from meshcast.simulator.ir.scheme import Paper
 
 
 class GSPMD(OperatorPlanner):
     paper = Paper("arXiv:2105.04663", "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021)
-    core = "propagation"
     restrictions = (
         "change an annotation",
         "cut a pipeline",
@@ -30,13 +28,12 @@ class GSPMD(OperatorPlanner):
     inner_dims = ("a", "f", "v")
     """Dims that the innermost axis shards at annotated operators."""
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
         near = find_neighbours(table)
         annotated = {name: self._annotate(options) for name, options in table.choices.items()}
         decided = {name: place for name, place in annotated.items() if name in near.with_weights and place is not None}
         found = propagate(table, decided, near)
-        value = table.value(found)
-        return Optimum(found, value, len(found)) if value < float("inf") else None, len(found), float("nan")
+        return Optimum(found, table.value(found), len(found))
 
     def space(self, problem: Problem) -> Iterator[FactorTable]:
         """The tables in which annotated operators have their annotations."""

@@ -7,17 +7,14 @@ weights may have any layout of the two kinds.
 
 from __future__ import annotations
 
-from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.level_planner import LevelPlanner
-from meshcast.experiments.planning.planner import Proposal
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
 
 class HyPar(LevelPlanner):
     paper = Paper("arXiv:1901.02067", "HyPar: Towards Hybrid Parallelism for Deep Learning Accelerator Array", 2019)
-    core = "elimination"
     restrictions = (
         "cut a pipeline",
         "give layers layouts of their own",
@@ -33,6 +30,3 @@ class HyPar(LevelPlanner):
             rule = f"HyPar divides devices by two at every level, and {problem.gpus} is no power of two"
             raise PlanError("cluster", rule, f"Choose {2**levels} GPUs", problem.gpus)
         return [2] * levels
-
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        return self.plan_levels(problem, eliminate)

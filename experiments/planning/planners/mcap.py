@@ -9,10 +9,10 @@ give the memory of every range on every stage, with the micro-batches in flight 
 from __future__ import annotations
 
 from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
+from meshcast.experiments.planning.cores.ordered_stages import partition_stages
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.pricing.job import require_job
-from meshcast.experiments.planning.pricing.pipelines import UniformPipeline, pipeline_plan, uniform_pipelines
+from meshcast.experiments.planning.pricing.pipelines import pipeline_plan, uniform_pipelines
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.simulator.ir.scheme import Paper
 
@@ -23,7 +23,6 @@ class McapPlanner(Planner):
         "mCAP: Memory-Centric Partitioning for Large-Scale Pipeline-Parallel DNN Training",
         2022,
     )
-    core = "pipelines/ordered_stages"
     restrictions = ("shard tensors", "recompute", "look at time", "cut inside a layer")
     unit = "bytes"
 
@@ -34,15 +33,18 @@ class McapPlanner(Planner):
         pipelines = [*uniform_pipelines(job, table.take(kept))]
         if not pipelines:
             raise self.nothing_fits(problem, "Give fewer GPUs, or a model of more layers: mCAP shards no tensors")
-        best: tuple[Partition, UniformPipeline] | None = None
-        visited = 0
-        for pipeline in pipelines:
-            found = balance_stages([pipeline.stage_bytes(stage, job.microbatches) for stage in range(pipeline.depth)])
-            visited += found.visited if found is not None else 0
-            if found is not None and (best is None or found.value < best[0].value):
-                best = found, pipeline
-        if best is None or best[0].value > job.memory:
+        partitions = [
+            partition_stages([pipeline.stage_bytes(stage, job.microbatches) for stage in range(pipeline.depth)])
+            for pipeline in pipelines
+        ]
+        fitting = [
+            (partition, pipeline)
+            for partition, pipeline in zip(partitions, pipelines, strict=True)
+            if partition and partition.value <= job.memory
+        ]
+        if not fitting:
             raise self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
-        found, pipeline = best
-        proof = PlanProof(found.value, found.value, "dynamic programming over stages")
-        return Proposal(pipeline_plan(job, pipeline.option, found.layers), found.value, visited, proof)
+        best, pipeline = min(fitting, key=lambda candidate: candidate[0].value)
+        visited = sum(partition.visited for partition in partitions if partition)
+        proof = PlanProof(best.value, best.value, "dynamic programming over stages")
+        return Proposal(pipeline_plan(job, pipeline.option, best.layers), best.value, visited, proof)

@@ -7,14 +7,12 @@ outer axes, heads, feed-forward channels and vocabulary over the innermost. `aut
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
-from meshcast.experiments.planning.cores.elimination import Optimum
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh
 from meshcast.experiments.planning.planner import Proposal, SpaceOptimum
 from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
-from meshcast.experiments.planning.table import FactorTable
+from meshcast.experiments.planning.table import FactorTable, Optimum
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.ir.scheme import Paper
 
@@ -26,7 +24,6 @@ class MeshTensorFlow(OperatorPlanner):
     """layout: the axis of each dim; empty: the paper's Transformer. mesh: sizes of the axes; empty: nodes and GPUs."""
 
     paper = Paper("arXiv:1811.02084", "Mesh-TensorFlow: Deep Learning for Supercomputers", 2018)
-    core = "layout_maps"
     restrictions = (
         "shard a dim of two tensors over different axes",
         "cut a pipeline",
@@ -56,7 +53,7 @@ class MeshTensorFlow(OperatorPlanner):
                 raise PlanError(f"layout.{dim}", "no operator has such a dim", nearest(dim, sorted(known)), dim)
         return layout
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
         options: Mapping[str, tuple[Dims, ...]] = table.choices  # type: ignore[assignment]
         axes = self.plan_axes(problem)
         own = {name: {dim for one in given for _, dim in one if dim} for name, given in options.items()}
@@ -74,9 +71,7 @@ class MeshTensorFlow(OperatorPlanner):
                 rule = f"the dims of {name} do not divide by the axes of {axis_dims}"
                 raise PlanError("layout", rule, "Choose a mesh whose axes divide them", dict(axes))
             found[name] = given.index(wanted)
-        value, cost = table.value(found), table.cost(found)
-        fits = math.isfinite(value) and cost.nbytes <= problem.memory
-        return Optimum(found, value, len(found)) if fits else None, len(found), float("nan")
+        return self.price_fitting(table, problem, found, len(found))
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """The rules of the user leave one plan."""

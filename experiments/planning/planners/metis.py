@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any
 
 import numpy as np
 
 from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.cores.pipelines.device_groups import device_groups
-from meshcast.experiments.planning.cores.pipelines.ordered_stages import Partition, balance_stages
+from meshcast.experiments.planning.cores.ordered_stages import Partition, partition_stages
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.kind_stages import KindStages, StageChoice, bound_stages
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, require_kinds
@@ -37,7 +36,6 @@ class Metis(Planner):
         "Metis: Fast Automatic Distributed Training on Heterogeneous GPUs",
         2024,
     )
-    core = "pipelines/device_groups"
     restrictions = (
         "mix kinds of GPUs in a stage",
         "use groups that are no powers of two",
@@ -50,11 +48,11 @@ class Metis(Planner):
         best: tuple[float, dict[str, Any]] | None = None
         visited, end, whole = 0, time.process_time() + budget.seconds, True
         for stages, groups in self._space(mixed):
-            for choices, found in self._balance(stages, groups):
+            for choices, partition in self._balance(stages, groups):
                 visited += 1
-                value = stages.step_seconds(choices, found.layers)
+                value = stages.step_seconds(choices, partition.layers)
                 if best is None or value < best[0]:
-                    best = value, stages.write(choices, found.layers)
+                    best = value, stages.write(choices, partition.layers)
             if visited >= budget.steps or time.process_time() > end:
                 whole = False
                 break
@@ -72,22 +70,22 @@ class Metis(Planner):
         mixed = require_kinds(problem)
         counts = list_divisors(mixed.sequences)
         bounds = [
-            bound_stages(KindStages(own, order), proposal.value, budget.seconds / len(counts))
-            for own in map(mixed.with_microbatches, counts)
-            for order in permutations(own.kinds)
+            bound_stages(KindStages(variant, order), proposal.value, budget.seconds / len(counts))
+            for variant in map(mixed.with_microbatches, counts)
+            for order in permutations(variant.kinds)
         ]
         return SpaceOptimum(min([proposal.value, *bounds]), "dynamic programming without messages")
 
     def _space(self, mixed: MixedProblem) -> Iterator[tuple[KindStages, Sequence[int]]]:
         """Groups on the GPUs in an order of their kinds, in a number of micro-batches; few stages first."""
         ordered = [
-            KindStages(own, order)
-            for own in map(mixed.with_microbatches, list_divisors(mixed.sequences))
-            for order in permutations(own.kinds)
+            KindStages(variant, order)
+            for variant in map(mixed.with_microbatches, list_divisors(mixed.sequences))
+            for order in permutations(variant.kinds)
         ]
         for number in range(1, min(mixed.gpus, mixed.layers) + 1):
-            groups = device_groups(mixed.gpus, number)
-            yield from ((stages, one) for stages in ordered for one in groups)
+            sizes = device_groups(mixed.gpus, number)
+            yield from ((stages, groups) for stages in ordered for groups in sizes)
 
     def _balance(self, stages: KindStages, groups: Sequence[int]) -> Iterator[tuple[list[StageChoice], Partition]]:
         """Strategies of the groups whose layers fit, with these layers."""
@@ -100,11 +98,11 @@ class Metis(Planner):
                 choices = []
             if choices:
                 fitting = [stages.fitting_seconds(choice, len(groups) - 1 - i) for i, choice in enumerate(choices)]
-                found = balance_stages(fitting)
-                if found is not None:
-                    yield choices, found
+                partition = partition_stages(fitting)
+                if partition is not None:
+                    yield choices, partition
                     return
-                anyhow = balance_stages([choice.seconds for choice in choices])
+                anyhow = partition_stages([choice.seconds for choice in choices])
                 if anyhow is not None:
                     left = stages.memory_left(choices, anyhow.layers)
             strategies = _double_tensor(strategies, left)
@@ -118,3 +116,47 @@ def _double_tensor(strategies: Strategies, left: Sequence[float]) -> Strategies 
             doubled = (data // 2, tensor * 2)
             return (*strategies[:stage], doubled, *strategies[stage + 1 :])
     return None
+
+
+def device_groups(devices: int, stages: int, variance: float = 0.5, longest: int = 4) -> list[tuple[int, ...]]:
+    """Returns the sizes of the groups of as many stages, in all orders that count.
+
+    Groups are powers of two and add up to all devices; a group has at least a share of the mean size. For every
+    multiset of sizes all orders count, but where these are many, equal smallest groups stay together.
+
+    variance: least share of the mean size that a group has. longest: groups whose orders all count.
+    """
+    least = max(devices // stages, stages // devices) * variance
+    sizes = [2**power for power in range(devices.bit_length()) if 2**power >= least]
+    multisets = _multisets(devices, stages, sizes)
+    return sorted(
+        {tuple(chain(*order)) for chosen in multisets for order in permutations(_merge_smallest(chosen, longest))}
+    )
+
+
+def _multisets(devices: int, stages: int, sizes: list[int]) -> Iterator[tuple[int, ...]]:
+    """Yields ascending sizes that add up to all devices."""
+    if not stages:
+        if not devices:
+            yield ()
+        return
+    for place, size in enumerate(sizes):
+        if size * stages > devices:
+            break
+        if sizes[-1] * stages >= devices:
+            for others in _multisets(devices - size, stages - 1, sizes[place:]):
+                yield size, *others
+
+
+def _merge_smallest(sizes: tuple[int, ...], longest: int) -> list[tuple[int, ...]]:
+    """Returns groups of which pairs of the smallest are joined, until no more are left than may be ordered."""
+    groups: list[tuple[int, ...]] = [(size,) for size in sizes]
+    while len(groups) > longest:
+        smallest = min(map(sum, groups))
+        equal = [group for group in groups if sum(group) == smallest]
+        if len(equal) < 2:
+            break
+        pairs = len(equal) // 2
+        joined = [equal[2 * place] + equal[2 * place + 1] for place in range(pairs)]
+        groups = sorted([*joined, *equal[2 * pairs :], *(group for group in groups if sum(group) > smallest)], key=sum)
+    return groups

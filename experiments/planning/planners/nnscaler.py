@@ -31,7 +31,6 @@ class NnScaler(Planner):
     every operator may be replicated. degrees: GPUs of a stage. bubbles: r. imbalance: u."""
 
     paper = Paper("OSDI 2024", "nnScaler: Constraint-Guided Parallelization Plan Generation for Deep Learning", 2024)
-    core = "stage_dp"
     restrictions = (
         "use more than 8 GPUs in a stage of a pipeline, or replicate a pipeline",
         "give operators of a pipeline's stages layouts other than Megatron's and the samples'",
@@ -106,4 +105,4 @@ class NnScaler(Planner):
         if found is None:
             return None
         proof = PlanProof(found.bound, found.value, "integer program")
-        return Proposal(write_plan(problem, table, found.assignment, axes), found.value, found.nodes + 1, proof)
+        return Proposal(write_plan(problem, table, found.assignment, axes), found.value, found.visited + 1, proof)

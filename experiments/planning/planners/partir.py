@@ -9,16 +9,13 @@ the vocabulary over the innermost.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from meshcast.experiments.planning.cores.elimination import Optimum
-from meshcast.experiments.planning.cores.local_search.tile_propagation import spread_dims
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh
 from meshcast.experiments.planning.planner import Proposal, SpaceOptimum
 from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
-from meshcast.experiments.planning.table import FactorTable
+from meshcast.experiments.planning.table import FactorTable, Optimum
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.ir.scheme import Paper
 
@@ -49,7 +46,6 @@ class PartIR(OperatorPlanner):
     """tactics: the schedule; empty: the paper's one of a Transformer."""
 
     paper = Paper("arXiv:2401.11202", "PartIR: Composing SPMD Partitioning Strategies for Machine Learning", 2025)
-    core = "local_search/tile_propagation"
     restrictions = (
         "cut a pipeline",
         "give layers layouts of their own",
@@ -60,17 +56,15 @@ class PartIR(OperatorPlanner):
     def __init__(self, tactics: Sequence[Tactic] = ()) -> None:
         self.tactics = tuple(tactics)
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
         axes = [*physical_mesh(problem)]
         default = [batch_tactic(axis) for axis in axes[:-1]]
         default += [megatron_tactic(axes[-1]), embedding_tactic(axes[-1])]
         known = [
             Tactic(axis, {name: dim for name, dim in dims.items() if name in table.choices}) for axis, dims in default
         ]
-        found = self.apply(table, self.tactics or known, axes)
-        value, nbytes = table.value(found), table.cost(found).nbytes
-        fits = math.isfinite(value) and nbytes <= problem.memory
-        return Optimum(found, value, len(found)) if fits else None, len(found), float("nan")
+        assignment = self.apply(table, self.tactics or known, axes)
+        return self.price_fitting(table, problem, assignment, len(assignment))
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """The rules of the user leave one plan."""
@@ -117,3 +111,28 @@ def _whole(options: Sequence[Dims]) -> int:
 
 def _write_layout(layout: Mapping[str, str], axes: Sequence[str]) -> Dims:
     return tuple((axis, layout.get(axis, "")) for axis in axes)
+
+
+def spread_dims(table: FactorTable, decided: Mapping[str, str], allows: Callable[[str, str], bool]) -> dict[str, str]:
+    """Returns the dims of all operators that propagation along one axis reaches, those decided included.
+
+    An operator that is not decided takes the dim of its decided neighbours, those of one factor, if they agree and it
+    has the dim; all that can do so in one round. What no dim reaches is whole.
+
+    decided: dims by operator. allows: whether an operator has a legal layout with a dim.
+    """
+    dims_of = dict(decided)
+    near: dict[str, set[str]] = {name: set() for name in table.choices}
+    for factor in table.factors:
+        for name in factor.scope:
+            near[name].update(set(factor.scope) - {name})
+    fresh: dict[str, str] = dict(dims_of)
+    while fresh:
+        fresh = {}
+        for name in table.choices.keys() - dims_of.keys():
+            dims = {dims_of[other] for other in near[name] if dims_of.get(other)}
+            legal = {dim for dim in dims if allows(name, dim)}
+            if len(legal) == 1:
+                fresh[name] = legal.pop()
+        dims_of |= fresh
+    return dims_of

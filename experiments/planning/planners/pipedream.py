@@ -9,13 +9,15 @@ stage of an outer level exchanges gradients over as many links as the inner leve
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.planning.antichains import output_bytes, states_of
 from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.cores.ideals import PartitionTable, PieceOption, differences
+from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.graph_states import antichain_states, output_bytes, piece_totals
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel
@@ -25,7 +27,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class PipeDreamPartitioner(Planner):
     paper = Paper("10.1145/3341301.3359646", "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019)
-    core = "ideals"
     restrictions = ("shard tensors", "leave devices unused", "flush the pipeline: micro-batches of steps overlap")
     modes = ("paper",)
     unit = "s per mini-batch"
@@ -38,29 +39,33 @@ class PipeDreamPartitioner(Planner):
             rule = "PipeDream's formula needs the levels of the network, with devices and bandwidth of each"
             raise PlanError(f"problem {problem.name}", rule, "Give levels, the innermost first")
         graph = problem.graph()
-        states = states_of(graph)
-        seconds = differences(states, graph.figures["forward"] + graph.figures["backward"])
-        weights = differences(states, graph.figures["parameters"])
-        sent = output_bytes(graph, states)
-        tables: list[dict[int, PartitionTable]] = []
-        inner = 1
-        for number, level in enumerate(levels):
-            starts = [0] if number + 1 == len(levels) else range(len(states) - 1)
-            made = {
-                start: _partition(seconds, weights, sent, level, inner, start, self.most_replicas) for start in starts
-            }
-            tables.append(made)
-            seconds = np.full(seconds.shape, np.inf)
-            for start, table in made.items():
-                seconds[start] = table.best[level.width]
-                seconds[start, start] = np.inf
-            inner = level.width
-        whole = tables[-1][0]
-        stages = list(_stages(tables, states, len(levels) - 1, 0, len(states) - 1))
-        visited = sum(one.visited for made in tables for one in made.values())
-        proof = PlanProof(whole.value(), whole.value(), "dynamic programming over ideals")
+        states = antichain_states(graph)
+        tables, value = self._bottlenecks(graph, states, levels)
+        stages = list(_stages(tables, levels, states, 0, len(states) - 1))
+        visited = sum(table.visited for by_start in tables for table in by_start.values())
+        proof = PlanProof(value, value, "dynamic programming over ideals")
         reason = "replicas take mini-batches in turn, and stages have their own numbers of replicas"
-        return Proposal({"stages": stages}, whole.value(), visited, proof, reason)
+        return Proposal({"stages": stages}, value, visited, proof, reason)
+
+    def _bottlenecks(
+        self, graph: LayerGraph, states: np.ndarray, levels: Sequence[NetworkLevel]
+    ) -> tuple[list[dict[int, PartitionDP]], float]:
+        """Returns for every level, the innermost first, the bottlenecks from every state on, and that of the whole."""
+        seconds = piece_totals(states, graph.figures["forward"] + graph.figures["backward"])
+        weights, sent = piece_totals(states, graph.figures["parameters"]), output_bytes(graph, states)
+        tables: list[dict[int, PartitionDP]] = []
+        inner = 1
+        for level in levels:
+            starts = [0] if len(tables) + 1 == len(levels) else range(len(states) - 1)
+            tables.append(
+                {start: _partition(seconds, weights, sent, level, inner, start, self.most_replicas) for start in starts}
+            )
+            bottlenecks = np.full(seconds.shape, np.inf)
+            for start, table in tables[-1].items():
+                bottlenecks[start] = table.costs(level.width)[:, 0]
+                bottlenecks[start, start] = np.inf
+            seconds, inner = bottlenecks, level.width
+        return tables, float(seconds[0, -1])
 
 
 def _partition(
@@ -71,32 +76,39 @@ def _partition(
     inner: int,
     start: int,
     most_replicas: int,
-) -> PartitionTable:
-    """The bottlenecks of one level from the state `start` on. inner: devices of the level below."""
-    options = []
+) -> PartitionDP:
+    """Returns the bottlenecks of one level from the state `start` on, by devices. inner: devices of the level below."""
+    loads = []
     for replicas in range(1, (most_replicas or level.width) + 1):
         exchange = np.where(np.isfinite(weights), weights, 0.0) * 4 * (replicas - 1) / (level.bandwidth * replicas)
         messages = 2 * sent / (level.bandwidth * replicas)
         load = np.maximum((seconds + exchange) / replicas, messages[:, None])
         load[:, :-1] = np.maximum(load[:, :-1], messages[None, :-1])
         load[start] = (seconds[start] + exchange[start] / inner) / replicas
-        options.append(PieceOption((replicas,), load))
-    return PartitionTable(options, (level.width,), start, exact=True)
+        loads.append(load)
+
+    def begin(devices: int) -> np.ndarray:
+        return start_costs(len(sent), -1 if devices else start)
+
+    def end(devices: int) -> Iterator[LastPiece]:
+        for replicas, load in enumerate(loads[:devices], 1):
+            yield LastPiece(devices - replicas, load, replicas)
+
+    return PartitionDP(begin, end)
 
 
 def _stages(
-    tables: list[dict[int, PartitionTable]], states: np.ndarray, level: int, start: int, end: int
-) -> list[dict[str, Any]]:
-    """The stages between two states on all devices of a level: nodes of each, and replicas at every level."""
-    found = tables[level][start].plan(end)
-    assert found is not None
-    stages = []
-    for piece in found.pieces:
-        replicas = piece.option + 1
-        if level == 0:
-            nodes = states[piece.after] & ~states[piece.before]
-            stages.append({"nodes": np.flatnonzero(nodes).tolist(), "replicas": [replicas]})
+    tables: Sequence[dict[int, PartitionDP]],
+    levels: Sequence[NetworkLevel],
+    states: np.ndarray,
+    start: int,
+    end: int,
+) -> Iterator[dict[str, Any]]:
+    """Yields the stages between two states on all devices of the outermost level, with replicas at every level."""
+    for piece in tables[-1][start].trace(levels[-1].width, end):
+        if len(tables) == 1:
+            nodes = states[piece.behind] & ~states[piece.before]
+            yield {"nodes": np.flatnonzero(nodes).tolist(), "replicas": [piece.option]}
         else:
-            inside = _stages(tables, states, level - 1, piece.before, piece.after)
-            stages += [{**one, "replicas": [*one["replicas"], replicas]} for one in inside]
-    return stages
+            for stage in _stages(tables[:-1], levels[:-1], states, piece.before, piece.behind):
+                yield {**stage, "replicas": [*stage["replicas"], piece.option]}

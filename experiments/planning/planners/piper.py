@@ -8,22 +8,91 @@ Multidimensional Planner for DNN Parallelization", NeurIPS 2021, and the release
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.cores.ideals import find_contained
+from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
 from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.graph_states import find_contained
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
-from meshcast.experiments.planning.variants import LayerVariants, choose_variants, read_variants
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
 
+class LayerVariants(NamedTuple):
+    """The variants of all layers at one degree of tensor parallelism [layers, variants].
+
+    seconds: of a sample [s]. parameters: of one rank [bytes]. in_flight: for every micro-batch in flight [bytes].
+    fixed: other memory [bytes]. edges: bytes of a sample over every edge, at its source and at its target [edges, 2].
+    """
+
+    seconds: np.ndarray
+    parameters: np.ndarray
+    in_flight: np.ndarray
+    fixed: np.ndarray
+    edges: np.ndarray
+
+
+def read_variants(
+    settings: Mapping[str, Any], graph: LayerGraph, edges: list[tuple[int, int]]
+) -> dict[int, LayerVariants]:
+    """Returns the variants of a profile by degree; only degrees that all layers have.
+
+    settings: of the profile, with ``variants``, ``sync`` and ``edge_bytes``.
+    edges: in the order of ``edge_bytes``.
+    """
+    rows = np.array(settings["variants"], float)
+    rows = rows[np.lexsort((rows[:, 2], rows[:, 0]))]
+    by_degree = {}
+    for degree in np.unique(rows[:, 1]).astype(int).tolist():
+        variants = rows[rows[:, 1] == degree]
+        shape = len(graph.names), int(variants[:, 2].max()) + 1
+        if len(variants) == shape[0] * shape[1]:
+            seconds, parameters, in_flight, fixed = (variants[:, column].reshape(shape) for column in (3, 4, 5, 6))
+            sent = _sent_bytes(settings, edges, degree)
+            by_degree[degree] = LayerVariants(seconds, parameters, in_flight, fixed, sent)
+    return by_degree
+
+
+def _sent_bytes(settings: Mapping[str, Any], edges: list[tuple[int, int]], degree: int) -> np.ndarray:
+    """Returns the bytes of a sample over every edge, at its source and at its target, for one degree [edges, 2]."""
+    sent = np.repeat(np.array(settings["edge_bytes"], float)[:, None], 2, axis=1)
+    for layer, _, incoming, outgoing in (row for row in settings["sync"] if row[1] == degree):
+        for end, extra in ((1, incoming), (0, outgoing)):
+            sent[[edge[end] == layer for edge in edges], end] += extra
+    return sent
+
+
+def choose_variants(seconds: np.ndarray, memory: np.ndarray, limit: float) -> np.ndarray:
+    """Returns the least seconds of a piece, one variant for each of its layers, within a memory; infinite if none fits.
+
+    Starts from the fastest variants and takes the ones that save most bytes a second, until all fits: Piper's fast
+    heuristic for its knapsack (Tarnawski et al. 2021, appendix), which may save more than it needs.
+    seconds: [layers, variants]. memory: of several cases [cases, layers, variants]. Returns [cases].
+    """
+    layers = np.arange(seconds.shape[0])
+    fastest = seconds.argmin(axis=1)
+    start = memory[:, layers, fastest]
+    saved = start[:, :, None] - memory
+    price = seconds - seconds[layers, fastest][:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = np.where(saved > 1e-9, price[None] / saved, np.inf).reshape(len(memory), -1)
+    order = np.argsort(rates, axis=1, kind="stable")
+    useful = np.isfinite(np.take_along_axis(rates, order, axis=1))
+    gains = np.where(useful, np.take_along_axis(saved.reshape(len(memory), -1), order, axis=1), 0.0)
+    prices = np.where(useful, np.broadcast_to(price.ravel(), rates.shape)[np.arange(len(memory))[:, None], order], 0.0)
+    excess = start.sum(axis=1) - limit
+    before = np.cumsum(gains, axis=1) - gains
+    taken = useful & (excess[:, None] - before >= 1e-9)
+    total = seconds[layers, fastest].sum() + (prices * taken).sum(axis=1)
+    return np.where(excess - (gains * taken).sum(axis=1) <= 1e-9, total, np.inf)
+
+
 class Piper(Planner):
     paper = Paper("NeurIPS 2021, volume 34", "Piper: Multidimensional Planner for DNN Parallelization", 2021)
-    core = "ideals"
     restrictions = ("give a stage layers of several degrees", "use replicas whose number does not divide the batch")
     modes = ("paper",)
     unit = "s per sample"
@@ -36,69 +105,59 @@ class Piper(Planner):
         graph = problem.graph()
         edges = [tuple(edge) for edge in settings["edge_order"]]
         states = LayerGraph(graph.names, [(b, a) for a, b in graph.edges], {}).ideals()
-        later = find_contained(states)
-        stages = {}
-        for tensor, variants in read_variants(settings, graph, edges).items():
-            for data in range(1, problem.gpus // tensor + 1):
-                if settings["batch"] % data == 0:
-                    stages[tensor, data] = self._price(problem, settings, states, later, edges, variants, data)
-        best, links = _fill(stages, problem.gpus, len(states))
-        value = float(best[problem.gpus, problem.gpus, -1])
+        stages = {
+            (tensor, data): self._price(problem, settings, states, edges, variants, data)
+            for tensor, variants in read_variants(settings, graph, edges).items()
+            for data in range(1, problem.gpus // tensor + 1)
+            if settings["batch"] % data == 0
+        }
+        table, whole = _fill(stages, len(states)), (problem.gpus, problem.gpus)
+        value = float(table.costs(whole)[-1, 0])
         if not np.isfinite(value):
             raise self.nothing_fits(problem, "Give more devices, or more memory")
-        plan, at, gpus, replicas = [], len(states) - 1, problem.gpus, problem.gpus
-        while at:
-            before, number = links[gpus, replicas, at]
-            tensor, data = [*stages][number]
-            nodes = np.flatnonzero(states[at] & ~states[before]).tolist()
-            plan.append({"nodes": nodes, "tp": tensor, "dp": data})
-            at, gpus, replicas = int(before), gpus - tensor * data, replicas - data
+        plan = [
+            {"nodes": np.flatnonzero(states[behind] & ~states[before]).tolist(), "tp": tensor, "dp": data}
+            for before, behind, (tensor, data) in reversed(table.trace(whole))
+        ]
         reason = "replicas take micro-batches in turn, and layers of a stage have variants of their own"
-        # Variants are chosen by a heuristic, so nothing is proven.
-        return Proposal({"stages": plan}, value, best.size * len(stages) * len(states), None, reason)
+        # The published code fills the whole table. Variants are chosen by a heuristic, so nothing is proven.
+        entries = (problem.gpus + 1) ** 2 * len(states) ** 2 * len(stages)
+        return Proposal({"stages": plan}, value, entries, None, reason)
 
     def _price(
         self,
         problem: Problem,
         settings: dict[str, Any],
         states: np.ndarray,
-        later: np.ndarray,
         edges: list[tuple[int, ...]],
         variants: LayerVariants,
         data: int,
     ) -> np.ndarray:
-        """Seconds of a sample of pieces between two states, by micro-batches in flight [states, states, flights]."""
+        """Returns the seconds of a sample of pieces between two states, by micro-batches in flight [flights, states,
+        states]."""
         flights = np.arange(1, -(-problem.gpus // data) + 1)
         resync = 4 * (data - 1) / data / settings["batch"] * variants.parameters
-        own = variants.seconds / data + resync / settings["bandwidth"]
+        layer_seconds = variants.seconds / data + resync / settings["bandwidth"]
         memory = flights[:, None, None] * variants.in_flight[None] + variants.fixed[None]
         ends = np.array(edges)
-        found = np.full((*later.shape, len(flights) + 1), np.inf)
-        for before, after in zip(*np.nonzero(later), strict=True):
-            piece = states[after] & ~states[before]
+        prices = np.full((len(flights) + 1, len(states), len(states)), np.inf)
+        for before, behind in zip(*np.nonzero(find_contained(states)), strict=True):
+            piece = states[behind] & ~states[before]
             inside = piece[ends]
             crossing = sum(2 * float(variants.edges[inside[:, end] & ~inside[:, 1 - end], end].sum()) for end in (0, 1))
-            seconds = choose_variants(own[piece], memory[:, piece], problem.memory)
-            found[before, after, 1:] = seconds + crossing / data / settings["bandwidth"]
-        return found
+            seconds = choose_variants(layer_seconds[piece], memory[:, piece], problem.memory)
+            prices[1:, before, behind] = seconds + crossing / data / settings["bandwidth"]
+        return prices
 
 
-def _fill(stages: dict[tuple[int, int], np.ndarray], gpus: int, states: int) -> tuple[np.ndarray, np.ndarray]:
-    """Least bottlenecks of at most so many GPUs and replicas [GPUs, replicas, states], with the last stage of each."""
-    best = np.full((gpus + 1, gpus + 1, states), np.inf)
-    best[:, :, 0] = 0.0
-    links = np.zeros((*best.shape, 2), int)
-    for have in range(1, gpus + 1):
-        for replicas in range(1, have + 1):
-            for number, ((tensor, data), seconds) in enumerate(stages.items()):
-                if tensor * data <= have and data <= replicas:
-                    before = best[have - tensor * data, replicas - data]
-                    joined = np.maximum(before[:, None], seconds[:, :, -(-replicas // data)])
-                    source = joined.argmin(axis=0)
-                    value = joined[source, np.arange(states)]
-                    better = value < best[have, replicas]
-                    best[have, replicas][better] = value[better]
-                    links[have, replicas][better] = np.stack([source, np.full(states, number)], axis=1)[better]
-        best[have, have + 1 :] = best[have, have]
-        links[have, have + 1 :] = links[have, have]
-    return best, links
+def _fill(stages: Mapping[tuple[int, int], np.ndarray], states: int) -> PartitionDP:
+    """Returns the least bottlenecks on at most so many GPUs and replicas."""
+
+    def end(devices: tuple[int, int]) -> Iterator[LastPiece]:
+        gpus, replicas = devices
+        for (tensor, data), seconds in stages.items():
+            left = gpus - tensor * data
+            if left >= 0 and data <= replicas:
+                yield LastPiece((left, min(left, replicas - data)), seconds[-(-replicas // data)], (tensor, data))
+
+    return PartitionDP(lambda devices: start_costs(states), end)

@@ -32,7 +32,6 @@ class Sailor(Planner):
         "Sailor: Automating Distributed Training over Dynamic, Heterogeneous, and Geo-distributed Clusters",
         2025,
     )
-    core = "pipelines/enumeration"
     restrictions = (
         "use kinds of GPUs side by side in a stage",
         "use more tensor parallelism than a stage needs to fit",
@@ -47,19 +46,19 @@ class Sailor(Planner):
         visited, end, whole = 0, time.process_time() + budget.seconds, True
         # Many micro-batches first, as their bubbles are small.
         for count in reversed(list_divisors(mixed.sequences)):
-            own = mixed.with_microbatches(count)
-            orders = [order for size in range(len(own.kinds)) for order in permutations(own.kinds, size + 1)]
-            for order, depth in ((order, depth) for order in orders for depth in range(1, own.layers + 1)):
+            variant = mixed.with_microbatches(count)
+            orders = [order for size in range(len(variant.kinds)) for order in permutations(variant.kinds, size + 1)]
+            for order, depth in ((order, depth) for order in orders for depth in range(1, variant.layers + 1)):
                 whole = whole and time.process_time() < end
                 if not whole:
                     break
-                layers = [len(part) for part in np.array_split(np.arange(own.layers), depth)]
-                for replicas in list_divisors(own.samples):
+                layers = [len(part) for part in np.array_split(np.arange(variant.layers), depth)]
+                for replicas in list_divisors(variant.samples):
                     for shares in _shares(depth, len(order)):
-                        found = self._price(own, order, shares, layers, replicas)
+                        priced = self._price(variant, order, shares, layers, replicas)
                         visited += 1
-                        if found is not None and (best is None or found[0] < best[0]):
-                            best = found
+                        if priced is not None and (best is None or priced[0] < best[0]):
+                            best = priced
         if best is None:
             remedy = "Give more GPUs, or GPUs of more memory" if whole else "Its enumeration was cut: give it more time"
             raise self.nothing_fits(problem, remedy)
@@ -67,7 +66,12 @@ class Sailor(Planner):
         return Proposal(best[1], best[0], visited, proof)
 
     def _price(
-        self, own: MixedProblem, order: Sequence[PricedNodes], shares: Sequence[int], layers: list[int], replicas: int
+        self,
+        variant: MixedProblem,
+        order: Sequence[PricedNodes],
+        shares: Sequence[int],
+        layers: list[int],
+        replicas: int,
     ) -> tuple[float, dict[str, Any]] | None:
         """The step and the job of stages on the kinds in order, as many on each; None if they do not fit."""
         ends = np.cumsum(layers).tolist()
@@ -81,11 +85,11 @@ class Sailor(Planner):
                     return None
                 degrees.append(tensor)
             count = replicas * sum(degrees[len(degrees) - share :])
-            nodes_whole = count % kind.cluster.gpus_per_node == 0 if len(own.kinds) > 1 else count == kind.gpus
+            nodes_whole = count % kind.cluster.gpus_per_node == 0 if len(variant.kinds) > 1 else count == kind.gpus
             if count > kind.gpus or not nodes_whole:
                 return None
             used.append(kind._replace(gpus=count))
-        stages = KindStages(own, used)
+        stages = KindStages(variant, used)
         try:
             choices = stages.choose([(replicas, tensor) for tensor in degrees])
         except PlanError:

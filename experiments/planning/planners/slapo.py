@@ -8,10 +8,10 @@ micro-batch of a rank, as the batch of a step is the job's, and the walk is done
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from meshcast.experiments.planning.cores.local_search.grid_walk import GridWalk
+from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.pricing.space_search import search_space
@@ -26,7 +26,6 @@ SHARES = (1.0, 0.92, 0.84, 0.67, 0.5, 0.34, 0.25)
 
 class Slapo(Planner):
     paper = Paper("arXiv:2302.08005", "Slapo: A Schedule Language for Progressive Optimization of Large Models", 2024)
-    core = "local_search/grid_walk"
     restrictions = (
         "cut a pipeline",
         "recompute less than a quarter of the layers",
@@ -49,12 +48,11 @@ class Slapo(Planner):
         largest = int(settings.get("largest_batch", max(batch for batch, _ in measured)))
         batches = sorted({batch for batch, _ in measured if batch <= largest})
         shares = sorted({share for _, share in measured}, reverse=True)
-        walk = GridWalk(batches, shares, lambda batch, share: measured[batch, share])
-        best = walk.run()
+        best, explored = walk_grid(batches, shares, lambda batch, share: measured[batch, share])
         if best is None:
             raise self.nothing_fits(problem, "Give smaller batches")
-        plan = {"batch": best.batch, "share": best.share, "explored": [list(one[:2]) for one in walk.visited]}
-        return Proposal(plan, 1 / best.throughput, len(walk.visited), None, "the profile is of a model of its own")
+        plan = {"batch": best.batch, "share": best.share, "explored": [list(point[:2]) for point in explored]}
+        return Proposal(plan, 1 / best.throughput, len(explored), None, "the profile is of a model of its own")
 
     def _tune_job(self, problem: Problem) -> Proposal:
         if not isinstance(problem, JobProblem):
@@ -66,10 +64,10 @@ class Slapo(Planner):
             def measure(batch: int, share: float, tensor: int = tensor) -> float:
                 return problem.sequences / _forecast_cell(problem, _write_cell(problem, tensor, batch, share))
 
-            walk = GridWalk(batches, SHARES, measure)
-            found, visited = walk.run(), visited + len(walk.visited)
-            if found is not None and (best is None or found.throughput > best[0]):
-                best = found.throughput, _write_cell(problem, tensor, found.batch, found.share)
+            point, explored = walk_grid(batches, SHARES, measure)
+            visited += len(explored)
+            if point is not None and (best is None or point.throughput > best[0]):
+                best = point.throughput, _write_cell(problem, tensor, point.batch, point.share)
         if best is None:
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
         return Proposal(best[1], problem.sequences / best[0], visited)
@@ -117,3 +115,77 @@ def _forecast_cell(problem: JobProblem, plan: dict[str, Any]) -> float:
     except PlanError:
         return math.inf
     return step.step_time if step.fits else math.inf
+
+
+Cell = tuple[int, float]
+"""A batch size and a share of recomputed layers."""
+
+
+class GridPoint(NamedTuple):
+    """A batch size and a share of recomputed layers, with its throughput; 0: it does not fit."""
+
+    batch: int
+    share: float
+    throughput: float
+
+
+def walk_grid(
+    batches: Sequence[int],
+    shares: Sequence[float],
+    measure: Callable[[int, float], float],
+    patience: int = 5,
+) -> tuple[GridPoint | None, list[GridPoint]]:
+    """Returns the best point of a walk over batch sizes, None if none fits, and all that were measured.
+
+    The walk starts with the largest batch and everything recomputed; if that does not fit, batches are bisected. From
+    there downwards, the smallest share that fits is bisected (awslabs/slapo, `slapo/autotune/tune.py`).
+
+    batches: in ascending order. shares: in descending order, so that later ones take more memory.
+    measure: the throughput of a batch and a share; 0 if it does not fit or is not allowed.
+    patience: measurements without a gain after which the walk stops.
+    """
+    explored: list[GridPoint] = []
+    idle = 0
+
+    def price(point: Cell) -> float:
+        throughput = measure(*point)
+        explored.append(GridPoint(*point, throughput))
+        return -throughput if throughput > 0 else math.inf
+
+    def bisect(
+        search: LocalSearch[Cell], low: int, high: int, cell: Callable[[int], Cell]
+    ) -> Generator[Ranked[Cell], None, int]:
+        """Returns the last place that fits, or the one before `low` (not below 0), once patience has ended."""
+        nonlocal idle
+        last = max(0, low - 1)
+        while low <= high and idle < patience:
+            middle, best = (low + high) // 2, search.best
+            yield (tried := search.price(cell(middle)))
+            idle = idle + 1 if search.best is best else 0
+            if math.isfinite(tried.rank):
+                last, low = middle, middle + 1
+            else:
+                high = middle - 1
+        return last
+
+    def walk(search: LocalSearch[Cell]) -> Iterator[Ranked[Cell]]:
+        nonlocal idle
+        largest, place = len(batches) - 1, 0
+        yield (tried := search.price((batches[-1], shares[0])))
+        if not math.isfinite(tried.rank):
+            idle = 1
+            largest = yield from bisect(search, 0, largest - 1, lambda number: (batches[number], shares[0]))
+            idle = 0
+        for number in range(largest, -1, -1):
+            batch = batches[number]
+            place = yield from bisect(
+                search,
+                place,
+                len(shares) - 1,
+                lambda share, batch=batch: (batch, shares[share]),  # type: ignore[misc]
+            )
+            if idle >= patience:
+                return
+
+    best = LocalSearch(price, walk).run()
+    return (GridPoint(*best.state, -best.rank) if math.isfinite(best.rank) else None), explored

@@ -7,10 +7,13 @@ pieces are contiguous in the forward graph (arXiv 2006.16423).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
 
 from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.cores.ideals import PartitionTable, PieceOption
+from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
 from meshcast.experiments.planning.device_graph import DeviceGraph
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
@@ -19,7 +22,6 @@ from meshcast.simulator.ir.scheme import Paper
 
 class TarnawskiDP(Planner):
     paper = Paper("arXiv:2006.16423", "Efficient Algorithms for Device Placement of DNN Graph Operators", 2020)
-    core = "ideals"
     restrictions = ("shard or replicate operators", "give a device pieces that are not contiguous")
     modes = ("paper",)
     unit = "s per sample"
@@ -27,18 +29,25 @@ class TarnawskiDP(Planner):
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         graph = DeviceGraph(problem.graph())
         ideals = graph.groups.ideals()
-        accelerator, cpu = graph.loads(ideals, problem.memory)
+        seconds = graph.loads(ideals, problem.memory)
         cpus = int(getattr(problem, "settings", {}).get("devices", {}).get("cpus", 0))
-        options = [PieceOption((1, 0), accelerator), PieceOption((0, 1), cpu)]
-        table = PartitionTable(options, (problem.gpus, cpus))
-        found = table.plan()
-        if found is None:
+
+        def end(devices: tuple[int, int]) -> Iterator[LastPiece]:
+            accelerators, cpus = devices
+            if accelerators:
+                yield LastPiece((accelerators - 1, cpus), seconds[0], 0)
+            if cpus:
+                yield LastPiece((accelerators, cpus - 1), seconds[1], 1)
+
+        table = PartitionDP(lambda devices: start_costs(len(ideals)), end)
+        value = float(table.costs((problem.gpus, cpus))[-1, 0])
+        if not math.isfinite(value):
             raise self.nothing_fits(problem, "Give more devices, or more memory")
-        devices = []
-        for piece in found.pieces:
-            groups = ideals[piece.after] & ~ideals[piece.before]
+        pieces = []
+        for before, behind, kind in table.trace((problem.gpus, cpus)):
+            groups = ideals[behind] & ~ideals[before]
             nodes = np.flatnonzero(graph.members[groups].any(axis=0))
-            devices.append({"device": ("accelerator", "cpu")[piece.option], "nodes": nodes.tolist()})
-        proof = PlanProof(found.value, found.value, "dynamic programming over ideals")
+            pieces.append({"device": ("accelerator", "cpu")[kind], "nodes": nodes.tolist()})
+        proof = PlanProof(value, value, "dynamic programming over ideals")
         reason = "operators are placed on subsets of devices, one by one"
-        return Proposal({"pieces": devices}, found.value, found.visited, proof, reason)
+        return Proposal({"pieces": pieces}, value, table.visited, proof, reason)

@@ -6,16 +6,17 @@ keep `most` points, the paper's cap of a set; the ends of the frontier stay.
 
 from __future__ import annotations
 
+import math
+
 from meshcast.experiments.planning.cores.elimination import FrontierPoint, trace_frontier
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, Solved, physical_mesh
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh
 from meshcast.experiments.planning.problem import Problem, SearchBudget
-from meshcast.experiments.planning.table import FactorTable
+from meshcast.experiments.planning.table import FactorTable, Optimum
 from meshcast.simulator.ir.scheme import Paper
 
 
 class TensorOpt(OperatorPlanner):
     paper = Paper("arXiv:2004.10856", "TensorOpt: Exploring the Tradeoffs in Distributed DNN Training", 2020)
-    core = "elimination"
     restrictions = ("cut a pipeline", "give layers layouts of their own")
     method = "frontier tracking"
     most = 0
@@ -25,9 +26,10 @@ class TensorOpt(OperatorPlanner):
         """Step time and memory of a rank of every plan that no other beats in both, by ascending memory."""
         return trace_frontier(problem.operators(physical_mesh(problem), self.allows), self.most)
 
-    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> tuple[Solved | None, int, float]:
+    def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
         front = trace_frontier(table, self.most)
         fitting = [point for point in front if point.nbytes <= problem.memory]
         if not fitting:
-            return None, len(front), float("inf")
-        return fitting[-1], len(front), float("nan") if self.most else fitting[-1].value
+            return None
+        value, _, assignment = fitting[-1]
+        return Optimum(assignment, value, len(front), math.nan if self.most else value)

@@ -7,16 +7,13 @@ table. No operator may do the same on several ranks.
 
 from __future__ import annotations
 
-from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.level_planner import LevelPlanner
-from meshcast.experiments.planning.planner import Proposal
-from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
+from meshcast.experiments.planning.problem import Dims, Problem
 from meshcast.simulator.ir.scheme import Paper
 
 
 class Tofu(LevelPlanner):
     paper = Paper("arXiv:1807.08887", "Supporting Very Large Models using Automatic Dataflow Graph Partitioning", 2019)
-    core = "elimination"
     restrictions = (
         "cut a pipeline",
         "give layers layouts of their own",
@@ -34,6 +31,3 @@ class Tofu(LevelPlanner):
                 found.append(factor)
                 left //= factor
         return found[::-1]
-
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        return self.plan_levels(problem, eliminate)

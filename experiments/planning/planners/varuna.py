@@ -12,40 +12,29 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.cores.pipelines.enumeration import try_best
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.pricing.job import JobProblem, require_job
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.search.counting.divisions import list_divisors
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
 
 class VarunaPlanner(Planner):
     paper = Paper("arXiv:2111.04007", "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", 2021)
-    core = "pipelines/enumeration"
     restrictions = (
         "shard tensors",
-        "give stages unlike numbers of layers",
+        "give stages different numbers of layers",
         "keep activations other than the inputs of stages",
     )
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         job = require_job(problem)
         plans = [*self._space(job)]
-
-        def simulate(place: int) -> float:
-            try:
-                forecast = job.forecast(plans[place])
-            except PlanError:  # more micro-batches than the schedule has, or a rule of the framework
-                return math.inf
-            return forecast.step_time if forecast.fits else math.inf
-
-        best = try_best([0.0] * len(plans), simulate)
-        if best is None:
+        seconds = [job.step_seconds(plan) for plan in plans]
+        best = min(seconds, default=math.inf)
+        if not math.isfinite(best):
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory: Varuna shards no tensors")
-        proof = PlanProof(best.seconds, best.seconds, "simulation of every plan")
-        return Proposal(plans[best.place], best.seconds, len(plans), proof)
+        return Proposal(plans[seconds.index(best)], best, len(plans), PlanProof(best, best, "simulation of every plan"))
 
     def _space(self, job: JobProblem) -> Iterator[dict[str, dict[str, Any]]]:
         """All depths and sizes; the batch stays."""

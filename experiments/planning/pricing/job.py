@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,14 @@ class JobProblem:
     def forecast(self, changes: Mapping[str, Any]) -> StepAndMemory:
         """The engine's step time and memory of a planner's plan. Raises PlanError for a plan that breaks a rule."""
         return forecast_step(load_job(self.job_of(changes), base=self.job.folder), self.shared)
+
+    def step_seconds(self, changes: Mapping[str, Any]) -> float:
+        """Returns the engine's step time of a planner's plan; infinite if it does not fit or breaks a rule [s]."""
+        try:
+            forecast = self.forecast(changes)
+        except PlanError:
+            return math.inf
+        return forecast.step_time if forecast.fits else math.inf
 
     def report(self, changes: Mapping[str, Any]) -> Report:
         """The whole forecast of a planner's plan. Raises PlanError for a plan that breaks a rule."""
@@ -219,12 +227,22 @@ class JobProblem:
 
     def stage_plan(self, table: StageTable, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
         """The ``plan`` and ``batch`` of a job that executes stages of a table of `stages`."""
-        entries = [{"layers": len(one.layers), **table.options[one.option].plan} for one in stages]
+        return self.entries_plan(
+            [{"layers": len(stage.layers), **table.options[stage.option].plan} for stage in stages], {}
+        )
+
+    def entries_plan(self, entries: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
+        """The ``plan`` and ``batch`` of a job whose stages have degrees of their own.
+
+        entries: of the stages, with their ``layers``. more: other keys of the job, such as its ``cluster``.
+        """
+        batch = {"global": self.sequences}
         if len(entries) == 1:
             whole = {key: value for key, value in entries[0].items() if key != "layers"}
-            return {"plan": whole, "batch": self._batch_of(table.options[stages[0].option])}
-        batch = {"global": self.sequences, "microbatches": self.microbatches}
-        return {"plan": {"schedule": "1f1b", "stages": entries}, "batch": batch}
+            return {"plan": whole, "batch": {**batch, "micro": self.samples // int(whole["dp"])}, **more}
+        stages = [dict(entry) for entry in entries]
+        plan = {"schedule": "1f1b", "stages": stages}
+        return {"plan": plan, "batch": {**batch, "microbatches": self.microbatches}, **more}
 
     # ------------------------------------------------------------------------------------------- layers
 

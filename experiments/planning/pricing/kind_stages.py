@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.cores.pipelines.ordered_stages import costs_of
+from meshcast.experiments.planning.cores.ordered_stages import costs_of
 from meshcast.experiments.planning.cores.stage_dp import plan_stages
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, PricedNodes, link_bandwidth
-from meshcast.experiments.planning.pricing.pipelines import range_bytes, stages_plan
+from meshcast.experiments.planning.pricing.pipelines import range_bytes
 from meshcast.experiments.planning.stages import StageTable
 from meshcast.hardware.errors import PlanError
 
@@ -60,7 +60,7 @@ class KindStages:
 
         Raises PlanError where a stage would have GPUs of several kinds, or degrees that its kind does not have.
         """
-        found, first = [], 0
+        choices, first = [], 0
         for data, tensor in strategies:
             kind = self._kind_of(first, data * tensor)
             table = kind.problem.stages(recompute=False)
@@ -69,9 +69,9 @@ class KindStages:
             if number is None:
                 rule = f"{kind.name} has no stages of {data} x {tensor} GPUs for these micro-batches"
                 raise PlanError("plan.stages", rule, "Choose other degrees", wanted)
-            found.append(StageChoice(kind, table, number, first))
+            choices.append(StageChoice(kind, table, number, first))
             first += data * tensor
-        return found
+        return choices
 
     def _kind_of(self, first: int, count: int) -> PricedNodes:
         begin = 0
@@ -92,22 +92,22 @@ class KindStages:
             units = choice.kind.problem.units_of(choice.table.options[choice.number])
             need.append(range_bytes(units, min(self.problem.microbatches, len(choices) - place)))
         held = costs_of(need, layers)
-        return [choice.kind.problem.memory - own for choice, own in zip(choices, held, strict=True)]
+        return [choice.kind.problem.memory - nbytes for choice, nbytes in zip(choices, held, strict=True)]
 
     def step_seconds(self, choices: Sequence[StageChoice], layers: Sequence[int]) -> float:
         """Sum of the stages, (m - 1) x the slowest, their messages, and the largest exchange with its update [s]."""
-        own = costs_of([choice.seconds for choice in choices], layers)
+        seconds = costs_of([choice.seconds for choice in choices], layers)
         once = max(costs_of([choice.once for choice in choices], layers))
         messages = 0.0
         for choice, after in pairwise(choices):
             bandwidth = link_bandwidth(self.kinds, after.first - 1, after.first)
             messages += self.problem.message_nbytes(int(choice.plan["dp"])) / bandwidth
-        return sum(own) + (self.problem.microbatches - 1) * max(own) + messages + once
+        return sum(seconds) + (self.problem.microbatches - 1) * max(seconds) + messages + once
 
     def write(self, choices: Sequence[StageChoice], layers: Sequence[int]) -> dict[str, Any]:
         """The changes of the job that execute the stages."""
         entries = [{**choice.plan, "layers": held} for choice, held in zip(choices, layers, strict=True)]
-        return stages_plan(self.problem, entries, self.more)
+        return self.problem.entries_plan(entries, self.more)
 
 
 def bound_stages(stages: KindStages, known: float, seconds: float) -> float:
@@ -123,19 +123,19 @@ def bound_stages(stages: KindStages, known: float, seconds: float) -> float:
         except PlanError:  # degrees that do not suit the micro-batches
             table = None
         if table is not None:
-            kept = [place for place, one in enumerate(table.options) if one.gpus & (one.gpus - 1) == 0]
+            kept = [number for number, option in enumerate(table.options) if option.gpus & (option.gpus - 1) == 0]
             tables.append(table.take(kept))
             places += [range(first, first + kind.gpus)] * len(kept)
         first += kind.gpus
     if not tables:
         return math.inf
-    options = tuple(one for table in tables for one in table.options)
+    options = tuple(option for table in tables for option in table.options)
     arrays = (np.concatenate([table[place] for table in tables], axis=-1) for place in range(1, len(tables[0])))
-    found = plan_stages(
+    sequence = plan_stages(
         StageTable(options, *arrays),
         stages.problem.gpus,
         stages.problem.microbatches,
         seconds=seconds,
         places=places,
     )
-    return found.bound if found is not None and found.bound < known else math.inf
+    return sequence.bound if sequence is not None and sequence.bound < known else math.inf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,18 +49,3 @@ def pipeline_plan(
     if len(layers) > 1:
         plan = {"schedule": "1f1b", **plan, "pp": len(layers), "partition": [*layers]}
     return {"plan": plan, "batch": {"global": problem.sequences, "micro": problem.samples // int(option.plan["dp"])}}
-
-
-def stages_plan(
-    problem: JobProblem, entries: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The ``plan`` and ``batch`` of a job whose stages have degrees of their own.
-
-    entries: of the stages, with their ``layers``. more: other keys of the job, such as its ``cluster``.
-    """
-    if len(entries) == 1:
-        whole = {key: value for key, value in entries[0].items() if key != "layers"}
-        batch = {"global": problem.sequences, "micro": problem.samples // int(entries[0]["dp"])}
-        return {"plan": whole, "batch": batch, **(more or {})}
-    batch = {"global": problem.sequences, "microbatches": problem.microbatches}
-    return {"plan": {"schedule": "1f1b", "stages": [dict(one) for one in entries]}, "batch": batch, **(more or {})}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -30,9 +31,21 @@ def draw_table(seed: int, variables: int = 6, forbidden: float = 0.1) -> FactorT
     return FactorTable(choices, factors, microbatches=int(rng.integers(1, 5)))
 
 
+def every_assignment(table: FactorTable) -> Iterator[dict[str, int]]:
+    """Yields all assignments of a table."""
+    for options in product(*map(range, map(len, table.choices.values()))):
+        yield dict(zip(table.choices, options, strict=True))
+
+
+def weigh_memory(table: FactorTable, weight: float) -> FactorTable:
+    """Returns the table whose objective counts memory, too, at a weight [s/byte]."""
+    factors = [factor._replace(once=factor.once + weight * factor.nbytes) for factor in table.factors]
+    return FactorTable(table.choices, factors, table.microbatches)
+
+
 def best_by_brute_force(table: FactorTable, memory: float = np.inf) -> float:
     """The least objective of all assignments within the memory; infinite if none fits."""
-    costs = ((table.value(one), table.cost(one).nbytes) for one in table.every_assignment())
+    costs = ((table.value(one), table.cost(one).nbytes) for one in every_assignment(table))
     return min((value for value, nbytes in costs if nbytes <= memory), default=np.inf)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshcast.experiments.planning.cores.local_search.bottleneck_walk import Shape, StageState
-from meshcast.experiments.planning.cores.local_search.operator_walk import OperatorProfile, PricedStage
+from meshcast.experiments.planning.cores.local_search import Shape, StageState
 from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.planners.aceso import OperatorProfile, PricedStage
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
 from meshcast.hardware.errors import PlanError

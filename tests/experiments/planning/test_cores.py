@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 
 import numpy as np
 import pytest
 
-from meshcast.experiments.planning.cores.descent import bisect_weight, descend_table, largest_weight
 from meshcast.experiments.planning.cores.elimination import bound_objective, eliminate, least_objectives, trace_frontier
-from meshcast.experiments.planning.cores.ideals import PartitionTable, PieceOption, differences, find_contained
 from meshcast.experiments.planning.cores.ilp import solve_table
-from meshcast.experiments.planning.cores.mcmc import walk_table
+from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
 from meshcast.experiments.planning.cores.stage_dp import plan_stages
-from meshcast.experiments.planning.cores.tree_search import search_tree
-from meshcast.experiments.planning.table import Factor, FactorTable, PendingFactor, PendingTable
+from meshcast.experiments.planning.graph_states import find_contained, piece_totals
+from meshcast.experiments.planning.planners.autoddl import descend_table
+from meshcast.experiments.planning.planners.automap import search_tree
+from meshcast.experiments.planning.planners.flexflow import walk_table
+from meshcast.experiments.planning.planners.unity import bisect_weight
+from meshcast.experiments.planning.table import Factor, FactorTable, Optimum, PendingFactor, PendingTable
 from tests.experiments.planning.random_tables import (
     best_by_brute_force,
     draw_graph,
     draw_stages,
     draw_table,
+    every_assignment,
     stages_by_brute_force,
+    weigh_memory,
 )
 from tests.thinning import thinned
 
 SEEDS = range(30)
+
+
+def search_by_tree(table: FactorTable, rollouts: int, seed: int = 0) -> Optimum:
+    """A tree search that decides variables in their order and draws the others."""
+
+    def complete(options: dict[str, int], draw: random.Random) -> dict[str, int]:
+        return {name: options.get(name, draw.randrange(len(own))) for name, own in table.choices.items()}
+
+    return search_tree(table, rollouts, [*table.choices], complete, seed, table.value)
 
 
 @pytest.mark.parametrize("seed", thinned(SEEDS, keep=3))
@@ -44,7 +58,7 @@ def test_elimination_and_the_integer_program_find_the_optimum(seed: int) -> None
 @pytest.mark.parametrize("seed", thinned(SEEDS, keep=3))
 def test_the_frontier_is_that_of_brute_force(seed: int) -> None:
     table = draw_table(seed)
-    costs = [(table.value(one), table.cost(one).nbytes) for one in table.every_assignment()]
+    costs = [(table.value(one), table.cost(one).nbytes) for one in every_assignment(table)]
     points = sorted({(value, nbytes) for value, nbytes in costs if math.isfinite(value)}, key=lambda one: one[::-1])
     front: list[tuple[float, float]] = []
     for value, nbytes in points:
@@ -80,7 +94,7 @@ def test_random_searches_never_beat_the_optimum_and_come_near(seed: int) -> None
     assert best is not None
     for found in (
         walk_table(table, 4000, seed=seed),
-        search_tree(table, 1500, seed=seed),
+        search_by_tree(table, 1500, seed),
         descend_table(table, restarts=30, seed=seed),
     ):
         assert table.value(found.assignment) == pytest.approx(found.value)
@@ -91,13 +105,13 @@ def test_a_walk_leaves_a_start_that_is_not_allowed_or_does_not_fit() -> None:
     cells = np.array([[math.inf, 5.0], [3.0, 9.0]])
     zeros = np.zeros((2, 2))
     table = FactorTable({"a": "xy", "b": "xy"}, [Factor(("a", "b"), cells, zeros, np.array([[0, 1], [8, 2]]) * 1.0)])
-    assert walk_table(table, 200, [{"a": 0, "b": 0}]).value == 3.0
-    assert walk_table(table, 200, [{"a": 1, "b": 0}], memory=4.0).value == 5.0
+    assert walk_table(table, 200, {"a": 0, "b": 0}).value == 3.0
+    assert walk_table(table, 200, {"a": 1, "b": 0}, memory=4.0).value == 5.0
 
 
 def test_a_tree_search_ends_when_it_has_tried_everything() -> None:
     table = draw_table(1, variables=3, forbidden=0.0)
-    assert search_tree(table, 10_000).visited <= 2 * table.assignments + 3
+    assert search_by_tree(table, 10_000).visited <= 2 * table.assignments + 3
 
 
 @pytest.mark.parametrize("seed", SEEDS[::3])
@@ -105,10 +119,12 @@ def test_a_bisected_weight_of_memory_fits_and_is_no_better_than_the_program(seed
     table = draw_table(seed, forbidden=0.0)
     front = trace_frontier(table)
     memory = front[len(front) // 2].nbytes
+    gaps = (float(np.ptp(factor.nbytes)) for factor in table.factors)
+    memory_alone = 10 * front[0].value / min(gap for gap in gaps if gap > 0)  # [s/byte]
     found = bisect_weight(
-        lambda weight: eliminate(table.with_memory_weight(weight)),
+        lambda weight: eliminate(weigh_memory(table, weight)),
         lambda one: one is not None and table.cost(one.assignment).nbytes <= memory,
-        largest_weight(table),
+        memory_alone,
         40,
     )
     program = solve_table(table, memory)
@@ -120,7 +136,7 @@ def test_a_bisected_weight_of_memory_fits_and_is_no_better_than_the_program(seed
 def test_the_least_objective_with_every_option_is_that_of_brute_force(seed: int) -> None:
     table = draw_table(seed, forbidden=0.3)
     least = {name: np.full(len(options), np.inf) for name, options in table.choices.items()}
-    for one in table.every_assignment():
+    for one in every_assignment(table):
         for name, option in one.items():
             least[name][option] = min(least[name][option], table.value(one))
     for name, found in least_objectives(table).items():
@@ -224,8 +240,8 @@ def test_pieces_are_those_of_brute_force(seed: int) -> None:
     """Two devices that run a piece alone, or together in half the time and 1 more."""
     graph = draw_graph(seed, nodes=6)
     ideals = graph.ideals()
-    load = differences(ideals, graph.figures["forward"])
-    options = [PieceOption((1,), load), PieceOption((2,), load / 2 + 1)]
+    load = piece_totals(ideals, graph.figures["forward"])
+    loads = {1: load, 2: load / 2 + 1}
     inside = find_contained(ideals)
 
     def least(ideal: int, devices: int) -> float:
@@ -234,18 +250,54 @@ def test_pieces_are_those_of_brute_force(seed: int) -> None:
         below = [one for one in range(len(ideals)) if inside[one, ideal]]
         return min(
             (
-                max(least(one, devices - uses), option.load[one, ideal])
+                max(least(one, devices - uses), load[one, ideal])
                 for one in below
-                for option in options
-                if (uses := option.uses[0]) <= devices
+                for uses, load in loads.items()
+                if uses <= devices
             ),
             default=math.inf,
         )
 
-    found = PartitionTable(options, (3,), exact=True).plan()
-    assert found is not None and found.value == pytest.approx(least(len(ideals) - 1, 3))
-    assert max(options[one.option].load[one.before, one.after] for one in found.pieces) == pytest.approx(found.value)
-    assert PartitionTable(options, (3,)).value() <= found.value
+    def end(devices: int) -> list[LastPiece]:
+        return [LastPiece(devices - uses, load, uses) for uses, load in loads.items() if uses <= devices]
+
+    some = PartitionDP(lambda devices: start_costs(len(ideals)), end)
+    every = PartitionDP(lambda devices: start_costs(len(ideals), -1 if devices else 0), end)
+    value = float(every.costs(3)[-1, 0])
+    assert value == pytest.approx(least(len(ideals) - 1, 3)) and some.costs(3)[-1, 0] <= value
+    pieces = every.trace(3)
+    assert max(loads[piece.option][piece.before, piece.behind] for piece in pieces) == pytest.approx(value)
+    assert sum(piece.option for piece in pieces) == 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("combine", [np.add, np.maximum])
+def test_counted_resources_are_named_ones(seed: int, combine: np.ufunc) -> None:
+    """Also where arrays are joined in blocks, and pieces may follow some counts only."""
+    rng, states, units = np.random.default_rng(seed), 40, 60
+    costs = [np.where(np.tri(states, k=-1).T > 0, rng.integers(1, 9, (states, states)), np.inf) for _ in range(2)]
+    counts, allowed = (1, 3), rng.random(units + 1) < 0.7
+
+    def begin(stages: int) -> np.ndarray:
+        first = np.full((states, units + 1), np.inf)
+        first[0, 0] = np.inf if stages else 0.0
+        return first
+
+    def end(stages: int) -> list[LastPiece]:
+        kept = [allowed[: units + 1 - count] for count in counts]
+        return [LastPiece(stages - 1, costs[way], way, counts[way], kept[way]) for way in range(2) if stages]
+
+    def end_named(used: tuple[int, int]) -> list[LastPiece]:
+        before = [(used[0] - 1, used[1] - count) for count in counts]
+        return [LastPiece(key, costs[way], way) for way, key in enumerate(before) if min(key) >= 0 and allowed[key[1]]]
+
+    counted = PartitionDP(begin, end, combine)
+    named = PartitionDP(lambda used: start_costs(states, -1 if any(used) else 0), end_named, combine)
+    for units_used in (25, 30):
+        value = counted.costs(15)[-1, units_used]
+        assert value == named.costs((15, units_used))[-1, 0]
+        if np.isfinite(value):
+            assert counted.trace(15, units=units_used) == named.trace((15, units_used))
 
 
 def test_a_cycle_is_refused() -> None:

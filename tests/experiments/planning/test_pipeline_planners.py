@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.experiments.planning.cores.pipelines.layer_paths import choose_strategies
-from meshcast.experiments.planning.cores.pipelines.ordered_stages import balance_stages, costs_of, shorten_step
-from meshcast.experiments.planning.cores.pipelines.recompute_phases import keep_most, plan_phases
-from meshcast.experiments.planning.cores.pipelines.stage_graph import decompose, plan_graph
+from meshcast.experiments.planning.cores.ordered_stages import costs_of, partition_stages
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import find_planner
-from meshcast.experiments.planning.planners.galvatron import decision_tree
+from meshcast.experiments.planning.planners.adapipe import AdaPipePlanner, StagePrices, plan_phases
+from meshcast.experiments.planning.planners.galvatron import choose_strategies, decision_tree
+from meshcast.experiments.planning.planners.graphpipe import decompose, plan_graph
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.pricing.mixed import open_problem
+from meshcast.experiments.planning.pricing.pipelines import uniform_pipelines
+from meshcast.experiments.planning.pricing.stage_prices import range_totals
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
 from meshcast.hardware.errors import PlanError
@@ -35,16 +36,17 @@ def test_galvatron_has_the_strategies_of_its_paper() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_strategies_of_layers_are_the_best_of_brute_force(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    seconds, between = rng.uniform(1, 9, (4, 3)), rng.uniform(0, 2, (3, 3))
+    seconds = rng.uniform(1, 9, (4, 3))
     nbytes = rng.integers(1, 9, (4, 3)) * 1.0
     for memory in (12.0, 20.0, math.inf):
         values = [
-            sum(seconds[i, one] for i, one in enumerate(path)) + sum(between[a, b] for a, b in pairwise(path))
+            sum(seconds[layer, strategy] for layer, strategy in enumerate(path))
             for path in product(range(3), repeat=4)
-            if sum(nbytes[i, one] for i, one in enumerate(path)) <= memory
+            if sum(nbytes[layer, strategy] for layer, strategy in enumerate(path)) <= memory
         ]
-        found = choose_strategies(seconds, nbytes, between, memory, units=int(min(memory, 99)))
-        assert (found.seconds if found else math.inf) == pytest.approx(min(values, default=math.inf))
+        path = choose_strategies(seconds, nbytes, memory, units=int(min(memory, 99)))
+        assert (path.cost if path else math.inf) == pytest.approx(min(values, default=math.inf))
+        assert path is None or seconds[range(4), path.strategies].sum() == pytest.approx(path.cost)
 
 
 def test_a_mixed_plan_of_galvatron_costs_what_the_engine_says() -> None:
@@ -65,7 +67,7 @@ def test_partitions_over_unlike_stages_are_the_best_of_brute_force(seed: int) ->
     rng = np.random.default_rng(seed)
     costs = [np.cumsum(rng.uniform(1, 5, (6, 6)), axis=1) for _ in range(3)]
     every = [costs_of(costs, one) for one in cuts(6, 3)]
-    balanced, short = balance_stages(costs), shorten_step(costs, 5)
+    balanced, short = partition_stages(costs), partition_stages(costs, 5)
     assert balanced is not None and balanced.value == pytest.approx(min(map(max, every)))
     assert short is not None and short.value == pytest.approx(min(sum(one) + 4 * max(one) for one in every))
 
@@ -86,22 +88,34 @@ def test_phases_of_1f1b(seed: int) -> None:
         return warm_up + ending + 5 * max(a + b for a, b in zip(ahead, back, strict=True))
 
     least = min(map(step, cuts(6, 3)))
-    exact, paper = plan_phases(forward, backward, 8, keep=0), plan_phases(forward, backward, 8)
+    stages = [StagePrices(ahead, back, 0 * ahead) for ahead, back in zip(forward, backward, strict=True)]
+    exact, paper = plan_phases(stages, 8, keep=0), plan_phases(stages, 8)
     assert exact is not None and exact.value == pytest.approx(least)
     assert paper is not None and paper.value >= least * (1 - 1e-12)
-    equal = [np.full((3, 3), 3.0)] * 3
-    alike = plan_phases([one / 3 for one in equal], [2 * one / 3 for one in equal], 8)
+    ones = np.ones((3, 3))
+    alike = plan_phases([StagePrices(ones, 2 * ones, 0 * ones)] * 3, 8)
     assert alike is not None and alike.value == pytest.approx((8 + 2) * 3)
 
 
-def test_a_stage_keeps_what_takes_longest_to_recompute() -> None:
-    rng = np.random.default_rng(0)
-    seconds, nbytes = rng.uniform(1, 5, 5), rng.integers(1, 9, 5) * 1.0
-    for room in (-1.0, 0.0, 9.0, 100.0):
-        found = keep_most(seconds, nbytes, np.full((5, 5), room), units=int(min(max(room, 1), nbytes.sum())))[0, 4]
-        sets = [np.array(one) for one in product((0, 1), repeat=5)]
-        fitting = [float(seconds @ (1 - one)) for one in sets if nbytes @ one <= room]
-        assert found == pytest.approx(min(fitting, default=math.inf))
+@pytest.mark.parametrize("gibibytes", [6.0, 9.0, 14.0])
+def test_a_stage_recomputes_as_few_layers_as_it_must(gibibytes: float) -> None:
+    problem = problem_of(layers=16)
+    problem.memory = gibibytes * 2**30
+    pipelines = [pipeline for pipeline in uniform_pipelines(problem, problem.stages()) if pipeline.depth == 4]
+    full, plain = (next(one for one in pipelines if one.option.plan["recompute"] == way) for way in ("full", "none"))
+    prices = AdaPipePlanner()._price(problem, plain, full, 1)
+    saved = 3 * (plain.units.kept - full.units.kept)[1]
+    slower = (full.units.forward + full.units.backward - plain.units.forward - plain.units.backward)[1]
+    for first, last in combinations(range(16), 2):
+        cell, layers = (first, last), last - first + 1
+        again, nbytes = prices.recomputed[cell], full.stage_bytes(1, 4)[cell]
+        if np.isinf(prices.backward[cell]):
+            assert nbytes > problem.memory
+        elif plain.stage_bytes(1, 4)[cell] > problem.memory:
+            assert nbytes + (layers - again) * saved <= problem.memory < nbytes + (layers - again + 1) * saved
+            assert prices.backward[cell] == pytest.approx(range_totals(plain.units.backward)[cell] + again * slower)
+        else:
+            assert again == 0
 
 
 def test_mcap_is_no_fuller_than_an_even_partition() -> None:

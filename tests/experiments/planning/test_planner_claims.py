@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.experiments.planning.antichains import output_bytes, states_of
-from meshcast.experiments.planning.cores.ideals import find_contained
-from meshcast.experiments.planning.cores.pipelines.placed_stages import MachineNetwork, PlacedPipelines, PlacedStage
 from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.graph_states import antichain_states, find_contained, output_bytes
 from meshcast.experiments.planning.planner import find_planner, planner_names
 from meshcast.experiments.planning.planners.automap import Automap
+from meshcast.experiments.planning.planners.dapple import MachineNetwork, PlacedPipelines, PlacedStage
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.problem import Dims, SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
@@ -145,7 +144,7 @@ def test_plans_of_dapple_are_up_to_three_times_as_fast_as_those_of_pipedream(
     whole = {name: times * values for name, values in figures.items()}
     flat = ProfileProblem(f"dapple-{profile}", [one for one in levels if one.width > 1])
     theirs = find_planner("pipedream")().plan(flat, SearchBudget()).plan["stages"]
-    states = states_of(graph)
+    states = antichain_states(graph)
     states = states[np.argsort(states.sum(axis=1), kind="stable")]
     network = MachineNetwork(machines[1], machines[0], 25e9, 3e9, 1e9)
     both = whole["forward"] + whole["backward"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from meshcast.experiments.planning.league.rows import planners_of_jobs
+from meshcast.experiments.planning.benchmark.rows import planners_of_jobs
 from meshcast.experiments.planning.planner import find_planner, planner_names
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "planners.md").read_text("utf-8")
@@ -29,8 +29,8 @@ def test_the_example_runs() -> None:
     assert space["found"].proof.optimal  # type: ignore[attr-defined]
 
 
-def test_the_league_tables_have_every_planner_of_jobs_and_none_beats_the_optimum() -> None:
-    tables = PAGE.partition("## League tables")[2].partition("\n## ")[0].split("\n### ")[1:]
+def test_the_benchmark_tables_have_every_planner_of_jobs_and_none_beats_the_optimum() -> None:
+    tables = PAGE.partition("## Benchmark tables")[2].partition("\n## ")[0].split("\n### ")[1:]
     assert len(tables) == 4
     for table in tables:
         rows = dict(re.findall(r"^\| `([\w-]+)` \|(.*)\|$", table, re.MULTILINE))

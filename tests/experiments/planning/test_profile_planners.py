@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.experiments.planning.cores.layout_maps import every_map, find_map
-from meshcast.experiments.planning.cores.pipelines.placed_stages import MachineNetwork
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import Planner, Proposal, find_planner
+from meshcast.experiments.planning.planners.auto_mtf import every_map, find_map
+from meshcast.experiments.planning.planners.dapple import MachineNetwork
+from meshcast.experiments.planning.planners.piper import choose_variants
 from meshcast.experiments.planning.planners.tarnawski_ip import TarnawskiIP
 from meshcast.experiments.planning.problem import SearchBudget, UnknownPart
 from meshcast.experiments.planning.profile import PROFILES, NetworkLevel, ProfileProblem, profile_names
-from meshcast.experiments.planning.variants import choose_variants
 from meshcast.hardware.errors import PlanError
 from tests.experiments.planning.random_tables import draw_graph
 from tests.thinning import thinned

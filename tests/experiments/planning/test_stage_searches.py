@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
 
 from meshcast.experiments.planning.cores.ilp import solve_table
-from meshcast.experiments.planning.cores.local_search.block_moves import (
+from meshcast.experiments.planning.cores.local_search import Shape, StageState
+from meshcast.experiments.planning.cores.stage_dp import balance_stages, plan_stages
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.planners.aceso import LayerWalk
+from meshcast.experiments.planning.planners.autopipe import (
+    AutoPipe,
     chain_table,
     move_blocks,
     play_1f1b,
-    play_borders,
+    play_stages,
 )
-from meshcast.experiments.planning.cores.local_search.bottleneck_walk import BottleneckWalk, Shape, StageState
-from meshcast.experiments.planning.cores.stage_dp import balance_stages, plan_stages
-from meshcast.experiments.planning.planner import find_planner
-from meshcast.experiments.planning.planners.autopipe import AutoPipe
 from meshcast.experiments.planning.planners.nnscaler import NnScaler
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.problem import SearchBudget
@@ -131,6 +132,12 @@ def test_a_pipeline_wins_for_nnscaler_where_operators_may_not_be_split() -> None
 # -------------------------------------------------------------------------------------------------- AutoPipe
 
 
+def play_borders(table: StageTable, borders: list[int], microbatches: int) -> float:
+    """Seconds of the simulated step of stages between borders."""
+    stages = [StageState(first, stop, Shape(1, 1, 1)) for first, stop in pairwise(borders)]
+    return play_stages(table, stages, microbatches).seconds
+
+
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 5), (4, 8), (4, 2), (6, 6)])
 def test_the_step_of_equal_stages_is_that_of_1f1b(stages: int, microbatches: int) -> None:
     played = play_1f1b([1.0] * stages, [2.0] * stages, microbatches)
@@ -153,11 +160,10 @@ def test_moves_end_near_the_best_of_all_partitions(seed: int) -> None:
     table = chain_table(forward, 2 * forward)
     found = move_blocks(table, 4, 8)
     assert found is not None
-    borders = [[0, *cuts, 10] for cuts in combinations(range(1, 10), 3)]
-    best = min(play_borders(table, one, 8).seconds for one in borders)
+    best = min(play_borders(table, [0, *cuts, 10], 8) for cuts in combinations(range(1, 10), 3))
     seed_plan = balance_stages(table, 4, 8)
     assert seed_plan is not None
-    start = play_borders(table, [0, *(one.layers.stop for one in seed_plan.stages)], 8).seconds
+    start = play_borders(table, [0, *(one.layers.stop for one in seed_plan.stages)], 8)
     assert best * (1 - 1e-12) <= found.value <= min(start, 1.05 * best)
     assert [one.layers.stop for one in found.stages][-1] == 10
 
@@ -170,7 +176,7 @@ def test_the_master_stage_is_not_always_the_slowest() -> None:
         table = chain_table(forward, 2 * forward)
         start, found = balance_stages(table, 4, 4), move_blocks(table, 4, 4)
         assert start is not None and found is not None
-        before = play_borders(table, [0, *(one.layers.stop for one in start.stages)], 4).seconds
+        before = play_borders(table, [0, *(one.layers.stop for one in start.stages)], 4)
         improved += found.value < before * (1 - 1e-9)
     assert improved >= 5
 
@@ -208,18 +214,19 @@ def test_the_walk_reaches_or_nears_the_optimum_of_alpas_dynamic_program(seed: in
     """Stages of one or two of eight GPUs, so of four to eight; their objective is the same."""
     microbatches = (4, 16)[seed % 2]
     table = draw_stages(seed, layers=8, gpus=2)
-    best, walk = plan_stages(table, 8, microbatches), BottleneckWalk(table, 8, microbatches, 1000)
+    best, walk = plan_stages(table, 8, microbatches), LayerWalk(table, 8, microbatches, 1000)
     found = walk.run()
     assert (found is None) == (best is None)
     if found is None or best is None:
         return
-    assert best.value * (1 - 1e-12) <= found.value <= 1.02 * best.value
-    cells = [(one.layers[0], one.layers[-1], one.option) for one in found.stages]
+    value, stages = walk.price(found).value, walk.list_stages(found)
+    assert best.value * (1 - 1e-12) <= value <= 1.02 * best.value
+    cells = [(one.layers[0], one.layers[-1], one.option) for one in stages]
     own = [float(table.seconds[cell]) for cell in cells]
-    assert found.value == pytest.approx(sum(own) + (microbatches - 1) * max(own))
+    assert value == pytest.approx(sum(own) + (microbatches - 1) * max(own))
     assert all(table.behind[cell] >= len(cells) - 1 - place for place, cell in enumerate(cells))
-    assert sum(table.options[one.option].gpus for one in found.stages) == 8
-    assert [layer for one in found.stages for layer in one.layers] == [*range(8)]
+    assert sum(table.options[one.option].gpus for one in stages) == 8
+    assert [layer for one in stages for layer in one.layers] == [*range(8)]
 
 
 @pytest.mark.slow
@@ -228,12 +235,12 @@ def test_the_walk_leaves_a_start_far_from_the_optimum() -> None:
     improved = rescued = 0
     for seed in range(20):
         table = draw_stages(seed, layers=8, gpus=2)
-        walk = BottleneckWalk(table, 8, 4, 1000)
+        walk = LayerWalk(table, 8, 4, 1000)
         starts = [walk.price(start) for number in range(1, 9) if (start := walk.start(number)) is not None]
         fitting = [one.value for one in starts if not max(one.lacking)]
         found = walk.run()
         assert found is not None
-        improved += bool(fitting) and found.value < 0.9 * min(fitting)
+        improved += bool(fitting) and walk.price(found).value < 0.9 * min(fitting)
         rescued += not fitting
     assert improved >= 5 and rescued >= 2
 
@@ -251,7 +258,7 @@ def two_shapes(seconds: float, recompute: float) -> StageTable:
 
 
 def test_groups_follow_what_makes_a_stage_slow_and_primitives_trade_what_they_say() -> None:
-    walk = BottleneckWalk(two_shapes(1.0, 2.0), 4, 8, 100)
+    walk = LayerWalk(two_shapes(1.0, 2.0), 4, 8, 100)
     one, two, split = Shape(1, 1, 1), Shape(2, 1, 2), Shape(2, 2, 1)
     heavy = (StageState(0, 3, one), StageState(3, 4, one), StageState(4, 6, two))
     assert walk.price(heavy).options == (1, 0, 2)  # only the first must recompute

@@ -10,10 +10,9 @@ import pytest
 
 from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.ilp import solve_table
-from meshcast.experiments.planning.cores.local_search.graph_rewrites import RewriteSearch
-from meshcast.experiments.planning.cores.local_search.grid_walk import GridWalk
 from meshcast.experiments.planning.planner import find_planner
-from meshcast.experiments.planning.planners.unity import Unity
+from meshcast.experiments.planning.planners.slapo import walk_grid
+from meshcast.experiments.planning.planners.unity import RewriteSearch, Unity
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import ProfileProblem
@@ -86,13 +85,14 @@ def test_a_share_of_memory_finds_a_plan_that_fits(share: float) -> None:
     best = eliminate(table)
     assert best is not None
     problem.memory = share * table.cost(best.assignment).nbytes
-    found, _, _ = Unity().solve(table, problem, SearchBudget())
+    found = Unity().solve(table, problem, SearchBudget())
     program = solve_table(table, problem.memory)
     assert found is not None and program is not None
     assert table.cost(found.assignment).nbytes <= problem.memory
     assert program.value * (1 - 1e-9) <= found.value <= 1.08 * program.value
     problem.memory = 1.0
-    assert Unity().solve(table, problem, SearchBudget(steps=400))[0] is None
+    nothing = Unity().solve(table, problem, SearchBudget(steps=400))
+    assert nothing is not None and math.isinf(nothing.value)
 
 
 # ----------------------------------------------------------------------------------------------------- Slapo
@@ -120,13 +120,12 @@ def test_the_walk_bisects_to_the_largest_batch_that_fits(largest: int) -> None:
     def measure(batch: int, share: float) -> float:
         return batch * (2 - share) if batch * (2 - share) <= largest else 0.0
 
-    walk = GridWalk(batches, shares, measure, patience=100)
-    found = walk.run()
+    found, explored = walk_grid(batches, shares, measure, patience=100)
     assert found is not None
     assert found.throughput == max(measure(batch, share) for batch in batches for share in shares)
-    first = [one.batch for one in walk.visited if one.throughput]
+    first = [point.batch for point in explored if point.throughput]
     assert max(first) == min(20, largest)
-    assert GridWalk(batches, shares, lambda batch, share: 0.0).run() is None
+    assert walk_grid(batches, shares, lambda batch, share: 0.0)[0] is None
 
 
 @pytest.mark.slow

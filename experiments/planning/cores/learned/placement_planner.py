@@ -19,7 +19,6 @@ class LearnedPlacement(Planner):
     training: settings of `TrainingSettings` that differ from its defaults.
     """
 
-    core = "learned/policy_gradient"
     modes = ("paper",)
     unit = "s per sample"
     training: ClassVar[dict[str, Any]] = {}

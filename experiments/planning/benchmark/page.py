@@ -1,4 +1,4 @@
-"""The league table on a terminal."""
+"""The benchmark table on a terminal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from meshcast.experiments.planning.league.optimum import CertifiedOptimum
-from meshcast.experiments.planning.league.rows import LeagueRow
+from meshcast.experiments.planning.benchmark.answer import name_method
+from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum
+from meshcast.experiments.planning.benchmark.rows import BenchmarkRow
 from meshcast.experiments.planning.planner import find_planner
 from meshcast.hardware.errors import PlanError, escape_controls
 from meshcast.simulator.report.words import format_need
@@ -20,24 +21,10 @@ LEGEND = (
     "method that found it. objective: the step by the planner's own prices. priced: candidates, graphs or "
     "entries of tables."
 )
-BY = {
-    "elimination": "elim",
-    "integer program": "ILP",
-    "branch and bound": "ILP",
-    "search": "search",
-    "pruned elimination": "elim",
-    "bound of the latency": "bound",
-    "elimination, some conversions free": "bound",
-    "dynamic programming without messages": "bound",
-    "one plan": "one",
-    "enumeration of its space": "enum",
-    "simulation of every plan": "enum",
-    "frontier tracking": "elim",
-}
-"""Short words for methods; all others are dynamic programs."""
+SHORT = {"elimination": "elim", "enumeration": "enum", "one plan": "one"}
 
 
-def league_table(rows: Sequence[LeagueRow], optimum: CertifiedOptimum | PlanError | None) -> Table:
+def benchmark_table(rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum | PlanError | None) -> Table:
     """A row for every planner: forecast, memory, regret against the certified optimum and against the optimum of its
     own space, its own objective, evaluations, CPU time. Below: what the columns are, why planners refused, and what is
     outside of the space.
@@ -64,7 +51,7 @@ def league_table(rows: Sequence[LeagueRow], optimum: CertifiedOptimum | PlanErro
     return table
 
 
-def _cells(row: LeagueRow) -> tuple[str, ...]:
+def _cells(row: BenchmarkRow) -> tuple[str, ...]:
     proposal, report = row.proposal, row.report
     if proposal is None:
         return ("refused", "", "", "", "", "", "")
@@ -73,14 +60,14 @@ def _cells(row: LeagueRow) -> tuple[str, ...]:
     if report is None:
         return ("not executable", "", "", "", "", objective, evaluated)
     low, high = report.interval_90
-    method = "" if row.space is None else BY.get(row.space.method, "DP")
+    method = "" if row.space is None else name_method(row.space.method)
     memory = format_need(report.peak_device, report.capacity) + ("" if report.fits else " too large")
     return (
         f"{report.step_time:.4g}",
         f"{low:.3g}-{high:.3g}",
         memory,
         "-" if row.regret is None else f"{row.regret:.1%}",
-        f"{'-' if row.own_regret is None else f'{row.own_regret:.1%}'} {method}".strip(),
+        f"{'-' if row.own_regret is None else f'{row.own_regret:.1%}'} {SHORT.get(method, method)}".strip(),
         objective,
         evaluated,
     )

@@ -30,8 +30,8 @@ class CertifiedOptimum:
 
     step_time: of the plan; infinite if none fits [s]. gap: how much faster another plan of the space can be at most.
     plans: of the space. cpu_s: CPU time of the search [s]. plan: values of the fields that were open.
-    unlike: whether stages and replicas of unlike degrees were searched.
-    done: the search that has run; None for one of unlike plans.
+    heterogeneous: whether stages and replicas of different degrees were searched.
+    done: the search that has run; None for one of heterogeneous plans.
     """
 
     step_time: float
@@ -39,7 +39,7 @@ class CertifiedOptimum:
     plans: int
     cpu_s: float
     plan: dict[str, Any]
-    unlike: bool = False
+    heterogeneous: bool = False
     done: Search | None = None
 
     @property
@@ -49,7 +49,7 @@ class CertifiedOptimum:
 
     def to_dict(self) -> dict[str, Any]:
         """The certificate in the answer of ``plan --json``."""
-        names = ("gap", "plans", "cpu_s", "plan", "unlike")
+        names = ("gap", "plans", "cpu_s", "plan", "heterogeneous")
         step = self.step_time if math.isfinite(self.step_time) else None
         return {"step_time_s": step, **{name: getattr(self, name) for name in names}}
 

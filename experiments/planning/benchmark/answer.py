@@ -1,4 +1,4 @@
-"""The league table as plain data, which ``plan --json`` prints."""
+"""The benchmark table as plain data, which ``plan --json`` prints."""
 
 from __future__ import annotations
 
@@ -6,16 +6,32 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from meshcast.experiments.planning.league.optimum import CertifiedOptimum
-from meshcast.experiments.planning.league.rows import LeagueRow
+from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum
+from meshcast.experiments.planning.benchmark.rows import BenchmarkRow
 from meshcast.experiments.planning.planner import find_planner
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.units import GIB
 
+METHODS = {
+    **dict.fromkeys(("elimination", "frontier tracking", "pruned elimination"), "elimination"),
+    **dict.fromkeys(("integer program", "branch and bound"), "ILP"),
+    **dict.fromkeys(("enumeration of its space", "simulation of every plan"), "enumeration"),
+    "bound of the latency": "bound",
+    "elimination, some conversions free": "bound",
+    "dynamic programming without messages": "bound",
+    "search": "search",
+    "one plan": "one plan",
+}
+
+
+def name_method(method: str) -> str:
+    """Returns a short word for how the optimum of a space was found; all others are dynamic programs."""
+    return METHODS.get(method, "DP")
+
 
 def to_answer(
-    problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptimum | PlanError | None = None
+    problem: JobProblem, rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum | PlanError | None = None
 ) -> dict[str, Any]:
     """The rows, best first, and the certified optimum."""
     found: dict[str, Any] = {"rows": [_row_answer(problem, row) for row in rows]}
@@ -26,7 +42,7 @@ def to_answer(
     return found
 
 
-def _row_answer(problem: JobProblem, row: LeagueRow) -> dict[str, Any]:
+def _row_answer(problem: JobProblem, row: BenchmarkRow) -> dict[str, Any]:
     found: dict[str, Any] = {"planner": row.name, "mode": problem.mode, "cpu_s": row.cpu_s, "plan": None}
     if row.proposal is None:
         return found | {"executable": str(row.refused), "refused": row.refused.to_dict() if row.refused else None}
@@ -48,7 +64,7 @@ def _row_answer(problem: JobProblem, row: LeagueRow) -> dict[str, Any]:
     return found | ({} if row.not_executable else {"plan": problem.job_of(row.proposal.plan)})
 
 
-def explain_execution(row: LeagueRow) -> str:
+def explain_execution(row: BenchmarkRow) -> str:
     """Why the plan of a row cannot be run; empty: it can."""
     if row.report is None:
         return row.not_executable or str(row.refused)

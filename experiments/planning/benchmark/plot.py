@@ -1,4 +1,4 @@
-"""Plot of a league table: how much slower than the certified optimum a plan is, against the CPU time of its planner."""
+"""Plot of a benchmark table: how much slower than the certified optimum plans are, against CPU time of planners."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from meshcast.experiments.planning.league.optimum import CertifiedOptimum
-from meshcast.experiments.planning.league.rows import LeagueRow
+from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum
+from meshcast.experiments.planning.benchmark.rows import BenchmarkRow
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.plots import style
 from meshcast.experiments.plots.sheet import EDGE, Sheet, make_heading, save, text_width
@@ -43,7 +43,7 @@ class PlacedBox(NamedTuple):
 
 def draw(
     problem: JobProblem,
-    rows: Sequence[LeagueRow],
+    rows: Sequence[BenchmarkRow],
     optimum: CertifiedOptimum,
     path: str | Path,
     width: style.Width = "page",
@@ -52,7 +52,7 @@ def draw(
     save(lambda: regret_and_time(problem, rows, optimum), path, width)
 
 
-def regret_and_time(problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptimum) -> Figure:
+def regret_and_time(problem: JobProblem, rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum) -> Figure:
     """The plot."""
     shown = [(row.name, max(row.cpu_s, 1e-2), 100 * row.regret) for row in rows if row.regret is not None]
     title = f"Planners of {problem.job.model.name}: regret and time of the search"
@@ -83,7 +83,7 @@ def regret_and_time(problem: JobProblem, rows: Sequence[LeagueRow], optimum: Cer
     return sheet.figure
 
 
-def _describe(problem: JobProblem, rows: Sequence[LeagueRow], optimum: CertifiedOptimum) -> list[list[str] | str]:
+def _describe(problem: JobProblem, rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum) -> list[list[str] | str]:
     """The sentences below the title: the job, the optimum, and planners without a point."""
     kinds = [*problem.job.cluster.kinds.values()] or [problem.job.cluster]
     words = [

@@ -1,7 +1,7 @@
-"""Writes the league tables of docs/planners.md: below each link to a job of examples/league, what planners propose.
+"""Writes the benchmark tables of docs/planners.md: below each link to a job of examples/benchmark, what is proposed.
 
-``python -m tools.pages.league docs/planners.md`` (``make docs-league``): some ten minutes on a machine
-that does nothing else.
+``python -m tools.pages.benchmark docs/planners.md`` (``make docs-benchmark``): some ten minutes on a machine that
+does nothing else.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from meshcast.experiments.planning.league.answer import to_answer
-from meshcast.experiments.planning.league.optimum import find_optimum
-from meshcast.experiments.planning.league.rows import choose_planners, rank_proposals
+from meshcast.experiments.planning.benchmark.answer import name_method, to_answer
+from meshcast.experiments.planning.benchmark.optimum import find_optimum
+from meshcast.experiments.planning.benchmark.rows import choose_planners, rank_proposals
 from meshcast.experiments.planning.pricing.mixed import open_problem
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.hardware.units import GIB
@@ -23,22 +23,8 @@ COLUMNS = (
     *("planner", "step", "90 % interval", "GiB", "regret", "in its own space"),
     *("objective", "evaluations", "CPU time", "executable"),
 )
-TABLE = re.compile(r"\[[\w.-]+\]\(\.\./(examples/league/[\w.-]+\.yaml)\)\n\n(\|.*\n)+")
+TABLE = re.compile(r"\[[\w.-]+\]\(\.\./(examples/benchmark/[\w.-]+\.yaml)\)\n\n(\|.*\n)+")
 """A link to a job, and the table below it."""
-
-METHODS = {
-    "integer program": "ILP",
-    "branch and bound": "ILP",
-    "frontier tracking": "elimination",
-    "enumeration of its space": "enumeration",
-    "simulation of every plan": "enumeration",
-    "pruned elimination": "elimination",
-    "bound of the latency": "bound",
-    "elimination, some conversions free": "bound",
-    "dynamic programming without messages": "bound",
-    **{name: name for name in ("elimination", "search", "one plan")},
-}
-"""Short words for methods; all others are dynamic programs."""
 
 
 def write_tables(page: str, root: Path, seconds: float = 20.0, steps: int = 10_000) -> str:
@@ -83,7 +69,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     regret = "" if row["regret"] is None else f"{100 * row['regret']:.1f} %"
     own = "not known"
     if row["regret_restricted"] is not None:
-        method = METHODS.get(row["space_optimum"]["method"], "DP")
+        method = name_method(row["space_optimum"]["method"])
         own = f"{max(0.0, 100 * row['regret_restricted']):.1f} %, {method}"  # equal to the solver's tolerance
     return [*forecast, regret, own, *priced, "yes"]
 

@@ -1,4 +1,4 @@
-"""The rows of the league table: what named planners propose for one job, and what the engine says to it."""
+"""The rows of the benchmark table: what named planners propose for one job, and what the engine says to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from meshcast.experiments.planning.league.optimum import CertifiedOptimum, explain_faster
+from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum, explain_faster
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, find_planner, planner_names
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.problem import SearchBudget
@@ -16,7 +16,7 @@ from meshcast.simulator.report.report import Report
 
 
 @dataclass(frozen=True)
-class LeagueRow:
+class BenchmarkRow:
     """The proposal of one planner.
 
     name: of the planner. cpu_s: CPU time of its plan, pricing included [s].
@@ -77,7 +77,7 @@ def rank_proposals(
     budget: SearchBudget,
     optimum: CertifiedOptimum | PlanError | None = None,
     watch: Callable[[Sequence[str]], Iterable[str]] = lambda names: names,
-) -> list[LeagueRow]:
+) -> list[BenchmarkRow]:
     """The proposals of planners, best first. watch: goes through their names, for example with a progress bar.
 
     Raises PlanError if a plan of the space of the certified optimum is faster than that.
@@ -86,21 +86,21 @@ def rank_proposals(
     return sorted(rows, key=lambda row: row.rank)
 
 
-def _propose(problem: JobProblem, names: Iterable[str], budget: SearchBudget) -> Iterator[LeagueRow]:
+def _propose(problem: JobProblem, names: Iterable[str], budget: SearchBudget) -> Iterator[BenchmarkRow]:
     for name in names:
         begin = time.process_time()
         planner: Planner = find_planner(name)()
         try:
             proposal = planner.plan(problem, budget)
         except PlanError as error:
-            yield LeagueRow(name, time.process_time() - begin, refused=error)
+            yield BenchmarkRow(name, time.process_time() - begin, refused=error)
             continue
         except ValueError as error:  # of a core: a table that is too large, a solver without a solution in time
             rule, remedy = str(error), "Give it more time with --seconds, or fewer GPUs"
             refused = PlanError(f"planner {name}", rule, remedy)
-            yield LeagueRow(name, time.process_time() - begin, refused=refused)
+            yield BenchmarkRow(name, time.process_time() - begin, refused=refused)
             continue
-        row = LeagueRow(name, time.process_time() - begin, proposal, not_executable=proposal.not_executable)
+        row = BenchmarkRow(name, time.process_time() - begin, proposal, not_executable=proposal.not_executable)
         try:
             yield row if row.not_executable else replace(row, report=problem.report(dict(proposal.plan)))
         except PlanError as error:
@@ -108,8 +108,8 @@ def _propose(problem: JobProblem, names: Iterable[str], budget: SearchBudget) ->
 
 
 def _judge(
-    problem: JobProblem, row: LeagueRow, budget: SearchBudget, optimum: CertifiedOptimum | PlanError | None
-) -> LeagueRow:
+    problem: JobProblem, row: BenchmarkRow, budget: SearchBudget, optimum: CertifiedOptimum | PlanError | None
+) -> BenchmarkRow:
     """A row with its regrets."""
     proposal = row.proposal
     if proposal is None or row.report is None or not row.fits:

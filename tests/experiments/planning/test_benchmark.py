@@ -1,4 +1,4 @@
-"""`meshcast plan`: the league table of planners of a job."""
+"""`meshcast plan`: the benchmark table of planners of a job."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import yaml
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
+from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum, explain_faster, find_optimum
+from meshcast.experiments.planning.benchmark.rows import planners_of_jobs
 from meshcast.experiments.planning.cores.elimination import eliminate
-from meshcast.experiments.planning.league.optimum import CertifiedOptimum, explain_faster, find_optimum
-from meshcast.experiments.planning.league.rows import planners_of_jobs
 from meshcast.experiments.planning.pricing.mixed import open_problem
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
-from tools.pages.league import COLUMNS, TABLE, format_table
+from tools.pages.benchmark import COLUMNS, TABLE, format_table
 
 JOB = {
     "model": {"preset": "gpt3-5b", "layers": 2},
@@ -56,7 +56,7 @@ def test_the_answer_has_jobs_with_their_forecasts_best_first(job: Path) -> None:
 @pytest.mark.slow
 def test_no_planner_beats_the_certified_optimum_or_that_of_its_own_space(job: Path, tmp_path: Path) -> None:
     """A small version of the tables of docs/planners.md: every planner of jobs."""
-    plot = tmp_path / "league.png"
+    plot = tmp_path / "benchmark.png"
     done = run(job, "--with", "all", "--json", "--plot", plot, "--steps", 200, "--seconds", 5)
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
@@ -109,8 +109,8 @@ def test_the_columns_of_the_table_are_whole_and_explained(job: Path) -> None:
     assert "own regret objective s priced CPU s" in words and "own regret: against the best plan" in words
 
 
-def test_the_jobs_of_the_league_are_accepted() -> None:
-    files = sorted((Path(__file__).resolve().parents[3] / "examples" / "league").glob("*.yaml"))
+def test_the_jobs_of_the_benchmark_are_accepted() -> None:
+    files = sorted((Path(__file__).resolve().parents[3] / "examples" / "benchmark").glob("*.yaml"))
     assert len(files) == 4
     for file in files:
         assert open_problem(file).gpus in (24, 64, 1024)
@@ -142,7 +142,7 @@ def test_the_page_of_planners_has_a_row_for_every_planner(job: Path) -> None:
         assert f"| `{row['planner']}` | " in line and (row["regret"] is None or f"{100 * row['regret']:.1f} %" in line)
 
 
-def test_the_page_of_planners_has_a_table_for_every_job_of_the_league() -> None:
+def test_the_page_of_planners_has_a_table_for_every_job_of_the_benchmark() -> None:
     root = Path(__file__).parents[3]
     jobs = [found[1] for found in TABLE.finditer((root / "docs/planners.md").read_text("utf-8"))]
-    assert sorted(jobs) == sorted(str(one.relative_to(root)) for one in root.glob("examples/league/*.yaml"))
+    assert sorted(jobs) == sorted(str(one.relative_to(root)) for one in root.glob("examples/benchmark/*.yaml"))

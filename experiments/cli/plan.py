@@ -1,4 +1,4 @@
-"""``meshcast plan``: what published planners propose for a job, and the league table of their forecasts."""
+"""``meshcast plan``: what published planners propose for a job, and the benchmark table of their forecasts."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def plan(
     """Ask published planners for plans of a job, and forecast each."""
     with answering(as_json):
         from meshcast.experiments.pages.forecast import show
-        from meshcast.experiments.planning.league.answer import to_answer
-        from meshcast.experiments.planning.league.optimum import CertifiedOptimum, find_optimum
-        from meshcast.experiments.planning.league.page import league_table
-        from meshcast.experiments.planning.league.rows import choose_planners, rank_proposals
+        from meshcast.experiments.planning.benchmark.answer import to_answer
+        from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum, find_optimum
+        from meshcast.experiments.planning.benchmark.page import benchmark_table
+        from meshcast.experiments.planning.benchmark.rows import choose_planners, rank_proposals
         from meshcast.experiments.planning.pricing.mixed import open_problem
         from meshcast.experiments.planning.problem import SearchBudget
         from meshcast.hardware.errors import PlanError
@@ -59,13 +59,13 @@ def plan(
         if plot is not None:
             if not isinstance(best, CertifiedOptimum):
                 raise best or PlanError("--plot", "there is no certified optimum", "Leave it out", str(plot))
-            from meshcast.experiments.planning.league.plot import draw
+            from meshcast.experiments.planning.benchmark.plot import draw
 
             draw(problem, rows, best, plot, paper)
         if as_json:
             emit(to_answer(problem, rows, best))
         else:
-            show(league_table(rows, best))
+            show(benchmark_table(rows, best))
 
 
 @contextmanager

@@ -1,1 +1,0 @@
-"""``meshcast plan`` and ``plan-module``: what published planners propose."""

@@ -1,1 +1,0 @@
-"""Searches that improve or complete a plan step by step: neighbourhoods, moves between stages, walks over grids."""

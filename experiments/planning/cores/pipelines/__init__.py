@@ -1,1 +1,0 @@
-"""Searches of planners of pipelines: partitions, strategies of layers, groups of devices."""

@@ -1,1 +1,0 @@
-"""The league table: what planners propose for a job, and how far each plan is from the certified optimum."""
