@@ -28,15 +28,18 @@ def partition_stages(costs: Sequence[np.ndarray], microbatches: int = 0) -> Part
 
     costs: by stage, of the layers from first to last, both included [layers, layers].
     """
-    upper = [np.where(np.less_equal(*np.indices(cost.shape)), cost, np.inf) for cost in costs]
     # By the borders of a stage, from one (row) to another (column); a stage without layers is not allowed.
-    tables = [np.pad(cost, ((0, 1), (1, 0)), constant_values=np.inf) for cost in upper]
+    borders = len(costs[0]) + 1
+    stacked = np.full((len(costs), borders, borders), np.inf)
+    stacked[:, :-1, 1:] = costs
+    stacked[:, np.tri(borders, dtype=bool)] = np.inf
+    tables = [*stacked]
     if not is_reachable(tables):
         return None
     layers = minimise_step(tables, microbatches) if microbatches else minimise_largest(tables)
     chosen = costs_of(costs, layers)
     value = sum(chosen) + (microbatches - 1) * max(chosen) if microbatches else max(chosen)
-    return Partition(tuple(layers), value, sum(table.size for table in tables))
+    return Partition(tuple(layers), value, stacked.size)
 
 
 def costs_of(costs: Sequence[np.ndarray], layers: Sequence[int]) -> list[float]:

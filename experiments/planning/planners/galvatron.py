@@ -145,13 +145,13 @@ class Galvatron(Planner):
         seconds = np.stack([units.forward[rows] + units.backward[rows] for units in prices.units], axis=1)
         held = np.stack([units.states[rows] + flights * units.kept[rows] for units in prices.units], axis=1)
         ends = [number for number, here in ((0, stage == 0), (-1, stage == len(layers) - 1)) if here]
-        end_units = prices.units[0]  # the ends are alike in all strategies
-        fixed = sum(float(end_units.states[end] + flights * end_units.kept[end]) for end in ends)
+        reference = prices.units[0]  # the ends cost the same in all strategies
+        fixed = sum(float(reference.states[end] + flights * reference.kept[end]) for end in ends)
         peak = max(float(units.peak[rows].max()) for units in prices.units)
-        peak = max([peak, *(float(end_units.peak[end]) for end in ends)])
+        peak = max([peak, *(float(reference.peak[end]) for end in ends)])
         path = choose_strategies(microbatches * seconds + prices.once[None], held, memory - fixed - peak)
         if path is None:
             return None
         total = float(seconds[np.arange(layers[stage]), path.strategies].sum())
-        total += sum(float(end_units.forward[end] + end_units.backward[end]) for end in ends)
+        total += sum(float(reference.forward[end] + reference.backward[end]) for end in ends)
         return path._replace(cost=total)
