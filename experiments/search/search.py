@@ -155,7 +155,7 @@ class Search(PlanSearch):
         try:
             for cluster, group in entered:
                 nbytes = cluster.groups.least_memory(group) if "memory" in found.objectives else 0.0
-                self._push(cluster, group, cluster.bounds.bound_kernels(group), nbytes)
+                self._push(cluster, group, cluster.bounds.prices.bound_kernels(group), nbytes)
             taken = None
             while self._heap and self._heap[0].value < self.known.limit:
                 for values in others.receive() if others is not None else ():
@@ -285,7 +285,7 @@ class Search(PlanSearch):
         left = opened.left - (refined.left if refined is not None else 0)
         # Without memory of its units a group breaks a rule.
         asks_memory = opened.known is (Known.KERNELS if opened.by_memory else Known.WITHOUT_RECOMPUTE)
-        if asks_memory and cluster.bounds.unit_memory(opened.group) is not None:
+        if asks_memory and cluster.bounds.prices.unit_memory(opened.group) is not None:
             self.certificate.memory_bound += left
         else:
             self.certificate.invalid += left

@@ -33,6 +33,7 @@ from meshcast.experiments.search.unlike.runs import (
 )
 from meshcast.experiments.search.unlike.stage_units import RunOption, StageUnits
 from meshcast.experiments.search.unlike.values import MOST_OF_A_RANK, UnlikeFields
+from meshcast.hardware.remembered import remembered, remembered_by
 
 
 class BlockBounds(NamedTuple):
@@ -87,14 +88,11 @@ class BlockMaker:
         total = fields.loaded.batch.total
         assert total is not None
         self.total, self.layers = total, layers
-        self._tables: dict[int, OptionTable] = {}
-        self._rates: dict[tuple[int, ...], tuple[float, ...]] = {}
 
+    @remembered_by(lambda maker, micro, options: micro)
     def table(self, micro: int, options: Sequence[RunOption]) -> OptionTable:
         """The units of all degrees with one size of micro-batches."""
-        if micro not in self._tables:
-            self._tables[micro] = OptionTable(self.units, options, micro)
-        return self._tables[micro]
+        return OptionTable(self.units, options, micro)
 
     def blocks(self) -> Iterator[PlanBlock]:
         """All blocks."""
@@ -152,16 +150,14 @@ class BlockMaker:
             if all(len(one.option) for one in found):
                 yield found, self._sum_rates(tuple(own)), len(kinds) == 1 and own[0] == own[1]
 
+    @remembered
     def _sum_rates(self, sizes: tuple[int, ...]) -> tuple[float, ...]:
         """Least time of the sums of gradients on the devices of every replica [s/byte]. sizes: their GPUs."""
-        if sizes not in self._rates:
-            borders = np.cumsum(sizes)[:-1].tolist()
-            several = len(self.fields.kinds) > 1
-            self._rates[sizes] = tuple(
-                min(self.units.replica_sum_rate(i if several else 0, border) for border in borders)
-                for i in range(len(sizes))
-            )
-        return self._rates[sizes]
+        borders, several = np.cumsum(sizes)[:-1].tolist(), len(self.fields.kinds) > 1
+        return tuple(
+            min(self.units.replica_sum_rate(i if several else 0, border) for border in borders)
+            for i in range(len(sizes))
+        )
 
     def _equal_degrees(self, micro: int) -> Iterator[EqualDegreesPlan]:
         v, gpus, kinds = self.fields.values, self.fields.loaded.cluster.gpus, self.fields.kinds

@@ -15,6 +15,7 @@ import numpy as np
 from meshcast.experiments.search.unlike.runs import Runs
 from meshcast.experiments.search.unlike.stage_units import RunOption, StageUnits, UnitSums, stack_sums
 from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.remembered import remembered
 from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.schedule_bound import least_in_flight
 from meshcast.simulator.ir.mesh import Mesh
@@ -203,7 +204,6 @@ class ScheduleTable:
     def __init__(self, name: str, most: int, framework: Framework) -> None:
         self.name, self.most, self.framework = name, most, framework
         self.schedule = self._make(2)
-        self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def _make(self, stages: int) -> Schedule:
         kind = find_scheme(f"pipeline/{self.name}")
@@ -212,17 +212,16 @@ class ScheduleTable:
         assert isinstance(found, Schedule)
         return found
 
+    @remembered
     def at(self, m: int) -> tuple[np.ndarray, np.ndarray]:
         """With m micro-batches, by number of stages: whether the schedule takes them [stages + 1], and the least
         activations in flight [stages + 1, devices]."""
-        if m not in self._known:
-            takes, held = np.zeros(self.most + 1, bool), np.ones((self.most + 1, self.most))
-            for stages in range(1, self.most + 1):
-                schedule, shape = self._make(stages), PipelineShape(stages, m)
-                try:
-                    schedule.check(shape)
-                except MeshcastError:
-                    continue
-                takes[stages], held[stages, :stages] = True, least_in_flight(schedule, shape)
-            self._known[m] = takes, held
-        return self._known[m]
+        takes, held = np.zeros(self.most + 1, bool), np.ones((self.most + 1, self.most))
+        for stages in range(1, self.most + 1):
+            schedule, shape = self._make(stages), PipelineShape(stages, m)
+            try:
+                schedule.check(shape)
+            except MeshcastError:
+                continue
+            takes[stages], held[stages, :stages] = True, least_in_flight(schedule, shape)
+        return takes, held
