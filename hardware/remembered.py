@@ -14,14 +14,14 @@ Result = TypeVar("Result")
 
 LOOK_UP = """
 def look_up({instance}, {names}):
-    key = {key}
+    __key = {key}
     try:
-        return {instance}.{store}[key]
+        return {instance}.{store}[__key]
     except (AttributeError, KeyError):
         pass
-    result = method({instance}, {names})
-    {instance}.__dict__.setdefault("{store}", {{}})[key] = result
-    return result
+    __result = __method({instance}, {names})
+    {instance}.__dict__.setdefault("{store}", {{}})[__key] = __result
+    return __result
 """
 """Has the parameters of the method itself, which is as fast as a look-up by hand: with `*args` it would take half as
 long again. Arguments by name or by default make no other key."""
@@ -44,7 +44,7 @@ def remembered_by(
     """Returns a decorator like `remembered` for a method whose result depends on `key` of its arguments alone."""
 
     def decorate(method: Callable[Concatenate[Instance, P], Result]) -> Callable[Concatenate[Instance, P], Result]:
-        return _keep_results(method, f"key_of({', '.join(signature(method).parameters)})", key)
+        return _keep_results(method, f"__key_of({', '.join(signature(method).parameters)})", key)
 
     return decorate
 
@@ -59,7 +59,7 @@ def _keep_results(
     store = re.sub(r"\W+", "_", f"_results_of_{method.__qualname__}")
     scope: dict[str, Callable[Concatenate[Instance, P], Result]] = {}
     source = LOOK_UP.format(instance=instance, names=", ".join(names), key=key, store=store)
-    exec(source, {"method": method, "key_of": key_of}, scope)
+    exec(source, {"__method": method, "__key_of": key_of}, scope)
     look_up = scope["look_up"]
     look_up.__defaults__ = method.__defaults__  # type: ignore[attr-defined]
     return wraps(method)(look_up)

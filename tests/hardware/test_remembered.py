@@ -23,11 +23,11 @@ class Squares:
             raise ValueError
         return int(sign * number**self.power)
 
-    @remembered_by(lambda squares, text: text.lower())
-    def count(self, text: str) -> int:
+    @remembered_by(lambda squares, key, method: key.lower())
+    def count(self, key: str, method: str = "") -> int:
         """Returns the number of letters."""
-        self.calls.append(text)
-        return len(text)
+        self.calls.append(key)
+        return len(key + method)
 
 
 class MoreSquares(Squares):
