@@ -86,41 +86,41 @@ docs-site: $(SITE) ## build the site of docs/ in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs-accuracy: $(BASE) ## write docs/accuracy.md from a file of published runs: make docs-accuracy RUNS=runs.jsonl
-	$(BIN)/python -m meshcast.experiments.docs.accuracy $(RUNS) docs/accuracy.md
+	$(BIN)/python -m tools.pages.accuracy $(RUNS) docs/accuracy.md
 
 docs-catalog: $(BASE) ## write docs/catalog.md from the files in hardware/catalog/
-	$(BIN)/python -m meshcast.hardware.describe docs/catalog.md
+	$(BIN)/python -m tools.pages.catalog docs/catalog.md
 
 docs-claims: $(BASE) ## write docs/claims.md from the files in validation/claims/; some minutes
-	$(BIN)/python -m meshcast.experiments.docs.claims docs/claims.md
+	$(BIN)/python -m tools.pages.claims docs/claims.md
 
 docs-league: $(BASE) ## write the tables of docs/planners.md from the jobs of examples/league; ten minutes
-	$(BIN)/python -m meshcast.experiments.docs.league docs/planners.md
+	$(BIN)/python -m tools.pages.league docs/planners.md
 
 docs-envelope: $(BASE) ## write what published runs have measured: make docs-envelope RUNS=runs.jsonl
-	$(BIN)/python -m meshcast.validation.published.measured_range.tables $(RUNS)
+	$(BIN)/python -m tools.data.measured_range $(RUNS)
 
 docs-excerpts: $(DEV) ## write what the commands print into docs/tutorial.md and docs/sweeps.md; a minute
 	$(BIN)/python -m tests.excerpts docs/tutorial.md docs/sweeps.md
 
 docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/report/figures.py
-	$(BIN)/python -m meshcast.simulator.report.figures_page docs/figures.md
+	$(BIN)/python -m tools.pages.figures docs/figures.md
 
 docs-python: $(BASE) ## execute the cells of docs/python.md and write their outputs
-	$(BIN)/python -m meshcast.experiments.docs.python_page docs/python.md
+	$(BIN)/python -m tools.pages.python_page docs/python.md
 
 docs-plots: $(BASE) ## draw the images of docs/plots.md and of the README; a minute
 	@mkdir -p out
-	$(BIN)/python -m meshcast.experiments.docs.plots docs/plots.md
+	$(BIN)/python -m tools.pages.plots docs/plots.md
 
 docs-readme: $(BASE) ## write the page of the README's example
-	$(BIN)/python -m meshcast.experiments.docs.readme
+	$(BIN)/python -m tools.pages.readme
 
 docs-schemes: $(BASE) ## write docs/schemes.md from the files in simulator/schemes/
-	$(BIN)/python -m meshcast.simulator.report.scheme_page docs/schemes.md
+	$(BIN)/python -m tools.pages.schemes docs/schemes.md
 
 papers: $(BASE) ## redraw figures of papers in out/papers/, and write docs/papers.md; five minutes
-	$(BIN)/python -m meshcast.experiments.papers
+	$(BIN)/python -m tools.papers
 
 clean: ## remove everything that make has made, .venv included
 	rm -rf $(VENV) $(OLDEST) build dist out site *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -25,7 +25,7 @@ LEARNED = "experiments/planning/cores/learned/"
 IMPORTED = "experiments/planning/imported/"
 """Traces of modules of torch, which they import when one is asked about."""
 
-PACKAGES = ("meshcast", "hardware", "simulator", "validation", "experiments")
+PACKAGES = ("meshcast", "hardware", "simulator", "validation", "experiments", "tools")
 
 FLOORS = [
     "meshcast.hardware",
@@ -68,10 +68,15 @@ FLOORS = [
     "meshcast.experiments.search",
     "meshcast.experiments.report",
     "meshcast.experiments.planning",
-    "meshcast.experiments.papers",
-    "meshcast.experiments.docs",
+    "tools.data",
+    "tools.papers",
+    "tools.pages",
     "meshcast.experiments.cli",
     "meshcast",
+    "tools.data",
+    "tools.papers",
+    "tools.pages",
+    "tools",
 ]
 """Rooms from the lowest to the highest: a room imports itself and rooms below it."""
 
@@ -118,7 +123,7 @@ def relative(path: Path) -> str:
 def dotted(path: str) -> str:
     """`simulator/costs/__init__.py` -> `meshcast.simulator.costs`."""
     name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return name if name.partition(".")[0] == "meshcast" else f"meshcast.{name}"
+    return name if name.partition(".")[0] in ("meshcast", "tools") else f"meshcast.{name}"
 
 
 def room(name: str) -> str:
@@ -152,9 +157,9 @@ def breaches(path: str, source: str) -> Iterator[str]:
     for line, target in imports(path, source):
         top = target.split(".")[0]
         there = room(target)
-        if top in PACKAGES and top != "meshcast":
+        if top in PACKAGES and top not in ("meshcast", "tools"):
             yield f"{path}:{line} imports {target}: a package of meshcast is imported as meshcast.{target}"
-        if top == "meshcast" and there != here:
+        if top in ("meshcast", "tools") and there != here:
             denied = any((target + ".").startswith(prefix + ".") for prefix in DENIED.get(here, ()))
             if here not in FLOORS or there not in FLOORS:
                 yield f"{path}:{line} imports {target}: {here} or {there} is no room of FLOORS"

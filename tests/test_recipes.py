@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("meshcast", "hardware", "simulator", "validation", "experiments", "tests", "docs", "examples")
+COPIED = ("meshcast", "hardware", "simulator", "validation", "experiments", "tools", "tests", "docs", "examples")
 DIFF = re.compile(r"^--- (\S+)\n\+\+\+ b/(\S+)\n((?:[+ @].*\n|\+\n)*)", re.MULTILINE)
 """The old path, the new path and the lines of one file; lines begin with `+`, and with a space for context."""
 
@@ -92,13 +92,17 @@ def test_a_gpu_is_one_file(project: Path) -> None:
     job = {"model": "gpt2", "cluster": {"gpu": gpu, "gpus": 8, "gpus_per_node": 8}}
     code = f"""
 from pathlib import Path
-from meshcast.hardware.describe import page
+from tools.pages.catalog import page
 from meshcast.simulator import simulate
 Path("docs/catalog.md").write_text(page(), "utf-8")
 print(*simulate({job!r}).to_dict()["assumed"], sep="\\n")
 """
-    tests = "tests/hardware/test_catalog.py", "tests/hardware/test_describe.py", "tests/simulator/costs/test_kernels.py"
-    output = run(project, code, f"test_catalog or test_describe or {gpu}", *tests)
+    tests = (
+        "tests/hardware/test_catalog.py",
+        "tests/tools/pages/test_catalog_page.py",
+        "tests/simulator/costs/test_kernels.py",
+    )
+    output = run(project, code, f"test_catalog or test_catalog_page or {gpu}", *tests)
     assert passed(output) > 250
     (borrowed,) = re.findall(r"```text\nassumed +(.*)\n```", (ROOT / "docs" / "add-a-gpu.md").read_text("utf-8"))
     assert borrowed in output.splitlines()
@@ -124,19 +128,19 @@ def test_a_scheme_is_one_file_and_one_golden_job(project: Path) -> None:
     use, job = Path(scheme[1]).stem.replace("_", "-"), Path(golden[1]).stem
     code = f"""
 from pathlib import Path
-from meshcast.simulator.report.scheme_page import page
+from tools.pages.schemes import page
 from tests.golden.rewrite import forecasts, write
 write({job!r}, dict(forecasts([{job!r}]))[{job!r}])
 Path("docs/schemes.md").write_text(page(), "utf-8")
 """
-    tests = "tests/contract", "tests/golden", "tests/simulator/report/test_scheme_page.py"
+    tests = "tests/contract", "tests/golden", "tests/tools/pages/test_schemes_page.py"
     output = run(project, code, f"{use} or test_every_scheme_occurs or page_of_the_schemes", *tests)
     assert passed(output) > 20
     assert (project / golden[1]).read_text("utf-8").startswith(added(golden[2]) + "forecast:\n")
     assert changed(project) <= {scheme[1], golden[1], "docs/schemes.md"}
 
 
-def test_the_schedule_of_the_scheme_page_is_its_file() -> None:
+def test_the_schedule_of_the_recipe_is_its_file() -> None:
     schedule, golden = diffs("add-a-scheme.md")[2:]
     assert (ROOT / schedule[1]).read_text("utf-8").endswith(added(schedule[2]))
     assert (ROOT / golden[1]).read_text("utf-8").startswith(added(golden[2]) + "forecast:\n")

@@ -1,7 +1,8 @@
 """The command line: ``meshcast predict``, ``sweep``, ``list``, ``validate`` and the rest.
 
-Answers go to stdout, messages to stderr. Exit codes: 0 answered; 2 invalid input, explained in one message; 3 a plan
-that does not fit, under ``--strict``; 130 interrupted. Heavy modules are imported inside the commands.
+Answers go to stdout, messages to stderr. Exit codes: 0 answered; 1 a check failed; 2 invalid input,
+explained in one message; 3 a plan that does not fit, under ``--strict``; 130 interrupted. Heavy modules are imported
+inside the commands.
 """
 
 from __future__ import annotations
@@ -140,6 +141,7 @@ def predict(
             help="How to play the step. All agree, except `shared`, which also models contention on links.",
         ),
     ] = "matrices",
+    verify: cli_selfcheck.Verify = False,
     every_round: Annotated[
         bool, typer.Option("--every-round", help="Play every round of micro-batches, also those that provably repeat.")
     ] = False,
@@ -159,8 +161,8 @@ def predict(
 
         known = Calibration.from_folder(cli_validate.check_calibration_folder(calibration))
         if jobs is not None:
-            if (job, plot, trace, snapshot) != (None,) * 4 or verbose:
-                rule = "it cannot be combined with JOB, --plot, --trace, --snapshot or --verbose"
+            if (job, plot, trace, snapshot) != (None,) * 4 or verbose or verify:
+                rule = "it cannot be combined with JOB, --plot, --trace, --snapshot, --verbose or --verify"
                 raise PlanError("--jobs", rule, "Leave them out")
             if forecast_all(jobs, out, change or (), engine_of(engine), not every_round, known) and strict:
                 raise typer.Exit(TOO_LARGE)
@@ -174,14 +176,15 @@ def predict(
             interchange.check_snapshot(snapshot, job)
         from meshcast.simulator import load_job, simulate
 
-        engine_of(engine)  # a wrong name is refused before a search
+        cli_selfcheck.check_verify(verify, engine_of(engine))  # a wrong name is refused before a search
         unrecognised = tell_launch(job, change or ())
         found = cli_search.find_plan(job, tuple(change or ()), known, strict)
         wanted = load_job(job, change or ()) if found is None else load_job(found.best[0].job, base=job.parent)
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
-        draw(report, files, paper)
-        interchange.write_files(report, trace, snapshot)
-        more = cli_explain.find_more(report, verbose)
+        played, replays = cli_selfcheck.verify_forecast(report, verify)
+        draw(played, files, paper)
+        interchange.write_files(played, trace, snapshot)
+        more = cli_explain.find_more(report, verbose, replays)
         if as_json:
             emit(report.to_dict() | (cli_search.describe_search(found) if found else {}) | more.to_dict())
         else:
@@ -193,6 +196,7 @@ def predict(
             show_unrecognised(unrecognised)
         if found is not None:
             cli_search.end_search(found)
+        cli_selfcheck.end_verify(replays)
         if strict and not report.fits:
             misfit = OutOfMemory(str(job), f"the plan needs {report.missing}", "See the memory of its stages")
             typer.echo(f"meshcast: {misfit}", err=True)

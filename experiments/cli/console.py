@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from meshcast.hardware.errors import MeshcastError, PlanError, escape_controls
 
-WRONG, TOO_LARGE, INTERRUPTED = 2, 3, 130
+VIOLATED, WRONG, TOO_LARGE, INTERRUPTED = 1, 2, 3, 130
 """Exit codes."""
 
 IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
@@ -75,6 +75,15 @@ def one_of(*words: str) -> Callable[[str], list[str]]:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+
+
+def track(items: Iterable[Any], label: str) -> Iterable[Any]:
+    """Passes items on one by one; on a terminal a bar shows how many of them are done."""
+    from rich.console import Console
+    from rich.progress import track as track_on
+
+    console = Console(stderr=True)
+    return track_on(list(items), label, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from meshcast.experiments.cli.console import AsJson, answering, emit, plot_files
+from meshcast.experiments.cli.console import AsJson, answering, emit, plot_files, track
 from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.assumed_fields import AssumedField
     from meshcast.experiments.explain.fitting_changes import FittingChange
     from meshcast.simulator import Report
+    from meshcast.validation.selfcheck.replay import Replay
 
 Changes = Annotated[
     list[str] | None,
@@ -25,11 +26,14 @@ Changes = Annotated[
 class MoreOfForecast(NamedTuple):
     """What ``predict`` adds to a forecast. None: it was not asked for.
 
-    fitting: changes that make a plan fit that does not. unstated: fields that the job does not state.
+    fitting: changes that make a plan fit that does not.
+    unstated: fields that the job does not state.
+    replays: the forecast held against replays of its step.
     """
 
     fitting: Sequence[FittingChange] | None
     unstated: Sequence[AssumedField] | None
+    replays: Sequence[Replay] | None
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of ``predict --json``."""
@@ -38,16 +42,18 @@ class MoreOfForecast(NamedTuple):
             found["fitting_changes"] = [one.to_dict() for one in self.fitting]
         if self.unstated is not None:
             found["unstated"] = {one.name: one.value for one in self.unstated}
+        if self.replays is not None:
+            found["replays"] = [played.to_dict() for played in self.replays]
         return found
 
 
-def find_more(report: Report, verbose: bool) -> MoreOfForecast:
+def find_more(report: Report, verbose: bool, replays: Sequence[Replay] | None = None) -> MoreOfForecast:
     """Changes that make a plan fit, if it does not; with `verbose` the fields that the job does not state."""
     from meshcast.experiments.explain.assumed_fields import assumed_fields
     from meshcast.experiments.explain.fitting_changes import fitting_changes
 
     fitting = None if report.fits else fitting_changes(report)
-    return MoreOfForecast(fitting, assumed_fields(report) if verbose else None)
+    return MoreOfForecast(fitting, assumed_fields(report) if verbose else None, replays)
 
 
 def compare(
@@ -104,19 +110,10 @@ def why(
     """Explain a forecast: its critical path, and what better hardware and each assumed field are worth."""
     with answering(as_json):
         files, paper = plot_files(plot, ("tornado",)) if plot is not None else {}, choose_width(width, plot)
-        from rich.console import Console
-        from rich.progress import track
-
         from meshcast.experiments.explain.sensitivity import explain
         from meshcast.simulator import load_job
 
-        wanted, console = load_job(job, change or ()), Console(stderr=True)
-        found = explain(
-            wanted,
-            lambda steps: track(
-                list(steps), "forecasting", console=console, transient=True, disable=not console.is_terminal
-            ),
-        )
+        found = explain(load_job(job, change or ()), lambda steps: track(steps, "forecasting"))
         for place in files.values():
             from meshcast.experiments.plots import tornado
 

@@ -1,43 +1,85 @@
-"""``meshcast check``: an installation held against itself."""
+"""``meshcast check`` and ``predict --verify``: an installation, or one forecast, held against itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshcast.experiments.cli.console import AsJson, answering, emit
+from meshcast.experiments.cli.console import VIOLATED, AsJson, answering, emit, track
+from meshcast.hardware.errors import PlanError
 
-VIOLATED = 1
-"""Exit code where a check found something wrong."""
+if TYPE_CHECKING:
+    from meshcast.simulator.engine.play import Engine
+    from meshcast.simulator.report.report import Report
+    from meshcast.validation.selfcheck.replay import Replay
+
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Replay the step on SimPy and rank by rank, and draw what SimPy did; exit with code 1 if they differ.",
+    ),
+]
+
+
+def check_verify(verify: bool, engine: Engine) -> None:
+    """Raises PlanError for a forecast that a replay cannot be held against."""
+    if verify and engine == "shared":
+        raise PlanError("--verify", "only SimPy plays contention (--engine shared)", "Leave one of both out")
+    if verify and engine == "simpy":
+        raise PlanError("--verify", "it holds another engine against SimPy", "Leave out --engine")
+
+
+def verify_forecast(report: Report, verify: bool) -> tuple[Report, Sequence[Replay] | None]:
+    """Returns the report that files are drawn from and the replays; without `verify` the forecast itself and None."""
+    if not verify:
+        return report, None
+    from meshcast.validation.selfcheck.replay import replay
+
+    return replay(report, track)
+
+
+def end_verify(replays: Sequence[Replay] | None) -> None:
+    """Ends the command with an exit code of its own if a replay differs from the forecast."""
+    if not all(played.agrees for played in replays or ()):
+        raise typer.Exit(VIOLATED)
 
 
 def check(
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=100_000, help="Jobs to draw.")] = 50,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Equal seeds draw equal jobs.")] = 0,
+    job: Annotated[
+        Path | None, typer.Argument(metavar="JOB", help="A job file, YAML or JSON; drawn jobs if not given.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", metavar="N", min=1, max=100_000, help="Jobs to draw; 50 if not given.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="S", help="Equal seeds draw equal jobs; 0 if not given.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check this installation: relations that hold for any job, on drawn ones, and the completeness of its data."""
+    """Replay a job on SimPy and rank by rank; without JOB check this installation: drawn jobs, completeness of data."""
     with answering(as_json):
-        from rich.console import Console
-        from rich.progress import track
+        from meshcast.simulator import simulate
+        from meshcast.validation.selfcheck.run import JOBS, check_report, has_violations, run_checks
 
-        from meshcast.validation.selfcheck.run import has_violations, run_checks
-
-        console = Console(stderr=True)
-
-        def show_progress(drawn: Iterable[Any]) -> Iterable[Any]:
-            quiet = not console.is_terminal
-            return track(list(drawn), "checking jobs", console=console, transient=True, disable=quiet)
-
-        rows = run_checks(jobs, seed, show_progress)
+        replays: Sequence[Replay] = ()
+        if job is None:
+            rows = run_checks(jobs or JOBS, seed or 0, track)
+        elif (jobs, seed) != (None, None):
+            raise PlanError("check", "it takes a JOB, or draws jobs with --jobs and --seed", "Leave one of both out")
+        else:
+            rows, replays = check_report(simulate(job), track)
         if as_json:
-            emit({"checks": rows, "violations": sum(len(row["violations"]) for row in rows)})
+            wrong = sum(len(row["violations"]) for row in rows)
+            more = {} if job is None else {"replays": [played.to_dict() for played in replays]}
+            emit({"checks": rows, "violations": wrong, **more})
         else:
             from meshcast.experiments.pages.forecast import show
             from meshcast.experiments.pages.selfcheck import checks_page
 
-            show(checks_page(rows))
+            show(checks_page(rows, replays))
     if has_violations(rows):
         raise typer.Exit(VIOLATED)

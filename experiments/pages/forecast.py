@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -40,6 +40,9 @@ from meshcast.simulator.report.words import (
     is_unlike,
     name_device,
 )
+
+if TYPE_CHECKING:
+    from meshcast.validation.selfcheck.replay import Replay
 
 WIDTH = 100
 """Width of a page in a pipe [characters]."""
@@ -109,11 +112,12 @@ def page(
     snapshot: Path | None = None,
     fitting: Sequence[FittingChange] | None = None,
     unstated: Sequence[AssumedField] | None = None,
+    replays: Sequence[Replay] | None = None,
 ) -> RenderableType:
     """The whole page.
 
     plots, trace, snapshot: files that were written. fitting: changes that make the plan fit. unstated: fields to list
-    that the job does not state.
+    that the job does not state. replays: the forecast held against replays of its step.
     """
     answer = report.to_dict()
     parts: list[RenderableType] = [
@@ -138,6 +142,7 @@ def page(
     parts += [_field("warning", warning, "bold yellow") for warning in answer["warnings"]]
     parts += [_field("assumed", sentence) for sentence in answer["assumed"]]
     parts += list_unstated(unstated or ())
+    parts += [_field("verified" if played.agrees else "differs", str(played)) for played in replays or ()]
     if len(plots) == 1:
         parts.append(_field("timeline", f"written to {plots[0]}"))
     elif plots:

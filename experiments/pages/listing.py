@@ -137,8 +137,7 @@ def _blocks(model: Model) -> list[str]:
 
 def schemes() -> list[Row]:
     """All schemes, with the first sentence of the docstring of each."""
-    from meshcast.simulator.ir.registry import find_scheme, scheme_names
-    from meshcast.simulator.report.scheme_page import idea
+    from meshcast.simulator.ir.registry import describe_scheme, find_scheme, scheme_names
 
     rows = []
     for use in scheme_names():
@@ -150,7 +149,7 @@ def schemes() -> list[Row]:
                 "paper": paper.ref,
                 "year": paper.year,
                 "title": paper.title,
-                "idea": idea(use),
+                "idea": describe_scheme(use),
             }
         )
     return rows

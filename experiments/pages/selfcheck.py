@@ -10,14 +10,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshcast.validation.selfcheck.replay import Replay
 from meshcast.validation.selfcheck.run import reproduce
 
 SHOWN = 5
 """Violations of one check that are written out."""
 
 
-def checks_page(rows: Sequence[dict[str, Any]]) -> RenderableType:
-    """A row for every check, then what is wrong, with the jobs that show it."""
+def checks_page(rows: Sequence[dict[str, Any]], replays: Sequence[Replay] = ()) -> RenderableType:
+    """A row for every check, then replays of one job, then what is wrong, with the jobs that show it."""
     table = Table(box=box.SIMPLE_HEAD)
     for column, justify in (("check", "left"), ("jobs", "right"), ("seconds", "right"), ("result", "left")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
@@ -25,7 +26,8 @@ def checks_page(rows: Sequence[dict[str, Any]]) -> RenderableType:
         wrong = len(row["violations"])
         result = Text(f"{wrong} violations", "bold red") if wrong else Text("holds", "green")
         table.add_row(row["check"], str(row["jobs"] or ""), f"{row['seconds']:.1f}", result)
-    texts = [Text(line) for row in rows for line in _explain(row)]
+    texts = [Text(str(played)) for played in replays if played.agrees]
+    texts += [Text(line) for row in rows for line in _explain(row)]
     return Group(table, *texts)
 
 

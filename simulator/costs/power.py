@@ -8,7 +8,7 @@ memory bandwidth::
 
 The board holds the mean over tens of milliseconds at its limit, so kernels together add `limit` - `idle` at most while
 they run. The coefficients are shares of the limit, so that they carry over to GPUs that were not measured. They are in
-``simulator/costs/power.yaml`` with their sources and errors; ``python -m meshcast.validation.calibration.power``
+``simulator/costs/power.yaml`` with their sources and errors; ``python -m tools.data.power``
 fits those of the measured GPUs.
 """
 

@@ -14,13 +14,19 @@ from meshcast.simulator.program.flatten import FlatProgram
 
 @dataclass(frozen=True)
 class OpTimes:
-    """Begin and end of every instance of a flat program [s].
+    """When everything happened in a flat program, as its player noted it [s].
 
-    unissued: for ops that waited for the host, when they could have begun without it [s].
+    begin: by op, when it began on its stream.
+    end: by op, when it left its stream.
+    arrival: by op, when others saw its result.
+    launched: by op that takes time of the host, when the host had launched it.
+    unissued: by op that waited for the host, when it could have begun without it.
     """
 
     begin: list[float]
     end: list[float]
+    arrival: list[float]
+    launched: dict[int, float]
     unissued: dict[int, float]
 
     @property
@@ -34,27 +40,28 @@ def longest_path(
 ) -> OpTimes:
     """The times of all ops. free, host: when each stream and each host become free [s]; 0 by default."""
     count = len(flat.ops)
-    begin, end, seen = [0.0] * count, [0.0] * count, [0.0] * count
+    begin, end, arrival = [0.0] * count, [0.0] * count, [0.0] * count
     streams = {key: i for i, key in enumerate(flat.queues)}
     queue = [0] * count
     for key, numbers in flat.queues.items():
         for number in numbers:
             queue[number] = streams[key]
     ready = [free[key] if free else 0.0 for key in flat.queues]
+    launched: dict[int, float] = {}
     unissued: dict[int, float] = {}
     clock = list(host) if host else [0.0] * (max(flat.device, default=0) + 1)
     rows = zip(flat.seconds, flat.latency, flat.issue, flat.after, flat.device, queue, strict=True)
     for number, (seconds, latency, issue, after, device, stream) in enumerate(rows):
         at = ready[stream]
         for other in after:
-            if seen[other] > at:
-                at = seen[other]
+            if arrival[other] > at:
+                at = arrival[other]
         if issue:
-            clock[device] = issued = clock[device] + issue
+            clock[device] = launched[number] = issued = clock[device] + issue
             if issued > at:
                 unissued[number] = at
                 at = issued
         begin[number] = at
         end[number] = ready[stream] = at = at + seconds
-        seen[number] = at + latency
-    return OpTimes(begin, end, unissued)
+        arrival[number] = at + latency
+    return OpTimes(begin, end, arrival, launched, unissued)

@@ -56,8 +56,8 @@ def op_occupancy(flat: FlatProgram, times: OpTimes, device: int) -> dict[str, Sp
         if owner == device and queue:
             numbers[axis_of(flat.ops[queue[0]])] += queue
     numbers["pp"] += [number for number, _, receiver in flat.sent if receiver == device]
-    begin, end = np.array(times.begin), np.array(times.end) + np.array(flat.latency)
-    found = {axis: [(begin[own], end[own])] for axis, own in numbers.items() if own}
+    begin, arrival = np.array(times.begin), np.array(times.arrival)
+    found = {axis: [(begin[own], arrival[own])] for axis, own in numbers.items() if own}
     sent = {number for number, _, _ in flat.sent}
     late = [number for number in times.unissued if flat.device[number] == device and number not in sent]
     if late:

@@ -9,7 +9,7 @@ waits for the ranks that send to it, and in a collective of unlike stages or rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,15 +68,15 @@ class Unfolded:
     """One step with all its ranks.
 
     span: from the begin of the first op to the end of the last, on whichever rank [s].
+    ends: of every op, on the rank that is last [s].
     busy: of every pipeline device, how long each rank ran kernels of its own [s]; an array over the axes of its ranks.
     waited: how long it waited for others in collectives that it had reached [s].
-    updates: ends of the updates that are actions of the timetable, by number of the action [s].
     """
 
     span: float
+    ends: Sequence[float]
     busy: Sequence[np.ndarray]
     waited: Sequence[np.ndarray]
-    updates: Mapping[int, float]
 
 
 Key = tuple[int, ...]
@@ -84,12 +84,18 @@ Key = tuple[int, ...]
 
 
 def unfold(
-    program: Program, grids: Sequence[RankGrid], pace: Pace, step: int = 0, flat: FlatProgram | None = None
+    program: Program,
+    grids: Sequence[RankGrid],
+    pace: Pace,
+    step: int = 0,
+    flat: FlatProgram | None = None,
+    track: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> Unfolded:
     """Plays one of the steps, each of which draws paces of its own.
 
     grids: the ranks of every pipeline device.
     flat: the program op by op, where that is known.
+    track: shows the progress over the ops.
     """
     flat = flat or flatten(program)
     owner = _owners(program, flat)
@@ -97,8 +103,6 @@ def unfold(
     shapes = [grid.ranks.shape for grid in grids]
     always = pace.always(shapes, step)
     meetings = Meetings(grids)
-    update_ends = {flat.behind[action] - 1: action for actions in program.timetable.updates for action in actions}
-    updates: dict[int, float] = {}
     draws: dict[Key, Callable[[tuple[int, ...]], np.ndarray]] = {}
     queue: dict[int, int] = {}
     for i, numbers in enumerate(flat.queues.values()):
@@ -107,9 +111,19 @@ def unfold(
     seen: dict[int, np.ndarray] = {}
     clock = [0.0] * program.devices
     busy, waited = ([np.zeros(shape) for shape in shapes] for _ in range(2))
-    span, action, factor = 0.0, Key(), np.ones(())
-    rows = zip(flat.ops, flat.seconds, flat.latency, flat.issue, flat.after, flat.device, strict=True)
-    for number, (op, seconds, latency, issue, after, device) in enumerate(rows):
+    ends: list[float] = []
+    action, factor = Key(), np.ones(())
+    rows = zip(
+        track(range(len(flat.ops))),
+        flat.ops,
+        flat.seconds,
+        flat.latency,
+        flat.issue,
+        flat.after,
+        flat.device,
+        strict=True,
+    )
+    for number, op, seconds, latency, issue, after, device in rows:
         at, shape = ready[queue[number]], shapes[device]
         joined = _over(op.work, grids[device].axes)
         for other in after:
@@ -143,12 +157,10 @@ def unfold(
             end = at + seconds
         ready[queue[number]] = end
         seen[number] = end + latency if latency else end
-        span = max(span, float(end.max()))
-        if number in update_ends:
-            updates[update_ends[number]] = float(end.max())
+        ends.append(float(end.max()))
         for other in last[number]:
             del seen[other]
-    return Unfolded(span, busy, waited, updates)
+    return Unfolded(max(ends, default=0.0), ends, busy, waited)
 
 
 class Meetings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -22,8 +22,9 @@ from meshcast.simulator.program.flatten import FlatProgram, flatten
 from meshcast.simulator.program.program import Program
 
 Engine = Literal["matrices", "sweep", "simpy", "shared"]
-"""Task by task as (max,+) matrices; op by op in one pass; op by op as SimPy processes: all give the same answer. Or as
-SimPy processes of which those that share links or multiprocessors slow each other."""
+"""Op by op as SimPy processes (`simpy`) is the reference; op by op in one pass (`sweep`) and task by task as (max,+)
+matrices (`matrices`) are faster ways to its answer. `shared`: as SimPy processes of which those that share links or
+multiprocessors slow each other, which no other engine can play."""
 
 ENGINES: tuple[str, ...] = get_args(Engine)
 
@@ -52,13 +53,8 @@ class PlayedStep(ABC):
     def span(self) -> float:
         """From the begin of the first op to the end of the last [s]."""
 
-    @cached_property
-    def sums(self) -> np.ndarray:
-        """`SUMS` over all ops of every device, as they were played."""
-        return self.sums_in(None)
-
     def sums_in(self, window: Window | None) -> np.ndarray:
-        """The same over a window of the run, if there is one."""
+        """Returns `SUMS` over all ops of every device as they were played, in a window of the run if there is one."""
         return window.sums(self.program) if window else self.program.sums
 
     @abstractmethod
@@ -71,16 +67,11 @@ class PlayedStep(ABC):
 
 
 class ByOps(PlayedStep):
-    """Played op by op: by the longest path or on SimPy."""
+    """Played op by op, by the longest path or on SimPy. times: as the engine noted them."""
 
-    def __init__(self, program: Program, simpy: bool = False) -> None:
+    def __init__(self, program: Program, flat: FlatProgram, times: OpTimes) -> None:
         super().__init__(program)
-        if simpy:
-            from meshcast.simulator.engine.simpy_engine import play
-
-            self._times = play(self.flat)
-        else:
-            self._times = longest_path(self.flat)
+        self.flat, self._times = flat, times
 
     @property
     def times(self) -> OpTimes:
@@ -98,13 +89,7 @@ class ByOps(PlayedStep):
 
 
 class Shared(ByOps):
-    """Played op by op on SimPy, with contention. uses: what an op occupies, for every device."""
-
-    def __init__(self, program: Program, uses: Sequence[Uses]) -> None:
-        from meshcast.simulator.engine.contention import play
-
-        PlayedStep.__init__(self, program)
-        self._times = play(self.flat, uses)
+    """Played op by op on SimPy, with contention."""
 
     def sums_in(self, window: Window | None) -> np.ndarray:
         found, flat = super().sums_in(window).copy(), self.flat
@@ -155,6 +140,23 @@ def play(program: Program, engine: Engine = "matrices", skip: bool = True, uses:
     skip: whether the matrices may jump over a steady state that is proven to repeat.
     uses: what an op occupies beside its stream, for every device; asked by the engine `shared` only.
     """
-    if engine == "shared":
-        return Shared(program, uses)
-    return ByMatrices(program, skip) if engine == "matrices" else ByOps(program, engine == "simpy")
+    if engine == "matrices":
+        return ByMatrices(program, skip)
+    flat = flatten(program)
+    if engine == "sweep":
+        return ByOps(program, flat, longest_path(flat))
+    if engine == "simpy":
+        return play_on_simpy(program, flat)
+    from meshcast.simulator.engine import contention
+
+    return Shared(program, flat, contention.play(flat, uses))
+
+
+def play_on_simpy(program: Program, flat: FlatProgram, moments: Iterable[float] = ()) -> ByOps:
+    """Plays a program as SimPy processes.
+
+    flat: its ops. moments: see `simpy_engine.play`.
+    """
+    from meshcast.simulator.engine import simpy_engine
+
+    return ByOps(program, flat, simpy_engine.play(flat, moments=moments))

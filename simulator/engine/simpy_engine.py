@@ -2,11 +2,12 @@
 
 A process walks its queue in order: it waits until an op is launched and its dependencies have ended, lets the op's
 seconds pass, and wakes whoever waits for it. The result of a transfer is seen one latency after it has left its stream.
+Each process notes the time of the clock when it begins and ends an op: these notes are the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 
 import simpy
 
@@ -18,14 +19,21 @@ Run = Callable[[int], simpy.Event]
 """Begins an op, by its number: the event happens at its end."""
 
 
-def play(flat: FlatProgram, running: Callable[[simpy.Environment], Run] | None = None) -> OpTimes:
-    """The times of all ops. running: starts an op that shares something; by default each takes its seconds.
+def play(
+    flat: FlatProgram, running: Callable[[simpy.Environment], Run] | None = None, moments: Iterable[float] = ()
+) -> OpTimes:
+    """Plays all ops and returns their times.
+
+    running: starts an op that shares something; by default each takes its seconds.
+    moments: ascending times of the simulated clock, each asked for when the clock is at the one before it [s]: whoever
+    makes them sees how far the play is.
 
     Raises ScheduleError for a deadlock.
     """
     env = simpy.Environment()
     count = len(flat.ops)
-    begin, end = [0.0] * count, [0.0] * count
+    begin, end, arrival = [0.0] * count, [0.0] * count, [0.0] * count
+    launched: dict[int, float] = {}
     unissued: dict[int, float] = {}
     seen, issued = bytearray(count), bytearray(1 if not issue else 0 for issue in flat.issue)
     waiting: dict[int, simpy.Event] = {}
@@ -34,7 +42,7 @@ def play(flat: FlatProgram, running: Callable[[simpy.Environment], Run] | None =
     run = running(env) if running else lambda number: env.timeout(seconds[number])
 
     def show(number: int) -> None:
-        seen[number] = 1
+        seen[number], arrival[number] = 1, env.now
         if (event := waiting.pop(number, None)) is not None:
             event.succeed()
 
@@ -64,7 +72,7 @@ def play(flat: FlatProgram, running: Callable[[simpy.Environment], Run] | None =
     def issue(numbers: list[int]) -> Generator[simpy.Event, object, None]:
         for number in numbers:
             yield env.timeout(flat.issue[number])
-            issued[number] = 1
+            issued[number], launched[number] = 1, env.now
             if (event := called.pop(number, None)) is not None:
                 event.succeed()
 
@@ -72,6 +80,8 @@ def play(flat: FlatProgram, running: Callable[[simpy.Environment], Run] | None =
     for device in sorted(set(flat.device)):
         if own := [n for n in range(count) if flat.device[n] == device and flat.issue[n]]:
             env.process(issue(own))
+    for moment in moments:
+        env.run(moment)
     env.run()
     if any(process.is_alive for process in walks):
         stuck = next(n for n in range(count) if not seen[n])
@@ -80,4 +90,4 @@ def play(flat: FlatProgram, running: Callable[[simpy.Environment], Run] | None =
             "it waits for something that never happens",
             "A scheme issues an op ahead of what it depends on; see the order with `meshcast validate pipeline`",
         )
-    return OpTimes(begin, end, unissued)
+    return OpTimes(begin, end, arrival, launched, unissued)

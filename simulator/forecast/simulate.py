@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.costs.calibration.calibration import Calibration
-from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.engine.play import ENGINES, Engine
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import play_job
 from meshcast.simulator.job.job import Job
@@ -34,8 +34,8 @@ def simulate(
 
     Raises PlanError, ModelError or CatalogError for a wrong job. A job that does not fit in memory is no error.
     """
-    if engine not in get_args(Engine):
-        raise PlanError("engine", "there is no such engine", nearest(str(engine), get_args(Engine)), engine)
+    if engine not in ENGINES:
+        raise PlanError("engine", "there is no such engine", nearest(str(engine), ENGINES), engine)
     shared = shared_work or SharedWork(calibration)
     if calibration not in (None, shared.calibration):
         raise ValueError("shared work was priced with another calibration")

@@ -69,6 +69,17 @@ def _import_schemes(use: str) -> list[type[Scheme]]:
     return own
 
 
+def scheme_docstring(use: str) -> str:
+    """Returns the docstring of a scheme's file."""
+    return inspect.getdoc(sys.modules[find_scheme(use).__module__]) or ""
+
+
+def describe_scheme(use: str) -> str:
+    """Returns the idea of a scheme: the first sentence of its file."""
+    sentences = " ".join(scheme_docstring(use).partition("\n\n")[0].split())
+    return sentences.partition(". ")[0].rstrip(".")
+
+
 def _import_file(path: Path, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

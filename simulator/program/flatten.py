@@ -141,8 +141,8 @@ def flatten(program: Program) -> FlatProgram:
     """
     count = sum(turns * sum(times for _, times in task.count_ops()) for task, turns in program.turns())
     if count > MAX_OPS:
-        rule = f"a step is shown op by op up to {MAX_OPS:,} ops, this one has {count:,}"
-        raise PlanError("batch.global", rule, "Draw or trace a step with fewer micro-batches")
+        rule = f"a step is played op by op up to {MAX_OPS:,} ops, this one has {count:,}"
+        raise PlanError("batch.global", rule, "Draw, trace or verify a step with fewer micro-batches")
     table, flat = program.timetable, FlatProgram()
     tasks = {task: flatten_task(task, program.host) for task in dict.fromkeys((*program.tasks, *program.updates))}
     flat.first, flat.behind = [0] * len(table.slot), [0] * len(table.slot)

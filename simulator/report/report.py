@@ -73,13 +73,15 @@ class Report(Metrics):
             program = play.rebuild(_reorder(play, pace, step))
             flat = flatten(program)
         played = unfold(program, plan.rank_grids, pace, step, flat)
-        if not plan.update_interval:
-            return played
-        # Of a run of several batches without a barrier: a step in the steady state.
-        seconds = window(program.timetable, played.updates.__getitem__, plan.shape.m).seconds
-        batches = program.timetable.shape.m / plan.shape.m
-        busy, waited = ([one / batches for one in every] for every in (played.busy, played.waited))
-        return replace(played, span=seconds, busy=busy, waited=waited)
+        seconds, batches = played.span, 1.0
+        if plan.update_interval:
+            # Of a run of several batches without a barrier: a step in the steady state.
+            ends = played.ends
+            seconds = window(program.timetable, lambda action: ends[flat.behind[action] - 1], plan.shape.m).seconds
+            batches = program.timetable.shape.m / plan.shape.m
+        busy, waited = ([times / batches for times in every] for every in (played.busy, played.waited))
+        # The ends of all ops of all steps would fill the memory.
+        return replace(played, span=seconds, ends=(), busy=busy, waited=waited)
 
     @property
     def step_times(self) -> list[float]:

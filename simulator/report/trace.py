@@ -45,6 +45,7 @@ from meshcast.simulator.report.tracing.lanes import (
 from meshcast.simulator.report.tracing.names import (
     COPY,
     LAUNCH,
+    UPDATE,
     category_of,
     describe_collective,
     describe_op,
@@ -69,9 +70,6 @@ SAMPLES = 2000
 
 LEVEL = 6
 """Level of compression: Python's default takes longer and saves next to nothing."""
-
-UPDATE = "O"
-"""Name of the optimizer's action."""
 
 STEP = "ProfilerStep#0"
 """The profiler's name of the step."""
@@ -109,7 +107,7 @@ class _Trace:
         self.program, self.flat = report.play.program, report.play.step.flat
         times = report.play.step.times
         self.begin, self.end = to_ns(times.begin), to_ns(times.end)
-        self.arrive = to_ns(np.add(times.end, self.flat.latency))
+        self.arrive = to_ns(times.arrival)
         # Stages have the numbers of their own pipeline.
         self.first_stage = self._first_stages()
         turns = [
@@ -125,7 +123,7 @@ class _Trace:
         self.lanes = find_lanes(self.flat, self.begin, self.arrive)
         streams = {stream for device, stream in self.lanes}
         self.threads = sorted({*THREADS, *streams}, key=lambda name: (_position(name), name))
-        self.launch_begin, self.launch_end = find_launches(self.flat, self.begin)
+        self.launch_begin, self.launch_end = find_launches(self.flat, self.begin, times.launched)
         self.lane_of = {n: stream for (_, stream), own in self.lanes.items() for n, receives in own if not receives}
 
     def _first_stages(self) -> list[int]:

@@ -1,7 +1,7 @@
 """Every command and function that reads a file or words of the command line, with valid input for it.
 
 Not here: what `measure` and `calibrate --device` do after their forecast, which is the machine's work and not the
-input's; and `experiments.docs.accuracy`, which reads published runs as `validate published` does.
+input's; and `tools.pages.accuracy`, which reads published runs as `validate published` does.
 """
 
 from __future__ import annotations

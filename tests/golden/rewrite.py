@@ -88,16 +88,14 @@ def playable(name: str) -> bool:
     return all(importlib.util.find_spec(package) is not None for package in needed if package)
 
 
-def forecasts(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The stored part of the forecasts of some jobs, as of now."""
+def reports(names: Iterable[str]) -> Iterator[tuple[str, Report]]:
+    """The forecasts of some jobs, as of now."""
     shared = SharedWork()
     for name in names:
-        golden = stored(name)
         try:
-            report = simulate(golden.job, shared_work=shared)
+            yield name, simulate(stored(name).job, shared_work=shared)
         except MeshcastError as error:
             raise error.at(f"{HERE.name}/{file_of(name).name}") from None
-        yield name, summary(report, golden.whole)
 
 
 def summary(report: Report, whole: bool) -> dict[str, Any]:
@@ -238,7 +236,7 @@ def write(name: str, forecast: Mapping[str, Any]) -> None:
 def main() -> int:
     """Rewrites the forecasts that changed; all are made first, so a mistake leaves every file as it was."""
     try:
-        found = dict(forecasts(filter(playable, names())))
+        found = {name: summary(report, stored(name).whole) for name, report in reports(filter(playable, names()))}
     except MeshcastError as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 1

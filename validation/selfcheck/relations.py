@@ -13,9 +13,7 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.report.report import Report
 from meshcast.validation.published.baseline import peak_format, seconds_at_peak
-
-CLOSE = 1e-9
-"""Relative difference of two figures that are equal but for rounding."""
+from meshcast.validation.selfcheck.replay import CLOSE, describe_disagreement, replay
 
 OTHER_ORDER = 1e-3
 """Share of a step by which slower hardware may shorten it where passes run in pairs: their kernels are list-scheduled
@@ -27,15 +25,8 @@ Relation = Callable[[Described, Report, SharedWork], str]
 
 
 def engines_agree(described: Described, report: Report, shared: SharedWork) -> str:
-    """Matrices, sweep and SimPy give the same step and the same attribution."""
-    for engine in ("sweep", "simpy"):
-        other = simulate(described, engine, shared_work=shared)  # type: ignore[arg-type]
-        if not _close(other.step_time, report.step_time):
-            return f"engine {engine}: {other.step_time!r} s, engine matrices: {report.step_time!r} s"
-        for part, seconds in report.breakdown.parts.items():
-            if abs(other.breakdown.parts[part] - seconds) > CLOSE * report.step_time:
-                return f"engine {engine}: {part} {other.breakdown.parts[part]!r} s, engine matrices: {seconds!r} s"
-    return ""
+    """SimPy and every rank by itself give the step, the attribution and the times of the forecast."""
+    return describe_disagreement(replay(report)[1])
 
 
 def parts_add_up(described: Described, report: Report, shared: SharedWork) -> str:
@@ -114,8 +105,11 @@ def memory_grows_with_the_work(described: Described, report: Report, shared: Sha
     return f"{other.peak_allocated!r} bytes with twice the micro-batch, {report.peak_allocated!r} as written"
 
 
+ENGINES = "SimPy and every rank give the same step"
+"""Name of the relation between the engines."""
+
 RELATIONS: dict[str, Relation] = {
-    "engines agree in time and attribution": engines_agree,
+    ENGINES: engines_agree,
     "parts add up to the step": parts_add_up,
     "no step under its FLOPs at peak": takes_its_flops,
     "tokens a second are batch over step": tokens_are_the_batch,
@@ -124,6 +118,9 @@ RELATIONS: dict[str, Relation] = {
     "slower hardware is never faster": faster_is_not_slower,
     "memory grows with the micro-batch": memory_grows_with_the_work,
 }
+
+EXACT = ("parts add up to the step", "no step under its FLOPs at peak", "every number is finite")
+"""Relations that need no other forecast than that of the job itself, whatever plan it has."""
 
 
 def _close(one: float, other: float) -> bool:

@@ -10,9 +10,9 @@ import yaml
 from meshcast.experiments.report.html import details, escape, listing, paragraph, table
 from meshcast.experiments.report.page import PageSection
 from meshcast.experiments.report.sections.timeline import list_devices
-from meshcast.hardware.describe import values
 from meshcast.hardware.load import Fact, Value
 from meshcast.hardware.node import Node
+from meshcast.hardware.sourced_values import sourced_values
 from meshcast.simulator.report.report import Report
 
 
@@ -57,7 +57,7 @@ def list_sources(report: Report) -> list[list[str]]:
             seen.add(name)
             found += [
                 [name, path.replace("_", " ").replace(".", ", "), _text(one), one.kind, _source(one)]
-                for path, one in values(model)
+                for path, one in sourced_values(model)
             ]
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,10 @@ def to_ns(seconds: Any) -> np.ndarray:
     return np.rint(np.asarray(seconds, float) * 1e9).astype(np.int64)
 
 
-def find_launches(flat: FlatProgram, begin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """When the host begins and ends to launch every op [ns]. begin: of the ops [ns].
+def find_launches(flat: FlatProgram, begin: np.ndarray, launched: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Finds when the host begins and ends to launch every op [ns].
+
+    begin: of the ops [ns]. launched: when the host had launched those that take its time [s].
 
     The host launches the ops of a device one after another, each in its `issue`. A host without launch times is as
     far ahead as the order allows: a launch then ends no later than any later op begins. An op without launch time
@@ -80,7 +82,7 @@ def find_launches(flat: FlatProgram, begin: np.ndarray) -> tuple[np.ndarray, np.
         if not len(own):
             continue
         if issue[own].any():
-            due = to_ns(np.cumsum(issue[own]))
+            due = to_ns(np.maximum.accumulate([launched.get(number, 0.0) for number in own.tolist()]))
             in_turn = (issue[own] > 0) | (begin[own] >= due)
         else:
             due = np.minimum.accumulate(begin[own][::-1])[::-1] // 1000 * 1000  # some readers round to microseconds

@@ -23,6 +23,7 @@ from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.program.join import shift_item
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.tracing.names import UPDATE
 from meshcast.simulator.report.words import name_device
 
 COLORS = {
@@ -37,9 +38,6 @@ FIRST_ADDRESS = 0x7F0000000000
 """Address of the segment of device 0; each device has a range of `RANGE` bytes."""
 
 RANGE = 1 << 40
-
-UPDATE = "O"
-"""Name of the optimizer's action, as in traces."""
 
 
 @dataclass(eq=False, slots=True)

@@ -54,6 +54,9 @@ LISTED_RANKS = 30
 LAUNCH, COPY = "cudaLaunchKernel", "cudaMemcpyAsync"
 """Names of launches."""
 
+UPDATE = "O"
+"""Name of the optimizer's action."""
+
 
 def name_kernel(op: Op, name: str = "") -> str:
     """The name of an op's event. name: of the op in brackets, if not its own."""

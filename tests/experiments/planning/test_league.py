@@ -11,13 +11,13 @@ import yaml
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
-from meshcast.experiments.docs.league import COLUMNS, TABLE, format_table
 from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.league.optimum import CertifiedOptimum, explain_faster, find_optimum
 from meshcast.experiments.planning.league.rows import planners_of_jobs
 from meshcast.experiments.planning.pricing.mixed import open_problem
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
+from tools.pages.league import COLUMNS, TABLE, format_table
 
 JOB = {
     "model": {"preset": "gpt3-5b", "layers": 2},

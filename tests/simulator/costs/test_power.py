@@ -14,7 +14,7 @@ from meshcast.simulator.costs.power import overhead, power_model
 from meshcast.simulator.ir.ops import Gemm, Memory
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
-from meshcast.validation.calibration.power import PowerRow, fit, forecast_power, read_rows
+from tools.data.power import PowerRow, fit, forecast_power, read_rows
 
 H200 = load("gpus", "h200-sxm")
 JOB = {

@@ -23,7 +23,7 @@ from meshcast.experiments.sweeps.run import load_sweep, run
 from meshcast.simulator import Report, simulate
 from meshcast.simulator.report import figures
 from meshcast.simulator.report.figures import FIGURES, Figure, nest, parts_of_step, row_of
-from meshcast.simulator.report.figures_page import page as docs_page
+from tools.pages.figures import page as docs_page
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB: dict[str, Any] = {
@@ -57,7 +57,7 @@ def example() -> Figure:
     """The entry that docs/add-a-figure.md shows as a diff."""
     (diff,) = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / "add-a-figure.md").read_text("utf-8"), re.DOTALL)
     files, lines = (re.findall(pattern, diff, re.MULTILINE) for pattern in (r"^\+\+\+ b/(.*)$", r"^\+ (.*)$"))
-    assert files == [Path(figures.__file__).relative_to(ROOT).as_posix()], "one file"
+    assert files == [Path(figures.__file__).resolve().relative_to(ROOT).as_posix()], "one file"
     (found,) = eval(f"({' '.join(lines)})", dict(vars(figures)))
     assert isinstance(found, Figure)
     return found

@@ -11,7 +11,6 @@ import yaml
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
-from meshcast.experiments.docs.claims import page
 from meshcast.experiments.pages.claims import validate_claims
 from meshcast.experiments.planning.league.claimed_plans import find_claimed_plan
 from meshcast.hardware.errors import MeshcastError, PlanError
@@ -24,6 +23,7 @@ from meshcast.validation.claims.relation import parse_relation
 from meshcast.validation.pipelines.cases import ScheduleCase
 from tests.fuzz.seeds import CLAIMS
 from tests.thinning import thinned
+from tools.pages.claims import page
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 96, "seq": 32}
 JOB = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 32}, "plan": {"tp": 2, "pp": 2}}

@@ -41,7 +41,10 @@ from meshcast.validation.published.measured_range.plan_fields import (
     TrainingTask,
     fields_of_plan,
 )
-from meshcast.validation.published.measured_range.sigmas import (
+from meshcast.validation.published.measured_range.survey import survey
+from meshcast.validation.published.rows import PublishedRun, read, read_shipped
+from tools.data.measured_range import write_tables
+from tools.data.sigmas import (
     HeldRun,
     cover,
     fit_sigmas,
@@ -49,9 +52,6 @@ from meshcast.validation.published.measured_range.sigmas import (
     format_fit,
     hold_runs,
 )
-from meshcast.validation.published.measured_range.survey import survey
-from meshcast.validation.published.measured_range.tables import write_tables
-from meshcast.validation.published.rows import PublishedRun, read, read_shipped
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "published_runs.jsonl"
 

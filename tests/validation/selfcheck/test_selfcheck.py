@@ -84,7 +84,7 @@ def test_a_wrong_forecast_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> Non
     assert takes_its_flops(described, report, shared) == ""
     wrong = _Changed(report, step_time=report.step_time * 1e-3)
     assert "at the peak rate" in takes_its_flops(described, wrong, shared)
-    assert "engine sweep" in engines_agree(described, wrong, shared)
+    assert "SimPy, op by op: 0." in engines_agree(described, wrong, shared)
     assert "twice the micro-batch" in memory_grows_with_the_work(
         described, _Changed(report, peak_allocated=1e15), shared
     )

@@ -1,6 +1,6 @@
 """Writes docs/claims.md: what papers claim, with our figure, theirs and the verdict.
 
-``python -m meshcast.experiments.docs.claims docs/claims.md`` (``make docs-claims``)
+``python -m tools.pages.claims docs/claims.md`` (``make docs-claims``)
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
-from meshcast.experiments.papers.forecasts import ForecastFigure, ForecastPoint
-from meshcast.experiments.papers.words import format_error, format_number, format_share
+from tools.papers.forecasts import ForecastFigure, ForecastPoint
+from tools.papers.words import format_error, format_number, format_share
 
 IMAGES = "images/papers"
 """Folder of the images of the page, beside it."""
@@ -16,13 +16,13 @@ IMAGES = "images/papers"
 HEAD = """\
 # Figures of papers, redrawn
 
-Made by `make papers` from the files in `experiments/papers/figures/`; do not edit it. A point is a published number
+Made by `make papers` from the files in `tools/papers/figures/`; do not edit it. A point is a published number
 beside the forecast of the job that it is of, most often one of the [claims](claims.md). What a paper leaves open is run
 at both ends of what is plausible: *ours* is the middle, followed by the range. *Off by* is ours / published - 1. Marked
 as *in view* are runs that were known when coefficients or profiles were made, as all [published
 runs](published-runs.md) were. Numbers that were read off a plot or are recalled say so. A job that *does not fit* needs
 more memory in the forecast than its GPUs have. `make papers` draws all figures into `out/papers/`, and
-`python -m meshcast.experiments.papers NAME ...` those of some files, with their deviations.
+`python -m tools.papers NAME ...` those of some files, with their deviations.
 """
 
 

@@ -1,6 +1,6 @@
 """Writes the league tables of docs/planners.md: below each link to a job of examples/league, what planners propose.
 
-``python -m meshcast.experiments.docs.league docs/planners.md`` (``make docs-league``): some ten minutes on a machine
+``python -m tools.pages.league docs/planners.md`` (``make docs-league``): some ten minutes on a machine
 that does nothing else.
 """
 

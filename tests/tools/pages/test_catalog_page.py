@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from meshcast.hardware import catalog, load, load_cluster
-from meshcast.hardware.describe import SECTIONS, page, values
 from meshcast.hardware.load import read_yaml
+from meshcast.hardware.sourced_values import sourced_values
+from tools.pages.catalog import SECTIONS, page
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def text(name: str) -> str:
@@ -32,7 +33,7 @@ def test_the_page_of_the_catalog_is_up_to_date() -> None:
 def test_the_page_shows_every_value(kind: str) -> None:
     shown = {path for _, of, columns in SECTIONS for _, path in columns if of == kind}
     for name in catalog(kind):
-        found = dict(values(load(kind, name)))
+        found = dict(sourced_values(load(kind, name)))
         assert found and set(found) <= shown
         assert f"| `{name}` |" in written()
         for path, value in found.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshcast.experiments.papers.forecasts import ForecastFigure, ForecastPoint
+from tools.papers.forecasts import ForecastFigure, ForecastPoint
 
 EXACT = 5e-4
 """Largest deviation that is shown as none."""

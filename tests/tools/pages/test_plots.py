@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
 from meshcast.experiments.cli.drawing.plot import KINDS
-from meshcast.experiments.docs import plots
 from meshcast.experiments.plots import style
+from tools.pages import plots
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "plots.md").read_text("utf-8")

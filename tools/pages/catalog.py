@@ -1,6 +1,6 @@
 """The catalog as a page of documentation: every value with its unit, its kind and its source.
 
-``python -m meshcast.hardware.describe docs/catalog.md`` writes it (``make docs-catalog``).
+``python -m tools.pages.catalog docs/catalog.md`` writes it (``make docs-catalog``).
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from meshcast.hardware.cluster import Cluster, Level
-from meshcast.hardware.gpu import GPU
-from meshcast.hardware.link import Link
 from meshcast.hardware.load import Fact, Value, catalog, load
-from meshcast.hardware.node import Node
 from meshcast.hardware.reliability.components import Reliability
 from meshcast.hardware.reliability.store import CheckpointStore
+from meshcast.hardware.sourced_values import DEVICES, sourced_values
 
 HEAD = """# The catalog
 
@@ -27,8 +23,6 @@ A small number names the line of [Sources](#sources) that says where a value com
 **peak** (the maker's figure), **measured**, **fitted** or **assumed**. FLOP/s are dense, rates of links are those of
 one direction. [Assumed values](#assumed-values) are listed once more at the end.
 """
-
-DEVICES = (GPU, Link, Node)
 
 SECTIONS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
     (
@@ -108,22 +102,6 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def values(model: BaseModel, path: str = "") -> Iterator[tuple[str, Value | Fact[Any]]]:
-    """The sourced values of one file, by the paths of their fields; without those of files that it names."""
-    for name in type(model).model_fields:
-        yield from _within(getattr(model, name), f"{path}{name}")
-
-
-def _within(item: Any, path: str) -> Iterator[tuple[str, Value | Fact[Any]]]:
-    if isinstance(item, Value | Fact):
-        yield path, item
-    elif isinstance(item, dict):
-        for key, value in item.items():
-            yield from _within(value, f"{path}.{key}")
-    elif isinstance(item, BaseModel) and not isinstance(item, DEVICES):
-        yield from values(item, f"{path}.")
-
-
 def at(model: Any, path: str) -> Any:
     """The field at `path`; None where there is none."""
     for name in path.split("."):
@@ -169,7 +147,7 @@ def _notes(kind: str, columns: Sequence[tuple[str, str]]) -> Iterator[str]:
     lines = [
         f"- `{name}`, {paths[path] or path}: {item.note}\n"
         for name in catalog(kind)
-        for path, item in values(load(kind, name))
+        for path, item in sourced_values(load(kind, name))
         if item.note and path in paths
     ]
     lines += [
@@ -232,7 +210,7 @@ def _assumed_rows() -> str:
         [f"`{kind}/{name}`", f"`{path}`", _text(item), item.source]
         for kind in ("gpus", "links", "nodes", "reliability", "stores")
         for name in catalog(kind)
-        for path, item in values(load(kind, name))
+        for path, item in sourced_values(load(kind, name))
         if item.kind == "assumed"
     ]
     return _rows(["file", "field", "value", "why"], rows)

@@ -11,7 +11,7 @@ import pytest
 
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.ir.scheme import FAMILIES
-from meshcast.simulator.report.scheme_page import TITLES, anchor, closed_forms, page
+from tools.pages.schemes import TITLES, anchor, closed_forms, page
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -1,6 +1,6 @@
 """Writes docs/accuracy.md: the errors of forecasts of published runs by class, program, GPU and source.
 
-``python -m meshcast.experiments.docs.accuracy RUNS.jsonl docs/accuracy.md`` (``make docs-accuracy RUNS=...``)
+``python -m tools.pages.accuracy RUNS.jsonl docs/accuracy.md`` (``make docs-accuracy RUNS=...``)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes docs/schemes.md, the page of all schemes: idea, paper, options, what is modelled, and the closed forms.
 
 It is made from the files of the schemes alone: their docstrings, options with the sentences below them, and
-`ClosedForm` calls. ``make docs-schemes`` runs ``python -m meshcast.simulator.report.scheme_page docs/schemes.md``.
+`ClosedForm` calls. ``make docs-schemes`` runs ``python -m tools.pages.schemes docs/schemes.md``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from meshcast.simulator.ir.registry import find_scheme, scheme_names
+from meshcast.simulator.ir.registry import describe_scheme, find_scheme, scheme_docstring, scheme_names
 from meshcast.simulator.ir.scheme import FAMILIES, Paper, Scheme
 
 HEAD = """# Schemes
@@ -79,7 +79,8 @@ def page() -> str:
     rows = (f"| {name} | {_link(Paper(ref, name, 0))} | {where} |" for name, ref, where in ELSEWHERE)
     parts = [HEAD + "\n".join(rows) + "\n", "| scheme | paper | idea |\n| --- | --- | --- |"]
     parts[-1] += "".join(
-        f"\n| [{use}](#{anchor(use)}) | {_link(find_scheme(use).paper)} | {_cell(idea(use))} |" for use in names
+        f"\n| [{use}](#{anchor(use)}) | {_link(find_scheme(use).paper)} | {_cell(describe_scheme(use))} |"
+        for use in names
     )
     for family in FAMILIES:
         parts.append(f"\n## {TITLES[family]}\n")
@@ -90,17 +91,6 @@ def page() -> str:
 def anchor(use: str) -> str:
     """Returns the anchor of a scheme's heading, as GitHub makes it."""
     return use.replace("/", "")
-
-
-def idea(use: str) -> str:
-    """Returns the first sentence of a scheme's docstring."""
-    first = " ".join(docstring(use).partition("\n\n")[0].split())
-    return first.partition(". ")[0].rstrip(".")
-
-
-def docstring(use: str) -> str:
-    """Returns the docstring of a scheme's file."""
-    return ast.get_docstring(_parse(find_scheme(use))) or ""
 
 
 def _parse(kind: type[Scheme]) -> ast.Module:
@@ -137,7 +127,7 @@ class _InlineNames(ast.NodeTransformer):
 
 def _scheme(use: str) -> str:
     kind = find_scheme(use)
-    idea_first, _, rest = docstring(use).partition("\n\n")
+    idea_first, _, rest = scheme_docstring(use).partition("\n\n")
     modelled, _, _ = rest.partition("References:")
     parts = [f"### {use}\n", " ".join(idea_first.split()), "", _paper(kind.paper), "", _body(modelled)]
     if options := list(_options(kind)):

@@ -1,6 +1,6 @@
-"""Writes the tables of this room from files of published runs.
+"""Writes the tables of validation/published/measured_range from files of published runs.
 
-python -m meshcast.validation.published.measured_range.tables runs.jsonl
+python -m tools.data.measured_range runs.jsonl
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import yaml
 from meshcast.validation.published.measured_range.combinations import FILE as COMBINATIONS
 from meshcast.validation.published.measured_range.combinations import condense, write_entry
 from meshcast.validation.published.measured_range.envelope import FILE as ENVELOPE
-from meshcast.validation.published.measured_range.envelope import JOBS, LARGE, PLACES
-from meshcast.validation.published.measured_range.sigmas import format_fit, hold_runs
+from meshcast.validation.published.measured_range.envelope import JOBS, LARGE, PLACES, ROOM
 from meshcast.validation.published.measured_range.survey import SurveyedRun, survey_runs
 from meshcast.validation.published.rows import PublishedFigures, PublishedRun, read_files
+from tools.data.sigmas import format_fit, hold_runs
 
 ENVELOPE_HEAD = """\
 # Best published utilisation by GPU, number format of the GEMMs and class of model. Made by `make docs-envelope`; do not
@@ -102,7 +102,7 @@ def main(paths: Sequence[str]) -> None:
     given = read_files([Path(path) for path in paths])
     every = [one for one in given if isinstance(one, PublishedRun)]
     runs = [one for one in survey_runs(every) if one is not None]
-    write_tables(runs, Path(__file__).parent)
+    write_tables(runs, Path(str(ROOM)))
     print(format_fit(hold_runs(runs)))
 
 

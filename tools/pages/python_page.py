@@ -1,5 +1,5 @@
 """Executes docs/python.md like a notebook and writes the outputs of its cells (``make docs-python``):
-``python -m meshcast.experiments.docs.python_page docs/python.md``.
+``python -m tools.pages.python_page docs/python.md``.
 
 A block of Python is a cell. All cells share their names and run in an empty folder. What a cell prints, and the
 ``repr`` of its last line if that is an expression, stands in a block of text below it. Pictures that a cell saves there

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from meshcast.experiments.docs.accuracy import forecast_forgotten, page
 from meshcast.experiments.pages.published import fit_published, validate_published
 from meshcast.validation.published.answer import answer
 from meshcast.validation.published.clusters import forget_cluster
 from meshcast.validation.published.rows import PublishedHardware, PublishedRun, read
 from meshcast.validation.published.summary import compute_figures
+from tools.pages.accuracy import forecast_forgotten, page
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data" / "published_runs.jsonl"

@@ -11,12 +11,12 @@ from statistics import median
 from typing import Any
 
 from meshcast.experiments.pages.published import progress
-from meshcast.experiments.papers.figure_file import FigureFile, FigurePart
 from meshcast.experiments.planning.league.claimed_plans import find_claimed_plan
 from meshcast.simulator import Report, SharedWork, load_job, simulate
 from meshcast.validation.claims.claim_file import Claim
 from meshcast.validation.claims.judge import WHOLE_LIST, drop_unfit, judge
 from meshcast.validation.published.answer import map_chunks
+from tools.papers.figure_file import FigureFile, FigurePart
 
 KEPT = 24
 """Reports that a process keeps: points of a figure compare with the same job, and neighbouring figures share some."""

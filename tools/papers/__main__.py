@@ -1,7 +1,7 @@
 """Runs, draws and writes the figures of papers.
 
-``python -m meshcast.experiments.papers`` (``make papers``) draws all into out/papers/ and writes docs/papers.md with
-its images; ``python -m meshcast.experiments.papers NAME ...`` draws some and prints their errors.
+``python -m tools.papers`` (``make papers``) draws all into out/papers/ and writes docs/papers.md with
+its images; ``python -m tools.papers NAME ...`` draws some and prints their errors.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshcast.experiments.papers.draw import draw
-from meshcast.experiments.papers.figure_file import list_figures, read_figures
-from meshcast.experiments.papers.forecasts import ForecastFigure, forecast_figures
-from meshcast.experiments.papers.page import IMAGES, sort_figures, write_page
-from meshcast.experiments.papers.words import word_errors
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
+from tools.papers.draw import draw
+from tools.papers.figure_file import list_figures, read_figures
+from tools.papers.forecasts import ForecastFigure, forecast_figures
+from tools.papers.page import IMAGES, sort_figures, write_page
+from tools.papers.words import word_errors
 
 COLOURS = 64
 """Colours of an image of the page: as many as text needs to look smooth, in half of the bytes."""
@@ -24,9 +24,7 @@ COLOURS = 64
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m meshcast.experiments.papers", description="Figures of papers, redrawn."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.papers", description="Figures of papers, redrawn.")
     parser.add_argument(
         "names",
         nargs="*",
@@ -58,7 +56,7 @@ def _forecast_named(names: Sequence[str], workers: int | None) -> list[ForecastF
     known = {path.name.removesuffix(".yaml"): path for path in list_figures()}
     for name in names:
         if name not in known:
-            raise PlanError("figure", "experiments/papers/figures has no such file", nearest(name, list(known)), name)
+            raise PlanError("figure", "tools/papers/figures has no such file", nearest(name, list(known)), name)
     files = read_figures([known[name] for name in names] if names else [])
     return sort_figures(list(forecast_figures(files, workers)))
 

@@ -194,7 +194,7 @@ def read_figures(paths: Sequence[Path | Traversable] = ()) -> list[FigureFile]:
 
 def list_figures() -> list[Traversable]:
     """The files of figures of the project, by name."""
-    folder = resources.files("meshcast.experiments.papers") / FIGURES
+    folder = resources.files("tools.papers") / FIGURES
     return sorted((one for one in folder.iterdir() if one.name.endswith(".yaml")), key=lambda one: one.name)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshcast.experiments.docs.python_page import execute_page, run_cell
+from tools.pages.python_page import execute_page, run_cell
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "python.md").read_text("utf-8")

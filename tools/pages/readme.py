@@ -1,14 +1,14 @@
-"""Writes page and timeline of the README: ``python -m meshcast.experiments.docs.readme`` (``make docs-readme``)."""
+"""Writes page and timeline of the README: ``python -m tools.pages.readme`` (``make docs-readme``)."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from meshcast.experiments.docs.plots import compress_image
 from meshcast.experiments.pages.forecast import page, render
 from meshcast.experiments.plots import timeline
 from meshcast.simulator import simulate
+from tools.pages.plots import compress_image
 
 README = Path("README.md")
 EXAMPLE = "examples/llama3-70b-dgx-h100.yaml"

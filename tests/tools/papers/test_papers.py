@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
-from meshcast.experiments.papers.__main__ import main
-from meshcast.experiments.papers.draw import choose_log_ticks, draw
-from meshcast.experiments.papers.figure_file import FigureFile, list_figures, read_figure, read_figures
-from meshcast.experiments.papers.forecasts import ForecastFigure, ForecastPoint, ReportCache, forecast_points
-from meshcast.experiments.papers.page import IMAGES, anchor_of, sort_figures, write_page
-from meshcast.experiments.papers.words import format_error, format_number, format_share, word_errors
 from meshcast.hardware.errors import PlanError
 from tests.thinning import thinned
+from tools.papers.__main__ import main
+from tools.papers.draw import choose_log_ticks, draw
+from tools.papers.figure_file import FigureFile, list_figures, read_figure, read_figures
+from tools.papers.forecasts import ForecastFigure, ForecastPoint, ReportCache, forecast_points
+from tools.papers.page import IMAGES, anchor_of, sort_figures, write_page
+from tools.papers.words import format_error, format_number, format_share, word_errors
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "papers.md"
@@ -233,7 +233,7 @@ def test_the_page_of_forecasts_is_written_as_the_file_is(figures) -> None:
 
 def test_an_unknown_name_is_an_error(capsys) -> None:
     assert main(["ptd-p-table-7"]) == 2
-    assert "experiments/papers/figures has no such file" in capsys.readouterr().err
+    assert "tools/papers/figures has no such file" in capsys.readouterr().err
 
 
 def test_a_named_figure_is_drawn_and_its_errors_printed(tmp_path, capsys) -> None:

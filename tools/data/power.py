@@ -1,4 +1,4 @@
-"""Fits the power of a GPU to measured training steps: ``python -m meshcast.validation.calibration.power``.
+"""Fits the power of a GPU to measured training steps: ``python -m tools.data.power``.
 
 Each measured step is one row. Its forecast says how long kernels are busy and which share of the tensor cores' peak and
 of the memory bandwidth they use, all over the measured duration; the row's power is the highest reading of nvidia-smi
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from meshcast.simulator.ir.ops import COMPUTE, Op
 from meshcast.simulator.report.report import Report
 from meshcast.validation.measurements.measurement import Measurement, read
 
-MEASURED = Path(__file__).parents[1] / "measured"
+MEASURED = Path(str(resources.files("meshcast.validation"))) / "measured"
 """Measurement files that ship with meshcast."""
 
 BOUNDS = (0.0, 2.0)

@@ -1,4 +1,4 @@
-"""The table of figures as a page of docs: ``python -m meshcast.simulator.report.figures_page docs/figures.md``."""
+"""The table of figures as a page of docs: ``python -m tools.pages.figures docs/figures.md``."""
 
 from __future__ import annotations
 

@@ -11,9 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from meshcast.experiments.papers.figure_file import FigureAxis
-from meshcast.experiments.papers.forecasts import ForecastFigure, ForecastPoint
-from meshcast.experiments.papers.words import format_number, format_share, word_errors
 from meshcast.experiments.plots import style
 from meshcast.experiments.plots.sheet import (
     EDGE,
@@ -26,6 +23,9 @@ from meshcast.experiments.plots.sheet import (
     text_width,
     truncate_words,
 )
+from tools.papers.figure_file import FigureAxis
+from tools.papers.forecasts import ForecastFigure, ForecastPoint
+from tools.papers.words import format_number, format_share, word_errors
 
 ROW, BAR = 0.17, 0.64
 """Height of a row [in], and the share of it that a bar takes."""
