@@ -1,9 +1,9 @@
-"""Decorators for methods whose results are kept, each object its own."""
+"""Decorators for methods whose results are kept, each object its own; and stores that several objects share."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, MutableMapping
 from functools import wraps
 from inspect import signature
 from typing import Concatenate, ParamSpec, TypeVar
@@ -11,6 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 Instance = TypeVar("Instance")
 P = ParamSpec("P")
 Result = TypeVar("Result")
+Key = TypeVar("Key")
 
 LOOK_UP = """
 def look_up({instance}, {names}):
@@ -25,6 +26,18 @@ def look_up({instance}, {names}):
 """
 """Has the parameters of the method itself, which is as fast as a look-up by hand: with `*args` it would take half as
 long again. Arguments by name or by default make no other key."""
+
+
+def remember(
+    store: MutableMapping[Key, Result], key: Key, make: Callable[[], Result], most: int | None = None
+) -> Result:
+    """Returns what a store has under a key, made where it has nothing. A store of `most` entries is emptied before."""
+    if key not in store:
+        result = make()
+        if most is not None and len(store) >= most:
+            store.clear()
+        store[key] = result
+    return store[key]
 
 
 def remembered(method: Callable[Concatenate[Instance, P], Result]) -> Callable[Concatenate[Instance, P], Result]:

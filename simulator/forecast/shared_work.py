@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import TypeVar
+from collections.abc import Hashable
+from functools import partial
 
 from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.remembered import remember
 from meshcast.hardware.topology import Reach
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.costs import Costs
@@ -20,8 +21,6 @@ from meshcast.simulator.plan.resolver import KnownParts
 from meshcast.simulator.program.block import CompiledBlocks
 from meshcast.simulator.program.timetable import Timetable, timetable
 from meshcast.simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
-
-T = TypeVar("T")
 
 MOST_KEPT = 300
 """Entries of one kind that are kept: one grid of plans needs fewer, and each may take a MiB."""
@@ -69,7 +68,8 @@ class SharedWork:
     ) -> Timetable:
         """The timetable of a schedule; see `simulator.program.timetable.timetable`."""
         key = schedule.use, schedule.options, shape, durations, update_interval
-        return _get_or_make(self._timetables, key, lambda: timetable(schedule, shape, durations, update_interval))
+        make = partial(timetable, schedule, shape, durations, update_interval)
+        return remember(self._timetables, key, make, MOST_KEPT)
 
     def device_costs(self, plan: Plan) -> list[Costs]:
         """The costs of ops on every pipeline device of a plan."""
@@ -97,10 +97,10 @@ class SharedWork:
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
         kinds = (tuple(one.items()) if isinstance(one, dict) else one for one in traits.values())
         same = cluster, *kinds, launch, hidden, pace
-        kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
-        pairs: dict[tuple[int, int], Reach] = _get_or_make(self._pairs, cluster, dict)
+        kernels: dict[Work, Estimate] = remember(self._kernels, same, dict, MOST_KEPT)
+        pairs: dict[tuple[int, int], Reach] = remember(self._pairs, cluster, dict, MOST_KEPT)
         mesh = plan.mesh
-        return _get_or_make(
+        return remember(
             self._costs,
             (same, tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first, joint),
             lambda: Costs(
@@ -115,12 +115,5 @@ class SharedWork:
                 pairs=pairs,
                 **traits,
             ),
+            MOST_KEPT,
         )
-
-
-def _get_or_make(cache: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
-    if key not in cache:
-        if len(cache) >= MOST_KEPT:
-            cache.clear()
-        cache[key] = make()
-    return cache[key]

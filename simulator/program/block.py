@@ -137,7 +137,7 @@ class BlockPrices:
     seconds: tuple[float, ...]
     sigma: tuple[float, ...]
     latency: tuple[float, ...]
-    results: dict[Hashable, object] = field(default_factory=dict, repr=False)
+    results: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def sums(self) -> np.ndarray:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from meshcast.hardware.errors import ScheduleError
-from meshcast.hardware.remembered import remembered, remembered_by
+from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.simulator.ir.ops import COMPUTE, Exchange, Fragment, Memory, Op, SideOps, StageOps, Transfer, UnitRun
 from meshcast.simulator.program.block import (
     INPUT,
@@ -229,17 +230,14 @@ class _Builder:
         if known is None:
             place = self._place_in_step(slot, stage_ops)
             key = stage_ops, slot.kind, self.prices[price], place, repeated, self.again, self.host
-            if key not in self.blocks.tasks:
-                self.blocks.tasks[key] = self._make_pass(slot, stage_ops, price, place)
-            known = self._passes[own] = self.blocks.tasks[key]
+            made = partial(self._make_pass, slot, stage_ops, price, place)
+            known = self._passes[own] = remember(self.blocks.tasks, key, made)
         return known
 
     def _make_pass(self, slot: Slot, stage_ops: StageOps, price: int, place: PlaceInStep) -> Task:
         """A pass of a stage, with its side ops. price: number of the group of devices with equal prices."""
         key = stage_ops, slot.kind, self.prices[price], self.again
-        if key not in self.blocks.tasks:
-            self.blocks.tasks[key] = make_task(*key[:3], self.again, self.blocks)
-        plain = self.blocks.tasks[key]
+        plain = remember(self.blocks.tasks, key, lambda: make_task(*key, self.blocks))
         if stage_ops.batch_loss is not None:
             plain = self._place_outputs(plain, slot, stage_ops.batch_loss)
 
@@ -431,9 +429,7 @@ def _updates(
     meetings: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for device, fragment in enumerate(updates):
         key = fragment, prices[device], len(updates) > 1
-        if key not in blocks.tasks:
-            blocks.tasks[key] = _update(*key)
-        task, met = blocks.tasks[key]
+        task, met = remember(blocks.tasks, key, partial(_update, *key))
         tasks.append(task)
         for meeting, place in met:
             meetings[meeting].append((device, place))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.ops import COMPUTE, Op
 from meshcast.simulator.program.block import INPUT
 from meshcast.simulator.program.program import Program
@@ -202,9 +204,8 @@ def flatten_updates(program: Program) -> FlatProgram:
     flat = FlatProgram()
     tasks = {}
     for task in dict.fromkeys(program.updates):
-        if (key := ("flat", program.host)) not in task.engine_results:
-            task.engine_results[key] = flatten_task(task, program.host)
-        tasks[task] = task.engine_results[key]
+        flatten_one = partial(flatten_task, task, program.host)
+        tasks[task] = remember(task.engine_results, ("flat", program.host), flatten_one)
     _updates(program, flat, tasks, [()] * program.devices)
     return flat
 
