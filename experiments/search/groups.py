@@ -231,8 +231,8 @@ class GroupBounds:
     def _table(self, group: LayerGroup, layout: UnitLayout) -> GroupPipelines:
         """The pipelines of a group."""
         pipelines, wrong, units = list[Pipeline](), list[Pipeline](), list[PipelineUnits]()
-        for unchanged, alike in groupby(self.space.pipelines(group), lambda pipeline: pipeline.order):
-            variants, order = tuple(alike), self.bounds.order(group, unchanged)
+        for unchanged, same_order in groupby(self.space.pipelines(group), lambda pipeline: pipeline.order):
+            variants, order = tuple(same_order), self.bounds.order(group, unchanged)
             layers = self.bounds.layers(unchanged, order) if order is not None else None
             if order is None or layers is None:
                 wrong += variants

@@ -183,7 +183,7 @@ class PlayedPass(NamedTuple):
     partner: int
 
 
-class Chain(NamedTuple):
+class PassChain(NamedTuple):
     """A chain of passes. end: where it ends, or begins. beside: how often the collectives of every stage follow."""
 
     end: Cause
@@ -313,7 +313,7 @@ class _Replay:
             hops[number] = count(chain.end, passes[number])
         return CriticalPaths(passes, hops, np.array([chain.beside for chain in chains]), len(ends), len(starts))
 
-    def _chains_of(self, device: int) -> tuple[list[Chain], list[Chain], list[Chain]]:
+    def _chains_of(self, device: int) -> tuple[list[PassChain], list[PassChain], list[PassChain]]:
         """Returns the chains to the last backward passes of the stages of a device, after their first forward passes,
         and to its backward passes that no forward pass follows."""
         numbers = [number for number, played in enumerate(self.passes) if self.device[played.stage] == device]
@@ -329,9 +329,11 @@ class _Replay:
         ]
         return ends, starts, drains
 
-    def _chain(self, end: Cause, beside: Sequence[int]) -> Chain:
+    def _chain(self, end: Cause, beside: Sequence[int]) -> PassChain:
         """Returns a chain with the collectives of the stages of some passes beside it."""
-        return Chain(end, np.bincount([self.passes[number].stage for number in beside], minlength=self.shape.stages))
+        return PassChain(
+            end, np.bincount([self.passes[number].stage for number in beside], minlength=self.shape.stages)
+        )
 
     def _count(self, end: Cause, counts: np.ndarray) -> int:
         """Counts the passes of the chain to the end of the kernels of a pass, or to its result, and on to another
