@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.capabilities import RequiresRoles
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.model import Model
@@ -159,10 +160,13 @@ PIPELINES = ("pipeline/1f1b", "pipeline/gpipe", "pipeline/interleaved-1f1b")
 TENSORS = ("tensor/megatron", "tensor/megatron-sp")
 
 
+PACKAGES = {"pipeline/tessel": "ortools"}
+"""Packages that only an extra installs, by the scheme that needs them."""
+
+
 def installed(use: str) -> bool:
     """Whether the package of an extra that a scheme needs is there; most need none."""
-    package = find_scheme(use).needs_package
-    return not package or importlib.util.find_spec(package) is not None
+    return use not in PACKAGES or importlib.util.find_spec(PACKAGES[use]) is not None
 
 
 def complete(use: str) -> bool:
@@ -172,7 +176,7 @@ def complete(use: str) -> bool:
 
 EVERY = tuple(use for use in scheme_names() if use.startswith("pipeline/") and complete(use))
 """All schedules without required options."""
-FREE = tuple(use for use in EVERY if not find_scheme(use).required_roles)
+FREE = tuple(use for use in EVERY if not issubclass(find_scheme(use), RequiresRoles))
 """Those that need no other scheme."""
 WHOLE = tuple(use for use in FREE if "slices" not in find_scheme(use).Options.model_fields)
 """And of these, those that do not cut sequences."""
@@ -299,7 +303,7 @@ def jobs(
     if recompute and draw(st.booleans()):
         modules = draw(st.lists(st.sampled_from(MODULES), min_size=1, max_size=3, unique=True))
         schemes.append({"use": "memory/recompute-selective", "modules": modules})
-    elif find_scheme(pipeline).required_roles or (recompute and draw(st.booleans())):
+    elif issubclass(find_scheme(pipeline), RequiresRoles) or (recompute and draw(st.booleans())):
         schemes.insert(draw(st.integers(1, 3)), {"use": "memory/recompute-full", "layers": draw(st.integers(0, 2))})
     settings = {
         "overlap": {"dp": draw(st.booleans()), "pp": draw(st.booleans())},

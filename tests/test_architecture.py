@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from meshcast.simulator.ir.registry import find_scheme, scheme_names
+from meshcast.simulator.ir.scheme import Scheme
+
 ROOT = Path(__file__).resolve().parents[1]
 PLANNERS = "experiments/planning/planners/"
 """One planner a file, as one scheme is."""
@@ -176,6 +179,34 @@ def breaches(path: str, source: str) -> Iterator[str]:
 
 
 @cache
+def scheme_classes() -> dict[type[Scheme], str]:
+    """The classes of all schemes and of their bases, each with its module."""
+    for use in scheme_names():
+        find_scheme(use)
+    classes: dict[type[Scheme], str] = {}
+    waiting: list[type[Scheme]] = [Scheme]
+    while waiting:
+        kind = waiting.pop()
+        if kind.__module__.startswith("meshcast."):
+            classes[kind] = kind.__module__
+            waiting += kind.__subclasses__()
+    return classes
+
+
+def hooks_with_files(base: type[Scheme]) -> dict[str, set[str]]:
+    """The public members of a base class that scheme files override, each with these files; abstract ones left out."""
+    hooks: dict[str, set[str]] = {}
+    for name, member in vars(base).items():
+        if not name.startswith("_") and not getattr(member, "__isabstractmethod__", False):
+            hooks[name] = {
+                module
+                for kind, module in scheme_classes().items()
+                if issubclass(kind, base) and name in vars(kind) and module.startswith("meshcast.simulator.schemes.")
+            }
+    return {name: files for name, files in hooks.items() if files}
+
+
+@cache
 def import_graph() -> dict[str, set[str]]:
     """Which modules of the project each module imports; a package counts where a name of its `__init__` is imported."""
     known = {dotted(relative(path)): path for path in modules()}
@@ -308,6 +339,51 @@ def test_every_room_has_a_docstring() -> None:
             if not file.is_file() or not ast.get_docstring(parse(file.read_text("utf-8"))):
                 mute.append(relative(folder))
     assert not mute, f"without a docstring in __init__.py: {', '.join(mute)}"
+
+
+# ----------------------------------------------------------------------------------------------------------- hooks
+
+
+SERVES_ONE = {
+    "meshcast.simulator.schemes.sequence.shared.attention_helpers": "to be joined with sequence/dist-flash-attn",
+    "meshcast.simulator.schemes.tensor.shared.operator_tables": "a small language of its own, with its checks",
+}
+"""Shared modules that one scheme uses all the same, each with its reason; this list only shrinks."""
+
+
+def test_shared_code_of_schemes_serves_several_files() -> None:
+    """What one scheme alone uses stands in its file."""
+    graph = import_graph()
+    shared = [name for name in graph if re.match(r"meshcast\.simulator\.schemes\.\w+\.shared\.", name)]
+    users = {name: [user for user, used in graph.items() if name in used] for name in shared}
+    lonely = {name: by[0] for name, by in users.items() if len(by) == 1 and ".shared." not in by[0]}
+    assert lonely.keys() == SERVES_ONE.keys(), lonely
+
+
+def test_a_hook_of_schemes_serves_at_least_three_files() -> None:
+    """What fewer schemes can do is abstract, in a class of `simulator.ir.capabilities` that these derive from."""
+    few = [
+        f"{base.__name__}.{name}: {', '.join(sorted(files))}"
+        for base, module in scheme_classes().items()
+        if module.startswith("meshcast.simulator.ir.")
+        for name, files in hooks_with_files(base).items()
+        if len(files) < 3
+    ]
+    assert not few, "\n".join(few)
+
+
+def test_the_base_class_of_schemes_knows_what_all_have() -> None:
+    members = {name for name in {*vars(Scheme), *Scheme.__annotations__} if not name.startswith("_")}
+    assert len(members) <= 20, sorted(members)
+
+
+def test_every_capability_is_asked_for() -> None:
+    """Rooms outside of the schemes ask for each, by its own name."""
+    asking = [path for path in modules() if not relative(path).startswith(("simulator/schemes/", "simulator/ir/"))]
+    names = {node.id for path in asking for node in nodes_of(path.read_text("utf-8")) if isinstance(node, ast.Name)}
+    capabilities = {kind.__name__ for kind, module in scheme_classes().items() if module.endswith(".ir.capabilities")}
+    assert len(capabilities) > 15
+    assert capabilities <= names, sorted(capabilities - names)
 
 
 # ----------------------------------------------------------------------------------------------------------- names

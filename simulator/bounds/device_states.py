@@ -13,6 +13,7 @@ from meshcast.simulator.bounds.collectives import COPIES, DATA, UnitCollectives,
 from meshcast.simulator.forecast.resident_memory import resident_of_devices
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import device_params, lower_stages
+from meshcast.simulator.ir.capabilities import MeasuresMemory, ShardsStates, schemes_with
 from meshcast.simulator.ir.ops import COMPUTE, Op, Transfer
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.block import Price
@@ -45,7 +46,7 @@ class DeviceStates:
     def at_least(self) -> DeviceStates:
         """These, of a data scheme of which nothing else is known: its collectives and its update may take no time, and
         where it measures memory first its states may lie elsewhere."""
-        measures = any(scheme.measures_memory for scheme in self.plan.schemes)
+        measures = any(scheme.measures_memory for scheme in schemes_with(self.plan.schemes, MeasuresMemory))
         none = np.zeros_like(self.update)
         units = tuple(one.without_time() for one in self.collectives)
         resident = np.zeros_like(self.resident) if measures else self.resident
@@ -59,22 +60,22 @@ def hop_seconds(plan: Plan, nbytes: int, shared: SharedWork) -> float:
     if plan.shape.p == 1:
         return 0.0
     if plan.job.framework.scatter_gather_tensors_in_pipeline:
-        nbytes //= plan.tensor_ranks
+        nbytes //= plan.ranks.tensor_ranks
     price = shared.device_costs(plan)[0].estimate
-    return float(sum(price(Transfer(nbytes, plan.pipeline_axis, 0, 1))[::2]))
+    return float(sum(price(Transfer(nbytes, plan.ranks.pipeline_axis, 0, 1))[::2]))
 
 
 def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
     """The states of every device of a plan with a flush."""
     stages, updates = lower_stages(plan, shared.units)
     resident = [sum(one.values()) for one in resident_of_devices(plan, device_params(plan, stages))]
-    update, summed = np.zeros((2, plan.devices))
+    update, summed = np.zeros((2, plan.ranks.devices))
     for device, price in enumerate(one.estimate for one in shared.device_costs(plan)):
         if updates:
             update[device] = _play_update(updates[device].forward, price)
             summed[device] = _sum_before_norm(updates[device].forward, price)
     whole = np.array([(one_of(stage).whole_weights, one_of(stage).whole_gradients) for stage in stages], float).T
-    has_copies = any(getattr(scheme, "replica_axes", ()) for scheme in plan.schemes)
+    has_copies = any(scheme.replica_axes for scheme in schemes_with(plan.schemes, ShardsStates))
     streams = (DATA, COPIES) if has_copies else (DATA,)
     collectives = tuple(unit_collectives(plan, stages, shared, stream) for stream in streams)
     return DeviceStates(np.array(resident), update, summed, collectives, whole, plan)

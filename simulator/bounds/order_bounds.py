@@ -127,7 +127,7 @@ class StageBounds:
         # States are those of a pipeline with one stage a device: its chunks have shares of them. A matrix that
         # embedding and output layer share is no part of the share of either.
         elements = self.prices.elements(self.units)[place.part]
-        counted = self.prices.elements(self.units, not state.plan.model.tied)[place.part]
+        counted = self.prices.elements(self.units, not state.plan.model_parts.model.tied)[place.part]
         return np.asarray(state.whole[:, place.device] * counted / np.maximum(place.sum(elements)[place.device], 1.0))
 
     def _memory_in_order(self, state: DeviceStates, whole_of_stages: np.ndarray) -> float:
@@ -164,7 +164,7 @@ class StageBounds:
         times = self.times(state.plan)
         bound = bound_devices(order.schedule, order.shape, order.place, times, blocking)
         bound = bound._replace(computed=bound.computed + state.summed)
-        copied = order.shape.m * ((state.plan.model.layers // order.shape.p - 1) * copies)
+        copied = order.shape.m * ((state.plan.model_parts.model.layers // order.shape.p - 1) * copies)
         longest = 0.0
         for collectives in state.collectives:  # streams run side by side
             sides = collectives.of_stages(self.layers, order.place.part)

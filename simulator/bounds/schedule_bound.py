@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.capabilities import RequiresRoles
 from meshcast.simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule, actions_of
 
 PASSES = ("F", "BW", "B", "W")
@@ -264,7 +265,7 @@ def has_bound(schedule: Schedule, shape: PipelineShape) -> bool:
     whole = len(schedule.slices) == 1 and shape.slices == 1 and not shape.classes and not shape.batch_loss
     return (
         whole
-        and not schedule.required_roles
+        and not isinstance(schedule, RequiresRoles)
         and schedule.microbatches_per_forward == schedule.backwards_per_forward == 1
     )
 

@@ -55,11 +55,42 @@ def ahead(late: np.ndarray, usual: np.ndarray) -> float:
     return float(np.max(late[real] - usual[real], initial=NEVER))
 
 
-CompactMatrix = tuple[float, ...]
-"""The entries of a task's matrix that matter if a device has at most two streams, as plain numbers [s]. 0: how long
-after the host's first launch the compute stream must become free for the host to delay nothing. 1 to 4: compute stream
-after compute stream, compute stream after arrival, result after compute stream, result after arrival. With a second
-stream, 5 to 9: compute stream and result after it; it after compute stream, arrival and itself."""
+@dataclass(frozen=True, slots=True)
+class CompactMatrix:
+    """The entries of a task's matrix that matter if a device has at most two streams [s].
+
+    lead: how long after the host's first launch the compute stream must become free for the host to delay nothing.
+    second: the entries of a second stream, if there is one.
+    free_after_free: from the compute stream to the compute stream.
+    free_after_arrival: from the arrival of the input to the compute stream.
+    result_after_free: from the compute stream to the result.
+    result_after_arrival: from the arrival of the input to the result.
+    """
+
+    lead: float
+    second: SecondStream | None
+    free_after_free: float
+    free_after_arrival: float
+    result_after_free: float
+    result_after_arrival: float
+
+
+@dataclass(frozen=True, slots=True)
+class SecondStream:
+    """The entries of a second stream in a task's matrix [s].
+
+    free_after: from it to the compute stream.
+    result_after: from it to the result.
+    after_free: from the compute stream to it.
+    after_arrival: from the arrival of the input to it.
+    after_itself: from it to itself.
+    """
+
+    free_after: float
+    result_after: float
+    after_free: float
+    after_arrival: float
+    after_itself: float
 
 
 @dataclass(frozen=True)
@@ -416,46 +447,51 @@ class Coordinates:
 
         side_ops_alone: whether to leave out when the ops of parts begin.
         """
+        yield from self._walk_ahead(task, state)
+        holding = self._releases(task, state.__getitem__) if task.ahead else {}
+        ready: list[tuple[int, np.ndarray]] = []
+        for i, part in enumerate(task.parts):
+            if holding and task.marks[i]:
+                held = self._hold_columns(part, task.marks[i])
+                times = reduce(np.maximum, [self._of_copies(task, i, values) for values in holding.values()])
+                states = np.concatenate([state[None], product(held.out, times)])
+                for now, after in pairwise(states):
+                    np.maximum(product(self.table(part).out, now), after, out=after)
+                state = states[-1]
+                if not side_ops_alone:
+                    begin = np.maximum(product(self.table(part).begin, states[:-1]), product(held.begin, times))
+                    yield Walked(part, begin, states[:-1])
+                continue
+            if task.behind and task.marks[i]:
+                ready.append((i, product(self._ready(part, task.marks[i]), state)))
+            orbit = self._orbit(part, state)
+            if not side_ops_alone:
+                yield self._walk_orbit(part, orbit)
+            state = orbit.last
+        for _, side, ends in self._behind(task, state, ready) if task.behind else ():
+            yield Walked(side, ends - side.seconds[:, None], state)
+
+    def _walk_ahead(self, task: Task, state: np.ndarray) -> Iterator[Walked]:
+        """Plays the side ops before the parts of a task."""
         free = {self.at[side.stream]: state[self.at[side.stream]] for side in task.ahead}
         for side in task.ahead:
             stream = self.at[side.stream]
             yield Walked(side, free[stream] + (side.ends - side.seconds)[:, None], state)
             free[stream] = free[stream] + side.ends[-1]
-        holding = self._releases(task, state.__getitem__) if task.ahead else {}
-        ready: list[tuple[int, np.ndarray]] = []
-        for i, part in enumerate(task.parts):
-            table = self.table(part)
-            if holding and task.marks[i]:
-                held = self._hold_columns(part, task.marks[i])
-                times = reduce(np.maximum, [self._of_copies(task, i, one) for one in holding.values()])
-                states = np.concatenate([state[None], product(held.out, times)])
-                for now, after in pairwise(states):
-                    np.maximum(product(table.out, now), after, out=after)
-                state = states[-1]
-                if side_ops_alone:
-                    continue
-                begin = np.maximum(product(table.begin, states[:-1]), product(held.begin, times))
-                yield Walked(part, begin, states[:-1])
-                continue
-            if task.behind and task.marks[i]:
-                ready.append((i, product(self._ready(part, task.marks[i]), state)))
-            orbit = self._orbit(part, state)
-            if side_ops_alone:
-                state = orbit.last
-                continue
-            known, repeats = (orbit.states, orbit.repeats - 1) if orbit.repeats else (orbit.states[:-1], 0)
-            begin = product(table.begin, known)
-            if repeats and self.host is not None:
-                # An op that nothing else waits for may wait for the host less and less.
-                without = known[-1].copy()
-                without[self.host] = NEVER
-                if not np.array_equal(product(table.begin, without), begin[-1]):
-                    known, repeats = orbit.before, 0
-                    begin = product(table.begin, known)
-            yield Walked(part, begin, known, repeats, orbit.moves[0])
-            state = orbit.last
-        for _, side, ends in self._behind(task, state, ready) if task.behind else ():
-            yield Walked(side, ends - side.seconds[:, None], state)
+
+    def _walk_orbit(self, part: PricedBlock, orbit: Orbit) -> Walked:
+        """Returns when the ops of the copies of a part begin, whose states are known."""
+        table = self.table(part)
+        states, repeats = (orbit.states, orbit.repeats - 1) if orbit.repeats else (orbit.states[:-1], 0)
+        begin = product(table.begin, states)
+        if repeats and self.host is not None:
+            # An op that nothing else waits for may wait for the host less and less.
+            without = states[-1].copy()
+            without[self.host] = NEVER
+            if not np.array_equal(product(table.begin, without), begin[-1]):
+                states, repeats = orbit.before, 0
+                begin = product(table.begin, states)
+        return Walked(part, begin, states, repeats, orbit.moves[0])
 
     def choose_entries(self, matrix: np.ndarray, second: int | None, sends: bool) -> CompactMatrix:
         """Returns the entries of a task's matrix that matter to a device of the compute stream and one other, `second`,
@@ -466,8 +502,8 @@ class Coordinates:
             lead = ahead(matrix[rows, self.host], matrix[rows, 0])
             if sends:
                 lead = max(lead, matrix[self.host, self.host] + self.launch - matrix[self.port, 0])
-        a, b = 0, self.port
-        numbers = [matrix[a, a], matrix[a, b], matrix[b, a], matrix[b, b]]
-        if (s := second) is not None:
-            numbers += [matrix[a, s], matrix[b, s], matrix[s, a], matrix[s, b], matrix[s, s]]
-        return tuple(map(float, (lead, *numbers)))
+        port, other = self.port, None
+        if second is not None:
+            rows, columns = [0, port, second, second, second], [second, second, 0, port, second]
+            other = SecondStream(*matrix[rows, columns].tolist())
+        return CompactMatrix(float(lead), other, *matrix[[0, 0, port, port], [0, port, 0, port]].tolist())

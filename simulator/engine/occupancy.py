@@ -23,7 +23,7 @@ from meshcast.simulator.program.categories import EXPOSED, HOST, axis_of
 from meshcast.simulator.program.flatten import FlatProgram
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.program.side_stream import PricedSideOps
-from meshcast.simulator.program.task import Task
+from meshcast.simulator.program.task import Send, Task
 
 INSTANT = 1e-12
 """Gap between intervals that is taken for rounding [s]."""
@@ -71,74 +71,79 @@ def task_occupancy(program: Program, coordinates: Coordinates, play: Play, devic
     Actions of one task that find the same state, up to a shift, run alike: each such situation is computed once, and
     its intervals are merged before they are repeated.
     """
-    table, found = program.timetable, defaultdict[str, Spans](list)
+    table, spans = program.timetable, defaultdict[str, Spans](list)
     groups: dict[tuple[tuple[PricedBlock, ...], Task | None], tuple[Task, list[int]]] = {}
     for action in range(table.starts[device], table.starts[device + 1]):
         task = program.tasks[table.slot[action]]
         # Side ops after the parts do not change when the parts run.
         key = task.parts, task if task.ahead else None
         groups.setdefault(key, (task, []))[1].append(action)
-        if task.behind:
-            given = states(coordinates, task, play, [action])
-            # Side ops after the parts may wait for the input and for the host even where the parts do not.
-            given[coordinates.port] = play.arrival[action]
-            if action in play.full:
-                given[coordinates.ports, 0] = play.full[action][coordinates.ports]
-            if coordinates.host is not None:
-                given[coordinates.host] = play.host[action]
-            for item, begin, *_ in coordinates.walk(task, given, side_ops_alone=True):
-                assert isinstance(item, PricedSideOps)
-                found[axis_of(item.ops[0])].append((begin, begin + item.lasting[:, None]))
+        for item, begin, *_ in _walk_behind(task, coordinates, play, action) if task.behind else ():
+            assert isinstance(item, PricedSideOps)
+            spans[axis_of(item.ops[0])].append((begin, begin + item.lasting[:, None]))
     present = {axis for task, _ in groups.values() for part in task.parts for axis in part.block.by_axis}
     levels = [axis for axis in (*EXPOSED, HOST) if axis in present]
     if not {"tp", "cp", "ep"} & {*levels}:
         # The intervals of side ops (dp and later axes) do not include those of earlier axes.
         levels = [COMPUTE, *levels]
     for task, actions in groups.values():
-        _situations(replace(task, behind=[]), coordinates, play, actions, levels, found)
-    sent, slots = np.array(play.sent), table.slot_array
+        for axis, begin, end in _situations(replace(task, behind=[]), coordinates, play, actions, levels):
+            spans[axis].append((begin, end))
+    for begin, send in _sends(program, play):
+        if device in (send.source, send.target):
+            spans["pp"].append((begin, begin + send.seconds + send.latency))
+    for axis, of_updates in op_occupancy(play.tail_ops, play.tail, device).items():
+        spans[axis] += of_updates
+    return spans
+
+
+def _walk_behind(task: Task, coordinates: Coordinates, play: Play, action: int) -> Iterator[Walked]:
+    """Plays the side ops after the parts of one action."""
+    state = states(coordinates, task, play, [action])
+    # They may wait for the input and for the host even where the parts do not.
+    state[coordinates.port] = play.arrival[action]
+    if action in play.full:
+        state[coordinates.ports, 0] = play.full[action][coordinates.ports]
+    if coordinates.host is not None:
+        state[coordinates.host] = play.host[action]
+    return coordinates.walk(task, state, side_ops_alone=True)
+
+
+def _sends(program: Program, play: Play) -> Iterator[tuple[np.ndarray, Send]]:
+    """Yields the times at which the messages of every slot begin."""
+    sent, table = np.array(play.sent), program.timetable
     for slot, send in enumerate(program.sends):
-        if send is not None and device in (send.source, send.target):
-            begin = sent[slots == slot]
-            found["pp"].append((begin, begin + send.seconds + send.latency))
+        if send is not None:
+            yield sent[table.slot_array == slot], send
     for slot, sends in program.others.items():
-        actions = np.flatnonzero(slots == slot).tolist()
+        actions = np.flatnonzero(table.slot_array == slot).tolist()
         for turn, send in enumerate(sends):
-            if send is not None and device in (send.source, send.target):
-                begin = np.array([play.sent_extra[table.extra_results[action][turn]] for action in actions])
-                found["pp"].append((begin, begin + send.seconds + send.latency))
-    for axis, spans in op_occupancy(play.tail_ops, play.tail, device).items():
-        found[axis] += spans
-    return found
+            if send is not None:
+                yield np.array([play.sent_extra[table.extra_results[action][turn]] for action in actions]), send
 
 
 def _situations(
-    task: Task,
-    coordinates: Coordinates,
-    play: Play,
-    actions: list[int],
-    levels: list[str],
-    found: dict[str, Spans],
-) -> None:
-    given = states(coordinates, task, play, actions)
+    task: Task, coordinates: Coordinates, play: Play, actions: list[int], levels: list[str]
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yields by axis of `levels` the begins and ends of the intervals of all actions of a task [s]."""
+    found = states(coordinates, task, play, actions)
     if not task.ahead:
-        given[coordinates.beside] = NEVER
+        found[coordinates.beside] = NEVER
     host = np.full(len(actions), NEVER)
     if coordinates.host is not None:
-        host = np.array([play.host[action] for action in actions]) - given[0]
-    shift = given[0].copy()
-    given -= shift
-    chosen, which = _distinct(given)
-    for kind, column in enumerate(chosen.tolist()):
-        left = np.flatnonzero(which == kind)
+        host = np.array([play.host[action] for action in actions]) - found[0]
+    shift = found[0].copy()
+    found -= shift
+    chosen, which = _distinct(found)
+    for number, column in enumerate(chosen.tolist()):
+        left = np.flatnonzero(which == number)
         while len(left):
             # If even the latest host time delays no op, no host time does.
             latest = host[left].max()
-            covers, matters = _covers(task, coordinates, given[:, column], float(latest), levels)
+            covers, matters = _covers(task, coordinates, found[:, column], float(latest), levels)
             similar = host[left] >= (latest - INSTANT if matters else NEVER)
-            times = shift[left[similar]]
             for axis, begin, end in covers:
-                found[axis].append((begin[:, None] + times, end[:, None] + times))
+                yield axis, begin[:, None] + shift[left[similar]], end[:, None] + shift[left[similar]]
             left = left[~similar]
 
 

@@ -32,29 +32,30 @@ class Peak:
 
 def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     """The peak of every device. static: bytes that live through the whole step, by category, for every device."""
-    table = program.timetable
+    table, flying, slots = program.timetable, in_flight(program), program.timetable.slot_array
+    nets, tops = _task_profiles(program)
+    grown, high = nets.sum(axis=1)[slots], tops.sum(axis=1)[slots]
+    result = []
+    for device, at in enumerate(_find_peaks(table.starts, grown, high, flying)):
+        begin, end = table.starts[device], table.starts[device + 1]
+        held = np.bincount(slots[begin : begin + at], minlength=len(nets)) @ nets + tops[slots[begin + at]]
+        held[CATEGORIES.index("buffers")] += flying[begin + at]
+        by = dict(static[device])
+        for category, nbytes in zip(CATEGORIES, held.tolist(), strict=True):
+            if nbytes:
+                by[category] = by.get(category, 0.0) + nbytes
+        result.append(Peak(sum(by.values()), by, float(grown[begin:end].sum())))
+    return result
+
+
+def _task_profiles(program: Program) -> tuple[np.ndarray, np.ndarray]:
+    """Returns by slot and category what its task leaves, and what it holds at its peak [bytes]."""
     distinct = {task: number for number, task in enumerate(dict.fromkeys(program.tasks))}
     # What runs beside the parts takes no memory of its own.
     first = {(task.parts, task.inputs, task.results): task for task in reversed(distinct)}
     profiles = [first[task.parts, task.inputs, task.results].memory for task in distinct]
-    task_of = [distinct[task] for task in program.tasks]
-    nets, tops = np.array([p.net for p in profiles])[task_of], np.array([p.top for p in profiles])[task_of]
-    net, top = nets.sum(axis=1), tops.sum(axis=1)
-    buffers = CATEGORIES.index("buffers")
-    found = []
-    every, flying = table.slot_array, in_flight(program)
-    grown, high = net[every], top[every]
-    peak_at = _find_peaks(table.starts, grown, high, flying)
-    for device, (begin, end) in enumerate(pairwise(table.starts)):
-        slots, at = every[begin:end], peak_at[device]
-        played = np.bincount(slots[:at], minlength=len(nets)) @ nets + tops[slots[at]]
-        played[buffers] += flying[begin + at]
-        by = dict(static[device])
-        for category, nbytes in zip(CATEGORIES, played.tolist(), strict=True):
-            if nbytes:
-                by[category] = by.get(category, 0.0) + nbytes
-        found.append(Peak(sum(by.values()), by, float(grown[begin:end].sum())))
-    return found
+    numbers = [distinct[task] for task in program.tasks]
+    return np.array([p.net for p in profiles])[numbers], np.array([p.top for p in profiles])[numbers]
 
 
 def _find_peaks(starts: Sequence[int], grown: np.ndarray, high: np.ndarray, flying: np.ndarray) -> list[int]:
@@ -131,32 +132,39 @@ def over_time(
     """
     table = program.timetable
     actions = range(table.starts[device], table.starts[device + 1])
-    moments, changes = [np.zeros(1)], [np.array([[static.get(category, 0.0) for category in CATEGORIES]])]
     begin, end = np.array(times.begin), np.array(times.end)
-    buffers = CATEGORIES.index("buffers")
-
-    def note(moment: float, flying: float, flows: Iterable[tuple[float, str]], sign: int) -> None:
-        row = np.zeros((1, len(CATEGORIES)))
-        row[0, buffers] = flying
-        for nbytes, category in flows:
-            row[0, CATEGORIES.index(category)] += sign * nbytes
-        moments.append(np.array([moment]))
-        changes.append(row)
-
-    own = slice(0)
+    start_row = np.array([[static.get(category, 0.0) for category in CATEGORIES]])
+    changes = [(np.zeros(1), start_row)]
+    ops = slice(0)
     for action, flying in zip(actions, in_flight(program)[actions.start : actions.stop].tolist(), strict=True):
         if table.slots[table.slot[action]].kind in GRADIENT_SUMS:
             continue  # Sums of gradients, which may end after later actions, take no memory of their own.
-        task, start = program.tasks[table.slot[action]], flat.first[action]
+        task = program.tasks[table.slot[action]]
         # What follows in a pair is played with the action before.
-        own = slice(start, flat.behind[action]) if task.parts else own
-        note(begin[own.start], flying, task.inputs, 1)
-        place = start + sum(len(side.ops) for side in task.ahead)
-        for part in task.parts:
-            at, at_end, rows = part.block.event_rows
-            numbers = (place + np.arange(part.count)[:, None] * len(part.block.ops) + at).ravel()
-            moments.append(np.where(np.tile(at_end, part.count), end[numbers], begin[numbers]))
-            changes.append(np.tile(rows, (part.count, 1)))
-            place += part.count * len(part.block.ops)
-        note(end[own].max(), -flying, task.results, -1)
-    return np.maximum.accumulate(np.concatenate(moments)), np.cumsum(np.concatenate(changes), axis=0)
+        ops = slice(flat.first[action], flat.behind[action]) if task.parts else ops
+        changes.append((begin[ops][:1], _flow_row(flying, task.inputs)))
+        changes += _changes_inside(task, flat.first[action], begin, end)
+        changes.append((end[ops].max(keepdims=True), _flow_row(-flying, task.results, -1)))
+    moments = np.concatenate([moment for moment, _ in changes])
+    return np.maximum.accumulate(moments), np.cumsum(np.concatenate([rows for _, rows in changes]), axis=0)
+
+
+def _flow_row(flying: float, flows: Iterable[tuple[float, str]], sign: int = 1) -> np.ndarray:
+    """Returns the change of every category by communication buffers, and by buffers that come or leave [bytes]."""
+    row = np.zeros((1, len(CATEGORIES)))
+    row[0, CATEGORIES.index("buffers")] = flying
+    for nbytes, category in flows:
+        row[0, CATEGORIES.index(category)] += sign * nbytes
+    return row
+
+
+def _changes_inside(
+    task: Task, start: int, begin: np.ndarray, end: np.ndarray
+) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    """Yields moments and changes of the parts of a task. start: its first op. begin, end: of all ops [s]."""
+    place = start + sum(len(side.ops) for side in task.ahead)
+    for part in task.parts:
+        at, at_end, rows = part.block.event_rows
+        numbers = (place + np.arange(part.count)[:, None] * len(part.block.ops) + at).ravel()
+        yield np.where(np.tile(at_end, part.count), end[numbers], begin[numbers]), np.tile(rows, (part.count, 1))
+        place += part.count * len(part.block.ops)

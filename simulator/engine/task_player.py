@@ -20,7 +20,7 @@ from meshcast.simulator.engine.maxplus import NEVER, CompactMatrix, Coordinates
 from meshcast.simulator.program.flatten import FlatProgram, flatten_updates
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.program.rounds import Repetition, Rounds
-from meshcast.simulator.program.task import Task
+from meshcast.simulator.program.task import Send, Task
 
 
 @dataclass
@@ -124,46 +124,144 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class _SlotToPlay:
+    """What the player needs of a slot's actions.
+
+    matrix: of the task.
+    compact: its entries that matter; None: the whole matrix does.
+    used: coordinates of the streams that the task uses.
+    computes: whether the compute stream is one of them.
+    uses_second: whether the stream `second` is one of them.
+    issue: time in which the host launches the task [s].
+    issued: time in which it launches the send, too [s].
+    backward: whether its result is sent backward.
+    """
+
+    task: Task
+    matrix: np.ndarray
+    compact: CompactMatrix | None
+    used: list[int]
+    computes: bool
+    uses_second: bool
+    follows: bool
+    issue: float
+    issued: float
+    send: Send | None
+    backward: bool
+
+
+@dataclass(slots=True)
+class _PlayedDevice:
+    """The state of a device. Times are in s.
+
+    free: when the compute stream becomes free.
+    free_second: when the stream `second` does.
+    waiting: when the sends have arrived that its next kernel waits for.
+    ports: when its send streams become free: forward, backward.
+    seen: when what they sent last has arrived.
+    streams: when all streams become free, where the whole matrix of a task was needed.
+    second_result: when the result of the second pass of an overlapped pair exists.
+    """
+
+    free: float
+    free_second: float
+    waiting: float
+    ports: list[float]
+    seen: list[float]
+    streams: list[float]
+    second_result: float = NEVER
+
+    def advance(self, matrix: CompactMatrix, now: float, second: float, arrival: float) -> float:
+        """Plays an action and returns when its result exists.
+
+        now, second: when the compute stream and the stream `second` are free.
+        """
+        free, late = now + matrix.free_after_free, arrival + matrix.free_after_arrival
+        if late > free:
+            free = late
+        result, late = now + matrix.result_after_free, arrival + matrix.result_after_arrival
+        if late > result:
+            result = late
+        if (other := matrix.second) is not None:
+            free, result = max(free, second + other.free_after), max(result, second + other.result_after)
+            self.free_second = max(now + other.after_free, arrival + other.after_arrival, second + other.after_itself)
+        self.free = free
+        return result
+
+    def times(self) -> list[float]:
+        """Returns all times on which later actions depend."""
+        return [self.free, self.free_second, self.waiting, *self.ports, *self.streams]
+
+    def shift(self, seconds: Sequence[float]) -> None:
+        """Adds seconds to each of `times`."""
+        self.free, self.free_second, self.waiting = map(add, self.times()[:3], seconds)
+        self.ports = list(map(add, self.ports, seconds[3:5]))
+        self.seen = list(map(add, self.seen, seconds[3:5]))
+        self.streams = list(map(add, self.streams, seconds[5:]))
+
+
 class _Player:
+    """Plays the actions of a program.
+
+    second: coordinate of one further stream that matters (None: no such stream).
+    plain: whether the compute stream and at most one other determine the state of a device.
+    left_out: coordinates of the streams that follow the compute stream.
+    result: by number of a result, when it exists; the last one, -1, stands for no need of any.
+    sent_extra: by number of an extra result, when its send began.
+    host: by action, when the host begins to launch it.
+    hosted: by device, when the host has launched all its actions.
+    bound: actions that waited for the host.
+    """
+
     def __init__(self, program: Program, coordinates: Coordinates) -> None:
         self.program, self.axes, self.table = program, coordinates, program.timetable
-        count, size = len(self.table.slot), coordinates.size
-        matrices: dict[Task, np.ndarray] = {}
-        for task in program.tasks:
-            if task not in matrices:
-                matrices[task] = coordinates.matrix(task)
-        self.matrices = [matrices[task] for task in program.tasks]
-        used = {task: self._used_streams(task) for task in matrices}
-        self.used = [used[task] for task in program.tasks]
-        self.computes = [0 in streams for streams in self.used]
-        follow = [s for s in coordinates.inside if self._follows_everywhere(s)]
-        rest = [s for s in coordinates.inside if s not in follow]
+        self.launches, self.waits_for_sends = coordinates.host is not None, not program.overlap_sends
+        self.left_out = [s for s in coordinates.inside if self._follows_everywhere(s)]
+        rest = [s for s in coordinates.inside if s not in self.left_out]
         self.second = rest[0] if len(rest) == 1 else None
         self.plain = len(rest) <= 1
-        """Whether the compute stream and at most one other determine the state of a device."""
-        self.left_out = follow
-        # Which entries matter depends on the task, and on whether its result is sent.
-        keys = [(task, send is not None) for task, send in zip(program.tasks, program.sends, strict=True)]
-        compact = {key: self._compact_matrix(*key) for key in dict.fromkeys(keys)}
-        self.compact = [compact[key] for key in keys]
+        matrices = {task: coordinates.matrix(task) for task in dict.fromkeys(program.tasks)}
+        issue, self.host, self.hosted = self._host([matrices[task] for task in program.tasks])
+        self.slots = self._slots(matrices, issue)
+        count = len(self.table.slot)
         self.log = Times([NEVER] * count, [NEVER] * count, [NEVER] * count, [NEVER] * count)
-        self.result = [NEVER] * self.table.results
-        self.second_result = [NEVER] * program.devices
-        """By device, when the result of the second pass of an overlapped pair exists."""
-        self.follows = [slot.follows for slot in self.table.slots]
+        self.result = [NEVER] * (self.table.results + 1)
         self.sent_extra: dict[int, float] = {}
-        """By number of the extra result, when its send began."""
-        self.free = [0.0] * program.devices
-        self.free_second = [0.0 if self.second is not None else NEVER] * program.devices
-        self.uses_second = [self.second in used for used in self.used]
-        self.state = [[NEVER if i in follow else 0.0 for i in range(size)] for _ in range(program.devices)]
-        self.ports = [0.0] * (2 * program.devices)
-        """When the send streams of every device become free: forward, backward."""
-        self.seen = list(self.ports)
-        self.waiting = [NEVER] * program.devices
-        self.issue, self.host, self.hosted = self._host()
+        idle = 0.0 if self.second is not None else NEVER
+        streams = [NEVER if i in self.left_out else 0.0 for i in range(coordinates.size)]
+        self.devices = [
+            _PlayedDevice(0.0, idle, NEVER, [0.0, 0.0], [0.0, 0.0], list(streams)) for _ in range(program.devices)
+        ]
         self.bound: set[int] = set()
-        """Actions that waited for the host."""
+
+    def _slots(self, matrices: dict[Task, np.ndarray], issue: Sequence[float]) -> list[_SlotToPlay]:
+        # Which entries matter depends on the task, and on whether its result is sent.
+        compact: dict[tuple[Task, bool], CompactMatrix | None] = {}
+        used = {task: self._used_streams(task) for task in matrices}
+        slots = []
+        program = self.program
+        for task, send, slot, seconds in zip(program.tasks, program.sends, self.table.slots, issue, strict=True):
+            key = task, send is not None
+            if key not in compact:
+                compact[key] = self._compact_matrix(*key)
+            streams, backward = used[task], send is not None and send.stream == "pipeline-backward"
+            uses = 0 in streams, self.second in streams
+            slots.append(
+                _SlotToPlay(
+                    task,
+                    matrices[task],
+                    compact[key],
+                    streams,
+                    *uses,
+                    slot.follows,
+                    seconds,
+                    seconds + self.axes.launch,
+                    send,
+                    backward,
+                )
+            )
+        return slots
 
     def _used_streams(self, task: Task) -> list[int]:
         def find() -> list[int]:
@@ -177,16 +275,16 @@ class _Player:
         key = what, self.axes.key
         if key not in task.engine_results:
             task.engine_results[key] = make()
-        found: T = task.engine_results[key]
-        return found
+        result: T = task.engine_results[key]
+        return result
 
-    def _host(self) -> tuple[list[float], list[float], list[float]]:
+    def _host(self, matrices: Sequence[np.ndarray]) -> tuple[list[float], list[float], list[float]]:
         """Returns the host's launch time of each task, by slot; when it begins to launch each action; and when it has
-        launched all actions of each device.
+        launched all actions of each device. matrices: by slot.
         """
         if self.axes.host is None:
-            return [0.0] * len(self.program.tasks), [0.0] * len(self.table.slot), [0.0] * self.program.devices
-        each = np.array([matrix[self.axes.host, self.axes.host] for matrix in self.matrices])
+            return [0.0] * len(matrices), [0.0] * len(self.table.slot), [0.0] * self.program.devices
+        each = np.array([matrix[self.axes.host, self.axes.host] for matrix in matrices])
         tasks = each.tolist()
         for slot, _ in self.program.sent:
             each[slot] += self.axes.launch
@@ -232,188 +330,105 @@ class _Player:
 
     def advance(self, actions: Sequence[int]) -> None:
         """Plays `actions`, in which each one follows the actions that it needs."""
-        if self.simple:
-            self._advance_simply(actions)
-        else:
-            self._advance_generally(actions)
-
-    @cached_property
-    def simple(self) -> bool:
-        """Whether devices go on while they send, and every action needs one result and makes one, of one stream."""
-        table = self.table
-        joins = table.further_needs or table.extra_results or any(self.follows)
-        return self.program.overlap_sends and self.second is None and not joins
-
-    @cached_property
-    def _sent_by_slot(self) -> list[tuple[int, float, float, float] | None]:
-        """By slot, the send of its result: its stream (0: forward, 1: backward), seconds, latency, and the time in
-        which the host launches the task before it; None without a send."""
-        return [
-            (int(send.stream == "pipeline-backward"), send.seconds, send.latency, issue) if send else None
-            for send, issue in zip(self.program.sends, self.issue, strict=True)
-        ]
-
-    def _advance_simply(self, actions: Sequence[int]) -> None:
-        """Plays `actions` of a `simple` program: the same as in general, with fewer questions for each."""
-        slot, need, device_of, compact, sends = (
-            self.table.slot,
-            self.table.need,
-            self.table.device_of,
-            self.compact,
-            self._sent_by_slot,
-        )
-        entry, arrival, sent, result = self.log.entry, self.log.arrival, self.log.sent, self.result
-        free, host, ports, seen = self.free, self.host, self.ports, self.seen
-        launch = self.axes.launch if self.axes.host is not None else NEVER
+        table, log, result, host = self.table, self.log, self.result, self.host
+        slots, devices, slot_of, device_of, need = self.slots, self.devices, table.slot, table.device_of, table.need
         for action in actions:
-            device, kind, other = device_of[action], slot[action], need[action]
-            arrival[action] = come = result[other] if other >= 0 else NEVER
-            entry[action] = now = free[device]
-            numbers = compact[kind]
-            if numbers is not None and now - host[action] >= numbers[0]:
-                _, after, late, made, made_late = numbers
-                after, late = now + after, come + late
-                free[device] = after if after > late else late
-                made, made_late = now + made, come + made_late
-                if made_late > made:
-                    made = made_late
+            slot, device = slots[slot_of[action]], devices[device_of[action]]
+            arrival = result[need[action]]
+            if action in table.further_needs:
+                arrival = max(arrival, *map(result.__getitem__, table.further_needs[action]))
+            now, second, wait = device.free, device.free_second, device.waiting
+            if wait > NEVER:
+                now, second = max(now, wait), max(second, wait) if slot.uses_second else second
+                # An action that computes nothing passes the wait on to the next one.
+                device.waiting = NEVER if slot.computes else wait
+            log.entry[action], log.beside[action], log.arrival[action] = now, second, arrival
+            compact = slot.compact
+            if compact is not None and now - host[action] >= compact.lead:
+                made = device.advance(compact, now, second, arrival)
+            elif slot.follows:
+                made = device.second_result
             else:
-                made = self._advance_fully(action, device, kind, now, come, NEVER)
-            if (send := sends[kind]) is None:
-                result[action] = made
-            else:
-                backward, seconds, latency, issue = send
-                port = 2 * device + backward
-                if ports[port] > made:
-                    made = ports[port]
-                if (issued := host[action] + issue + launch) > made:
-                    made = issued
-                    self.bound.add(action)
-                sent[action] = made
-                ports[port] = end = made + seconds
-                seen[port] = result[action] = end + latency
+                made = self._advance_fully(action, device, slot, now, wait)
+            result[action] = made if slot.send is None else self._send(action, device, slot, slot.send, made)
+            if action in table.extra_results:
+                self._send_others(action, device, slot, made)
 
-    def _advance_generally(self, actions: Sequence[int]) -> None:
-        slot, need, device_of = self.table.slot, self.table.need, self.table.device_of
-        entry, arrival, beside, sent = self.log.entry, self.log.arrival, self.log.beside, self.log.sent
-        compact, result, free, free_second = self.compact, self.result, self.free, self.free_second
-        host, waiting, sends, ports = self.host, self.waiting, self.program.sends, self.ports
-        overlap, second = self.program.overlap_sends, self.second
-        computes, uses_second, issue, bound, launches = (
-            self.computes,
-            self.uses_second,
-            self.issue,
-            self.bound,
-            self.axes.host is not None,
-        )
-        launch, further_needs, extra_results, follows, seen = (
-            self.axes.launch,
-            self.table.further_needs,
-            self.table.extra_results,
-            self.follows,
-            self.seen,
-        )
-        for action in actions:
-            device, kind = device_of[action], slot[action]
-            other = need[action]
-            come = result[other] if other >= 0 else NEVER
-            if action in further_needs:
-                come = max(come, *(result[other] for other in further_needs[action]))
-            now, wait = free[device], waiting[device]
-            if not overlap:
-                if wait > now:
-                    now = wait
-            entry[action], arrival[action] = now, come
-            if second is not None:
-                also_free = free_second[device]
-                if not overlap and uses_second[kind] and wait > also_free:
-                    also_free = wait
-                beside[action] = also_free
-            numbers = compact[kind]
-            # An action that computes nothing passes the wait on to the next one.
-            waiting[device] = NEVER if computes[kind] else wait
-            if numbers is not None and now - host[action] >= numbers[0]:
-                a, b = now + numbers[1], come + numbers[2]
-                after = a if a > b else b
-                a, b = now + numbers[3], come + numbers[4]
-                made = a if a > b else b
-                if second is not None:
-                    after, made = max(after, also_free + numbers[5]), max(made, also_free + numbers[6])
-                    free_second[device] = max(now + numbers[7], come + numbers[8], also_free + numbers[9])
-                free[device] = after
-            elif follows[kind]:
-                made = self.second_result[device]
-            else:
-                made = self._advance_fully(action, device, kind, now, come, wait)
-            send = sends[kind]
-            if send is None:
-                result[action] = made
-            else:
-                port = 2 * device + (send.stream == "pipeline-backward")
-                begin = ports[port] if ports[port] > made else made
-                if launches and (issued := host[action] + issue[kind] + launch) > begin:
-                    begin = issued
-                    bound.add(action)
-                sent[action] = begin
-                ports[port] = end = begin + send.seconds
-                seen[port] = result[action] = end + send.latency
-                if not overlap:
-                    waiting[device] = max(waiting[device], seen[port])
-            if action in extra_results:
-                self._send_others(action, device, kind, made)
+    def _send(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, send: Send, begin: float) -> float:
+        """Sends the result of an action, which exists at `begin`, and returns when it arrives."""
+        ports, port = device.ports, slot.backward
+        if ports[port] > begin:
+            begin = ports[port]
+        if self.launches and (issued := self.host[action] + slot.issued) > begin:
+            begin = issued
+            self.bound.add(action)
+        self.log.sent[action] = begin
+        ports[port] = end = begin + send.seconds
+        device.seen[port] = arrival = end + send.latency
+        if self.waits_for_sends and arrival > device.waiting:
+            device.waiting = arrival
+        return arrival
 
-    def _send_others(self, action: int, device: int, slot: int, made: float) -> None:
+    def _send_others(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, made: float) -> None:
         """Sends a result to all stages that need it but the first."""
-        issued = self.host[action] + self.issue[slot] if self.axes.host is not None else NEVER
-        issued += self.axes.launch if self.program.sends[slot] is not None else 0.0
-        for at, send in zip(self.table.extra_results[action], self.program.others[slot], strict=True):
-            self.result[at] = made
+        issued = self.host[action] + slot.issue if self.axes.host is not None else NEVER
+        issued += self.axes.launch if slot.send is not None else 0.0
+        others = self.program.others[self.table.slot[action]]
+        for number, send in zip(self.table.extra_results[action], others, strict=True):
+            self.result[number] = made
             if send is not None:
                 issued += self.axes.launch
-                port = 2 * device + (send.stream == "pipeline-backward")
-                self.sent_extra[at] = begin = max(self.ports[port], made, issued)
-                self.ports[port] = begin + send.seconds
-                self.seen[port] = self.result[at] = self.ports[port] + send.latency
+                port = send.stream == "pipeline-backward"
+                self.sent_extra[number] = begin = max(device.ports[port], made, issued)
+                device.ports[port] = begin + send.seconds
+                device.seen[port] = self.result[number] = device.ports[port] + send.latency
                 if not self.program.overlap_sends:
-                    self.waiting[device] = max(self.waiting[device], self.seen[port])
+                    device.waiting = max(device.waiting, device.seen[port])
 
-    def _advance_fully(self, action: int, device: int, slot: int, now: float, come: float, wait: float) -> float:
+    def _advance_fully(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, now: float, wait: float) -> float:
         """Plays one action with the whole matrix of its task and returns when its result exists."""
-        axes, state, task = self.axes, self.state[device], self.program.tasks[slot]
-        given = state.copy()
-        given[0] = now
-        used = self.used[slot]
-        for i in used if wait > NEVER else ():
-            given[i] = max(given[i], wait)
-        if axes.host is not None:
-            given[axes.host] = self.host[action]
-        given[axes.ports] = [NEVER] * (axes.size - axes.port)
-        given[axes.port] = come
-        if task.ports > 1:
-            needs = (self.table.need[action + 1], *self.table.further_needs.get(action + 1, ()))
-            given[axes.port + 1] = max(self.result[need] if need >= 0 else NEVER for need in needs)
-        for i in self.left_out:
-            given[i] = NEVER
-        if self.second is not None:
-            given[self.second] = self.log.beside[action]
-        self.log.full[action] = given
+        axes = self.axes
+        before = self.log.full[action] = self._whole_state(action, device, slot, now, wait)
         # A few plain numbers take less time than an array of them.
-        rows: list[list[float]] = self._once(task, "rows", self.matrices[slot].tolist)
-        out = [max(map(add, row, given)) for row in rows]
+        rows: list[list[float]] = self._once(slot.task, "rows", slot.matrix.tolist)
+        after = [max(map(add, row, before)) for row in rows]
         if (h := axes.host) is not None:
-            launched = given[h]
-            for i, (row, latest) in enumerate(zip(rows, out, strict=True)):
-                if i != h and row[h] + launched == latest > NEVER:
-                    self.bound.add(action)
-                    break
-        self.free[device] = out[0]
-        for i in used:
-            if i:
-                state[i] = out[i]
+            launched = before[h]
+            if any(
+                row[h] + launched == latest > NEVER
+                for i, (row, latest) in enumerate(zip(rows, after, strict=True))
+                if i != h
+            ):
+                self.bound.add(action)
+        device.free = after[0]
+        for stream in slot.used:
+            if stream:
+                device.streams[stream] = after[stream]
         if self.second is not None:
-            self.free_second[device] = out[self.second]
-        self.second_result[device] = out[-1]
-        return out[axes.port]
+            device.free_second = after[self.second]
+        device.second_result = after[-1]
+        return after[axes.port]
+
+    def _whole_state(
+        self, action: int, device: _PlayedDevice, slot: _SlotToPlay, now: float, wait: float
+    ) -> list[float]:
+        """Returns the state before an action, with all coordinates."""
+        axes, state = self.axes, device.streams.copy()
+        state[0] = now
+        for stream in slot.used if wait > NEVER else ():
+            state[stream] = max(state[stream], wait)
+        if axes.host is not None:
+            state[axes.host] = self.host[action]
+        state[axes.ports] = [NEVER] * (axes.size - axes.port)
+        state[axes.port] = self.log.arrival[action]
+        if slot.task.ports > 1:
+            needs = (self.table.need[action + 1], *self.table.further_needs.get(action + 1, ()))
+            state[axes.port + 1] = max(self.result[need] if need >= 0 else NEVER for need in needs)
+        for stream in self.left_out:
+            state[stream] = NEVER
+        if self.second is not None:
+            state[self.second] = self.log.beside[action]
+        return state
 
     # ----------------------------------------------------------------------------------------- rounds
 
@@ -441,8 +456,8 @@ class _Player:
     def _snapshot(self, rounds: Rounds, done: int) -> np.ndarray:
         """Returns all times on which later rounds depend, after `done` rounds."""
         waiting = [self.result[i + done * rounds.length] for i in rounds.waiting]
-        streams = self.free, self.free_second, self.waiting, self.ports, *self.state, waiting
-        return np.array(list(itertools.chain.from_iterable(streams)))
+        devices = (device.times() for device in self.devices)
+        return np.array([*itertools.chain.from_iterable(devices), *waiting])
 
     def _period(self, rounds: Rounds, done: int, snapshots: Sequence[np.ndarray]) -> tuple[int, float]:
         """Returns the number of rounds after which all changing times have shifted by one amount, and that shift [s].
@@ -476,24 +491,19 @@ class _Player:
         further = itertools.chain.from_iterable(self.table.further_needs.get(action, ()) for action in left.tolist())
         needed = self.table.need_array[left], np.array([*further], int) if self.table.further_needs else left[:0]
         repetition.fill_some(self.result, np.concatenate(needed))
-        devices, size, whole = self.program.devices, self.axes.size, repetition.times * repetition.shift
-        move = (moved * whole).tolist()
-        self.free = list(map(add, self.free, move))
-        self.free_second = list(map(add, self.free_second, move[devices:]))
-        self.waiting = list(map(add, self.waiting, move[2 * devices :]))
-        self.ports = list(map(add, self.ports, move[3 * devices :]))
-        self.seen = list(map(add, self.seen, move[3 * devices :]))
-        self.state = [list(map(add, one, move[5 * devices + i * size :])) for i, one in enumerate(self.state)]
+        moves = (moved * (repetition.times * repetition.shift)).tolist()
+        size = len(self.devices[0].times())
+        for number, device in enumerate(self.devices):
+            device.shift(moves[number * size : (number + 1) * size])
 
     def _finish_times(self, repetition: Repetition | None) -> Play:
-        program, axes = self.program, self.axes
-        streams = len(axes.streams)
+        streams = len(self.axes.streams)
         ends, begins = [], []
-        for device in range(program.devices):
-            own = [self.free[device], self.free_second[device], *self.state[device][1:streams]]
-            ends += own
-            begins.append(max(*own, *self.seen[2 * device : 2 * device + 2]))
-        flat = flatten_updates(program)
+        for device in self.devices:
+            free = [device.free, device.free_second, *device.streams[1:streams]]
+            ends += free + device.ports
+            begins.append(max(*free, *device.seen))
+        flat = flatten_updates(self.program)
         tail = longest_path(flat, {key: begins[key[0]] for key in flat.queues}, self.hosted)
-        span = float(max(*ends, *self.ports, tail.span))
+        span = float(max(*ends, tail.span))
         return Play(self.log, self.second, self.host, self.sent_extra, tail, flat, span, repetition)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 
+from meshcast.simulator.ir.capabilities import (
+    HoldsBuffers,
+    HoldsStates,
+    HoldsUnequalShards,
+    KeepsOwnStates,
+    KeepsSecondaryShards,
+    ShardsStates,
+    schemes_with,
+)
 from meshcast.simulator.ir.ops import BYTES, Param
-from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.lowering.scope import count_shards, shards_at_rest, traits_of
 from meshcast.simulator.lowering.update import by_axes
 from meshcast.simulator.plan.plan import Plan
@@ -48,13 +56,14 @@ def resident_of_devices(
         if key not in counted:
             counted[key] = resident_bytes(own, params)
         states = dict(counted[key])
-        buffers = max(sum(scheme.buffer_bytes(each.job) for scheme in own.schemes) for each in own.classes)
+        holders = schemes_with(own.schemes, HoldsBuffers)
+        buffers = max(sum(scheme.buffer_bytes(each.job) for scheme in holders) for each in own.passes.classes)
         if nbytes := buffers + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
             states["buffers"] = float(nbytes)
         return states
 
     found = _of_devices(plan, every_params, resident)
-    orders = program.timetable.orders if plan.update_interval and program else ()
+    orders = program.timetable.orders if plan.passes.update_interval and program else ()
     for device, (params, order) in enumerate(zip(every_params, orders, strict=False)):
         versions = peak_weight_versions(plan.schedule, plan.shape, device, order)
         found[device]["parameters"] += stashed_weight_bytes(plan.on(device), params, versions)
@@ -80,10 +89,10 @@ def resident_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """Bytes of parameters, gradients and optimizer state in the memory of one GPU; states that schemes keep for
     themselves count as optimizer state."""
     states = state_bytes(plan, params)
-    found = {state: nbytes * (1 - _offloaded_share(plan, state)) for state, nbytes in states.items()}
-    found["parameters"] += _secondary_bytes(plan, params)
-    found["optimizer"] += _own_state_bytes(plan, params).get("gpu", 0.0)
-    return found
+    resident = {state: nbytes * (1 - sum(_find_offloaded(plan, state).values())) for state, nbytes in states.items()}
+    resident["parameters"] += _secondary_bytes(plan, params)
+    resident["optimizer"] += _own_state_bytes(plan, params).get("gpu", 0.0)
+    return resident
 
 
 def offloaded_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
@@ -91,46 +100,43 @@ def offloaded_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
 
     An optimizer on the host needs room for the gradients that it is sent.
     """
-    found = {"cpu": 0.0, "nvme": 0.0}
+    offloaded = {"cpu": 0.0, "nvme": 0.0}
     for place, nbytes in _own_state_bytes(plan, params).items():
-        if place in found:
-            found[place] += nbytes
-    if not any(_place(plan, state) for state in STATES):
-        return found
+        if place in offloaded:
+            offloaded[place] += nbytes
+    if not any(_find_offloaded(plan, state) for state in STATES):
+        return offloaded
     for state, nbytes in state_bytes(plan, params).items():
-        if place := _place(plan, state):
-            found[place] += nbytes * _offloaded_share(plan, state)
-    if _place(plan, "optimizer") and not _place(plan, "gradients"):
-        width = BYTES[plan.job.framework.gradients]
+        for place, share in _find_offloaded(plan, state).items():
+            offloaded[place] += nbytes * share
+    if _find_offloaded(plan, "optimizer") and not _find_offloaded(plan, "gradients"):
+        width, shards = BYTES[plan.job.framework.gradients], _shard_counter(plan)
         trained = ((param, size) for param, size in by_axes(params) if param.trained)
-        found["cpu"] += sum(width * size / _count_shards(plan, "optimizer", param) for param, size in trained)
-    return found
+        offloaded["cpu"] += sum(width * size / shards("optimizer", param) for param, size in trained)
+    return offloaded
 
 
 def _own_state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """Bytes of the states that schemes keep for themselves on one rank, by place."""
-    found: dict[str, float] = defaultdict(float)
-    for scheme in plan.schemes:
-        keeps = type(scheme).own_states is not Scheme.own_states
-        for param, count in params if keeps else ():
+    kept: dict[str, float] = defaultdict(float)
+    for scheme in schemes_with(plan.schemes, KeepsOwnStates):
+        for param, count in params:
             for place, nbytes in scheme.own_states(param).items() if param.trained else ():
-                found[place] += count * nbytes
-    return found
+                kept[place] += count * nbytes
+    return kept
 
 
-def _place(plan: Plan, state: str) -> str:
-    """Where a state is offloaded to; empty: it is on the GPU."""
-    return next((place for scheme in plan.schemes if (place := scheme.offloaded_to(state))), "")
+def _find_offloaded(plan: Plan, state: str) -> Mapping[str, float]:
+    """Returns where a state is offloaded to, and which share of it; one scheme at most offloads it."""
+    holders = schemes_with(plan.schemes, HoldsStates)
+    return next((shares for scheme in holders if (shares := scheme.offloaded_to(state))), {})
 
 
-def _offloaded_share(plan: Plan, state: str) -> float:
-    """Share of a state that is offloaded."""
-    return next((share for scheme in plan.schemes if (share := scheme.offloaded_share(state))), 0.0)
-
-
-def _count_shards(plan: Plan, state: str, param: Param) -> float:
-    """What the elements of a state of a parameter divide by on the ranks of a plan."""
-    return count_shards(plan.mesh, plan.schemes, shards_at_rest(plan.schemes, state, param))
+def _shard_counter(plan: Plan) -> Callable[[str, Param], float]:
+    """Returns what says by how much the elements of a state of a parameter divide on the ranks of a plan."""
+    sharding = schemes_with(plan.schemes, ShardsStates)
+    unequal = schemes_with(plan.schemes, HoldsUnequalShards)
+    return lambda state, param: count_shards(plan.mesh, unequal, shards_at_rest(sharding, state, param))
 
 
 def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
@@ -141,10 +147,11 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """
     framework = plan.job.framework
     compute, full, moments = BYTES[framework.weights], BYTES[framework.main_weights], 2 * BYTES[framework.moments]
-    found = dict.fromkeys(STATES, 0.0)
+    updated = all(scheme.updates_weights for scheme in schemes_with(plan.schemes, HoldsStates))
+    found, shards = dict.fromkeys(STATES, 0.0), _shard_counter(plan)
     for param, size in by_axes(params):
-        at_rest = {state: _count_shards(plan, state, param) for state in found}
-        cut = at_rest["parameters"] > 1 and all(scheme.updates_weights for scheme in plan.schemes)
+        at_rest = {state: shards(state, param) for state in found}
+        cut = at_rest["parameters"] > 1 and updated
         if not param.trained:
             found["parameters"] += size * (1 if framework.fp8_frozen_weights else compute) / at_rest["parameters"]
             continue
@@ -159,12 +166,11 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
 
 def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:
     """Bytes of secondary copies of sharded weights, which are on the GPU wherever the shards are."""
-    found = 0.0
-    some = any(type(scheme).secondary_shards is not Scheme.secondary_shards for scheme in plan.schemes)
-    for param, size in by_axes(params) if some else ():
-        second = [axes for scheme in plan.schemes if (axes := scheme.secondary_shards(param)) is not None]
-        found += sum(size / plan.mesh.size(axes) for axes in second)
-    return found * float(BYTES[plan.job.framework.weights])
+    keepers, elements = schemes_with(plan.schemes, KeepsSecondaryShards), 0.0
+    for param, size in by_axes(params) if keepers else ():
+        copies = [axes for scheme in keepers if (axes := scheme.secondary_shards(param)) is not None]
+        elements += sum(size / plan.mesh.size(axes) for axes in copies)
+    return elements * float(BYTES[plan.job.framework.weights])
 
 
 def dummy_gradient_bytes(plan: Plan, params: DeviceParams) -> float:
@@ -181,5 +187,6 @@ def stashed_weight_bytes(plan: Plan, params: DeviceParams, versions: int) -> flo
     """Bytes of the older weight versions on one rank, in the compute format. versions: all, the newest included."""
     nbytes = BYTES[plan.job.framework.weights]
     trained = [(param, size) for param, size in by_axes(params) if param.trained]
-    cut = (size / _count_shards(plan, "parameters", param) for param, size in trained)
+    shards = _shard_counter(plan)
+    cut = (size / shards("parameters", param) for param, size in trained)
     return float((versions - 1) * nbytes * sum(cut))

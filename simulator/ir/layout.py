@@ -144,35 +144,65 @@ def collectives_between(tensor: Tensor, source: Layout, target: Layout, mesh: Me
     comes before the all-to-alls. Equal collectives over all parts of one axis become one collective over that axis;
     over axes that the mesh joins, those that turn the same dim into the same other.
     """
-    steps: list[Collective] = []
-    moves: list[tuple[str | None, str | None]] = []
-    now = dict(source)
-    axes = [axis for axis in mesh.inner_first(mesh.axes) if mesh.size(axis) > 1 and now.get(axis) != target.get(axis)]
+    conversion = _Conversion(tensor, source, target, mesh)
+    conversion.reduce()
+    conversion.slice_whole()
+    conversion.exchange()
+    conversion.gather()
+    return conversion.steps
 
-    def step(operation: str, axis: str, buffer: Layout) -> None:
-        work = Collective(operation, tensor.nbytes(buffer, mesh), (axis,))
-        moves.append((now.pop(axis, None), target.get(axis)))
-        if axis in target:
-            now[axis] = target[axis]
+
+class _Conversion:
+    """A tensor on the way from one layout to another.
+
+    now: its layout so far.
+    axes: those along which the layouts differ, inner first.
+    moves: of every step, the dim that the axis sharded before and the one that it shards after.
+    """
+
+    def __init__(self, tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> None:
+        self.tensor, self.target, self.mesh, self.now = tensor, target, mesh, dict(source)
+        self.axes = [
+            axis for axis in mesh.inner_first(mesh.axes) if mesh.size(axis) > 1 and source.get(axis) != target.get(axis)
+        ]
+        self.steps: list[Collective] = []
+        self.moves: list[tuple[str | None, str | None]] = []
+
+    def reduce(self) -> None:
+        for axis in self.axes:
+            if self.now.get(axis) == PARTIAL and self.target.get(axis) != PARTIAL:
+                self._add("reduce_scatter" if axis in self.target else "all_reduce", axis, self.now)
+
+    def slice_whole(self) -> None:
+        """Shards replicated dims that no axis shards yet, without communication."""
+        whole = {axis: self.target[axis] for axis in self.axes if axis not in self.now and axis in self.target}
+        sharded = (None, PARTIAL, *self.now.values())
+        self.now |= {axis: dim for axis, dim in whole.items() if dim not in sharded}
+
+    def exchange(self) -> None:
+        for axis in self.axes:
+            before, after = self.now.get(axis, PARTIAL), self.target.get(axis, PARTIAL)
+            if PARTIAL not in (before, after) and before != after:
+                self._add("all_to_all", axis, self.now)
+
+    def gather(self) -> None:
+        for axis in self.axes:
+            if self.now.get(axis, PARTIAL) != PARTIAL and axis not in self.target:
+                self._add("all_gather", axis, {other: dim for other, dim in self.now.items() if other != axis})
+
+    def _add(self, operation: str, axis: str, buffer: Layout) -> None:
+        """Adds a collective, or joins it with the last one. buffer: the layout of its largest buffer."""
+        work = Collective(operation, self.tensor.nbytes(buffer, self.mesh), (axis,))
+        self.moves.append((self.now.pop(axis, None), self.target.get(axis)))
+        if axis in self.target:
+            self.now[axis] = self.target[axis]
         if operation == "all_to_all":
             # A head of keys or values that several ranks share is sent to each of them.
-            work = replace(work, nbytes=max(work.nbytes, tensor.nbytes(now, mesh)))
+            work = replace(work, nbytes=max(work.nbytes, self.tensor.nbytes(self.now, self.mesh)))
+        steps = self.steps
         joined = (axis, *(steps[-1].axes if steps and steps[-1].operation == operation else ()))
-        same = mesh.are_joined(joined) and moves[-1] == moves[-2:][0]
-        if len(joined) > 1 and (same or mesh.of_one_axis(joined)):
+        same = self.mesh.are_joined(joined) and self.moves[-1] == self.moves[-2:][0]
+        if len(joined) > 1 and (same or self.mesh.of_one_axis(joined)):
             # The largest buffer of a rank: the result of an all-gather, the input of a reduction.
             work = Collective(operation, max(work.nbytes, steps.pop().nbytes), joined)
         steps.append(work)
-
-    for axis in axes:
-        if now.get(axis) == PARTIAL and target.get(axis) != PARTIAL:
-            step("reduce_scatter" if axis in target else "all_reduce", axis, now)
-    whole = {axis: target[axis] for axis in axes if axis not in now and target.get(axis) not in (None, PARTIAL)}
-    now |= {axis: dim for axis, dim in whole.items() if dim not in now.values()}
-    for axis in axes:
-        if now.get(axis, PARTIAL) != PARTIAL and target.get(axis, PARTIAL) != PARTIAL and now[axis] != target[axis]:
-            step("all_to_all", axis, now)
-    for axis in axes:
-        if axis in now and now[axis] != PARTIAL and axis not in target:
-            step("all_gather", axis, {a: d for a, d in now.items() if a != axis})
-    return steps

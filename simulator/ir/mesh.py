@@ -71,27 +71,34 @@ class Mesh:
         for name, view in self.views.items():
             _check_view(name, view, again, self.named_axes)
         borders = {name: _borders(reading) for name, reading in {"": again, **self.views}.items()}
+        self._parts: dict[str, tuple[str, ...]] = {}
+        self.axes: dict[str, int] = {}
+        self._divide_axes(again, borders)
+
+    def _divide_axes(self, region: Mapping[str, int], borders: Mapping[str, Mapping[str, tuple[int, int]]]) -> None:
+        """Divides the axes of the region into parts that every view is made of.
+
+        borders: by view, the strides at which its axes begin and end; "": the region.
+        """
         strides = sorted({stride for reading in borders.values() for pair in reading.values() for stride in pair})
         for inner, outer in pairwise(strides):
             if outer % inner:
                 rule = f"groups of {inner} and of {outer} consecutive ranks do not nest"
                 raise PlanError("plan.views", rule, "Choose degrees of which one divides the other", self.views)
-        self._parts: dict[str, tuple[str, ...]] = {}
-        self.axes: dict[str, int] = {}
-        at: dict[int, str] = {}
+        part_at: dict[int, str] = {}
         for axis, size in self.named_axes.items():
             low, high = borders[""].get(axis, (1, size))
-            inside = [stride for stride in strides if low <= stride < high] if axis in again and high > low else [low]
+            divided = axis in region and high > low
+            inside = [stride for stride in strides if low <= stride < high] if divided else [low]
             names = [axis] if len(inside) == 1 else [f"{axis}.{i}" for i in range(len(inside))]
             self._parts[axis] = tuple(names)
-            spans = [*pairwise([*inside, high])]
-            for part, (begin, end) in zip(names, reversed(spans), strict=True):
+            for part, (begin, end) in zip(names, reversed([*pairwise([*inside, high])]), strict=True):
                 self.axes[part] = end // begin
-                if axis in again and end > begin:
-                    at[begin] = part
+                if divided and end > begin:
+                    part_at[begin] = part
         for name in self.views:
             for axis, (low, high) in borders[name].items():
-                self._parts[axis] = tuple(at[stride] for stride in reversed(strides) if low <= stride < high)
+                self._parts[axis] = tuple(part_at[stride] for stride in reversed(strides) if low <= stride < high)
 
     @cached_property
     def world(self) -> int:

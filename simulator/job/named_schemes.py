@@ -11,6 +11,7 @@ from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
+from meshcast.simulator.ir.capabilities import ChangesKernels
 from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import ShortStage
@@ -127,7 +128,9 @@ def expert_schemes(short: ShortStage, axes: list[str], has_experts: bool, where:
         raise PlanError(f"{where}.ep_scheme", "the model has no experts", "Leave it out", short.ep_scheme)
     options = stated_options(short, "ep_scheme")
     if not axes:
-        return [{"use": f"expert/{kind.name}", **options}] if kind is not None and kind.changes_kernels else []
+        if kind is None or not issubclass(kind, ChangesKernels):
+            return []
+        return [{"use": f"expert/{kind.name}", **options}]
     if kind is not None and kind.most_axes is not None and kind.most_axes < len(axes):
         rule = f"expert/{kind.name} keeps experts whole, and the plan has etp = {short.etp}"
         raise PlanError(f"{where}.ep_scheme", rule, "Leave etp out", short.ep_scheme)

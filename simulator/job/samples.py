@@ -60,22 +60,9 @@ def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> tupl
     samples = batch.samples
     if samples is None:
         return batch, plan
-    for key in ("total", "micro", "microbatches", "documents", "lengths", "order"):
-        if key in batch.model_fields_set:
-            name = Batch.model_fields[key].alias or key
-            raise PlanError(f"batch.{name}", "it follows from batch.samples", "Leave it out", getattr(batch, key))
-    if plan.replicas or plan.stages:
-        where = "plan.replicas" if plan.replicas else "plan.stages"
-        raise PlanError(where, "samples are dealt to replicas of equal degrees", "State batch.lengths instead")
     sequence = batch.sequence or model.seq
     most = samples.tokens or sequence
-    if most < sequence:
-        rule = f"a micro-batch holds one sequence of batch.sequence = {sequence:,} tokens or more"
-        raise PlanError("batch.samples.tokens", rule, "Raise it, or lower batch.sequence", most)
-    if samples.join != "packing" and sequence % samples.multiple:
-        rule = f"the longest samples, of batch.sequence = {sequence:,} tokens, are padded to a multiple of it"
-        fits = max(n for n in range(1, samples.multiple) if sequence % n == 0)
-        raise PlanError("batch.samples.multiple", rule, f"{fits} would work", samples.multiple)
+    _check_samples(batch, plan, samples, sequence)
     rng = np.random.default_rng(samples.seed)
     lengths = np.minimum(_draw_lengths(samples, sequence, rng, base), sequence).tolist()
     degree = family_degree(plan, "data")
@@ -87,6 +74,23 @@ def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> tupl
         made = join(lengths, sequence, most, ranks, samples)
     orders = _deal(made, replicas, model, rng)
     return _with_classes(plan, orders)
+
+
+def _check_samples(batch: Batch, plan: LongPlan, samples: Samples, sequence: int) -> None:
+    for key in ("total", "micro", "microbatches", "documents", "lengths", "order"):
+        if key in batch.model_fields_set:
+            name = Batch.model_fields[key].alias or key
+            raise PlanError(f"batch.{name}", "it follows from batch.samples", "Leave it out", getattr(batch, key))
+    if plan.replicas or plan.stages:
+        where = "plan.replicas" if plan.replicas else "plan.stages"
+        raise PlanError(where, "samples are dealt to replicas of equal degrees", "State batch.lengths instead")
+    if samples.tokens and samples.tokens < sequence:
+        rule = f"a micro-batch holds one sequence of batch.sequence = {sequence:,} tokens or more"
+        raise PlanError("batch.samples.tokens", rule, "Raise it, or lower batch.sequence", samples.tokens)
+    if samples.join != "packing" and sequence % samples.multiple:
+        rule = f"the longest samples, of batch.sequence = {sequence:,} tokens, are padded to a multiple of it"
+        fits = max(n for n in range(1, samples.multiple) if sequence % n == 0)
+        raise PlanError("batch.samples.multiple", rule, f"{fits} would work", samples.multiple)
 
 
 def _draw_lengths(samples: Samples, sequence: int, rng: np.random.Generator, base: Path) -> np.ndarray:

@@ -264,16 +264,7 @@ def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
     if batch.microbatches is not None and batch.total is not None and "micro" in batch.model_fields_set:
         rule = "batch.global, batch.micro and batch.microbatches: two of them give the third"
         raise PlanError("batch.microbatches", rule, "Leave one of them out", batch.microbatches)
-    stages, replicas = family_degree(plan, "pipeline"), 1 if plan.has_stages else family_degree(plan, "data")
-    stated = [one.count for one in plan.replicas if one.count is not None]
-    if stated and len(stated) < len(plan.replicas):
-        raise PlanError("plan.replicas", "every entry states its microbatches, or none", "Add the missing ones")
-    count = sum(one.dp * own for one, own in zip(plan.replicas, stated, strict=False)) or None
-    if batch.microbatches is not None and count is not None:
-        rule = "batch.microbatches is of all replicas, and plan.replicas states those of each"
-        raise PlanError("batch.microbatches", rule, "Leave it out", batch.microbatches)
-    count = replicas * batch.microbatches if batch.microbatches is not None else count
-    micro = batch.micro
+    count, micro = _count_microbatches(batch, plan), batch.micro
     if count is not None:
         total = batch.total or count * micro
         if "micro" not in batch.model_fields_set and total % count == 0:
@@ -283,9 +274,27 @@ def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
             rule = f"it is {count:,} micro-batches of all replicas, of {micro} sequences each"
             raise PlanError("batch.global", rule, f"{near if micro == 1 else micro * count:,} would work", total)
     else:
-        total = batch.total or replicas * micro * (4 * stages if stages > 1 else 1)
+        stages = family_degree(plan, "pipeline")
+        total = batch.total or _count_replicas(plan) * micro * (4 * stages if stages > 1 else 1)
     filled = {"total": total, "micro": micro, "microbatches": None, "sequence": batch.sequence or model.seq}
     return batch.model_copy(update=filled)
+
+
+def _count_microbatches(batch: Batch, plan: LongPlan) -> int | None:
+    """Returns the micro-batches of all replicas, where they are stated."""
+    stated = [entry.count for entry in plan.replicas if entry.count is not None]
+    if stated and len(stated) < len(plan.replicas):
+        raise PlanError("plan.replicas", "every entry states its microbatches, or none", "Add the missing ones")
+    if batch.microbatches is None:
+        return sum(entry.dp * count for entry, count in zip(plan.replicas, stated, strict=False)) or None
+    if stated:
+        rule = "batch.microbatches is of all replicas, and plan.replicas states those of each"
+        raise PlanError("batch.microbatches", rule, "Leave it out", batch.microbatches)
+    return _count_replicas(plan) * batch.microbatches
+
+
+def _count_replicas(plan: LongPlan) -> int:
+    return 1 if plan.has_stages else family_degree(plan, "data")
 
 
 def _batch_of_classes(batch: Batch, plan: LongPlan) -> Batch:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from meshcast.hardware.remembered import remember
+from meshcast.simulator.ir.capabilities import AnnotatesOperators, ShardsStates, schemes_with
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import BatchLossUnit, CompositeModule, Module, Operator, Stage, Unit, Update
 from meshcast.simulator.ir.operators import Boundary, Embedding
@@ -53,7 +54,7 @@ class Lowering:
     ) -> None:
         self.schemes, self.fused_gradients, self.forward_only = tuple(schemes), fused_gradients, forward_only
         self.accumulated, self.host_waits = accumulated, host_waits
-        mesh = mesh.with_joined(scheme.over for scheme in schemes if scheme.joins_axes)
+        mesh = mesh.with_joined(scheme.over for scheme in schemes_with(schemes, AnnotatesOperators))
         self.scope = Scope(mesh, schemes, regather, captured, host_waits)
         self._known: LoweredUnits = known if known is not None else {}
         self._lowering_key = (
@@ -66,7 +67,7 @@ class Lowering:
             tuple(mesh.axes),
             tuple(mesh.views),
             tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views)),
-            *(scheme.unit_key for scheme in schemes),
+            *(scheme.unit_key if isinstance(scheme, ShardsStates) else scheme.lowering_key for scheme in schemes),
         )
 
     def run(self, stage: Stage, embeds: bool = False) -> StageOps:

@@ -57,17 +57,26 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str, chosen: Collect
         own = {key: size for key, size in own.items() if chosen is None or key.partition("@")[0] in chosen}
         last = {} if after and not after.residual_out else own
         before = before if unit_run.residual_in else {}
-        # Equal units in a row differ in the unit before them, the last one also in the unit after it.
-        copies = [(1, before, own), (unit_run.count - 2, own, own), (1, own, last)]
-        if unit_run.count == 1 or not own:
-            copies = [(1, before, last), (unit_run.count - 1, {}, {})] if before or own else [(unit_run.count, {}, {})]
-        copies = [one for one in copies if one[0]]
+        copies = _divide_copies(unit_run.count, before, own, last)
         for place, (count, previous, mine) in enumerate(copies):
             copies_own = after is None and place == len(copies) - 1
             fragment = _offload_unit(unit_run, mine, previous, copies_own, to)
             made.append(replace(unit_run, fragment=fragment, count=count))
         before = last
     return replace(stage_ops, unit_runs=made)
+
+
+def _divide_copies(count: int, before: Saved, own: Saved, last: Saved) -> list[tuple[int, Saved, Saved]]:
+    """Divides equal units in a row by what they offload: numbers of units, what the unit before each of them saved, and
+    what it saves itself.
+
+    before: of the unit before the first. last: what the last one saves.
+    """
+    if count > 1 and own:
+        return [part for part in [(1, before, own), (count - 2, own, own), (1, own, last)] if part[0]]
+    if before or own:
+        return [part for part in [(1, before, last), (count - 1, {}, {})] if part[0]]
+    return [(count, {}, {})]
 
 
 def saved_activations(unit_run: UnitRun) -> Saved:
@@ -100,7 +109,6 @@ def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, copies_own: bo
     made.tensor_uses = [
         replace(t, key=f"{t.key}~") if t.key in own and t.op in backward else t for t in made.tensor_uses
     ]
-    inputs = [made.entry[unit_run.residual_in]] if unit_run.residual_in in made.entry else []
     grads = [made.grad_entry[unit_run.residual_out]] if unit_run.residual_out in made.grad_entry else []
     begin: Op | None = None
     if own and copies_own:
@@ -112,24 +120,27 @@ def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, copies_own: bo
                 tensor_use.op.after.append(back)
         made.backward.insert(0, back)
     if previous:
-        for ops, waits, phase, gate, name in (
-            (made.forward, inputs, "F", made.exit, unit_run.residual_out),
-            (made.backward, grads, "B", made.grad_exit, unit_run.residual_in),
-        ):
-            copy = _copy(previous, waits, phase, to)
-            ops.insert(0, copy)
-            if name in gate:
-                gate[name] = Op(f"{copy.name} of the previous unit", after=[gate[name], copy], phase=phase)
-            nbytes = sum(previous.values())
-            made.tensor_uses += [
-                TensorUse(f"{copy.name} {phase}", nbytes, op, op is copy, "activations") for op in (copy, ops[-1])
-            ]
+        inputs = [made.entry[unit_run.residual_in]] if unit_run.residual_in in made.entry else []
+        _copy_beside(made, made.forward, _copy(previous, inputs, "F", to), (made.exit, unit_run.residual_out))
+        _copy_beside(made, made.backward, _copy(previous, grads, "B", to), (made.grad_exit, unit_run.residual_in))
     for key, nbytes in own.items():
         made.tensor_uses.append(TensorUse(key, nbytes, made.forward[-1]))
         # Where this unit copies nothing, the next unit has copied them back during its backward pass.
         restored = TensorUse(f"{key}~", nbytes, begin or made.backward[0], begin is not None, "activations")
         made.tensor_uses.append(restored)
     return made
+
+
+def _copy_beside(made: Fragment, ops: list[Op], copy: Op, gate: tuple[dict[str, Op], str | None]) -> None:
+    """Copies activations of the previous unit during the `ops` of a pass. gate: exits of the pass, and that which waits
+    for the copy, too."""
+    assert isinstance(copy.work, HostCopy)
+    exits, name = gate
+    ops.insert(0, copy)
+    if name in exits:
+        exits[name] = Op(f"{copy.name} of the previous unit", after=[exits[name], copy], phase=copy.phase)
+    key, nbytes = f"{copy.name} {copy.phase}", copy.work.nbytes
+    made.tensor_uses += [TensorUse(key, nbytes, op, op is copy, "activations") for op in (copy, ops[-1])]
 
 
 def _copy(saved: Saved, after: list[Op], phase: str, to: str) -> Op:

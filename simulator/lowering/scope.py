@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from math import inf
 from operator import attrgetter
 
+from meshcast.simulator.ir.capabilities import HoldsUnequalShards, ShardsStates, schemes_with
 from meshcast.simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, Operator, Unit, walk
@@ -35,6 +36,7 @@ class Scope:
     """Sharded dims, producers and readers of one unit under the `schemes` of a plan (outermost first).
 
     regather: inputs that arrived by an all-gather, and sharded weights, are all-gathered again in the backward pass.
+    sharding: those of the schemes that may shard states.
     incoming_gradient: the memory key of the gradient that enters the unit.
     embeds: the device holds the embedding, in this stage or another, so that a tied output layer needs no table.
     copies_table: the stage has a copy of its table, for the tokens of a decoder, which a tied output layer reads too.
@@ -59,8 +61,9 @@ class Scope:
         self.readers: dict[str, list[Operator]] = defaultdict(list)
         self._divisions: dict[Operator, dict[str, str]] = {}
         self._rest_divisions: dict[Operator, dict[str, str]] = {}
-        self._gathered = {axis for one in self.schemes for axis in one.gathered_axes}
-        self._families = {axis: one.family for one in self.schemes if not one.view for axis in one.over}
+        self.sharding = schemes_with(schemes, ShardsStates)
+        self._gathered = {axis for scheme in self.sharding for axis in scheme.gathered_axes}
+        self._families = {axis: scheme.family for scheme in self.schemes if not scheme.view for axis in scheme.over}
         self._same_gradient: dict[str, Tensor] = {}
         self._renamed_from: dict[str, Tensor] = {}
         self._without_gradient: set[str] = set()
@@ -78,19 +81,8 @@ class Scope:
         gathered by the latter.
         """
         if operator not in self._divisions:
-            divide: dict[str, str] = {}
-            at_rest: dict[str, str] = {}
             inside = operator.view if operator.view in self.mesh.views else ""
-            for scheme in sorted(self.schemes, key=lambda one: one.view != ""):
-                if scheme.view not in ("", inside):
-                    continue
-                rule = scheme.layouts(operator)
-                if isinstance(rule, str):
-                    rule = Rule(dict.fromkeys(scheme.over, rule))
-                if rule is not None:
-                    divide |= {axis: dim for axis, dim in rule.divide.items() if self.mesh.size(axis) > 1}
-                    kept = (axis for axis in rule.at_rest if scheme.view or axis not in self._gathered)
-                    at_rest |= {axis: rule.at_rest[axis] for axis in kept if self.mesh.size(axis) > 1}
+            divide, at_rest = self._apply_rules(operator, inside)
             divide = {axis: dim for axis, dim in divide.items() if dim}
             owned = {axis for scheme in self.schemes if scheme.view == inside for axis in scheme.over}
             for axis in self.mesh.parts(self.mesh.views.get(inside, ())):
@@ -98,6 +90,21 @@ class Scope:
                     divide[axis] = "s"
             self._divisions[operator], self._rest_divisions[operator] = divide, at_rest
         return self._divisions[operator]
+
+    def _apply_rules(self, operator: Operator, view: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Returns what the schemes say: the dim that each axis shards at an operator, and the dim of its weights at
+        rest."""
+        divide: dict[str, str] = {}
+        at_rest: dict[str, str] = {}
+        for scheme in sorted(self.schemes, key=lambda scheme: scheme.view != ""):
+            rule = scheme.layouts(operator) if scheme.view in ("", view) else None
+            if isinstance(rule, str):
+                rule = Rule(dict.fromkeys(scheme.over, rule))
+            if rule is not None:
+                divide |= {axis: dim for axis, dim in rule.divide.items() if self.mesh.size(axis) > 1}
+                kept = (axis for axis in rule.at_rest if scheme.view or axis not in self._gathered)
+                at_rest |= {axis: rule.at_rest[axis] for axis in kept if self.mesh.size(axis) > 1}
+        return divide, at_rest
 
     def fix_division(self, operator: Operator, divide: Mapping[str, str]) -> None:
         """Sets the dim of `operator` that each axis shards, in place of what the schemes say; its weights are stored as
@@ -234,20 +241,15 @@ traits_of: Callable[[Param], Hashable] = attrgetter(
 """Returns all of a parameter but its ops: what schemes, updates and states depend on."""
 
 
-def shards_at_rest(schemes: Iterable[Scheme], state: str, param: Param) -> tuple[str, ...]:
+def shards_at_rest(schemes: Iterable[ShardsStates], state: str, param: Param) -> tuple[str, ...]:
     """Returns the axes over which `state` (parameters, gradients, optimizer) of a parameter is sharded between uses."""
     return tuple(axis for scheme in schemes for axis in scheme.shards_at_rest(state, param))
 
 
-def count_shards(mesh: Mesh, schemes: Iterable[Scheme], axes: Sequence[str]) -> float:
+def count_shards(mesh: Mesh, schemes: Iterable[HoldsUnequalShards], axes: Sequence[str]) -> float:
     """Returns what a tensor that is sharded over `axes` divides by on these ranks: their number, where all shards are
     equal, fewer where theirs are larger, infinite where they hold none."""
     count: float = mesh.size(axes)
     for size in (scheme.shard_size(axes) for scheme in schemes):
         count = count if size == 1.0 else count / size if size else inf
     return count
-
-
-def accumulation_shards(schemes: Iterable[Scheme], param: Param) -> tuple[str, ...]:
-    """Returns the axes over which the gradient of a parameter is sharded while micro-batches add to it."""
-    return tuple(axis for scheme in schemes for axis in scheme.accumulation_shards(param))

@@ -8,10 +8,12 @@ accumulated gradient.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from meshcast.simulator.ir.layout import collectives_between
 from meshcast.simulator.ir.modules import LocalShapes, Operator
-from meshcast.simulator.ir.ops import Collective, Fragment, Op, TensorUse
+from meshcast.simulator.ir.ops import Collective, Fragment, Op, TensorUse, Work
 from meshcast.simulator.lowering.grad_accumulation import write_out_of_place
 from meshcast.simulator.lowering.scope import Scope
 
@@ -34,39 +36,54 @@ def gather_weights(
                 elements[step.axes] += step.nbytes
     if not finer:
         return
-    nbytes = at.bytes(*finer)
-    gathers = [Collective("all_gather", n, axes) for axes, n in elements.items()]
-    scatters = [Collective("reduce_scatter", n, axes) for axes, n in reversed(elements.items())]
-    came, grads = list(frag.entry.values()), list(frag.grad_entry.values())
-
-    def lives(key: str, begin: Op, end: Op, category: str = "parameters") -> None:
-        frag.tensor_uses += [
-            TensorUse(key, nbytes, begin, True, category),
-            TensorUse(key, nbytes, end, False, category),
-        ]
-
-    ahead = scope.serial_ops(f"gather w{operator.name}", gathers, came, "F", operator.view)
-    frag.forward[0].after.append(ahead[-1])
-    frag.forward[:0] = ahead
-    kept = bool(inputs) and not scope.regather
-    lives(f"whole w{operator.name}", ahead[0], inputs[-1] if kept else frag.forward[-1])
-    if inputs and not kept:
-        again = scope.serial_ops(f"regather w{operator.name}", gathers, grads, "B", operator.view)
-        inputs[0].after.append(again[-1])
-        frag.backward[:0] = again
-        lives(f"whole w{operator.name} again", again[0], inputs[-1])
-    names = {weight.name for weight in finer}
-    for param in frag.params:
-        param.used = ahead[0] if param.name in names else param.used
+    moves = _WeightMoves(scope, operator, at.bytes(*finer), frag, {weight.name for weight in finer})
+    moves.gather([Collective("all_gather", n, axes) for axes, n in elements.items()], inputs)
     if weights:
         write_out_of_place(weights, finer[0].dtype)
+        scatters = [Collective("reduce_scatter", n, axes) for axes, n in reversed(elements.items())]
+        moves.scatter(scatters, weights, operator.temporary_gradient_work(at))
+
+
+@dataclass
+class _WeightMoves:
+    """The moves of the weights of an operator. nbytes: of the whole weights. names: of the weights that move."""
+
+    scope: Scope
+    operator: Operator
+    nbytes: int
+    frag: Fragment
+    names: set[str]
+
+    def gather(self, gathers: Sequence[Work], inputs: list[Op]) -> None:
+        """Gathers weights before their use, again before the backward ops `inputs` if they are not kept."""
+        frag, name, view = self.frag, self.operator.name, self.operator.view
+        ahead = self.scope.serial_ops(f"gather w{name}", gathers, list(frag.entry.values()), "F", view)
+        frag.forward[0].after.append(ahead[-1])
+        frag.forward[:0] = ahead
+        kept = bool(inputs) and not self.scope.regather
+        self._keep(f"whole w{name}", ahead[0], inputs[-1] if kept else frag.forward[-1])
+        if inputs and not kept:
+            again = self.scope.serial_ops(f"regather w{name}", gathers, list(frag.grad_entry.values()), "B", view)
+            inputs[0].after.append(again[-1])
+            frag.backward[:0] = again
+            self._keep(f"whole w{name} again", again[0], inputs[-1])
+        for param in frag.params:
+            param.used = ahead[0] if param.name in self.names else param.used
+
+    def scatter(self, scatters: Sequence[Work], weights: list[Op], zeroing: Sequence[Work]) -> None:
+        """Scatters the gradients that the ops `weights` write to a temporary. zeroing: kernels that make it."""
+        frag, name = self.frag, self.operator.name
         place = frag.backward.index(weights[0])
-        zeroed = scope.serial_ops(f"make {operator.name}", operator.temporary_gradient_work(at), grads, "W")
+        zeroed = self.scope.serial_ops(f"make {name}", zeroing, list(frag.grad_entry.values()), "W")
         frag.backward[place:place] = zeroed
         for op in weights:
             op.after += zeroed
-        behind = scope.serial_ops(f"scatter w{operator.name}", scatters, weights[-1:], "W", operator.view)
+        behind = self.scope.serial_ops(f"scatter w{name}", scatters, weights[-1:], "W", self.operator.view)
         frag.backward += behind
-        lives(f"d:whole w{operator.name}", (zeroed or weights)[0], behind[-1], "workspace")
+        self._keep(f"d:whole w{name}", (zeroed or weights)[0], behind[-1], "workspace")
         for param in frag.params:
-            param.ready = behind[-1] if param.name in names else param.ready
+            param.ready = behind[-1] if param.name in self.names else param.ready
+
+    def _keep(self, key: str, begin: Op, end: Op, category: str = "parameters") -> None:
+        ends = (begin, True), (end, False)
+        self.frag.tensor_uses += [TensorUse(key, self.nbytes, op, made, category) for op, made in ends]

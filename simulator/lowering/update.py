@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 
+from meshcast.simulator.ir.capabilities import HoldsUnequalShards, MeetsPeriodically, schemes_with
 from meshcast.simulator.ir.modules import Update
 from meshcast.simulator.ir.ops import Collective, Fragment, Memory, Op, Param
 from meshcast.simulator.lowering.scope import Scope, count_shards, shards_at_rest
@@ -15,19 +16,21 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
     """All-reduces the gradients that no data scheme reduces, clips by the global norm, and updates the local shards."""
     rest: dict[tuple[str, ...], int] = defaultdict(int)
     copied: dict[tuple[tuple[str, ...], int], int] = defaultdict(int)
+    unequal = schemes_with(scope.schemes, HoldsUnequalShards)
+    apart = {axis for scheme in schemes_with(scope.schemes, MeetsPeriodically) for axis in scheme.unsynchronised_axes}
     elements = shard = 0.0
     for param, count in module.params:
         if param.copies:
-            cut = scope.mesh.size(shards_at_rest(scope.schemes, "gradients", param))
+            cut = scope.mesh.size(shards_at_rest(scope.sharding, "gradients", param))
             copied[param.copies] += count * param.size // cut
     for param, size in by_axes(module.params):
-        summed = {axis for scheme in scope.schemes for axis in (*scheme.reduces(param), *scheme.unsynchronised_axes)}
-        held = size / count_shards(scope.mesh, scope.schemes, shards_at_rest(scope.schemes, "gradients", param))
+        summed = {axis for scheme in scope.sharding for axis in scheme.reduces(param)} | apart
+        held = size / count_shards(scope.mesh, unequal, shards_at_rest(scope.sharding, "gradients", param))
         if axes := tuple(axis for axis in param.partial if axis not in summed):
             rest[axes] += round(held)
         elements += held
-        updated = [axis for scheme in scope.schemes for axis in scheme.update_shards(param)]
-        shard += size / count_shards(scope.mesh, scope.schemes, updated)
+        updated = [axis for scheme in scope.sharding for axis in scheme.update_shards(param)]
+        shard += size / count_shards(scope.mesh, unequal, updated)
     sums = [Collective("all_reduce", n * module.grad_bytes, axes) for axes, n in sorted(rest.items()) if n]
     for (axes, holders), n in sorted(copied.items()):
         sums.append(Collective("all_reduce", n * module.grad_bytes, axes, tuple(range(holders))))
@@ -38,7 +41,6 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
         ops[-1].meeting = meeting
     if module.clipped:
         ops.append(scope.op("grad-norm", Memory("grad-norm", round(shard * module.grad_bytes), 0), ops, "U"))
-        apart = {axis for scheme in scope.schemes for axis in scheme.unsynchronised_axes}
         everyone = tuple(axis for axis in scope.mesh.axes if scope.mesh.size(axis) > 1 and axis not in apart)
         if everyone:
             work = Collective("all_reduce", 4, everyone, ranks=module.everyone)

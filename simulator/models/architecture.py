@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import groupby
 
 from meshcast.hardware.remembered import remembered
+from meshcast.simulator.ir.decoder_operators import KeepContext, Softcap
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import (
     LOWEST,
@@ -32,8 +33,6 @@ from meshcast.simulator.ir.operators import (
     Norm,
     Residual,
 )
-from meshcast.simulator.ir.variants.cross_attention import KeepContext
-from meshcast.simulator.ir.variants.decoder import Softcap
 from meshcast.simulator.models.adapters import freeze, mark_lowest
 from meshcast.simulator.models.blocks import BlockBuilder
 from meshcast.simulator.models.branches import Branch
@@ -274,52 +273,56 @@ class Architecture(BlockBuilder):
         """Builds the modules of a layer from its input `x` to its output `end`."""
         if self.model.ssm:
             return self._hybrid_layer(self.model.ssm, kind, x, end)
-        model, experts = self.model, kind.experts
-        drop = model.dropout > 0
-        normed, again = self.act("norm1"), self.act("norm2")
-        projected, middle = self.act("proj"), self.act("middle")
+        model = self.model
+        normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
         before = model.norm_place != "after"
         read = (normed if model.shared_norm else again) if before else middle
-        block, results = self.moe(read, kind.routed) if experts else self.dense(read)
-        proj_bias, down_bias = self.proj_bias(), self.down_bias(experts)
-        attention: Module
-        if kind.linear and model.linear_attention:
-            attention = self.linear_mixer(model.linear_attention, normed if before else x, projected)
-        else:
-            attends = self.self_attention(normed if before else x, projected, kind.local)
-            attention = attend_along(attends, kind.along) if kind.along else attends
-        first = [self.layernorm("norm1", x, normed)] if before else []
+        block, results = self.moe(read, kind.routed) if kind.experts else self.dense(read)
+        attention = self._attention_of(kind, normed if before else x, projected)
+        modules: list[Module] = [self.layernorm("norm1", x, normed)] if before else []
         if model.parallel_residual:
-            second = [] if model.shared_norm else [self.layernorm("norm2", x, again)]
-            joined = Residual("residual", (x, projected, *results), (end,), (*proj_bias, *down_bias), dropout=drop)
-            return [*first, attention, *second, block, joined]
+            modules += [attention, *([] if model.shared_norm else [self.layernorm("norm2", x, again)]), block]
+            biases = (*self.proj_bias(), *self.down_bias(kind.experts))
+            return [*modules, Residual("residual", (x, projected, *results), (end,), biases, dropout=model.dropout > 0)]
         mixer, added = self.norm_after(attention, projected)
-        if model.norm_place != "before":
-            inside, result = self.norm_after(block, results[0])
-            results = (result,)
-        else:
-            inside = [block]
-        if self.encoder_seq:
-            asks, answer, crossed = self.act("norm.cross"), self.act("cross"), self.act("crossed")
-            bias = (self.weight("cross.bias", h=self.hidden_dim),) if model.proj_bias else ()
-            mixer += [
-                Residual("residual1", (x, added), (middle,), proj_bias, dropout=drop),
-                self.layernorm("norm.cross", middle, asks),
-                self.cross_attention(asks, answer),
-            ]
-            x, added, proj_bias, middle = middle, answer, bias, crossed
-            last = Residual("residual2", (middle, *results), (end,), down_bias, dropout=drop)
-            joined = Residual("residual.cross", (x, added), (middle,), proj_bias, dropout=drop)
-            return [*first, *mixer, joined, self.layernorm("norm2", middle, again), *inside, last]
-        streams = (normed, again) if model.norm_residual else (x, middle)
-        return [
-            *first,
+        stream, last = (normed, again) if model.norm_residual else (x, middle)
+        modules += [
             *mixer,
-            Residual("residual1", (streams[0], added), (middle,), proj_bias, dropout=drop),
-            *([self.layernorm("norm2", middle, again)] if before else []),
-            *inside,
-            Residual("residual2", (streams[1], *results), (end,), down_bias, dropout=drop),
+            Residual("residual1", (stream, added), (middle,), self.proj_bias(), dropout=model.dropout > 0),
         ]
+        if self.encoder_seq:
+            middle = last = self._cross(modules, middle)
+        if before:
+            modules.append(self.layernorm("norm2", middle, again))
+        return [*modules, *self._finish_layer(block, results, last, end, kind)]
+
+    def _finish_layer(
+        self, block: Module, results: tuple[Tensor, ...], stream: Tensor, end: Tensor, kind: LayerKind
+    ) -> list[Module]:
+        """Builds the second block with its norm, if one follows it, and the addition to the residual stream."""
+        modules: list[Module] = [block]
+        if self.model.norm_place != "before":
+            modules, result = self.norm_after(block, results[0])
+            results = (result,)
+        bias, dropout = self.down_bias(kind.experts), self.model.dropout > 0
+        return [*modules, Residual("residual2", (stream, *results), (end,), bias, dropout=dropout)]
+
+    def _attention_of(self, kind: LayerKind, x: Tensor, y: Tensor) -> Module:
+        if kind.linear and self.model.linear_attention:
+            return self.linear_mixer(self.model.linear_attention, x, y)
+        attention = self.self_attention(x, y, kind.local)
+        return attend_along(attention, kind.along) if kind.along else attention
+
+    def _cross(self, modules: list[Module], middle: Tensor) -> Tensor:
+        """Adds the cross-attention of a decoder layer; returns its result."""
+        asks, answer, crossed = self.act("norm.cross"), self.act("cross"), self.act("crossed")
+        bias = (self.weight("cross.bias", h=self.hidden_dim),) if self.model.proj_bias else ()
+        modules += [
+            self.layernorm("norm.cross", middle, asks),
+            self.cross_attention(asks, answer),
+            Residual("residual.cross", (middle, answer), (crossed,), bias, dropout=self.model.dropout > 0),
+        ]
+        return crossed
 
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer of a hybrid model: one norm, one block and one residual addition."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from meshcast.simulator.ir.decoder_operators import CappedAttention, NormOfHeads, ReadContext
 from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.linear_attention_operators import GatedDeltaRule, GatedNorm, LightningAttention, LinearMixer
 from meshcast.simulator.ir.mamba_operators import Mamba, SSDScan
 from meshcast.simulator.ir.modules import (
     MLP,
@@ -32,9 +34,6 @@ from meshcast.simulator.ir.operators import (
     Norm,
     Rope,
 )
-from meshcast.simulator.ir.variants.cross_attention import ReadContext
-from meshcast.simulator.ir.variants.decoder import CappedAttention, NormOfHeads
-from meshcast.simulator.ir.variants.linear_attention import GatedDeltaRule, GatedNorm, LightningAttention, LinearMixer
 from meshcast.simulator.models.casts import cast_input, save_inputs
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
 from meshcast.simulator.models.shapes import Shapes
@@ -107,29 +106,28 @@ class BlockBuilder(Shapes):
         k_up = self.act("k.up", a=Dim(heads * mla.qk_nope, unit=mla.qk_nope))
         rope_key = self.act("k.pe", r=Dim(mla.qk_rope))
         x, modules = cast_input(self.quantised, x)
-
-        def project_down(name: str, rank: int, *more: Tensor) -> Tensor:
-            """Adds the projection of x to a latent of width `rank`, and its norm; the same linear makes `more`."""
-            latent, normed = self.act(name, r=Dim(rank)), self.act(f"{name}.norm", r=Dim(rank))
-            weights = [self.weight(f"w{t.name}", h=self.hidden_dim, r=t.dims["r"]) for t in (latent, *more)]
-            modules.extend(self.linear(f"{name}.down", x, (latent, *more), *weights))
-            if not self.model.qk_layernorm:
-                return latent
-            scale = (self.weight(f"{name}.scale", r=Dim(rank)),)
-            modules.append(Norm(f"{name}.norm", (latent,), (normed,), scale, modules=("norm", *UP)))
-            return normed
-
         if mla.q_lora_rank:
-            source = project_down("q.latent", mla.q_lora_rank)
+            source = self._project_down(modules, x, "q.latent", mla.q_lora_rank)
             modules += self.linear("q.up", source, (q,), self.weight("wq", r=source.dims["r"], a=width), modules=UP)
         else:
             modules += self.linear("q", x, (q,), self.weight("wq", h=self.hidden_dim, a=width), modules=UP)
-        source = project_down("kv.latent", mla.kv_lora_rank, rope_key)
+        source = self._project_down(modules, x, "kv.latent", mla.kv_lora_rank, rope_key)
         ups = [self.weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
         modules += self.linear("kv.up", source, (k_up, v), *ups, modules=UP)
         rotated = self.act("q.rope", a=width), self.act("k.rope", a=width)
         modules.append(Rope("rope", (q, k_up, rope_key), rotated, modules=UP))
         return self._core(modules, *rotated, v, y, local, qk, mla.v)
+
+    def _project_down(self, modules: list[Module], x: Tensor, name: str, rank: int, *more: Tensor) -> Tensor:
+        """Adds the projection of x to a latent of width `rank`, and its norm; the same linear makes `more`."""
+        latent, normed = self.act(name, r=Dim(rank)), self.act(f"{name}.norm", r=Dim(rank))
+        weights = [self.weight(f"w{t.name}", h=self.hidden_dim, r=t.dims["r"]) for t in (latent, *more)]
+        modules.extend(self.linear(f"{name}.down", x, (latent, *more), *weights))
+        if not self.model.qk_layernorm:
+            return latent
+        scale = (self.weight(f"{name}.scale", r=Dim(rank)),)
+        modules.append(Norm(f"{name}.norm", (latent,), (normed,), scale, modules=("norm", *UP)))
+        return normed
 
     def _core(
         self,
@@ -267,45 +265,38 @@ class BlockBuilder(Shapes):
         return weighted
 
     def _experts(self, moe: MoEShape, x: Tensor, chosen: Tensor, y: Tensor) -> list[Module]:
-        """Builds token dispatch, routed experts and combine.
-
-        A token takes top_k slots of experts, times the capacity factor if there is one. The slots of a sequence are
-        counted along its dim ``s`` and sharded evenly over the experts.
-        """
-        model, f = self.model, Dim(moe.expert_ffn)
-        places = Fraction(moe.top_k) * Fraction(moe.capacity or 1).limit_denominator(1000)
-        e, own = Dim(1, unit=Fraction(1, moe.experts)), Dim(moe.experts)
-        places_of = {"b": self.token_dims["b"], "s": Dim(self.seq * places, unit=places), "e": e}
-
-        def routed_tensor(name: str, **dims: Dim) -> Tensor:
-            return Tensor(name, {**places_of, **dims}, self.dtype)
-
-        names = ("expert.gate", "expert.up") if model.gated else ("expert.up",)
-        sent, ups, act, back = (
-            routed_tensor("sent", h=self.hidden_dim),
-            tuple(routed_tensor(name, f=f) for name in names),
-            routed_tensor("expert.act", f=f),
-            routed_tensor("expert.down", h=self.hidden_dim),
-        )
-        weights = [self.weight(f"w{name}", e=own, h=self.hidden_dim, f=f) for name in names]
-        last = [self.weight("wexpert.down", e=own, f=f, h=self.hidden_dim)]
-        if model.mlp_bias:
-            weights += [self.weight(f"b{name}", e=own, f=f) for name in names]
-            last += [self.weight("bexpert.down", e=own, h=self.hidden_dim)]
-        made = self.grad_dtype, self.quantised
+        """Builds token dispatch, routed experts and combine."""
+        f, e = Dim(moe.expert_ffn), Dim(moe.experts)
+        names = ("expert.gate", "expert.up") if self.model.gated else ("expert.up",)
+        sent, back = (self._routed_tensor(moe, name, h=self.hidden_dim) for name in ("sent", "expert.down"))
+        act = self._routed_tensor(moe, "expert.act", f=f)
+        ups = tuple(self._routed_tensor(moe, name, f=f) for name in names)
+        weights = [self.weight(f"w{name}", e=e, h=self.hidden_dim, f=f) for name in names]
+        last = [self.weight("wexpert.down", e=e, f=f, h=self.hidden_dim)]
+        if self.model.mlp_bias:
+            weights += [self.weight(f"b{name}", e=e, f=f) for name in names]
+            last += [self.weight("bexpert.down", e=e, h=self.hidden_dim)]
         saved, stores = save_inputs(self.fp8_activation_inputs, ups, ExpertSavedCast)
         arrived, casts = cast_input(self.quantised, sent, ExpertCast)
         inner, more = cast_input(self.quantised, act, ExpertCast)
         return [
             Permute("permute", (x,), (sent,)),
             *casts,
-            ExpertLinear("expert.up", (arrived,), ups, tuple(weights), *made, sorts="ins"),
+            ExpertLinear("expert.up", (arrived,), ups, tuple(weights), self.grad_dtype, self.quantised, sorts="ins"),
             *stores,
             ExpertActivation("expert.act", saved, (act,), modules=("moe_act", "act")),
             *more,
-            ExpertLinear("expert.down", (inner,), (back,), tuple(last), *made, sorts="outs"),
+            ExpertLinear("expert.down", (inner,), (back,), tuple(last), self.grad_dtype, self.quantised, sorts="outs"),
             Unpermute("unpermute", (back, chosen), (y,)),
         ]
+
+    def _routed_tensor(self, moe: MoEShape, name: str, **dims: Dim) -> Tensor:
+        """Returns a tensor of the slots of experts that tokens take: top_k for each, times the capacity factor if there
+        is one. The slots of a sequence are counted along its dim ``s`` and sharded evenly over the experts.
+        """
+        slots = Fraction(moe.top_k) * Fraction(moe.capacity or 1).limit_denominator(1000)
+        of_sequence, expert = Dim(self.seq * slots, unit=slots), Dim(1, unit=Fraction(1, moe.experts))
+        return Tensor(name, {"b": self.token_dims["b"], "s": of_sequence, "e": expert, **dims}, self.dtype)
 
     # ----------------------------------------------------------------------------------------- Mamba-2
 

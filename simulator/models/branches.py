@@ -137,41 +137,48 @@ class Branch(Transformer):
 
 
 def inherit_shapes(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a model whose branches have the fields that they leave out: from the model, except `OWN`, and those
-    that follow from a field that the branch states (`FOLLOWING`).
+    """Returns the fields of a model whose branches have the fields that they leave out: from the model, except `OWN`,
+    and those that follow from a field that the branch states (`FOLLOWING`).
 
     Raises ModelError for a wrong branch, at its place. Fields of wrong types are left to pydantic.
     """
     branches = given.get("branches")
     if not isinstance(branches, list | tuple) or not branches:
         return given
-    contrastive = given.get("contrastive")
-    seq, hidden = given.get("seq"), contrastive or given.get("hidden")
-    if not all(isinstance(one, Mapping) for one in branches) or not isinstance(seq, int):
+    seq = given.get("seq")
+    if not all(isinstance(branch, Mapping) for branch in branches) or not isinstance(seq, int):
         return given
-    stated = [one.get("tokens") for one in branches]
+    stated = [branch.get("tokens") for branch in branches]
     decodes = [None] if given.get("cross_attention") is True else []
-    if not all(one is None or (isinstance(one, int) and one > 0) for one in stated):
+    if not all(tokens is None or (isinstance(tokens, int) and tokens > 0) for tokens in stated):
         return given
     shared = share_tokens([*stated, *decodes], seq, "seq")[: len(stated)]
-    found = []
-    for i, (one, tokens) in enumerate(zip(branches, shared, strict=True)):
-        left = {key for word, keys in FOLLOWING.items() if one.get(word) is not None for key in keys}
-        inherited = {key: value for key, value in given.items() if key not in {*OWN, *left}}
-        bidirectional = {"bidirectional": True} if one.get("input_width") is not None else {}
-        pooled = {"pool": "token"} if contrastive is not None else {}
-        merge = one.get("merge") or 1
-        seq_of = int(tokens) * (merge if isinstance(merge, int) else 1)
-        set_by_model = {"name": one.get("name", f"{i + 1}"), "seq": seq_of, "trunk_hidden": hidden}
-        fields = {**inherited, **bidirectional, **pooled, **one, **set_by_model}
+    inherited = []
+    for i, (branch, tokens) in enumerate(zip(branches, shared, strict=True)):
+        fields = _inherit_fields(given, branch, i, int(tokens))
         try:
             Branch.model_validate(fields)
         except ModelError as error:
             raise ModelError(f"branches[{i}].{error.where}", error.rule, error.remedy, error.value) from None
         except ValidationError:
             pass  # pydantic says so at the place of the field
-        found.append(fields)
-    return {"tied": False, **given, "branches": found}
+        inherited.append(fields)
+    return {"tied": False, **given, "branches": inherited}
+
+
+def _inherit_fields(given: Mapping[str, Any], branch: Mapping[str, Any], number: int, tokens: int) -> dict[str, Any]:
+    """Returns all fields of a branch of a model. tokens: those of the trunk that it makes."""
+    contrastive, merge = given.get("contrastive"), branch.get("merge") or 1
+    left = {key for word, keys in FOLLOWING.items() if branch.get(word) is not None for key in keys}
+    return {
+        **{key: value for key, value in given.items() if key not in {*OWN, *left}},
+        **({"bidirectional": True} if branch.get("input_width") is not None else {}),
+        **({"pool": "token"} if contrastive is not None else {}),
+        **branch,
+        "name": branch.get("name", f"{number + 1}"),
+        "seq": tokens * (merge if isinstance(merge, int) else 1),
+        "trunk_hidden": contrastive or given.get("hidden"),
+    }
 
 
 def share_tokens(stated: Sequence[int | None], seq: int, where: str = "") -> list[float]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from meshcast.simulator.ir.decoder_operators import HoldWeights
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import BatchLossUnit, LocalShapes, Module, Operator, Projector
 from meshcast.simulator.ir.operators import Activation, Boundary, Embedding, Loss, Norm, Residual
 from meshcast.simulator.ir.ops import Gemm, Memory, Work
-from meshcast.simulator.ir.variants.cross_attention import HoldWeights
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.shapes import Shapes
 

@@ -58,22 +58,28 @@ class Model(Transformer):
             self._contrastive_relations()
         elif not self.layers:
             raise ModelError("layers", "must be greater than or equal to 1", "Give at least 1", self.layers)
-        if not self.branches:
-            return self
+        if self.branches:
+            self._check_branches()
+            if not self.cross_attention:
+                self._check_trunk()
+        return self
+
+    def _check_branches(self) -> None:
         if not self.encoder_layers:
             raise ModelError("branches", "one of them has layers", "Give it layers, or leave branches out")
         share_tokens(self.stated_tokens, self.seq, "seq")
-        for i, one in enumerate(self.branches):
-            if one.frames:
+        for i, branch in enumerate(self.branches):
+            if branch.frames:
                 rule = "the layers of a branch have one axis of positions"
-                raise ModelError(f"branches[{i}].frames", rule, "Leave it out", one.frames)
-        pooled = next((i for i, one in enumerate(self.branches) if one.pool != "none" and not self.contrastive), None)
-        if pooled is not None:
-            rule = "a contrastive loss compares one vector of each sample, and the model has no such loss"
-            raise ModelError(f"branches[{pooled}].pool", rule, "Leave it out, or give the model `contrastive`")
-        if self.cross_attention:
-            return self
-        texts = [one for one in self.branches if not one.layers and not one.input_width]
+                raise ModelError(f"branches[{i}].frames", rule, "Leave it out", branch.frames)
+        for i, branch in enumerate(self.branches):
+            if branch.pool != "none" and not self.contrastive:
+                rule = "a contrastive loss compares one vector of each sample, and the model has no such loss"
+                raise ModelError(f"branches[{i}].pool", rule, "Leave it out, or give the model `contrastive`")
+
+    def _check_trunk(self) -> None:
+        """Checks the layers that read the outputs of the branches."""
+        texts = [branch for branch in self.branches if not branch.layers and not branch.input_width]
         if self.tied and (len(texts) != 1 or texts[0].hidden != self.hidden or self.contrastive):
             rule = "the output layer shares the matrix of one branch of token ids without layers, as wide as the trunk"
             raise ModelError("tied", rule, "Give null or false, or such a branch", True)
@@ -83,7 +89,6 @@ class Model(Transformer):
             if value:
                 shown = value if isinstance(value, bool | int) else None
                 raise ModelError(word, "models with branches are supported without it", "Give null or false", shown)
-        return self
 
     def _decoder_relations(self) -> None:
         if len(self.branches) != 1 or not self.branches[0].layers or self.branches[0].tokens is None:

@@ -8,12 +8,22 @@ from functools import partial
 from typing import get_args
 
 from meshcast.hardware.errors import ModelError, PlanError
+from meshcast.simulator.ir.capabilities import (
+    AccumulatesByUnit,
+    AnnotatesOperators,
+    HoldsStates,
+    MeetsPeriodically,
+    RequiresRoles,
+    TakesProjectedKeys,
+    VariesSteps,
+    schemes_with,
+)
+from meshcast.simulator.ir.linear_attention_operators import LinearMixer
 from meshcast.simulator.ir.mamba_operators import Mamba, Scan
 from meshcast.simulator.ir.modules import Operator, walk
 from meshcast.simulator.ir.operators import QUANTISED
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
-from meshcast.simulator.ir.scheme import Scheme
-from meshcast.simulator.ir.variants.linear_attention import LinearMixer
+from meshcast.simulator.ir.scheme import Scheme, SequenceScheme
 from meshcast.simulator.job.framework import Format
 from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.models.branches import share_tokens
@@ -39,6 +49,9 @@ MAMBA_NAMES = {**DIM_NAMES, "a": "model.ssm.groups (and heads)"}
 
 LINEAR_NAMES = {**DIM_NAMES, "a": "model.linear_attention.key_heads (and heads)"}
 """Names of dims for operators of layers with linear attention."""
+
+MIXER_NAMES: dict[type, Mapping[str, str]] = {Mamba: MAMBA_NAMES, LinearMixer: LINEAR_NAMES}
+"""The same by the class of the module that mixes tokens."""
 
 BRANCH_NAMES = {**DIM_NAMES, "a": "heads (and kv_heads) of a branch", "f": "ffn of a branch"}
 """Names of dims for operators of branches."""
@@ -90,9 +103,9 @@ def check_axes(plan: Plan) -> None:
     owners: dict[str, Scheme] = {}
     for scheme in plan.schemes:
         for axis in scheme.axes:
-            if axis in owners and not (scheme.shares_axes and owners[axis].family == "data"):
+            if axis in owners and not (isinstance(scheme, AnnotatesOperators) and owners[axis].family == "data"):
                 rule = f"{owners[axis].use} and {scheme.use} both have the axis {axis!r}"
-                shared = owners[axis].shares_axes and scheme.family == "data"
+                shared = isinstance(owners[axis], AnnotatesOperators) and scheme.family == "data"
                 remedy = f"Name {scheme.use} first" if shared else "Give each scheme an axis of its own"
                 raise PlanError("plan.schemes", rule, remedy)
             owners[axis] = scheme
@@ -110,11 +123,11 @@ def check_batch(plan: Plan) -> None:
     if batch.micro * joint % parts:
         rule = f"{plan.schedule.use} runs {parts} backward passes, each of a part of {batch.micro * joint} samples"
         raise PlanError("batch.micro", rule, f"{nearest_multiple(batch.micro, parts)} would work", batch.micro)
-    one = batch.micro * joint * plan.replicas
+    one = batch.micro * joint * plan.ranks.replicas
     if batch.total % one:
         near = max(1, round(batch.total / one)) * one
         joined = f", {joint} to a forward pass" if joint > 1 else ""
-        product = " x ".join(map(str, (batch.micro, *([joint] if joint > 1 else []), plan.replicas)))
+        product = " x ".join(map(str, (batch.micro, *([joint] if joint > 1 else []), plan.ranks.replicas)))
         rule = f"it must be a multiple of batch.micro x data-parallel ranks{joined} = {product} = {one}"
         raise PlanError("batch.global", rule, f"{near} would work", batch.total)
 
@@ -179,12 +192,9 @@ def check_attention(plan: Plan) -> None:
 
 def check_documents(plan: Plan) -> None:
     """Attention within documents is computed where a rank has all keys of a sequence."""
-    several = [scheme for scheme in plan.schemes if plan.mesh.size(scheme.over) > 1]
-    rings = [scheme.use for scheme in several if getattr(scheme, "passes_keys", False)]
-    sliced = [plan.schedule.use] if len(plan.schedule.slices) != 1 else []
-    if plan.job.batch.documents is not None and (rings or sliced):
-        rule = f"{(rings or sliced)[0]} brings the keys of a sequence part by part, whatever documents are in it"
-        raise PlanError("batch.documents", rule, "Use sequence/all-gather or sequence/ulysses, or leave it out")
+    if plan.job.batch.documents is not None and len(plan.schedule.slices) != 1:
+        rule = f"{plan.schedule.use} brings the keys of a sequence part by part, whatever documents are in it"
+        raise PlanError("batch.documents", rule, "Use a schedule of whole sequences, or leave it out")
 
 
 def check_projected_keys(plan: Plan) -> None:
@@ -200,7 +210,8 @@ def check_projected_keys(plan: Plan) -> None:
     for scheme in plan.schemes:
         if isinstance(scheme, Schedule) and len(scheme.slices) != 1:
             raise PlanError("plan.schemes", f"{rule} at once, and {scheme.use} slices them", "Use 1f1b", scheme.use)
-        if plan.mesh.size(scheme.axes) > 1 and not scheme.takes_projected_keys:
+        shards = isinstance(scheme, SequenceScheme) and plan.mesh.size(scheme.axes) > 1
+        if shards and not isinstance(scheme, TakesProjectedKeys):
             remedy = "Use sequence/rsa or tensor/megatron, or leave model.projected_keys out"
             raise PlanError("plan.schemes", f"{rule}, and {scheme.use} shards them otherwise", remedy, scheme.use)
 
@@ -231,8 +242,9 @@ def check_classes(plan: Plan) -> None:
         rule = f"micro-batches are of at most {MAX_CLASSES} classes"
         raise PlanError("batch.lengths", rule, "Round lengths up to a larger multiple (batch.samples.multiple)", count)
     schedule = plan.schedule
-    if whole := next((scheme for scheme in plan.schemes if scheme.accumulates_by_unit), None):
-        rule = f"micro-batches of unlike length do not go with {whole.use}, whose layers run all of a step as one pass"
+    whole = [scheme.use for scheme in schemes_with(plan.schemes, AccumulatesByUnit) if scheme.accumulates_by_unit]
+    if whole:
+        rule = f"micro-batches of unlike length do not go with {whole[0]}, whose layers run all of a step as one pass"
         raise PlanError("batch.lengths", rule, "Set layered: false, or use micro-batches that are alike")
     reasons = {
         "slices sequences of one length": len(schedule.slices) != 1,
@@ -256,37 +268,41 @@ def check_noise(plan: Plan) -> None:
 def check_period(plan: Plan) -> None:
     """Steps of a period end with an update; they are forecast as their mean, without noise and with a barrier after
     each."""
-    if plan.period > 1 and (plan.job.noise is not None or not plan.schedule.barrier or plan.job.forward_only):
-        index = next(i for i, scheme in enumerate(plan.schemes) if scheme.period > 1)
+    if plan.passes.period > 1 and (plan.job.noise is not None or not plan.schedule.barrier or plan.job.forward_only):
+        meeting = schemes_with(plan.schemes, MeetsPeriodically)
+        index = next(plan.schemes.index(scheme) for scheme in meeting if scheme.period > 1)
         rule = "a period of several steps is forecast without noise, and with a barrier of the pipeline after each step"
         if plan.job.forward_only:
             rule = "a period counts updates of the weights, and a forward-only job has none"
-        raise PlanError(f"plan.schemes[{index}].period", rule, "Set it to 1, or leave the other out", plan.period)
+        raise PlanError(
+            f"plan.schemes[{index}].period", rule, "Set it to 1, or leave the other out", plan.passes.period
+        )
 
 
 def check_steps(plan: Plan) -> None:
     """Steps that differ are forecast one by one, each from an empty to an empty pipeline, by equal ranks."""
-    index = next((i for i, scheme in enumerate(plan.schemes) if scheme.steps > 1), None)
-    if index is None:
+    varying = [scheme for scheme in schemes_with(plan.schemes, VariesSteps) if scheme.steps > 1]
+    if not varying:
         return
     reasons = {
         "noise": plan.job.noise is not None,
         f"{plan.schedule.use}, which has no flush": not plan.schedule.flush,
-        "a period of several steps": plan.period > 1,
+        "a period of several steps": plan.passes.period > 1,
     }
     for reason, holds in reasons.items():
         if holds:
             rule = f"routing that changes from step to step does not go with {reason}"
+            index = plan.schemes.index(varying[0])
             raise PlanError(f"plan.schemes[{index}].routing", rule, "Give the routing of one step, or leave that out")
 
 
 def check_size(plan: Plan) -> None:
     """The passes of micro-batches through stages are not too many to play."""
-    shape = plan.played_shape
+    shape = plan.passes.played_shape
     backward = 0 if shape.forward_only else plan.schedule.backwards_per_forward
     each = (1 + backward) * shape.stages * shape.slices
     if shape.m * each > MAX_PASSES:
-        most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.replicas
+        most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.ranks.replicas
         most *= plan.schedule.microbatches_per_forward
         if shape.classes:
             rule = f"{shape.m:,} micro-batches through {shape.stages} stages are more than {MAX_PASSES:,} passes"
@@ -308,7 +324,7 @@ def check_noisy_steps(plan: Plan) -> None:
         rule = f"a step with noise has at most {MAX_NOISY_STEP:,} passes of micro-batches through layers"
         remedy = "Use a smaller batch.global or a larger batch.micro, or leave noise out"
         raise PlanError("noise", f"{rule}, and this one {passes:,}", remedy)
-    ranks = max(len(plan.device_ranks(device)) for device in range(plan.devices))
+    ranks = max(len(plan.ranks.of_device(device)) for device in range(plan.ranks.devices))
     most = max(1, int(MAX_NOISY_STEPS / passes / (1 + ranks / VECTOR)))
     if noise.steps > most:
         rule = f"a step has {passes:,} passes of micro-batches through layers, on {ranks:,} ranks a stage"
@@ -329,7 +345,7 @@ def check_roles(plan: Plan) -> None:
         found = [scheme.use for scheme in plan.schemes if scheme.role == role]
         if len(found) > 1:
             raise PlanError("plan.schemes", f"a plan has one {role}", "Keep one", found)
-    for scheme in plan.schemes:
+    for scheme in schemes_with(plan.schemes, RequiresRoles):
         for role in scheme.required_roles:
             if not any(other.role == role for other in plan.schemes):
                 found = [use for use in scheme_names() if find_scheme(use).role == role]
@@ -340,11 +356,11 @@ def check_roles(plan: Plan) -> None:
 def check_offloading(plan: Plan) -> None:
     """One scheme at most offloads a state."""
     for state in ("parameters", "gradients", "optimizer"):
-        found = [scheme.use for scheme in plan.schemes if scheme.offloaded_to(state)]
-        if len(found) > 1:
+        uses = [scheme.use for scheme in schemes_with(plan.schemes, HoldsStates) if scheme.offloaded_to(state)]
+        if len(uses) > 1:
             what = "optimizer states" if state == "optimizer" else state
-            rule = f"{found[0]} offloads {what} already"
-            raise PlanError("plan.schemes", rule, "Let one of them offload them", found[1])
+            rule = f"{uses[0]} offloads {what} already"
+            raise PlanError("plan.schemes", rule, "Let one of them offload them", uses[1])
 
 
 def check_experts(plan: Plan) -> None:
@@ -354,7 +370,7 @@ def check_experts(plan: Plan) -> None:
         raise PlanError("plan.views", rule, "Leave out ep and views, or choose a model with experts")
     for name, view in plan.mesh.views.items():
         for axis in list(view)[1:]:
-            if view[axis] > 1 and axis not in plan.claimed_axes:
+            if view[axis] > 1 and axis not in plan.ranks.claimed_axes:
                 remedy = (
                     f"Add {{use: expert/all-to-all, over: {axis}}}; experts are replicated along the first axis only"
                 )
@@ -367,47 +383,61 @@ def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | No
     known: keys of plans that were found divisible before; new findings are added.
     held: the parts of the model that the ranks of the plan hold; default: all.
     """
+    architecture = plan.model_parts.backward_architecture
     # The samples of all replicas are divisible by any number of replicas.
     key = (
-        replace(plan.backward_architecture, replicas=1),
+        replace(architecture, replicas=1),
         tuple(plan.mesh.views),
         held and (plan.layers, held),
         *(scheme.lowering_key for scheme in plan.stage_schemes),
     )
     if key in known:
         return
-    operators = [operator for unit in plan.backward_architecture.units for operator in unit.operators()]
-    for i, scheme in enumerate(plan.schemes):
-        scheme.check_operators(operators, len(plan.job.model.every_layer), f"plan.schemes[{i}]")
-    scope = Scope(plan.mesh, plan.stage_schemes)
-
-    def visit(operator: Operator, called: Mapping[str, str]) -> None:
-        for tensor, dim, sharding in scope.sharded_dims(operator):
-            size, count = tensor.dims[dim], plan.mesh.size(sharding)
-            axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in sharding))
-            if isinstance(operator, Scan) and dim == "s":
-                _refuse_divided_scan(plan, axes)
-            if not size.is_divisible_by(count):
-                names = EXPERT_NAMES if operator.view else called
-                _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
-
-    of_branches = {
-        unit.children: BRANCH_NAMES | {"s": f"tokens of branch {branch.name}", "h": f"hidden of branch {branch.name}"}
-        # Equal branches share their units, and errors name the first.
-        for branch, own in reversed([*zip(plan.model.branches, plan.backward_architecture.branches, strict=True)])
-        for unit in (own.branch_units(range(branch.layers)) if branch.layers else ())
-    }
-    stages = [plan.stage(part, plan.backward_architecture) for part in held or ()]
-    for unit in plan.backward_architecture.units if held is None else [unit for one in stages for unit in one.units]:
-        mixers: dict[type, Mapping[str, str]] = {Mamba: MAMBA_NAMES, LinearMixer: LINEAR_NAMES}
-        names = next((mixers[type(module)] for module in unit.children if type(module) in mixers), None)
-        walk(unit, partial(visit, called=names or of_branches.get(unit.children, DIM_NAMES)))
+    operators = [operator for unit in architecture.units for operator in unit.operators()]
+    for scheme in schemes_with(plan.schemes, AnnotatesOperators):
+        where = f"plan.schemes[{plan.schemes.index(scheme)}]"
+        scheme.check_operators(operators, len(plan.job.model.every_layer), where)
+    units = architecture.units
+    if held is not None:
+        units = [unit for part in held for unit in plan.model_parts.stage(part, architecture).units]
+    scope, of_branches = Scope(plan.mesh, plan.stage_schemes), _names_in_branches(plan)
+    for unit in units:
+        mixers = [MIXER_NAMES[type(module)] for module in unit.children if type(module) in MIXER_NAMES]
+        names = mixers[0] if mixers else of_branches.get(unit.children, DIM_NAMES)
+        walk(unit, partial(_check_operator, plan, scope, names))
     known.add(key)
+
+
+def _names_in_branches(plan: Plan) -> dict[Hashable, Mapping[str, str]]:
+    """Returns the names of dims for the units of branches, by the modules of a unit."""
+    names: dict[Hashable, Mapping[str, str]] = {}
+    builders = plan.model_parts.backward_architecture.branches
+    # Equal branches share their units, and errors name the first.
+    for branch, builder in reversed([*zip(plan.model_parts.model.branches, builders, strict=True)]):
+        called = BRANCH_NAMES | {"s": f"tokens of branch {branch.name}", "h": f"hidden of branch {branch.name}"}
+        for unit in builder.branch_units(range(branch.layers)) if branch.layers else ():
+            names[unit.children] = called
+    return names
+
+
+def _check_operator(plan: Plan, scope: Scope, called: Mapping[str, str], operator: Operator) -> None:
+    """Raises PlanError unless every dim of an operator is divisible by the axes that shard it.
+
+    called: names of dims.
+    """
+    for tensor, dim, sharding in scope.sharded_dims(operator):
+        size, count = tensor.dims[dim], plan.mesh.size(sharding)
+        axes = list(dict.fromkeys(plan.ranks.axis_of(part, operator.view) for part in sharding))
+        if isinstance(operator, Scan) and dim == "s":
+            _refuse_divided_scan(plan, axes)
+        if not size.is_divisible_by(count):
+            names = EXPERT_NAMES if operator.view else called
+            _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
 
 
 def check_slices(plan: Plan) -> None:
     """Every slice of a sequence is a whole number of tokens, divisible by the axes that shard positions."""
-    model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.slice_granularity
+    model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.passes.slice_granularity
     assert sequence is not None
     where = next(f"plan.schemes[{i}].slices" for i, e in enumerate(plan.job.plan.schemes) if e.use == plan.schedule.use)
     if model.linear_attention:

@@ -11,13 +11,21 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
+from meshcast.simulator.ir.capabilities import (
+    AdaptsModel,
+    AdaptsRecompute,
+    ChoosesTensors,
+    FitsModels,
+    TriesAlternatives,
+    VariesSteps,
+    schemes_with,
+)
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.moe_operators import EXPERTS
-from meshcast.simulator.ir.ops import Work
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Job
@@ -34,28 +42,12 @@ from meshcast.simulator.plan.checks import (
     check_stated_chunks,
 )
 from meshcast.simulator.plan.partition import LayerCosts, layers_of_graph
-from meshcast.simulator.plan.plan import Plan
-from meshcast.simulator.scheduling.schedule import PipelineShape, SliceDuration
-
-if TYPE_CHECKING:
-    from meshcast.simulator.plan.by_memory import DevicePeaks
-    from meshcast.simulator.plan.by_tensor import TensorCosts
+from meshcast.simulator.plan.plan import Plan, replace_scheme
+from meshcast.simulator.plan.pricing import JobPricing
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 MAX_SLICE_BOUNDARIES = 64
 """Maximum number of positions at which a schedule may slice a sequence."""
-
-StageLayerCosts = Callable[[Plan], Sequence[LayerCosts]]
-"""Returns the costs of the layers on every stage, for `partition: by-cost` and for options that schemes try out; the
-given plan has no layers yet."""
-
-WorkSeconds = Callable[[Plan, Work], float]
-"""Returns the duration of some work on the first device of a plan, for schemes that measure before training."""
-
-SliceSeconds = Callable[[Plan], SliceDuration]
-"""Returns the durations of slices, for schedules that balance them; the given plan has no slices yet."""
-
-StepSeconds = Callable[[Plan], float]
-"""Returns the duration of the step of a plan, for schedules that propose several ways to slice sequences."""
 
 
 @dataclass
@@ -87,25 +79,20 @@ class Resolver:
     known: parts of the plans of earlier jobs; new ones are added.
     """
 
-    layer_costs: StageLayerCosts
-    work_seconds: WorkSeconds
-    slice_seconds: SliceSeconds
-    step_seconds: StepSeconds
-    device_peaks: DevicePeaks
-    tensor_costs: TensorCosts
+    pricing: JobPricing
     known: KnownParts
 
     def prepare(self, job: Job, checks: Iterable[Callable[[Plan], None]] = ALWAYS) -> Plan:
         """The checked plan of `job` with the shape of its pipeline, without layers and slices."""
         mesh = _mesh(job, self.known)
         schemes = tuple(_scheme(job, mesh, index, self.known) for index in range(len(job.plan.schemes)))
-        for scheme in schemes:
-            job = job.model_copy(update={"model": scheme.adapt_model(job.model)})
+        for adapting in schemes_with(schemes, AdaptsModel):
+            job = job.model_copy(update={"model": adapting.adapt_model(job.model)})
         assert job.batch.sequence is not None
         shape, known = PipelineShape(mesh.size(()), 1), self.known.architectures
         plan = Plan(job, mesh, schemes, shape, (), (job.batch.sequence,), architectures=known)
         check_classes(plan)
-        for number, one in enumerate(plan.classes):
+        for number, one in enumerate(plan.passes.classes):
             with _locate_in_class(plan, number):
                 for check in checks:
                     check(one)
@@ -125,35 +112,35 @@ class Resolver:
         with the fastest layers, each alone."""
 
         def seconds(candidate: Plan) -> float:
-            return sum(sum(costs.layers) for costs in self.layer_costs(candidate))
+            return sum(sum(costs.layers) for costs in self.pricing.price_layers(candidate))
 
-        schemes = (scheme.fit_models(plan.job, partial(self.work_seconds, plan)) for scheme in plan.schemes)
-        plan = replace(plan, schemes=tuple(schemes))
-        for i, scheme in enumerate(plan.schemes):
-            if found := scheme.alternatives():
+        measure = partial(self.pricing.price_work, plan)
+        for scheme in schemes_with(plan.schemes, FitsModels):
+            plan = replace_scheme(plan, scheme, scheme.fit_models(plan.job, measure))
+        for trying in schemes_with(plan.schemes, TriesAlternatives):
+            if alternatives := trying.alternatives():
                 check_divisible(plan, self.known.divisible)
-                before, behind = plan.schemes[:i], plan.schemes[i + 1 :]
-                plan = min((replace(plan, schemes=(*before, one, *behind)) for one in found), key=seconds)
+                plan = min((replace_scheme(plan, trying, scheme) for scheme in alternatives), key=seconds)
         return plan
 
     def layers(self, plan: Plan, partition: str | tuple[int, ...]) -> tuple[int, ...]:
-        """The number of layers of every part of the model (`Plan.parts`)."""
+        """The number of layers of every part of the model (`ModelParts`)."""
 
         def costs() -> Sequence[LayerCosts]:
             self.check_divisible(plan)
-            return self.layer_costs(plan)
+            return self.pricing.price_layers(plan)
 
         if partition == "by-memory":
             from meshcast.simulator.plan.by_memory import partition_by_memory
 
             self.check_divisible(plan)
             return partition_by_memory(plan, self.sliced_peaks)
-        before = [plan.schedule.predecessors(plan.shape, stage) for stage in range(plan.parts)]
+        before = [plan.schedule.predecessors(plan.shape, stage) for stage in range(plan.model_parts.count)]
         return tuple(layers_of_graph(partition, plan.job.model, before, plan.schedule.use, costs))
 
     def sliced_peaks(self, plan: Plan) -> Sequence[float]:
         """Peak memory of every device of a plan with layers, its sequences sliced as the schedule states."""
-        return self.device_peaks(self.slice_sequences(plan))
+        return self.pricing.measure_peaks(self.slice_sequences(plan))
 
     def adapt_recompute(self, plan: Plan) -> Plan:
         """The plan with layers and recomputation of every stage chosen for the memory of its device; layers that its
@@ -161,15 +148,15 @@ class Resolver:
         from meshcast.simulator.plan.by_memory import adapt_recompute
 
         self.check_divisible(plan)
-        memory = [float(cluster.gpu.memory) for cluster in plan.clusters]
+        memory = [float(cluster.gpu.memory) for cluster in plan.ranks.clusters]
         partition = plan.job.plan.partition
         stated = None if partition == "even" else self.layers(plan, partition)
-        return adapt_recompute(plan, self.sliced_peaks, self.layer_costs, memory, stated)
+        return adapt_recompute(plan, self.sliced_peaks, self.pricing.price_layers, memory, stated)
 
     def check_divisible(self, plan: Plan) -> None:
         """Every dim of every operator is divisible by the axes that shard it, on all stages."""
         for stage in dict.fromkeys(plan.stage_plans or (plan,)):
-            for number, one in enumerate(stage.classes):
+            for number, one in enumerate(stage.passes.classes):
                 with _locate_in_class(stage, number):
                     check_divisible(one, self.known.divisible)
 
@@ -179,26 +166,27 @@ class Resolver:
 
     def slice_sequences(self, plan: Plan) -> Plan:
         """Slices the sequences of a plan as its schedule states."""
-        return _slice_sequences(plan, self.slice_seconds, self.step_seconds)
+        return _slice_sequences(plan, self.pricing)
 
     def uniform(self, job: Job) -> Plan:
         """The plan of a job whose stages and replicas are alike."""
         plan = self.choose_alternatives(self.prepare(job))
-        if any(scheme.adapts_recompute for scheme in plan.schemes):
+        if any(scheme.adapts_recompute for scheme in schemes_with(plan.schemes, AdaptsRecompute)):
             return self.slice_sequences(self.adapt_recompute(plan))
         plan = replace(plan, layers=self.layers(plan, job.plan.partition))
         self.check_divisible(plan)
         plan = self.slice_sequences(plan)
-        chooses = any(scheme.chooses_tensors for scheme in plan.schemes) and not plan.shape.classes
-        return self.choose_tensors(plan) if chooses else plan
+        chooses = any(scheme.chooses_tensors for scheme in schemes_with(plan.schemes, ChoosesTensors))
+        return self.choose_tensors(plan) if chooses and not plan.shape.classes else plan
 
     def choose_tensors(self, plan: Plan) -> Plan:
         """The plan with what becomes of the saved tensors of every stage chosen for the memory of its device."""
         from meshcast.simulator.plan.by_tensor import choose_tensors
 
-        stated = [one.memory_limit for one in plan.schemes if one.memory_limit is not None]
-        memory = [min([float(cluster.gpu.memory), *stated]) for cluster in plan.clusters]
-        return choose_tensors(plan, self.device_peaks, self.tensor_costs, memory)
+        limits = [scheme.memory_limit for scheme in schemes_with(plan.schemes, ChoosesTensors)]
+        stated = [limit for limit in limits if limit is not None]
+        memory = [min([float(cluster.gpu.memory), *stated]) for cluster in plan.ranks.clusters]
+        return choose_tensors(plan, self.pricing, memory)
 
 
 @contextmanager
@@ -245,16 +233,21 @@ def _scheme(job: Job, mesh: Mesh, index: int, known: KnownParts) -> Scheme:
     sequence = (e.over for e in job.plan.schemes if e.use.startswith("sequence/"))
     sequence_axes = mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
     pipelines = [(e, find_scheme(e.use)) for e in job.plan.schemes if e.use.startswith("pipeline/")]
-    pipelined = any(getattr(one, "flush", True) and mesh.size(e.over) > 1 for e, one in pipelines)
+    pipelined = any(issubclass(one, Schedule) and one.flush and mesh.size(e.over) > 1 for e, one in pipelines)
     made_of = axes, options, mesh, job.framework, tuple(sequence_axes), pipelined
     made_from = kind, made_of, job.step
+
+    def make() -> Scheme:
+        scheme = kind(*made_of)
+        return scheme.at_step(job.step) if isinstance(scheme, VariesSteps) else scheme
+
     try:
-        found = known.schemes.get(made_from)
+        scheme = known.schemes.get(made_from)
     except TypeError:  # options that are tables have no hash
-        return kind(*made_of).at_step(job.step)
-    if found is None:
-        found = known.schemes[made_from] = kind(*made_of).at_step(job.step)
-    return found
+        return make()
+    if scheme is None:
+        scheme = known.schemes[made_from] = make()
+    return scheme
 
 
 def _check_axes(
@@ -281,10 +274,10 @@ def _check_axes(
 
 
 def _shape(plan: Plan) -> PipelineShape:
-    batch, p = plan.job.batch, plan.mesh.size(plan.pipeline_axis)
+    batch, p = plan.job.batch, plan.mesh.size(plan.ranks.pipeline_axis)
     assert batch.total is not None
-    microbatches = batch.total // (batch.micro * plan.schedule.microbatches_per_forward * plan.replicas)
-    microbatches //= plan.microbatches_of_unit
+    microbatches = batch.total // (batch.micro * plan.schedule.microbatches_per_forward * plan.ranks.replicas)
+    microbatches //= plan.passes.microbatches_of_unit
     if batch.lengths:
         microbatches = len(batch.order)
     slices = max(1, len(plan.schedule.slices))
@@ -296,10 +289,10 @@ def _shape(plan: Plan) -> PipelineShape:
 def _place_devices(plan: Plan) -> Mesh:
     """The mesh with the pipeline's devices where the schedule places them."""
     places = [plan.schedule.place(plan.shape, device) for device in range(plan.shape.p)]
-    return plan.mesh if places == sorted(places) else plan.mesh.with_places(plan.pipeline_axis, places)
+    return plan.mesh if places == sorted(places) else plan.mesh.with_places(plan.ranks.pipeline_axis, places)
 
 
-def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds, step_seconds: StepSeconds) -> Plan:
+def _slice_sequences(plan: Plan, pricing: JobPricing) -> Plan:
     """Slices the sequences of a plan as its schedule states.
 
     Raises PlanError if the slices are not whole numbers of tokens.
@@ -312,12 +305,12 @@ def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds, step_seconds: Step
     if shares:
         return plan.with_slices(tuple(round(share * sequence) for share in shares))
     # Boundaries at multiples of the granularity, few enough for the dynamic program of the schedule.
-    granule = plan.slice_granularity
+    granule = plan.passes.slice_granularity
     fits = (n for n in range(granule, sequence + 1, granule) if sequence % n == 0)
     step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
-    proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, slice_seconds(plan))
+    proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, pricing.price_slices(plan))
     plans = [plan.with_slices(tuple(lengths)) for lengths in proposals]
     for one in plans:
         check_size(one)
         check_noisy_steps(one)
-    return plans[0] if len(plans) == 1 else min(plans, key=step_seconds)
+    return plans[0] if len(plans) == 1 else min(plans, key=pricing.play_step)

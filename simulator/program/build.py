@@ -8,7 +8,7 @@ same ops.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -382,14 +382,8 @@ class _Builder:
         (first, _), (second, _) = both = self._concatenate(one), self._concatenate(other)
         part, where = self._interleave(first, second, device)
         i = int(bool(other.ahead or other.behind))
-        counting, copies = (one, other)[i], both[i][1]
-        marks: dict[int, tuple[int, ...]] = {}
-        for number, (each, own) in enumerate(zip(counting.marks, copies, strict=True)):
-            for copy, places in enumerate(own):
-                for at, some in enumerate(each, counting.copy_of(number, copy)):
-                    # What a pass waits for before it begins is no place of the pair.
-                    marks[at] = tuple(where[i][j] for place in some for j in places[place] if j != INPUT)
-        made.parts, made.numbers, made.marks = (part,), [0], [tuple(marks[at] for at in range(len(marks)))]
+        made.parts, made.numbers = (part,), [0]
+        made.marks = [_marks_of_pair((one, other)[i], both[i][1], where[i])]
         return made
 
     @remembered_by(lambda builder, one, other, device: (one, other))
@@ -451,3 +445,20 @@ def _update(fragment: Fragment, price: Price, meets: bool) -> tuple[Task, list[t
         own[op] = ops[-1]
     block = Block(ops, resolve_dependencies(ops, None, None)[0], (Port(through=False),), [])
     return Task((price_block(block, 1, price),), [], []), met
+
+
+def _marks_of_pair(
+    task: Task, copies: Sequence[Sequence[Mapping[int, tuple[int, ...]]]], where: Mapping[int, int]
+) -> tuple[tuple[int, ...], ...]:
+    """Returns the marks of a pair of passes: those of the task that has side ops.
+
+    copies: by part and copy, for each op of a copy its places in the whole pass.
+    where: the places of these in the pair.
+    """
+    marks: dict[int, tuple[int, ...]] = {}
+    for number, (part_marks, part_copies) in enumerate(zip(task.marks, copies, strict=True)):
+        for copy, places in enumerate(part_copies):
+            for param, marked in enumerate(part_marks, task.copy_of(number, copy)):
+                # What a pass waits for before it begins is no place of the pair.
+                marks[param] = tuple(where[j] for place in marked for j in places[place] if j != INPUT)
+    return tuple(marks[param] for param in range(len(marks)))

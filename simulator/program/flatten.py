@@ -6,6 +6,7 @@ The SimPy engine and the longest-path engine play it; traces and timeline plots 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -60,18 +61,21 @@ class FlatProgram:
         return len(self.ops) - 1
 
 
+FlatOp = tuple[Op, float, float, float, tuple[int, ...]]
+"""An op of a task with its seconds, latency, time of the host to launch it [s], and the places that it waits for."""
+
+
 @dataclass
 class FlatTask:
-    """A task's ops in issue order: (op, seconds, latency, issue, after). A place is an index into `ops`.
+    """A task's ops in issue order. A place is an index into `ops`.
 
-    ops: `after` are the places that an op waits for.
     outside: for each port the places of the ops that wait for its input.
     result: for each port the places of the ops that must end before its result exists.
     through: for each port whether its result also waits for its input.
     """
 
-    ops: list[tuple[Op, float, float, float, tuple[int, ...]]]
-    outside: list[frozenset[int]]
+    ops: list[FlatOp]
+    outside: list[set[int]]
     result: list[tuple[int, ...]]
     through: list[bool]
 
@@ -81,54 +85,86 @@ def flatten_task(task: Task, host: float) -> FlatTask:
 
     host: time of the host to launch one op [s].
     """
-    ops: list[tuple[Op, float, float, float, tuple[int, ...]]] = []
-    outside: list[list[int]] = [[] for _ in range(task.ports)]
-    held: dict[int, list[int]] = defaultdict(list)
+    flattening = _TaskFlattening(task, host)
     for side in task.ahead:
-        for number, owner in zip(side.params.tolist(), _owners(side), strict=True):
-            held[number].append(len(ops) + owner)
-        ops += [
-            (op, s, w, 0.0, ()) for op, s, w in zip(side.ops, side.seconds.tolist(), side.latency.tolist(), strict=True)
-        ]
-    ready: dict[int, tuple[int, ...]] = {}
-    result: list[tuple[int, ...]] = [()] * task.ports
-    through = [True] * task.ports
+        flattening.add_ahead(side)
     for number, part in enumerate(task.parts):
-        block, marks = part.block, task.marks[number] if task.marks else ()
         for copy in range(part.count):
-            start, first = len(ops), task.copy_of(number, copy) if marks else 0
-            waits: dict[int, list[int]] = defaultdict(list)
-            for i, places in enumerate(marks):
-                ready[first + i] = tuple(start + j for j in places if j != INPUT)
-                if INPUT in places:
-                    ready[first + i] += (*result[0], *((INPUT,) if through[0] else ()))
-                for place in places:
-                    waits[place] += held.get(first + i, ())
-            for i, op in enumerate(block.ops):
-                after = (*(start + j for j in block.after[i]), *waits.get(i, ()))
-                for at, port in enumerate(block.ports):
-                    if i in port.entry:
-                        after += result[at]
-                        if through[at]:
-                            outside[at].append(len(ops))
-                ops.append((op, part.seconds[i], part.latency[i], host * op.issued, after))
-            for at, port in enumerate(block.ports):
-                result[at] = (*(result[at] if port.through else ()), *(start + j for j in port.exit))
-                through[at] &= port.through
-    begins: dict[PricedSideOps, int] = {}
+            flattening.add_copy(number, copy)
     for side in task.behind:
-        begins[side] = len(ops)
-        waits_for: list[set[int]] = [set() for _ in side.ops]
+        flattening.add_behind(side)
+    return flattening.flat
+
+
+class _TaskFlattening:
+    """A task while it is flattened.
+
+    gathered: by parameter, the places of the side ops that its first use waits for.
+    ready: by parameter, the places of the ops that complete its gradient; `INPUT`: the input of the task.
+    begins: of the side ops behind the passes, the place of the first.
+    """
+
+    def __init__(self, task: Task, host: float) -> None:
+        self.task, self.host = task, host
+        ports = range(task.ports)
+        self.flat = FlatTask([], [set() for _ in ports], [() for _ in ports], [True for _ in ports])
+        self.gathered: dict[int, list[int]] = defaultdict(list)
+        self.ready: dict[int, tuple[int, ...]] = {}
+        self.begins: dict[PricedSideOps, int] = {}
+
+    def add_ahead(self, side: PricedSideOps) -> None:
+        """Adds side ops that the first use of parameters waits for."""
+        for param, owner in zip(side.params.tolist(), _owners(side), strict=True):
+            self.gathered[param].append(len(self.flat.ops) + owner)
+        self._add_side(side, [()] * len(side.ops))
+
+    def add_copy(self, number: int, copy: int) -> None:
+        """Adds a copy of a part of the task."""
+        part, flat, start = self.task.parts[number], self.flat, len(self.flat.ops)
+        waits, ports = self._note_parameters(number, copy), part.block.ports
+        for i, op in enumerate(part.block.ops):
+            after = (*(start + j for j in part.block.after[i]), *waits.get(i, ()))
+            for at in (at for at, port in enumerate(ports) if i in port.entry):
+                after += flat.result[at]
+                if flat.through[at]:
+                    flat.outside[at].add(len(flat.ops))
+            flat.ops.append((op, part.seconds[i], part.latency[i], self.host * op.issued, after))
+        for at, port in enumerate(ports):
+            flat.result[at] = (*(flat.result[at] if port.through else ()), *(start + j for j in port.exit))
+            flat.through[at] &= port.through
+
+    def _note_parameters(self, number: int, copy: int) -> dict[int, list[int]]:
+        """Notes what completes the gradients of a copy's parameters.
+
+        Returns by op of the copy the side ops that have to bring its parameters.
+        """
+        waits: dict[int, list[int]] = defaultdict(list)
+        marks = self.task.marks[number] if self.task.marks else ()
+        start, first, flat = len(self.flat.ops), self.task.copy_of(number, copy) if marks else 0, self.flat
+        for param, places in enumerate(marks, first):
+            self.ready[param] = tuple(start + place for place in places if place != INPUT)
+            if INPUT in places:
+                self.ready[param] += (*flat.result[0], *((INPUT,) if flat.through[0] else ()))
+            for place in places:
+                waits[place] += self.gathered.get(param, ())
+        return waits
+
+    def add_behind(self, side: PricedSideOps) -> None:
+        """Adds side ops that wait for gradients."""
+        begin = self.begins[side] = len(self.flat.ops)
+        waits: list[set[int]] = [set() for _ in side.ops]
         if side.after:
-            start = begins[side.after[0]]
-            for waits_of, place in zip(waits_for, side.after[1].tolist(), strict=True):
-                waits_of |= {start + place} if place >= 0 else set()
-        for number, owner in zip(side.params.tolist(), _owners(side), strict=True):
-            waits_for[owner].update(ready[number])
-        rows = zip(side.ops, side.seconds.tolist(), side.latency.tolist(), waits_for, strict=True)
-        outside[0] += [len(ops) + i for i, places in enumerate(waits_for) if INPUT in places]
-        ops += [(op, s, w, 0.0, tuple(sorted(places - {INPUT}))) for op, s, w, places in rows]
-    return FlatTask(ops, [frozenset(places) for places in outside], result, through)
+            others, indices = side.after
+            for wait, index in zip(waits, indices.tolist(), strict=True):
+                wait |= {self.begins[others] + index} if index >= 0 else set()
+        for param, owner in zip(side.params.tolist(), _owners(side), strict=True):
+            waits[owner].update(self.ready[param])
+        self.flat.outside[0] |= {begin + i for i, places in enumerate(waits) if INPUT in places}
+        self._add_side(side, [tuple(sorted(places - {INPUT})) for places in waits])
+
+    def _add_side(self, side: PricedSideOps, waits: Sequence[tuple[int, ...]]) -> None:
+        rows = zip(side.ops, side.seconds.tolist(), side.latency.tolist(), waits, strict=True)
+        self.flat.ops += [(op, seconds, latency, 0.0, after) for op, seconds, latency, after in rows]
 
 
 def _owners(side: PricedSideOps) -> list[int]:
@@ -145,96 +181,130 @@ def flatten(program: Program) -> FlatProgram:
     if count > MAX_OPS:
         rule = f"a step is played op by op up to {MAX_OPS:,} ops, this one has {count:,}"
         raise PlanError("batch.global", rule, "Draw, trace or verify a step with fewer micro-batches")
-    table, flat = program.timetable, FlatProgram()
-    tasks = {task: flatten_task(task, program.host) for task in dict.fromkeys((*program.tasks, *program.updates))}
-    flat.first, flat.behind = [0] * len(table.slot), [0] * len(table.slot)
-    result: list[tuple[int, ...]] = [()] * table.results
-    waiting: list[tuple[int, ...]] = [()] * program.devices
-    second_result: dict[int, tuple[int, ...]] = {}
-
-    def send(action: int, at: int, one: Send | None, made: tuple[int, ...]) -> None:
-        device, slot = table.device_of[action], table.slots[table.slot[action]]
-        result[at] = made
-        if one is not None:
-            phase = "F" if slot.kind in (ActionKind.F, ActionKind.AHEAD, ActionKind.OUTPUTS) else "B"
-            op = Op(f"send {table.actions[action]}", one.stream, one.work, [], phase)
-            number = flat.add(op, one.seconds, one.latency, program.host, made, device)
-            flat.sent.append((number, device, one.target))
-            result[at] = (number,)
-            if not program.overlap_sends:
-                waiting[device] += (number,)
-
-    def input_of(action: int) -> tuple[int, ...]:
-        needs = (table.need[action], *table.further_needs.get(action, ()))
-        return tuple(number for need in needs if need >= 0 for number in result[need])
-
-    for action in table.sequence:
-        device, slot = table.device_of[action], table.slot[action]
-        task = tasks[program.tasks[slot]]
-        received = [input_of(action + i) for i in range(len(task.result))]
-        start = flat.first[action] = len(flat.ops)
-        for i, (op, seconds, latency, issue, after) in enumerate(task.ops):
-            waits = tuple(start + j for j in after)
-            for port, outside in zip(received, task.outside, strict=True):
-                if i in outside:
-                    waits += port
-            if not after:
-                waits += waiting[device]
-            flat.add(op, seconds, latency, issue, waits, device)
-        flat.behind[action] = len(flat.ops)
-        if table.slots[slot].follows:
-            made = second_result.pop(action)
-        else:
-            # An action without computation passes the wait for its sends on to the next action.
-            waiting[device] = () if any(op.stream == COMPUTE for op, *_ in task.ops) else waiting[device]
-            both = [
-                (*(port if through else ()), *(start + j for j in places))
-                for port, through, places in zip(received, task.through, task.result, strict=True)
-            ]
-            made, second_result[action + 1] = both[0], both[-1]
-        send(action, action, program.sends[slot], made)
-        for at, one in zip(table.extra_results.get(action, ()), program.others.get(slot, ()), strict=False):
-            send(action, at, one, made)
-    _updates(program, flat, tasks, waiting)
-    return flat
+    flattening = _StepFlattening(program)
+    for action in program.timetable.sequence:
+        flattening.add_action(action)
+    flattening.add_updates()
+    return flattening.flat
 
 
 def flatten_updates(program: Program) -> FlatProgram:
     """Flattens the updates alone."""
-    flat = FlatProgram()
-    tasks = {}
-    for task in dict.fromkeys(program.updates):
-        flatten_one = partial(flatten_task, task, program.host)
-        tasks[task] = remember(task.engine_results, ("flat", program.host), flatten_one)
-    _updates(program, flat, tasks, [()] * program.devices)
-    return flat
+    flattening = _StepFlattening(program)
+    flattening.add_updates()
+    return flattening.flat
 
 
-def _updates(program: Program, flat: FlatProgram, tasks: dict[Task, FlatTask], waiting: list[tuple[int, ...]]) -> None:
-    """Adds the updates to `flat`: each begins when its device has finished all actions, and a collective over the
-    pipeline axis when all of its devices have reached it.
+class _StepFlattening:
+    """A step while it is flattened.
+
+    result: by number of a result, the instances after which it exists.
+    second_result: of the second action of an overlapped pair, those of its result.
+    waiting: by device, sends that its next kernel waits for.
+    tails: by device, instances that its update waits for.
     """
-    meeting_at = {at: number for number, meeting in enumerate(program.meetings) for at in meeting}
-    tails = list(waiting)
-    for (owner, _), queue in flat.queues.items():
-        tails[owner] += (queue[-1],)
-    flat.updates = [[] for _ in program.updates]
-    arrived: dict[int, tuple[int, ...]] = {}
-    moved = True
-    while moved:
-        moved = False
-        for device, task in enumerate(program.updates):
-            done, ops = flat.updates[device], tasks[task].ops
-            while len(done) < len(ops):
-                waits: tuple[int, ...] = ()
-                if (number := meeting_at.get((device, len(done)))) is not None:
-                    if number not in arrived:
-                        meeting = program.meetings[number]
-                        if any(len(flat.updates[d]) < i for d, i in meeting):
-                            break
-                        arrived[number] = tuple(flat.updates[d][i - 1] for d, i in meeting)
-                    waits = arrived[number]
-                op, seconds, latency, issue, after = ops[len(done)]
-                waits = (*(done[j] for j in after), *waits)
-                done.append(flat.add(op, seconds, latency, issue, waits or tails[device], device))
-                moved = True
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.table, self.flat = program, program.timetable, FlatProgram()
+        self.tasks: dict[Task, FlatTask] = {}
+        self.flat.first, self.flat.behind = [0] * len(self.table.slot), [0] * len(self.table.slot)
+        self.result: list[tuple[int, ...]] = [()] * self.table.results
+        self.second_result: dict[int, tuple[int, ...]] = {}
+        self.waiting: list[tuple[int, ...]] = [()] * program.devices
+        self.tails: list[tuple[int, ...]] = []
+
+    def add_action(self, action: int) -> None:
+        """Adds the ops of an action and the messages that carry its result."""
+        flat, device = self.flat, self.table.device_of[action]
+        task = self._flat_task(self.program.tasks[self.table.slot[action]])
+        received = [self._input_of(action + port) for port in range(len(task.result))]
+        start = flat.first[action] = len(flat.ops)
+        for i, (op, seconds, latency, issue, after) in enumerate(task.ops):
+            waits = tuple(start + place for place in after)
+            for instances, outside in zip(received, task.outside, strict=True):
+                if i in outside:
+                    waits += instances
+            if not after:
+                waits += self.waiting[device]
+            flat.add(op, seconds, latency, issue, waits, device)
+        flat.behind[action] = len(flat.ops)
+        self._send_result(action, self._result_of(action, task, received))
+
+    def _result_of(self, action: int, task: FlatTask, received: list[tuple[int, ...]]) -> tuple[int, ...]:
+        """Returns the instances after which the result of an action exists. received: its inputs, by port."""
+        slot, device, start = self.table.slot[action], self.table.device_of[action], self.flat.first[action]
+        if self.table.slots[slot].follows:
+            return self.second_result.pop(action)
+        # An action without computation passes the wait for its sends on to the next action.
+        if any(op.stream == COMPUTE for op, *_ in task.ops):
+            self.waiting[device] = ()
+        results = [
+            (*(instances if through else ()), *(start + place for place in places))
+            for instances, through, places in zip(received, task.through, task.result, strict=True)
+        ]
+        self.second_result[action + 1] = results[-1]
+        return results[0]
+
+    def _send_result(self, action: int, result: tuple[int, ...]) -> None:
+        """Sends the result of an action to every stage that needs it."""
+        slot = self.table.slot[action]
+        self._send(action, action, self.program.sends[slot], result)
+        others = self.program.others.get(slot, ())
+        for number, send in zip(self.table.extra_results.get(action, ()), others, strict=False):
+            self._send(action, number, send, result)
+
+    def _input_of(self, action: int) -> tuple[int, ...]:
+        needs = (self.table.need[action], *self.table.further_needs.get(action, ()))
+        return tuple(instance for need in needs if need >= 0 for instance in self.result[need])
+
+    def _send(self, action: int, number: int, send: Send | None, result: tuple[int, ...]) -> None:
+        """Sends the result of an action, which has a number of its own for each of several receivers."""
+        self.result[number] = result
+        if send is not None:
+            table, device = self.table, self.table.device_of[action]
+            kind = table.slots[table.slot[action]].kind
+            phase = "F" if kind in (ActionKind.F, ActionKind.AHEAD, ActionKind.OUTPUTS) else "B"
+            op = Op(f"send {table.actions[action]}", send.stream, send.work, [], phase)
+            instance = self.flat.add(op, send.seconds, send.latency, self.program.host, result, device)
+            self.flat.sent.append((instance, device, send.target))
+            self.result[number] = (instance,)
+            if not self.program.overlap_sends:
+                self.waiting[device] += (instance,)
+
+    def _flat_task(self, task: Task) -> FlatTask:
+        if task not in self.tasks:
+            self.tasks[task] = flatten_task(task, self.program.host)
+        return self.tasks[task]
+
+    def add_updates(self) -> None:
+        """Adds the updates: each begins when its device has finished all actions, and a collective over the pipeline
+        axis when all of its devices have reached it.
+        """
+        self.tails = list(self.waiting)
+        for (device, _), queue in self.flat.queues.items():
+            self.tails[device] += (queue[-1],)
+        self.flat.updates = [[] for _ in self.program.updates]
+        meeting_at = {at: number for number, meeting in enumerate(self.program.meetings) for at in meeting}
+        while any([self._advance_update(device, meeting_at) for device in range(len(self.program.updates))]):
+            pass
+
+    def _advance_update(self, device: int, meeting_at: dict[tuple[int, int], int]) -> bool:
+        """Adds the ops of an update up to a collective that not all of its devices have reached.
+
+        Returns whether there were any.
+        """
+        added, update = self.flat.updates[device], self._flat_update(self.program.updates[device])
+        begin = len(added)
+        for op, seconds, latency, issue, after in update.ops[begin:]:
+            number = meeting_at.get((device, len(added)))
+            meeting = () if number is None else self.program.meetings[number]
+            if any(len(self.flat.updates[other]) < place for other, place in meeting):
+                break
+            waits = *(added[place] for place in after), *(self.flat.updates[d][place - 1] for d, place in meeting)
+            added.append(self.flat.add(op, seconds, latency, issue, waits or self.tails[device], device))
+        return len(added) > begin
+
+    def _flat_update(self, task: Task) -> FlatTask:
+        """Flattens an update once: it is flattened whenever a step is played."""
+        make = partial(flatten_task, task, self.program.host)
+        return remember(task.engine_results, ("flat", self.program.host), make)

@@ -82,40 +82,57 @@ def find_rounds(
     A round begins on every device after all that one action of device 0 depends on, directly or not; so no action of an
     earlier round depends on it.
     """
-    need = np.asarray(needs)
-    device_of = np.repeat(np.arange(shape.p), np.diff(bounds)).tolist()
-    per_microbatch = (bounds[1] - bounds[0]) // shape.m
-    lengths = [per_microbatch * step for step in (1, shape.p, shape.p * shape.v)]
+    search = _RoundSearch(bounds, needs, slot)
+    actions = bounds[1] - bounds[0]
+    lengths = [actions // shape.m * step for step in (1, shape.p, shape.p * shape.v)]
     if update_interval:
-        lengths.insert(0, (bounds[1] - bounds[0]) * update_interval // shape.m)
+        lengths.insert(0, actions * update_interval // shape.m)
     for length in dict.fromkeys(lengths):
-        if length * 3 > bounds[1] - bounds[0]:
-            continue
-        same = slot[length:] == slot[:-length]
-        same &= np.where(need[:-length] >= 0, need[:-length] + length, -1) == need[length:]
+        if length * 3 <= actions and (rounds := search.try_length(length)):
+            return rounds
+    return None
+
+
+class _RoundSearch:
+    """Looks for rounds among the actions of all devices. Arguments as of `find_rounds`."""
+
+    def __init__(self, bounds: Sequence[int], needs: Sequence[int], slot: np.ndarray) -> None:
+        self.bounds, self.needs, self.slot, self.need = bounds, needs, slot, np.asarray(needs)
+        self.device_of = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds)).tolist()
+
+    def try_length(self, length: int) -> Rounds | None:
+        """Returns the rounds of so many actions a device, if there are two or more."""
+        spans = self._recurring(length)
+        if any(stop - start < 2 * length for start, stop in spans):
+            return None
+        # No dependency leads backwards over the border behind all that an action depends on.
+        reached = list(self.bounds[:-1])
+        for at in range(spans[0][0], spans[0][0] + length):
+            _extend_to(self.needs, self.device_of, at, reached)
+            if all(begin >= start for begin, (start, _) in zip(reached, spans, strict=True)):
+                count = min((stop - begin) // length for begin, (_, stop) in zip(reached, spans, strict=True))
+                return Rounds(list(reached), length, count, self._waiting(reached)) if count > 1 else None
+        return None
+
+    def _recurring(self, length: int) -> list[tuple[int, int]]:
+        """Returns by device the longest run of actions that recur `length` actions later, with those."""
+        same = self.slot[length:] == self.slot[:-length]
+        same &= np.where(self.need[:-length] >= 0, self.need[:-length] + length, -1) == self.need[length:]
         spans = []
-        for begin, end in itertools.pairwise(bounds):
-            # The longest run of actions that recur one round later.
+        for begin, end in itertools.pairwise(self.bounds):
             breaks = np.flatnonzero(~same[begin : end - length])
             edges = np.concatenate([[-1], breaks, [end - length - begin]])
             widest = int(np.argmax(np.diff(edges)))
             spans.append((begin + int(edges[widest]) + 1, begin + int(edges[widest + 1]) + length))
-        if any(stop - start < 2 * length for start, stop in spans):
-            continue
-        # No dependency leads backwards over the border behind all that an action depends on.
-        reached = list(bounds[:-1])
-        for at in range(spans[0][0], spans[0][0] + length):
-            _extend_to(needs, device_of, at, reached)
-            if all(begin >= start for begin, (start, _) in zip(reached, spans, strict=True)):
-                count = min((stop - begin) // length for begin, (_, stop) in zip(reached, spans, strict=True))
-                if count < 2:
-                    break
-                made = np.concatenate([np.arange(b, r) for b, r in zip(bounds[:-1], reached, strict=True)])
-                later = np.ones(len(need), bool)
-                later[made] = False
-                wanted = np.flatnonzero(np.bincount(need[later & (need >= 0)]))
-                return Rounds(list(reached), length, count, wanted[~later[wanted]].tolist())
-    return None
+        return spans
+
+    def _waiting(self, reached: Sequence[int]) -> list[int]:
+        """Returns the actions before `reached` on each device that later ones need."""
+        later = np.ones(len(self.need), bool)
+        for begin, end in zip(self.bounds[:-1], reached, strict=True):
+            later[begin:end] = False
+        wanted = np.flatnonzero(np.bincount(self.need[later & (self.need >= 0)]))
+        return wanted[~later[wanted]].tolist()
 
 
 def _extend_to(needs: Sequence[int], device_of: Sequence[int], action: int, reached: list[int]) -> None:

@@ -185,12 +185,8 @@ def make_task(
         found.append(PricedBlock(compiled.prices[key], unit_run.count))
         task.marks.append(block.marks(unit_run.fragment.params, forward))
         task.numbers.append(start)
-    first, last = stage_ops.unit_runs[0], stage_ops.unit_runs[-1]
-    ends = first.nbytes_in if first.residual_in else 0, last.nbytes if last.residual_out else 0
-    # Nothing comes back to a stage of frozen layers, nor to those before one that ends with them.
-    back = ends[1] * bool(last.fragment.backward), ends[0] * (first.residual_in in first.fragment.grad_exit)
+    inputs, results = _bytes_at_ends(stage_ops, kind)
     category = "activations" if forward else "workspace"
-    inputs, results = {"F": ends, ActionKind.AHEAD: ends, "W": (0, 0), "R": (0, 0)}.get(kind, back)
     task.inputs, task.results = ((inputs, category),) if inputs else (), ((results, category),) if results else ()
     if kind == ActionKind.B and inputs and not any(part.block.ops for part in found):
         # The weight gradients that follow need what arrives, also where no input gradient is computed of it.
@@ -199,6 +195,18 @@ def make_task(
         task.numbers.insert(0, 0)
     task.parts = tuple(found)
     return task
+
+
+def _bytes_at_ends(stage_ops: StageOps, kind: str) -> tuple[float, float]:
+    """Returns the bytes of the input and of the result of a pass of a stage."""
+    if kind in (ActionKind.W, ActionKind.R):
+        return 0, 0
+    first, last = stage_ops.unit_runs[0], stage_ops.unit_runs[-1]
+    begin, end = first.nbytes_in if first.residual_in else 0, last.nbytes if last.residual_out else 0
+    if kind in (ActionKind.F, ActionKind.AHEAD):
+        return begin, end
+    # Nothing comes back to a stage of frozen layers, nor to those before one that ends with them.
+    return end * bool(last.fragment.backward), begin * (first.residual_in in first.fragment.grad_exit)
 
 
 def price_side_ops(

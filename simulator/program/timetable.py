@@ -229,8 +229,8 @@ class _TimetableMaker:
         self.schedule, self.shape, self.stated, self.update_interval = schedule, shape, stated, interval
         self.chained = schedule.flush and interval > 0
         self.parts = schedule.backwards_per_forward
-        self.pieces = pieces = shape.slices * self.parts
-        self.orders = orders = [insert_updates(order, interval) for order in stated] if interval else stated
+        self.pieces = shape.slices * self.parts
+        self.orders = [insert_updates(order, interval) for order in stated] if interval else stated
         self.devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
         self.predecessors = [tuple(schedule.predecessors(shape, stage)) for stage in range(shape.stages)]
         self.successors: list[tuple[int, ...]] = [()] * shape.stages
@@ -238,51 +238,60 @@ class _TimetableMaker:
             for other in others:
                 self.successors[other] = (*self.successors[other], stage)
         self.coupled = coupled_stages(schedule, shape)
-        flat = [actions_of(order) for order in orders]
-        self.starts = [0, *np.cumsum([len(order) for order in flat]).tolist()]
-        self.count = self.starts[-1]
-        columns = list(zip(*chain.from_iterable(flat), strict=True)) or [(), (), (), ()]
-        code = {kind: i for i, kind in enumerate(ACTION_KINDS)}
-        self.stage, self.slice = np.array(columns[0], int), np.array(columns[3], int)
-        self.kind = np.array([code.get(name, -1) for name in columns[1]], int)
-        microbatch = np.array(columns[2], int)
-        moves = (self.kind >= EVICT) & (self.kind <= LOAD)
-        self.stripe = np.where(moves & (pieces == 1), self.slice, 0)
-        self.unit = microbatch * pieces + self.slice - self.stripe
-        self.microbatch = microbatch
-        self.owner = np.repeat(np.arange(shape.p), np.diff(self.starts))
-        ranges = [schedule.microbatches(shape, stage) for stage in range(shape.stages)]
-        ok = (self.kind >= 0) & (self.stage >= 0) & (self.stage < shape.stages)
-        ok &= (self.slice >= 0) & (self.slice - self.stripe < pieces) & (self.stripe < shape.p)
-        if ok.all():
-            low, high = np.array([r.start for r in ranges]), np.array([r.stop for r in ranges])
-            ok &= (microbatch >= low[self.stage]) & (microbatch < high[self.stage])
-            ok &= (np.array(self.devices)[self.stage] == self.owner) | np.isin(self.kind, (KEEP, GIVE_BACK))
-        if not ok.all():
-            raise self._incomplete()
-        self.action_at = np.full((shape.stages, len(ACTION_KINDS), shape.m * pieces), -1)
-        self.action_at[self.stage, self.kind, self.unit] = np.arange(self.count)
-        has = self.action_at >= 0
-        stripes = 1 + int(self.stripe.max(initial=0))
-        self.move_at = np.full((shape.stages, 4, shape.m * pieces, stripes), -1)
-        self.move_at[self.stage[moves], self.kind[moves] - EVICT, self.unit[moves], self.stripe[moves]] = (
-            np.flatnonzero(moves)
-        )
-        placed = has.sum() - has[:, EVICT : LOAD + 1].sum() + (self.move_at >= 0).sum()
-        passing = np.zeros((shape.stages, shape.m * pieces), bool)
-        for stage, some in enumerate(ranges):
-            passing[stage, some.start * pieces : some.stop * pieces] = True
-        entering = passing & (np.arange(shape.m * pieces) % self.parts == 0)
-        back = passing & (not shape.forward_only)
-        ahead = has[:, AHEAD] == (entering & has[:, AHEAD].any(axis=1, keepdims=True))
-        whole = ahead & (has[:, F] == entering) & ((has[:, BW] ^ has[:, B]) == back) & (has[:, W] == has[:, B])
-        updates = shape.p * shape.m // interval if interval else 0
-        if not whole.all() or placed != self.count or has[:, O].sum() != updates:
+        self._read_actions()
+        self._number_actions()
+        if not self._is_complete():
             raise self._incomplete()
         # One forward pass serves the backward passes of all its parts.
         self.action_at[:, F] = np.repeat(self.action_at[:, F, :: self.parts], self.parts, axis=1)
         self._check_moves()
         self.leads = self._leads()
+
+    def _read_actions(self) -> None:
+        """Makes an array of each field of the actions. Raises ScheduleError for a field out of its range."""
+        flat = [actions_of(order) for order in self.orders]
+        self.starts = [0, *np.cumsum([len(order) for order in flat]).tolist()]
+        self.count = self.starts[-1]
+        columns = list(zip(*chain.from_iterable(flat), strict=True)) or [(), (), (), ()]
+        code = {kind: i for i, kind in enumerate(ACTION_KINDS)}
+        self.stage, self.microbatch, self.slice = (np.array(columns[i], int) for i in (0, 2, 3))
+        self.kind = np.array([code.get(name, -1) for name in columns[1]], int)
+        self.moves = (self.kind >= EVICT) & (self.kind <= LOAD)
+        self.stripe = np.where(self.moves & (self.pieces == 1), self.slice, 0)
+        self.unit = self.microbatch * self.pieces + self.slice - self.stripe
+        self.owner = np.repeat(np.arange(self.shape.p), np.diff(self.starts))
+        self.ranges = [self.schedule.microbatches(self.shape, stage) for stage in range(self.shape.stages)]
+        ok = (self.kind >= 0) & (self.stage >= 0) & (self.stage < self.shape.stages)
+        ok &= (self.slice >= 0) & (self.slice - self.stripe < self.pieces) & (self.stripe < self.shape.p)
+        if ok.all():
+            low, high = np.array([r.start for r in self.ranges]), np.array([r.stop for r in self.ranges])
+            ok &= (self.microbatch >= low[self.stage]) & (self.microbatch < high[self.stage])
+            ok &= (np.array(self.devices)[self.stage] == self.owner) | np.isin(self.kind, (KEEP, GIVE_BACK))
+        if not ok.all():
+            raise self._incomplete()
+
+    def _number_actions(self) -> None:
+        """Makes `action_at` and `move_at`."""
+        shape, units = self.shape, self.shape.m * self.pieces
+        self.action_at = np.full((shape.stages, len(ACTION_KINDS), units), -1)
+        self.action_at[self.stage, self.kind, self.unit] = np.arange(self.count)
+        self.move_at = np.full((shape.stages, 4, units, 1 + int(self.stripe.max(initial=0))), -1)
+        moved = self.stage[self.moves], self.kind[self.moves] - EVICT, self.unit[self.moves], self.stripe[self.moves]
+        self.move_at[moved] = np.flatnonzero(self.moves)
+
+    def _is_complete(self) -> bool:
+        """Whether every pass of every micro-batch occurs, and occurs once."""
+        shape, has = self.shape, self.action_at >= 0
+        placed = has.sum() - has[:, EVICT : LOAD + 1].sum() + (self.move_at >= 0).sum()
+        passing = np.zeros((shape.stages, shape.m * self.pieces), bool)
+        for stage, microbatches in enumerate(self.ranges):
+            passing[stage, microbatches.start * self.pieces : microbatches.stop * self.pieces] = True
+        entering = passing & (np.arange(shape.m * self.pieces) % self.parts == 0)
+        back = passing & (not shape.forward_only)
+        ahead = has[:, AHEAD] == (entering & has[:, AHEAD].any(axis=1, keepdims=True))
+        whole = ahead & (has[:, F] == entering) & ((has[:, BW] ^ has[:, B]) == back) & (has[:, W] == has[:, B])
+        updates = shape.p * shape.m // self.update_interval if self.update_interval else 0
+        return bool(whole.all() and placed == self.count and has[:, O].sum() == updates)
 
     def _leads(self) -> np.ndarray:
         """Marks the actions that lead an overlapped pair."""
@@ -468,18 +477,8 @@ class _TimetableMaker:
     # ------------------------------------------------------------------------------------------ slots
 
     def _slots(self) -> tuple[list[Slot], list[int]]:
-        numbers, kind = np.arange(self.count), self.kind
-        # Gradients of weights are complete after the last pass of either kind that makes them.
-        merged = np.where(kind == W, BW, np.where(kind == AHEAD, F, kind))
-        turn = self.stage * len(ACTION_KINDS) + merged
-        if self.update_interval:
-            done = np.cumsum(kind == O) - (kind == O)
-            done -= np.repeat(done[self.starts[:-1]], np.diff(self.starts))
-            turn += done * self.shape.stages * len(ACTION_KINDS)
-        first_of, last_of = np.zeros((2, turn.max(initial=0) + 1), int)
-        # Where an index occurs several times, the last assignment stays.
-        first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
-        first, last = first_of[turn] == numbers, last_of[turn] == numbers
+        kind = self.kind
+        first, last = self._first_and_last()
         variant = np.array(self.shape.classes)[self.microbatch] if self.shape.classes else self.slice - self.stripe
         variants = 1 + int(variant.max(initial=0))
         code = (((self.stage * len(ACTION_KINDS) + kind) * variants + variant) * 2 + first) * 2 + last
@@ -495,6 +494,21 @@ class _TimetableMaker:
             return Slot(*plain, make_slot(i + 1) if self.leads[i] else None, bool(follows[i]), int(keeper[i]))
 
         return [make_slot(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
+
+    def _first_and_last(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns whether each action is the first, and the last, of its kind on its stage between two updates."""
+        numbers, kind = np.arange(self.count), self.kind
+        # Gradients of weights are complete after the last pass of either kind that makes them.
+        merged = np.where(kind == W, BW, np.where(kind == AHEAD, F, kind))
+        turn = self.stage * len(ACTION_KINDS) + merged
+        if self.update_interval:
+            done = np.cumsum(kind == O) - (kind == O)
+            done -= np.repeat(done[self.starts[:-1]], np.diff(self.starts))
+            turn += done * self.shape.stages * len(ACTION_KINDS)
+        first_of, last_of = np.zeros((2, turn.max(initial=0) + 1), int)
+        # Where an index occurs several times, the last assignment stays.
+        first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
+        return first_of[turn] == numbers, last_of[turn] == numbers
 
     def _incomplete(self) -> ScheduleError:
         return incomplete_error(self.schedule, self.shape, self.stated, self.devices, self.pieces)

@@ -52,13 +52,13 @@ class StepEnergy:
 def step_energy(forecast: Forecast, seconds: float) -> StepEnergy:
     """The energy of a step as it was played. seconds: its duration with the framework's constant time."""
     plan = forecast.plan
-    run, gpus = plan.job.run, [cluster.gpu for cluster in plan.clusters]
+    run, gpus = plan.job.run, [cluster.gpu for cluster in plan.ranks.clusters]
     models = [power_model(gpu) for gpu in gpus]
     added = _added_joules(forecast, models)
     watts = np.array([model.idle_watts for model in models]) + added / seconds
     watts = np.minimum(watts, [model.limit for model in models])
     every = [overhead(gpu, run.node_watts_per_gpu, run.pue) for gpu in gpus]
-    weights = plan.device_weights / plan.devices
+    weights = plan.ranks.device_weights / plan.ranks.devices
     return StepEnergy(
         gpus=int(plan.job.cluster.gpus),
         seconds=seconds,
@@ -81,6 +81,21 @@ def _added_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:
     Ops count for as long as they take alone. What is left of the step is waiting for other stages, if there are some:
     where communication overlaps computation it is longer by that overlap, which this leaves out.
     """
+    joules = _played_joules(forecast, models)
+    kernels, others = joules.T / (forecast.window.steps if forecast.window else 1.0)
+    computing = forecast.sums[:, : len(COMPUTING), SUMS.index("seconds")].sum(axis=1)
+    most = [model.most_joules(float(seconds)) for model, seconds in zip(models, computing, strict=True)]
+    added = np.minimum(kernels, most) + others
+    if forecast.program.devices > 1:
+        busy = forecast.sums[..., SUMS.index("lasting")].sum(axis=1)
+        waiting = np.maximum(forecast.seconds - busy, 0.0)
+        added += waiting * [model.waiting * model.limit for model in models]
+    return added
+
+
+def _played_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:
+    """Returns the energy of the kernels and of the communication of every pipeline device, in all steps that are played
+    [J]."""
     program, window = forecast.program, forecast.window
     turns = window.turns(program) if window else np.array(program.timetable.turns)
     joules = np.zeros((program.devices, 2))  # of kernels, of communication
@@ -99,15 +114,7 @@ def _added_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:
         for device in (send.source, send.target):
             model = models[device]
             joules[device, 1] += turns[slot] * model.communication * model.limit * (send.seconds + send.latency)
-    kernels, others = joules.T / (window.steps if window else 1.0)
-    computing = forecast.sums[:, : len(COMPUTING), SUMS.index("seconds")].sum(axis=1)
-    most = [model.most_joules(float(seconds)) for model, seconds in zip(models, computing, strict=True)]
-    added = np.minimum(kernels, most) + others
-    if program.devices > 1:
-        busy = forecast.sums[..., SUMS.index("lasting")].sum(axis=1)
-        waiting = np.maximum(forecast.seconds - busy, 0.0)
-        added += waiting * [model.waiting * model.limit for model in models]
-    return added
+    return joules
 
 
 def _task_joules(task: Task, model: PowerModel) -> np.ndarray:

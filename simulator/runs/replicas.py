@@ -39,38 +39,38 @@ def make_elasticity(report: Report, recovery: Recovery, known: ForecastSteps | N
     step = report.step_time
     if recovery.elastic == "none":
         return Elasticity((step,))
-    job, plan = report.job, report.play.plan
+    job, shape = report.job, report.play.plan.shape
     axis = _replica_axis(job)
     replicas = job.plan.mesh[axis]
     if replicas < 2:
         rule = "a run goes on without some of its replicas, and the plan has one"
         raise PlanError("run.recovery.elastic", rule, "Write elastic: none, or plan more replicas", recovery.elastic)
-    stages, batches = plan.shape.p, plan.shape.m
+    batches = shape.m
     most = min(recovery.most_lost_replicas, replicas - 1)
     nodes = job.cluster.nodes / replicas
     known, steps, outside = ForecastSteps() if known is None else known, [step], 0.0
     pipelines: tuple[PipelineTime, ...] = ()
-    if recovery.elastic in ("fewer-replicas", "templates") and (depth := _pipeline_axis(job, stages, nodes)):
+    if recovery.elastic in ("fewer-replicas", "templates") and (depth := _pipeline_axis(job, shape.p, nodes)):
         if known.pipelines is None:
-            known.pipelines = time_pipelines(job, axis, depth, stages, batches, known.shared)
-        whole = next((one for one in known.pipelines if one.nodes == nodes), None)
+            known.pipelines = time_pipelines(job, axis, depth, shape.p, batches, known.shared)
+        whole = next((pipeline for pipeline in known.pipelines if pipeline.nodes == nodes), None)
         outside = max(step - whole.fixed - batches * whole.each, 0.0) if whole else 0.0
         pipelines = known.pipelines if whole else ()
     if not pipelines:
         for missing in range(1, most + 1):
             if missing not in known.fewer:
-                left = load_job(drop_replicas(job, axis, missing, batches), base=job.folder)
-                known.fewer[missing] = simulate(left, shared_work=known.shared).step_time
+                rest = load_job(drop_replicas(job, axis, missing, batches), base=job.folder)
+                known.fewer[missing] = simulate(rest, shared_work=known.shared).step_time
             longer = known.fewer[missing]
             if recovery.elastic == "reroute":
-                longer -= _filled_bubble(longer - step, plan.shape, replicas, missing)
+                longer -= _filled_bubble(longer - step, shape, replicas, missing)
             steps.append(max(longer, steps[-1]))
     return Elasticity(
         step_s=tuple(steps),
         policy=recovery.elastic,
         replicas=replicas,
         nodes_per_replica=nodes,
-        doubled_stage=(2 * batches + stages - 1) / (batches + stages - 1) if stages > 1 else 2.0,
+        doubled_stage=(2 * batches + shape.p - 1) / (batches + shape.p - 1) if shape.p > 1 else 2.0,
         reconfigure=recovery.reconfigure_s,
         overhead=recovery.redundancy_overhead if recovery.elastic == "redundant" else 0.0,
         pipelines=pipelines,

@@ -134,25 +134,26 @@ def insert_transfers(
     # Both halves of every transfer: the item that they go before, their moment, their actions by device.
     halves: list[tuple[int, float, list[tuple[int, Action]]]] = []
     for transfer in transfers:
-        keeper, action = transfer.keeper, transfer.forward
-        action = action._replace(slice=action.slice + transfer.stripe)
-        for during, receives, sends in (
-            (transfer.evict_during, ActionKind.KEEP, ActionKind.EVICT),
-            (transfer.load_during, ActionKind.LOAD, ActionKind.GIVE_BACK),
-        ):
+        for during, evicts in ((transfer.evict_during, True), (transfer.load_during, False)):
             at = index[during]
-            owner, begin = timed[at].device, timed[at].begin
-            receiver, sender = (keeper, owner) if receives == ActionKind.KEEP else (owner, keeper)
-            actions = [(receiver, action._replace(kind=receives)), (sender, action._replace(kind=sends))]
-            halves.append((min(bisect_right(ends, begin), at), begin, actions))
+            actions = _half(transfer, timed[at].device, evicts)
+            halves.append((min(bisect_right(ends, timed[at].begin), at), timed[at].begin, actions))
     halves.sort(key=lambda half: half[:2])
-    found: list[list[ScheduleItem]] = [[] for _ in orders]
-    for at, one in enumerate(timed):
+    inserted: list[list[ScheduleItem]] = [[] for _ in orders]
+    for at, timed_item in enumerate(timed):
         while halves and halves[0][0] == at:
-            for device, transfer_action in halves.pop(0)[2]:
-                found[device].append(transfer_action)
-        found[one.device].append(one.item)
-    return found
+            for device, action in halves.pop(0)[2]:
+                inserted[device].append(action)
+        inserted[timed_item.device].append(timed_item.item)
+    return inserted
+
+
+def _half(transfer: ActivationTransfer, owner: int, evicts: bool) -> list[tuple[int, Action]]:
+    """Returns the two actions of a transfer away from its owner, or back, each with its device."""
+    action = transfer.forward._replace(slice=transfer.forward.slice + transfer.stripe)
+    kinds = (ActionKind.KEEP, ActionKind.EVICT) if evicts else (ActionKind.LOAD, ActionKind.GIVE_BACK)
+    devices = (transfer.keeper, owner) if evicts else (owner, transfer.keeper)
+    return [(device, action._replace(kind=kind)) for device, kind in zip(devices, kinds, strict=True)]
 
 
 def equal_durations(shape: PipelineShape) -> PassDurations:
@@ -167,45 +168,54 @@ def time_orders(
 
     Items of an order that deadlocks stand at the end: the check of the orders reports them.
     """
-    successors: list[list[int]] = [[] for _ in range(shape.stages)]
-    for stage in range(shape.stages):
-        for other in schedule.predecessors(shape, stage):
-            successors[other].append(stage)
-    position, free_at = [0] * len(orders), [0.0] * len(orders)
-    ends = dict[tuple[int, bool, int, int], float]()
-    found: list[TimedItem] = []
-
-    def arrival(action: Action, device: int) -> float | None:
-        """When the inputs of an action from other stages have arrived; None: not yet known."""
-        if action.kind == "F":
-            sources: Sequence[int] = schedule.predecessors(shape, action.stage)
-        else:
-            sources = successors[action.stage] if action.kind in ("BW", "B") else ()
-        latest = 0.0
-        for other in sources:
-            end = ends.get((other, action.kind == "F", action.microbatch, action.slice))
-            if end is None:
-                return None
-            latest = max(latest, end + durations.hop * (schedule.device(shape, other) != device))
-        return latest
-
+    ends, free_at = _PassEnds(schedule, shape, durations), [0.0] * len(orders)
+    position, timed = [0] * len(orders), list[TimedItem]()
     progress = True
     while progress:
         progress = False
         for device, order in enumerate(orders):
             while position[device] < len(order):
                 item = order[position[device]]
-                arrivals = [arrival(action, device) for action in actions_of([item])]
+                arrivals = [ends.arrival(action, device) for action in actions_of([item])]
                 if (known := [time for time in arrivals if time is not None]) != arrivals:
                     break
                 begin = max(free_at[device], *known)
                 free_at[device] = begin + sum(map(durations.of, actions_of([item])))
-                for action in actions_of([item]):
-                    if action.kind in ("F", "BW", "B"):
-                        ends[action.stage, action.kind == "F", action.microbatch, action.slice] = free_at[device]
-                found.append(TimedItem(item, device, begin, free_at[device]))
+                ends.note(item, free_at[device])
+                timed.append(TimedItem(item, device, begin, free_at[device]))
                 position[device] += 1
                 progress = True
-    found.sort(key=lambda one: one.end)
+    timed.sort(key=lambda timed_item: timed_item.end)
     stuck = ((item, device) for device, order in enumerate(orders) for item in order[position[device] :])
-    return found + [TimedItem(item, device, free_at[device], free_at[device]) for item, device in stuck]
+    return timed + [TimedItem(item, device, free_at[device], free_at[device]) for item, device in stuck]
+
+
+class _PassEnds:
+    """When the passes that have been played end, in the unit of the durations."""
+
+    def __init__(self, schedule: Schedule, shape: PipelineShape, durations: PassDurations) -> None:
+        self.hop, self.devices = durations.hop, [schedule.device(shape, stage) for stage in range(shape.stages)]
+        self.predecessors = [schedule.predecessors(shape, stage) for stage in range(shape.stages)]
+        self.successors: list[list[int]] = [[] for _ in range(shape.stages)]
+        for stage, others in enumerate(self.predecessors):
+            for other in others:
+                self.successors[other].append(stage)
+        self.ends = dict[tuple[int, bool, int, int], float]()
+
+    def note(self, item: ScheduleItem, end: float) -> None:
+        for action in actions_of([item]):
+            if action.kind in ("F", "BW", "B"):
+                self.ends[action.stage, action.kind == "F", action.microbatch, action.slice] = end
+
+    def arrival(self, action: Action, device: int) -> float | None:
+        """Returns when the inputs of an action from other stages have arrived; None: not yet known."""
+        sources: Sequence[int] = ()
+        if action.kind in ("F", "BW", "B"):
+            sources = (self.predecessors if action.kind == "F" else self.successors)[action.stage]
+        latest = 0.0
+        for other in sources:
+            end = self.ends.get((other, action.kind == "F", action.microbatch, action.slice))
+            if end is None:
+                return None
+            latest = max(latest, end + self.hop * (self.devices[other] != device))
+        return latest

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from heapq import heappop, heappush
-from typing import Self
+from typing import NamedTuple, Self
 
 from meshcast.simulator.scheduling.greedy import Dependencies, invert_dependencies, pass_dependencies
 from meshcast.simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
@@ -157,84 +157,119 @@ class _Filling:
         return self.steps[item.kind][item.stage]
 
     def forwards(self, orders: Sequence[Sequence[Action]], patience: float = 0.0) -> list[list[Action]]:
-        """Fills idle time from the start."""
-        return self._fill(orders, self.dependencies, self.dependents, (("F",), LAST), ("F", *BACKWARD), patience)
+        """Fills idle time from the start.
 
-    def backwards(self, orders: Sequence[Sequence[Action]], *movable: str) -> list[list[Action]]:
-        """Fills idle time from the end."""
-        kinds = LAST, ("F",)
-        return _reverse(self._fill(_reverse(orders), self.dependents, self.dependencies, kinds, movable, 0.0))
-
-    def _fill(
-        self,
-        orders: Sequence[Sequence[Action]],
-        dependencies: Dependencies,
-        dependents: Dependencies,
-        memory: tuple[Sequence[str], Sequence[str]],
-        movable: Sequence[str],
-        patience: float,
-    ) -> list[list[Action]]:
-        """Orders in which each free device takes the next pass of its order or, if that is not ready, the first movable
-        one that is.
-
-        memory: kinds of passes that allocate and free a chunk.
-        movable: kinds of passes that may go before others.
         patience: a pass does not go before one that is ready within this share of its duration.
         """
-        allocating, freeing = memory
-        remaining, held, held_last = [list(order) for order in orders], [0] * len(orders), 0
-        lanes = [len({(action.stage, action.kind) for action in order}) for order in orders]
-        missing = {action: len(others) for action, others in dependencies.items()}
-        arrived = dict.fromkeys(missing, 0)
-        ready = {action: 0 for action, count in missing.items() if not count}
-        free_at = [0] * len(orders)
-        filled: list[list[Action]] = [[] for _ in orders]
+        movable = frozenset(("F", *BACKWARD))
+        direction = _Direction(self.dependencies, self.dependents, frozenset("F"), frozenset(LAST), movable, patience)
+        return _Fill(self, direction, orders).run()
 
-        def change(action: Action) -> int:
-            return (action.kind in allocating) - (action.kind in freeing)
+    def backwards(self, orders: Sequence[Sequence[Action]], *movable: str) -> list[list[Action]]:
+        """Fills idle time from the end. movable: kinds of passes that may go before others."""
+        kinds = frozenset(LAST), frozenset("F"), frozenset(movable)
+        return _reverse(_Fill(self, _Direction(self.dependents, self.dependencies, *kinds), _reverse(orders)).run())
 
-        def pick(device: int, now: int) -> Action | None:
-            peak = after = held[device]
-            peak_last = after_last = held_last
-            seen: set[tuple[int, str]] = set()
-            soon = None
-            for action in remaining[device]:
-                # The next pass of the order is always within the peak. Passes of one kind on one stage never swap.
-                lane = action.stage, action.kind
-                more = change(action)
-                more_last = more * (action.stage == self.last)
-                movable_here = action.kind in movable and lane not in seen and peak + more <= self.peaks[device]
-                if not seen or (movable_here and peak_last + more_last <= 1):
-                    at = ready.get(action)
-                    if at is not None and at <= now:
-                        late = soon is not None and soon - now < patience * self.duration(action)
-                        return None if late else action
-                    soon = at if soon is None or (at is not None and at < soon) else soon
-                seen.add(lane)
-                if len(seen) == lanes[device]:
-                    break
-                after, after_last = after + more, after_last + more_last
-                peak, peak_last = max(peak, after), max(peak_last, after_last)
-            return None
 
-        questions = [(0, device) for device in range(len(orders))]
+class _Direction(NamedTuple):
+    """The way in which idle time is filled: from the start, or from the end.
+
+    dependencies: the passes that each pass follows.
+    dependents: the passes that follow each pass.
+    allocating: kinds of passes that allocate a chunk.
+    freeing: kinds of passes that free a chunk.
+    movable: kinds of passes that may go before others.
+    patience: see `_Filling.forwards`.
+    """
+
+    dependencies: Dependencies
+    dependents: Dependencies
+    allocating: frozenset[str]
+    freeing: frozenset[str]
+    movable: frozenset[str]
+    patience: float = 0.0
+
+    def added_chunks(self, action: Action) -> int:
+        return (action.kind in self.allocating) - (action.kind in self.freeing)
+
+
+class _Fill:
+    """One run in which each free device takes the next pass of its order or, if that is not ready, the first movable
+    pass that is.
+
+    remaining, filled: by device, the passes of its order that have not begun, and those that have.
+    lanes: by device, the number of stages and kinds of its passes.
+    held: by device, its chunks.
+    held_last: chunks of the last stage.
+    missing: by pass, how many of those that it follows have not ended.
+    arrived: by pass, when the last result arrived of those that have.
+    ready: by pass of which none is missing, when it may begin.
+    questions: times at which devices may become able to begin a pass.
+    """
+
+    def __init__(self, filling: _Filling, direction: _Direction, orders: Sequence[Sequence[Action]]) -> None:
+        self.filling, self.direction = filling, direction
+        self.remaining: list[list[Action]] = [list(order) for order in orders]
+        self.filled: list[list[Action]] = [[] for _ in orders]
+        self.lanes = [len({(action.stage, action.kind) for action in order}) for order in orders]
+        self.held, self.held_last, self.free_at = [0] * len(orders), 0, [0] * len(orders)
+        self.missing = {action: len(others) for action, others in direction.dependencies.items()}
+        self.arrived = dict.fromkeys(self.missing, 0)
+        self.ready = {action: 0 for action, count in self.missing.items() if not count}
+        self.questions = [(0, device) for device in range(len(orders))]
+
+    def run(self) -> list[list[Action]]:
+        questions = self.questions
         while questions:
             now, asked = questions[0][0], set()
             while questions and questions[0][0] == now:
                 asked.add(heappop(questions)[1])
-            free = [device for device in asked if remaining[device] and free_at[device] <= now]
-            for device, action in [(device, action) for device in free if (action := pick(device, now))]:
-                remaining[device].remove(action)
-                filled[device].append(action)
-                held[device] += change(action)
-                held_last += change(action) * (action.stage == self.last)
-                end = free_at[device] = now + self.duration(action)
-                heappush(questions, (end, device))
-                for other in dependents[action]:
-                    owner = self.device[other.stage]
-                    arrived[other] = max(arrived[other], end + self.hop * (owner != device))
-                    missing[other] -= 1
-                    if not missing[other]:
-                        ready[other] = arrived[other]
-                        heappush(questions, (ready[other], owner))
-        return filled
+            free = [device for device in asked if self.remaining[device] and self.free_at[device] <= now]
+            picked = [(device, self.pick(device, now)) for device in free]
+            for device, action in picked:
+                if action is not None:
+                    self.begin(device, action, now)
+        return self.filled
+
+    def pick(self, device: int, now: int) -> Action | None:
+        """Returns the pass that a free device begins, if any."""
+        direction, last, limit = self.direction, self.filling.last, self.filling.peaks[device]
+        peak = held = self.held[device]
+        peak_last = held_last = self.held_last
+        seen: set[tuple[int, str]] = set()
+        soon = None
+        for action in self.remaining[device]:
+            # The next pass of the order is always within the peak. Passes of one kind on one stage never swap.
+            lane = action.stage, action.kind
+            added = direction.added_chunks(action)
+            added_last = added if action.stage == last else 0
+            movable = action.kind in direction.movable and lane not in seen and peak + added <= limit
+            if not seen or (movable and peak_last + added_last <= 1):
+                at = self.ready.get(action)
+                if at is not None and at <= now:
+                    late = soon is not None and soon - now < direction.patience * self.filling.duration(action)
+                    return None if late else action
+                soon = at if soon is None or (at is not None and at < soon) else soon
+            seen.add(lane)
+            if len(seen) == self.lanes[device]:
+                break
+            held, held_last = held + added, held_last + added_last
+            peak, peak_last = max(peak, held), max(peak_last, held_last)
+        return None
+
+    def begin(self, device: int, action: Action, now: int) -> None:
+        """Begins a pass, and hands its result to those that follow it."""
+        self.remaining[device].remove(action)
+        self.filled[device].append(action)
+        added = self.direction.added_chunks(action)
+        self.held[device] += added
+        self.held_last += added if action.stage == self.filling.last else 0
+        end = self.free_at[device] = now + self.filling.duration(action)
+        heappush(self.questions, (end, device))
+        for other in self.direction.dependents[action]:
+            owner = self.filling.device[other.stage]
+            self.arrived[other] = max(self.arrived[other], end + self.filling.hop * (owner != device))
+            self.missing[other] -= 1
+            if not self.missing[other]:
+                self.ready[other] = self.arrived[other]
+                heappush(self.questions, (self.ready[other], owner))

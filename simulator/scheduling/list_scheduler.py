@@ -62,6 +62,13 @@ class PartialSchedule:
         begins = [self.begin[actions_of(order[:1])[0]] for order in self.orders]
         return [end - begin for end, begin in zip(self.free_at, begins, strict=True)]
 
+    def neighbours(self, item: ScheduleItem) -> set[int]:
+        """Returns the devices of the stages before and after those of an item."""
+        stages = [action.stage for action in actions_of([item])]
+        return {
+            self.device[other] for stage in stages for other in (*self.predecessors[stage], *self.successors[stage])
+        }
+
     def step_time(self, barrier: bool) -> tuple[float, float]:
         """What a step takes: the makespan if the devices meet at its end (`barrier`), otherwise the longest span of a
         device; and behind it the other one. To nine digits: orders that differ by rounding alone are equally short."""
@@ -225,9 +232,7 @@ def reorder_at_run_time(
         else:
             remaining[device].remove(item)
             heappush(questions, (played.append(item), device))
-            stages = [action.stage for action in actions_of([item])]
-            neighbours = (other for s in stages for other in (*played.predecessors[s], *played.successors[s]))
-            woken = waiting & {played.device[other] for other in neighbours}
+            woken = waiting & played.neighbours(item)
             waiting -= woken
             for other in woken:
                 heappush(questions, (now, other))

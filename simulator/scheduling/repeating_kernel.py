@@ -118,15 +118,34 @@ def _solve(
     for action, others in dependencies.items():
         for other in others:
             model.add(begin[action] >= begin[other] + steps[other] + hop * (device[action] != device[other]))
+    _limit_chunks(model, begin, steps, device, rounds, limit, period)
+    return _begin_early(cp_model, model, begin, steps, horizon + period)
+
+
+def _limit_chunks(
+    model: Any,
+    begin: Mapping[Action, Any],
+    steps: Mapping[Action, int],
+    device: Mapping[Action, int],
+    rounds: int,
+    limit: int,
+    period: int,
+) -> None:
+    """Lets every device hold at most `limit` chunks, each from its F to its last pass."""
     held: dict[int, list[Any]] = defaultdict(list)
     for action in (action for action in steps if action.kind == "F"):
-        last = next(one for one in (action._replace(kind="W"), action._replace(kind="BW")) if one in steps)
-        chunks = model.new_int_var(1, rounds + 1, "")
-        model.add(begin[last] + steps[last] - begin[action] <= period * chunks)
-        held[device[action]].append(chunks)
+        last = next(other for other in (action._replace(kind="W"), action._replace(kind="BW")) if other in steps)
+        held[device[action]].append(model.new_int_var(1, rounds + 1, ""))
+        model.add(begin[last] + steps[last] - begin[action] <= period * held[device[action]][-1])
     for chunks in held.values():
         model.add(sum(chunks) <= limit)
-    end = model.new_int_var(0, horizon + period, "end")
+
+
+def _begin_early(
+    cp_model: Any, model: Any, begin: Mapping[Action, Any], steps: Mapping[Action, int], horizon: int
+) -> dict[Action, int] | None:
+    """Returns the begins with which the last pass ends as early as possible; None if there are none."""
+    end = model.new_int_var(0, horizon, "end")
     for action, duration in steps.items():
         model.add(end >= begin[action] + duration)
     model.minimize(end)
@@ -135,7 +154,7 @@ def _solve(
     solver.parameters.max_deterministic_time = EFFORT
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    return {action: solver.value(one) for action, one in begin.items()}
+    return {action: solver.value(variable) for action, variable in begin.items()}
 
 
 def unroll(kernel: Kernel, shape: PipelineShape, device: Sequence[int]) -> list[list[Action]]:

@@ -12,6 +12,7 @@ import pytest
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.ir.capabilities import KeepsOwnStates, KeepsSecondaryShards, ShardsStates, schemes_with
 from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.ops import HostUpdate, Memory
 from meshcast.simulator.ir.registry import find_scheme
@@ -86,7 +87,9 @@ def test_every_pass_is_made_once(composed: Composed) -> None:
     shape, ways = played.plan.shape, played.plan.schedule.directions
     assert (shape.p, shape.v) == (2, (2 if use == ALL_AT_ONCE else chunks_for(use)) * ways)
     kinds = Counter(action.kind for action in played.program.timetable.actions)
-    assert kinds["F"] == kinds["BW"] + kinds["W"] == shape.stages * played.plan.played_shape.m * shape.slices / ways
+    assert (
+        kinds["F"] == kinds["BW"] + kinds["W"] == shape.stages * played.plan.passes.played_shape.m * shape.slices / ways
+    )
     assert kinds["B"] == kinds["W"]
 
 
@@ -121,13 +124,13 @@ def test_all_parameters_are_held_as_often_as_is_declared(composed: Composed) -> 
         for param in played.held(device):
             assert param.size * played.ranks / copies_of(param, plan) == pytest.approx(param.total)
             once += param.total
-    assert once == pytest.approx(plan.schedule.directions * plan.model.parameters)
+    assert once == pytest.approx(plan.schedule.directions * plan.model_parts.model.parameters)
 
 
 def test_resting_states_are_sharded_as_declared(composed: Composed) -> None:
     """bf16 weights, fp32 gradients, fp32 main weights and two moments; sharded weights are the main weights."""
     _, _, played, _ = composed
-    (scheme,) = played.plan.family("data")
+    (scheme,) = schemes_with(played.plan.schemes, ShardsStates)
     for device in range(2):
         wanted: dict[str, float] = defaultdict(float)
         for param in played.held(device):
@@ -135,9 +138,10 @@ def test_resting_states_are_sharded_as_declared(composed: Composed) -> None:
             main = 4 if cut["parameters"] > 1 and scheme.updates_weights else 0
             for state, nbytes in (("parameters", main or 2), ("gradients", 4), ("optimizer", 12 - main)):
                 wanted[state] += nbytes * param.size / cut[state] if not scheme.offloaded_to(state) else 0
-            if (second := scheme.secondary_shards(param)) is not None:
+            if isinstance(scheme, KeepsSecondaryShards) and (second := scheme.secondary_shards(param)) is not None:
                 wanted["parameters"] += 2 * param.size / played.plan.mesh.size(second)
-            wanted["optimizer"] += scheme.own_states(param).get("gpu", 0.0)
+            if isinstance(scheme, KeepsOwnStates):
+                wanted["optimizer"] += scheme.own_states(param).get("gpu", 0.0)
         assert played.resting(device) == pytest.approx(wanted)
 
 

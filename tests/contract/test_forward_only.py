@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.ir.capabilities import KeepsSecondaryShards, ShardsStates, schemes_with
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.loading.load import load_job
@@ -73,7 +74,7 @@ def test_data_flow(both: Both) -> None:
 
 def test_memory_holds_weights_and_what_later_operators_read(both: Both) -> None:
     _, training, forward = both
-    (data,) = forward.plan.family("data")
+    (data,) = schemes_with(forward.plan.schemes, ShardsStates)
     for device, peak in enumerate(forward.peaks):
         assert peak.left == 0
         assert min(peak.by.values()) >= 0
@@ -83,7 +84,7 @@ def test_memory_holds_weights_and_what_later_operators_read(both: Both) -> None:
         for param in forward.held(device):
             cut = forward.plan.mesh.size(data.shards_at_rest("parameters", param))
             weights += 2 * param.size / cut if not data.offloaded_to("parameters") else 0
-            if (second := data.secondary_shards(param)) is not None:
+            if isinstance(data, KeepsSecondaryShards) and (second := data.secondary_shards(param)) is not None:
                 weights += 2 * param.size / forward.plan.mesh.size(second)
         assert forward.resting(device) == pytest.approx({"parameters": weights, "gradients": 0, "optimizer": 0})
 
@@ -102,7 +103,7 @@ def test_all_engines_agree(both: Both) -> None:
 def test_any_job(job: dict[str, Any]) -> None:
     """Engines agree, memory returns to its baseline, and a step of training takes longer."""
     forward = job | FORWARD_ONLY
-    if resolve_plan(load_job(job)).period > 1:
+    if resolve_plan(load_job(job)).passes.period > 1:
         with pytest.raises(PlanError, match="a period counts updates"):
             resolve_plan(load_job(forward))
         return

@@ -9,7 +9,6 @@ forecast. Jobs are small where their subject allows it: all are played in a few 
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,9 +20,9 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
+from tests.strategies import installed
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -84,8 +83,7 @@ def stored(name: str) -> Golden:
 
 def playable(name: str) -> bool:
     """Whether the packages are installed that the schemes of a job need."""
-    needed = (find_scheme(entry.use).needs_package for entry in load_job(stored(name).job).plan.schemes)
-    return all(importlib.util.find_spec(package) is not None for package in needed if package)
+    return all(installed(entry.use) for entry in load_job(stored(name).job).plan.schemes)
 
 
 def reports(names: Iterable[str]) -> Iterator[tuple[str, Report]]:

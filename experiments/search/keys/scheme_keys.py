@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
+from meshcast.simulator.ir.capabilities import ChangesKernels, HoldsStates, MeasuresMemory
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job import named_schemes
 
@@ -109,14 +110,15 @@ def accompanies_others(tensor: NamedScheme | None) -> bool:
 @cache
 def changes_kernels(family: str, scheme: NamedScheme) -> bool:
     """Whether a scheme has kernels of its own, which also a single rank runs."""
-    return find_scheme(f"{family}/{plain_name(scheme)}").changes_kernels
+    return issubclass(find_scheme(f"{family}/{plain_name(scheme)}"), ChangesKernels)
 
 
 @cache
 def offloads_states(data: str) -> bool:
     """Whether a data scheme keeps states in other memory, also those of a single rank."""
     scheme = find_scheme(f"data/{data}")()
-    return bool(scheme.offloaded_to("optimizer")) or scheme.measures_memory
+    offloads = isinstance(scheme, HoldsStates) and bool(scheme.offloaded_to("optimizer"))
+    return offloads or (isinstance(scheme, MeasuresMemory) and scheme.measures_memory)
 
 
 def write_scheme_keys(plan: dict[str, Any], tensor: NamedScheme | None, step: Units) -> None:

@@ -69,50 +69,35 @@ def import_text(
         stage or a global batch that the file leaves out, is derived from these.
     Raises PlanError for a file that cannot be read, or that does not say what a job needs.
     """
-    chosen = find_format(form)
-    degrees = {key: one for key, one in (changed or {}).items() if key in DEGREES}
-    reading = Reading(chosen.program, chosen.read(text, where), changed=degrees)
+    program = find_format(form)
+    changed = changed or {}
+    degrees = {key: value for key, value in changed.items() if key in DEGREES}
+    reading = Reading(program.program, program.read(text, where), changed=degrees)
     if not reading.stated:
-        raise PlanError(
-            where, f"it states no setting of {chosen.program}", f"Name a {chosen.suffix} file of {chosen.program}"
-        )
+        rule = f"it states no setting of {program.program}"
+        raise PlanError(where, rule, f"Name a {program.suffix} file of {program.program}")
     if model is not None:
         reading.keys |= flatten_model(load_model(model, base=folder))
-    chosen.interpret(reading)
+    program.interpret(reading)
     keys = reading.keys
     keys |= degrees
-    if model is None and "model.preset" in keys:
-        model = keys["model.preset"]
-    elif model is None and not {"model.layers", "model.hidden", "model.heads"} <= keys.keys():
-        rule = "it does not state the layers, hidden size and heads of a model"
-        rule += f", which {chosen.program} takes from elsewhere" if form in MODELS_ELSEWHERE else ""
-        rule += "".join(f"; {flag}: {why}" for flag, why in reading.unknown.items() if "preset" in why)
-        raise PlanError(where, rule, "Name the model: --model llama3-8b (on predict: --set model=llama3-8b)")
+    model = model if model is not None else _read_model(reading, program, where)
     cluster = _choose_cluster(reading, cluster, gpus)
     loaded = load_cluster(cluster, base=folder)
-    microbatches = _fill_batch(reading, loaded.gpus, changed or {})
+    microbatches = _fill_batch(reading, loaded.gpus, changed)
     if "batch.sequence" not in keys and model is not None:
         sequence = load_model(model, base=folder).seq
         reading.assume("batch.sequence", sequence, f"the file states no length of sequences: {sequence:,}, the model's")
-    _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node, changed or {})
+    _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node, changed)
     places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
     places |= {key: f"--set {key}" for key in degrees}
     with locate_errors(where, "", places):
         _fill_vocabulary(reading)
         job = compose_job(keys, cluster, model, folder)
-    ignored = reading.sort_rest(chosen.without_influence, chosen.reasons)
-    comments = {
-        key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()
-    }
-    comments |= {key: f"assumed: {why}" for key, why in reading.assumed.items()}
-    comments.pop("framework.name", None)
-    if "run.steps" in comments:
-        comments["run.tokens"] = comments["run.steps"]
-    if model is None and (isinstance(job["model"], str) or "preset" in job["model"]):
-        comments["model" if isinstance(job["model"], str) else "model.preset"] = SHAPE_OF_FILE
+    ignored = reading.sort_rest(program.without_influence, program.reasons)
     return ImportedJob(
         job,
-        comments,
+        _comment_keys(reading, None if model is not None else job["model"]),
         reading.assumed,
         reading.unknown,
         tuple(ignored),
@@ -124,6 +109,32 @@ def import_text(
         tuple(reading.unrecognised),
         {key: keys.get(key) for key in reading.assumed},
     )
+
+
+def _read_model(reading: Reading, program: LaunchFormat, where: str) -> Any:
+    """Returns the preset that a file names; None if it states a shape. Raises PlanError if it does neither."""
+    if "model.preset" in reading.keys:
+        return reading.keys["model.preset"]
+    if not {"model.layers", "model.hidden", "model.heads"} <= reading.keys.keys():
+        rule = "it does not state the layers, hidden size and heads of a model"
+        rule += f", which {program.program} takes from elsewhere" if program.name in MODELS_ELSEWHERE else ""
+        rule += "".join(f"; {flag}: {why}" for flag, why in reading.unknown.items() if "preset" in why)
+        raise PlanError(where, rule, "Name the model: --model llama3-8b (on predict: --set model=llama3-8b)")
+    return None
+
+
+def _comment_keys(reading: Reading, model: Any) -> dict[str, str]:
+    """Returns by key of the job where its value is from. model: that of the shape that the file states, if any."""
+    comments = {
+        key: f"{origin.shown}" if not isinstance(origin, str) else origin for key, origin in reading.origins.items()
+    }
+    comments |= {key: f"assumed: {why}" for key, why in reading.assumed.items()}
+    comments.pop("framework.name", None)
+    if "run.steps" in comments:
+        comments["run.tokens"] = comments["run.steps"]
+    if isinstance(model, str) or (model is not None and "preset" in model):
+        comments["model" if isinstance(model, str) else "model.preset"] = SHAPE_OF_FILE
+    return comments
 
 
 def find_format(name: str) -> LaunchFormat:

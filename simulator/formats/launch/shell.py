@@ -67,55 +67,83 @@ _TESTS = {
 
 
 def split_statements(text: str) -> Iterator[list[Word | str]]:
-    """The statements of a script, each a list of words; arrays have the marks "(" and ")" around their words."""
+    """Yields the statements of a script, each a list of words; arrays have the marks "(" and ")" around their words."""
     text = re.sub(r"\\\r?\n", lambda found: " \x00 ", text)  # a joined line; \x00 counts it
-    line, current, quoted, literal, depth = 1, None, False, True, 0
-    statement: list[Word | str] = []
-    at = 1
-
-    def close() -> None:
-        nonlocal current, quoted, literal
-        if current is not None:
-            statement.append(Word(current, at, quoted, literal and quoted))
-        current, quoted, literal = None, False, True
-
+    splitter = _Splitter()
     for piece in _PIECE.finditer(text):
-        kind, found = piece.lastgroup or "plain", piece[0]
-        if kind == "plain" and found == "\x00":
-            close()
-            line += 1
-            continue
-        if kind in ("space", "comment"):
-            close()
+        kind, written = piece.lastgroup or "plain", piece[0]
+        if kind in ("space", "comment") or written == "\x00":
+            splitter.end_word()
         elif kind == "array":
-            close()
-            statement.append("(")
-            depth += 1
-        elif kind == "end":
-            close()
-            if depth and found == "\n":
-                pass
-            elif depth and found == ")":
-                statement.append(")")
-                depth -= 1
-            elif not depth:
-                if statement:
-                    yield statement
-                statement = [found] if found in ("&&", "||") else []
+            splitter.open_array()
+        elif kind != "end":
+            splitter.add_to_word(kind, written)
+        elif statement := splitter.end_statement(written):
+            yield statement
+        splitter.line += written.count("\n") + written.count("\x00")
+    splitter.end_word()
+    if splitter.statement:
+        yield splitter.statement
+
+
+class _Splitter:
+    """A script while it is split: the words of a statement, and the text of a word.
+
+    word: None between words.
+    begin: the line on which the word begins.
+    depth: arrays around it.
+    """
+
+    def __init__(self) -> None:
+        self.statement: list[Word | str] = []
+        self.word: str | None = None
+        self.quoted, self.literal, self.depth = False, True, 0
+        self.line = self.begin = 1
+
+    def add_to_word(self, kind: str, written: str) -> None:
+        if self.word is None:
+            self.word, self.begin = "", self.line
+        if kind == "single":
+            self.word, self.quoted = self.word + written[1:-1], True
+        elif kind == "double":
+            self.word, self.quoted, self.literal = self.word + written[1:-1].replace('\\"', '"'), True, False
         else:
-            if current is None:
-                current, at = "", line
-            if kind == "single":
-                current, quoted = current + found[1:-1], True
-                literal = literal and True
-            elif kind == "double":
-                current, quoted, literal = current + found[1:-1].replace('\\"', '"'), True, False
-            else:
-                current, literal = current + (found[1:] if kind == "escaped" else found), False
-        line += found.count("\n") + (found.count("\x00") if found != "\x00" else 0)
-    close()
-    if statement:
-        yield statement
+            self.word, self.literal = self.word + (written[1:] if kind == "escaped" else written), False
+
+    def end_word(self) -> None:
+        if self.word is not None:
+            self.statement.append(Word(self.word, self.begin, self.quoted, self.literal and self.quoted))
+        self.word, self.quoted, self.literal = None, False, True
+
+    def open_array(self) -> None:
+        self.end_word()
+        self.statement.append("(")
+        self.depth += 1
+
+    def end_statement(self, sign: str) -> list[Word | str]:
+        """Returns the statement that a sign ends, if any; inside an array it ends a word or the array."""
+        self.end_word()
+        if self.depth:
+            if sign == ")":
+                self.statement.append(")")
+                self.depth -= 1
+            return []
+        statement, self.statement = self.statement, [sign] if sign in ("&&", "||") else []
+        return statement
+
+
+@dataclass
+class _Condition:
+    """An `if` while it is read.
+
+    reads: whether the statements of this branch are read.
+    taken: whether those of a branch were.
+    testing: whether its test may go on.
+    """
+
+    reads: bool
+    taken: bool
+    testing: bool = True
 
 
 @dataclass
@@ -128,35 +156,34 @@ class Script:
 
     def read(self, text: str) -> None:
         """Reads all statements; those under a condition that does not hold are left out."""
-        open_ifs: list[list[bool]] = []  # of each `if`: whether this branch is read, whether one was
+        conditions: list[_Condition] = []
         for statement in split_statements(text):
-            words = [one for one in statement if not (isinstance(one, str) and one in ("&&", "||"))]
-            joined = statement[0] if isinstance(statement[0], str) else ""
-            first = words[0].text if words and isinstance(words[0], Word) else ""
-            if joined in ("&&", "||") and open_ifs and open_ifs[-1][2:] == [True]:
-                holds = self._holds([one for one in words if isinstance(one, Word)])
-                branch = (open_ifs[-1][0] and holds) if joined == "&&" else (open_ifs[-1][0] or holds)
-                open_ifs[-1][:2] = [branch, branch]
+            words, sign = [word for word in statement if word not in ("&&", "||")], statement[0]
+            if sign in ("&&", "||") and conditions and conditions[-1].testing:
+                held, holds = conditions[-1].reads, self._holds(words)
+                conditions[-1].reads = conditions[-1].taken = (held and holds) if sign == "&&" else (held or holds)
                 continue
-            if first in ("then", "do", "{"):
-                if open_ifs and first == "then":
-                    del open_ifs[-1][2:]
-                words = words[1:]
-                first = words[0].text if words and isinstance(words[0], Word) else ""
-            if first == "if":
-                holds = self._holds([one for one in words[1:] if isinstance(one, Word)])
-                open_ifs.append([holds, holds, True])
-            elif first == "elif" and open_ifs:
-                holds = not open_ifs[-1][1] and self._holds([one for one in words[1:] if isinstance(one, Word)])
-                open_ifs[-1][:] = [holds, open_ifs[-1][1] or holds, True]
-            elif first == "else" and open_ifs:
-                open_ifs[-1][:] = [not open_ifs[-1][1], True]
-                if len(words) > 1 and open_ifs[-1][0]:
-                    self._run(words[1:])
-            elif first == "fi":
-                open_ifs[-1:] = []
-            elif words and all(branch[0] for branch in open_ifs):
-                self._run(words)
+            if _keyword(words) == "then" and conditions:
+                conditions[-1].testing = False
+            self._read_statement(words[1:] if _keyword(words) in ("then", "do", "{") else words, conditions)
+
+    def _read_statement(self, words: list[Word | str], conditions: list[_Condition]) -> None:
+        keyword, rest = _keyword(words), words[1:]
+        if keyword == "if":
+            holds = self._holds(rest)
+            conditions.append(_Condition(holds, holds))
+        elif keyword == "elif" and conditions:
+            taken = conditions[-1].taken
+            holds = not taken and self._holds(rest)
+            conditions[-1] = _Condition(holds, taken or holds)
+        elif keyword == "else" and conditions:
+            conditions[-1] = _Condition(not conditions[-1].taken, True, False)
+            if rest and conditions[-1].reads:
+                self._run(rest)
+        elif keyword == "fi":
+            del conditions[-1:]
+        elif words and all(condition.reads for condition in conditions):
+            self._run(words)
 
     def _run(self, words: list[Word | str]) -> None:
         """Keeps assignments, and commands with their variables expanded."""
@@ -215,9 +242,9 @@ class Script:
         pattern = r"(?<![$\w{])[A-Za-z_]\w*"
         return self.replace(re.sub(pattern, lambda found: f"${{{found[0]}}}", text))
 
-    def _holds(self, words: list[Word]) -> bool:
+    def _holds(self, words: list[Word | str]) -> bool:
         """Whether a test such as ``[ "$X" = fp8 ]`` or ``[[ -n $X ]]`` holds; other commands: no."""
-        parts = [self.replace(word.text) for word in words]
+        parts = [self.replace(word.text) for word in words if isinstance(word, Word)]
         parts = [re.sub(r"^\$\{?\w+\}?$", "", one) for one in parts]  # a variable that nothing sets is empty
         negated = "!" in parts
         parts = [one for one in parts if one not in ("[", "]", "[[", "]]", "test", "!")]
@@ -234,6 +261,11 @@ class Script:
         elif len(parts) == 1 and parts[0] in ("true", "1"):
             found = True
         return found != negated
+
+
+def _keyword(words: list[Word | str]) -> str:
+    """Returns the first word of a statement; "" if there is none."""
+    return words[0].text if words and isinstance(words[0], Word) else ""
 
 
 def _divide(word: Word, whole: bool) -> list[Word]:

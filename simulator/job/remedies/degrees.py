@@ -24,15 +24,17 @@ def refuse_degrees(
     def works(degree: int, world: int) -> bool:
         ranks = degree * others
         stage = world // degrees["pp"] if culprit != "pp" else world // degree
-        divides = world % ranks == 0 and stage % experts == 0
-        return divides and _divides_model(culprit, degree, model, node) and _divides_batch(batch, world // ranks)
+        if world % ranks or stage % experts:
+            return False
+        return _divides_model(culprit, degree, model, node) and _divides_batch(batch, world // ranks)
 
     fits = [n for n in range(1, 2 * degrees[culprit]) if works(n, gpus)]
     near = min(fits, key=lambda n: abs(n - degrees[culprit]), default=None)
     remedies = [f"with {kept}, {culprit} = {near} would work"] if near else []
     remedies += _list_nodes(gpus, node, lambda world: works(degrees[culprit], world))
-    remedy = "; ".join(remedies) or "Choose degrees that divide it"
-    return PlanError(f"plan.{culprit}", rule, remedy[0].upper() + remedy[1:], degrees[culprit])
+    remedies = remedies or ["Choose degrees that divide it"]
+    remedies[0] = remedies[0][0].upper() + remedies[0][1:]
+    return PlanError(f"plan.{culprit}", rule, "; ".join(remedies), degrees[culprit])
 
 
 def refuse_expert_degrees(
@@ -53,8 +55,9 @@ def refuse_expert_degrees(
     remedies = [f"{name} = {near} would work"] if near and alone else []
 
     def works(world: int) -> bool:
-        divides = world % model_ranks == 0 and world // stages % (ep * etp) == 0
-        return divides and _divides_batch(batch, world // model_ranks)
+        if world % model_ranks or world // stages % (ep * etp):
+            return False
+        return _divides_batch(batch, world // model_ranks)
 
     remedies += _list_nodes(gpus, node, works) if node else []
     rule = f"ep x etp = {ep} x {etp} must divide dp x cp x tp = {ranks}"

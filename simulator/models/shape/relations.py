@@ -11,33 +11,11 @@ from meshcast.simulator.models.shape.fields import TransformerFields
 
 def check_relations(shape: TransformerFields) -> None:
     """Raises ModelError if one of the relations is broken."""
-    if shape.mla is None and "head_dim" not in shape.model_fields_set and shape.hidden % shape.heads:
-        raise ModelError(
-            "hidden",
-            f"it must be a multiple of heads ({shape.heads}) when head_dim is not given",
-            f"Give head_dim, or hidden {shape.hidden // shape.heads * shape.heads or shape.heads}",
-            shape.hidden,
-        )
+    _check_heads(shape)
     _check_mask(shape)
     if shape.frames:
         _check_video(shape, shape.frames)
-    if shape.heads % shape.kv_heads:
-        divisors = [n for n in range(1, min(shape.heads, 1024) + 1) if shape.heads % n == 0]
-        raise ModelError(
-            "kv_heads",
-            f"it must divide heads ({shape.heads}), for each key/value head serves equally many queries",
-            f"Possible: {', '.join(map(str, divisors[:20]))}",
-            shape.kv_heads,
-        )
-    if shape.positions == "rope" and shape.mla is None and shape.rope_width % 2:
-        if shape.rope_share == 1:
-            rule, remedy = "rope rotates pairs of elements, so it must be even", "Give an even head_dim"
-            raise ModelError("head_dim", rule, remedy, shape.head_dim)
-        rule = f"rope rotates pairs of elements; of heads {shape.head_dim} wide it would rotate {shape.rope_width}"
-        raise ModelError("rope_share", rule, f"Give an even number over {shape.head_dim}", shape.rope_share)
-    if shape.positions == "learned" and shape.position_rows < shape.longest_input:
-        rule = f"the table of positions needs a row for each token of a sequence (seq {shape.longest_input})"
-        raise ModelError("position_rows", rule, "Give at least as many, or leave it out", shape.position_rows)
+    _check_positions(shape)
     if shape.mla:
         _check_latent(shape, shape.mla)
     if shape.moe:
@@ -53,6 +31,36 @@ def check_relations(shape: TransformerFields) -> None:
         raise ModelError("attention_gate", "latent attention is supported without a gate", "Leave it out", True)
     if shape.sinks and shape.mla:
         raise ModelError("sinks", "latent attention is supported without sinks", "Leave it out", True)
+
+
+def _check_heads(shape: TransformerFields) -> None:
+    if shape.mla is None and "head_dim" not in shape.model_fields_set and shape.hidden % shape.heads:
+        raise ModelError(
+            "hidden",
+            f"it must be a multiple of heads ({shape.heads}) when head_dim is not given",
+            f"Give head_dim, or hidden {shape.hidden // shape.heads * shape.heads or shape.heads}",
+            shape.hidden,
+        )
+    if shape.heads % shape.kv_heads:
+        divisors = [n for n in range(1, min(shape.heads, 1024) + 1) if shape.heads % n == 0]
+        raise ModelError(
+            "kv_heads",
+            f"it must divide heads ({shape.heads}), for each key/value head serves equally many queries",
+            f"Possible: {', '.join(map(str, divisors[:20]))}",
+            shape.kv_heads,
+        )
+
+
+def _check_positions(shape: TransformerFields) -> None:
+    if shape.positions == "rope" and shape.mla is None and shape.rope_width % 2:
+        if shape.rope_share == 1:
+            rule, remedy = "rope rotates pairs of elements, so it must be even", "Give an even head_dim"
+            raise ModelError("head_dim", rule, remedy, shape.head_dim)
+        rule = f"rope rotates pairs of elements; of heads {shape.head_dim} wide it would rotate {shape.rope_width}"
+        raise ModelError("rope_share", rule, f"Give an even number over {shape.head_dim}", shape.rope_share)
+    if shape.positions == "learned" and shape.position_rows < shape.longest_input:
+        rule = f"the table of positions needs a row for each token of a sequence (seq {shape.longest_input})"
+        raise ModelError("position_rows", rule, "Give at least as many, or leave it out", shape.position_rows)
 
 
 def _check_mask(shape: TransformerFields) -> None:

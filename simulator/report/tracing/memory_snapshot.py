@@ -167,9 +167,8 @@ def _trace_device(report: Report, device: int) -> tuple[dict[str, Any], list[dic
             for action in ("free_requested", "free_completed"):
                 events.append(_event(action, block.address, block.nbytes, time, frames(event, block.category)))
         for block in births[event]:
-            color = COLORS.get(block.category, "temporary")
-            made = _event("alloc", block.address, block.nbytes, time, frames(event, block.category))
-            events.append({**made, "category": color})
+            allocation = _event("alloc", block.address, block.nbytes, time, frames(event, block.category))
+            events.append({**allocation, "category": COLORS.get(block.category, "temporary")})
     left = [block for block in blocks if block.died is None]
     allocated = sum(block.nbytes for block in left)
     segment = {
@@ -222,7 +221,7 @@ def _frames(report: Report, device: int, moments: np.ndarray) -> Any:
     """
     program, flat, begin = report.play.program, report.play.step.flat, report.play.step.times.begin
     plan, table = report.play.plan, program.timetable
-    first = sum(one.shape.stages for one in plan.every_pipeline[: plan.pipeline_of(device)[0]])
+    first = sum(one.shape.stages for one in plan.every_pipeline[: plan.ranks.pipeline_of(device)[0]])
     names, starts = [UPDATE] * bool(flat.updates[device]), [begin[n] for n in flat.updates[device][:1]]
     for action in range(table.starts[device], table.starts[device + 1]):
         own = range(flat.first[action], flat.behind[action])

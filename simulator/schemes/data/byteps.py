@@ -31,13 +31,14 @@ from typing import Any
 from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.capabilities import KeepsOwnStates
 from meshcast.simulator.ir.ops import BYTES, Collective, HostCopy, Op, Param, Work
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.lowering.offload import IN, OUT
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, Sizes
 
 
-class BytePS(DataScheme):
+class BytePS(DataScheme, KeepsOwnStates):
     paper = Paper(
         "https://www.usenix.org/conference/osdi20/presentation/jiang",
         "A Unified Architecture for Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters",

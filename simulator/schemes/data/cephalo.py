@@ -34,12 +34,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.capabilities import AccumulatesByUnit, HoldsUnequalShards
 from meshcast.simulator.ir.modules import Stage
-from meshcast.simulator.ir.ops import Collective, Op, StageOps
+from meshcast.simulator.ir.ops import Collective, Fragment, Op, Param, StageOps, TensorUse, UnitRun
 from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
 from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
-from meshcast.simulator.schemes.data.shared.layered_accumulation import repeat_units
 
 RelativeSize = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -47,7 +47,7 @@ UNEVEN = 1.25
 """Time of a collective of unequal shards over that of equal ones (split_workload.py of Cephalo's repository)."""
 
 
-class Cephalo(ShardedScheme):
+class Cephalo(ShardedScheme, HoldsUnequalShards, AccumulatesByUnit):
     paper = Paper(
         "arXiv:2411.01075", "Cephalo: Harnessing Heterogeneous GPU Clusters for Training Transformer Models", 2025
     )
@@ -61,7 +61,7 @@ class Cephalo(ShardedScheme):
         """Off: a micro-batch runs through all layers before the next one, and is gathered and reduced by itself.
         Default: on without a pipeline. With one all micro-batches pass its stages together."""
 
-    largest = own = 1.0
+    largest = size = 1.0
     """The largest shard along the axis of unlike ranks, and that of its ranks, over the mean."""
     uneven_axis = ""
 
@@ -72,7 +72,7 @@ class Cephalo(ShardedScheme):
 
     @property
     def lowering_key(self) -> Hashable:
-        return super().lowering_key, self.uneven_axis, self.largest, self.own
+        return super().lowering_key, self.uneven_axis, self.largest, self.size
 
     def shard_sizes(self, axis: str, memory: Sequence[float]) -> Sequence[float] | None:
         if self.options.shards == "even" or axis not in self.over:
@@ -87,13 +87,13 @@ class Cephalo(ShardedScheme):
             raise PlanError(f"{self.use}.shards", "no rank would hold any state", "Give one more than 0", [0.0])
         return tuple(self.options.shards)
 
-    def with_shards(self, axis: str, largest: float, own: float) -> "Cephalo":
-        found = copy(self)
-        found.uneven_axis, found.largest, found.own = axis, largest, own
-        return found
+    def with_shards(self, axis: str, largest: float, size: float) -> "Cephalo":
+        scheme = copy(self)
+        scheme.uneven_axis, scheme.largest, scheme.size = axis, largest, size
+        return scheme
 
     def shard_size(self, axes: Sequence[str]) -> float:
-        return self.own if self.uneven_axis in axes else 1.0
+        return self.size if self.uneven_axis in axes else 1.0
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         return super().lower_stage(stage, lambda part: repeat_units(inner(part), stage.microbatches))
@@ -116,3 +116,81 @@ class Cephalo(ShardedScheme):
         yield ClosedForm("sent_per_step", passes * moved, "layered accumulation: 3 times the parameters once a step")
         if n > 1:
             yield ClosedForm("state_bytes_per_parameter", 16 / n, "16 f_i bytes, here of equal ranks")
+
+
+def repeat_units(stage_ops: StageOps, count: int) -> StageOps:
+    """A stage whose units each run `count` micro-batches of `stage_ops` in a pass."""
+    if count == 1:
+        return stage_ops
+    return replace(stage_ops, unit_runs=[_repeat(unit_run, count) for unit_run in stage_ops.unit_runs])
+
+
+def _repeat(unit_run: UnitRun, count: int) -> UnitRun:
+    """A run of units whose passes are those of `count` micro-batches; each has buffers of its own.
+
+    A pass begins once the outputs of all its micro-batches are there. That costs no time while kernels of all of them
+    run on one stream.
+    """
+    copies = [unit_run.fragment.copy() for _ in range(count)]
+    for number, one in enumerate(copies[1:], 1):
+        one.tensor_uses = [_of_copy(use, number, unit_run.keys) for use in one.tensor_uses]
+    first = copies[0]
+    made = Fragment(
+        [op for one in copies for op in one.forward],
+        [op for one in copies for op in one.backward],
+        _enter([one.entry for one in copies]),
+        _leave([one.exit for one in copies]),
+        _enter([one.grad_entry for one in copies]),
+        _leave([one.grad_exit for one in copies]),
+        [_join_param(one) for one in zip(*(one.params for one in copies), strict=True)],
+        first.shared_weights,
+        [use for one in copies for use in one.tensor_uses],
+    )
+    taken, given = unit_run.keys
+    before = [key for key in (taken, given and f"d:{given}", *unit_run.allocated_before) if key]
+    later = [key for key in (given, taken and f"d:{taken}", *unit_run.freed_later) if key]
+    others = range(1, count)
+    return replace(
+        unit_run,
+        fragment=made,
+        nbytes=unit_run.nbytes * count,
+        nbytes_in=unit_run.nbytes_in * count,
+        allocated_before=(*unit_run.allocated_before, *(_name(key, n) for n in others for key in before)),
+        freed_later=(*unit_run.freed_later, *(_name(key, n) for n in others for key in later)),
+    )
+
+
+def _name(key: str, number: int) -> str:
+    """The key of a buffer of a further micro-batch."""
+    return f"{key} of micro-batch {number}"
+
+
+def _of_copy(use: TensorUse, number: int, residual: Sequence[str | None]) -> TensorUse:
+    """A use of a buffer of a further micro-batch. residual: keys of the residual stream, which are activations."""
+    category = "activations" if use.key in residual else use.category
+    return replace(use, key=_name(use.key, number), category=category)
+
+
+def _enter(every: Sequence[dict[str, Op]]) -> dict[str, Op]:
+    """One mark for each input, for which those of all micro-batches wait."""
+    found = {}
+    for name, first in every[0].items():
+        found[name] = replace(first, after=[])
+        for marks in every:
+            marks[name].after = [found[name]]
+    return found
+
+
+def _leave(every: Sequence[dict[str, Op]]) -> dict[str, Op]:
+    """One mark for each output, which waits for those of all micro-batches."""
+    return {
+        name: Op(first.name, first.stream, None, [ends[name] for ends in every], first.phase)
+        for name, first in every[0].items()
+    }
+
+
+def _join_param(copies: Sequence[Param]) -> Param:
+    """A parameter that the first micro-batch reads first, and whose gradient all of them complete."""
+    last = copies[-1].ready
+    ready = Op(last.name, last.stream, None, [one.ready for one in copies], last.phase)
+    return replace(copies[0], ready=ready)

@@ -26,6 +26,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from meshcast.simulator.ir.capabilities import KeepsOwnStates
 from meshcast.simulator.ir.ops import BYTES, Collective, HostCopy, HostUpdate, Memory, Op, Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.lowering.offload import HOST, IN, OUT
@@ -36,7 +37,7 @@ STATE = BYTES["fp32"]
 """Bytes of an element of each state of the outer optimizer: the weights of the last meeting, and the momentum."""
 
 
-class DiLoCo(UnsynchronisedScheme):
+class DiLoCo(UnsynchronisedScheme, KeepsOwnStates):
     paper = Paper("arXiv:2311.08105", "DiLoCo: Distributed Low-Communication Training of Language Models", 2023)
     last_step = "exchanges outer gradients"
 

@@ -25,26 +25,32 @@ per step); a third of the first term less where weights are not freed after the 
 are stored: the sharded weights are those that the optimizer updates, in its format.
 
 Not modelled: `no_sync` of full sharding alone (gradients unreduced, weights all-gathered in every micro-batch); that
-torchtitan keeps the last layer between its passes; padding of shards; the host's sums of offloaded gradients.
+torchtitan keeps the last layer between its passes; padding of shards; copies into contiguous buffers once per step; the
+host's sums of offloaded gradients.
 
 References: Zhao et al. 2023, arXiv 2304.11277, section 3; Rajbhandari et al. 2020 (ZeRO stage 3), arXiv 1910.02054;
 PyTorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`offload_to_cpu`).
 """
 
-from collections.abc import Hashable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.capabilities import KeepsSecondaryShards
 from meshcast.simulator.ir.modules import Stage
-from meshcast.simulator.ir.ops import Param, StageOps
+from meshcast.simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps
+from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
-from meshcast.simulator.schemes.data.shared.across_microbatches import check_gathers_once, gather_once
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
 from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
-class FSDP(ShardedScheme):
+class FSDP(ShardedScheme, KeepsSecondaryShards):
     paper = Paper("arXiv:2304.11277", "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", 2023)
     names_axes = ("replicate",)
 
@@ -77,8 +83,8 @@ class FSDP(ShardedScheme):
         if self.options.across_microbatches:
             check_gathers_once(self, job)
 
-    def offloaded_to(self, state: str) -> str:
-        return "cpu" if self.options.offload else ""
+    def offloaded_to(self, state: str) -> Mapping[str, float]:
+        return {"cpu": 1.0} if self.options.offload else {}
 
     @property
     def lowering_key(self) -> Hashable:
@@ -118,3 +124,111 @@ class FSDP(ShardedScheme):
             kept = 0 if self.options.reshard or self.across_microbatches else 2
             at_rest = 0 if self.options.offload else 16 / f
             yield ClosedForm("state_bytes_per_parameter", at_rest + kept, "weights, gradients, two moments in fp32")
+
+
+Axes = tuple[str, ...]
+
+
+def check_gathers_once(scheme: ShardedScheme, job: Any) -> None:
+    """Raises PlanError where one all-gather and one reduction per step are not modelled: without overlap, without a
+    flush, or with offloaded shards."""
+    flush = all(getattr(find_scheme(entry.use), "flush", True) for entry in job.plan.schemes)
+    if not (scheme.overlaps_backward and flush) or scheme.offloaded_to("parameters"):
+        rule = "weights on the GPU stay gathered through a step that ends with a flush, gathered as its passes begin"
+        remedy = "Leave it out, or set framework.set.overlap.dp and no offloading"
+        raise PlanError(f"{scheme.use}.across_microbatches", rule, remedy, True)
+
+
+def gather_once(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
+    """Returns `stage_ops` in which the weights of every unit are gathered once per step, during the first forward pass,
+    and its gradients reduced once, during the last backward pass.
+
+    Where all forward passes of a stage precede its backward passes, weights may be freed in between and gathered again
+    (`StageOps.again`).
+    """
+    units = list(_units(stage_ops, scheme.layers_per_unit))
+    params = [param for param, _ in stage_ops.params()]
+
+    def shards(param: Param) -> Axes:
+        return scheme.shards_at_rest("parameters", param)
+
+    def reduces(param: Param) -> Axes:
+        return scheme.reduces(param) if param.trained else ()
+
+    sizes = stage_ops.of_params([param.size for param in params]).astype(int)
+    gathered = stage_ops.of_params([bool(shards(param)) for param in params]).astype(bool)
+    accumulated = stage_ops.of_params([bool(reduces(param)) for param in params]).astype(bool)
+    backward = any(unit_run.fragment.backward for unit_run in stage_ops.unit_runs)
+    return replace(
+        stage_ops,
+        ahead=stage_ops.ahead + _gathers(scheme, stage_ops, units, shards, "F"),
+        again=_gathers(scheme, stage_ops, units[::-1], shards, "B") if scheme.options.reshard and backward else [],
+        behind=stage_ops.behind + _reductions(scheme, stage_ops, units[::-1], reduces),
+        whole_weights=stage_ops.whole_weights + int(sizes[gathered].sum()) * BYTES[scheme.framework.weights],
+        whole_gradients=stage_ops.whole_gradients + int(sizes[accumulated].sum()) * BYTES[scheme.framework.gradients],
+    )
+
+
+def _units(stage_ops: StageOps, layers: int) -> Iterator[np.ndarray]:
+    """The numbers of the parameters of every unit, in forward order; a unit has up to `layers` equal layers."""
+    start = 0
+    for unit_run in stage_ops.unit_runs:
+        width = len(unit_run.fragment.params)
+        for first in range(0, unit_run.count, layers):
+            count = min(layers, unit_run.count - first)
+            yield start + first * width + np.arange(count * width)
+        start += unit_run.count * width
+
+
+def _by_axes(stage_ops: StageOps, units: list[np.ndarray], axes_of: Callable[[Param], Axes]) -> dict[Axes, SideOps]:
+    """For each set of axes an op without work for every unit that has parameters with these axes."""
+    found = [axes_of(param) for param, _ in stage_ops.params()]
+    sets = list(dict.fromkeys(axes for axes in found if axes))
+    which = stage_ops.of_params([sets.index(axes) if axes else -1 for axes in found])
+    sides = {}
+    for i, axes in enumerate(sets):
+        parts = [part for unit in units if len(part := unit[which[unit] == i])]
+        starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
+        sides[axes] = SideOps([Op("unit") for _ in parts], np.concatenate(parts), starts)
+    return sides
+
+
+def _sizes(stage_ops: StageOps, side: SideOps) -> list[int]:
+    """Elements of the parameters of each op."""
+    sizes = stage_ops.of_params([param.size for param, _ in stage_ops.params()]).astype(int)
+    return np.add.reduceat(sizes[side.params], side.starts).tolist()
+
+
+def _gathers(
+    scheme: ShardedScheme, stage_ops: StageOps, units: list[np.ndarray], axes_of: Callable[[Param], Axes], phase: str
+) -> list[SideOps]:
+    made: dict[tuple[Axes, int], Op] = {}
+    found = []
+    for axes, side in _by_axes(stage_ops, units, axes_of).items():
+        ops = [
+            made.setdefault((axes, size), replace(scheme.gather(axes, size, phase, "every"), when="first"))
+            for size in _sizes(stage_ops, side)
+        ]
+        found.append(replace(side, ops=ops))
+    return found
+
+
+def _reductions(
+    scheme: ShardedScheme, stage_ops: StageOps, units: list[np.ndarray], axes_of: Callable[[Param], Axes]
+) -> list[SideOps]:
+    """Reductions of every unit; those of the shards among replicas follow those inside a group, each on its stream."""
+    found: list[SideOps] = []
+    for axes, side in _by_axes(stage_ops, units, axes_of).items():
+        steps: dict[int, list[Op]] = defaultdict(list)
+        made: dict[int, list[Op]] = {}
+        for size in _sizes(stage_ops, side):
+            if size not in made:
+                made[size] = [replace(op, when="last") for op in scheme.reduce_unit(axes, size)]
+            for step, op in enumerate(made[size]):
+                steps[step].append(op)
+        before: SideOps | None = None
+        for ops in steps.values():
+            after = (before, np.arange(len(ops))) if before else None
+            before = replace(side, ops=ops, after=after)
+            found.append(before)
+    return found

@@ -26,6 +26,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from meshcast.simulator.ir.capabilities import MeasuresMemory
 from meshcast.simulator.ir.ops import Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, Scheme, SchemeOptions
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
@@ -36,7 +37,7 @@ from meshcast.simulator.schemes.data.shared.parameter_coordinator import fill_bu
 STEADY_SHARE = 0.9  # of the memory of a GPU is used (`steady_cuda_cap_ratio`)
 
 
-class Gemini(ShardedScheme):
+class Gemini(ShardedScheme, MeasuresMemory):
     paper = Paper("arXiv:2110.14883", "Colossal-AI: A Unified Deep Learning System For Large-Scale Training", 2021)
     by_module = True
     updates_weights = False
@@ -73,13 +74,11 @@ class Gemini(ShardedScheme):
         kept = min(1.0, margin / optimizer) if optimizer else 0.0
         return self.with_options(placement="static", offload_optim_frac=1 - kept, offload_param_frac=away)
 
-    def offloaded_share(self, state: str) -> float:
+    def offloaded_to(self, state: str) -> Mapping[str, float]:
+        share = 1.0 if self.measures_memory else self.options.offload_optim_frac
         if state == "parameters":
-            return float(self.options.offload_param_frac)
-        return 1.0 if self.measures_memory else float(self.options.offload_optim_frac)
-
-    def offloaded_to(self, state: str) -> str:
-        return "cpu" if self.offloaded_share(state) else ""
+            share = self.options.offload_param_frac
+        return {"cpu": share} if share else {}
 
     def join_modules(self, modules: tuple[GatheredModule, ...]) -> tuple[GatheredModule, ...]:
         return join_modules(modules, self.options.chunk)
@@ -91,7 +90,8 @@ class Gemini(ShardedScheme):
         return fill_buckets(params, self.options.chunk)
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
-        n, weights, optimizer = setting.n, self.offloaded_share("parameters"), self.offloaded_share("optimizer")
+        n = setting.n
+        weights, optimizer = (self.offloaded_to(state).get("cpu", 0.0) for state in ("parameters", "optimizer"))
         moved = setting.batches * (2 * setting.weight_bytes + setting.grad_bytes)
         yield ClosedForm("sent_per_step", (n - 1) / n * moved, "arXiv 1910.02054, section 7.2.2: as ZeRO stage 3")
         kept = 2 * (1 - weights) + 16 * (1 - optimizer)

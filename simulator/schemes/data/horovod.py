@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from meshcast.simulator.ir.capabilities import HoldsBuffers
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import BYTES, Collective, Memory, Op, SideOps, StageOps
 from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting
 
 
-class Horovod(DataScheme):
+class Horovod(DataScheme, HoldsBuffers):
     paper = Paper("arXiv:1802.05799", "Horovod: fast and easy distributed deep learning in TensorFlow", 2018)
 
     class Options(SchemeOptions):

@@ -20,6 +20,7 @@ References: Tang et al. 2021, arXiv 2102.02888, algorithm 1 and section 5; DeepS
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from meshcast.simulator.ir.capabilities import KeepsOwnStates
 from meshcast.simulator.ir.ops import BYTES, COMPUTE, Collective, Memory, Op, Param, Work
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, Sizes
@@ -28,7 +29,7 @@ ERROR = BYTES["fp32"]
 """Bytes of the error of an element."""
 
 
-class OneBitAdam(DataScheme):
+class OneBitAdam(DataScheme, KeepsOwnStates):
     paper = Paper(
         "arXiv:2102.02888",
         "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed",

@@ -23,12 +23,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import Field
 
+from meshcast.simulator.ir.capabilities import KeepsOwnStates
 from meshcast.simulator.ir.ops import BYTES, Collective, Memory, Op, Param, Work
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, Sizes
 
 
-class PowerSGD(DataScheme):
+class PowerSGD(DataScheme, KeepsOwnStates):
     paper = Paper(
         "arXiv:1905.13727", "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", 2019
     )

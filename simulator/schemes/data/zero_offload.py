@@ -23,7 +23,7 @@ Not modelled: copies of weights that begin while the update goes on; the host's 
 References: Ren et al. 2021, arXiv 2101.06840, sections 4 and 5.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import StageOps
@@ -46,8 +46,8 @@ class ZeroOffload(ShardedScheme):
     def delays_update(self) -> bool:  # type: ignore[override]
         return bool(self.options.delayed_update)
 
-    def offloaded_to(self, state: str) -> str:
-        return "cpu" if state in self.shards else ""
+    def offloaded_to(self, state: str) -> Mapping[str, float]:
+        return {"cpu": 1.0} if state in self.shards else {}
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         stage_ops = super().lower_stage(stage, inner)

@@ -23,6 +23,7 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
+from meshcast.simulator.ir.capabilities import KeepsSecondaryShards
 from meshcast.simulator.ir.ops import BYTES, Collective, Memory, Op, Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
@@ -33,7 +34,7 @@ SCALE = BYTES["fp32"]
 """Bytes of the scale of a quantised block."""
 
 
-class ZeroPlusPlus(CoordinatedScheme):
+class ZeroPlusPlus(CoordinatedScheme, KeepsSecondaryShards):
     paper = Paper(
         "arXiv:2306.10209", "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023
     )

@@ -16,36 +16,42 @@ that they take the time of PipeMoE's closed form (expert/tutel). GEMMs of shadow
 for them.
 
 With a topology-aware gate (`outgoing`) at most a share of the tokens leaves its machine, with one copy of k each; the
-others choose among the experts of their machine, in steps within machines, then between them. It changes the model.
+others choose among the experts of their machine, in steps within machines, then between them. Where the first choice of
+more tokens is an expert on another machine, those with the highest scores keep it. It changes the model.
 
-References: He et al. 2022, doi 10.1145/3503221.3508418, section 4; constants and gate: laekov/fastmoe, fmoe/fastermoe.
+References: He et al. 2022, doi 10.1145/3503221.3508418, section 4; constants and gate: laekov/fastmoe, fmoe/fastermoe
+and fmoe/gates/faster_gate.py.
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.modules import Module, MoE
 from meshcast.simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Op
-from meshcast.simulator.ir.routing import ExpertLoad, Placement
+from meshcast.simulator.ir.routing import ExpertLoad, Placement, Routing
 from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from meshcast.simulator.lowering.rewrite import Rewrite
 from meshcast.simulator.schemes.expert.shared import token_dispatch as dispatch
-from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSetting
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from meshcast.simulator.schemes.expert.shared.token_dispatch import ExpertRound, MoESizes
-from meshcast.simulator.schemes.expert.shared.topology_gate import GatedScheme
 
 
-class FasterMoE(GatedScheme):
+class FasterMoE(ExpertScheme):
     paper = Paper(
         "doi:10.1145/3503221.3508418",
         "FasterMoE: Modeling and Optimizing Training of Large-Scale Dynamic Pre-Trained Models",
         2022,
     )
 
-    class Options(GatedScheme.Options):
+    class Options(ExpertScheme.Options):
+        outgoing: float | None = Field(default=None, ge=0, le=1)
+        """Largest share of a rank's tokens that leaves its machine; fastmoe: 0.14. null: no gate."""
+        machine: int = Field(default=8, ge=1, strict=True)
+        """Ranks of a machine, for the gate."""
         shadow: bool = True
         """Whether experts are shadowed."""
         group: int = Field(default=4, ge=1, strict=True)
@@ -56,6 +62,43 @@ class FasterMoE(GatedScheme):
         """GEMM throughput in that estimate [FLOP/s]."""
         transfers: Literal[1, 2] = 1
         """Transfers of a shadow that it counts: 1 for the weights, 2 with their gradients."""
+
+    @property
+    def limits_outgoing(self) -> bool:
+        """Whether there is a gate, and several machines."""
+        return self.options.outgoing is not None and self.ranks > self.options.machine
+
+    def check_job(self, job: Any) -> None:
+        super().check_job(job)
+        moe, machine = job.model.moe, self.options.machine
+        if not self.limits_outgoing or moe is None:
+            return
+        remedy = "Leave outgoing null, or change it"
+        if self.ranks % machine:
+            rule = f"the gate needs whole machines, and {self.ranks} ranks hold the experts"
+            fits = [n for n in range(1, self.ranks) if self.ranks % n == 0]
+            raise PlanError("plan.schemes", rule, f"machine = {' or '.join(map(str, fits))} would work", machine)
+        if (capacity := self.capacity(moe)) is not None:
+            raise PlanError(
+                "plan.schemes", "the gate sends what is routed, without a capacity factor", remedy, capacity
+            )
+        if (nearby := min(moe.expert_counts) // self.ranks * machine) < moe.top_k:
+            rule = f"the gate chooses {moe.top_k} experts of one machine, which has {nearby}"
+            raise PlanError("plan.schemes", rule, remedy, machine)
+
+    def assumptions(self, model: Any) -> Iterable[str]:
+        yield from super().assumptions(model)
+        if model.moe is not None and self.limits_outgoing:
+            most = f"{self.options.outgoing:.0%}"
+            yield f"a gate lets at most {most} of a rank's tokens leave their machine, which changes the model"
+
+    def routing(self, module: MoE) -> Routing:
+        """Returns the routing of a layer, behind the gate if there is one."""
+        routing: Routing = self.options.routing
+        if not self.limits_outgoing:
+            return routing
+        topk, options = MoESizes.of(module).topk, self.options
+        return routing.limit_outgoing(self.ranks, module.experts, options.machine, options.outgoing, topk)
 
     def shadows(self, module: MoE) -> tuple[int, ...]:
         """The experts of a layer that are broadcast to all ranks, the most popular first."""

@@ -24,12 +24,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from meshcast.simulator.ir.capabilities import HoldsBuffers
 from meshcast.simulator.ir.scheme import Paper
 from meshcast.simulator.schemes.expert.shared.deduplicated_dispatch import DeduplicatedDispatch
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
 
-class HybridEP(DeduplicatedDispatch):
+class HybridEP(DeduplicatedDispatch, HoldsBuffers):
     paper = Paper("https://github.com/deepseek-ai/DeepEP/pull/420", "Hybrid Expert Parallel Implementation", 2025)
     library = "hybrid-ep"
 

@@ -21,6 +21,7 @@ scattermoe/parallel_experts.py.
 
 from collections.abc import Iterable
 
+from meshcast.simulator.ir.capabilities import ChangesKernels
 from meshcast.simulator.ir.modules import Module, MoE, Stage, replace_children
 from meshcast.simulator.ir.moe_operators import ArrivalOrderLinear, ExpertLinear, ScatteringLinear
 from meshcast.simulator.ir.ops import StageOps
@@ -29,9 +30,8 @@ from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSchem
 from meshcast.simulator.schemes.expert.shared.token_gather import fuse_permutations, replace_linear
 
 
-class ScatterMoE(ExpertScheme):
+class ScatterMoE(ExpertScheme, ChangesKernels):
     paper = Paper("arXiv:2403.08245", "Scattered Mixture-of-Experts Implementation", 2024)
-    changes_kernels = True
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         def change(module: Module) -> Module:

@@ -18,18 +18,18 @@ References: Shi et al. 2024, doi 10.1145/3627703.3650083, sections 3 to 5; https
 schemoe/impls/overlap.py and schemoe/custom/comm/pipe.cpp.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.modules import Module, MoE
-from meshcast.simulator.ir.ops import BYTES, Collective, Fragment
+from meshcast.simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Memory, Op
 from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from meshcast.simulator.lowering.rewrite import Rewrite
 from meshcast.simulator.schemes.expert.shared.chunk_degree import ChosenDegree, Degree
-from meshcast.simulator.schemes.expert.shared.compressed_exchange import compress_exchanges
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSetting
 from meshcast.simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
 from meshcast.simulator.schemes.expert.shared.two_level_exchange import exchange_beside_nodes
@@ -93,3 +93,41 @@ class ScheMoE(ChosenDegree):
             seconds = setting.chunked_round_s(self.options.degree)
             yield ClosedForm("forward_round", seconds, "3.2: the order without compression")
             yield ClosedForm("backward_round", seconds, "3.2: the order without compression")
+
+
+def compress_exchanges(fragment: Fragment, chunks: Sequence[tuple[list[Op], list[Op]]], ratio: float) -> list[Op]:
+    """Compresses the tokens of all-to-alls by `ratio`; returns these.
+
+    All chunks are compressed first, on the stream of the kernels; then chunk after chunk is decompressed, computed and
+    compressed again; the last decompressions follow, so that no kernel waits for a chunk while another could run.
+
+    chunks: for each round the all-to-alls that dispatch its chunks, and those that combine them.
+    """
+    rewrite, exchanges = Rewrite(fragment), list[Op]()
+    for outs, backs in chunks:
+        issued = fragment.forward if outs[0] in fragment.forward else fragment.backward
+        last: list[Op] = []
+        for out, back in zip(outs, backs, strict=True):
+            compress, sent, decompress = _compress_exchange(out, ratio)
+            first = next(op for op in issued if out in op.after)
+            rewrite.swap(out, [compress, sent], [decompress])
+            rewrite.swap(first, [decompress, first])
+            again, returned, end = _compress_exchange(back, ratio)
+            last.append(end)
+            behind = last if back is backs[-1] else []
+            rewrite.swap(back, [again, returned, *behind], [end])
+            exchanges += [sent, returned]
+    rewrite.apply()
+    return exchanges
+
+
+def _compress_exchange(op: Op, ratio: float) -> tuple[Op, Op, Op]:
+    """An all-to-all of compressed tokens between the kernels that compress and decompress them."""
+    work = op.work
+    assert isinstance(work, Collective)
+    small = round(work.nbytes / ratio)
+    pack = Memory("cast", work.nbytes, small, pace=work.pace)
+    unpack = replace(pack, read=small, write=work.nbytes)
+    before = replace(op, name=f"compress {op.name}", stream=COMPUTE, work=pack)
+    sent = replace(op, work=replace(work, nbytes=small), after=[before])
+    return before, sent, replace(before, name=f"decompress {op.name}", work=unpack, after=[sent])

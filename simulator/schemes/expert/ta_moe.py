@@ -26,6 +26,7 @@ from typing import Any
 from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.capabilities import FitsModels
 from meshcast.simulator.ir.modules import Module, MoE
 from meshcast.simulator.ir.ops import Collective, Fragment, Work
 from meshcast.simulator.ir.routing import ExpertLoad, Routing
@@ -39,7 +40,7 @@ COUNT, SAMPLE = 8, 1 << 26
 """Bytes of a token count, and of an all-to-all by which links are measured."""
 
 
-class TAMoE(ExpertScheme):
+class TAMoE(ExpertScheme, FitsModels):
     paper = Paper("arXiv:2302.09915", "TA-MoE: Topology-Aware Large Scale Mixture-of-Expert Training", 2023)
 
     class Options(ExpertScheme.Options):

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any, Literal
 
+from meshcast.simulator.ir.capabilities import TriesAlternatives
 from meshcast.simulator.ir.modules import Module, MoE, Operator
 from meshcast.simulator.ir.ops import Fragment
 from meshcast.simulator.ir.routing import least_capacity
@@ -45,7 +46,7 @@ PARALLELISMS = ("model", "data")
 """Ways to use ranks that share an expert, of which adaptive parallelism takes the faster."""
 
 
-class Tutel(TwoLevelScheme):
+class Tutel(TwoLevelScheme, TriesAlternatives):
     paper = Paper("arXiv:2206.03382", "Tutel: Adaptive Mixture-of-Experts at Scale", 2022)
 
     class Options(TwoLevelScheme.Options):

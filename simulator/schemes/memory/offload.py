@@ -17,13 +17,14 @@ References: Ren et al. 2021 (ZeRO-Offload), arXiv 2101.06840, sections 3 and 4.2
 (vDNN), arXiv 1602.08124, section 3, for activations.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any, Literal
 
 from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.capabilities import HoldsStates, RequiresRoles
 from meshcast.simulator.ir.modules import Module, Stage, Update
 from meshcast.simulator.ir.ops import BYTES, Fragment, StageOps
 from meshcast.simulator.ir.registry import find_scheme
@@ -43,7 +44,7 @@ MARK = "offloaded"
 """The mark of units whose activations are offloaded."""
 
 
-class Offload(MemoryScheme):
+class Offload(MemoryScheme, HoldsStates):
     role = "offload scheme"
     paper = Paper("arXiv:2101.06840", "ZeRO-Offload: Democratizing Billion-Scale Model Training", 2021)
 
@@ -61,14 +62,15 @@ class Offload(MemoryScheme):
         return not self.offloaded_to("optimizer")
 
     def check_job(self, job: Any) -> None:
-        uses = [one.use for one in job.plan.schemes if one.use != self.use]
-        again = [use for use in uses if "recompute scheme" in find_scheme(use).required_roles]
+        others = [(entry.use, find_scheme(entry.use)) for entry in job.plan.schemes if entry.use != self.use]
+        needing = [(use, kind.required_roles) for use, kind in others if issubclass(kind, RequiresRoles)]
+        again = [use for use, roles in needing if "recompute scheme" in roles]
         if again and "activations" in self.options.what:
             rule = f"activations are copied back during the backward pass, and {again[0]} recomputes before it"
             raise PlanError("plan.schemes", rule, "Use another schedule, for example pipeline/1f1b", self.use)
 
-    def offloaded_to(self, state: str) -> str:
-        return self.options.to if state in self.options.what else ""
+    def offloaded_to(self, state: str) -> Mapping[str, float]:
+        return {self.options.to: 1.0} if state in self.options.what else {}
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         if "activations" not in self.options.what:

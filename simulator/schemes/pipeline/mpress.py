@@ -30,25 +30,37 @@ References: Zhou et al. 2023 (HPCA), doi 10.1109/HPCA56546.2023.10071077 (from i
 activations move: Kim et al. 2023, https://proceedings.mlr.press/v202/kim23l.html.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from math import inf
 
 from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.ir.scheme import ClosedForm, Paper
-from meshcast.simulator.scheduling.activation_transfer import insert_transfers, spread_transfers, striped_transfers
+from meshcast.simulator.ir.capabilities import ChoosesTensors
+from meshcast.simulator.ir.modules import Layer, Module, Stage
+from meshcast.simulator.ir.ops import Fragment, StageOps
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper
+from meshcast.simulator.lowering.offload import offload_activations
+from meshcast.simulator.scheduling.activation_transfer import (
+    TensorChoice,
+    insert_transfers,
+    spread_transfers,
+    striped_transfers,
+)
 from meshcast.simulator.scheduling.schedule import (
     Action,
     PassDurations,
     PipelineSetting,
     PipelineShape,
+    Schedule,
     ScheduleItem,
+    Stripe,
     one_forward_one_backward,
 )
-from meshcast.simulator.schemes.pipeline.shared.tensor_choices import TensorSchedule
+from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
 
-class MPress(TensorSchedule):
+class MPress(Schedule, ChoosesTensors):
     paper = Paper(
         "doi:10.1109/HPCA56546.2023.10071077",
         "MPress: Democratizing Billion-Scale Model Training on Multi-GPU Servers via Memory-Saving Inter-Operator "
@@ -56,8 +68,15 @@ class MPress(TensorSchedule):
         2023,
     )
     needs_durations = True
+    stage = 0
+    """The stage whose layers it lowers."""
 
-    class Options(TensorSchedule.Options):
+    class Options(Schedule.Options):
+        memory_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+        """Memory of a device that the choice of tensors keeps to; null: that of the GPU."""
+        tensors: tuple[TensorChoice, ...] = ()
+        """What becomes of the saved tensors of every stage, by name: {swap, host, recompute, stripes: [[keeper, bytes,
+        own links]]}; empty: chosen."""
         memory_limit: int | None = Field(default=None, ge=1, strict=True)
         """Micro-batches whose activations a device may hold (K), of which whole ones are swapped; null: tensors are."""
 
@@ -65,12 +84,71 @@ class MPress(TensorSchedule):
     def chooses_tensors(self) -> bool:
         return self.options.memory_limit is None
 
+    @property
+    def tensor_choices(self) -> Sequence[TensorChoice]:
+        return tuple(self.options.tensors)
+
+    @property
+    def memory_limit(self) -> float | None:
+        return None if self.options.memory_gib is None else self.options.memory_gib * 2**30
+
+    def with_tensors(self, choices: Sequence[TensorChoice], stage: int) -> "MPress":
+        schedule = self.with_options(tensors=tuple(choices))
+        schedule.stage = stage
+        return schedule
+
+    @property
+    def _choice(self) -> TensorChoice:
+        return self.options.tensors[self.stage] if self.options.tensors else TensorChoice()
+
+    @property
+    def lowering_key(self) -> Hashable:
+        return super().lowering_key, self._choice.host, self._choice.recompute
+
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
+        stage_ops = inner(mark_layers(stage, inf, self.role))
+        return offload_activations(stage_ops, self.role, "cpu", self._choice.host) if self._choice.host else stage_ops
+
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
+        again = self._choice.recompute
+        if not (again and isinstance(module, Layer)):
+            return inner(module)
+        return recompute(module, inner, lambda key: key.partition("@")[0] not in again)
+
+    def stripes(self, shape: PipelineShape) -> Mapping[tuple[int, int], Stripe]:
+        return {
+            (stage, stripe.keeper): stripe
+            for stage, choice in enumerate(self.options.tensors)
+            for stripe in choice.stripes
+        }
+
     def check(self, shape: PipelineShape) -> None:
         super().check(shape)
+        self._check_choices(shape)
         limit, least = self.options.memory_limit, min(_least(shape.p), shape.m)
         if limit is not None and limit < least:
             rule = f"{self.use} has no device with room below {least} micro-batches a device"
             raise PlanError("memory_limit", rule, "Raise it, or leave it out to choose for every tensor", limit)
+
+    def _check_choices(self, shape: PipelineShape) -> None:
+        """Raises PlanError if the stated choices do not fit the stages."""
+        stated = self.options.tensors
+        if stated and len(stated) != shape.p:
+            rule = f"it lists {len(stated)} choice{'s' * (len(stated) != 1)}, and there are {shape.p} stages"
+            raise PlanError(f"{self.use}.tensors", rule, "Give one for each, {} for a stage that keeps all")
+        for stage, choice in enumerate(stated):
+            keepers = [stripe.keeper for stripe in choice.stripes]
+            others = {*range(shape.p)} - {stage}
+            if not others >= {*keepers} or len({*keepers}) < len(keepers):
+                where, rule = f"{self.use}.tensors[{stage}].stripes", "other devices keep them, one stripe on each"
+                raise PlanError(where, f"{rule}; these are the keepers", f"Valid: {sorted(others)}", keepers)
+            if (least := min((stripe.nbytes for stripe in choice.stripes), default=1)) < 1:
+                where = f"{self.use}.tensors[{stage}].stripes"
+                raise PlanError(where, "a stripe has at least one byte", "Give [keeper, bytes, own links]", least)
+            if bool(choice.swap) != bool(keepers):
+                key, missing = ("swap", "stripes") if choice.swap else ("stripes", "swap")
+                rule = f"it has `{key}` without `{missing}`: tensors are swapped in stripes to other devices"
+                raise PlanError(f"{self.use}.tensors[{stage}]", rule, f"Give `{missing}` too, or leave both out")
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[ScheduleItem]]:
         passes = []
@@ -78,8 +156,8 @@ class MPress(TensorSchedule):
             forward, backward = ([Action(i, kind, k) for k in shape.microbatches] for kind in ("F", "BW"))
             passes.append(one_forward_one_backward(forward, backward, shape.p - 1 - i))
         if self.options.tensors:
-            chosen = enumerate(self.options.tensors)
-            transfers = [move for i, one in chosen for move in striped_transfers(shape, i, one.stripes)]
+            choices = enumerate(self.options.tensors)
+            transfers = [move for stage, choice in choices for move in striped_transfers(shape, stage, choice.stripes)]
         else:
             transfers = spread_transfers(shape, self.options.memory_limit or _least(shape.p))
         return insert_transfers(self, shape, passes, transfers, durations)

@@ -47,7 +47,6 @@ class Tessel(Schedule):
         2023,
     )
     needs_durations = True
-    needs_package = "ortools"
 
     class Options(Schedule.Options):
         placement: Literal["chain", "v"] = "chain"

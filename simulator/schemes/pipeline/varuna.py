@@ -20,6 +20,7 @@ References: Athlur et al. 2022, arXiv 2111.04007.
 
 from collections.abc import Callable, Iterable, Sequence
 
+from meshcast.simulator.ir.capabilities import RequiresRoles
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.greedy import pass_dependencies, schedule_greedily
 from meshcast.simulator.scheduling.schedule import (
@@ -35,7 +36,7 @@ PRIORITY = "WBRF"
 """Kinds by priority. The two slots of a backward pass are B and W; W follows at once."""
 
 
-class Varuna(Schedule):
+class Varuna(Schedule, RequiresRoles):
     paper = Paper("arXiv:2111.04007", "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", 2021)
     reorders_at_run_time = True
     required_roles = ("recompute scheme",)

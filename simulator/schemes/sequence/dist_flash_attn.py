@@ -26,7 +26,7 @@ from meshcast.simulator.ir.operators import CoreAttention
 from meshcast.simulator.ir.ops import Fragment
 from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from meshcast.simulator.ir.settings import SequenceSetting
-from meshcast.simulator.schemes.sequence.shared.attention_helpers import attend_with_helpers
+from meshcast.simulator.schemes.sequence.shared.attention_helpers import HelperAttention
 from meshcast.simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 
@@ -43,7 +43,7 @@ class DistFlashAttn(RingScheme):
         return "with helpers"
 
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
-        return attend_with_helpers(operator, inner, self.ring_axes, self.ranks)
+        return HelperAttention(operator, inner, self.ring_axes, self.ranks).fragment
 
     def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
         p, kv, h = setting.cp, setting.kv_width, setting.h

@@ -32,6 +32,7 @@ References: Xu et al. 2021, arXiv 2105.04663, section 3; Shazeer et al. 2018, ar
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 
+from meshcast.simulator.ir.capabilities import AnnotatesOperators, PadsVocabulary
 from meshcast.simulator.ir.modules import Operator
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, Rule, SchemeOptions, TensorScheme
 from meshcast.simulator.ir.settings import LayerSetting
@@ -48,9 +49,8 @@ MEGATRON = OperatorTable(divide={ALL_OPERATORS: {ALL_AXES: ("a", "f", "v")}})
 """Heads, feed-forward columns and vocabulary over all axes."""
 
 
-class Annotated(TensorScheme):
+class Annotated(TensorScheme, AnnotatesOperators, PadsVocabulary):
     paper = Paper("arXiv:2105.04663", "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021)
-    shares_axes = joins_axes = True
 
     class Options(SchemeOptions):
         tables: tuple[OperatorTable, ...] = (MEGATRON,)

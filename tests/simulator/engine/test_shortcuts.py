@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
-from meshcast.simulator.engine.maxplus import Coordinates
 from meshcast.simulator.engine.per_rank import Pace, unfold
-from meshcast.simulator.engine.task_player import _Player
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.report.report import Report
 from tests.strategies import EVERY, examples, jobs
@@ -35,21 +33,8 @@ def test_without_any_shortcut_the_step_and_its_memory_are_the_same(job: dict[str
     assert quick.step_time == pytest.approx(plain.step_time, rel=1e-9)
     assert peaks(quick) == [pytest.approx(by, rel=1e-9) for by in peaks(plain)]
     plan = plain.play.plan
-    by_rank = unfold(plain.play.program, plan.rank_grids, Pace())
+    by_rank = unfold(plain.play.program, plan.ranks.grids, Pace())
     assert by_rank.span == pytest.approx(plain.play.step.span, rel=1e-9)
-
-
-@examples(40)
-@given(job=jobs(EVERY, launch=(0.0, 2e-6, 1e-4), passes=40))
-def test_programs_of_one_stream_are_played_as_all_others(job: dict[str, Any]) -> None:
-    """Exactly the same times, whether or not the player leaves out what such programs do not have."""
-    program = simulate(job, shared_work=SHOP).play.program
-    coordinates = Coordinates(program.tasks, program.host)
-    one, other = _Player(program, coordinates), _Player(program, coordinates)
-    other.simple = False
-    found, wanted = one.run(True), other.run(True)
-    assert (found.span, found.played, found.sent_extra) == (wanted.span, wanted.played, wanted.sent_extra)
-    assert one.bound == other.bound
 
 
 @examples(40)

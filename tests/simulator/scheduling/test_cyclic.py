@@ -12,7 +12,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
 from meshcast.simulator.scheduling.schedule import Orders, PassDurations, PipelineShape, Schedule, actions_of
-from meshcast.simulator.schemes.pipeline.shared.clusters import cluster_by_time
+from meshcast.simulator.schemes.pipeline.dynapipe import cluster_by_time
 
 P, M = 4, 24
 

@@ -16,9 +16,9 @@ from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.forecast.step import play_forecast
+from meshcast.simulator.ir.capabilities import HoldsStates
 from meshcast.simulator.ir.ops import COMPUTE, Collective, HostLaunch, Memory, Op, Work
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
-from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.program import Program
@@ -108,7 +108,7 @@ def test_one_rank_sends_nothing_and_all_schemes_that_do_not_offload_take_the_sam
     for use in ONE_AXIS:
         played = play_job(job(use, 1))
         assert not any(isinstance(op.work, Collective) for _, op in played.instances())
-        if find_scheme(use).offloaded_to is Scheme.offloaded_to:
+        if find_scheme(use).offloaded_to is HoldsStates.offloaded_to:
             spans[use] = played.times.span
     assert len(spans) > 5 and len(set(spans.values())) == 1, spans
 
@@ -275,7 +275,7 @@ def of_a_period(job: dict[str, Any], price: Ideal) -> tuple[Report, list[Program
     plan = resolve_plan(load_job(job), price=price)
     both = [build_program(plan, price, periodic=periodic) for periodic in (True, False)]
     plays = [play_forecast(plan, stages, program) for stages, program in both]
-    shares = 1 / plan.period, 1 - 1 / plan.period
+    shares = 1 / plan.passes.period, 1 - 1 / plan.passes.period
     return Report(plays[0], list(zip(shares, plays, strict=True))), [program for _, program in both]
 
 

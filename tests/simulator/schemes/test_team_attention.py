@@ -13,7 +13,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, UnitRun
 from meshcast.simulator.models.model import Model
-from meshcast.simulator.schemes.sequence.shared.team_attention import first_keys, team_blocks
+from meshcast.simulator.schemes.sequence.wallfacer import first_keys, team_blocks
 from tests.contract.measure import lowered_stage, make, sent
 from tests.contract.of_sequence import of_family
 

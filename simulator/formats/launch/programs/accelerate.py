@@ -81,6 +81,22 @@ def interpret(reading: Reading) -> None:
     kind = reading.take_word("distributed_type")
     reading.set_key("framework.name", "deepspeed" if kind == "deepspeed" else "hf-trainer", "distributed_type")
     _read_model(reading)
+    _read_training(reading)
+    _read_precision(reading)
+    if kind == "deepspeed":
+        _read_deepspeed(reading)
+    elif kind == "fsdp" or any(name.startswith("fsdp") for name in reading.stated):
+        _read_fsdp(reading)
+    else:
+        reading.set_key("plan.data", "ddp", "distributed_type")
+    checkpointing = "fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing"
+    if reading.take_switch("gradient_checkpointing") or reading.take_switch(*checkpointing):
+        reading.set_key("plan.recompute", "full", "gradient_checkpointing", *checkpointing)
+    _read_degrees(reading)
+
+
+def _read_training(reading: Reading) -> None:
+    """Reads the arguments of the Trainer, and the number of processes."""
     if (optimizer := reading.take_word("optim", "optimizer")) and (
         not optimizer.startswith("adam") or "8bit" in optimizer
     ):
@@ -96,37 +112,22 @@ def interpret(reading: Reading) -> None:
     if gpus:
         reading.set_key("cluster.gpus", gpus, "num_processes")
     reading.take("num_machines")
-    _read_precision(reading)
-    if kind == "deepspeed":
-        _read_deepspeed(reading)
-    elif kind == "fsdp" or any(name.startswith("fsdp") for name in reading.stated):
-        _read_fsdp(reading)
-    else:
-        reading.set_key("plan.data", "ddp", "distributed_type")
-    if reading.take_switch("gradient_checkpointing") or reading.take_switch(
-        "fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing"
-    ):
-        reading.set_key(
-            "plan.recompute",
-            "full",
-            "gradient_checkpointing",
-            "fsdp_config.fsdp_activation_checkpointing",
-            "fsdp_config.activation_checkpointing",
-        )
-    for name, key in (("tp_size", "plan.tp"), ("cp_size", "plan.cp")):
-        if size := reading.take_count(f"parallelism_config.parallelism_config_{name}", f"parallelism_config.{name}"):
-            reading.set_key(key, size, f"parallelism_config.parallelism_config_{name}", f"parallelism_config.{name}")
-    copies = reading.take_count(
-        "parallelism_config.parallelism_config_dp_replicate_size", "parallelism_config.dp_replicate_size"
-    )
-    shards = reading.take_count(
-        "parallelism_config.parallelism_config_dp_shard_size", "parallelism_config.dp_shard_size"
-    )
+
+
+def _read_degrees(reading: Reading) -> None:
+    """Reads the section of degrees, whose names may repeat that of the section."""
+
+    def names(degree: str) -> tuple[str, str]:
+        return f"parallelism_config.parallelism_config_{degree}_size", f"parallelism_config.{degree}_size"
+
+    for degree in ("tp", "cp"):
+        if size := reading.take_count(*names(degree)):
+            reading.set_key(f"plan.{degree}", size, *names(degree))
+    copies, shards = (reading.take_count(*names(degree)) for degree in ("dp_replicate", "dp_shard"))
     if shards and shards > 1:
-        name = "parallelism_config.parallelism_config_dp_shard_size"
-        reading.set_key("plan.dp", shards * (copies or 1), name, "parallelism_config.dp_shard_size")
+        reading.set_key("plan.dp", shards * (copies or 1), *names("dp_shard"))
     if copies and copies > 1:
-        reading.set_key("plan.replicate", copies, "parallelism_config.parallelism_config_dp_replicate_size")
+        reading.set_key("plan.replicate", copies, names("dp_replicate")[0])
 
 
 def _read_model(reading: Reading) -> None:

@@ -114,81 +114,94 @@ def interpret(reading: Reading) -> None:
     keys = reading.keys
     if keys["plan.cp"] > 1:
         reading.set_key("plan.sequence", "ulysses", "sequence_parallel_size")
-    for format_ in ("fp16", "bf16", "bfloat16"):
-        stated = reading.take(f"{format_}.enabled")
+    _read_precision(reading)
+    if (kind := reading.take_word("optimizer.type")) and kind not in ADAMS:
+        reading.reject(reading.take("optimizer.type"), REASONS[r"optimizer\.type"])
+    _read_zero(reading)
+    micro, _ = reading.take("train_micro_batch_size_per_gpu"), reading.take("train_batch_size")
+    if micro is not None and str(micro.value) == "auto":
+        reading.assume("batch.micro", 1, "auto: the arguments of the Trainer decide")
+    if "batch.micro" not in keys and {"batch.global", "batch.accumulated"} <= keys.keys():
+        keys["batch.per_rank"] = keys["batch.accumulated"]
+
+
+ADAMS = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam")
+"""Types of optimizers that are forecast."""
+
+
+def _read_precision(reading: Reading) -> None:
+    formats = {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
+    switches = {name: reading.take(f"{name}.enabled") for name in formats}
+    for name, stated in switches.items():
         if stated is not None and not is_null(stated.value) and read_switch(stated):
-            reading.set_key("precision.compute", "fp16" if format_ == "fp16" else "bf16", f"{format_}.enabled")
-    unsettled = [reading.stated.get(f"{one}.enabled") for one in ("fp16", "bf16", "bfloat16")]
-    if "precision.compute" not in keys:
-        if any(one is not None and str(one.value) == "auto" for one in unsettled):
+            reading.set_key("precision.compute", formats[name], f"{name}.enabled")
+    if "precision.compute" not in reading.keys:
+        if any(stated is not None and str(stated.value) == "auto" for stated in switches.values()):
             reading.assume("precision.compute", "bf16", "auto: the arguments of the Trainer decide")
         else:
             reading.set_key("precision.compute", "fp32")
     accumulate = reading.take_word("data_types.grad_accum_dtype")
     if accumulate in ("fp32", "bf16", "fp16"):
         reading.set_key("precision.gradients", accumulate, "data_types.grad_accum_dtype")
-    if (kind := reading.take_word("optimizer.type")) and kind not in (
-        "adam",
-        "adamw",
-        "fusedadam",
-        "cpuadam",
-        "deepspeedcpuadam",
-    ):
-        reading.reject(reading.take("optimizer.type"), REASONS[r"optimizer\.type"])
-    _read_zero(reading)
-    for name, key in (("train_micro_batch_size_per_gpu", "batch.micro"), ("train_batch_size", "batch.global")):
-        stated = reading.take(name)
-        if stated is not None and str(stated.value) == "auto" and key == "batch.micro":
-            reading.assume(key, 1, "auto: the arguments of the Trainer decide")
-    if "batch.micro" not in keys and {"batch.global", "batch.accumulated"} <= keys.keys():
-        keys["batch.per_rank"] = keys["batch.accumulated"]
+
+
+ZERO = "zero_optimization"
+"""The section of ZeRO."""
 
 
 def _read_zero(reading: Reading) -> None:
-    """The stage of ZeRO, and what is offloaded, quantised or kept on every node."""
-    section = "zero_optimization"
-    stated = reading.take(f"{section}.stage")
+    """Reads the stage of ZeRO, and what is offloaded, quantised or kept on every node."""
+    stated = reading.take(f"{ZERO}.stage")
     stage = 0 if stated is None or is_null(stated.value) else int(read_number(stated))
-    names = (f"{section}.stage",)
-    devices = {what: reading.take_word(f"{section}.offload_{what}.device") for what in ("optimizer", "param")}
-    if reading.take_switch(f"{section}.cpu_offload"):
-        devices["optimizer"] = devices["optimizer"] or "cpu"
-    reading.set_key("plan.data", f"zero-{stage}" if stage else "ddp", *names)
+    reading.set_key("plan.data", f"zero-{stage}" if stage else "ddp", f"{ZERO}.stage")
     reading.read_rows([OVERLAP])
     if "framework.set.overlap.dp" not in reading.keys:
         reading.set_key("framework.set.overlap.dp", stage == 3)
-    hpz = reading.take_count(f"{section}.zero_hpz_partition_size") or 1
-    quantised = {
-        key: reading.take_switch(f"{section}.zero_quantized_{name}")
-        for key, name in (("qwz", "weights"), ("qgz", "gradients"))
-    }
-    mics = reading.take(f"{section}.mics_shard_size")
-    if stage == 3 and mics is not None and read_number(mics) > 1:
-        reading.set_key("plan.data", "mics", f"{section}.mics_shard_size")
-        reading.set_key("plan.mics", read_count(mics), f"{section}.mics_shard_size")
-    elif stage == 3 and (hpz > 1 or any(quantised.values())):
-        reading.set_key("plan.data", "zero-plus-plus", f"{section}.zero_hpz_partition_size")
-        for key, value in {"hpz": hpz > 1, **quantised}.items():
-            reading.set_key(f"plan.data.{key}", value, f"{section}.zero_hpz_partition_size")
-    elif stage == 3 and {"cpu", "nvme"} & set(devices.values()):
-        reading.set_key(
-            "plan.data", "zero-infinity", f"{section}.offload_param.device", f"{section}.offload_optimizer.device"
-        )
-        reading.set_key(
-            "plan.data.parameters",
-            devices["param"] if devices["param"] in ("cpu", "nvme") else "gpu",
-            f"{section}.offload_param.device",
-        )
-        reading.set_key(
-            "plan.data.optimizer",
-            devices["optimizer"] if devices["optimizer"] in ("cpu", "nvme") else "cpu",
-            f"{section}.offload_optimizer.device",
-        )
-    elif devices["optimizer"] == "cpu":
-        reading.set_key("plan.data", "zero-offload", f"{section}.offload_optimizer.device", f"{section}.cpu_offload")
+    devices = {what: reading.take_word(f"{ZERO}.offload_{what}.device") for what in ("optimizer", "param")}
+    if reading.take_switch(f"{ZERO}.cpu_offload"):
+        devices["optimizer"] = devices["optimizer"] or "cpu"
+    grouped = _read_groups(reading, stage)
+    if stage == 3 and not grouped and {"cpu", "nvme"} & set(devices.values()):
+        _set_infinity(reading, devices)
+    elif not grouped and devices["optimizer"] == "cpu":
+        reading.set_key("plan.data", "zero-offload", f"{ZERO}.offload_optimizer.device", f"{ZERO}.cpu_offload")
     if devices["param"] in ("cpu", "nvme") and devices["optimizer"] not in ("cpu", "nvme"):
         why = "where weights lie in host memory, so do the optimizer states"
-        reading.reject(reading.take(f"{section}.offload_param.device"), why)
+        reading.reject(reading.take(f"{ZERO}.offload_param.device"), why)
+    _read_coordinator(reading, stage)
+
+
+def _read_groups(reading: Reading, stage: int) -> bool:
+    """Reads a scheme that gathers weights inside groups of ranks, if there is one, and returns whether there is."""
+    hpz = reading.take_count(f"{ZERO}.zero_hpz_partition_size") or 1
+    quantised = {
+        key: reading.take_switch(f"{ZERO}.zero_quantized_{name}")
+        for key, name in (("qwz", "weights"), ("qgz", "gradients"))
+    }
+    mics = reading.take(f"{ZERO}.mics_shard_size")
+    if stage == 3 and mics is not None and read_number(mics) > 1:
+        reading.set_key("plan.data", "mics", f"{ZERO}.mics_shard_size")
+        reading.set_key("plan.mics", read_count(mics), f"{ZERO}.mics_shard_size")
+        return True
+    if stage == 3 and (hpz > 1 or any(quantised.values())):
+        reading.set_key("plan.data", "zero-plus-plus", f"{ZERO}.zero_hpz_partition_size")
+        for key, value in {"hpz": hpz > 1, **quantised}.items():
+            reading.set_key(f"plan.data.{key}", value, f"{ZERO}.zero_hpz_partition_size")
+        return True
+    return False
+
+
+def _set_infinity(reading: Reading, devices: Mapping[str, str]) -> None:
+    """Sets ZeRO-Infinity. devices: where what is offloaded to."""
+    names = {what: f"{ZERO}.offload_{what}.device" for what in devices}
+    reading.set_key("plan.data", "zero-infinity", names["param"], names["optimizer"])
+    for what, key, otherwise in (("param", "parameters", "gpu"), ("optimizer", "optimizer", "cpu")):
+        place = devices[what] if devices[what] in ("cpu", "nvme") else otherwise
+        reading.set_key(f"plan.data.{key}", place, names[what])
+
+
+def _read_coordinator(reading: Reading, stage: int) -> None:
+    """Reads how stage 3 gathers weights."""
     if reading.keys["plan.data"] in ("zero-3", "zero-infinity", "zero-plus-plus"):
         reading.read_rows(COORDINATOR)
         reading.keys.pop(BUCKET.key, None)

@@ -284,17 +284,28 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
         settings.pop("overlap_param_gather", None)
     if "sequence_parallel" not in settings:
         settings.pop("tp_comm_overlap", None)
+    settings |= _write_precision(keys)
+    if settings.keys() & {"main_params_dtype", "exp_avg_dtype", "optimizer_cpu_offload"}:
+        settings["use_precision_aware_optimizer"] = True
+        if "exp_avg_dtype" in settings:
+            settings["exp_avg_sq_dtype"] = settings["exp_avg_dtype"]
+    return settings | _write_kernels(keys)
+
+
+def _write_precision(keys: Mapping[str, Any]) -> dict[str, Any]:
     half, recipe = write_recipe(keys, "fp8_format")
-    settings |= {**({half: True} if half != "fp32" else {}), **recipe}
+    settings = {**({half: True} if half != "fp32" else {}), **recipe}
     gradients = keys.get("precision.gradients")
     if half == "fp16" and gradients == "fp32":
         settings["accumulate_allreduce_grads_in_fp32"] = True
     elif half == "bf16" and gradients == "bf16":
         settings["grad_reduce_in_bf16"] = True
-    if settings.keys() & {"main_params_dtype", "exp_avg_dtype", "optimizer_cpu_offload"}:
-        settings["use_precision_aware_optimizer"] = True
-        if "exp_avg_dtype" in settings:
-            settings["exp_avg_sq_dtype"] = settings["exp_avg_dtype"]
+    return settings
+
+
+def _write_kernels(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of attention kernels and CUDA graphs."""
+    settings: dict[str, Any] = {}
     if keys.get("framework.set.attention_library") == "cudnn" and keys.get("framework.set.attention") == "flash":
         settings["attention_backend"] = "fused"
     if graphs := keys.get("framework.set.cuda_graphs"):

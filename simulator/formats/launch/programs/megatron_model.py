@@ -144,6 +144,18 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
     if "model.ffn" not in keys and hidden:
         width = int(4 * hidden * 2 / 3 / 64) * 64 if keys["model.gated"] else 4 * hidden
         reading.set_key("model.ffn", width)
+    _read_attention(reading)
+    if "model.moe.experts" in keys:
+        _read_experts(reading)
+    _read_hybrid(reading)
+    if "model.seq" not in keys and "batch.sequence" in keys:
+        reading.set_key("model.seq", keys["batch.sequence"], "seq_length")
+    if "model.vocab" not in keys:
+        _assume_vocabulary(reading)
+
+
+def _read_attention(reading: Reading) -> None:
+    """Reads sliding windows and multi-head latent attention."""
     if (window := reading.take("window_size")) is not None and not is_null(window.value):
         reading.set_key("model.window", int(read_words(window)[0].strip("()")) + 1, "window_size")
         if (every := reading.take("window_attn_skip_freq")) is not None and not is_null(every.value):
@@ -151,21 +163,19 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
     if reading.take_switch("multi_latent_attention"):
         reading.read_rows(LATENT)
         for key in ("model.head_dim", "model.kv_heads"):
-            keys.pop(key, None)
+            reading.keys.pop(key, None)
         reading.set_key("model.positions", "rope", "multi_latent_attention")
         reading.set_key("model.qkv_bias", False, "multi_latent_attention")
-    if "model.moe.experts" in keys:
-        _read_experts(reading)
-    _read_hybrid(reading)
-    if "model.seq" not in keys and "batch.sequence" in keys:
-        reading.set_key("model.seq", keys["batch.sequence"], "seq_length")
-    if "model.vocab" not in keys:
-        tokenizer = reading.take("tokenizer_type")
-        known = TOKENIZERS.get(str(tokenizer.value).lower()) if tokenizer else None
-        if tokenizer and known:
-            reading.assume("model.vocab", known, f"the usual vocabulary of {tokenizer.value}")
-        else:
-            reading.assume("model.vocab", 50257, f"{NO_VOCABULARY}that of GPT-2")
+
+
+def _assume_vocabulary(reading: Reading) -> None:
+    """Assumes the usual vocabulary of the tokenizer."""
+    tokenizer = reading.take("tokenizer_type")
+    known = TOKENIZERS.get(str(tokenizer.value).lower()) if tokenizer else None
+    if tokenizer and known:
+        reading.assume("model.vocab", known, f"the usual vocabulary of {tokenizer.value}")
+    else:
+        reading.assume("model.vocab", 50257, f"{NO_VOCABULARY}that of GPT-2")
 
 
 def _read_biases(reading: Reading) -> None:

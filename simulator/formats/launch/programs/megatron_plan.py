@@ -95,44 +95,20 @@ def read_plan(reading: Reading) -> None:
 
 
 def _read_pipeline(reading: Reading) -> None:
-    """Chunks of a stage, layers of the stages, and the overlap of passes."""
-    keys, pp = reading.keys, reading.keys["plan.pp"]
-    layers = keys.get("model.layers")
-    chunks, split = 1, None
+    """Reads chunks of a stage, layers of the stages, and the overlap of passes."""
+    pp, layers = reading.keys["plan.pp"], reading.keys.get("model.layers")
     ends = [reading.take_switch(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
-    each = reading.take_count("num_layers_per_virtual_pipeline_stage")
-    names: tuple[str, ...] = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
-    if (stated := reading.take_count(*names)) is not None:
-        chunks = stated
-    elif each and layers and pp > 1:
-        chunks = max(1, (layers + sum(ends)) // pp // each)
-        names = ("num_layers_per_virtual_pipeline_stage",)
-        if chunks > 1 and layers % (pp * chunks) and not any(ends):
-            reading.origins["plan.partition"] = reading.stated[names[0]]  # the error about even stages is about this
+    chunks, names = _read_chunks(reading, ends)
     layout = reading.take("pipeline_model_parallel_layout")
-    if layout is not None and not is_null(layout.value) and pp > 1:
-        split, names = _read_layout_setting(reading, layout, pp), ("pipeline_model_parallel_layout",)
-        chunks = len(split) // pp
-    first, last = (
-        reading.take_count("decoder_first_pipeline_num_layers"),
-        reading.take_count("decoder_last_pipeline_num_layers"),
-    )
-    if (first or last) and pp > 1 and split is None and layers:
-        uneven = _uneven_layers(layers, pp, first, last) if chunks == 1 else None
-        if uneven is None:
-            for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"):
-                reading.reject(
-                    reading.take(name), "the other layers do not divide over the other stages, or stages have chunks"
-                )
-        else:
-            reading.set_key(
-                "plan.partition", uneven, "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
-            )
+    stated = layout is not None and not is_null(layout.value) and pp > 1
+    if layout is not None and stated:
+        chunks, names = len(_read_layout_setting(reading, layout, pp)) // pp, ("pipeline_model_parallel_layout",)
+    _read_end_stages(reading, chunks, divided=stated)
     if all(ends):
         reading.set_key("plan.partition", "ends-as-layers", "account_for_embedding_in_pipeline_split")
     elif any(ends):
-        one = reading.take("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-        reading.reject(one, "a job counts both ends as layers, or none")
+        end = reading.take("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+        reading.reject(end, "a job counts both ends as layers, or none")
     if chunks > 1 and pp > 1:
         reading.set_key("plan.pipeline", "interleaved-1f1b", *names)
         reading.set_key("plan.pipeline.chunks", chunks, *names)
@@ -140,13 +116,49 @@ def _read_pipeline(reading: Reading) -> None:
             reading.set_key("plan.pipeline.group", group, *GROUPS)
     elif chunks == 1:
         reading.take(*GROUPS)
-    stages = pp * chunks
-    if layers and layers % stages and "plan.partition" not in keys and "num_layers" not in reading.stated:
+    if layers and "plan.partition" not in reading.keys and "num_layers" not in reading.stated:
+        _assume_partition(reading, layers, pp * chunks)
+    if reading.take_switch("overlap_moe_expert_parallel_comm"):
+        reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
+
+
+def _assume_partition(reading: Reading, layers: int, stages: int) -> None:
+    if layers % stages:
         even = (layers + 2) % stages == 0
         why = f"the file does not say how {layers} layers go to {stages} stages"
         reading.assume("plan.partition", "ends-as-layers" if even else "by-cost", why)
-    if reading.take_switch("overlap_moe_expert_parallel_comm"):
-        reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
+
+
+def _read_chunks(reading: Reading, ends: list[bool]) -> tuple[int, tuple[str, ...]]:
+    """Returns the chunks of a stage, and the settings that state them. ends: which ends of the model are layers."""
+    pp, layers = reading.keys["plan.pp"], reading.keys.get("model.layers")
+    each = reading.take_count("num_layers_per_virtual_pipeline_stage")
+    names = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
+    if (stated := reading.take_count(*names)) is not None:
+        return stated, names
+    if not (each and layers and pp > 1):
+        return 1, names
+    name = "num_layers_per_virtual_pipeline_stage"
+    chunks = max(1, (layers + sum(ends)) // pp // each)
+    if chunks > 1 and layers % (pp * chunks) and not any(ends):
+        reading.origins["plan.partition"] = reading.stated[name]  # the error about even stages is about this
+    return chunks, (name,)
+
+
+def _read_end_stages(reading: Reading, chunks: int, divided: bool) -> None:
+    """Reads the layers of the first and last stage. divided: a layout says those of all stages."""
+    pp, layers = reading.keys["plan.pp"], reading.keys.get("model.layers")
+    names = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
+    first, last = (reading.take_count(name) for name in names)
+    if not (first or last) or pp == 1 or divided or not layers:
+        return
+    uneven = _uneven_layers(layers, pp, first, last) if chunks == 1 else None
+    if uneven is not None:
+        reading.set_key("plan.partition", uneven, *names)
+        return
+    why = "the other layers do not divide over the other stages, or stages have chunks"
+    for name in names:
+        reading.reject(reading.take(name), why)
 
 
 def _read_layout_setting(reading: Reading, layout: Stated, pp: int) -> tuple[int, ...]:
@@ -255,11 +267,10 @@ def _read_context(reading: Reading) -> None:
 
 
 def _read_experts(reading: Reading) -> None:
-    """The expert scheme by its dispatcher, and expert tensor parallelism, which is that of the rest by default."""
+    """Reads the expert scheme by its dispatcher, and expert tensor parallelism, by default that of the rest."""
     keys = reading.keys
     kind = reading.take_word("moe_token_dispatcher_type") or "allgather"
     backend = reading.take_word("moe_flex_dispatcher_backend") or "deepep"
-    names = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep")
     sms = reading.take_count(f"moe_{backend}_num_sms") or reading.take_count("moe_flex_dispatcher_num_sms")
     deep = reading.take_switch("moe_enable_deepep")
     etp = reading.take_count("expert_tensor_parallel_size")
@@ -271,71 +282,70 @@ def _read_experts(reading: Reading) -> None:
     if keys["plan.ep"] == 1:
         return
     if kind == "flex" or deep:
-        if backend not in BACKENDS:
-            reading.reject(
-                reading.take("moe_flex_dispatcher_backend"), "there is no scheme of this kind; deepep is taken"
-            )
-            backend = "deepep"
-        reading.set_key("plan.expert", BACKENDS[backend], *names)
-        if backend == "deepep":
-            for key, value in DEEPEP.items():
-                reading.set_key(key, value)
-        reading.set_key(
-            "plan.expert.sms",
-            sms or {"deepep": 20}.get(backend, 16),
-            "moe_deepep_num_sms",
-            "moe_hybridep_num_sms",
-            "moe_flex_dispatcher_num_sms",
-        )
+        _set_backend(reading, backend, sms)
     elif kind == "allgather" and keys.get("plan.etp", 1) > 1:
-        reading.reject(
-            reading.take("moe_token_dispatcher_type"), "it is forecast for whole experts only; all-to-all is taken"
-        )
+        stated = reading.take("moe_token_dispatcher_type")
+        reading.reject(stated, "it is forecast for whole experts only; all-to-all is taken")
         reading.set_key("plan.expert", "all-to-all")
     elif kind in DISPATCHERS:
-        reading.set_key("plan.expert", DISPATCHERS[kind], *names)
+        reading.set_key("plan.expert", DISPATCHERS[kind], *DISPATCHER_NAMES)
     else:
-        reading.reject(
-            reading.take("moe_token_dispatcher_type"), "there is no scheme of this kind; all-to-all is taken"
-        )
+        stated = reading.take("moe_token_dispatcher_type")
+        reading.reject(stated, "there is no scheme of this kind; all-to-all is taken")
+
+
+DISPATCHER_NAMES = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep")
+
+
+def _set_backend(reading: Reading, backend: str, sms: int | None) -> None:
+    """Sets the scheme of a flexible dispatcher. sms: multiprocessors of its kernels, if stated."""
+    if backend not in BACKENDS:
+        reading.reject(reading.take("moe_flex_dispatcher_backend"), "there is no scheme of this kind; deepep is taken")
+        backend = "deepep"
+    reading.set_key("plan.expert", BACKENDS[backend], *DISPATCHER_NAMES)
+    if backend == "deepep":
+        for key, value in DEEPEP.items():
+            reading.set_key(key, value)
+    names = "moe_deepep_num_sms", "moe_hybridep_num_sms", "moe_flex_dispatcher_num_sms"
+    reading.set_key("plan.expert.sms", sms or {"deepep": 20}.get(backend, 16), *names)
 
 
 def _read_recompute(reading: Reading) -> None:
-    """Recomputation of whole layers, or of modules."""
+    """Reads the recomputation of whole layers, or of modules."""
     names = ("recompute_granularity", "activations_checkpoint_granularity")
     kind = reading.take_word(*names)
     method = reading.take_word("recompute_method", "activations_checkpoint_method")
-    stated = reading.take("recompute_num_layers", "activations_checkpoint_num_layers")
-    number = (
-        None
-        if stated is None or is_null(stated.value) or str(stated.value) == "0"
-        else reading.take_count("recompute_num_layers", "activations_checkpoint_num_layers")
-    )
-    modules = reading.take("recompute_modules")
+    counts = ("recompute_num_layers", "activations_checkpoint_num_layers")
+    stated, modules = reading.take(*counts), reading.take("recompute_modules")
+    unset = stated is None or is_null(stated.value) or str(stated.value) == "0"
+    number = None if unset else reading.take_count(*counts)
     if reading.take_switch("recompute_activations", "checkpoint_activations") and not kind:
         kind, names = "selective", ("recompute_activations", "checkpoint_activations")
     if kind == "full":
         reading.set_key("plan.recompute", "full", *names)
         if number and method == "block":
-            reading.set_key(
-                "plan.recompute.layers", number, "recompute_num_layers", "activations_checkpoint_num_layers"
-            )
+            reading.set_key("plan.recompute.layers", number, *counts)
         elif number and number > 1:
             reading.reject(stated, "layers are recomputed one by one here, not in groups of several")
     elif kind == "selective":
-        words = read_words(modules) if modules is not None and not is_null(modules.value) else ("core_attn",)
-        known = tuple(word for word in words if word in MODULES)
-        if len(known) < len(words):
-            reading.reject(modules, f"no such module: {', '.join(word for word in words if word not in MODULES)}")
-        reading.set_key("plan.recompute", "selective" if known else "none", *names)
-        if known:
-            reading.set_key("plan.recompute.modules", known, "recompute_modules")
+        _read_modules(reading, modules, names)
     elif kind:
         reading.reject(reading.take(*names), "understood are full and selective")
 
 
+def _read_modules(reading: Reading, modules: Stated | None, names: tuple[str, ...]) -> None:
+    """Reads the modules that are recomputed. names: the settings that say so."""
+    words = read_words(modules) if modules is not None and not is_null(modules.value) else ("core_attn",)
+    known = tuple(word for word in words if word in MODULES)
+    if len(known) < len(words):
+        reading.reject(modules, f"no such module: {', '.join(word for word in words if word not in MODULES)}")
+    reading.set_key("plan.recompute", "selective" if known else "none", *names)
+    if known:
+        reading.set_key("plan.recompute.modules", known, "recompute_modules")
+
+
 def write_plan(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of `read_plan`."""
+    """Returns the settings of `read_plan`."""
     settings: dict[str, Any] = {}
     data = keys.get("plan.data")
     if data == "zero-1":
@@ -347,24 +357,34 @@ def write_plan(keys: Mapping[str, Any]) -> dict[str, Any]:
         settings["cp_comm_type"] = keys["plan.sequence.comm"]
     if "model.moe.experts" in keys:
         settings |= _write_experts(keys)
+    return settings | _write_recompute(keys) | _write_offload(keys) | _write_pipeline(keys)
+
+
+def _write_recompute(keys: Mapping[str, Any]) -> dict[str, Any]:
     if keys.get("plan.recompute") == "full":
-        settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-        if layers := keys.get("plan.recompute.layers"):
-            settings |= {"recompute_method": "block", "recompute_num_layers": layers}
-    elif keys.get("plan.recompute") == "selective":
-        settings["recompute_granularity"] = "selective"
-        modules = [word for word in keys.get("plan.recompute.modules", ()) if word in MODULES]
-        if modules != ["core_attn"]:
-            settings["recompute_modules"] = modules
+        layers = keys.get("plan.recompute.layers")
+        method = {"recompute_method": "block" if layers else "uniform", "recompute_num_layers": layers or 1}
+        return {"recompute_granularity": "full", **method}
+    if keys.get("plan.recompute") != "selective":
+        return {}
+    modules = [word for word in keys.get("plan.recompute.modules", ()) if word in MODULES]
+    stated = {} if modules == ["core_attn"] else {"recompute_modules": modules}
+    return {"recompute_granularity": "selective", **stated}
+
+
+def _write_offload(keys: Mapping[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
     if "activations" in keys.get("plan.offload", ()):
         layers = keys.get("plan.offload.layers")
-        settings |= (
-            {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
-            if layers
-            else {"fine_grained_activation_offloading": True}
-        )
+        of_layers = {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
+        settings = of_layers if layers else {"fine_grained_activation_offloading": True}
     if "optimizer" in keys.get("plan.offload", ()):
         settings["optimizer_cpu_offload"] = True
+    return settings
+
+
+def _write_pipeline(keys: Mapping[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
     partition, pp = keys.get("plan.partition"), keys.get("plan.pp", 1)
     chunks = keys.get("plan.pipeline.chunks", 1) if keys.get("plan.pipeline") == "interleaved-1f1b" else 1
     if partition == "ends-as-layers":

@@ -243,24 +243,7 @@ def _read_precision(reading: Reading) -> None:
     elif named:
         reading.reject(reading.take("mixed_precision"), f"understood are {', '.join(RECIPES)}")
     else:
-        word = reading.take_word("precision")
-        base = PRECISIONS.get(word) or ("fp16" if reading.take_switch("fp16") else "bf16")
-        fp8 = reading.take("fp8")
-        if fp8 is not None and str(fp8.value).lower() in ("true", "false"):
-            on, formats = read_switch(fp8), ("fp8_hybrid", "fp8_e4m3")
-            reading.set_key(
-                "precision.compute",
-                "fp8-delayed" if on and reading.take_switch(*formats) is not None else base,
-                "fp8" if on else "precision",
-            )
-        else:
-            read_recipe(reading, base)
-        if word:
-            reading.origins["precision.compute"] = (
-                reading.stated["precision"]
-                if reading.keys["precision.compute"] == base
-                else reading.origins["precision.compute"]
-            )
+        _read_trainer_precision(reading)
     in_fp32 = reading.take("grad_reduce_in_fp32")
     if in_fp32 is not None and not is_null(in_fp32.value):
         reading.set_key("precision.gradients", "fp32" if read_switch(in_fp32) else "bf16", "grad_reduce_in_fp32")
@@ -268,6 +251,20 @@ def _read_precision(reading: Reading) -> None:
         if (word := reading.take_word(name).removeprefix("torch.")) in ("fp32", "fp16", "bf16"):
             reading.set_key(f"precision.{key}", word, name)
     reading.take("use_precision_aware_optimizer", "exp_avg_sq_dtype")
+
+
+def _read_trainer_precision(reading: Reading) -> None:
+    word = reading.take_word("precision")
+    base = PRECISIONS.get(word) or ("fp16" if reading.take_switch("fp16") else "bf16")
+    fp8 = reading.take("fp8")
+    if fp8 is not None and str(fp8.value).lower() in ("true", "false"):
+        on = read_switch(fp8)
+        delayed = on and reading.take_switch("fp8_hybrid", "fp8_e4m3") is not None
+        reading.set_key("precision.compute", "fp8-delayed" if delayed else base, "fp8" if on else "precision")
+    else:
+        read_recipe(reading, base)
+    if word and reading.keys["precision.compute"] == base:
+        reading.origins["precision.compute"] = reading.stated["precision"]
 
 
 def write(keys: Keys, header: list[str]) -> str:

@@ -40,18 +40,18 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
             "parallelism.expert_parallel_comm_backend": backend,
             "parallelism.expert_tensor_parallel_degree": keys.get("plan.etp", 1),
         }
-    settings |= _write_checkpoints(keys)
+    settings |= _write_checkpoints(keys) | _write_precision(keys)
+    if keys.get("plan.offload") == ("optimizer",):
+        settings["training.enable_cpu_offload"] = True
+    return settings
+
+
+def _write_precision(keys: Mapping[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
     formats = {ours: theirs for theirs, ours in FORMATS.items()}
     compute = keys.get("precision.compute", "bf16")
-    converter = (
-        "quantize.linear.mx"
-        if compute == "mxfp8"
-        else "quantize.linear.float8"
-        if str(compute).startswith("fp8")
-        else None
-    )
-    if converter:
-        settings["model.converters"] = [converter]
+    if compute == "mxfp8" or str(compute).startswith("fp8"):
+        settings["model.converters"] = ["quantize.linear.mx" if compute == "mxfp8" else "quantize.linear.float8"]
         if compute == "fp8-rowwise":
             settings["quantize.linear.float8.recipe_name"] = "rowwise"
     elif compute in ("bf16", "fp32"):
@@ -59,8 +59,6 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     settings["training.mixed_precision_reduce"] = formats.get(keys.get("precision.gradients", "fp32"), "float32")
     if keys.get("precision.main_weights") == "bf16" == keys.get("precision.moments"):
         settings["training.dtype"] = "bfloat16"
-    if keys.get("plan.offload") == ("optimizer",):
-        settings["training.enable_cpu_offload"] = True
     return settings
 
 

@@ -16,9 +16,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from meshcast.simulator.ir.capabilities import ShardsStates
 from meshcast.simulator.ir.modules import Module, Operator, Stage, Update
 from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps
-from meshcast.simulator.ir.scheme import LowerModule, LowerStage, Scheme
+from meshcast.simulator.ir.scheme import LowerModule, LowerStage
 from meshcast.simulator.ir.settings import OptionValues
 from meshcast.simulator.lowering.scope import traits_of
 
@@ -75,7 +76,7 @@ MakeOps = Callable[[tuple[str, ...], Sizes], Sequence[Op]]
 """Makes the ops of a bucket over axes, one after another."""
 
 
-class DataScheme(Scheme):
+class DataScheme(ShardsStates):
     """Base of the data schemes; many only state which states they shard."""
 
     family = "data"
@@ -125,6 +126,12 @@ class DataScheme(Scheme):
         return (
             tuple(axis for axis in self.reduces(param) if axis not in self.replica_axes) if state in self.shards else ()
         )
+
+    def accumulation_shards(self, param: Param) -> tuple[str, ...]:
+        return self.shards_at_rest("gradients", param)
+
+    def update_shards(self, param: Param) -> tuple[str, ...]:
+        return self.shards_at_rest("optimizer", param)
 
     @property
     def overlaps_backward(self) -> bool:
@@ -323,12 +330,10 @@ def _side_ops(
     starts = ends - lengths
     # Backward a bucket starts with its last gradient; forward it must arrive before its first weight is used.
     order = np.argsort(-numbers[ends - 1] if backward else numbers[starts], kind="stable").tolist()
-    distinct = {id(chain): chain for chain in chains}
-    split = {key: [list(ops) for _, ops in groupby(chain, lambda op: op.stream)] for key, chain in distinct.items()}
-    legs = [split[id(chain)] for chain in chains]
+    legs = _split_by_stream(chains)
     before: SideOps | None = None
     last: dict[int, int] = {}
-    for place in range(max(map(len, split.values()))):
+    for place in range(max(map(len, legs))):
         own = [i for i in order if place < len(legs[i])]
         counts = [len(legs[i][place]) for i in own]
         buckets = np.repeat(own, counts)
@@ -342,6 +347,13 @@ def _side_ops(
             side.after = before, waits
         before, last = side, dict(zip(own, (firsts + counts - 1).tolist(), strict=True))
         yield side
+
+
+def _split_by_stream(chains: Sequence[Sequence[Op]]) -> list[list[list[Op]]]:
+    """Splits the ops of each bucket where their stream changes; buckets may share their ops."""
+    distinct = {id(chain): chain for chain in chains}
+    split = {key: [list(ops) for _, ops in groupby(chain, lambda op: op.stream)] for key, chain in distinct.items()}
+    return [split[id(chain)] for chain in chains]
 
 
 def sum_sizes(

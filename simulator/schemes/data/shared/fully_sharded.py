@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, pairwise
 from math import inf
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+from meshcast.simulator.ir.capabilities import KeepsSecondaryShards
 from meshcast.simulator.ir.modules import Module, Stage, Update
 from meshcast.simulator.ir.ops import (
     BYTES,
@@ -33,6 +34,7 @@ from meshcast.simulator.lowering.offload import IN, OUT, update_on_host
 from meshcast.simulator.schemes.data.shared.arrivals import mark_arrival, relay_arrivals
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 from meshcast.simulator.schemes.data.shared.gather_plan import (
+    Gather,
     GatheredModule,
     GatheredWeights,
     PassGathers,
@@ -120,10 +122,9 @@ class ShardedScheme(DataScheme):
         """
         phase = "F" if forward else "B"
         ops = [self.gather(axes, elements, phase, "every")] if axes else []
-        if place := self.offloaded_to("parameters"):
+        for place, share in self.offloaded_to("parameters").items():
             dtype = self.framework.main_weights if self.updates_weights and axes else self.framework.weights
-            share = self.offloaded_share("parameters") * BYTES[dtype]
-            shard = HostCopy(round(share * elements / self.mesh.size(axes)), True, place)
+            shard = HostCopy(round(share * BYTES[dtype] * elements / self.mesh.size(axes)), True, place)
             ops.insert(0, Op("copy shard", IN, shard, [], phase))
         return GatherOps(ops)
 
@@ -132,10 +133,10 @@ class ShardedScheme(DataScheme):
         them, then all-reduce of the shards over replica axes, then a copy to where they are offloaded to.
         """
         ops = self.reductions(axes, elements, "W", "every")
-        if place := self.offloaded_to("gradients"):
+        for place, share in self.offloaded_to("gradients").items():
             ranks = self.mesh.size(self.split_replica_axes(axes)[0])
-            share = self.offloaded_share("gradients") * BYTES[self.framework.gradients]
-            shard = HostCopy(round(share * elements / ranks), False, place)
+            nbytes = share * BYTES[self.framework.gradients] * elements / ranks
+            shard = HostCopy(round(nbytes), False, place)
             ops.append(Op("copy gradients", OUT, shard, [], "W"))
         return ops
 
@@ -143,12 +144,13 @@ class ShardedScheme(DataScheme):
     """Whether the host updates the states during the passes of the next step."""
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        fragment, place = super().lower(module, inner), self.offloaded_to("optimizer")
-        if not isinstance(module, Update) or not place:
+        fragment = super().lower(module, inner)
+        if not isinstance(module, Update):
             return fragment
-        back = BYTES[self.framework.weights] * (1 - self.offloaded_share("parameters"))
-        share = self.offloaded_share("optimizer")
-        return update_on_host(module, fragment, back, place, True, self.delays_update, share)
+        for place, share in self.offloaded_to("optimizer").items():
+            back = BYTES[self.framework.weights] * (1 - sum(self.offloaded_to("parameters").values()))
+            fragment = update_on_host(module, fragment, back, place, True, self.delays_update, share)
+        return fragment
 
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
         """Parameters of a unit whose gradients are reduced together, by default all.
@@ -189,13 +191,13 @@ class UnitGathers:
 
 
 def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
-    """`stage_ops` in which the weights of every unit are gathered before its passes and its gradients reduced after.
+    """Returns `stage_ops` in which the weights of every unit are gathered before its passes and its gradients reduced
+    after.
 
     How far ahead the weights of a unit are gathered, `scheme.reach` says; weights that nobody asked for are gathered
     while nothing computes. A unit begins once all its weights that were asked for in earlier units have arrived. An
-    embedding whose table is also that of the
-    output layer stays whole between its passes, and so does its gradient from the output layer on (both belong to the
-    root unit of FSDP, which is not freed after its forward pass).
+    embedding whose table is also that of the output layer stays whole between its passes, and so does its gradient from
+    the output layer on (both belong to the root unit of FSDP, which is not freed after its forward pass).
     """
     unit_runs = stage_ops.unit_runs
     held = [_unit_shards(scheme, unit_run, scheme.by_module) for unit_run in unit_runs]
@@ -236,34 +238,45 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
 
 
 def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool, stays: bool = False) -> UnitShards:
-    """What is gathered and reduced of a unit. stays: its weights stay whole for other units, and are not kept twice."""
-    fragment = unit_run.fragment
-    forward: list[tuple[Param, GatheredWeights]] = []
-    backward: list[tuple[Param, GatheredWeights]] = []
-    gradients = defaultdict[tuple[str, ...], int](int)
-    leaving = 0
-    for param in fragment.params:
-        axes, away = scheme.shards_at_rest("parameters", param), bool(scheme.offloaded_to("parameters"))
-        if axes or away:
-            second = None if stays else scheme.secondary_shards(param)
-            live = param.size if second != () else 0
-            forward.append((param, GatheredWeights(((axes, param.size),), live)))
-            again = axes if second is None else second
-            backward.append((param, GatheredWeights(((again, param.size),) if again or away else (), live)))
-        if param.trained and ((axes := scheme.reduces(param)) or scheme.offloaded_to("gradients")):
-            gradients[axes] += param.size
-    for axes in gradients if fragment.backward else ():
-        last, _ = _gradient_buckets(scheme, fragment, axes)[-1]
-        leaving += sum(param.size for param in last if _leave_unit(scheme, param))
+    """Returns what is gathered and reduced of a unit.
 
-    def modules(sharded: list[tuple[Param, GatheredWeights]], forward: bool) -> tuple[GatheredModule, ...]:
+    stays: its weights stay whole for other units, and are not kept twice.
+    """
+    fragment = unit_run.fragment
+
+    def modules(forward: bool) -> tuple[GatheredModule, ...]:
+        sharded = _gathered_params(scheme, fragment, forward, stays) if forward or fragment.backward else []
         if by_module:
             return scheme.join_modules(find_modules(fragment, sharded, forward, scheme.reuse))
-        return whole_pass(fragment.forward if forward else fragment.backward, add_up([one for _, one in sharded]))
+        ops = fragment.forward if forward else fragment.backward
+        return whole_pass(ops, add_up([weights for _, weights in sharded]))
 
     if not fragment.backward:  # no weights below are trained
-        return UnitShards(modules(forward, True), modules([], False), (), 0)
-    return UnitShards(modules(forward, True), modules(backward, False), tuple(gradients.items()), leaving)
+        return UnitShards(modules(True), modules(False), (), 0)
+    gradients = defaultdict[tuple[str, ...], int](int)
+    for param in fragment.params:
+        if param.trained and ((axes := scheme.reduces(param)) or scheme.offloaded_to("gradients")):
+            gradients[axes] += param.size
+    last_buckets = [_gradient_buckets(scheme, fragment, axes)[-1][0] for axes in gradients]
+    leaving = sum(param.size for bucket in last_buckets for param in bucket if _leave_unit(scheme, param))
+    return UnitShards(modules(True), modules(False), tuple(gradients.items()), leaving)
+
+
+def _gathered_params(
+    scheme: ShardedScheme, fragment: Fragment, forward: bool, stays: bool
+) -> list[tuple[Param, GatheredWeights]]:
+    """Returns the parameters that are gathered for a pass of a unit."""
+    away = bool(scheme.offloaded_to("parameters"))
+    gathered: list[tuple[Param, GatheredWeights]] = []
+    for param in fragment.params:
+        axes = scheme.shards_at_rest("parameters", param)
+        if axes or away:
+            second = scheme.secondary_shards(param) if isinstance(scheme, KeepsSecondaryShards) and not stays else None
+            if second is not None and not forward:
+                axes = second
+            groups = ((axes, param.size),) if forward or axes or away else ()
+            gathered.append((param, GatheredWeights(groups, param.size if second != () else 0)))
+    return gathered
 
 
 def _plan_gathers(scheme: ShardedScheme, row: list[UnitShards]) -> list[UnitGathers]:
@@ -299,133 +312,193 @@ def _free_table(scheme: ShardedScheme, unit_run: UnitRun, table: UnitShards) -> 
 
 
 def _lower_unit(scheme: ShardedScheme, unit_run: UnitRun, own: UnitShards, turn: UnitGathers, stays: bool) -> Fragment:
-    """A unit with its all-gathers and reductions.
+    """Returns a unit with its all-gathers and reductions.
 
     stays: its weights are whole between its passes, too.
     """
-    made = unit_run.fragment.copy()
-    _lower_pass(scheme, unit_run, made, own.forward, turn.forward, True, stays)
-    if made.backward:
+    fragment = unit_run.fragment.copy()
+    _PassGathering(scheme, unit_run, fragment, own.forward, turn.forward, True, stays).lower()
+    if fragment.backward:
         # A table that stays is gathered already.
         modules = own.backward
         if stays:
             weights = replace(own.forward[0].weights, groups=())
             modules = (replace(own.backward[0], weights=weights),)
-        _lower_pass(scheme, unit_run, made, modules, turn.backward, False, stays)
+        _PassGathering(scheme, unit_run, fragment, modules, turn.backward, False, stays).lower()
         # The gradients of the unit whose backward pass came before are still being reduced.
-        nbytes, ends = turn.sent * BYTES[scheme.framework.gradients], (made.backward[0], made.backward[-1])
-        made.tensor_uses += _lifetime("gradients of the following", nbytes, *ends, "gradients")
+        nbytes, ends = turn.sent * BYTES[scheme.framework.gradients], (fragment.backward[0], fragment.backward[-1])
+        fragment.tensor_uses += _lifetime("gradients of the following", nbytes, *ends, "gradients")
         for axes, _ in own.gradients:
-            _reduce_gradients(scheme, made, axes, stays)
-    return made
+            _reduce_gradients(scheme, fragment, axes, stays)
+    return fragment
 
 
-def _lower_pass(
-    scheme: ShardedScheme,
-    unit_run: UnitRun,
-    made: Fragment,
-    own: tuple[GatheredModule, ...],
-    fetch: PassGathers,
-    forward: bool,
-    stays: bool,
-) -> None:
+class InsertionPoint(NamedTuple):
+    """Where all-gathers are issued in a pass.
+
+    before: the op that they stand before; None: behind all.
+    after: the ops that they wait for.
+    """
+
+    before: Op | None
+    after: list[Op]
+
+
+class _PassGathering:
     """One pass of a unit with its all-gathers: of its own weights, unless earlier units have asked for them, and of
     those of later units.
 
     Whatever waits for the output of the unit also waits for the weights of the next unit.
+
+    ops: of the pass.
+    input: the op that brings its input, if it has one.
+    gathers: by module of the unit, its all-gathers.
+    asked: those of them that the unit issues itself.
+    for_next: ops that the next unit waits for.
+    inserted: ops that stand before an op of the pass; None: behind all.
     """
-    ops, phase = (made.forward, "F") if forward else (made.backward, "B")
-    entry, takes = (made.entry, unit_run.residual_in) if forward else (made.grad_entry, unit_run.residual_out)
-    gate, gives = (made.exit, unit_run.residual_out) if forward else (made.grad_exit, unit_run.residual_in)
-    came = [entry[takes]] if takes in entry else []
-    first, last = ops[0], ops[-1]
-    mine = [_gather_all(scheme, one.weights, forward) for one in own]
-    asked = dict[int, list[Op]]()
-    marks = relay_arrivals(fetch.reach, phase)
-    waits = marks[:1]
-    inserted = defaultdict[Op | None, list[Op]](list, {first: marks})
-    """Ops that stand before an op of the pass; None: behind all."""
-    for issuer, gathers in groupby(fetch.now, lambda gather: gather.issuer):
-        spot = ops[own[issuer].begin] if issuer else first
-        starts = (kernel_before(ops, own[issuer].begin) if issuer else []) or came
-        issued = list[Op]()
-        for gather in gathers:
-            found = _gather_all(scheme, gather.weights, forward) if gather.later else mine[gather.module]
-            here = [op for one in found for op in one.ops]
-            if gather.later and not forward and not starts:
-                # Without an incoming gradient the loss starts the backward pass.
-                starts, spot = (issued or ops)[:1], spot if issued else next(iter(ops[1:]), None)
-            for one in found:
-                one.ops[0].after += starts
-            issued += here
-            arrived = [one.ops[-1] for one in found]
-            if not gather.later:
-                asked[gather.module] = here
-                _wait_for_weights(made, ops, own, gather.module, arrived, forward)
-            elif here:
-                key = f"weights {phase} {gather.later} {gather.module}"
-                made.tensor_uses += _lifetime(key, _bytes_in_flight(scheme, gather.weights, found), here[0], last)
-                waits += arrived if gather.later == 1 else []
-                # A mark stands behind the ops that it waits for.
-                issued += [mark_arrival(phase, gather.later - 1, arrived)] if gather.later > 1 else []
-        inserted[spot] += issued
-    if fetch.ahead:
-        made.tensor_uses += _lifetime(
-            f"weights {phase} ahead", fetch.ahead * BYTES[scheme.framework.weights], first, last
+
+    def __init__(
+        self,
+        scheme: ShardedScheme,
+        unit_run: UnitRun,
+        fragment: Fragment,
+        modules: tuple[GatheredModule, ...],
+        planned: PassGathers,
+        forward: bool,
+        stays: bool,
+    ) -> None:
+        self.scheme, self.unit_run, self.fragment, self.modules = scheme, unit_run, fragment, modules
+        self.planned, self.forward, self.stays = planned, forward, stays
+        self.ops, self.phase = (fragment.forward, "F") if forward else (fragment.backward, "B")
+        entry, takes = (
+            (fragment.entry, unit_run.residual_in) if forward else (fragment.grad_entry, unit_run.residual_out)
         )
-    for gather in fetch.before:
-        if gather.later:
-            nbytes = _bytes_in_flight(scheme, gather.weights, _gather_all(scheme, gather.weights, forward))
-            made.tensor_uses += _lifetime(f"weights {phase} {gather.later} {gather.module}", nbytes, first, last)
-    for i, (module, found) in enumerate(zip(own, mine, strict=True)):
-        key, begin = TABLE if stays else f"weights {phase} of {i}", (asked.get(i) or [first])[0]
-        nbytes = module.weights.live * BYTES[scheme.framework.weights]
-        made.tensor_uses += _lifetime(key, nbytes, begin, ops[module.end])
-        unpack, nbytes = _unpack_kernels(scheme, module.weights, found, phase)
+        self.input = [entry[takes]] if takes in entry else []
+        self.gathers = [_gather_all(scheme, module.weights, forward) for module in modules]
+        self.asked: dict[int, list[Op]] = {}
+        marks = relay_arrivals(planned.reach, self.phase)
+        self.for_next = marks[:1]
+        self.inserted = defaultdict[Op | None, list[Op]](list, {self.ops[0]: marks})
+
+    def lower(self) -> None:
+        for issuer, gathers in groupby(self.planned.now, lambda gather: gather.issuer):
+            self._issue_gathers(self._insertion_point(issuer), list(gathers))
+        self._hold_later_weights()
+        for number in range(len(self.modules)):
+            self._hold_gathered_weights(number)
+        fragment, unit_run = self.fragment, self.unit_run
+        gate, gives = (
+            (fragment.exit, unit_run.residual_out) if self.forward else (fragment.grad_exit, unit_run.residual_in)
+        )
+        if gives in gate and self.for_next:
+            after = [gate[gives], *self.for_next]
+            gate[gives] = Op("gather params of the next", after=after, phase=self.phase)
+        self._insert_ops()
+
+    def _insertion_point(self, issuer: int) -> InsertionPoint:
+        """Returns where the all-gathers that start with module `issuer` are issued."""
+        if not issuer:
+            return InsertionPoint(self.ops[0], self.input)
+        begin = self.modules[issuer].begin
+        return InsertionPoint(self.ops[begin], kernel_before(self.ops, begin) or self.input)
+
+    def _issue_gathers(self, point: InsertionPoint, gathers: list[Gather]) -> None:
+        """Issues all-gathers one after another at one place."""
+        issued: list[Op] = []
+        for gather in gathers:
+            if gather.later and not self.forward and not point.after:
+                # Without an incoming gradient the loss starts the backward pass.
+                behind_loss = InsertionPoint(next(iter(self.ops[1:]), None), self.ops[:1])
+                point = point._replace(after=issued[:1]) if issued else behind_loss
+            own = self.gathers[gather.module] if not gather.later else None
+            groups = own if own is not None else _gather_all(self.scheme, gather.weights, self.forward)
+            for group in groups:
+                group.ops[0].after += point.after
+            issued += self._note_issued(gather, groups)
+        self.inserted[point.before] += issued
+
+    def _note_issued(self, gather: Gather, groups: list[GatherOps]) -> list[Op]:
+        """Lets whatever needs the weights of an all-gather wait for it, and returns its ops."""
+        ops, arrived = [op for group in groups for op in group.ops], [group.ops[-1] for group in groups]
+        if not gather.later:
+            self.asked[gather.module] = ops
+            self._wait_for_weights(gather.module, arrived)
+        elif ops:
+            self._hold_later(gather, groups, ops[0])
+            if gather.later == 1:
+                self.for_next += arrived
+            else:  # a mark stands behind the ops that it waits for
+                return [*ops, mark_arrival(self.phase, gather.later - 1, arrived)]
+        return ops
+
+    def _wait_for_weights(self, module: int, arrived: list[Op]) -> None:
+        """Lets the ops from the start of a module to that of the next wait for its weights."""
+        # Collectives that gather weights further before a kernel reads them wait, too.
+        used = {param.used for param in self.fragment.params} if self.forward else set()
+        begin = self.modules[module].begin
+        end = next((other.begin for other in self.modules if other.begin > begin), len(self.ops))
+        for op in self.ops[begin if module else 0 : end]:
+            if op.stream == COMPUTE or op in used:
+                op.after += arrived
+
+    def _hold_later_weights(self) -> None:
+        """Keeps the weights in memory that earlier units have asked for and later units use."""
+        if self.planned.ahead:
+            nbytes = self.planned.ahead * BYTES[self.scheme.framework.weights]
+            self._hold("ahead", nbytes, self.ops[0], self.ops[-1])
+        for gather in self.planned.before:
+            if gather.later:
+                groups = _gather_all(self.scheme, gather.weights, self.forward)
+                self._hold_later(gather, groups, self.ops[0])
+
+    def _hold_later(self, gather: Gather, groups: list[GatherOps], begin: Op) -> None:
+        """Keeps the weights of a later unit in memory until the end of the pass."""
+        nbytes = _bytes_in_flight(self.scheme, gather.weights, groups)
+        self._hold(f"{gather.later} {gather.module}", nbytes, begin, self.ops[-1])
+
+    def _hold_gathered_weights(self, number: int) -> None:
+        """Keeps the weights of a module in memory until its last op, and unpacks them before its first kernel."""
+        module, groups = self.modules[number], self.gathers[number]
+        begin, end = (self.asked.get(number) or self.ops)[0], self.ops[module.end]
+        nbytes = module.weights.live * BYTES[self.scheme.framework.weights]
+        if self.stays:
+            self.fragment.tensor_uses += _lifetime(TABLE, nbytes, begin, end)
+        else:
+            self._hold(f"of {number}", nbytes, begin, end)
+        unpack, nbytes = self._unpack_kernels(module.weights, groups)
         for op in unpack:
-            op.after += [*came, *(one.ops[-1] for one in found if i in asked)]
-        inserted[next((op for op in ops[module.begin :] if op.stream == COMPUTE), None)] += unpack
+            op.after += [*self.input, *(group.ops[-1] for group in groups if number in self.asked)]
+        self.inserted[next((op for op in self.ops[module.begin :] if op.stream == COMPUTE), None)] += unpack
         if nbytes:
-            made.tensor_uses += _lifetime(f"arrived {phase} {i}", nbytes, begin, ops[module.end], "buffers")
-    if gives in gate and waits:
-        gate[gives] = Op("gather params of the next", after=[gate[gives], *waits], phase=phase)
-    ops[:] = [one for op in [*ops, None] for one in (*inserted[op], op) if one is not None]
+            self.fragment.tensor_uses += _lifetime(f"arrived {self.phase} {number}", nbytes, begin, end, "buffers")
 
+    def _unpack_kernels(self, weights: GatheredWeights, groups: list[GatherOps]) -> tuple[list[Op], int]:
+        """Returns the kernels that prepare arrived weights, and the bytes that they read."""
+        unpack = [op for group in groups for op in group.unpack]
+        if unpack or not groups or not self.scheme.framework.gathers_apart:
+            return unpack, sum(group.nbytes for group in groups)
+        nbytes = weights.elements * BYTES[self.scheme.framework.weights]
+        return [Op("copy params", work=Memory("concat", nbytes, nbytes), phase=self.phase)], nbytes
 
-def _wait_for_weights(
-    made: Fragment, ops: list[Op], own: tuple[GatheredModule, ...], module: int, arrived: list[Op], forward: bool
-) -> None:
-    """Lets the ops from the start of a module to that of the next wait for its weights."""
-    # Collectives that gather weights further before a kernel reads them wait, too.
-    used = {param.used for param in made.params} if forward else set()
-    begin = own[module].begin if module else 0
-    end = next((one.begin for one in own if one.begin > own[module].begin), len(ops))
-    for op in ops[begin:end]:
-        if op.stream == COMPUTE or op in used:
-            op.after += arrived
+    def _hold(self, which: str, nbytes: float, begin: Op, end: Op) -> None:
+        self.fragment.tensor_uses += _lifetime(f"weights {self.phase} {which}", nbytes, begin, end)
 
-
-def _unpack_kernels(
-    scheme: ShardedScheme, weights: GatheredWeights, found: list[GatherOps], phase: str
-) -> tuple[list[Op], int]:
-    """The kernels that prepare arrived weights, and the bytes that they read."""
-    unpack = [op for one in found for op in one.unpack]
-    if unpack or not found or not scheme.framework.gathers_apart:
-        return unpack, sum(one.nbytes for one in found)
-    nbytes = weights.elements * BYTES[scheme.framework.weights]
-    return [Op("copy params", work=Memory("concat", nbytes, nbytes), phase=phase)], nbytes
+    def _insert_ops(self) -> None:
+        behind = self.inserted[None]
+        self.ops[:] = [*(op for place in self.ops for op in (*self.inserted[place], place)), *behind]
 
 
 def _gather_all(scheme: ShardedScheme, weights: GatheredWeights, forward: bool) -> list[GatherOps]:
-    found = [scheme.gather_unit(axes, elements, forward) for axes, elements in weights.groups]
-    for one in found:
-        _serialise(one.ops)
-    return found
+    groups = [scheme.gather_unit(axes, elements, forward) for axes, elements in weights.groups]
+    for group in groups:
+        _serialise(group.ops)
+    return groups
 
 
-def _bytes_in_flight(scheme: ShardedScheme, weights: GatheredWeights, found: list[GatherOps]) -> float:
-    """Bytes of the weights that are being gathered for a later unit."""
-    return sum(one.nbytes for one in found) or weights.live * BYTES[scheme.framework.weights]
+def _bytes_in_flight(scheme: ShardedScheme, weights: GatheredWeights, groups: list[GatherOps]) -> float:
+    """Returns the bytes of the weights that are being gathered for a later unit."""
+    return sum(group.nbytes for group in groups) or weights.live * BYTES[scheme.framework.weights]
 
 
 def _serialise(ops: list[Op]) -> None:
@@ -456,40 +529,45 @@ def _last_place(op: Op, place: dict[Op, int]) -> int:
     return place[op] if op in place else max((_last_place(other, place) for other in op.after), default=0)
 
 
-def _reduce_gradients(scheme: ShardedScheme, made: Fragment, axes: tuple[str, ...], stays: bool) -> None:
+def _reduce_gradients(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str, ...], stays: bool) -> None:
     """Reduces the gradients of a unit, bucket by bucket.
 
     Unsharded gradients live until they are reduced. Those of one bucket are still being reduced while those of the
     next are computed.
     """
-    buckets = _gradient_buckets(scheme, made, axes)
+    buckets = _gradient_buckets(scheme, fragment, axes)
     if stays:
         buckets = [([param for params, _ in buckets for param in params], buckets[-1][1])]
     begin = 0
     for number, (params, complete) in enumerate(buckets):
         following = buckets[number + 1][1] if number + 1 < len(buckets) else None
-        end = made.backward.index(complete) + 1 if following else len(made.backward)
-        elements, ready = sum(param.size for param in params), [param.ready for param in params]
-        ops = scheme.reduce_unit(axes, elements)
+        end = fragment.backward.index(complete) + 1 if following else len(fragment.backward)
+        ops = scheme.reduce_unit(axes, sum(param.size for param in params))
         if not ops:
             return
         _serialise(ops)
-        inserted = list(ops)
+        packing = []
         if _leave_unit(scheme, params[0]):
-            nbytes = elements * BYTES[scheme.framework.gradients]
-            first = next((op for op in made.backward[begin:end] if op.phase == "W"), made.backward[end - 1])
-            if scheme.framework.gathers_apart:
-                packed = Op("pack grads", work=Memory("concat", nbytes, nbytes), after=ready, phase="W")
-                made.tensor_uses += _lifetime(f"packed {axes} {number}", nbytes, packed, ops[0], "buffers")
-                inserted.insert(0, packed)
-                ready = [packed]
+            last = fragment.backward[end - 1]
+            first = next((op for op in fragment.backward[begin:end] if op.phase == "W"), last)
             key = _table_key(axes) if stays else f"gradients {axes} {number}"
-            made.tensor_uses += _lifetime(key, nbytes, first, following or ops[0], "gradients")
-        ops[0].after += ready
-        made.backward[end:end] = inserted
-        begin = end + len(inserted)
+            nbytes = sum(param.size for param in params) * BYTES[scheme.framework.gradients]
+            if scheme.framework.gathers_apart:
+                packing = _pack_gradients(fragment, f"packed {axes} {number}", nbytes, params, ops[0])
+            fragment.tensor_uses += _lifetime(key, nbytes, first, following or ops[0], "gradients")
+        ops[0].after += packing or [param.ready for param in params]
+        fragment.backward[end:end] = [*packing, *ops]
+        begin = end + len(packing) + len(ops)
         for param in params:
             param.ready = ops[-1]
+
+
+def _pack_gradients(fragment: Fragment, key: str, nbytes: int, params: list[Param], reduction: Op) -> list[Op]:
+    """Returns the kernel that copies the gradients of a bucket into one buffer, which lives until they are reduced."""
+    ready = [param.ready for param in params]
+    pack = Op("pack grads", work=Memory("concat", nbytes, nbytes), after=ready, phase="W")
+    fragment.tensor_uses += _lifetime(key, nbytes, pack, reduction, "buffers")
+    return [pack]
 
 
 def _lifetime(key: str, nbytes: float, begin: Op, end: Op, category: str = "parameters") -> list[TensorUse]:

@@ -126,41 +126,64 @@ def find_modules(
         used in between; otherwise they are gathered twice.
     """
     ops = fragment.forward if forward else fragment.backward
-    place = {op: i for i, op in enumerate(ops)}
-    kernels = [i for i, op in enumerate(ops) if op.stream == COMPUTE and op.phase != "W"]
-    begins = [next(same) for _, same in groupby(kernels, lambda i: ops[i].name)]
-    named = {ops[i].name: i for i in reversed(kernels)}
-    ends = sorted(place[param.ready] for param, _ in sharded if param.ready in place)
-
-    def uses(param: Param) -> list[int]:
-        if forward:
-            return [place.get(param.used, 0)]
-        if own := [named[name] for name in (f"re {param.used.name}", f"d{param.used.name}") if name in named]:
-            return own
-        # The backward pass of an operator follows that of the one before, which ends with its weight gradients.
-        end = place.get(param.ready, 0)
-        after = max((one + 1 for one in ends if one < end), default=0)
-        return [next((i for i in kernels if after <= i < end), end)]
-
+    uses = _UsesInPass(ops, [param for param, _ in sharded], forward)
     owned: dict[Op, list[tuple[Param, GatheredWeights]]] = {}
     for param, weights in sharded:
         owned.setdefault(param.used, []).append((param, weights))
-    operators = [(uses(every[0][0]), every, add_up([weights for _, weights in every])) for every in owned.values()]
-    used = sorted((at, i) for i, (places, _, _) in enumerate(operators) for at in places)
-    elements = [weights.elements for _, _, weights in operators]
-    found: dict[int, list[tuple[GatheredWeights, int]]] = {begin: [] for begin in begins or [0]}
-    for places, every, weights in operators:
-        ready = -1 if forward else max((place.get(param.ready, len(ops) - 1) for param, _ in every), default=-1)
-        between = (elements[other] for at, other in used if places[0] < at < places[-1])
-        if len(places) > 1 and sum(between) >= reuse:
-            found.setdefault(places[0], []).append((weights, -1))
+    operators = [
+        (uses.places(every[0][0]), uses.last_gradient(every), add_up([weights for _, weights in every]))
+        for every in owned.values()
+    ]
+    used = sorted((at, weights.elements, i) for i, (places, _, weights) in enumerate(operators) for at in places)
+    starts: dict[int, list[tuple[GatheredWeights, int]]] = {begin: [] for begin in uses.begins or [0]}
+    for places, ready, weights in operators:
+        between = sum(elements for at, elements, _ in used if places[0] < at < places[-1])
+        if len(places) > 1 and between >= reuse:
+            starts.setdefault(places[0], []).append((weights, -1))
             places = places[1:]
-        found.setdefault(min(places), []).append((weights, ready))
+        starts.setdefault(min(places), []).append((weights, ready))
     modules = []
-    for begin, following in pairwise([*sorted(found), len(ops)]):
-        for weights, end in found[begin] or [(GatheredWeights(), -1)]:
+    for begin, following in pairwise([*sorted(starts), len(ops)]):
+        for weights, end in starts[begin] or [(GatheredWeights(), -1)]:
             modules.append(GatheredModule(weights, begin, max(following - 1 if end < 0 else end, begin)))
     return tuple(modules)
+
+
+class _UsesInPass:
+    """Where the ops of a pass use parameters.
+
+    place: of every op.
+    kernels: places of the kernels that compute outputs or gradients of inputs.
+    begins: places of the first kernels of operators.
+    named: by name of a kernel, its first place.
+    ends: places after which gradients of parameters are complete.
+    """
+
+    def __init__(self, ops: Sequence[Op], params: Sequence[Param], forward: bool) -> None:
+        self.forward, self.last = forward, len(ops) - 1
+        self.place = {op: i for i, op in enumerate(ops)}
+        self.kernels = [i for i, op in enumerate(ops) if op.stream == COMPUTE and op.phase != "W"]
+        self.begins = [next(same) for _, same in groupby(self.kernels, lambda i: ops[i].name)]
+        self.named = {ops[i].name: i for i in reversed(self.kernels)}
+        self.ends = sorted(self.place[param.ready] for param in params if param.ready in self.place)
+
+    def places(self, param: Param) -> list[int]:
+        """Returns where the operator of a parameter runs, or again and then backward."""
+        if self.forward:
+            return [self.place.get(param.used, 0)]
+        names = f"re {param.used.name}", f"d{param.used.name}"
+        if places := [self.named[name] for name in names if name in self.named]:
+            return places
+        # The backward pass of an operator follows that of the one before, which ends with its weight gradients.
+        end = self.place.get(param.ready, 0)
+        after = max((other + 1 for other in self.ends if other < end), default=0)
+        return [next((i for i in self.kernels if after <= i < end), end)]
+
+    def last_gradient(self, params: Sequence[tuple[Param, GatheredWeights]]) -> int:
+        """Returns the place after which the gradients of parameters are complete; forward -1."""
+        if self.forward:
+            return -1
+        return max((self.place.get(param.ready, self.last) for param, _ in params), default=-1)
 
 
 def join_modules(modules: Sequence[GatheredModule], elements: int) -> tuple[GatheredModule, ...]:

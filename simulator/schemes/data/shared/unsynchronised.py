@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
+from meshcast.simulator.ir.capabilities import MeetsPeriodically
 from meshcast.simulator.ir.modules import Module, Update
 from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
 from meshcast.simulator.ir.scheme import LowerModule, SchemeOptions
@@ -24,7 +25,7 @@ class WorkerOptions(SchemeOptions):
     """The axis that joins the ranks of one worker; default: a worker is one rank."""
 
 
-class UnsynchronisedScheme(DataScheme):
+class UnsynchronisedScheme(DataScheme, MeetsPeriodically):
     """Base of the data schemes whose workers update copies of the weights that differ until they meet.
 
     Customise by: `meet`. Options derive from `WorkerOptions` and need a `period`.

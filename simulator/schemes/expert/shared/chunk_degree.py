@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from meshcast.simulator.ir.capabilities import FitsModels
 from meshcast.simulator.ir.ops import BYTES, Collective, Gemm, Work
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, chunked_round_s
@@ -41,7 +42,7 @@ def fastest_degree(nbytes: float, flops: float, exchange: Line, compute: Line, m
     return 1 + next(i for i, found in enumerate(durations) if found <= min(durations) * (1 + ROUNDED))
 
 
-class ChosenDegree(ExpertScheme):
+class ChosenDegree(ExpertScheme, FitsModels):
     """Base of the expert schemes that choose the number of chunks themselves."""
 
     class Options(ExpertScheme.Options):

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from meshcast.simulator.formats.expert_counts import RoutingOption
+from meshcast.simulator.ir.capabilities import AdaptsModel, VariesSteps
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import Module, MoE, Operator, Stage, add_marks, every_module
 from meshcast.simulator.ir.moe_operators import EXPERTS, Permute
@@ -85,7 +86,7 @@ class ExpertSetting:
         return chunked_round_s(self.exchange_s / n, self.compute_s / n, n)
 
 
-class ExpertScheme(Scheme):
+class ExpertScheme(AdaptsModel, VariesSteps):
     """Base of the expert schemes: `over` names the axis of the experts' view over which they are distributed, then,
     optionally, the axis that shards each of them.
     """

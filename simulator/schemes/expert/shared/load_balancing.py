@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from meshcast.simulator.ir.capabilities import FitsModels
 from meshcast.simulator.ir.modules import Module, MoE, Stage, Unit, every_module
 from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Op, SideOps, StageOps, UnitRun, Work
 from meshcast.simulator.ir.routing import ExpertLoad, Placement, Routing
@@ -73,7 +74,7 @@ class LayerTimes:
 Policy = Callable[[Any, Placement, Sequence[Routing], LayerTimes], Placement]
 
 
-class BalancedScheme(ExpertScheme):
+class BalancedScheme(ExpertScheme, FitsModels):
     """Base of the expert schemes that place experts by the loads of earlier steps.
 
     Customise by: `decide`. Seldom: `reserved_replicas`.
@@ -178,30 +179,39 @@ class BalancedScheme(ExpertScheme):
         stage_ops = super().lower_stage(stage, inner)
         if self.ranks == 1:
             return stage_ops
-        ahead, behind, start, replicas = _Sides(), _Sides(), 0, [0, 0]
+        ahead, behind, start, weights, gradients = _Sides(), _Sides(), 0, 0, 0
         for unit, unit_run in _runs_of_units(stage, stage_ops):
-            params, layers = unit_run.fragment.params, [one for one in every_module(unit) if isinstance(one, MoE)]
-            for layer in layers:
-                before, now = self.placements_of(layer.experts)
-                numbers = np.array([i for i, param in enumerate(params) if param.view == self.view])
-                elements = sum(params[i].size for i in numbers) * self.ranks / layer.experts
-                trained = all(params[i].trained for i in numbers)
-                arriving, leaving = self._arriving(before, now, elements), self._leaving(now, elements)
-                for copied in range(unit_run.count):
-                    at = start + copied * len(params) + numbers
-                    ahead.add(arriving, at)
-                    behind.add(leaving if trained else [], at)
-                hosted = max(self.reserved_replicas, self._foreign(now))
-                replicas[0] += round(unit_run.count * hosted * elements * self._held_bytes(now))
-                replicas[1] += round(unit_run.count * hosted * elements * BYTES[self.framework.gradients]) * trained
-            start += unit_run.count * len(params)
+            for layer in (module for module in every_module(unit) if isinstance(module, MoE)):
+                replicas = self._move_experts(layer, unit_run, start, ahead, behind)
+                weights, gradients = weights + replicas[0], gradients + replicas[1]
+            start += unit_run.count * len(unit_run.fragment.params)
         return replace(
             stage_ops,
             ahead=[*stage_ops.ahead, *ahead.side_ops()],
             behind=[*stage_ops.behind, *behind.side_ops(backward=True)],
-            whole_weights=stage_ops.whole_weights + replicas[0],
-            whole_gradients=stage_ops.whole_gradients + replicas[1],
+            whole_weights=stage_ops.whole_weights + weights,
+            whole_gradients=stage_ops.whole_gradients + gradients,
         )
+
+    def _move_experts(
+        self, layer: MoE, unit_run: UnitRun, start: int, ahead: _Sides, behind: _Sides
+    ) -> tuple[int, int]:
+        """Moves weights to the hosts of experts and gradients back, and returns the bytes of both on a host.
+
+        start: the number of the first parameter of the units.
+        """
+        params = unit_run.fragment.params
+        numbers = np.array([i for i, param in enumerate(params) if param.view == self.view])
+        elements = sum(params[i].size for i in numbers) * self.ranks / layer.experts
+        trained = all(params[i].trained for i in numbers)
+        before, now = self.placements_of(layer.experts)
+        arriving, leaving = self._arriving(before, now, elements), self._leaving(now, elements)
+        for copied in range(unit_run.count):
+            at = start + copied * len(params) + numbers
+            ahead.add(arriving, at)
+            behind.add(leaving if trained else [], at)
+        hosted = unit_run.count * max(self.reserved_replicas, self._foreign(now)) * elements
+        return round(hosted * self._held_bytes(now)), round(hosted * BYTES[self.framework.gradients]) * trained
 
     def _held_bytes(self, placement: Placement) -> float:
         """Bytes that a host beside the owner holds of each weight: of replicas with optimizer states."""

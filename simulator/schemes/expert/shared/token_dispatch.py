@@ -204,23 +204,29 @@ def exchange_within_machines(
     work = one.out.work
     assert isinstance(work, Collective)
     ranks, groups = len(load.rank_loads), machine // size
-    machines, copies = ranks // machine, work.nbytes / load.remote if load.remote else 0.0
-    far = outgoing * copies
+    far = outgoing * (work.nbytes / load.remote if load.remote else 0.0)
     near = max(0.0, work.nbytes * (ranks - 1) / ranks - far) / max(1, machine - 1) * size
-    share = round(PARTS * outgoing / (groups * (machines - 1)))
-    sizes = [round(PARTS * (1 - outgoing) / groups)] * groups + [share] * (groups * (machines - 1) if share else 0)
-    out, *inside, back = chunk_round(rewrite, one, sizes)
-    for steps in (out, back):
-        for step, op in enumerate(steps):
+    steps_outside = groups * (ranks // machine - 1)
+    inside, outside = round(PARTS * (1 - outgoing) / groups), round(PARTS * outgoing / steps_outside)
+    parts = chunk_round(rewrite, one, [inside] * groups + [outside] * (steps_outside if outside else 0))
+    for steps in (parts[0], parts[-1]):
+        _shift_within_machine(steps[:groups], round(near), machine, size)
+        for step, op in enumerate(steps[groups:]):
             assert isinstance(op.work, Collective)
-            if step < groups:
-                nbytes = round(near) if step or size > 1 else 0
-                op.work = replace(op.work, nbytes=nbytes, members=tuple(range(machine if step else size)))
-                op.work = replace(op.work, operation="shift", by=step * size) if step else op.work
-            else:
-                by, nbytes = ((step - groups) // groups + 1) * machine, round(far / (len(steps) - groups))
-                op.work = replace(op.work, operation="shift", by=by, nbytes=nbytes)
-    return _first_kernels(inside)[-1]
+            further = step // groups + 1
+            op.work = replace(op.work, operation="shift", by=further * machine, nbytes=round(far / steps_outside))
+    return _first_kernels(parts[1:-1])[-1]
+
+
+def _shift_within_machine(steps: Sequence[Op], nbytes: int, machine: int, size: int) -> None:
+    """Lets each step but the first go so many groups of `size` ranks further in a machine of `machine` ranks."""
+    for step, op in enumerate(steps):
+        assert isinstance(op.work, Collective)
+        if step:
+            members, by = tuple(range(machine)), step * size
+            op.work = replace(op.work, nbytes=nbytes, members=members, operation="shift", by=by)
+        else:
+            op.work = replace(op.work, nbytes=nbytes if size > 1 else 0, members=tuple(range(size)))
 
 
 def broadcast_shadows(fragment: Fragment, one: ExpertRound, number: int, nbytes: int) -> list[Op]:

@@ -108,11 +108,7 @@ def find_gather_rounds(fragment: Fragment, parts: Iterable[str]) -> list[FusedRo
 
 
 def _gather_round(ops: list[Op], first: Op, last: Op, parts: set[str]) -> FusedRound:
-    needed, left = set[Op](), [first]
-    while left:
-        further = working_predecessors(left.pop()) & set(ops) - needed
-        needed |= further
-        left += further
+    needed = _predecessors(ops, first)
     gathers = [op for op in ops if op in needed and _is_collective(op, parts, "all_gather")]
     for op in ops[: ops.index(gathers[0])] if gathers else ():
         gathers[0].after += [op] if isinstance(op.work, Memory) and op.work.what == "router" else []
@@ -120,13 +116,28 @@ def _gather_round(ops: list[Op], first: Op, last: Op, parts: set[str]) -> FusedR
     for op in ops[: ops.index(first) + 1]:
         if op.stream == COMPUTE and op in {*needed, first} and working_predecessors(op) & {*gathers, *kernels}:
             kernels.append(op)
+    return FusedRound(gathers, kernels, [last], _find_sends(ops, last, parts))
+
+
+def _predecessors(ops: list[Op], last: Op) -> set[Op]:
+    """Returns those of `ops` that `last` depends on."""
+    needed, left = set[Op](), [last]
+    while left:
+        further = working_predecessors(left.pop()) & set(ops) - needed
+        needed |= further
+        left += further
+    return needed
+
+
+def _find_sends(ops: list[Op], last: Op, parts: set[str]) -> list[Op]:
+    """Finds the addition of the copies of a token that follows the last GEMM, and the reductions of its result."""
     sends: list[Op] = []
     for op in ops[ops.index(last) + 1 :]:
         adds = isinstance(op.work, Memory) and op.work.what == "permute" and not sends
         reduces = _is_collective(op, parts, "reduce_scatter", "all_reduce") and sends
         if (adds or reduces) and working_predecessors(op) & {last, *sends}:
             sends.append(op)
-    return FusedRound(gathers, kernels, [last], sends)
+    return sends
 
 
 def _is_collective(op: Op, parts: set[str], *operations: str) -> bool:

@@ -8,7 +8,7 @@ before the backward pass of the first reader (output-discarding checkpoints of M
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -99,30 +99,34 @@ def discard_outputs(fragment: Fragment, ops: Sequence[Op]) -> None:
     Outputs that no backward op needs are not recomputed; what later slices of a sequence read stays.
     """
     backward = set(fragment.backward)
-    staying = {t.key for t in fragment.tensor_uses if t.stays}
-    saved = {t.key for t in fragment.tensor_uses if t.op in backward} - staying
+    staying = {use.key for use in fragment.tensor_uses if use.stays}
+    saved = {use.key for use in fragment.tensor_uses if use.op in backward} - staying
     own = _with_communication(fragment, ops, saved)
-    made = {t.key: t.op for t in fragment.tensor_uses if t.made and t.op in own and t.key not in staying}
-    readers = {t.op: t.key for t in fragment.tensor_uses if t.key in made and t.op in backward}
+    made = {use.key: use.op for use in fragment.tensor_uses if use.made and use.op in own and use.key not in staying}
+    readers = {use.op for use in fragment.tensor_uses if use.key in made} & backward
     if not readers:
         return
     place, first = next((i, op) for i, op in enumerate(fragment.backward) if op in readers)
     again = {op: replace(op, name=f"re {op.name}", phase="R", after=[]) for op in fragment.forward if op in own}
     for op, other in again.items():
-        other.after = [again[one] for one in working_predecessors(op) if one in again] or list(first.after)
-    tensor_uses = [
-        replace(t, key=f"{t.key}~") if t.op in readers and t.key in made else t for t in fragment.tensor_uses
-    ]
-    tensor_uses += [
-        replace(t, key=f"{t.key}~" if t.key in made else t.key, op=again[t.op])
-        for t in fragment.tensor_uses
-        if t.op in again
-    ]
-    for tensor_use in fragment.tensor_uses:
-        if tensor_use.op in readers and tensor_use.key in made:
-            tensor_use.op.after.append(again[made[tensor_use.key]])
-    fragment.tensor_uses = tensor_uses
+        other.after = [again[before] for before in working_predecessors(op) if before in again] or list(first.after)
+    _read_again(fragment, made, readers, again)
     fragment.backward[place:place] = again.values()
+
+
+def _read_again(fragment: Fragment, made: Mapping[str, Op], readers: Set[Op], again: Mapping[Op, Op]) -> None:
+    """Lets the readers of tensors wait for the ops that make them again, under keys of their own.
+
+    made: by tensor, the op that makes it. again: by op, its repetition.
+    """
+    for use in fragment.tensor_uses:
+        if use.op in readers and use.key in made:
+            use.op.after.append(again[made[use.key]])
+    fragment.tensor_uses += [replace(use, op=again[use.op]) for use in fragment.tensor_uses if use.op in again]
+    later = {*readers, *again.values()}
+    fragment.tensor_uses = [
+        replace(use, key=f"{use.key}~") if use.op in later and use.key in made else use for use in fragment.tensor_uses
+    ]
 
 
 AGAIN = "recomputed"

@@ -11,114 +11,152 @@ from fractions import Fraction
 
 from meshcast.simulator.ir.attention_mask import DIAGONAL, WHOLE, RankShare, ScoreBlock
 from meshcast.simulator.ir.operators import CoreAttention
-from meshcast.simulator.ir.ops import Fragment, Op
+from meshcast.simulator.ir.ops import Op
 from meshcast.simulator.ir.scheme import LowerModule
 from meshcast.simulator.schemes.sequence.shared.attention_steps import HALF, AttentionSteps, Shares
 
 
-def attend_with_helpers(
-    operator: CoreAttention, inner: LowerModule, ring_axes: tuple[str, ...], ranks: int
-) -> Fragment:
+class HelperAttention(AttentionSteps):
     """DistFlashAttn: step t computes on the keys and values of the rank t places before; the first t ranks, which have
     none, help the last t.
 
     What step t needs is fetched during the step before, and what it computed for other ranks is returned during the
     next: outputs of helpers; backward, the gradients of fetched keys and values, and of the queries of helped ranks.
+
+    last: the number of the last step.
+    helpers: by step, how many ranks help.
     """
-    p, last = ranks, ranks // 2
-    helpers = [t if 2 * t < p else 0 for t in range(last + 1)]
-    found = [DIAGONAL, *(WHOLE if helpers[t] else ScoreBlock((RankShare(HALF),)) for t in range(1, last + 1))]
-    steps = AttentionSteps(operator, inner, ring_axes, found, last + sum(n > 0 for n in helpers))
-    out, q, k, v, o = steps.fragment, steps.q, steps.k, steps.v, steps.o
-    dq, dk, dv = (f"d:{name}" for name in (q, k, v))
-    kv, dkv, queries, output = (steps.nbytes(*names) for names in ((k, v), (dk, dv), (q,), (o,)))
 
-    def send(name: str, t: int, by: int, keys: int, other: int, after: Sequence[Op], phase: str) -> Op:
-        """p - t ranks send `keys` bytes of keys and values; ranks that help or are helped send `other` bytes of
-        queries.
+    def __init__(self, operator: CoreAttention, inner: LowerModule, ring_axes: tuple[str, ...], ranks: int) -> None:
+        self.ranks, self.last = ranks, ranks // 2
+        self.helpers = [t if 2 * t < ranks else 0 for t in range(self.last + 1)]
+        blocks = [DIAGONAL, *(WHOLE if helpers else ScoreBlock((RankShare(HALF),)) for helpers in self.helpers[1:])]
+        super().__init__(operator, inner, ring_axes, blocks, self.last + sum(map(bool, self.helpers)))
+        self.query_bytes, self.output_bytes = self.nbytes(self.q), self.nbytes(self.o)
+        self.key_value_bytes = self.nbytes(self.k, self.v)
+        self.gradients = {name: f"d:{name}" for name in (self.q, self.k, self.v)}
+        self.key_value_gradient_bytes = self.nbytes(self.gradients[self.k], self.gradients[self.v])
+        self._run_forward()
+        self._run_backward()
+
+    def ranks_with_own_block(self, t: int) -> Shares:
+        """Returns the ranks that compute a block of their own in step t: their keys are t places before."""
+        return Fraction(self.ranks - t, self.ranks), self.ranks / (self.ranks - t)
+
+    def helping_ranks(self, t: int) -> Shares:
+        """Returns the ranks that help in step t; as many are helped."""
+        return Fraction(t, self.ranks), self.ranks / t
+
+    def _run_forward(self) -> None:
+        fetched, computed = list[Op](), list[Op]()
+        for t in range(self.last + 2):
+            arrived, fetched = fetched, []
+            if t < self.last:
+                fetched = [self._fetch_forward(t + 1, computed)]
+            returned = [self._return_output(t - 1, computed)] if t and self.helpers[t - 1] else []
+            if t <= self.last:
+                computed = self._compute_forward(t, arrived)
+            if returned:
+                self.merge_output(self.helping_ranks(t - 1), returned, self._returned_output(t - 1))
+
+    def _run_backward(self) -> None:
+        first = self.step_fragments[0].grad_exit
+        sums = {self.q: [first[self.q]], self.k: [first[self.k], first[self.v]]}
+        fetched, computed = list[Op](), list[Op]()
+        for t in range(self.last + 2):
+            arrived, fetched = fetched, []
+            if t < self.last:
+                fetched = [self._fetch_backward(t + 1, computed)]
+            returned = [self._return_gradients(t - 1, computed)] if t > 1 else []
+            if t <= self.last:
+                computed = self._compute_backward(t, arrived)
+                if t:
+                    self._add_up(sums, self.q, self.ranks_with_own_block(t), computed, self.memory_key("d:q", t))
+                if self.helpers[t]:
+                    self._add_up(sums, self.k, self.helping_ranks(t), computed, self.memory_key("d:kv", t))
+            if returned:
+                key = self.memory_key("d:returned", t - 1)
+                self._add_up(sums, self.k, self.ranks_with_own_block(t - 1), returned, key)
+                if self.helpers[t - 1]:
+                    self._add_up(sums, self.q, self.helping_ranks(t - 1), returned, key)
+        self.fragment.grad_exit = {self.q: sums[self.q][0], self.k: sums[self.k][0], self.v: sums[self.k][0]}
+
+    # ------------------------------------------------------------------------------------------ messages
+
+    def _fetch_forward(self, t: int, computed: Sequence[Op]) -> Op:
+        return self._fetch(t, self.query_bytes, [*self.fragment.entry.values(), *computed], "F")
+
+    def _fetch_backward(self, t: int, computed: Sequence[Op]) -> Op:
+        asked = self.query_bytes + 2 * self.output_bytes
+        return self._fetch(t, asked, [self.fragment.grad_entry[self.o], *computed], "B")
+
+    def _fetch(self, t: int, asked: int, after: Sequence[Op], phase: str) -> Op:
+        """Fetches keys and values for step t, or for helpers queries and what goes with them: `asked` bytes."""
+        fetch = self._send("fetch", t, t, (self.key_value_bytes, asked), after, phase)
+        nbytes = max(self.key_value_bytes, asked) if self.helpers[t] else self.key_value_bytes
+        memory = self.memory_key(f"{phase} fetched", t), nbytes
+        self.use_tensors(fetch, self.q, self.k, self.v)
+        self.use_memory(fetch, memory, made=True)
+        step, out = self.step_fragments[t], self.fragment
+        readers, ops = (step.forward, out.forward) if phase == "F" else (step.backward, out.backward)
+        self.use_memory(readers[0], memory)
+        self.use_memory(readers[-1], memory)
+        ops.append(fetch)
+        return fetch
+
+    def _return_output(self, t: int, computed: Sequence[Op]) -> Op:
+        """Returns what helpers computed in step t to the ranks of the queries."""
+        back = self._send("return", t, -t, (0, self.output_bytes), computed, "F")
+        self.use_memory(back, *self.partial_output(t))
+        self.use_memory(back, self._returned_output(t), made=True)
+        self.fragment.forward.append(back)
+        return back
+
+    def _return_gradients(self, t: int, computed: Sequence[Op]) -> Op:
+        """Returns the gradients of fetched keys and values and those of the queries of helped ranks."""
+        key_values, queries = self.key_value_gradient_bytes, self.query_bytes
+        back = self._send("return", t, -t, (key_values, queries), computed, "B")
+        self.use_memory(back, (self.memory_key("d:kv", t), key_values), (self.memory_key("d:q", t), queries))
+        self.use_memory(back, (self.memory_key("d:returned", t), max(key_values, queries)), made=True)
+        self.fragment.backward.append(back)
+        return back
+
+    def _send(self, name: str, t: int, by: int, nbytes: tuple[int, int], after: Sequence[Op], phase: str) -> Op:
+        """Sends to the ranks `by` places further: in step t ranks with a block of their own the first of `nbytes`,
+        ranks that help or are helped the second.
         """
-        nbytes = [keys] * (p - t) + [other] * helpers[t]
-        mean = Fraction(sum(nbytes), p)
-        return steps.shift(name, float(mean), by, after, phase, float(max(nbytes) / mean))
+        sent = [nbytes[0]] * (self.ranks - t) + [nbytes[1]] * self.helpers[t]
+        mean = Fraction(sum(sent), self.ranks)
+        return self.shift(name, float(mean), by, after, phase, float(max(sent) / mean))
 
-    def behind(t: int) -> Shares:
-        return Fraction(p - t, p), p / (p - t)
+    def _returned_output(self, t: int) -> tuple[str, int]:
+        """Returns the memory of the outputs of step t that helpers returned, with their row sums."""
+        return self.memory_key("returned", t), self.output_bytes + self.lse
 
-    def few(t: int) -> Shares:
-        return Fraction(t, p), p / t
+    # ---------------------------------------------------------------------------------------- computation
 
-    def fetch(t: int, asked: int, after: Sequence[Op], phase: str, one: Fragment) -> Op:
-        """Fetches keys and values, or for helpers queries and what goes with them, for step t."""
-        hop = send("fetch", t, t, kv, asked, after, phase)
-        key, nbytes = steps.memory_key(f"{phase} fetched", t), max(kv, asked) if helpers[t] else kv
-        steps.use_tensors(hop, q, k, v)
-        steps.use_memory(hop, (key, nbytes), made=True)
-        ops = one.forward if phase == "F" else one.backward
-        steps.use_memory(ops[0], (key, nbytes))
-        steps.use_memory(ops[-1], (key, nbytes))
-        return hop
+    def _compute_forward(self, t: int, arrived: Sequence[Op]) -> list[Op]:
+        gradients = dict(zip(self.gradients.values(), ("d:q", "d:kv", "d:kv"), strict=True)) if t else {}
+        self.take_over_memory(t, {}, {name: self.memory_key(key, t) for name, key in gradients.items()})
+        step = self.step_fragments[t]
+        step.entry[self.k].after += arrived
+        self.fragment.forward += step.forward
+        computed = [step.exit[self.o]]
+        if t:
+            self.merge_output(self.ranks_with_own_block(t), computed, *self.partial_output(t))
+        return computed
 
-    came, free = list[Op](), list[Op]()
-    for t in range(last + 2):
-        arrived = came
-        if t < last:
-            came = [fetch(t + 1, queries, [*out.entry.values(), *free], "F", steps.step_fragments[t + 1])]
-            out.forward += came
-        back = t > 0 and helpers[t - 1]
-        if back:
-            hop = send("return", t - 1, 1 - t, 0, output, free, "F")
-            steps.use_memory(hop, *steps.partial_output(t - 1))
-            steps.use_memory(hop, (steps.memory_key("returned", t - 1), output + steps.lse), made=True)
-            out.forward.append(hop)
-        if t <= last:
-            one = steps.step_fragments[t]
-            made = (
-                {dq: steps.memory_key("d:q", t), dk: steps.memory_key("d:kv", t), dv: steps.memory_key("d:kv", t)}
-                if t
-                else {}
-            )
-            steps.take_over_memory(t, {}, made)
-            one.entry[k].after += arrived
-            out.forward += one.forward
-            free = [one.exit[o]]
-            if t:
-                steps.merge_output(behind(t), free, *steps.partial_output(t))
-        if back:
-            steps.merge_output(few(t - 1), [hop], (steps.memory_key("returned", t - 1), output + steps.lse))
+    def _compute_backward(self, t: int, arrived: Sequence[Op]) -> list[Op]:
+        step = self.step_fragments[t]
+        step.grad_entry[self.o].after += arrived
+        self.fragment.backward += step.backward
+        return [step.grad_exit[name] for name in self.gradients]
 
-    came, free = [], []
-    total = {q: [steps.step_fragments[0].grad_exit[q]], k: [steps.step_fragments[0].grad_exit[name] for name in (k, v)]}
-
-    def add_gradients(name: str, nbytes: int, shares: Shares, after: Sequence[Op], key: str) -> None:
-        whole = (dq,) if name == q else (dk, dv)
-        total[name] = steps.add_gradients(" ".join(whole).replace(":", ""), nbytes, shares, [*total[name], *after])
-        steps.use_memory(total[name][0], (key, nbytes))
-        steps.use_tensors(total[name][0], *whole)
-
-    for t in range(last + 2):
-        arrived = came
-        if t < last:
-            asked = queries + 2 * output
-            came = [fetch(t + 1, asked, [out.grad_entry[o], *free], "B", steps.step_fragments[t + 1])]
-            out.backward += came
-        key = steps.memory_key("d:returned", t - 1)
-        if t > 1:
-            hop = send("return", t - 1, 1 - t, dkv, queries, free, "B")
-            steps.use_memory(hop, (steps.memory_key("d:kv", t - 1), dkv), (steps.memory_key("d:q", t - 1), queries))
-            steps.use_memory(hop, (key, max(dkv, queries)), made=True)
-            out.backward.append(hop)
-        if t <= last:
-            one = steps.step_fragments[t]
-            one.grad_entry[o].after += arrived
-            out.backward += one.backward
-            free = [one.grad_exit[name] for name in (q, k, v)]
-            if t:
-                add_gradients(q, queries, behind(t), free, steps.memory_key("d:q", t))
-            if helpers[t]:
-                add_gradients(k, dkv, few(t), free, steps.memory_key("d:kv", t))
-        if t > 1:
-            add_gradients(k, dkv, behind(t - 1), [hop], key)
-        if t > 1 and helpers[t - 1]:
-            add_gradients(q, queries, few(t - 1), [hop], key)
-    out.grad_exit = {q: total[q][0], k: total[k][0], v: total[k][0]}
-    return out
+    def _add_up(self, sums: dict[str, list[Op]], name: str, shares: Shares, after: Sequence[Op], key: str) -> None:
+        """Adds gradients in memory `key` to the running sum: of the queries, or of keys and values."""
+        names = [self.gradients[self.q]] if name == self.q else [self.gradients[self.k], self.gradients[self.v]]
+        nbytes = self.query_bytes if name == self.q else self.key_value_gradient_bytes
+        label = " ".join(names).replace(":", "")
+        sums[name] = self.add_gradients(label, nbytes, shares, [*sums[name], *after])
+        self.use_memory(sums[name][0], (key, nbytes))
+        self.use_tensors(sums[name][0], *names)

@@ -37,7 +37,7 @@ def rotate(steps: AttentionSteps, arrived: Op) -> None:
     """Both passes. arrived: the op after which the gradient of the output and its row sums are there."""
     _read_row_sums(steps)
     pass_keys(steps, lambda i: _backward_keys(steps, -i % steps.count))
-    _pass_queries(steps, arrived)
+    _QueryRing(steps).run(arrived)
 
 
 def _read_row_sums(steps: AttentionSteps) -> None:
@@ -64,69 +64,95 @@ def sum_rows(fragment: Fragment, read: int, made: tuple[str, int]) -> Op:
     return op
 
 
-def _pass_queries(steps: AttentionSteps, first: Op) -> None:
-    """The backward pass: queries go one rank further for each step but the last, and their gradients p times."""
-    out, p = steps.fragment, steps.count
-    q, k, v, o = steps.q, steps.k, steps.v, steps.o
-    dq, dk, dv, do = (f"d:{name}" for name in (q, k, v, o))
-    bundle, queries, dkv = steps.nbytes(q, do) + 2 * steps.lse, steps.nbytes(dq), steps.nbytes(dk, dv)
+class _QueryRing:
+    """The backward pass: queries go one rank further for each step but the last, and their gradients p times.
 
-    def carry_queries(hop: Op, to: int) -> None:
+    bundle: bytes of queries and what goes with them.
+    queries: bytes of their gradients.
+    """
+
+    def __init__(self, steps: AttentionSteps) -> None:
+        self.steps, self.out = steps, steps.fragment
+        self.bundle = steps.nbytes(steps.q, f"d:{steps.o}") + 2 * steps.lse
+        self.queries = steps.nbytes(f"d:{steps.q}")
+
+    def run(self, first: Op) -> None:
+        """Adds the pass. first: the op after which the gradient of the output and its row sums are there."""
+        steps, out, p = self.steps, self.out, self.steps.count
+        arrived, gradients, total = [first], list[Op](), list[Op]()
+        if steps.start:
+            arrived = [steps.bring_first("place queries", self.bundle, arrived, "B", back=True)]
+            self._carry_queries(arrived[0], 0)
+            out.backward += arrived
+        for b in range(p):
+            step = steps.step_fragments[-b % p]
+            hops = [self._send_back(b, [*arrived, *gradients])] if p > 1 else []
+            step.grad_entry[steps.o].after += arrived
+            out.backward += step.backward
+            gradients = self._add_query_gradients(b, [*hops, step.grad_exit[steps.q]])
+            total = self._add_key_gradients(b, [*total, step.grad_exit[steps.k], step.grad_exit[steps.v]])
+            arrived = hops
+        returns = [partial(steps.shift, "ring home", self.queries, 1)] if p > 1 else []
+        returns += [partial(steps.bring_first, "ring home to its team", self.queries)] if steps.start else []
+        for i, send in enumerate(returns):
+            gradients = [send(gradients, "B")]
+            self._carry_gradients(gradients[0], p + i, home=i == len(returns) - 1)
+            out.backward += gradients
+        out.grad_exit = {steps.q: gradients[0], steps.k: total[0], steps.v: total[-1]}
+
+    def _send_back(self, b: int, after: Sequence[Op]) -> Op:
+        last = b == self.steps.count - 1
+        nbytes = self.bundle * (not last) + self.queries * (b > 0)
+        hop = self.steps.shift("ring back", nbytes, 1, after, "B")
+        if not last:
+            self._carry_queries(hop, b + 1)
+        if b:
+            self._carry_gradients(hop, b)
+        self.out.backward.append(hop)
+        return hop
+
+    def _carry_queries(self, hop: Op, to: int) -> None:
         """Notes the memory of a hop that brings queries, and what goes with them, to backward step `to`."""
+        steps = self.steps
         if to == (0 if steps.start else 1):
-            steps.use_tensors(hop, q, do)
+            steps.use_tensors(hop, steps.q, f"d:{steps.o}")
             keys = steps.memory_key("lse"), row_sums_key(steps.operator.name)
             steps.use_memory(hop, *((key, steps.lse) for key in keys))
         else:
-            steps.use_memory(hop, (steps.memory_key("d:bundle", to - 1), bundle))
-        steps.use_memory(hop, (steps.memory_key("d:bundle", to), bundle), made=True)
+            steps.use_memory(hop, (steps.memory_key("d:bundle", to - 1), self.bundle))
+        steps.use_memory(hop, (steps.memory_key("d:bundle", to), self.bundle), made=True)
 
-    def carry_gradients(hop: Op, to: int, home: bool = False) -> None:
+    def _carry_gradients(self, hop: Op, to: int, home: bool = False) -> None:
         """Notes the memory of a hop that brings gradients of queries to step `to`, or home."""
-        steps.use_memory(hop, (steps.memory_key("d:dq", to - 1), queries))
+        self.steps.use_memory(hop, (self.steps.memory_key("d:dq", to - 1), self.queries))
         if home:
-            steps.use_tensors(hop, dq, made=True)
+            self.steps.use_tensors(hop, f"d:{self.steps.q}", made=True)
         else:
-            steps.use_memory(hop, (steps.memory_key("d:dq", to), queries), made=True)
+            self.steps.use_memory(hop, (self.steps.memory_key("d:dq", to), self.queries), made=True)
 
-    arrived = [first]
-    if steps.start:
-        arrived = [steps.bring_first("place queries", bundle, arrived, "B", back=True)]
-        carry_queries(arrived[0], 0)
-        out.backward += arrived
-    gradients, total = list[Op](), list[Op]()
-    for b in range(p):
-        one, block = steps.step_fragments[-b % p], steps.step_operators[-b % p].computed_block
-        hops = list[Op]()
-        if p > 1:
-            nbytes = bundle * (b < p - 1) + queries * (b > 0)
-            hops = [steps.shift("ring back", nbytes, 1, [*arrived, *gradients], "B")]
-            if b < p - 1:
-                carry_queries(hops[0], b + 1)
-            if b:
-                carry_gradients(hops[0], b)
-        out.backward += hops
-        one.grad_entry[o].after += arrived
-        out.backward += one.backward
-        gradients, own = [one.grad_exit[q]], [one.grad_exit[k], one.grad_exit[v]]
+    def _add_query_gradients(self, b: int, after: Sequence[Op]) -> list[Op]:
+        steps, name = self.steps, self.steps.q
         if b:
-            gradients = steps.add_gradients(f"d{q}", queries, block.queries, [*hops, *gradients])
-            total = steps.add_gradients(f"d{k} d{v}", dkv, block.keys, [*total, *own])
-            steps.use_memory(total[0], (steps.memory_key("d:part", b), dkv))
-            steps.use_tensors(total[0], dk, dv)
+            block = steps.step_operators[-b % steps.count].computed_block
+            sums = steps.add_gradients(f"d{name}", self.queries, block.queries, after)
         else:
-            gradients, total = [Op(f"copy d{q}", work=Memory("add", queries, queries), after=gradients, phase="B")], own
-            out.backward += gradients
-        steps.use_memory(gradients[0], (steps.memory_key("d:dq", b), queries), made=not b)
-        steps.use_memory(gradients[0], (steps.memory_key("d:part q", b), queries))
-        arrived = hops
-    returns = [partial(steps.shift, "ring home", queries, 1)] if p > 1 else []
-    returns += [partial(steps.bring_first, "ring home to its team", queries)] if steps.start else []
-    for i, send in enumerate(returns):
-        gradients = [send(gradients, "B")]
-        carry_gradients(gradients[0], p + i, home=i == len(returns) - 1)
-        out.backward += gradients
-    out.grad_exit = {q: gradients[0], k: total[0], v: total[-1]}
+            work = Memory("add", self.queries, self.queries)
+            sums = [Op(f"copy d{name}", work=work, after=list(after[-1:]), phase="B")]
+            self.out.backward += sums
+        steps.use_memory(sums[0], (steps.memory_key("d:dq", b), self.queries), made=not b)
+        steps.use_memory(sums[0], (steps.memory_key("d:part q", b), self.queries))
+        return sums
+
+    def _add_key_gradients(self, b: int, after: list[Op]) -> list[Op]:
+        steps = self.steps
+        if not b:
+            return after
+        block, names = steps.step_operators[-b % steps.count].computed_block, (f"d:{steps.k}", f"d:{steps.v}")
+        nbytes = steps.nbytes(*names)
+        sums = steps.add_gradients(f"d{steps.k} d{steps.v}", nbytes, block.keys, after)
+        steps.use_memory(sums[0], (steps.memory_key("d:part", b), nbytes))
+        steps.use_tensors(sums[0], *names)
+        return sums
 
 
 def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:

@@ -71,14 +71,16 @@ class RingScheme(SequenceScheme):
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
         """The attention core on several ranks."""
         blocks = mask_blocks(self.token_order, self.ranks, operator.bidirectional, self.kernel_tile)
-        return ring(operator, inner, self.ring_axes, blocks, self.merges_eagerly)
+        return RingAttention(operator, inner, self.ring_axes, blocks, self.merges_eagerly).fragment
 
     def check_job(self, job: Any) -> None:
         """Raises PlanError where sequences cannot be split so, and for masks and kernels that it does not support."""
         if self.ranks == 1:
             return
-        plan = job.plan
-        schemes = [(entry, find_scheme(entry.use)) for entry in plan.schemes]
+        if self.passes_keys and job.batch.documents is not None:
+            rule = f"{self.use} brings the keys of a sequence part by part, whatever documents are in it"
+            raise PlanError("batch.documents", rule, "Use sequence/all-gather or sequence/ulysses, or leave it out")
+        schemes = [(entry, find_scheme(entry.use)) for entry in job.plan.schemes]
         ranks = self.mesh.size(axis for e, kind in schemes if kind.family == self.family for axis in e.over)
         for shape, tokens in job.model.stacks(job.batch.sequence):
             self._check_shape(job, shape, tokens / (shape.frames or 1), ranks)
@@ -120,13 +122,7 @@ class RingScheme(SequenceScheme):
                 raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
 
 
-def ring(
-    operator: CoreAttention,
-    inner: LowerModule,
-    ring_axes: tuple[str, ...],
-    mask_blocks: Sequence[ScoreBlock],
-    eager: bool = False,
-) -> Fragment:
+class RingAttention(AttentionSteps):
     """Ring attention: in every step each rank computes the block of the keys at hand and sends them one place further.
 
     Backward they go round the other way, from where the forward pass left them, and their gradients with them: those of
@@ -135,68 +131,98 @@ def ring(
 
     Eager kernels go round as in the forward pass, from the rank's own keys, and gradients one place more than keys and
     values, in fp32 (zhuzilin/ring-flash-attention).
+
+    gradient_bytes: of keys and values; carried: as they travel.
     """
-    steps = AttentionSteps(operator, inner, ring_axes, mask_blocks, len(mask_blocks) - 1, eager)
-    out, p = steps.fragment, steps.count
-    q, k, v, o = steps.q, steps.k, steps.v, steps.o
-    dq, dk, dv = (f"d:{name}" for name in (q, k, v))
-    kv, dkv, queries = steps.nbytes(k, v), steps.nbytes(dk, dv), steps.nbytes(dq)
-    carried, by = (2 * dkv, 1) if eager else (dkv, -1)
 
-    def turn(i: int) -> int:
-        """The number of the backward step that goes back through step i, and the other way round."""
-        return i if eager else p - 1 - i
+    def __init__(
+        self,
+        operator: CoreAttention,
+        inner: LowerModule,
+        ring_axes: tuple[str, ...],
+        mask_blocks: Sequence[ScoreBlock],
+        eager: bool = False,
+    ) -> None:
+        super().__init__(operator, inner, ring_axes, mask_blocks, len(mask_blocks) - 1, eager)
+        self.key_bytes, self.gradient_bytes = self.nbytes(self.k, self.v), self.nbytes(f"d:{self.k}", f"d:{self.v}")
+        self.carried, self.by = (2 * self.gradient_bytes, 1) if eager else (self.gradient_bytes, -1)
+        self.gradient_label = f"d{self.k} d{self.v}"
+        pass_keys(self, lambda i: _backward_keys(self, self.turn(i)))
+        self._run_backward()
 
-    pass_keys(steps, lambda i: _backward_keys(steps, turn(i)))
-    arrived: list[Op] = [out.grad_entry[o]]
-    gradients: list[Op] = []
-    total = [steps.step_fragments[turn(0)].grad_exit[q]]
-    for b in range(p):
-        one, block = steps.step_fragments[turn(b)], steps.step_operators[turn(b)].computed_block
-        # The keys and values of the next step travel with the gradients of all earlier steps.
-        taken, grads, made = steps.memory_key("d:kv", b), steps.memory_key("d:dkv", b - 1), steps.memory_key("d:dkv", b)
-        hop = steps.shift("ring back", kv * (b < p - 1) + carried * (b > 0), by, [*arrived, *gradients], "B")
-        if b < p - 1:
+    def turn(self, i: int) -> int:
+        """Returns the number of the backward step that goes back through step i, and the other way round."""
+        return i if self.eager else self.count - 1 - i
+
+    def _run_backward(self) -> None:
+        arrived = [self.fragment.grad_entry[self.o]]
+        gradients: list[Op] = []
+        total = [self.step_fragments[self.turn(0)].grad_exit[self.q]]
+        for b in range(self.count):
+            hop, step = self._send_back(b, [*arrived, *gradients]), self.step_fragments[self.turn(b)]
+            step.grad_entry[self.o].after += arrived
+            self.fragment.backward += step.backward
+            gradients = [step.grad_exit[self.k], step.grad_exit[self.v]]
             if b:
-                steps.use_memory(hop, (taken, kv))
+                total = self._add_query_gradients(b, [*total, step.grad_exit[self.q]])
+                gradients = self._add_key_gradients(b, [hop, *gradients])
+            elif self.eager:
+                gradients = [
+                    self.convert_gradients(self.gradient_label, (self.gradient_bytes, self.carried), gradients)
+                ]
+                self.use_memory(gradients[0], (self.memory_key("d:part", b), self.gradient_bytes))
+                self.use_memory(gradients[0], (self.memory_key("d:dkv", b), self.carried), made=True)
+            arrived = [hop]
+        if self.eager:
+            gradients = self._bring_home(gradients)
+        self.fragment.grad_exit = {self.q: total[0], self.k: gradients[0], self.v: gradients[0]}
+
+    def _send_back(self, b: int, after: Sequence[Op]) -> Op:
+        """Sends the keys and values of the step behind b with the gradients of all steps before it."""
+        last = b == self.count - 1
+        nbytes = self.key_bytes * (not last) + self.carried * (b > 0)
+        hop = self.shift("ring back", nbytes, self.by, after, "B")
+        if not last:
+            if b:
+                self.use_memory(hop, (self.memory_key("d:kv", b), self.key_bytes))
             else:
-                steps.use_tensors(hop, k, v)
-            steps.use_memory(hop, (steps.memory_key("d:kv", b + 1), kv), made=True)
+                self.use_tensors(hop, self.k, self.v)
+            self.use_memory(hop, (self.memory_key("d:kv", b + 1), self.key_bytes), made=True)
         if b:
-            steps.use_memory(hop, (grads, carried))
-            steps.use_memory(hop, (made, carried), made=True)
-        out.backward.append(hop)
-        one.grad_entry[o].after += arrived
-        out.backward += one.backward
-        gradients = [one.grad_exit[k], one.grad_exit[v]]
-        if b:
-            behind, ends = [*total, one.grad_exit[q]], (b == 1, b == p - 1)
-            sums = steps.add_gradients(f"d{q}", queries, block.queries, behind, ends)
-            steps.use_through(sums, (steps.memory_key("d:q", b), queries))
-            total = sums[-1:]
-            for op in dict.fromkeys([*sums[:1], *total]):
-                steps.use_tensors(op, dq)
-            gradients = steps.add_gradients(f"d{k} d{v}", dkv, block.keys, [hop, *gradients])
-            steps.use_memory(gradients[0], (made, carried))
-            if b < p - 1 or eager:
-                steps.use_memory(gradients[0], (steps.memory_key("d:part", b), dkv))
-            else:
-                steps.use_tensors(gradients[0], dk, dv)
-        elif eager:
-            gradients = [steps.convert_gradients(f"d{k} d{v}", (dkv, carried), gradients)]
-            steps.use_memory(gradients[0], (steps.memory_key("d:part", b), dkv))
-            steps.use_memory(gradients[0], (made, carried), made=True)
-        arrived = [hop]
-    if eager:
-        home = steps.shift("ring home", carried, by, gradients, "B")
-        steps.use_memory(home, (steps.memory_key("d:dkv", p - 1), carried))
-        steps.use_memory(home, (steps.memory_key("d:dkv", p), carried), made=True)
-        out.backward.append(home)
-        gradients = [steps.convert_gradients(f"d{k} d{v}", (carried, dkv), [home])]
-        steps.use_memory(gradients[0], (steps.memory_key("d:dkv", p), carried))
-        steps.use_tensors(gradients[0], dk, dv, made=True)
-    out.grad_exit = {q: total[0], k: gradients[0], v: gradients[0]}
-    return out
+            self.use_memory(hop, (self.memory_key("d:dkv", b - 1), self.carried))
+            self.use_memory(hop, (self.memory_key("d:dkv", b), self.carried), made=True)
+        self.fragment.backward.append(hop)
+        return hop
+
+    def _add_query_gradients(self, b: int, after: Sequence[Op]) -> list[Op]:
+        block, ends = self.step_operators[self.turn(b)].computed_block, (b == 1, b == self.count - 1)
+        nbytes = self.nbytes(f"d:{self.q}")
+        sums = self.add_gradients(f"d{self.q}", nbytes, block.queries, after, ends)
+        self.use_through(sums, (self.memory_key("d:q", b), nbytes))
+        for op in dict.fromkeys((sums[0], sums[-1])):
+            self.use_tensors(op, f"d:{self.q}")
+        return sums[-1:]
+
+    def _add_key_gradients(self, b: int, after: Sequence[Op]) -> list[Op]:
+        block = self.step_operators[self.turn(b)].computed_block
+        sums = self.add_gradients(self.gradient_label, self.gradient_bytes, block.keys, after)
+        self.use_memory(sums[0], (self.memory_key("d:dkv", b), self.carried))
+        if b < self.count - 1 or self.eager:
+            self.use_memory(sums[0], (self.memory_key("d:part", b), self.gradient_bytes))
+        else:
+            self.use_tensors(sums[0], f"d:{self.k}", f"d:{self.v}")
+        return sums
+
+    def _bring_home(self, gradients: Sequence[Op]) -> list[Op]:
+        """Sends fp32 gradients the last place further, and converts them."""
+        home = self.shift("ring home", self.carried, self.by, gradients, "B")
+        self.use_memory(home, (self.memory_key("d:dkv", self.count - 1), self.carried))
+        self.use_memory(home, (self.memory_key("d:dkv", self.count), self.carried), made=True)
+        self.fragment.backward.append(home)
+        converted = self.convert_gradients(self.gradient_label, (self.carried, self.gradient_bytes), [home])
+        self.use_memory(converted, (self.memory_key("d:dkv", self.count), self.carried))
+        self.use_tensors(converted, f"d:{self.k}", f"d:{self.v}", made=True)
+        return [converted]
 
 
 def pass_keys(steps: AttentionSteps, backward_keys: Callable[[int], Mapping[str, str]]) -> None:

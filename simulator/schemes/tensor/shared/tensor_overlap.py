@@ -170,18 +170,23 @@ def find_gemm_collectives(
     for issued in (fragment.forward, fragment.backward):
         for op in issued:
             work = op.work
-            if not isinstance(work, Collective) or op.stream.partition("-")[0] != family or work.members is not None:
+            if not isinstance(work, Collective) or op.stream.partition("-")[0] != family:
                 continue
-            if work.operation not in collectives:
+            if work.members is not None or work.operation not in collectives:
                 continue
-            own = [one for one in issued if tensors[op] & tensors[one]]
+            own = [other for other in issued if tensors[op] & tensors[other]]
             gemms = _reading_gemms(op, own, issued) if work.operation == "all_gather" else _producing_gemm(op, own)
             ranks = mesh.size(work.axes)
             if ranks > 1 and gemms and work.nbytes % ranks == 0 and all(_row_count(one) % ranks == 0 for one in gemms):
                 found.append(GemmCollective(op, tuple(gemms), ranks))
+    return _choose_pairs(found)
+
+
+def _choose_pairs(pairs: list[GemmCollective]) -> list[GemmCollective]:
+    """Chooses pairs that share no GEMM, the largest collectives first."""
     chosen: list[GemmCollective] = []
     taken: set[Op] = set()
-    for pair in sorted(found, key=lambda one: -one.work.nbytes):
+    for pair in sorted(pairs, key=lambda pair: -pair.work.nbytes):
         if not taken & set(pair.products):
             chosen.append(pair)
             taken |= set(pair.products)

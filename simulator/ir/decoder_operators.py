@@ -1,11 +1,12 @@
-"""Operators of decoders that differ from a GPT or Llama in a norm or a cap."""
+"""Operators of decoders that differ from a GPT or Llama: in a norm, a cap, or attention to the output of an encoder."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from meshcast.simulator.ir.modules import LocalShapes
-from meshcast.simulator.ir.operators import Activation, CoreAttention, Norm
+from meshcast.simulator.ir.layout import Tensor
+from meshcast.simulator.ir.modules import LocalShapes, Operator
+from meshcast.simulator.ir.operators import Activation, Boundary, CoreAttention, Norm
 from meshcast.simulator.ir.ops import Memory, Work
 
 
@@ -52,3 +53,32 @@ class CappedAttention(CoreAttention):
             return super().temporary_buffers(at, backward)
         scores, softmax = 2 * self._scores(at), 2 + self.dropout
         return [(0, softmax, scores), (softmax, softmax + 1, scores), (softmax + 1, softmax + 3, scores)]
+
+
+class KeepContext(Operator):
+    """The end of an encoder: its output stays in memory until the backward pass of the decoder has its gradient.
+
+    Its kernels have no bytes and take no time.
+    """
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("add", 0, 0)]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory("add", 0, 0)]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+class ReadContext(Boundary):
+    """A layer of a decoder reads the context; its gradient is added to that of the layers behind."""
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        nbytes = at.bytes(*self.ins)
+        return [Memory("add", 2 * nbytes, nbytes)]
+
+
+class HoldWeights(Boundary):
+    """Holds a table that attention reads elsewhere: relative positions of a stack of layers (T5)."""

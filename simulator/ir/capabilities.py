@@ -1,0 +1,285 @@
+"""What a few schemes can do beyond what every scheme does: one small base class for each ability.
+
+A scheme derives from the classes of its abilities; a room asks for the schemes that have one:
+``schemes_with(plan.schemes, MeasuresMemory)``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.ops import Param, Work
+from meshcast.simulator.ir.scheme import Scheme
+
+Capability = TypeVar("Capability", bound=Scheme)
+
+
+def schemes_with(schemes: Iterable[Scheme], capability: type[Capability]) -> list[Capability]:
+    """Returns the schemes that have a capability, outermost first."""
+    return [scheme for scheme in schemes if isinstance(scheme, capability)]
+
+
+# ---------------------------------------------------------------------------------------------------------- states
+
+
+class HoldsStates(Scheme):
+    """Says where parameters, gradients and optimizer states lie."""
+
+    updates_weights: ClassVar[bool] = True
+    """Whether sharded weights are the main weights of the optimizer; otherwise it holds a copy of its own."""
+
+    def offloaded_to(self, state: str) -> Mapping[str, float]:
+        """Returns where `state` is offloaded to, and which share of it: to the memory of the host (``cpu``) or to its
+        disks (``nvme``)."""
+        return {}
+
+
+class ShardsStates(HoldsStates):
+    """Reduces gradients, and may shard states: a data scheme."""
+
+    @property
+    @abstractmethod
+    def replica_axes(self) -> tuple[str, ...]:
+        """Axes along which states are replicated, also those that are sharded over its other axes."""
+
+    @property
+    @abstractmethod
+    def gathered_axes(self) -> tuple[str, ...]:
+        """Axes over which it shards all weights between their passes, and gathers them as it says itself."""
+
+    @property
+    @abstractmethod
+    def unit_key(self) -> Hashable:
+        """A key that is equal for schemes under which every unit lowers to the same ops before a whole stage is
+        lowered."""
+
+    @abstractmethod
+    def reduces(self, param: Param) -> tuple[str, ...]:
+        """Returns the axes over which it reduces the gradient of `param`; over other axes the update reduces it."""
+
+    @abstractmethod
+    def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
+        """Returns the axes over which `state` (parameters, gradients, optimizer) of `param` is sharded in memory."""
+
+    @abstractmethod
+    def accumulation_shards(self, param: Param) -> tuple[str, ...]:
+        """Returns the axes over which the gradient of `param` is sharded while micro-batches add to it."""
+
+    @abstractmethod
+    def update_shards(self, param: Param) -> tuple[str, ...]:
+        """Returns the axes over which the update of `param` is sharded."""
+
+
+class KeepsOwnStates(Scheme):
+    """Keeps states that are neither weights, gradients nor moments, for example the error of a compressed reduction."""
+
+    @abstractmethod
+    def own_states(self, param: Param) -> Mapping[str, float]:
+        """Returns the bytes of these states of `param` on one rank, by place (gpu, cpu, nvme)."""
+
+
+class KeepsSecondaryShards(Scheme):
+    """Keeps a secondary copy of sharded weights, in the compute format."""
+
+    @abstractmethod
+    def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
+        """Returns the axes over which the copy of `param` is sharded; None: there is no copy of it."""
+
+
+class HoldsBuffers(Scheme):
+    """Has buffers that live through the whole step."""
+
+    @abstractmethod
+    def buffer_bytes(self, job: Any) -> int:
+        """Returns the bytes of the buffers on every rank."""
+
+
+class HoldsUnequalShards(Scheme):
+    """Gives ranks of several kinds shards of states of unequal size."""
+
+    @abstractmethod
+    def shard_sizes(self, axis: str, memory: Sequence[float]) -> Sequence[float] | None:
+        """Returns the relative sizes of the shards of the ranks of each kind along an axis; None: all are equal.
+
+        memory: of the GPUs of each kind [bytes].
+        """
+
+    @abstractmethod
+    def with_shards(self, axis: str, largest: float, size: float) -> Scheme:
+        """Returns the scheme on ranks whose shards of states along `axis` are `size` times the mean, the largest
+        `largest`."""
+
+    @abstractmethod
+    def shard_size(self, axes: Sequence[str]) -> float:
+        """Returns the size of its ranks' shards over `axes`, over that of equal shards."""
+
+
+class MeasuresMemory(Scheme):
+    """Finds out in a warm-up step how much memory states may take."""
+
+    @property
+    @abstractmethod
+    def measures_memory(self) -> bool:
+        """Whether a warm-up step decides where states lie; otherwise its options do."""
+
+    @abstractmethod
+    def place_states(self, memory: float, used: float, states: Mapping[str, float]) -> Scheme:
+        """Returns the scheme with states where a warm-up step finds room for them.
+
+        memory: of a GPU [bytes].
+        used: peak of what is not states in the warm-up step [bytes].
+        states: bytes of parameters, gradients and optimizer state of a rank, wherever they lie.
+        """
+
+
+class MeetsPeriodically(ShardsStates):
+    """Lets ranks take steps of their own, without gradient reduction, until they meet at the end of a period."""
+
+    @property
+    @abstractmethod
+    def period(self) -> int:
+        """Steps from one run of its periodic ops (`Op.when`) to the next."""
+
+    @property
+    @abstractmethod
+    def unsynchronised_axes(self) -> tuple[str, ...]:
+        """Axes along which ranks take steps of their own."""
+
+
+class AccumulatesByUnit(Scheme):
+    """Runs all micro-batches of a step through a unit before the next unit."""
+
+    @property
+    @abstractmethod
+    def accumulates_by_unit(self) -> bool:
+        """Whether its options and ranks make it do so."""
+
+
+# ------------------------------------------------------------------------------------------------------- operators
+
+
+class AnnotatesOperators(Scheme):
+    """Has options that name, operator by operator, the dims that its axes shard.
+
+    It says what ranks compute, so that its axes may also be those of a data scheme further out, which says where states
+    rest. Equal collectives over several of its axes are one collective.
+    """
+
+    @abstractmethod
+    def check_operators(self, operators: Sequence[Operator], layers: int, where: str) -> None:
+        """Raises PlanError if its options do not fit the operators of the model.
+
+        layers: of the model.
+        where: place of the scheme in the job.
+        """
+
+    @property
+    @abstractmethod
+    def layer_borders(self) -> tuple[int, ...]:
+        """Numbers of the layers from which on it shards other dims than in the layers before."""
+
+
+class PadsVocabulary(Scheme):
+    """Pads the vocabulary to other ranks than all that it is over, as tensor schemes do."""
+
+    @property
+    @abstractmethod
+    def vocabulary_axes(self) -> tuple[str, ...]:
+        """Axes to whose ranks the vocabulary is padded."""
+
+
+class TakesProjectedKeys(Scheme):
+    """Shards a sequence although its keys and values are projected along it, which all ranks then have whole."""
+
+
+class ChangesKernels(Scheme):
+    """Has kernels of its own, which also a single rank runs."""
+
+
+class AdaptsModel(Scheme):
+    """Runs a model in another way than it is stated, for example with another capacity factor."""
+
+    @abstractmethod
+    def adapt_model(self, model: Any) -> Any:
+        """Returns the model as the plan runs it."""
+
+
+# --------------------------------------------------------------------------------------------------------- choices
+
+
+class TriesAlternatives(Scheme):
+    """Tries several options at run time, as its system does, and keeps those of the fastest layer."""
+
+    @abstractmethod
+    def alternatives(self) -> Sequence[Scheme]:
+        """Returns the scheme with each of the options that it tries; empty if its options say everything."""
+
+
+class FitsModels(Scheme):
+    """Measures work on the cluster before training, and chooses by a model fitted to it."""
+
+    @abstractmethod
+    def fit_models(self, job: Any, measure: Callable[[Work], float]) -> Scheme:
+        """Returns the scheme after its system has measured.
+
+        measure: seconds of some work, alone on its rank.
+        """
+
+
+class VariesSteps(Scheme):
+    """Has steps that differ from each other and are forecast one after another."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Number of these steps; 1: all steps are alike."""
+
+    @abstractmethod
+    def at_step(self, step: int) -> Scheme:
+        """Returns the scheme in one of these steps."""
+
+
+class AdaptsRecompute(Scheme):
+    """Recomputes as many layers of every stage as its memory asks for."""
+
+    @property
+    @abstractmethod
+    def adapts_recompute(self) -> bool:
+        """Whether layers, and how many of them are recomputed, are chosen for every stage; otherwise options say it."""
+
+    @abstractmethod
+    def recompute_layers(self, count: int) -> Scheme:
+        """Returns the scheme that recomputes so many layers of a stage."""
+
+
+class ChoosesTensors(Scheme):
+    """Lets some saved tensors of a stage leave it, where its memory is short."""
+
+    @property
+    @abstractmethod
+    def chooses_tensors(self) -> bool:
+        """Whether it is chosen for every stage which saved tensors leave it, and where to."""
+
+    @property
+    @abstractmethod
+    def tensor_choices(self) -> Sequence[Any]:
+        """What is stated to become of the saved tensors of every stage; empty: to be chosen."""
+
+    @property
+    @abstractmethod
+    def memory_limit(self) -> float | None:
+        """Memory of a device that its choices keep to [bytes]; None: that of the GPU."""
+
+    @abstractmethod
+    def with_tensors(self, choices: Sequence[Any], stage: int) -> Scheme:
+        """Returns the scheme on a stage. choices: a `TensorChoice` for every stage."""
+
+
+class RequiresRoles(Scheme):
+    """Needs other schemes beside it."""
+
+    required_roles: ClassVar[tuple[str, ...]]
+    """Roles (`Scheme.role`) that other schemes of the plan must have."""
