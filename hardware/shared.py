@@ -10,6 +10,8 @@ import datetime
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
+from meshcast.hardware.remembered import remember
+
 Made = TypeVar("Made")
 
 MOST = 1000
@@ -29,12 +31,7 @@ def shared_instance(kind: Hashable, data: Any, make: Callable[[], Made]) -> Made
         key = kind, frozen(data)
     except (TypeError, RecursionError):
         return make()
-    if key not in _made:
-        made = make()
-        if len(_made) >= MOST:
-            _made.clear()
-        _made[key] = made
-    found: Made = _made[key]
+    found: Made = remember(_made, key, make, MOST)
     return found
 
 

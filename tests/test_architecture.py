@@ -694,7 +694,10 @@ def test_replaced_names_do_not_come_back() -> None:
     assert not found, "\n".join(found)
 
 
-PARTICIPLES = {"shipped": "the calibration that ships with meshcast: a constructor, read as `Calibration.shipped()`"}
+PARTICIPLES = {
+    "shipped": "the calibration that ships with meshcast: a constructor, read as `Calibration.shipped()`",
+    "remembered": "a decorator: the method below it is remembered",
+}
 """Functions whose name is a bare participle all the same, each with its reason; at most 10."""
 
 IRREGULAR = {

@@ -26,6 +26,7 @@ from meshcast.experiments.explain.collective_messages import (
 )
 from meshcast.experiments.explain.executed_ops import list_executed_ops
 from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.remembered import remembered
 from meshcast.hardware.topology import Reach, reach
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.collectives.collective import choose_algorithm, find_group
@@ -161,7 +162,6 @@ class MessagesOfPlan:
     def __init__(self, plan: Plan, calibration: Calibration | None = None) -> None:
         self.plan, self.cluster = plan, plan.job.cluster
         self.costs = SharedWork(calibration).device_costs(plan)
-        self._groups: dict[tuple[int, tuple[str, ...], tuple[int, ...] | None], list[np.ndarray]] = {}
         self._shapes: dict[tuple[str, str, tuple[int, ...]], MemberMessages] = {}
 
     def find(self, device: int, work: Work, target: int = -1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -197,12 +197,11 @@ class MessagesOfPlan:
         assert isinstance(work, Collective | Exchange)
         if isinstance(work, Collective) and work.ranks is not None:
             return self._stated_groups(device, work.ranks)
-        members = work.members if isinstance(work, Collective) else None
-        key = device, work.axes, members
-        if key not in self._groups:
-            mesh = self.plan.on(device).mesh
-            self._groups[key] = groups_along(mesh, work.axes, members, self.plan.ranks.of_device(device))
-        return self._groups[key]
+        return self._groups_along(device, work.axes, work.members if isinstance(work, Collective) else None)
+
+    @remembered
+    def _groups_along(self, device: int, axes: tuple[str, ...], members: tuple[int, ...] | None) -> list[np.ndarray]:
+        return groups_along(self.plan.on(device).mesh, axes, members, self.plan.ranks.of_device(device))
 
     def _stated_groups(self, device: int, ranks: Sequence[int]) -> list[np.ndarray]:
         """The groups of a collective that states the ranks of one: of devices with as many ranks, those at each place.

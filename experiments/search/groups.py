@@ -10,18 +10,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.search.bounds import Bounds
+from meshcast.experiments.search.bounds import PointBounds
 from meshcast.experiments.search.keys.data_schemes import gathers_once, layers_of_unit
 from meshcast.experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
+from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.collectives import LARGE, collective_rates
 from meshcast.simulator.bounds.least_states import ParameterCosts, least_states
+from meshcast.simulator.bounds.order_bounds import OrderBounds
 from meshcast.simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
-from meshcast.simulator.bounds.schedule_bound import StagePlaces, StageTimes
+from meshcast.simulator.bounds.schedule_bound import StageTimes
 from meshcast.simulator.bounds.unit_prices import UnitLayout, kinds_of_layers
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import BYTES
-from meshcast.simulator.scheduling.schedule import PipelineShape
 
 COLUMNS = ("places", "schemes", "seconds", "nbytes", "points")
 """What an `OpenGroup` has of every pipeline with a data scheme."""
@@ -111,14 +112,8 @@ class OpenGroup:
 class GroupBounds:
     """Bounds all pipelines of a group at once. by_memory: in the order of their memory."""
 
-    def __init__(self, space: Space, bounds: Bounds, by_memory: bool = False) -> None:
-        self.space, self.bounds, self.by_memory = space, bounds, by_memory
-        self._tables: dict[Hashable, GroupPipelines] = {}
-        self._opened: dict[Hashable, tuple[OpenGroup | None, int]] = {}
-        self._devices: dict[Hashable, DeviceUnits] = {}
-        self._known_rates: dict[Hashable, tuple[float, ...]] = {}
-        self._known_copies: dict[Hashable, np.ndarray] = {}
-        self._numbers: dict[tuple[StepChoice, ...], np.ndarray] = {}
+    def __init__(self, space: Space, bounds: PointBounds, by_memory: bool = False) -> None:
+        self.space, self.bounds, self.prices, self.by_memory = space, bounds, bounds.prices, by_memory
         # The copies of what a data scheme shards are another scheme, whatever their number.
         pairs: list[tuple[str, int | str | None]] = [(name, None) for name in space.values["data"]]
         shards = [one for one in space.values["shard"] if one is not None]
@@ -128,16 +123,18 @@ class GroupBounds:
     def open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
         """The pipelines of a group, bounded by kernels and data-parallel collectives alone; and the number of points
         that break a rule."""
-        # Groups that differ in communication and memory alone have the same kernels.
-        plain = self.bounds.kernel_group(group)._replace(recompute="full" if group.recompute == "full" else "none")
-        key = group if self.space.limits_points else (plain, "activations" in group.offload)
-        if key not in self._opened:
-            self._opened[key] = self._open(group)
-        opened, wrong = self._opened[key]
+        opened, wrong = self._open(group)
         return replace(opened, group=group) if opened is not None else None, wrong
 
+    def _what_opens(self, group: LayerGroup) -> Hashable:
+        """What the pipelines of a group follow from: groups that differ in communication and memory alone have the same
+        kernels."""
+        plain = self.prices.kernel_group(group)._replace(recompute="full" if group.recompute == "full" else "none")
+        return group if self.space.limits_points else (plain, "activations" in group.offload)
+
+    @remembered_by(_what_opens)
     def _open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
-        layout, kernels = self.bounds.unit_layout(group), self.bounds.kernel_times(group)
+        layout, kernels = self.prices.unit_layout(group), self.prices.kernel_times(group)
         if layout is None or kernels is None:
             return None, self.space.size(group)
         table = self._table(group, layout)
@@ -160,7 +157,7 @@ class GroupBounds:
     def bound_memory(self, opened: OpenGroup) -> np.ndarray | None:
         """What the devices of the pipelines of a group hold at least [choices] [bytes]; None if it breaks a rule."""
         group, table = opened.group, opened.table
-        layout, grown = self.bounds.unit_layout(group), self.bounds.unit_memory(group)
+        layout, grown = self.prices.unit_layout(group), self.prices.unit_memory(group)
         if layout is None or grown is None:
             return None
         least = table.units.memory(grown, layout.elements, self._state_nbytes(group, table))
@@ -169,7 +166,7 @@ class GroupBounds:
     def least_memory(self, group: LayerGroup) -> float:
         """A lower bound of the memory of all points of a group [bytes]: on the fullest GPU, which holds no fewer
         parameters than the average one, states that are divided by as many ranks as can be; 0 if it breaks a rule."""
-        layout = self.bounds.unit_layout(group)
+        layout = self.prices.unit_layout(group)
         if layout is None:
             return 0.0
         every = float(layout.elements[0] + layout.elements[layout.of_layer].sum() + layout.elements[-1])
@@ -185,15 +182,15 @@ class GroupBounds:
     def refine(self, opened: OpenGroup) -> OpenGroup | None:
         """The same pipelines with better bounds, or those that may fit in memory; None: there are none."""
         if opened.known is Known.KERNELS and not self.by_memory:
-            times = self.bounds.times_without_recompute(opened.group)
+            times = self.prices.times_without_recompute(opened.group)
             return self._price(opened, Known.WITHOUT_RECOMPUTE, times)
         if opened.known < Known.MEMORY:
             return self._fit(opened)
-        prices = self.bounds.pass_prices(opened.group)
+        prices = self.prices.pass_prices(opened.group)
         return self._price(opened, Known.PASSES, prices.unit_times if prices is not None else None)
 
     def _price(self, opened: OpenGroup, known: Known, times: StageTimes | None) -> OpenGroup | None:
-        layout = self.bounds.unit_layout(opened.group)
+        layout = self.prices.unit_layout(opened.group)
         if times is None or layout is None:
             return None
         seconds = self._seconds(opened.group, opened.table, times, layout)[opened.places, opened.schemes]
@@ -220,59 +217,54 @@ class GroupBounds:
                 found[at] = self._count(self.space.steps(group, *place))
         return found
 
+    @remembered
     def _count(self, choices: tuple[StepChoice, ...]) -> np.ndarray:
         """Numbers of choices [data schemes]."""
-        if choices not in self._numbers:
-            schemes = [self.scheme_of(step) for step in choices]
-            self._numbers[choices] = np.bincount(schemes, minlength=len(self._schemes))
-        return self._numbers[choices]
+        return np.bincount([self.scheme_of(step) for step in choices], minlength=len(self._schemes))
 
+    @remembered_by(
+        lambda bounds, group, layout: (
+            *(group.tp * group.cp, group.micro, group.recompute == "full"),
+            layout.of_layer.tobytes(),
+        )
+    )
     def _table(self, group: LayerGroup, layout: UnitLayout) -> GroupPipelines:
         """The pipelines of a group."""
-        key = group.tp * group.cp, group.micro, group.recompute == "full", layout.of_layer.tobytes()
-        if key not in self._tables:
-            self._tables[key] = self._make_table(group, layout)
-        return self._tables[key]
-
-    def _make_table(self, group: LayerGroup, layout: UnitLayout) -> GroupPipelines:
         pipelines, wrong, units = list[Pipeline](), list[Pipeline](), list[PipelineUnits]()
-        for order, own in groupby(self.space.pipelines(group), lambda pipeline: pipeline.order):
-            variants, made = list(own), self.bounds.shape(group, order)
-            layers = made and self.bounds.layers(order, made[1].stages // made[0].directions)
-            if made is None or layers is None:
+        for unchanged, same_order in groupby(self.space.pipelines(group), lambda pipeline: pipeline.order):
+            variants, order = tuple(same_order), self.bounds.order(group, unchanged)
+            layers = self.bounds.layers(unchanged, order) if order is not None else None
+            if order is None or layers is None:
                 wrong += variants
                 continue
             pipelines += variants
-            schedule, shape, place, in_flight = made
-            units.append(
-                PipelineUnits(schedule, shape, self._device_units(layout, variants, layers, place, shape), in_flight)
-            )
+            held = self._device_units(layout, variants, layers, order)
+            units.append(PipelineUnits(order.schedule, order.shape, held, order.in_flight))
         shapes = [one.shape for one in units for _ in one.devices.work[0]]
         micro_batches, devices = (np.array([getattr(one, name) for one in shapes]) for name in ("m", "p"))
         return GroupPipelines(pipelines, wrong, PipelineTable(units), micro_batches, devices, find_places(pipelines))
 
+    @remembered_by(
+        # Where micro-batches take one way, all devices run all of them.
+        lambda bounds, layout, variants, layers, order: (
+            variants,
+            order.shape.m if np.ptp(order.place.turns) else 0,
+            layout.of_recomputed is None,
+            layout.of_layer.tobytes(),
+        )
+    )
     def _device_units(
-        self,
-        layout: UnitLayout,
-        variants: list[Pipeline],
-        layers: tuple[int, ...],
-        place: StagePlaces,
-        shape: PipelineShape,
+        self, layout: UnitLayout, variants: tuple[Pipeline, ...], layers: tuple[int, ...], order: OrderBounds
     ) -> DeviceUnits:
         """What devices run and hold, of pipelines that differ in the layers that they recompute."""
-        # Where micro-batches take one way, all devices run all of them.
-        batch = shape.m if np.ptp(place.turns) else 0
-        key = tuple(variants), batch, layout.of_recomputed is None, layout.of_layer.tobytes()
-        if key not in self._devices:
-            kinds = [kinds_of_layers(layers, layout.of_layer, layout.of_recomputed, one.recomputed) for one in variants]
-            counts = np.stack([count_units(layers, one, len(layout.elements)) for one in kinds], axis=1)
-            self._devices[key] = DeviceUnits.of(place, counts, shape.m)
-        return self._devices[key]
+        kinds = [kinds_of_layers(layers, layout.of_layer, layout.of_recomputed, one.recomputed) for one in variants]
+        counts = np.stack([count_units(layers, of_layer, len(layout.elements)) for of_layer in kinds], axis=1)
+        return DeviceUnits.of(order.place, counts, order.shape.m)
 
     def _seconds(self, group: LayerGroup, table: GroupPipelines, units: StageTimes, layout: UnitLayout) -> np.ndarray:
         """Lower bounds of the step times of the pipelines of a group [pipelines, data schemes] [s]."""
         found = table.units.step_seconds(units, self._collectives(group, table, layout))
-        if copies := self.bounds.copy_seconds(group):
+        if copies := self.prices.copy_seconds(group):
             # The layer before the loss keeps its activations on the GPU.
             layers = self.space.loaded.model.layers // table.devices - 1
             found = np.maximum(found, (table.micro_batches * copies * layers)[:, None])
@@ -320,6 +312,7 @@ class GroupBounds:
             turns[:, :, 1] = np.where(kept, np.minimum(turns[:, :, 1], 1), turns[:, :, 1])
         return turns[:, :, 0], turns[:, :, 1]
 
+    @remembered_by(lambda bounds, group, place, value, groups, elements: (group.degrees, place, value, groups))
     def _copy_rates(
         self, group: LayerGroup, place: Place, value: int | str, groups: AxesOfGroups, elements: np.ndarray
     ) -> np.ndarray:
@@ -328,17 +321,9 @@ class GroupBounds:
         Those among ranks that share a copy and the all-reduces among copies are on two streams: the longer one counts.
         value: of the field. groups: axes along which gradients are summed. elements: their parameters [groups, kinds].
         """
-        key = group.tp, group.cp, group.ep, group.etp, group.schemes, place, value, groups
-        if key not in self._known_copies:
-            self._known_copies[key] = self._make_copy_rates(group, place, value, groups, elements)
-        return self._known_copies[key]
-
-    def _make_copy_rates(
-        self, group: LayerGroup, place: Place, value: int | str, groups: AxesOfGroups, elements: np.ndarray
-    ) -> np.ndarray:
         shared, among = np.zeros((2, len(groups))), np.zeros((2, len(groups)))
         shard = self.space.shard_ranks(value, *self.space.data_ranks(group, place))
-        usual, plan = (self.bounds.plain_plan(group, place, one) if shard else None for one in (None, shard))
+        usual, plan = (self.bounds.states.plain_plan(group, place, one) if shard else None for one in (None, shard))
         if usual is None or plan is None:
             return shared
         for number, axes in enumerate(groups):
@@ -349,19 +334,16 @@ class GroupBounds:
         totals = [float((one.sum(axis=0) @ elements).sum()) for one in (shared, among)]
         return shared if totals[0] >= totals[1] else among
 
+    @remembered_by(lambda bounds, group, *rest: (group.degrees, *rest))
     def _rates(
         self, group: LayerGroup, place: Place, axes: tuple[str, ...], reduced: int = 0, gathered: int = 0
     ) -> tuple[float, ...]:
         """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes. reduced, gathered:
         most parameters of a collective; 0: any number."""
-        key = group.tp, group.cp, group.ep, group.etp, group.schemes, place, axes, reduced, gathered
-        if key not in self._known_rates:
-            plan, framework = self.bounds.plain_plan(group, place), self.space.loaded.framework
-            reduction = int(reduced) * BYTES[framework.gradients] or LARGE
-            nbytes = reduction, reduction, int(gathered) * BYTES[framework.weights] or LARGE
-            found = collective_rates(plan, axes, self.bounds.shared, nbytes) if plan else (0.0, 0.0, 0.0)
-            self._known_rates[key] = found
-        return self._known_rates[key]
+        plan, framework = self.bounds.states.plain_plan(group, place), self.space.loaded.framework
+        reduction = int(reduced) * BYTES[framework.gradients] or LARGE
+        nbytes = reduction, reduction, int(gathered) * BYTES[framework.weights] or LARGE
+        return collective_rates(plan, axes, self.bounds.shared, nbytes) if plan else (0.0, 0.0, 0.0)
 
     def _state_nbytes(self, group: LayerGroup, table: GroupPipelines) -> np.ndarray:
         """Bytes of states of a parameter, divided by as many ranks as can be [pipelines, data schemes]."""
@@ -406,17 +388,17 @@ class GroupBounds:
     def bound_before_states(
         self, group: LayerGroup, pipeline: Pipeline, steps: Sequence[StepChoice]
     ) -> tuple[float, float] | None:
-        """Lower bounds as `Bounds.bound_points` has them, with states that shares of the units give, at least."""
+        """Lower bounds as `PointBounds.bound_points` has them, with states that shares of the units give, at least."""
         step = steps[0]
         shards_gradients = self.space.data_schemes.may_shard_gradients(step.data)
-        layout, prices = self.bounds.unit_layout(group), self.bounds.prices(group, shards_gradients)
-        stages = self.bounds.stages_of(group, pipeline, prices) if prices is not None else None
-        plan = self.bounds.plain_plan(group, pipeline.place, step.shard)
+        layout, prices = self.prices.unit_layout(group), self.prices.prices(group, shards_gradients)
+        stages = self.bounds.stages(group, pipeline, prices)
+        plan = self.bounds.states.plain_plan(group, pipeline.place, step.shard)
         if layout is None or stages is None or plan is None:
             return None
         layers = kinds_of_layers(stages.layers, layout.of_layer, layout.of_recomputed, pipeline.recomputed)
         costs = self._parameter_costs(group, pipeline.place, step, layout)
-        states = least_states(plan, layout, layers, stages.units, stages.place, costs)
+        states = least_states(plan, layout, layers, stages.units, stages.order.place, costs)
         return self.bounds.bound_points(group, pipeline, steps, states)
 
     def _parameter_costs(self, group: LayerGroup, place: Place, step: StepChoice, layout: UnitLayout) -> ParameterCosts:

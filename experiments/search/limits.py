@@ -17,6 +17,7 @@ from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepC
 from meshcast.experiments.sweeps.expressions import Expression
 from meshcast.experiments.sweeps.grid import DERIVED, MISSING, Names
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
+from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.loading.load import load_job
@@ -57,7 +58,6 @@ class LimitedSpace(Space):
         super().__init__(job, base, names_cluster, run_open)
         self.memory_margin, self.constraints = limits.memory_margin, limits.where
         self._constraints = [PointConstraint(self, one) for one in limits.where]
-        self._counts: dict[LayerGroup, tuple[int, dict[str, int]]] = {}
         self._measured = MeasuredPoints(self) if limits.near_measured else None
 
     def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
@@ -84,17 +84,16 @@ class LimitedSpace(Space):
     def limits_points(self) -> bool:
         return bool(self._constraints) or self._measured is not None
 
+    @remembered
     def _count(self, group: LayerGroup) -> tuple[int, dict[str, int]]:
         """The number of points of a group, and of its excluded ones by limit."""
-        if group not in self._counts:
-            admitted, violating, unmeasured = 0, 0, 0
-            for pipeline, count in self.count_pipelines(group):
-                left = count * len(self._choices_by_constraints(group, pipeline))
-                violating += count * len(self.steps(group, *pipeline.place)) - left
-                measured = self._measured is None or self._measured.may_admit(group, pipeline)
-                admitted, unmeasured = (admitted + left, unmeasured) if measured else (admitted, unmeasured + left)
-            self._counts[group] = admitted, {"where": violating, "near_measured": unmeasured}
-        return self._counts[group]
+        admitted, violating, unmeasured = 0, 0, 0
+        for pipeline, count in self.count_pipelines(group):
+            left = count * len(self._choices_by_constraints(group, pipeline))
+            violating += count * len(self.steps(group, *pipeline.place)) - left
+            measured = self._measured is None or self._measured.may_admit(group, pipeline)
+            admitted, unmeasured = (admitted + left, unmeasured) if measured else (admitted, unmeasured + left)
+        return admitted, {"where": violating, "near_measured": unmeasured}
 
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         return self._measured is None or self._measured.admits(group, pipeline, step)
@@ -116,8 +115,6 @@ class PointConstraint:
     def __init__(self, space: Space, constraint: Expression) -> None:
         self.space, self.constraint = space, constraint
         self._names = Names(space.job, space.base)
-        self._known: dict[tuple[Any, ...], bool] = {}
-        self._selected: dict[tuple[Any, ...], tuple[StepChoice, ...]] = {}
         self._defaults = _default_values(space)
         needed = {name for field in constraint.names for name in self._parts_of(field)}
         self._keys = [[i for i, name in enumerate(part._fields) if name in needed] for part in PARTS]
@@ -154,20 +151,21 @@ class PointConstraint:
             return ()
         if not self._keys[2]:
             return steps if self._holds(group, pipeline, steps[0]) else ()
-        key = self.key_of(0, group), self.key_of(1, pipeline), steps
-        if key not in self._selected:
-            self._selected[key] = tuple(step for step in steps if self._holds(group, pipeline, step))
-        return self._selected[key]
+        return self._select(group, pipeline, steps)
+
+    @remembered_by(
+        lambda constraint, group, pipeline, steps: (constraint.key_of(0, group), constraint.key_of(1, pipeline), steps)
+    )
+    def _select(self, group: LayerGroup, pipeline: Pipeline, steps: tuple[StepChoice, ...]) -> tuple[StepChoice, ...]:
+        return tuple(step for step in steps if self._holds(group, pipeline, step))
 
     def key_of(self, part: int, values: Any) -> tuple[Any, ...]:
         """The values of a part of a point that determine the constraint."""
         return tuple([values[i] for i in self._keys[part]])
 
-    def _holds(self, *point: Any) -> bool:
-        key = tuple(self.key_of(i, part) for i, part in enumerate(point))
-        if key not in self._known:
-            self._known[key] = self.constraint(lambda name: self._look_up(name, *point))
-        return self._known[key]
+    @remembered_by(lambda constraint, *point: tuple([constraint.key_of(i, part) for i, part in enumerate(point)]))
+    def _holds(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
+        return self.constraint(lambda name: self._look_up(name, group, pipeline, step))
 
     def _look_up(self, name: str, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Any:
         if name == DEGREE:
@@ -213,32 +211,28 @@ class MeasuredPoints:
         # Schedule, and ranges of the numbers that follow from degrees and micro-batch alone.
         numbers = [NUMBERS.index(name) for name in ("tp", "cp", "microbatch_tokens")]
         self._ranges = [(one.names[NAMED.index("schedule")], [one.ranges[i] for i in numbers]) for one in here]
-        self._likely: dict[tuple[Any, ...], bool] = {}
-        self._known: dict[tuple[Any, ...], bool] = {}
 
     def may_admit(self, group: LayerGroup, pipeline: Pipeline) -> bool:
         """Whether the schedule and the degrees alone leave a measured combination."""
         schedule = f"pipeline/{pipeline.schedule}" if pipeline.pp > 1 else ""
-        key = group.tp, group.cp, group.micro, schedule
-        if key not in self._likely:
-            tokens = max(1, group.micro * (self.space.loaded.batch.sequence or 1) // group.cp)
-            numbers = group.tp, group.cp, tokens
-            self._likely[key] = any(
-                name == schedule and all(low <= n <= high for n, (low, high) in zip(numbers, ranges, strict=True))
-                for name, ranges in self._ranges
-            )
-        return self._likely[key]
+        return self._has_run(group.tp, group.cp, group.micro, schedule)
+
+    @remembered
+    def _has_run(self, tp: int, cp: int, micro: int, schedule: str) -> bool:
+        numbers = tp, cp, max(1, micro * (self.space.loaded.batch.sequence or 1) // cp)
+        return any(
+            name == schedule and all(low <= n <= high for n, (low, high) in zip(numbers, ranges, strict=True))
+            for name, ranges in self._ranges
+        )
 
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         """Whether somebody has run the combination of a point. A point that breaks a rule is left to the search."""
-        plain = group._replace(recompute="none", offload=())
-        key = plain, pipeline, step.data, step.shard, step.options
-        if key not in self._known:
-            try:
-                plan = resolve_plan(
-                    load_job(self.space.job_of(plain, pipeline, step), base=self.space.base), self.shared
-                )
-            except MeshcastError:
-                return True
-            self._known[key] = distance_from_measured(plan).measured
-        return self._known[key]
+        return self._is_measured(group._replace(recompute="none", offload=()), pipeline, step)
+
+    @remembered_by(lambda points, group, pipeline, step: (group, pipeline, step.data, step.shard, step.options))
+    def _is_measured(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
+        try:
+            plan = resolve_plan(load_job(self.space.job_of(group, pipeline, step), base=self.space.base), self.shared)
+        except MeshcastError:
+            return True
+        return distance_from_measured(plan).measured

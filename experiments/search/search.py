@@ -85,6 +85,8 @@ class Search(PlanSearch):
         super().__init__(spaces, work, known, certificate, top, origin)
         self._number = itertools.count()
         self._heap: list[_Waiting] = []
+        self._taken: _Waiting | None = None
+        """What is taken up and no longer in the queue."""
         self._left_out: list[np.ndarray] = []
         """Bounds of two objectives that a plan of the front would dominate if it were better by the gap [rows, 2]."""
         self.simulator = RunSimulator()
@@ -147,22 +149,17 @@ class Search(PlanSearch):
         self.count(progress)
         found = self.certificate
         began = time.process_time() - found.cpu
-        # Bound of what is taken up and not in the queue: nothing is known of groups that have not entered it yet.
-        taken: _Waiting | None = _Waiting(0.0, -1, self.clusters[0], 0.0, 0.0, None)
         entered = self.list_groups() if groups is None else groups
         points = sum(cluster.sizes[group] for cluster, group in entered) + sum(found.excluded.values())
         try:
-            for cluster, group in entered:
-                nbytes = cluster.groups.least_memory(group) if "memory" in found.objectives else 0.0
-                self._push(cluster, group, cluster.bounds.bound_kernels(group), nbytes)
-            taken = None
+            self._enter(entered)
             while self._heap and self._heap[0].value < self.known.limit:
                 for values in others.receive() if others is not None else ():
                     self.note(values)
-                taken = self._heap[0]
+                self._taken = self._heap[0]
                 heapq.heappop(self._heap)
-                self._take_up(taken, others)
-                taken = None
+                self._take_up(self._taken, others)
+                self._taken = None
                 found.open_bound = self._heap[0].value if self._heap else found.incumbent
                 found.cpu = time.process_time() - began + self.simulator.cpu
                 progress(found)
@@ -175,15 +172,27 @@ class Search(PlanSearch):
         except KeyboardInterrupt:
             cut = found.invalid + found.memory_bound + found.exact + sum(found.excluded.values())
             found.time_bound = points - cut
-        waiting = [*self._heap, *([taken] if taken is not None else [])]
+        self._state_open_bounds()
+        found.cpu = time.process_time() - began + self.simulator.cpu
+        return found
+
+    def _enter(self, groups: Sequence[tuple[SearchedCluster, LayerGroup]]) -> None:
+        """Queues groups by the bounds of their kernels; until all are queued, nothing is known of them."""
+        self._taken = _Waiting(0.0, -1, self.clusters[0], 0.0, 0.0, None)
+        for cluster, group in groups:
+            nbytes = cluster.groups.least_memory(group) if "memory" in self.certificate.objectives else 0.0
+            self._push(cluster, group, cluster.bounds.prices.bound_kernels(group), nbytes)
+        self._taken = None
+
+    def _state_open_bounds(self) -> None:
+        """States the bounds of what was not forecast."""
+        found, waiting = self.certificate, [*self._heap, *([self._taken] if self._taken is not None else [])]
         found.open_bound = min((one.value for one in waiting), default=found.incumbent)
         self.open_bounds = self._bounds_of(waiting)
         if len(found.objectives) > 1:
             found.front_gap = self.known.gap(self.open_bounds)
         if found.runs is not None:
             found.runs.waiting = sum(isinstance(one.item, _Candidate) for one in waiting) + self._dominated_runs
-        found.cpu = time.process_time() - began + self.simulator.cpu
-        return found
 
     def explain_rule(self) -> None:
         """Raises the error of the first point, where all of them break a rule."""
@@ -284,7 +293,7 @@ class Search(PlanSearch):
         left = opened.left - (refined.left if refined is not None else 0)
         # Without memory of its units a group breaks a rule.
         asks_memory = opened.known is (Known.KERNELS if opened.by_memory else Known.WITHOUT_RECOMPUTE)
-        if asks_memory and cluster.bounds.unit_memory(opened.group) is not None:
+        if asks_memory and cluster.bounds.prices.unit_memory(opened.group) is not None:
             self.certificate.memory_bound += left
         else:
             self.certificate.invalid += left

@@ -58,6 +58,7 @@ from meshcast.experiments.search.keys.scheme_keys import (
 from meshcast.experiments.sweeps.expressions import Expression
 from meshcast.experiments.sweeps.grid import apply_changes
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
 from meshcast.simulator.loading.load import load_job
@@ -104,6 +105,11 @@ class LayerGroup(NamedTuple):
     def schemes(self) -> tuple[NamedScheme | None, ...]:
         """The schemes of its tensor, sequence and expert parallelism."""
         return self.tensor, self.sequence, self.expert
+
+    @property
+    def degrees(self) -> tuple[Any, ...]:
+        """Its degrees, with the schemes of each."""
+        return self.tp, self.cp, self.ep, self.etp, self.schemes
 
     @property
     def names_schemes(self) -> bool:
@@ -216,10 +222,6 @@ class Space:
         self._automatic_fields = {FIELDS[field] for field, value in given.items() if value == AUTO}
         self.values = self._every_value(given)
         check_schedules(self.values["schedule"])
-        self._pipelines: dict[tuple[int, int, bool], list[Pipeline]] = {}
-        self._of_stages: dict[Stages, list[Pipeline]] = {}
-        self._counted: dict[Stages, list[tuple[Pipeline, int]]] = {}
-        self._steps: dict[tuple[bool, bool, tuple[int, int]], tuple[StepChoice, ...]] = {}
         data = {name: find_scheme(f"data/{name}").Options.model_fields for name in self.values["data"]}
         self.with_copies = {name for name, options in data.items() if "replicate" in options}
         """Data schemes that may keep copies of what they shard."""
@@ -340,12 +342,10 @@ class Space:
             values = [None, *fits]
         return [*dict.fromkeys(None if one == 1 and (ep > 1 or tp == 1) else one for one in values)]
 
+    @remembered_by(lambda space, group: (group.tp * group.cp, group.micro, group.recompute == "full"))
     def pipelines(self, group: LayerGroup) -> list[Pipeline]:
         """The pipelines of a group whose degrees divide the GPUs and whose micro-batches divide the batch."""
-        key = group.tp * group.cp, group.micro, group.recompute == "full"
-        if key not in self._pipelines:
-            self._pipelines[key] = [one for stages in self._stages(group) for one in self._pipelines_of(stages)]
-        return self._pipelines[key]
+        return [pipeline for stages in self._stages(group) for pipeline in self._pipelines_of(stages)]
 
     def _stages(self, group: LayerGroup) -> Iterator[Stages]:
         """The numbers of stages of a group."""
@@ -357,21 +357,19 @@ class Space:
                 several = 1 < pp < gpus // ranks
                 yield Stages(pp, orders if several else orders[:1], group.recompute == "full")
 
+    @remembered
     def _pipelines_of(self, stages: Stages) -> list[Pipeline]:
         """The pipelines with a number of stages: of all groups that have it the same ones."""
-        if stages not in self._of_stages:
-            self._of_stages[stages] = [*self._make_pipelines(*stages)]
-        return self._of_stages[stages]
-
-    def _make_pipelines(self, pp: int, orders: tuple[str, ...], recomputes: bool) -> Iterator[Pipeline]:
-        v, layers = self.values, self.loaded.model.layers
+        (pp, orders, recomputes), v, layers = stages, self.values, self.loaded.model.layers
         divisions: Iterable[Division] = [Division(v["schedule"][0], v["chunks"][0], v["partition"][0], layers)]
         if pp > 1:
             divisions = list_divisions(v["schedule"], v["partition"], v["chunks"], layers, pp)
+        found = list[Pipeline]()
         for schedule, chunks, partition, most in divisions:
             for order in orders:
-                one = Pipeline(pp, schedule, chunks, partition, None, order)
-                yield from self._recompute(one, most) if recomputes else [one]
+                pipeline = Pipeline(pp, schedule, chunks, partition, None, order)
+                found += self._recompute(pipeline, most) if recomputes else [pipeline]
+        return found
 
     def _recompute(self, pipeline: Pipeline, layers: int) -> list[Pipeline]:
         """A pipeline with the numbers of layers that its stages of `layers` layers at most may recompute."""
@@ -384,27 +382,29 @@ class Space:
         ranks = self.loaded.cluster.gpus // pp
         shards_experts = self.loaded.model.moe is not None and ranks > group.ep * group.expert_tensor_ranks
         shards = self.data_ranks(group, Place(pp, mesh_order)) if self.values["shard"] != (None,) else (1, 1)
-        key = ranks > group.tp or shards_experts, pp > 1, shards
-        if key not in self._steps:
-            v = self.values
-            found = dict.fromkeys(
-                StepChoice(
-                    data,
-                    overlap,
-                    updated if overlap and data in ("zero-1", "zero-2") else v["updated_weights"][0],
-                    sends,
-                    shard,
-                    options,
-                )
-                for data in (v["data"] if key[0] else self._data_of_one_rank)
-                for options in self._options(data)
-                for shard in self._shards(data, *shards)
-                for overlap in (v["overlap_dp"] if key[0] else v["overlap_dp"][:1])
-                for updated in v["updated_weights"]
-                for sends in (v["overlap_pp"] if key[1] else v["overlap_pp"][:1])
+        return self._steps(ranks > group.tp or shards_experts, pp > 1, shards)
+
+    @remembered
+    def _steps(self, divided: bool, piped: bool, shards: tuple[int, int]) -> tuple[StepChoice, ...]:
+        """The choices by whether several ranks share states, whether there is a pipeline, and `data_ranks`."""
+        v = self.values
+        found = dict.fromkeys(
+            StepChoice(
+                data,
+                overlap,
+                updated if overlap and data in ("zero-1", "zero-2") else v["updated_weights"][0],
+                sends,
+                shard,
+                options,
             )
-            self._steps[key] = tuple(found)
-        return self._steps[key]
+            for data in (v["data"] if divided else self._data_of_one_rank)
+            for options in self._options(data)
+            for shard in self._shards(data, *shards)
+            for overlap in (v["overlap_dp"] if divided else v["overlap_dp"][:1])
+            for updated in v["updated_weights"]
+            for sends in (v["overlap_pp"] if piped else v["overlap_pp"][:1])
+        )
+        return tuple(found)
 
     def _options(self, data: str) -> Iterator[tuple[Any, ...]]:
         """Returns the values of the options of a data scheme; the usual ones of those that it does not have."""
@@ -470,12 +470,14 @@ class Space:
     def count_pipelines(self, group: LayerGroup) -> Iterator[tuple[Pipeline, int]]:
         """Of pipelines of a group that have equally many choices one each, and their number."""
         for stages in self._stages(group):
-            if stages not in self._counted:
-                own = self._pipelines_of(stages)
-                counts = Counter(map(self._what_counts, own))
-                first = {self._what_counts(one): one for one in reversed(own)}
-                self._counted[stages] = [(first[key], count) for key, count in counts.items()]
-            yield from self._counted[stages]
+            yield from self._count_pipelines_of(stages)
+
+    @remembered
+    def _count_pipelines_of(self, stages: Stages) -> list[tuple[Pipeline, int]]:
+        pipelines = self._pipelines_of(stages)
+        counts = Counter(map(self._what_counts, pipelines))
+        first = {self._what_counts(pipeline): pipeline for pipeline in reversed(pipelines)}
+        return [(first[key], count) for key, count in counts.items()]
 
     def _what_counts(self, pipeline: Pipeline) -> Hashable:
         """What the number of the choices of a pipeline follows from."""

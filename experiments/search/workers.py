@@ -82,7 +82,7 @@ def _least_value(search: Search, groups: Groups) -> float:
     """The smallest bound of groups that differ in their micro-batches from the first one, by their kernels."""
     cluster, first = groups[0]
     same = [group for other, group in groups if group == first._replace(micro=group.micro)]
-    return min(search.known.bounds(cluster.bounds.bound_kernels(one), 0.0, cluster.use)[0] for one in same)
+    return min(search.known.bounds(cluster.bounds.prices.bound_kernels(one), 0.0, cluster.use)[0] for one in same)
 
 
 @contextmanager

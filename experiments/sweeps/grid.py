@@ -24,6 +24,7 @@ from meshcast.hardware import load_cluster
 from meshcast.hardware.documents.plain_data import to_plain_data
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from meshcast.hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validate_data
+from meshcast.hardware.remembered import remembered_by
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES
 from meshcast.simulator.job.job import JobFile, LongPlan
 from meshcast.simulator.job.plan_keys import ShortPlan
@@ -416,7 +417,6 @@ class Names:
 
     def __init__(self, job: dict[str, Any], base: Path) -> None:
         self.job, self.base = job, base
-        self._known: dict[str, Any] = {}
 
     def at(self, changes: Changes) -> Callable[[str], Any]:
         """Returns the function that looks names up at one point."""
@@ -454,12 +454,12 @@ class Names:
         value = getattr(self._part("model", changes), own[1], MISSING)
         return value if isinstance(value, int) else MISSING
 
+    @remembered_by(lambda names, key, changes: (key, json.dumps(_changes_of(key, changes))))
     def _part(self, key: str, changes: Changes) -> Any:
         """Model or cluster of a point; equal ones are loaded once."""
-        own = {name: value for name, value in changes.items() if name.split(".")[0] == key}
-        same = json.dumps([key, own])
-        if same not in self._known:
-            spec = apply_changes({key: self.job.get(key)}, own)[key]
-            load = load_cluster if key == "cluster" else load_model
-            self._known[same] = load(spec, key, self.base)
-        return self._known[same]
+        load = load_cluster if key == "cluster" else load_model
+        return load(apply_changes({key: self.job.get(key)}, _changes_of(key, changes))[key], key, self.base)
+
+
+def _changes_of(key: str, changes: Changes) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if name.split(".")[0] == key}

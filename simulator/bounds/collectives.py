@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import inf
 
@@ -98,32 +98,41 @@ def _of_stage(stage_ops: StageOps, price: Price, stream: str) -> np.ndarray:
     Of an op of several units each takes its share of the bytes, were all ops as fast a byte as the fastest one of their
     kind: no other division of the same bytes takes less.
     """
-    runs = stage_ops.unit_runs
-    widths = [len(run.fragment.params) for run in runs for _ in range(run.count)]
+    found = np.concatenate([_once_a_step(stage_ops, price, stream), _every_micro_batch(stage_ops, price, stream)])
+    # Of several layers in one unit the first one has what all of them have.
+    layers = [run.layers for run in stage_ops.unit_runs for _ in range(run.count)]
+    every = np.zeros((6, sum(layers)))
+    every[:, np.cumsum([0, *layers[:-1]])] = found
+    return every
+
+
+def _once_a_step(stage_ops: StageOps, price: Price, stream: str) -> np.ndarray:
+    """Returns the collectives that happen once a step [3, units] [s]."""
+    widths = [len(run.fragment.params) for run in stage_ops.unit_runs for _ in range(run.count)]
     unit = np.repeat(np.arange(len(widths)), widths)
     sizes = stage_ops.of_params([param.size for param, _ in stage_ops.params()])
-    found = np.zeros((6, len(widths)))
-    for row, sides in zip(found, (stage_ops.ahead, stage_ops.again, stage_ops.behind), strict=False):
-        rates = dict[Hashable, float]()
-        parts = list[tuple[Hashable, float, np.ndarray]]()
+    found = np.zeros((3, len(widths)))
+    for row, sides in zip(found, (stage_ops.ahead, stage_ops.again, stage_ops.behind), strict=True):
+        rates = dict[tuple[str, tuple[str, ...]], float]()
+        parts = list[tuple[tuple[str, tuple[str, ...]], float, np.ndarray]]()
         for side in sides:
             for op, params in zip(side.ops, np.split(side.params, side.starts[1:]), strict=True):
                 if op.stream == stream and isinstance(work := op.work, Collective) and work.nbytes:
                     kind = work.operation, work.axes
                     rates[kind] = min(rates.get(kind, inf), price(work)[0] / work.nbytes)
                     parts.append((kind, work.nbytes / sizes[params].sum(), params))
-        for group, nbytes, params in parts:
-            np.add.at(row, unit[params], rates[group] * nbytes * sizes[params])
-    at = 0
-    for run in runs:
+        for kind, nbytes, params in parts:
+            np.add.at(row, unit[params], rates[kind] * nbytes * sizes[params])
+    return found
+
+
+def _every_micro_batch(stage_ops: StageOps, price: Price, stream: str) -> np.ndarray:
+    """Returns the collectives that happen in every micro-batch [3, units] [s]."""
+    columns = []
+    for run in stage_ops.unit_runs:
         ops = (*run.fragment.forward, *run.fragment.backward)
-        own = [(op.phase, price(op.work)[0]) for op in ops if op.stream == stream and op.work is not None]
+        collectives = [(op.phase, price(op.work)[0]) for op in ops if op.stream == stream and op.work is not None]
         between = [phase for phase, name in (("F", run.residual_in), ("B", run.residual_out)) if name]
-        for row, phases in zip(found[3:], ("FBWR", "W", between), strict=True):
-            row[at : at + run.count] = sum(seconds for phase, seconds in own if phase in phases)
-        at += run.count
-    # Of several layers in one unit the first one has what all of them have.
-    layers = [run.layers for run in runs for _ in range(run.count)]
-    every = np.zeros((6, sum(layers)))
-    every[:, np.cumsum([0, *layers[:-1]])] = found
-    return every
+        sums = [sum(seconds for phase, seconds in collectives if phase in kinds) for kinds in ("FBWR", "W", between)]
+        columns += [sums] * run.count
+    return np.array(columns, float).T

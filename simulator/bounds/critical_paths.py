@@ -8,15 +8,15 @@ lower bound of its step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from meshcast.hardware.errors import MeshcastError
-from meshcast.simulator.bounds.schedule_bound import FORWARD, PASSES, StageTimes
+from meshcast.simulator.bounds.schedule_bound import FORWARD, PASSES, WEIGHTS, WHOLE, StageTimes
 from meshcast.simulator.scheduling.schedule import Action, Orders, OverlappedPasses, PipelineShape, Schedule, actions_of
 
 STREAM, RESULT, INPUT, THROUGH, BUSY = range(5)
@@ -140,207 +140,261 @@ def _replay(
         return None
     if any(action.kind not in PASSES or action.slice for order in orders for action in actions_of(order)):
         return None
-    replay = _Replay(schedule, shape, ways(times), times.hop, orders)
-    return replay.paths(devices) if replay.ended else None
+    replay = _Replay(schedule, shape, ways(times), times.hop)
+    for actions in replay.sequence(orders):
+        replay.play(actions)
+    return replay.paths(devices) if len(replay.passes) == sum(len(actions_of(order)) for order in orders) else None
+
+
+class Cause(NamedTuple):
+    """What a moment of a pass followed.
+
+    after: number of another pass; -1: none.
+    by_message: whether its result was waited for, and not the end of its kernels.
+    from_other_device: whether that came from another device.
+    """
+
+    after: int
+    by_message: bool = False
+    from_other_device: bool = False
+
+
+class PlayedPass(NamedTuple):
+    """A pass that begins as early as it can.
+
+    stage: virtual stage.
+    part: its part of the model.
+    kind: place in `PASSES`.
+    end: when its kernels have ended [s].
+    begun: what its begin followed.
+    causes: what the end of its kernels followed, and what its result.
+    before: the pass before on the device; -1: none.
+    partner: the forward pass whose kernels, with its own, take longer than a backward pass that runs beside it; -1:
+        none.
+    """
+
+    stage: int
+    part: int
+    kind: int
+    end: float
+    begun: Cause
+    causes: tuple[Cause, Cause]
+    before: int
+    partner: int
+
+
+class PassChain(NamedTuple):
+    """A chain of passes. end: where it ends, or begins. beside: how often the collectives of every stage follow."""
+
+    end: Cause
+    beside: np.ndarray
+
+
+class Step(NamedTuple):
+    """What a chain goes on with: the next pass (-1: none), the way through it, and whether a message comes before."""
+
+    number: int = -1
+    way: int = STREAM
+    from_other_device: bool = False
 
 
 class _Replay:
-    """Passes played in the orders of their devices, each with the one that it waited for.
+    """Passes played in the orders of their devices, each with what it waited for.
 
-    Every pass has two moments: the end of its kernels and its result. `came` holds what each of them followed: a number
-    of a pass, and whether it came with a message.
+    durations: of passes by part, kind and way [s]. hop: of a message between devices [s].
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        shape: PipelineShape,
-        durations: np.ndarray,
-        hop: float,
-        orders: Orders,
-    ) -> None:
-        self.schedule, self.shape, self.orders = schedule, shape, orders
-        stages = range(shape.stages)
+    def __init__(self, schedule: Schedule, shape: PipelineShape, durations: np.ndarray, hop: float) -> None:
+        self.shape, self.seconds, self.hop, stages = shape, durations.tolist(), hop, range(shape.stages)
         self.part = [schedule.model_part(shape, stage) for stage in stages]
-        self.parts = int(max(self.part)) + 1
-        device = [schedule.device(shape, stage) for stage in stages]
+        self.device = [schedule.device(shape, stage) for stage in stages]
         before = [tuple(schedule.predecessors(shape, stage)) for stage in stages]
-        after: list[list[int]] = [[] for _ in stages]
-        for stage, others in enumerate(before):
-            for one in others:
-                after[one].append(stage)
-        delays = {
-            (one, other): hop if device[one] != device[other] else 0.0
-            for other, others in enumerate(before)
-            for one in others
-        }
-        delays |= {(other, one): delay for (one, other), delay in delays.items()}
-        seconds = durations.tolist()
-        kinds = {kind: number for number, kind in enumerate(PASSES)}
-        done: dict[tuple[int, int, bool], tuple[float, int]] = {}  # results, with the numbers of their passes
-        self.ends: list[float] = []
-        self.came: list[tuple[tuple[int, bool, bool], tuple[int, bool, bool]]] = []
-        """For the end of the kernels and for the result of a pass: the pass before, whether it was waited for by a
-        message, and whether that came from another device."""
-        self.partner: list[int] = []
-        """The forward pass whose kernels, with its own, take longer than a backward pass that runs beside it; -1 for
-        none."""
-        self.action: list[Action] = []
-        self.before: list[int] = []
-        """The pass before on the device, -1 for none."""
-        self.begun: list[tuple[int, bool, bool]] = []
-        """What every pass began after, as in `came`."""
+        after = [tuple(other for other in stages if stage in before[other]) for stage in stages]
+        self.senders: dict[str, list[tuple[int, ...]]] = {"F": before, "BW": after, "B": after, "W": [()] * len(stages)}
+        """The stages whose results the passes of every stage wait for, by the kind of pass."""
+        self.passes: list[PlayedPass] = []
         self.readers: list[list[tuple[int, bool]]] = []
         """Of every pass those that wait for its result, and whether they are on other devices."""
-        at, clock, last = [0] * shape.p, [0.0] * shape.p, [-1] * shape.p
-        waiting, number = list(range(shape.p)), count()
-        while waiting:
+        self._results: dict[tuple[int, int, bool], tuple[float, int]] = {}
+        """When the results of passes are there [s], with the numbers of the passes."""
+        self._last = [(0.0, -1)] * shape.p
+        """When the kernels of every device have ended [s], and the pass that ended last."""
+
+    # -------------------------------------------------------------------------------------------- play
+
+    def sequence(self, orders: Orders) -> Iterator[tuple[Action, ...]]:
+        """Yields the items of all devices one by one, each once the inputs of its passes are there; ends early where
+        none can go on."""
+        waiting, moved, left = list(range(len(orders))), True, [list(reversed(order)) for order in orders]
+        while waiting and moved:
             moved = False
-            for one in waiting:
-                order = orders[one]
-                while at[one] < len(order):
-                    item = order[at[one]]
-                    pair = item if isinstance(item, OverlappedPasses) else (item,)
-                    needs = [
-                        () if action.kind == "W" else (before if action.kind == "F" else after)[action.stage]
-                        for action in pair
-                    ]
-                    found = [
-                        [done.get((other, action.microbatch, action.kind == "F")) for other in own]
-                        for action, own in zip(pair, needs, strict=True)
-                    ]
-                    if any(None in results for results in found):
+            for device in waiting:
+                while left[device]:
+                    item = left[device][-1]
+                    actions = item if isinstance(item, OverlappedPasses) else (item,)
+                    if not self._inputs_are_there(actions):
                         break
-                    begin, previous, busy = clock[one], last[one], 0.0
-                    for action, own_needs, results in zip(pair, needs, found, strict=True):
-                        kind, this = kinds[action.kind], next(number)
-                        came, source, far = -1.0, -1, False
-                        for other, result in zip(own_needs, results, strict=True):
-                            assert result is not None
-                            self.readers[result[1]].append((this, device[other] != device[action.stage]))
-                            moment = result[0] + delays[other, action.stage]
-                            if moment > came:
-                                came, source, far = moment, result[1], device[other] != device[action.stage]
-                        durations = seconds[self.part[action.stage]][kind]
-                        busy += durations[BUSY]
-                        # A pair takes no less than the kernels of both passes, and no less than either pass alone.
-                        together = busy > durations[STREAM] and action is not pair[0]
-                        own, given = begin + (busy if together else durations[STREAM]), begin + durations[RESULT]
-                        steps = [(previous, False, False), (previous, False, False)]
-                        if source >= 0 and came + durations[INPUT] > own:
-                            own, steps[0] = came + durations[INPUT], (source, True, far)
-                        if source >= 0 and came + durations[THROUGH] > given:
-                            given, steps[1] = came + durations[THROUGH], (source, True, far)
-                        self.came.append((steps[0], steps[1]))
-                        self.action.append(action)
-                        self.partner.append(this - 1 if together else -1)
-                        self.before.append(previous)
-                        waited = source >= 0 and came > begin
-                        self.begun.append((source, True, far) if waited else (previous, False, False))
-                        self.readers.append([])
-                        self.ends.append(own)
-                        if kind != 3:
-                            done[action.stage, action.microbatch, action.kind == "F"] = given, this
-                        if own >= clock[one]:
-                            clock[one], last[one] = own, this
-                    at[one] += 1
+                    left[device].pop()
                     moved = True
-            waiting = [one for one in waiting if at[one] < len(orders[one])]
-            if not moved and waiting:
-                break
-        self.ended = not waiting
-        """Whether all passes ran: those of pairs are played once the inputs of both are there."""
-        self.device, self.seconds, self.hop = device, seconds, hop
+                    yield actions
+            waiting = [device for device in waiting if left[device]]
+
+    def _inputs(self, action: Action) -> list[tuple[int, int, bool]]:
+        """Returns the keys of the results that a pass waits for."""
+        stages, forward, microbatch = self.senders[action.kind][action.stage], action.kind == "F", action.microbatch
+        return [(stage, microbatch, forward) for stage in stages]
+
+    def _inputs_are_there(self, actions: Sequence[Action]) -> bool:
+        for action in actions:
+            for key in self._inputs(action):
+                if key not in self._results:
+                    return False
+        return True
+
+    def play(self, actions: Sequence[Action]) -> None:
+        """Plays a pass, or two that run together."""
+        device, busy = self.device[actions[0].stage], 0.0
+        begin, previous = self._last[device]
+        for action in actions:
+            part, kind = self.part[action.stage], PASSES.index(action.kind)
+            durations = self.seconds[part][kind]
+            busy += durations[BUSY]
+            # A pair takes no less than the kernels of both passes, and no less than either pass alone.
+            together = busy > durations[STREAM] and action is not actions[0]
+            kernels, number = busy if together else durations[STREAM], len(self.passes)
+            end, begun, causes = self._play_pass(action, begin, Cause(previous), kernels, durations)
+            if end >= self._last[device][0]:
+                self._last[device] = end, number
+            partner = number - 1 if together else -1
+            self.passes.append(PlayedPass(action.stage, part, kind, end, begun, causes, previous, partner))
+
+    def _play_pass(
+        self, action: Action, begin: float, previous: Cause, kernels: float, durations: Sequence[float]
+    ) -> tuple[float, Cause, tuple[Cause, Cause]]:
+        """Plays a pass; returns its end, what it began after, and what its end and its result followed.
+
+        begin, previous: when the pass before on its device ended [s]. kernels: seconds of its kernels.
+        """
+        came, source = self._find_input(action)
+        end, ended = begin + kernels, previous
+        result, given = begin + durations[RESULT], previous
+        if source is not None and came + durations[INPUT] > end:
+            end, ended = came + durations[INPUT], source
+        if source is not None and came + durations[THROUGH] > result:
+            result, given = came + durations[THROUGH], source
+        if action.kind != "W":
+            self._results[action.stage, action.microbatch, action.kind == "F"] = result, len(self.passes)
+        return end, source if source is not None and came > begin else previous, (ended, given)
+
+    def _find_input(self, action: Action) -> tuple[float, Cause | None]:
+        """Returns when the last input of a pass comes [s], and from where; notes that the pass reads all of them."""
+        came, source, device = -1.0, None, self.device[action.stage]
+        for key in self._inputs(action):
+            result, sender = self._results[key]
+            far = self.device[key[0]] != device
+            self.readers[sender].append((len(self.passes), far))
+            if (moment := result + (self.hop if far else 0.0)) > came:
+                came, source = moment, Cause(sender, True, far)
+        self.readers.append([])
+        return came, source
+
+    # ------------------------------------------------------------------------------------------ chains
 
     def paths(self, devices: Collection[int]) -> CriticalPaths:
-        ends, starts, drains = [], [], []
-        """Each the end of a chain, and how often the collectives of every stage precede or follow it."""
-        for device in sorted(devices):
-            own = [number for number, action in enumerate(self.action) if self.device[action.stage] == device]
-            forward = [number for number in own if self.action[number].kind == "F"]
-            sums = [number for number in own if self.action[number].kind in ("BW", "W")]
-            first = {self.action[number].stage: number for number in reversed(forward)}
-            last = {self.action[number].stage: number for number in sums}
-            starts += [
-                ((one, False, False), self._stages_of(before)) for one, before in _choose(sorted(first.values()), True)
-            ]
-            ends += [(self.begun[one], self._stages_of(after)) for one, after in _choose(sorted(last.values()), False)]
-            for begin in (sums[0], next(one for one in sums if one > forward[-1])):
-                drains.append((self.begun[begin], self._stages_of([one for one in sums if one >= begin])))
-        backward = [((int(np.argmax(self.ends)), False, False), np.zeros(self.shape.stages)), *ends]
-        chains = [*backward, *starts, *drains]
-        passes, hops = np.zeros((len(chains), self.parts, len(PASSES), 5)), np.zeros(len(chains))
-        follows = self._follow() if starts else []
-        for chain, (end, _) in enumerate(chains):
-            on = len(backward) <= chain < len(backward) + len(starts)
-            hops[chain] = self._count_on(end[0], follows, passes[chain]) if on else self._count(end, passes[chain])
-        return CriticalPaths(passes, hops, np.array([beside for _, beside in chains]), len(ends), len(starts))
+        """Counts the passes and messages of the chains of some devices."""
+        whole = self._chain(Cause(int(np.argmax([played.end for played in self.passes]))), [])
+        every = [self._chains_of(device) for device in sorted(devices)]
+        ends, starts, drains = ([chain for chains in every for chain in chains[kind]] for kind in range(3))
+        chains, follows = [whole, *ends, *starts, *drains], self._follow() if starts else []
+        passes, hops = np.zeros((len(chains), max(self.part) + 1, len(PASSES), 5)), np.zeros(len(chains))
+        for number, chain in enumerate(chains):
+            begins_there = len(ends) < number <= len(ends) + len(starts)
+            count = partial(self._count_on, follows) if begins_there else self._count
+            hops[number] = count(chain.end, passes[number])
+        return CriticalPaths(passes, hops, np.array([chain.beside for chain in chains]), len(ends), len(starts))
 
-    def _stages_of(self, numbers: Sequence[int]) -> np.ndarray:
-        """How many of some passes every stage has."""
-        return np.bincount([self.action[number].stage for number in numbers], minlength=self.shape.stages)
+    def _chains_of(self, device: int) -> tuple[list[PassChain], list[PassChain], list[PassChain]]:
+        """Returns the chains to the last backward passes of the stages of a device, after their first forward passes,
+        and to its backward passes that no forward pass follows."""
+        numbers = [number for number, played in enumerate(self.passes) if self.device[played.stage] == device]
+        forward = [number for number in numbers if self.passes[number].kind == FORWARD]
+        sums = [number for number in numbers if self.passes[number].kind in (WHOLE, WEIGHTS)]
+        first = {self.passes[number].stage: number for number in reversed(forward)}
+        last = {self.passes[number].stage: number for number in sums}
+        starts = [self._chain(Cause(end), upto) for end, upto in _choose(sorted(first.values()), True)]
+        ends = [self._chain(self.passes[end].begun, on) for end, on in _choose(sorted(last.values()), False)]
+        drains = [
+            self._chain(self.passes[begin].begun, [number for number in sums if number >= begin])
+            for begin in (sums[0], next(number for number in sums if number > forward[-1]))
+        ]
+        return ends, starts, drains
 
-    def _count(self, end: tuple[int, bool, bool], passes: np.ndarray) -> int:
+    def _chain(self, end: Cause, beside: Sequence[int]) -> PassChain:
+        """Returns a chain with the collectives of the stages of some passes beside it."""
+        return PassChain(
+            end, np.bincount([self.passes[number].stage for number in beside], minlength=self.shape.stages)
+        )
+
+    def _count(self, end: Cause, counts: np.ndarray) -> int:
         """Counts the passes of the chain to the end of the kernels of a pass, or to its result, and on to another
         device; returns the number of its messages."""
         number, to_result, far = end
         hops = int(far)
         while number >= 0:
-            action = self.action[number]
-            source, message, far = self.came[number][to_result]
+            played = self.passes[number]
+            source, message, far = played.causes[to_result]
             way = (THROUGH if to_result else INPUT) if message else (RESULT if to_result else STREAM)
-            if way == STREAM and (partner := self.partner[number]) >= 0:
+            if way == STREAM and played.partner >= 0:
                 way = BUSY
-                passes[self.part[self.action[partner].stage], FORWARD, BUSY] += 1
-            passes[self.part[action.stage], PASSES.index(action.kind), way] += 1
+                counts[self.passes[played.partner].part, FORWARD, BUSY] += 1
+            counts[played.part, played.kind, way] += 1
             hops += far
             number, to_result = source, message
         return hops
 
-    def _follow(self) -> list[tuple[tuple[int, int, bool], tuple[int, int, bool], bool]]:
-        """What the longest chain to the end of the step goes on with after the end of the kernels of a pass, and after
-        its result: the next pass (-1: none), the way through it, and whether a message to another device comes before;
-        and whether the chain after the result is the longer one.
-        """
-        after = [-1] * len(self.action)
-        for number, before in enumerate(self.before):
-            if before >= 0:
-                after[before] = number
-        left = [(0.0, 0.0)] * len(self.action)
-        found = [((-1, 0, False), (-1, 0, False), False)] * len(self.action)
-        for number in range(len(self.action) - 1, -1, -1):
-            own, given = (0.0, (-1, 0, False)), (0.0, (-1, 0, False))
-            if (one := after[number]) >= 0:
-                own = max(self._ways_on(one, STREAM, RESULT, False, left), own)
-            for one, far in self.readers[number]:
-                given = max(self._ways_on(one, INPUT, THROUGH, far, left), given)
-            left[number], found[number] = (own[0], given[0]), (own[1], given[1], given[0] > own[0])
-        return found
+    def _follow(self) -> list[tuple[tuple[Step, Step], bool]]:
+        """Returns what the longest chain to the end of the step goes on with after the end of the kernels of a pass,
+        and after its result; and whether the chain after the result is the longer one."""
+        after = [-1] * len(self.passes)
+        for number, played in enumerate(self.passes):
+            if played.before >= 0:
+                after[played.before] = number
+        left = [(0.0, 0.0)] * len(self.passes)
+        follows = [((Step(), Step()), False)] * len(self.passes)
+        for number in range(len(self.passes) - 1, -1, -1):
+            on_device, by_message = (0.0, Step()), (0.0, Step())
+            if (reader := after[number]) >= 0:
+                on_device = max(self._ways_on(reader, STREAM, RESULT, False, left), on_device)
+            for reader, far in self.readers[number]:
+                by_message = max(self._ways_on(reader, INPUT, THROUGH, far, left), by_message)
+            left[number] = on_device[0], by_message[0]
+            follows[number] = (on_device[1], by_message[1]), by_message[0] > on_device[0]
+        return follows
 
     def _ways_on(
         self, number: int, to_end: int, to_result: int, far: bool, left: list[tuple[float, float]]
-    ) -> tuple[float, tuple[int, int, bool]]:
-        """The longer of two ways through a pass, with what follows: to the end of its kernels, or to its result."""
-        action = self.action[number]
-        durations, delay = self.seconds[self.part[action.stage]][PASSES.index(action.kind)], self.hop if far else 0.0
-        ways = [
-            (delay + durations[way] + rest, (number, way, far))
+    ) -> tuple[float, Step]:
+        """Returns the longer of two ways through a pass, with what follows: to the end of its kernels, or to its
+        result."""
+        played, delay = self.passes[number], self.hop if far else 0.0
+        durations = self.seconds[played.part][played.kind]
+        return max(
+            (delay + durations[way] + rest, Step(number, way, far))
             for way, rest in zip((to_end, to_result), left[number], strict=True)
-        ]
-        return max(ways)
+        )
 
-    def _count_on(self, number: int, follows: Sequence[Any], passes: np.ndarray) -> int:
+    def _count_on(self, follows: Sequence[tuple[tuple[Step, Step], bool]], begin: Cause, counts: np.ndarray) -> int:
         """Counts the passes of the longer chain after a pass; returns the number of its messages."""
-        hops, to_result = 0, follows[number][2]
-        while (step := follows[number][to_result])[0] >= 0:
+        number = begin.after
+        hops, to_result = 0, follows[number][1]
+        while (step := follows[number][0][to_result]).number >= 0:
             number, way, far = step
-            action = self.action[number]
-            passes[self.part[action.stage], PASSES.index(action.kind), way] += 1
+            counts[self.passes[number].part, self.passes[number].kind, way] += 1
             hops, to_result = hops + far, way in (RESULT, THROUGH)
         return hops
 
 
 def _choose(numbers: list[int], before: bool) -> list[tuple[int, list[int]]]:
-    """At most `MOST` of the passes, each with those up to it, or from it on."""
+    """Returns at most `MOST` of the passes, each with those up to it, or from it on."""
     chosen = sorted({*np.linspace(0, len(numbers) - 1, min(MOST, len(numbers))).round().astype(int).tolist()})
     return [(numbers[i], numbers[: i + 1] if before else numbers[i:]) for i in chosen]

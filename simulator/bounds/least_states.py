@@ -39,20 +39,6 @@ def least_states(
 
     plan: one with its degrees. layers: the kind of every layer. stages: units of the parts of the model.
     """
-    reduced, gathered = (
-        sum((seconds[axes] * sizes[axes] for axes in sizes), np.zeros(len(layout.elements)))
-        for seconds, sizes in ((costs.reductions, layout.reduced), (costs.gathers, layout.matrices))
-    )
-    of_units = np.array([0, *layers, len(layout.elements) - 1])
-    nothing = np.zeros(len(of_units))
-    if costs.each_reduction:
-        reduced, gathered = costs.each_reduction * reduced[of_units], costs.each_gather * gathered[of_units]
-        # The first unit of a pass, of one layer or several, may be gathered beside the pass before.
-        between = gathered if costs.unit == 1 else nothing
-        collectives = UnitCollectives(nothing, nothing, nothing, reduced + gathered, reduced, between)
-    else:
-        first = gathered[of_units] if any(costs.whole) else nothing
-        collectives = UnitCollectives(first, nothing, reduced[of_units], nothing, nothing, nothing)
     sharded = sum((sizes for axes, sizes in layout.matrices.items() if plan.mesh.size(axes) > 1), 0 * layout.elements)
     held, kept = (
         np.array([sum(one[kind] * count for kind, count in stage) for stage in stages])[place.part]
@@ -63,7 +49,23 @@ def least_states(
         resident=place.sum(held) * costs.nbytes,
         update=devices,
         summed=devices,
-        collectives=(collectives,),
+        collectives=(_least_collectives(layout, layers, costs),),
         whole=np.outer(costs.whole, kept),
         plan=plan,
     )
+
+
+def _least_collectives(layout: UnitLayout, layers: np.ndarray, costs: ParameterCosts) -> UnitCollectives:
+    reduced, gathered = (
+        sum((seconds[axes] * sizes[axes] for axes in sizes), np.zeros(len(layout.elements)))
+        for seconds, sizes in ((costs.reductions, layout.reduced), (costs.gathers, layout.matrices))
+    )
+    of_units = np.array([0, *layers, len(layout.elements) - 1])
+    nothing = np.zeros(len(of_units))
+    if costs.each_reduction:
+        reduced, gathered = costs.each_reduction * reduced[of_units], costs.each_gather * gathered[of_units]
+        # The first unit of a pass, of one layer or several, may be gathered beside the pass before.
+        between = gathered if costs.unit == 1 else nothing
+        return UnitCollectives(nothing, nothing, nothing, reduced + gathered, reduced, between)
+    first = gathered[of_units] if any(costs.whole) else nothing
+    return UnitCollectives(first, nothing, reduced[of_units], nothing, nothing, nothing)

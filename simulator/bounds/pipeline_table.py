@@ -13,27 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, WEIGHTS, WHOLE, StagePlaces, StageTimes, has_bound
+from meshcast.simulator.bounds.schedule_bound import FORWARD, Mode, PassSeconds, StagePlaces, StageTimes, has_bound
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
-
-
-class Mode(NamedTuple):
-    """How the durations of a unit enter the bound of a schedule.
-
-    split: backward passes compute gradients of inputs and of weights apart. mixed: some do.
-    pairs: two passes may run together. barrier: all devices wait for each other before the update.
-    """
-
-    split: bool
-    mixed: bool
-    pairs: bool
-    barrier: bool
-
-    @classmethod
-    def of(cls, schedule: Schedule) -> Mode:
-        """The mode of a schedule."""
-        split, mixed = schedule.backward_kinds == ("B", "W"), len(schedule.backward_kinds) > 2
-        return cls(split, mixed, schedule.pairs_passes, schedule.barrier)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,10 +93,7 @@ class PipelineTable:
             mode, known = Mode.of(schedule), has_bound(schedule, shape)
             # Where passes are paired, a forward pass takes the memory that a backward pass gives back.
             count = (in_flight[devices.places] - mode.pairs) * known
-            # A stage holds no more than all micro-batches: of each of them the rest is held at least.
-            chunks = shape.stages // shape.p
-            every = np.maximum(count - shape.m * (chunks - 1), 0.0) * (schedule.directions == 1)
-            held.append(np.tile([every, count - chunks * every], variants))
+            held.append(np.tile(_divide_held(count, shape, schedule.directions), variants))
             rows = at + np.arange(number * variants)
             if known:
                 rows_of_mode.setdefault(mode, []).append(rows)
@@ -141,7 +119,7 @@ class PipelineTable:
         passes, opened = np.zeros((2, self._held.shape[1]))
         for mode, rows in self._modes.items():
             passes[rows], opened[rows] = self._passes(mode, rows, units)
-        own, least = (self._devices[name] @ collectives.elements.T for name in ("own", "least"))
+        own, least = self._devices["own"] @ collectives.elements.T, self._devices["least"] @ collectives.elements.T
         reductions, gathers = (one[self._pipelines] for one in (collectives.reductions, collectives.gathers))
         # The reductions of some stage follow the begin of the last backward pass.
         last = opened[:, None] + np.einsum("dg,dcg->dc", least, reductions)
@@ -169,23 +147,16 @@ class PipelineTable:
         self, mode: Mode, rows: np.ndarray, units: StageTimes, seconds: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """`_passes`, one after another. seconds: of a pass on each stream [kinds, passes, streams]."""
-        forward, whole, halves = seconds[:, FORWARD], seconds[:, WHOLE], seconds[:, INPUTS] + seconds[:, WEIGHTS]
-        backward, inputs, gradient = whole, whole, units.path[:, WHOLE]
-        if mode.split or mode.mixed:
-            backward, inputs, gradient = halves, seconds[:, INPUTS], units.path[:, INPUTS]
-        if mode.mixed:
-            backward, inputs = np.minimum(halves, whole), np.minimum(inputs, whole)
-            gradient = np.minimum(gradient, units.path[:, WHOLE])
+        passes = PassSeconds.of(mode, seconds, units.path)
         work, passed, most = (self._devices[name][rows] for name in ("work", "passed", "most"))
-        sums = work @ (forward + backward)
-        opened = sums - most @ np.maximum(backward, whole)
+        sums = work @ (passes.forward + passes.backward)
+        opened = sums - most @ passes.longest
         if not mode.barrier:
             return sums.max(axis=1), np.maximum(opened.max(axis=1), 0.0)
-        kind = INPUTS if mode.split or mode.mixed else WHOLE
         early = _largest_part(units.stream[:, FORWARD], units.from_input[:, FORWARD])
-        ends = _largest_part(units.stream[:, kind], units.to_result[:, kind])
+        ends = _largest_part(units.stream[:, passes.last], units.to_result[:, passes.last])
         begins = np.maximum((passed @ units.path[:, FORWARD])[:, None] - early, 0.0)
-        returned = (begins + work @ (forward + inputs) - ends).max(axis=1) + passed @ gradient
+        returned = (begins + work @ (passes.forward + passes.inputs) - ends).max(axis=1) + passed @ passes.gradient
         return np.maximum((begins + sums).max(axis=1), returned), np.maximum((begins + opened).max(axis=1), 0.0)
 
     def memory(self, grown: np.ndarray, elements: np.ndarray, each: np.ndarray) -> np.ndarray:
@@ -201,6 +172,15 @@ class PipelineTable:
         activations = every * (own @ grown) + others * (least @ np.maximum(grown, 0.0) + most @ np.minimum(grown, 0.0))
         states = (own @ elements)[:, None] * each[self._pipelines]
         return np.asarray(np.maximum.reduceat(np.maximum(activations, 0.0)[:, None] + states, self._starts))
+
+
+def _divide_held(count: np.ndarray, shape: PipelineShape, directions: int) -> list[np.ndarray]:
+    """Returns the micro-batches of which devices hold the activations of every stage, and those of any stage beside
+    them [2, devices]. count: activations in flight [devices]."""
+    # A stage holds no more than all micro-batches: of each of them the rest is held at least.
+    chunks = shape.stages // shape.p
+    every = np.maximum(count - shape.m * (chunks - 1), 0.0) * (directions == 1)
+    return [every, count - chunks * every]
 
 
 def _largest_part(stream: np.ndarray, waiting: np.ndarray) -> np.ndarray:

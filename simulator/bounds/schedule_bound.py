@@ -82,6 +82,10 @@ class StagePlaces:
         """Sums over the stages of every device. values: by virtual stage; so for the others."""
         return np.add.reduceat(values[self._order], self._starts)
 
+    def work(self, values: np.ndarray) -> np.ndarray:
+        """Sums over the stages of every device, micro-batch by micro-batch. values: by part [parts, streams]."""
+        return self.sum(self.turns[:, None] * values[self.part])
+
     def least(self, values: np.ndarray) -> np.ndarray:
         """The least value of the stages of every device."""
         return np.minimum.reduceat(values[self._order], self._starts)
@@ -89,6 +93,56 @@ class StagePlaces:
     def most(self, values: np.ndarray) -> np.ndarray:
         """The largest value of the stages of every device."""
         return np.maximum.reduceat(values[self._order], self._starts)
+
+
+class Mode(NamedTuple):
+    """How the durations of a unit enter the bound of a schedule.
+
+    split: backward passes compute gradients of inputs and of weights apart. mixed: some do.
+    pairs: two passes may run together. barrier: all devices wait for each other before the update.
+    """
+
+    split: bool
+    mixed: bool
+    pairs: bool
+    barrier: bool
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Mode:
+        """The mode of a schedule."""
+        split, mixed = schedule.backward_kinds == ("B", "W"), len(schedule.backward_kinds) > 2
+        return cls(split, mixed, schedule.pairs_passes, schedule.barrier)
+
+
+class PassSeconds(NamedTuple):
+    """Least durations of the passes that a schedule runs for a micro-batch [s].
+
+    Backward passes are whole or in halves or, in a schedule that has both, whichever is shorter.
+    forward, backward: of a part on each stream. inputs: up to the gradients of its inputs. longest: the longest
+        backward pass of a part [parts, streams].
+    gradient: from the input of a backward pass to its result [parts].
+    last: the kind of pass that gives the last gradient back.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    inputs: np.ndarray
+    longest: np.ndarray
+    gradient: np.ndarray
+    last: int
+
+    @classmethod
+    def of(cls, mode: Mode, seconds: np.ndarray, path: np.ndarray) -> PassSeconds:
+        """Of durations of passes [parts, passes, streams], and from their input to their result [parts, passes]."""
+        forward, whole, halves = seconds[:, FORWARD], seconds[:, WHOLE], seconds[:, INPUTS] + seconds[:, WEIGHTS]
+        backward, inputs, gradient = whole, whole, path[:, WHOLE]
+        if mode.split or mode.mixed:
+            backward, inputs, gradient = halves, seconds[:, INPUTS], path[:, INPUTS]
+        if mode.mixed:
+            backward, inputs = np.minimum(halves, whole), np.minimum(inputs, whole)
+            gradient = np.minimum(gradient, path[:, WHOLE])
+        last = INPUTS if mode.split or mode.mixed else WHOLE
+        return cls(forward, backward, inputs, np.maximum(backward, whole), gradient, last)
 
 
 class DeviceBound(NamedTuple):
@@ -132,73 +186,56 @@ def _bound_passes(
 ) -> DeviceBound:
     """The bound of all passes of a device, one after another. seconds: of a pass on each stream [parts, passes,
     streams]."""
-    split = schedule.backward_kinds == ("B", "W")
-    forward, whole, halves = seconds[:, FORWARD], seconds[:, WHOLE], seconds[:, INPUTS] + seconds[:, WEIGHTS]
-    mixed = len(schedule.backward_kinds) > 2
-    backward = halves if split else np.minimum(halves, whole) if mixed else whole
-    inputs = seconds[:, INPUTS] if split or mixed else backward
+    passes, part = PassSeconds.of(Mode.of(schedule), seconds, times.path), place.part
     if shape.forward_only:
-        backward, inputs = np.zeros_like(forward), np.zeros_like(forward)
-    part = place.part
-
-    def on_devices(values: np.ndarray) -> np.ndarray:
-        """Sums over the stages of a device, micro-batch by micro-batch [devices, streams]."""
-        return place.sum(place.turns[:, None] * values[part])
-
-    # A device that waits for its messages computes nothing meanwhile; collectives of its pass may go on.
-    waits = np.zeros((shape.p, seconds.shape[2]))
-    if blocking:
-        # A gradient is sent while gradients of weights are computed; an output when nothing is left of its pass.
-        left = np.maximum(times.stream[part, FORWARD, 0] - times.to_result[part, FORWARD, 0], 0.0)
-        every = place.sum(place.turns * place.sends * np.maximum(times.hop - left, 0.0))
-        waits[:, 0] = np.maximum(every - times.hop, 0.0)
-    last = place.most(np.maximum(backward, whole)[part])
-    sums = on_devices(forward + backward) + waits
+        passes = passes._replace(backward=0.0 * passes.backward, inputs=0.0 * passes.inputs)
+    waits = _wait_for_messages(place, times, seconds.shape[2]) if blocking else 0.0
+    sums = place.work(passes.forward + passes.backward) + waits
     if not schedule.barrier:
-        work = sums.max(axis=1)
-        return DeviceBound(work, work, work)
-    gradient = times.path[:, WHOLE] if not (split or mixed) else times.path[:, INPUTS]
-    gradient = np.minimum(gradient, times.path[:, WHOLE]) if mixed else gradient
+        computed = sums.max(axis=1)
+        return DeviceBound(computed, computed, computed)
     head = place.least(place.passed @ times.path[:, FORWARD] + place.hops * times.hop)
-    tail = place.least(place.passed @ gradient + place.hops * times.hop)
+    tail = place.least(place.passed @ passes.gradient + place.hops * times.hop)
     # On each stream the first pass may begin before its input, and the last one gives its result before it ends: the
     # host runs ahead of the input as far as it waits for nothing.
-    kind = INPUTS if split or mixed else WHOLE
     early = place.most(np.maximum(times.stream[part, FORWARD] - times.from_input[part, FORWARD], 0.0))
-    ends = place.most(np.maximum(times.stream[part, kind] - times.to_result[part, kind], 0.0))
+    ends = place.most(np.maximum(times.stream[part, passes.last] - times.to_result[part, passes.last], 0.0))
     begins = np.maximum(head[:, None] - early, 0.0)
     if shape.forward_only:
         tail[:], ends[:] = 0.0, 0.0
-    computed, opened = ((begins + one).max(axis=1) for one in (sums, sums - last))
-    returned = (begins + on_devices(forward + inputs) + waits - ends).max(axis=1) + tail
+    computed = (begins + sums).max(axis=1)
+    opened = (begins + (sums - place.most(passes.longest[part]))).max(axis=1)
+    returned = (begins + place.work(passes.forward + passes.inputs) + waits - ends).max(axis=1) + tail
     return DeviceBound(computed, returned, opened)
+
+
+def _wait_for_messages(place: StagePlaces, times: StageTimes, streams: int) -> np.ndarray:
+    """Returns how long devices wait for the messages that they send [devices, streams] [s]: nothing is computed
+    meanwhile; collectives of a pass may go on."""
+    # A gradient is sent while gradients of weights are computed; an output when nothing is left of its pass.
+    left = np.maximum(times.stream[place.part, FORWARD, 0] - times.to_result[place.part, FORWARD, 0], 0.0)
+    every = place.sum(place.turns * place.sends * np.maximum(times.hop - left, 0.0))
+    waits = np.zeros((len(every), streams))
+    waits[:, 0] = np.maximum(every - times.hop, 0.0)
+    return waits
 
 
 def _bound_backward_passes(place: StagePlaces, times: StageTimes) -> DeviceBound:
     """The bound of the backward passes of a device, which may compute gradients of weights with those of inputs or
     apart: no two of them run together, and the first one begins once a gradient has come to the device."""
-    part, seconds, path = place.part, times.stream, times.path
-    inputs = np.minimum(seconds[:, INPUTS], seconds[:, WHOLE])
-    backward = np.minimum(seconds[:, INPUTS] + seconds[:, WEIGHTS], seconds[:, WHOLE])
-    gradient = np.minimum(path[:, INPUTS], path[:, WHOLE])
-    kinds = [INPUTS, WHOLE]
-
-    def on_devices(values: np.ndarray) -> np.ndarray:
-        """Sums over the stages of a device, micro-batch by micro-batch [devices, streams]."""
-        return place.sum(place.turns[:, None] * values[part])
-
+    part, path = place.part, times.path
+    passes = PassSeconds.of(Mode(split=False, mixed=True, pairs=True, barrier=True), times.stream, path)
     after = 1.0 - place.passed
     after[np.arange(len(part)), part] = 0.0
     hops = 2 * place.hops.max() - place.hops
-    head = place.least(path[:, FORWARD].sum() + after @ gradient + hops * times.hop)
-    tail = place.least(place.passed @ gradient + place.hops * times.hop)
-    own = seconds[part][:, kinds]
-    early = place.most(np.maximum(own - times.from_input[part][:, kinds], 0.0).max(axis=1))
-    ends = place.most(np.maximum(own - times.to_result[part][:, kinds], 0.0).max(axis=1))
-    begins, sums = np.maximum(head[:, None] - early, 0.0), on_devices(backward)
-    last = place.most(np.maximum(backward, seconds[:, WHOLE])[part])
-    computed, opened = ((begins + one).max(axis=1) for one in (sums, sums - last))
-    return DeviceBound(computed, (begins + on_devices(inputs) - ends).max(axis=1) + tail, opened)
+    head = place.least(path[:, FORWARD].sum() + after @ passes.gradient + hops * times.hop)
+    tail = place.least(place.passed @ passes.gradient + place.hops * times.hop)
+    seconds, entered, given = (of[part][:, [INPUTS, WHOLE]] for of in (times.stream, times.from_input, times.to_result))
+    early, ends = (place.most(np.maximum(seconds - waits, 0.0).max(axis=1)) for waits in (entered, given))
+    begins, sums = np.maximum(head[:, None] - early, 0.0), place.work(passes.backward)
+    computed = (begins + sums).max(axis=1)
+    opened = (begins + (sums - place.most(passes.longest[part]))).max(axis=1)
+    return DeviceBound(computed, (begins + place.work(passes.inputs) - ends).max(axis=1) + tail, opened)
 
 
 def shortest_step(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.bounds.micro_batches import scale_kernels, scale_stage
 from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, PASSES, WHOLE, StageTimes
 from meshcast.simulator.engine.maxplus import Coordinates, product
@@ -69,39 +70,29 @@ class UnitPrices:
     of_layer: np.ndarray
     of_recomputed: np.ndarray | None
     coordinates: Coordinates
-    _matrices: dict[tuple[int, str, int], np.ndarray] = field(default_factory=dict)
-    _stages: dict[tuple[tuple[int, ...], int | None], Stages] = field(default_factory=dict)
-    _times: dict[Stages, StageTimes] = field(default_factory=dict)
-    _activations: dict[Stages, np.ndarray] = field(default_factory=dict)
-    _rows: dict[StageUnits, tuple[np.ndarray, ...]] = field(default_factory=dict)
-    _memory: dict[StageUnits, tuple[float, float, float]] = field(default_factory=dict)
-    _passes: dict[StageUnits, np.ndarray] = field(default_factory=dict)
 
+    @remembered
     def stages(self, layers: tuple[int, ...], recomputed: int | None = None) -> Stages:
         """The units of the parts of a model.
 
         layers: the number of layers of every part. recomputed: layers of every part that are recomputed; None: all.
         """
-        if (layers, recomputed) not in self._stages:
-            ends, last = np.cumsum([0, *layers]).tolist(), len(layers) - 1
-            kinds = kinds_of_layers(layers, self.of_layer, self.of_recomputed, recomputed).tolist()
-            runs = [[(kind, len(list(run))) for kind, run in groupby(kinds[a:b])] for a, b in pairwise(ends)]
-            runs[0].insert(0, (0, 1))
-            runs[last].append((len(self.kinds) - 1, 1))
-            self._stages[layers, recomputed] = tuple(tuple(run) for run in runs)
-        return self._stages[layers, recomputed]
+        ends, last = np.cumsum([0, *layers]).tolist(), len(layers) - 1
+        kinds = kinds_of_layers(layers, self.of_layer, self.of_recomputed, recomputed).tolist()
+        runs = [[(kind, len(list(run))) for kind, run in groupby(kinds[a:b])] for a, b in pairwise(ends)]
+        runs[0].insert(0, (0, 1))
+        runs[last].append((len(self.kinds) - 1, 1))
+        return tuple(tuple(run) for run in runs)
 
+    @remembered
     def matrix(self, kind: int, action: str, count: int) -> np.ndarray:
         """The matrix of `count` units of a kind, one after another."""
-        key = kind, action, count
-        if key not in self._matrices:
-            parts = self.kinds[kind].tasks[action].parts
-            if len(parts) == 1:
-                parts = (replace(parts[0], count=count * parts[0].count),)
-                count = 1
-            order = [self.coordinates.power(part) for part in parts] * count
-            self._matrices[key] = reduce(lambda a, b: product(b, a), order)
-        return self._matrices[key]
+        parts = self.kinds[kind].tasks[action].parts
+        if len(parts) == 1:
+            parts = (replace(parts[0], count=count * parts[0].count),)
+            count = 1
+        order = [self.coordinates.power(part) for part in parts] * count
+        return reduce(lambda a, b: product(b, a), order)
 
     @property
     def message_nbytes(self) -> int:
@@ -144,18 +135,19 @@ class UnitPrices:
 
     def stage_times(self, stages: Stages, hop: float = 0.0) -> StageTimes:
         """Least durations of the passes of stages. hop: seconds of a message between two stages."""
-        if stages not in self._times:
-            distinct = {stage: i for i, stage in enumerate(dict.fromkeys(stages))}
-            rows = [self._rows_of(stage) for stage in distinct]
-            order = [distinct[stage] for stage in stages]
-            stream, busy, path, from_input, to_result = (np.array(column)[order] for column in zip(*rows, strict=True))
-            self._times[stages] = StageTimes(stream, busy, path, from_input, to_result, 0.0)
-        return replace(self._times[stages], hop=hop)
+        return replace(self._times_without_messages(stages), hop=hop)
 
+    @remembered
+    def _times_without_messages(self, stages: Stages) -> StageTimes:
+        distinct = {stage: i for i, stage in enumerate(dict.fromkeys(stages))}
+        rows = [self._rows_of(stage) for stage in distinct]
+        order = [distinct[stage] for stage in stages]
+        stream, busy, path, from_input, to_result = (np.array(column)[order] for column in zip(*rows, strict=True))
+        return StageTimes(stream, busy, path, from_input, to_result, 0.0)
+
+    @remembered
     def _rows_of(self, stage: StageUnits) -> tuple[np.ndarray, ...]:
         """The times of one stage, as `StageTimes` has them."""
-        if stage in self._rows:
-            return self._rows[stage]
         axes, passes = self.coordinates, len(PASSES)
         streams = len(axes.streams) + (axes.host is not None)
         delay, busy = np.zeros((2, passes, streams))
@@ -170,8 +162,7 @@ class UnitPrices:
                 from_input[j, 0], to_result[j, 0] = max(from_input[j, 0], 0.0), max(to_result[j, 0], 0.0)
             for kind, n in stage:
                 busy[j, : len(axes.streams)] += n * self._busy[kind][j]
-        self._rows[stage] = found = delay, busy, path, from_input, to_result
-        return found
+        return delay, busy, path, from_input, to_result
 
     @cached_property
     def _busy(self) -> list[list[np.ndarray]]:
@@ -190,14 +181,12 @@ class UnitPrices:
 
     # ------------------------------------------------------------------------------------------ memory
 
+    @remembered
     def stage_memory(self, stage: StageUnits) -> tuple[float, float, float]:
         """Memory of a stage in one micro-batch [bytes]: what its forward pass leaves, and the peaks of its forward and
         of its backward pass, each relative to its begin."""
-        if stage in self._memory:
-            return self._memory[stage]
         forward, backward = self._profile(stage, "F"), self._profile(stage, "BW")
-        self._memory[stage] = found = forward.grown, forward.peak, backward.peak
-        return found
+        return forward.grown, forward.peak, backward.peak
 
     def _profile(self, stage: StageUnits, action: str) -> Profile:
         """The memory of a pass of a stage: its input, or the gradient of its output, arrives before it."""
@@ -208,23 +197,20 @@ class UnitPrices:
         between = [] if action == "W" else ends
         return Profile.in_series([*between[:1], *self._profiles(stage, action), *between[1:]])
 
+    @remembered
     def activations(self, stages: Stages) -> np.ndarray:
         """The memory of stages in one micro-batch, as `stage_memory` has it [stages, 3] [bytes]."""
-        if stages not in self._activations:
-            known = {stage: self.stage_memory(stage) for stage in dict.fromkeys(stages)}
-            self._activations[stages] = np.array([known[stage] for stage in stages])
-        return self._activations[stages]
+        return np.array([self.stage_memory(stage) for stage in stages])
 
     def pass_memory(self, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
         """What a pass of every kind leaves, and its peak relative to its begin [stages, kinds] [bytes]."""
         rows = np.array([self._pass_memory(stage) for stage in stages])
         return rows[:, 0], rows[:, 1]
 
+    @remembered
     def _pass_memory(self, stage: StageUnits) -> np.ndarray:
-        if stage not in self._passes:
-            found = [self._profile(stage, action) for action in PASSES]
-            self._passes[stage] = np.array([[one.grown for one in found], [one.peak for one in found]])
-        return self._passes[stage]
+        profiles = [self._profile(stage, action) for action in PASSES]
+        return np.array([[profile.grown for profile in profiles], [profile.peak for profile in profiles]])
 
     def elements(self, stages: Stages, ends: bool = True) -> np.ndarray:
         """Parameters of stages on one rank [stages]. ends: with the embedding and the output layer."""

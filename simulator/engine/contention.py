@@ -26,6 +26,7 @@ from collections.abc import Iterable, Sequence
 
 import simpy
 
+from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.simulator.costs.estimate import ALONE, TIERS, Use, Uses
 from meshcast.simulator.engine.fair_share import fair_rates, fair_rates_by_priority
 from meshcast.simulator.engine.longest_path import OpTimes
@@ -86,8 +87,6 @@ class Traffic:
         self.kernels: dict[int, dict[int, Running]] = defaultdict(dict)
         self.kept: dict[int, dict[int, float]] = defaultdict(dict)
         self._receiver = {number: device for number, _, device in flat.sent}
-        self._known: dict[tuple[Op, int, int], Known] = {}
-        self._shares: dict[tuple[tuple[Op, int], ...], list[float]] = {}
 
     def run(self, number: int) -> simpy.Event:
         """Starts an op; returns the event of its end."""
@@ -113,20 +112,20 @@ class Traffic:
         return done
 
     def _use(self, number: int, device: int) -> Known:
-        op, receiver = self.flat.ops[number], self._receiver.get(number, device)
-        key = op, device, receiver
-        if key not in self._known:
-            uses = [self.uses[end](op.work) for end in (device, receiver)] if op.work is not None else [ALONE]
-            use = max(uses, key=lambda one: one.moving)  # of a message between two kinds of GPUs, the slower end's
-            ends = (device, "out", use.links), (receiver, "in", use.links if use.received is None else use.received)
-            links = {
-                (end, tier, way): share
-                for end, way, shares in ends
-                for tier, share in zip(TIERS, shares, strict=True)
-                if share and use.moving
-            }
-            self._known[key] = use, links
-        return self._known[key]
+        return self._use_of(self.flat.ops[number], device, self._receiver.get(number, device))
+
+    @remembered
+    def _use_of(self, op: Op, device: int, receiver: int) -> Known:
+        uses = [self.uses[end](op.work) for end in (device, receiver)] if op.work is not None else [ALONE]
+        use = max(uses, key=lambda one: one.moving)  # of a message between two kinds of GPUs, the slower end's
+        ends = (device, "out", use.links), (receiver, "in", use.links if use.received is None else use.received)
+        links = {
+            (end, tier, way): share
+            for end, way, shares in ends
+            for tier, share in zip(TIERS, shares, strict=True)
+            if share and use.moving
+        }
+        return use, links
 
     # ------------------------------------------------------------------------------------------ links
 
@@ -153,18 +152,14 @@ class Traffic:
                         if number not in seen:
                             seen.add(number)
                             met.append(other)
-            for one, rate in zip(met, self._fair(met), strict=True):
+            for one, rate in zip(met, self._fair(met) if len(met) > 1 else [1.0], strict=True):
                 self._pace(one, rate)
 
+    @remembered_by(lambda traffic, met: tuple((running.op, running.device) for running in met))
     def _fair(self, met: list[Running]) -> list[float]:
-        if len(met) == 1:
-            return [1.0]
-        key = tuple((one.op, one.device) for one in met)
-        if key not in self._shares:
-            links, priorities = [one.links for one in met], [one.op.priority for one in met]
-            equal = len({*priorities}) == 1
-            self._shares[key] = fair_rates(links) if equal else fair_rates_by_priority(links, priorities)
-        return self._shares[key]
+        links, priorities = [running.links for running in met], [running.op.priority for running in met]
+        equal = len({*priorities}) == 1
+        return fair_rates(links) if equal else fair_rates_by_priority(links, priorities)
 
     # -------------------------------------------------------------------------------- multiprocessors
 

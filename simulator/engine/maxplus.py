@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.program.block import INPUT, BlockPrices, PricedBlock
 from meshcast.simulator.program.side_stream import PricedSideOps
@@ -220,18 +221,11 @@ class Coordinates:
 
     def _once(self, part: PricedBlock, what: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         """Returns a large result for all copies of a part, computed once for this program."""
-        key = part.prices, part.count, what
-        if key not in self._own:
-            self._own[key] = make()
-        return self._own[key]
+        return remember(self._own, (part.prices, part.count, what), make)
 
     def _cached_result(self, part: PricedBlock, what: Hashable, make: Callable[[], T]) -> T:
         """Returns a result for a block at its prices, computed once and kept with the prices."""
-        results = part.prices.results
-        key = (self.key, what)
-        if key not in results:
-            results[key] = make()
-        return results[key]  # type: ignore[return-value]
+        return remember(part.prices.results, (self.key, what), make)
 
     def table(self, part: PricedBlock) -> BlockMatrices:
         """Returns the matrices of one copy of a part."""
@@ -374,11 +368,7 @@ class Coordinates:
 
     def matrix(self, task: Task) -> np.ndarray:
         """The matrix of a whole task, computed once and kept with the task."""
-        key = "matrix", self.key
-        if key not in task.engine_results:
-            task.engine_results[key] = self._matrix(task)
-        found: np.ndarray = task.engine_results[key]
-        return found
+        return remember(task.engine_results, ("matrix", self.key), lambda: self._matrix(task))
 
     def _matrix(self, task: Task) -> np.ndarray:
         state = np.full((self.size, self.size), NEVER)

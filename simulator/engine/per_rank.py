@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.engine.task_time import task_seconds
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Communication, Exchange, Transfer
 from meshcast.simulator.plan.plan import RankGrid
@@ -189,7 +190,6 @@ class Meetings:
     def __init__(self, grids: Sequence[RankGrid]) -> None:
         self.grids = grids
         self._kinds = [(grid.axes, grid.ranks.shape) for grid in grids]
-        self._pairs: dict[tuple[Transfer, int, int], tuple[list[int], list[int]]] = {}
 
     def are_alike(self, one: int, other: int) -> bool:
         """Whether the ranks of two devices have the same axes of the same sizes."""
@@ -203,15 +203,17 @@ class Meetings:
         shape = self.grids[receiver].ranks.shape
         if not isinstance(work, Transfer) or not work.pairs:
             return np.full(shape, done.max())
-        key = work, sender, receiver
-        if key not in self._pairs:
-            ends = (self.grids[device].ranks.ravel().tolist() for device in (sender, receiver))
-            sources, targets = ({rank: place for place, rank in enumerate(ranks)} for ranks in ends)
-            self._pairs[key] = [sources[one] for one, _, _ in work.pairs], [targets[one] for _, one, _ in work.pairs]
-        sources_of, targets_of = self._pairs[key]
+        sources, targets = self._places_of(work, sender, receiver)
         found = np.zeros(shape)
-        np.maximum.at(found.ravel(), targets_of, done.ravel()[sources_of])
+        np.maximum.at(found.ravel(), targets, done.ravel()[sources])
         return found
+
+    @remembered
+    def _places_of(self, work: Transfer, sender: int, receiver: int) -> tuple[list[int], list[int]]:
+        """Places of the two ends of every message among the ranks of their devices."""
+        ends = (self.grids[device].ranks.ravel().tolist() for device in (sender, receiver))
+        sources, targets = ({rank: place for place, rank in enumerate(ranks)} for ranks in ends)
+        return [sources[rank] for rank, _, _ in work.pairs], [targets[rank] for _, rank, _ in work.pairs]
 
 
 def _is_resharding(work: object) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.engine.task_time import task_seconds
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.ir.ops import Transfer, Work
@@ -96,17 +97,19 @@ class SliceTimes:
         self.plan, self.host = plan.on(plan.model_parts.device(self.part)), host
         self.lowering = make_lowering(self.plan, units)
         self.price = prices[plan.model_parts.device(self.part)]
-        self._known: dict[int, tuple[list[int], list[float]]] = {}
 
     def __call__(self, tokens: int, before: int) -> float:
         """Seconds of a slice of so many tokens behind `before` others."""
-        if tokens not in self._known:
-            model, seq = self.plan.job.model, self.plan.model_parts.architecture.seq
-            most, chunk = seq - tokens, model.attention_chunk or seq
-            turns = {end - back for end in range(chunk, most, chunk) for back in (tokens % chunk, 1, 0)}
-            places = sorted({0, min(model.window or 0, most), most, *turns})
-            self._known[tokens] = places, [self._forecast(tokens, place) for place in places]
-        return float(np.interp(before, *self._known[tokens]))
+        return float(np.interp(before, *self._forecast_places(tokens)))
+
+    @remembered
+    def _forecast_places(self, tokens: int) -> tuple[list[int], list[float]]:
+        """Places in the sequence between which the seconds of a slice grow linearly, and its seconds there."""
+        model, seq = self.plan.job.model, self.plan.model_parts.architecture.seq
+        most, chunk = seq - tokens, model.attention_chunk or seq
+        turns = {end - back for end in range(chunk, most, chunk) for back in (tokens % chunk, 1, 0)}
+        places = sorted({0, min(model.window or 0, most), most, *turns})
+        return places, [self._forecast(tokens, place) for place in places]
 
     def _forecast(self, tokens: int, before: int) -> float:
         architecture = self.plan.model_parts.architecture.slice(before, before + tokens)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
 
 from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.costs import Costs, KnownPrices
 from meshcast.simulator.costs.estimate import Estimate
@@ -21,8 +22,6 @@ from meshcast.simulator.plan.resolver import KnownParts
 from meshcast.simulator.program.block import CompiledBlocks
 from meshcast.simulator.program.timetable import Timetable, timetable
 from meshcast.simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
-
-T = TypeVar("T")
 
 MOST_KEPT = 300
 """Entries of one kind that are kept: one grid of plans needs fewer, and each may take a MiB."""
@@ -70,7 +69,8 @@ class SharedWork:
     ) -> Timetable:
         """The timetable of a schedule; see `simulator.program.timetable.timetable`."""
         key = schedule.use, schedule.options, shape, durations, update_interval
-        return _get_or_make(self._timetables, key, lambda: timetable(schedule, shape, durations, update_interval))
+        make = partial(timetable, schedule, shape, durations, update_interval)
+        return remember(self._timetables, key, make, MOST_KEPT)
 
     def device_costs(self, plan: Plan) -> list[Costs]:
         """The costs of ops on every pipeline device of a plan."""
@@ -96,18 +96,11 @@ class SharedWork:
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
         launch = framework.exposed_launch_s, framework.hidden_launch_s
         same = cluster, replace(framework.kernel_traits, pace=pace), *launch
-        kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
-        pairs: PairReaches = _get_or_make(self._pairs, cluster, dict)
-        return _get_or_make(
+        kernels: dict[Work, Estimate] = remember(self._kernels, same, dict, MOST_KEPT)
+        pairs: PairReaches = remember(self._pairs, cluster, dict, MOST_KEPT)
+        return remember(
             self._costs,
             (same, tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first, joint),
             lambda: Costs(cluster, mesh, same[1], self.calibration, *launch, joint, KnownPrices(kernels, pairs)),
+            MOST_KEPT,
         )
-
-
-def _get_or_make(cache: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
-    if key not in cache:
-        if len(cache) >= MOST_KEPT:
-            cache.clear()
-        cache[key] = make()
-    return cache[key]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from meshcast.hardware.remembered import remembered_by
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import Collective, Transfer
@@ -21,7 +22,6 @@ class CrossMeshMessages(StageMessages):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.ranks.pipeline_axis)
         self.plan = plan
-        self._grids: dict[int, BoxGrid] = {}
 
     def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
         """What carries the output of a stage to the next, or the gradient of its input back."""
@@ -102,13 +102,11 @@ class CrossMeshMessages(StageMessages):
         pairs = tuple((one, other, work.nbytes) for one, other in zip(*ends, strict=True) if work.nbytes)
         return Transfer(work.nbytes, self.axis, source, target, pairs)
 
+    @remembered_by(lambda messages, end: end.device)
     def _grid(self, end: StageEnd) -> BoxGrid:
-        if end.device not in self._grids:
-            pipeline, stage = self._stage_of(end)
-            self._grids[end.device] = self._make_grid(
-                end, self.plan.on(end.device).model_parts.stage(pipeline.model_parts.of_stage(stage))
-            )
-        return self._grids[end.device]
+        pipeline, stage = self._stage_of(end)
+        part = pipeline.model_parts.of_stage(stage)
+        return self._make_grid(end, self.plan.on(end.device).model_parts.stage(part))
 
     def _output_grid(self, end: StageEnd) -> BoxGrid:
         """The boxes of the outputs of a stage behind its last unit."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.capabilities import AnnotatesOperators, ShardsStates, schemes_with
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import BatchLossUnit, CompositeModule, Module, Operator, Stage, Unit, Update
@@ -118,9 +119,7 @@ class Lowering:
 
     def shared_run(self, key: Hashable, make: Callable[[], UnitRun]) -> UnitRun:
         """The unit run that depends on `key` alone, made once for all stages and plans."""
-        if key not in self._known:
-            self._known[key] = make()
-        return self._known[key]
+        return remember(self._known, key, make)
 
     def _launch_on_host(self, unit_run: UnitRun) -> UnitRun:
         key = "launched", unit_run.fragment

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.ir.decoder_operators import KeepContext, Softcap
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import (
@@ -51,14 +52,7 @@ class Architecture(BlockBuilder):
         Every branch starts with an embedding; the trunk of a model with branches starts with their concatenation.
         Equal layers make equal stages, which are one object.
         """
-        key = (0 if self._equal_layers else layers.start), len(layers), first, last
-        if key not in self._stages:
-            self._stages[key] = self._make_stage(layers, first, last)
-        return self._stages[key]
-
-    @cached_property
-    def _stages(self) -> dict[tuple[int, int, bool, bool], Stage]:
-        return {}
+        return self._stage(range(len(layers)) if self._equal_layers else layers, first, last)
 
     @cached_property
     def _equal_layers(self) -> bool:
@@ -72,7 +66,8 @@ class Architecture(BlockBuilder):
         masks = model.window or model.attention_chunk or model.linear_attention
         return bool(model.moe or masks or model.ssm or model.frames)
 
-    def _make_stage(self, layers: range, first: bool, last: bool) -> Stage:
+    @remembered
+    def _stage(self, layers: range, first: bool, last: bool) -> Stage:
         units = [] if self.branches or not first else [self.embedding]
         start = 0
         for branch in self.branches:
@@ -261,25 +256,18 @@ class Architecture(BlockBuilder):
         modules = [*modules, *more]
         return (freeze(modules) if self.model.frozen else modules), y
 
+    @remembered
     def layer(self, kind: LayerKind, first: int = 0, count: int = 1) -> Layer:
         """Returns `count` transformer layers of this kind. first: see `group_start`."""
-        if (kind, first, count) in self._layers:
-            return self._layers[kind, first, count]
         if count > 1:
-            self._layers[kind, first, count] = replace(self.layer(kind, first), count=count)
-        else:
-            end = self.act("end")
-            unit = self._unit(Layer, "layer", self._layer(kind, self.residual, end), True, end, kind)
-            assert isinstance(unit, Layer)
-            unit = replace(unit, context=self.context) if self.encoder_seq else unit
-            marks = frozenset({LayersFrom(first)})
-            marked = dict.fromkeys((unit, *unit.operators()), marks) if self.borders else {}
-            self._layers[kind, first, count] = add_marks(unit, marked)
-        return self._layers[kind, first, count]
-
-    @cached_property
-    def _layers(self) -> dict[tuple[LayerKind, int, int], Layer]:
-        return {}
+            return replace(self.layer(kind, first), count=count)
+        end = self.act("end")
+        unit = self._unit(Layer, "layer", self._layer(kind, self.residual, end), True, end, kind)
+        assert isinstance(unit, Layer)
+        unit = replace(unit, context=self.context) if self.encoder_seq else unit
+        marks = frozenset({LayersFrom(first)})
+        marked = dict.fromkeys((unit, *unit.operators()), marks) if self.borders else {}
+        return add_marks(unit, marked)
 
     def _layer(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer from its input `x` to its output `end`."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from meshcast.hardware.remembered import remembered_by
 from meshcast.simulator.ir.ops import Attention, Fragment, Gemm, Host, Op, Param, UnitRun, Work
 from meshcast.simulator.lowering.lower import drop_backward
 from meshcast.simulator.program.categories import KINDS, axis_of, kind_of
@@ -67,7 +68,6 @@ class Block:
     """The op without work that stands for the input of the pass; None where a pass has none."""
     prices: dict[Hashable, BlockPrices] = field(default_factory=dict, repr=False)
     """By seconds, sigmas and latencies of the ops: the shared object of these prices."""
-    _marks: dict[bool, tuple[tuple[int, ...], ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _place(self) -> dict[Op, tuple[int, ...]]:
@@ -105,11 +105,10 @@ class Block:
             found[axis_of(op)].append(i)
         return dict(found)
 
+    @remembered_by(lambda block, params, forward: forward)
     def marks(self, params: Sequence[Param], forward: bool) -> tuple[tuple[int, ...], ...]:
         """Returns by parameter the places of its first use or, backward, of the ops that complete its gradient."""
-        if forward not in self._marks:
-            self._marks[forward] = tuple(self.behind(param.used if forward else param.ready) for param in params)
-        return self._marks[forward]
+        return tuple(self.behind(param.used if forward else param.ready) for param in params)
 
     def behind(self, op: Op) -> tuple[int, ...]:
         """Returns the places that must end before `op` has ended: its own place if it is an op of this pass, for an op
@@ -138,7 +137,7 @@ class BlockPrices:
     seconds: tuple[float, ...]
     sigma: tuple[float, ...]
     latency: tuple[float, ...]
-    results: dict[Hashable, object] = field(default_factory=dict, repr=False)
+    results: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def sums(self) -> np.ndarray:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from meshcast.hardware.errors import ScheduleError
+from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.simulator.ir.ops import COMPUTE, Exchange, Fragment, Memory, Op, SideOps, StageOps, Transfer, UnitRun
 from meshcast.simulator.program.block import (
     INPUT,
@@ -37,6 +39,9 @@ from meshcast.simulator.program.side_stream import PricedSideOps
 from meshcast.simulator.program.task import Flow, PlaceInStep, Send, Task, first_kernels, make_task, price_side_ops
 from meshcast.simulator.program.timetable import Slot, Timetable
 from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_LOSS, GRADIENT_SUMS, ActionKind
+
+FORWARD = (ActionKind.FORWARD, ActionKind.AHEAD)
+"""Kinds of forward passes."""
 
 NORM_BYTES = 8
 """Bytes of the sum of the squares of gradients, and whether they are finite."""
@@ -109,14 +114,8 @@ class _Builder:
         self.price_groups = [prices.index(price) for price in prices]
         self.again = any(slot.kind == ActionKind.RECOMPUTATION for slot in timetable.slots)
         self.ahead = {slot.stage for slot in timetable.slots if slot.kind == ActionKind.AHEAD}
-        self._tasks: dict[Hashable, Task] = {}
+        self._nothing = Task((), [], [])
         self._passes: dict[Hashable, Task] = {}
-        self._whole: dict[tuple[PricedBlock, ...], tuple[PricedBlock, list[list[Where]]]] = {}
-        self._together: dict[
-            tuple[PricedBlock, PricedBlock], tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]
-        ] = {}
-        self._messages: dict[Hashable, Transfer] = {}
-        self._opening: dict[int, str] = {}
 
     def stage_ops(self, stage: int, slot: Slot) -> StageOps:
         """The ops of a stage that a slot runs: those of its slice, of its part of the samples, or of its class."""
@@ -129,7 +128,7 @@ class _Builder:
 
     def task(self, slot: Slot) -> Task:
         if slot.follows:
-            return self._tasks.setdefault("follows", Task((), [], []))
+            return self._nothing
         if slot.kind in ACTIVATION_TRANSFERS:
             return self._move(slot)
         if slot.kind in GRADIENT_SUMS:
@@ -138,10 +137,7 @@ class _Builder:
             return self._batch_loss(slot)
         if slot.partner is None:
             return self._alone(slot)
-        one, other = self._alone(slot), self._alone(slot.partner)
-        if (key := (one, other)) not in self._tasks:
-            self._tasks[key] = self._pair(one, other, self.timetable.device(slot.stage))
-        return self._tasks[key]
+        return self._pair(self._alone(slot), self._alone(slot.partner), self.timetable.device(slot.stage))
 
     # ---------------------------------------------------------------------------------------- messages
 
@@ -165,22 +161,26 @@ class _Builder:
             price = max(price, self.prices[ends[1]](work), key=lambda one: one[0] + one[2])
         return Send(work, stream, *price, *ends)
 
+    @remembered_by(
+        lambda builder, slot, *ends: (
+            slot.kind == ActionKind.UPDATE,
+            slot.kind in BATCH_LOSS,
+            slot.kind in FORWARD,
+            *ends,
+            slot.variant,
+        )
+    )
     def _message(self, slot: Slot, sender: int, receiver: int) -> Transfer:
         """The message from one stage to another that carries the result of a slot's kind of action."""
+        source, target = (
+            StageEnd(stage, self.timetable.stage_device[stage], self.stage_ops(stage, slot))
+            for stage in (sender, receiver)
+        )
         if slot.kind == ActionKind.UPDATE:
-            return self.messages.plain(NORM_BYTES, self.timetable.device(sender), self.timetable.device(receiver))
-        forward = slot.kind in (ActionKind.FORWARD, ActionKind.AHEAD)
-        key = slot.kind in BATCH_LOSS, forward, sender, receiver, slot.variant
-        if key not in self._messages:
-            source, target = (
-                StageEnd(stage, self.timetable.stage_device[stage], self.stage_ops(stage, slot))
-                for stage in (sender, receiver)
-            )
-            coupled = slot.kind in BATCH_LOSS
-            self._messages[key] = (
-                self.messages.outputs(source, target) if coupled else self.messages.results(source, target, forward)
-            )
-        return self._messages[key]
+            return self.messages.plain(NORM_BYTES, source.device, target.device)
+        if slot.kind in BATCH_LOSS:
+            return self.messages.outputs(source, target)
+        return self.messages.results(source, target, slot.kind in FORWARD)
 
     def received_bytes(self, slot: Slot) -> int:
         """Bytes that a rank receives from other devices before an action of a slot."""
@@ -206,20 +206,22 @@ class _Builder:
                 for op in (*unit_run.fragment.forward, *unit_run.fragment.backward)
             }
             streams |= {op.stream for side in (*stage_ops.ahead, *stage_ops.behind) for op in side.ops}
-        key = fragment, price, tuple(sorted(streams - {COMPUTE}))
-        if key not in self._tasks:
-            begin, made = _everywhere("begin", key[-1], []), dict[Op, Op]()
-            for op in fragment.forward:
-                after = [made.get(other, other) for other in op.after]
-                made[op] = Op(op.name, op.stream, op.work, after or begin, op.phase)
-            ops = [*begin, *made.values()]
-            ops += _everywhere("end", key[-1], list(ops))
-            waits = resolve_dependencies(ops, None, None)[0]
-            norm = [i for i, op in enumerate(ops) if op.name == "grad-norm"][-1:] if self.timetable.chained else []
-            entry = tuple(i for i, others in enumerate(waits) if {*norm} & {*others})
-            block = Block(ops, waits, (Port(entry, tuple(norm), through=bool(norm)),), [])
-            self._tasks[key] = Task((price_block(block, 1, self.prices[price]),), [], [])
-        return self._tasks[key]
+        return self._update_beside(fragment, price, tuple(sorted(streams - {COMPUTE})))
+
+    @remembered
+    def _update_beside(self, fragment: Fragment, price: int, streams: tuple[str, ...]) -> Task:
+        """An update of devices with equal prices. streams: those that their passes use beside the compute stream."""
+        begin, made = _everywhere("begin", streams, []), dict[Op, Op]()
+        for op in fragment.forward:
+            after = [made.get(other, other) for other in op.after]
+            made[op] = Op(op.name, op.stream, op.work, after or begin, op.phase)
+        ops = [*begin, *made.values()]
+        ops += _everywhere("end", streams, list(ops))
+        waits = resolve_dependencies(ops, None, None)[0]
+        norm = [i for i, op in enumerate(ops) if op.name == "grad-norm"][-1:] if self.timetable.chained else []
+        entry = tuple(i for i, others in enumerate(waits) if {*norm} & {*others})
+        block = Block(ops, waits, (Port(entry, tuple(norm), through=bool(norm)),), [])
+        return Task((price_block(block, 1, self.prices[price]),), [], [])
 
     def _alone(self, slot: Slot) -> Task:
         if slot.kind == ActionKind.UPDATE:
@@ -234,17 +236,14 @@ class _Builder:
         if known is None:
             place = self._place_in_step(slot, stage_ops)
             key = stage_ops, slot.kind, self.prices[price], place, repeated, self.again, self.host
-            if key not in self.blocks.tasks:
-                self.blocks.tasks[key] = self._make_pass(slot, stage_ops, price, place)
-            known = self._passes[own] = self.blocks.tasks[key]
+            made = partial(self._make_pass, slot, stage_ops, price, place)
+            known = self._passes[own] = remember(self.blocks.tasks, key, made)
         return known
 
     def _make_pass(self, slot: Slot, stage_ops: StageOps, price: int, place: PlaceInStep) -> Task:
         """A pass of a stage, with its side ops. price: number of the group of devices with equal prices."""
         key = stage_ops, slot.kind, self.prices[price], self.again
-        if key not in self.blocks.tasks:
-            self.blocks.tasks[key] = make_task(*key[:3], self.again, self.blocks)
-        plain = self.blocks.tasks[key]
+        plain = remember(self.blocks.tasks, key, lambda: make_task(*key, self.blocks))
         if stage_ops.batch_loss is not None:
             plain = self._place_outputs(plain, slot, stage_ops.batch_loss)
 
@@ -262,10 +261,8 @@ class _Builder:
 
     def _place_in_step(self, slot: Slot, stage_ops: StageOps) -> PlaceInStep:
         """Which events of a step fall on the actions of a slot, as far as its stage has something to do at them."""
-        forward, gradients = (
-            slot.kind in (ActionKind.FORWARD, ActionKind.AHEAD),
-            slot.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS),
-        )
+        forward = slot.kind in FORWARD
+        gradients = slot.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS)
         whole = bool(stage_ops.whole_weights or stage_ops.whole_gradients)
         opening = self._kind_that_gathers_again(slot.stage) if stage_ops.again else ""
         return PlaceInStep(
@@ -276,27 +273,19 @@ class _Builder:
             last_gradient=gradients and slot.last and (whole or bool(stage_ops.behind)),
         )
 
+    @remembered
     def _kind_that_gathers_again(self, stage: int) -> str:
         """The kind of the first backward pass of a stage in a step, if there are two or more and all forward passes
         precede it; otherwise weights stay whole between them."""
-        if stage not in self._opening:
-            table = self.timetable
-            own = [(i, table.slots[n]) for i, n in enumerate(table.slot) if table.slots[n].stage == stage]
-            last = [i for i, slot in own if slot.kind == ActionKind.FORWARD and slot.last]
-            first = [
-                (i, slot.kind)
-                for i, slot in own
-                if slot.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS, ActionKind.RECOMPUTATION)
-                and slot.first
-            ]
-            single = any(
-                slot.first and slot.last
-                for _, slot in own
-                if slot.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS)
-            )
-            apart = not single and all(f < b for f, (b, _) in zip(last, first, strict=False))
-            self._opening[stage] = first[0][1] if apart and first else ""
-        return self._opening[stage]
+        table = self.timetable
+        own = [(i, table.slots[n]) for i, n in enumerate(table.slot) if table.slots[n].stage == stage]
+        last = [i for i, slot in own if slot.kind == ActionKind.FORWARD and slot.last]
+        opening = ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS, ActionKind.RECOMPUTATION
+        first = [(i, slot.kind) for i, slot in own if slot.kind in opening and slot.first]
+        whole = ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS
+        single = any(slot.first and slot.last for _, slot in own if slot.kind in whole)
+        apart = not single and all(f < b for f, (b, _) in zip(last, first, strict=False))
+        return first[0][1] if apart and first else ""
 
     def _place_outputs(self, task: Task, slot: Slot, loss: UnitRun) -> Task:
         """A pass of a stage whose outputs a loss of the batch reads: they stay in memory until the loss, which makes
@@ -313,81 +302,82 @@ class _Builder:
         """One of the three actions of a loss that couples the samples of a batch."""
         loss, price = self.stage_ops(slot.stage, slot).batch_loss, self.price_groups[self.timetable.device(slot.stage)]
         assert loss is not None
-        key = loss, slot.kind, price
-        if key not in self._tasks:
-            own, others = float(loss.nbytes), float(loss.nbytes_in)
-            made: tuple[Flow, ...] = ()
-            freed: tuple[Flow, ...] = ()
-            if slot.kind == ActionKind.LOSS:
-                blocks = [self.blocks.block(loss, kind, again=False) for kind in ("F", "BW")]
-                made = (own, "workspace"), (others, "activations")
-                freed = (own, "activations"), (others, "workspace")
-            elif slot.kind == ActionKind.OUTPUTS:
-                blocks = [one_op(Op("outputs complete"))]
-            else:
-                adds = Memory("add", 2 * loss.nbytes, loss.nbytes)
-                blocks = [one_op(Op("add gradients of outputs", COMPUTE, adds, [], "B"))]
-                made = freed = ((own, "workspace"),)
-            parts = tuple(price_block(block, 1, self.prices[price]) for block in blocks)
-            self._tasks[key] = Task(parts, [], [], made, freed, [()] * len(parts), [0] * len(parts))
-        return self._tasks[key]
+        return self._act_of_loss(loss, slot.kind, price)
 
+    @remembered
+    def _act_of_loss(self, loss: UnitRun, kind: str, price: int) -> Task:
+        own, others = float(loss.nbytes), float(loss.nbytes_in)
+        made: tuple[Flow, ...] = ()
+        freed: tuple[Flow, ...] = ()
+        if kind == ActionKind.LOSS:
+            blocks = [self.blocks.block(loss, phase, again=False) for phase in ("F", "BW")]
+            made = (own, "workspace"), (others, "activations")
+            freed = (own, "activations"), (others, "workspace")
+        elif kind == ActionKind.OUTPUTS:
+            blocks = [one_op(Op("outputs complete"))]
+        else:
+            adds = Memory("add", 2 * loss.nbytes, loss.nbytes)
+            blocks = [one_op(Op("add gradients of outputs", COMPUTE, adds, [], "B"))]
+            made = freed = ((own, "workspace"),)
+        parts = tuple(price_block(block, 1, self.prices[price]) for block in blocks)
+        return Task(parts, [], [], made, freed, [()] * len(parts), [0] * len(parts))
+
+    @remembered_by(lambda builder, slot: (slot.stage, slot.variant, slot.kind, slot.keeper))
     def _move(self, slot: Slot) -> Task:
         """One of the four actions of an activation transfer (BPipe): evict and give back send, keep and load receive.
 
         Each begins at its place in the device's order. A device sends again once its last transfer has arrived, and
         evicts no more before.
         """
-        key = "move", slot.stage, slot.variant, slot.kind, slot.keeper
-        if key not in self._tasks:
-            stream, stripe = MOVING, self.timetable.stripes.get((slot.stage, slot.keeper))
-            if stripe is None:
-                saved = self._alone(Slot(slot.stage, "F", False, False, slot.variant)).memory.net
-                flows = tuple((float(nbytes), name) for nbytes, name in zip(saved, CATEGORIES, strict=True) if nbytes)
-            else:
-                flows = ((float(stripe.nbytes), "activations"),)
-                stream = f"{MOVING} {slot.stage} {slot.keeper}" if stripe.own_links else MOVING
-            here, ready = Op("here"), Op("ready", stream)
-            if takes := slot.kind in (ActionKind.KEEP, ActionKind.LOAD):
-                block = Block([here, ready], [(), (0,)], (Port((), (1,), through=False),), [])
-            else:
-                ends = (self.timetable.device(slot.stage), slot.keeper)[:: 1 if slot.kind == ActionKind.EVICT else -1]
-                work = self.messages.plain(round(sum(nbytes for nbytes, _ in flows)), *ends)
-                send = Op("evict" if slot.kind == ActionKind.EVICT else "give back", stream, work, phase="B")
-                ops = [ready, here, send, Op("arrived", stream)]
-                # An eviction makes room for the next pass, which waits for it; what is given back only leaves.
-                waits = (0,) if slot.kind == ActionKind.EVICT else ()
-                block = Block(ops, [(), waits, (0, 1), (2,)], (Port((2,), (3,), through=False),), [])
-            priced = price_block(block, 1, self.prices[self.timetable.owner(slot)])
-            self._tasks[key] = Task((priced,), [], [], flows if takes else (), () if takes else flows)
-        return self._tasks[key]
+        stream, stripe = MOVING, self.timetable.stripes.get((slot.stage, slot.keeper))
+        if stripe is None:
+            saved = self._alone(Slot(slot.stage, "F", False, False, slot.variant)).memory.net
+            flows = tuple((float(nbytes), name) for nbytes, name in zip(saved, CATEGORIES, strict=True) if nbytes)
+        else:
+            flows = ((float(stripe.nbytes), "activations"),)
+            stream = f"{MOVING} {slot.stage} {slot.keeper}" if stripe.own_links else MOVING
+        here, ready = Op("here"), Op("ready", stream)
+        if takes := slot.kind in (ActionKind.KEEP, ActionKind.LOAD):
+            block = Block([here, ready], [(), (0,)], (Port((), (1,), through=False),), [])
+        else:
+            ends = (self.timetable.device(slot.stage), slot.keeper)[:: 1 if slot.kind == ActionKind.EVICT else -1]
+            work = self.messages.plain(round(sum(nbytes for nbytes, _ in flows)), *ends)
+            send = Op("evict" if slot.kind == ActionKind.EVICT else "give back", stream, work, phase="B")
+            ops = [ready, here, send, Op("arrived", stream)]
+            # An eviction makes room for the next pass, which waits for it; what is given back only leaves.
+            waits = (0,) if slot.kind == ActionKind.EVICT else ()
+            block = Block(ops, [(), waits, (0, 1), (2,)], (Port((2,), (3,), through=False),), [])
+        priced = price_block(block, 1, self.prices[self.timetable.owner(slot)])
+        return Task((priced,), [], [], flows if takes else (), () if takes else flows)
 
     def _sum_gradients(self, slot: Slot) -> Task:
-        """One of the two actions of a sum of gradients among the devices that hold a stage.
+        """One of the two actions of a sum of gradients among the devices that hold a stage."""
+        device, stage_ops = self.timetable.device(slot.stage), self.stage_ops(slot.stage, slot)
+        return self._sum_among(self.timetable.copies[slot.stage], stage_ops, slot.kind, self.price_groups[device])
+
+    @remembered
+    def _sum_among(self, members: tuple[int, ...], stage_ops: StageOps, kind: str, price: int) -> Task:
+        """One of the two actions, of devices whose prices are equal.
 
         Gradients are complete once the last backward pass has run and the data-parallel ranks have reduced them. The
         sum is an all-reduce on a stream of its own, for which all devices meet.
         """
-        device, stage_ops = self.timetable.device(slot.stage), self.stage_ops(slot.stage, slot)
-        members = self.timetable.copies[slot.stage]
-        key = stage_ops, slot.kind, self.price_groups[device], members
-        if key not in self._tasks:
-            if slot.kind == ActionKind.COMPLETE:
-                own = [op for unit_run in stage_ops.unit_runs for op in unit_run.fragment.backward]
-                own += [op for side in stage_ops.behind for op in side.ops]
-                streams = sorted({op.stream for op in own if axis_of(op) == "dp"})
-                ops = [Op("gradients complete", stream, None, [], "U") for stream in (COMPUTE, *streams)]
-                port = Port((), tuple(range(len(ops))), through=False)
-            else:
-                nbytes = stage_ops.shared_gradients
-                work = self.messages.all_reduce(nbytes, members) if nbytes else None
-                ops, port = [Op("sum gradients", SUMS, work, [], "U")], Port((0,), (0,), through=False)
-            block = Block(ops, [()] * len(ops), (port,), [])
-            # All devices are in the sum for as long as the slowest.
-            part = price_block(block, 1, lambda work: max(self.prices[member](work) for member in members))
-            self._tasks[key] = Task((part,), [], [])
-        return self._tasks[key]
+        if kind == ActionKind.COMPLETE:
+            own = [op for unit_run in stage_ops.unit_runs for op in unit_run.fragment.backward]
+            own += [op for side in stage_ops.behind for op in side.ops]
+            streams = sorted({op.stream for op in own if axis_of(op) == "dp"})
+            ops = [Op("gradients complete", stream, None, [], "U") for stream in (COMPUTE, *streams)]
+            port = Port((), tuple(range(len(ops))), through=False)
+        else:
+            nbytes = stage_ops.shared_gradients
+            work = self.messages.all_reduce(nbytes, members) if nbytes else None
+            ops, port = [Op("sum gradients", SUMS, work, [], "U")], Port((0,), (0,), through=False)
+        block = Block(ops, [()] * len(ops), (port,), [])
+        # All devices are in the sum for as long as the slowest.
+        part = price_block(block, 1, lambda work: max(self.prices[member](work) for member in members))
+        return Task((part,), [], [])
 
+    @remembered_by(lambda builder, one, other, device: (one, other))
     def _pair(self, one: Task, other: Task, device: int) -> Task:
         """Two overlapped tasks, all copies interleaved.
 
@@ -399,13 +389,17 @@ class _Builder:
         made = Task((), one.ahead + other.ahead, one.behind + other.behind, one.inputs + other.inputs)
         made.results = one.results + other.results
         (first, _), (second, _) = both = self._concatenate(one), self._concatenate(other)
-        if (key := (first, second)) not in self._together:
-            self._together[key] = interleave(*self._separate(first, second, device))
-        part, where = self._together[key]
+        part, where = self._interleave(first, second, device)
         i = int(bool(other.ahead or other.behind))
         made.parts, made.numbers = (part,), [0]
         made.marks = [_marks_of_pair((one, other)[i], both[i][1], where[i])]
         return made
+
+    @remembered_by(lambda builder, one, other, device: (one, other))
+    def _interleave(
+        self, one: PricedBlock, other: PricedBlock, device: int
+    ) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
+        return interleave(*self._separate(one, other, device))
 
     def _separate(self, one: PricedBlock, other: PricedBlock, device: int) -> tuple[PricedBlock, PricedBlock]:
         """Two passes of a pair whose GEMMs and attention leave multiprocessors to its token exchanges."""
@@ -416,11 +410,9 @@ class _Builder:
         price = self.prices[device]
         return leave_multiprocessors(one, taken, price), leave_multiprocessors(other, taken, price)
 
+    @remembered_by(lambda builder, task: task.parts)
     def _concatenate(self, task: Task) -> tuple[PricedBlock, list[list[Where]]]:
-        key = task.parts
-        if key not in self._whole:
-            self._whole[key] = concatenate(task.parts)
-        return self._whole[key]
+        return concatenate(task.parts)
 
 
 def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:
@@ -440,9 +432,7 @@ def _updates(
     meetings: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for device, fragment in enumerate(updates):
         key = fragment, prices[device], len(updates) > 1
-        if key not in blocks.tasks:
-            blocks.tasks[key] = _update(*key)
-        task, met = blocks.tasks[key]
+        task, met = remember(blocks.tasks, key, partial(_update, *key))
         tasks.append(task)
         for meeting, place in met:
             meetings[meeting].append((device, place))

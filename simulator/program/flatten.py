@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.ops import COMPUTE, Op
 from meshcast.simulator.program.block import INPUT
 from meshcast.simulator.program.program import Program
@@ -304,8 +306,5 @@ class _StepFlattening:
 
     def _flat_update(self, task: Task) -> FlatTask:
         """Flattens an update once: it is flattened whenever a step is played."""
-        key = "flat", self.program.host
-        if key not in task.engine_results:
-            task.engine_results[key] = flatten_task(task, self.program.host)
-        flat: FlatTask = task.engine_results[key]
-        return flat
+        make = partial(flatten_task, task, self.program.host)
+        return remember(task.engine_results, ("flat", self.program.host), make)

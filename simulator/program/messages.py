@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.ir.ops import Collective, StageOps, Transfer
 from meshcast.simulator.lowering.scatter_gather import has_backward
 
@@ -22,16 +23,16 @@ class StageMessages:
 
     def __init__(self, axis: str) -> None:
         self.axis = axis
-        self._nbytes: dict[tuple[StageOps, StageOps, bool], int] = {}
 
     def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
         """What carries the output of a stage to the next, or the gradient of its input back."""
+        return self.plain(self._nbytes(sender.ops, receiver.ops, forward), sender.device, receiver.device)
+
+    @remembered
+    def _nbytes(self, sender: StageOps, receiver: StageOps, forward: bool) -> int:
         # What comes back to one of several that were joined is its own share; to frozen layers nothing does.
-        key = sender.ops, receiver.ops, forward
-        if key not in self._nbytes:
-            stated = sender.ops if forward else receiver.ops if has_backward(receiver.ops) else None
-            self._nbytes[key] = stated.message_nbytes if stated else 0
-        return self.plain(self._nbytes[key], sender.device, receiver.device)
+        stated = sender if forward else receiver if has_backward(receiver) else None
+        return stated.message_nbytes if stated else 0
 
     def outputs(self, sender: StageEnd, receiver: StageEnd) -> Transfer:
         """What carries the outputs of a batch from one stage to another whose loss reads them, or the gradients of

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.costs.power import Overhead, PowerModel, overhead, power_model
 from meshcast.simulator.ir.ops import COMPUTE, Op
 from meshcast.simulator.program.block import SUMS, BlockPrices
@@ -128,10 +129,11 @@ def _task_joules(task: Task, model: PowerModel) -> np.ndarray:
 
 def _block_joules(prices: BlockPrices, model: PowerModel) -> np.ndarray:
     """The same of one copy of a block, computed once."""
-    key = "joules", model.gpu.name
-    if key not in prices.results:
-        prices.results[key] = _sum_joules(prices.block.ops, prices.seconds, prices.lasting.tolist(), model)
-    return prices.results[key]  # type: ignore[return-value]
+    return remember(
+        prices.results,
+        ("joules", model.gpu.name),
+        lambda: _sum_joules(prices.block.ops, prices.seconds, prices.lasting.tolist(), model),
+    )
 
 
 def _sum_joules(ops: Sequence[Op], seconds: Sequence[float], lasting: Sequence[float], model: PowerModel) -> np.ndarray:

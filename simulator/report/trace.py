@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from meshcast.hardware.remembered import remembered_by
 from meshcast.hardware.units import GIB
-from meshcast.simulator.ir.ops import COMPUTE, HostCopy, Op
+from meshcast.simulator.ir.ops import COMPUTE, HostCopy
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.join import shift_item
 from meshcast.simulator.program.memory_profile import CATEGORIES
@@ -122,7 +123,6 @@ class _Trace:
         self.lanes = find_lanes(self.flat, self.begin, self.arrive)
         streams = {stream for device, stream in self.lanes}
         self.threads = sorted({*THREADS, *streams}, key=lambda name: (_position(name), name))
-        self._texts: dict[tuple[Op, int], tuple[str, str]] = {}
         self.launch_begin, self.launch_end = find_launches(self.flat, self.begin, times.launched)
         self.lane_of = {n: stream for (_, stream), own in self.lanes.items() for n, receives in own if not receives}
 
@@ -275,15 +275,13 @@ class _Trace:
         """The id that a kernel shares with its launch."""
         return 1 + number + (len(self.flat.ops) if receives else 0)
 
+    @remembered_by(lambda trace, device, number: (trace.flat.ops[number], device))
     def _op_json(self, device: int, number: int) -> tuple[str, str]:
         """JSON of an op before its times and after its action, which all executions of the op share."""
         op = self.flat.ops[number]
-        if (op, device) not in self._texts:
-            args = describe_op(op, self.flat.latency[number]) | describe_collective(op, self.plan_of(device), device)
-            name = name_kernel(op, self.sender.get(number, ""))
-            head = f'{{"ph":"X","name":{_json(name)},"cat":"{category_of(op)}",'
-            self._texts[op, device] = head, f",{_json(args)[1:]}}}"
-        return self._texts[op, device]
+        args = describe_op(op, self.flat.latency[number]) | describe_collective(op, self.plan_of(device), device)
+        name = name_kernel(op, self.sender.get(number, ""))
+        return f'{{"ph":"X","name":{_json(name)},"cat":"{category_of(op)}",', f",{_json(args)[1:]}}}"
 
     def _receive_json(self, device: int, number: int) -> tuple[str, str]:
         """The same of the receiving end of a message."""

@@ -21,6 +21,7 @@ from meshcast.experiments.planning.stages import PlannedStage, StageOption, Stag
 from meshcast.experiments.planning.table import Assignment, FactorTable, PendingTable
 from meshcast.experiments.search.counting.divisions import list_divisors
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
@@ -64,9 +65,6 @@ class JobProblem:
         self.microbatches, self.expert_ranks = microbatches or stated.shape.m, stated.mesh.size("ep")
         self.sequences = int(self.job.to_dict()["batch"]["global"])
         self.samples = self.sequences // self.microbatches
-        self._tables: dict[Any, FactorTable] = {}
-        self._stages: dict[bool, StageTable] = {}
-        self._bounds: dict[FactorTable, SpaceOptimum] = {}
 
     def with_microbatches(self, count: int) -> JobProblem:
         """The same job in another number of micro-batches."""
@@ -103,17 +101,12 @@ class JobProblem:
 
     # --------------------------------------------------------------------------------------- operators
 
+    @remembered_by(lambda problem, axes, allowed: (tuple(axes.items()), allowed))
     def operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> FactorTable:
         """The table of all operators on a mesh of `axes`, outermost first; see `list_factors`.
 
         Raises PlanError where the axes have another number of ranks than the cluster has GPUs.
         """
-        key = tuple(axes.items()), allowed
-        if key not in self._tables:
-            self._tables[key] = self._make_table(axes, allowed)
-        return self._tables[key]
-
-    def _make_table(self, axes: Mapping[str, int], allowed: Allowed) -> FactorTable:
         if len(axes) <= SHARED_AXES and allowed != allow_all:
             return self._restrict_table(axes, allowed)
         return self.pending_operators(axes, allowed).price_all()
@@ -143,19 +136,17 @@ class JobProblem:
         restricted = whole.restrict(keep)
         return whole if restricted.choices == whole.choices else restricted
 
+    @remembered_by(lambda problem, table, seconds: table)
     def bound_layouts(self, table: FactorTable, seconds: float) -> SpaceOptimum:
         """What no layouts of a table that fit into the memory of a GPU are below; infinite if none fit.
 
         seconds: limit of the solver [s].
         """
-        if table not in self._bounds:
-            found = eliminate(table)
-            if found is None or table.cost(found.assignment).nbytes <= self.memory:
-                self._bounds[table] = SpaceOptimum(found.value if found else math.inf, "elimination")
-            else:
-                solved = solve_table(table, self.memory, seconds)
-                self._bounds[table] = SpaceOptimum(solved.bound if solved else math.inf, "integer program")
-        return self._bounds[table]
+        found = eliminate(table)
+        if found is None or table.cost(found.assignment).nbytes <= self.memory:
+            return SpaceOptimum(found.value if found else math.inf, "elimination")
+        solved = solve_table(table, self.memory, seconds)
+        return SpaceOptimum(solved.bound if solved else math.inf, "integer program")
 
     def _annotate_axes(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> dict[str, Any]:
         schemes = [{"use": "tensor/annotated", "over": list(axes), "stream": stream, "tables": tables}]
@@ -179,14 +170,11 @@ class JobProblem:
 
     # ------------------------------------------------------------------------------------------ stages
 
+    @remembered
     def stages(self, recompute: bool = True) -> StageTable:
         """The table of stages of every power of two of GPUs up to a node and every number of nodes, with tensor
         parallelism inside a node and data parallelism; see `price_stages`."""
-        if recompute not in self._stages:
-            self._stages[recompute] = price_stages(
-                self._stage_options(recompute), self._resolve_option, self.shared, self.memory
-            )
-        return self._stages[recompute]
+        return price_stages(self._stage_options(recompute), self._resolve_option, self.shared, self.memory)
 
     def _stage_options(self, recompute: bool) -> list[StageOption]:
         per_node = min(self.gpus, self.job.cluster.gpus_per_node)

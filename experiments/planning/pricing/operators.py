@@ -30,6 +30,7 @@ import numpy as np
 from meshcast.experiments.planning.problem import Allowed, Dims, allow_all
 from meshcast.experiments.planning.table import Factor, Kept, PendingFactor, PendingTable
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.remembered import remembered_by
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.resident_memory import DeviceParams, resident_bytes
@@ -129,7 +130,6 @@ class UnitTable:
         self._moves: dict[Any, tuple[list[Collective], float]] = {}
         self._shapes: dict[tuple[Tensor, bool], int] = {}
         self._kinds: dict[Any, int] = {}
-        self._reads: dict[tuple[Operator, str, OperatorCost], TensorRead] = {}
         for operator in self.operators:
             name = self.variable(operator)
             layouts: tuple[Dims, ...] = ((),)
@@ -309,17 +309,15 @@ class UnitTable:
                 gradients[read.given].append(cost.weights)
         return seconds + self._gradient_seconds(tensor, wanted, gradients), sum(saved.values())
 
+    @remembered_by(lambda pricer, operator, tensor, cost: (operator, tensor.name, cost))
     def _read(self, operator: Operator, tensor: Tensor, cost: OperatorCost) -> TensorRead:
-        key = operator, tensor.name, cost
-        if key not in self._reads:
-            read = self._as_read(operator, tensor)
-            needed, given = required_layout(read, cost.divide), None
-            if read in self.scope.inputs_with_gradient(operator):
-                back = {new: old for old, new in read.renamed.items()}
-                layout = {axis: back.get(dim, dim) for axis, dim in output_layout(read, cost.divide).items()}
-                given = tuple(sorted(layout.items()))
-            self._reads[key] = TensorRead(read, needed, self.scope.key(read, needed), given, _saved_of(tensor, cost))
-        return self._reads[key]
+        read = self._as_read(operator, tensor)
+        needed, given = required_layout(read, cost.divide), None
+        if read in self.scope.inputs_with_gradient(operator):
+            back = {new: old for old, new in read.renamed.items()}
+            layout = {axis: back.get(dim, dim) for axis, dim in output_layout(read, cost.divide).items()}
+            given = tuple(sorted(layout.items()))
+        return TensorRead(read, needed, self.scope.key(read, needed), given, _saved_of(tensor, cost))
 
     def _move(
         self, tensor: Tensor, source: Layout, target: Layout, gradient: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from meshcast.experiments.search.bounds import Bounds
+from meshcast.experiments.search.bounds import PointBounds
 from meshcast.experiments.search.groups import GroupBounds
 from meshcast.experiments.search.objectives import ClusterUse, FoundPlans, simulates_runs
 from meshcast.experiments.search.runs.choices import make_choices
@@ -27,7 +27,7 @@ class SearchedCluster:
         if simulates_runs(known.names):
             equal, priced = space.data_schemes.known.issuperset(space.values["data"]), "run-cost" in known.names
             self.runs = make_choices(space.job, run_fields, space.base, equal, priced)
-        self.bounds = Bounds(space, shared)
+        self.bounds = PointBounds(space, shared)
         self.groups = GroupBounds(space, self.bounds, known.by_memory)
         self.use = ClusterUse.of(space.loaded, known.names)._replace(runs=self.runs)
         self.plans = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -55,39 +55,56 @@ def page(result: SearchResult) -> RenderableType:
 
 def _plans(result: SearchResult) -> list[RenderableType]:
     """What all plans have in common, and a row for each; fields too wide for the table are listed below it."""
-    plans, objectives, by_runs = result.best, result.certificate.objectives, result.certificate.runs is not None
-    names = list(dict.fromkeys(name for one in plans for name in one.found.changes))
-    names = [name for name in names if any(one.found.changes.get(name) is not None for one in plans)]
-    values = {name: [describe_field(one.found.changes.get(name)) for one in plans] for name in names}
-    varying = [name for name in names if len({*values[name]}) > 1]
-    # Stages are too long for a column, and where plans have them others lack their degrees.
-    beside = {name for name in varying if name.startswith("plan.")} if OF_STAGES & {*names} else set()
-    below = [name for name in names if name in beside | OF_STAGES]
+    plans, by_runs = result.best, result.certificate.runs is not None
+    objective = result.certificate.objectives[0] if len(result.certificate.objectives) == 1 else ""
+    values = _values_of_plans(result)
+    varying, below = _divide_fields(values)
     common = describe_changes(
-        {name: plans[0].found.changes.get(name) for name in names if name not in {*varying, *below}}
+        {name: plans[0].found.changes.get(name) for name in values if name not in varying + below}
     )
-    varying = [name for name in varying if name not in below]
     columns = _figure_columns(result)
-    objective = objectives[0] if len(objectives) == 1 else ""
-    wide = columns | {name.split(".")[-1]: values[name] for name in varying}
     padding = 1 if len(varying) > (1 if by_runs else 4) else 2
+    wide = columns | {name.split(".")[-1]: values[name] for name in varying}
     width = sum(max(map(len, (title, *cells))) + padding for title, cells in wide.items())
     if width > WIDTH - (ROOM_FOR_REASONS if objective else 0):
-        below, varying = [*varying, *below], []
+        wide, below, varying = columns, [*varying, *below], []
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=padding == 1 and bool(varying))
-    columns |= {name.split(".")[-1]: values[name] for name in varying}
-    for title in columns:
+    for title in wide:
         table.add_column(title, justify="right", no_wrap=True)
     if objective:
         table.add_column(DIFFERENCES.get(objective, "more GPU time by, and most of it in"), no_wrap=by_runs)
-    for i, one in enumerate(plans):
-        explain = {"memory": _more_memory, "energy": _more_energy, **dict.fromkeys(OF_RUNS, _longer_run)}
-        why = explain.get(objective, _why_worse)(plans[0], one, objective != "time") if i else ""
-        if why and not result.is_apart(one):
-            why = f"({why})"
-        table.add_row(*(cells[i] for cells in columns.values()), *([why] if objective else []))
-    lines = [line(f"plan {i}", _describe_below(one, below)) for i, one in enumerate(plans, 1)] if below else []
+    for i, plan in enumerate(plans):
+        table.add_row(*(cells[i] for cells in wide.values()), *([_explain(result, plan)] if objective else []))
+    lines = [line(f"plan {i}", _describe_below(plan, below)) for i, plan in enumerate(plans, 1)] if below else []
     return [*([line("common", common)] if common else []), table, *lines]
+
+
+def _divide_fields(values: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Returns the fields that have columns, and those that are listed below the table."""
+    varying = [name for name in values if len({*values[name]}) > 1]
+    # Stages are too long for a column, and where plans have them others lack their degrees.
+    beside = {name for name in varying if name.startswith("plan.")} if OF_STAGES & {*values} else set()
+    below = [name for name in values if name in beside | OF_STAGES]
+    return [name for name in varying if name not in below], below
+
+
+def _values_of_plans(result: SearchResult) -> dict[str, list[str]]:
+    """Returns the values of the fields that some plan has, in words."""
+    changes = [plan.found.changes for plan in result.best]
+    names = dict.fromkeys(name for fields in changes for name in fields)
+    stated = [name for name in names if any(fields.get(name) is not None for fields in changes)]
+    return {name: [describe_field(fields.get(name)) for fields in changes] for name in stated}
+
+
+def _explain(result: SearchResult, plan: RankedPlan) -> str:
+    """Returns why a plan is worse than the best one by the only objective; in brackets where runs do not tell them
+    apart."""
+    best, (objective, *_) = result.best[0], result.certificate.objectives
+    if plan is best:
+        return ""
+    explain = {"memory": _more_memory, "energy": _more_energy, **dict.fromkeys(OF_RUNS, _longer_run)}
+    why = explain.get(objective, _why_worse)(best, plan, objective != "time")
+    return f"({why})" if why and not result.is_apart(plan) else why
 
 
 ROOM_FOR_REASONS = 30

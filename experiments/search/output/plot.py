@@ -9,10 +9,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from meshcast.experiments.plots import style
-from meshcast.experiments.plots.sheet import EDGE, LINE, Sheet, make_heading, save, space_ticks, text_width, time_unit
+from meshcast.experiments.plots.sheet import (
+    EDGE,
+    LINE,
+    Heading,
+    Sheet,
+    make_heading,
+    save,
+    space_ticks,
+    text_width,
+    time_unit,
+)
 from meshcast.experiments.search.found import FoundPlan, PlanSearch
 from meshcast.experiments.search.result import SearchResult
 from meshcast.hardware.units import GIB
@@ -31,69 +42,31 @@ def draw(search: PlanSearch, result: SearchResult, path: str | Path, width: styl
 
 
 def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
-    """The plot."""
-    found, job, plans = result.certificate, search.space.loaded, result.forecasts
-    words = [
-        f"{found.exact:,} of {found.plans:,} plans were forecast, gap {found.gap:.2%}",
-        " or ".join(f"{one.loaded.cluster.gpus:,} x {one.loaded.cluster.gpu.name}" for one in search.jobs),
-        job.framework.name,
-    ]
-    fronted = len(found.objectives) > 1
-    best = f"front of {len(result.best)} plans by {' and '.join(found.objectives)}" if fronted else ""
-    if not fronted and result.best:
-        plan = ", ".join(f"{name} {describe_value(value)}" for name, value in result.best[0].changes.items())
-        best = f"best: {plan}"
-    title = f"Search for the best plan of {job.model.name}: step time and memory"
-    heading = make_heading(title, words, *([best] if best else []))
+    """Returns the plot."""
+    found, plans, heading = result.certificate, result.forecasts, _describe(search, result)
     if not plans:
         sheet = Sheet(heading.bottom + 0.2)
         sheet.head(heading)
         sheet.text(EDGE, heading.bottom, "No plan was forecast.")
         return sheet.figure
+    fronted = len(found.objectives) > 1
     degrees = sorted({_tensor_ranks(one) for one in plans})
-    front = {id(one.found) for one in result.best} if fronted else set()
-    entries = [f"tp {tp}" for tp in degrees]
-    entries += ["on the front", "not on it"] if fronted else []
-    (head, *places), lines = _place_entries([KEY_WORDS, *entries])
+    entries = [*(f"tp {tp}" for tp in degrees), *(["on the front", "not on it"] if fronted else [])]
+    places, lines = _place_entries([KEY_WORDS, *entries])
     top = heading.bottom + 0.1 + LINE * 1.1 * lines
-    high = min(HEIGHT, style.layout_height() - top - 0.55)
-    sheet = Sheet(top + high + 0.55)
+    sheet = Sheet(min(top + HEIGHT + 0.55, style.layout_height()))
     sheet.head(heading)
-    axes = sheet.axes(LEFT, top, sheet.width - LEFT - RIGHT, high)
+    axes = sheet.axes(LEFT, top, sheet.width - LEFT - RIGHT, sheet.height - top - 0.55)
     axes.spines["left"].set_visible(True)
     scale, unit = time_unit(max(one.forecast.step_time for one in plans))
-    for i, tp in enumerate(degrees):
-        looks = {"marker": MARKERS[i % len(MARKERS)], "s": 17, "zorder": 3, "linewidths": 0.8}
-        hue = HUES[i % len(HUES)]
-        for inside in (False, True):
-            own = [one for one in plans if _tensor_ranks(one) == tp and (not fronted or (id(one) in front)) == inside]
-            axes.scatter(
-                [one.forecast.step_time * scale for one in own],
-                [one.forecast.peak_device / GIB for one in own],
-                facecolors=hue if inside else "white",
-                edgecolors=hue,
-                **looks,
-            )
-    sheet.text(head[0], heading.bottom, KEY_WORDS, fontsize=style.SMALL, color=style.FAINT)
-    for i, (words_of, (x, line)) in enumerate(zip(entries, places, strict=True)):
-        y = heading.bottom + LINE * 1.1 * line
-        degree = i < len(degrees)
-        marker, hue = (MARKERS[i % len(MARKERS)], HUES[i % len(HUES)]) if degree else ("o", style.INK)
-        face = hue if i != len(degrees) + 1 else "white"
-        sheet.figure.add_artist(_key_marker(sheet, x + 0.05, y - 0.035, marker, hue, face))
-        sheet.text(x + 0.16, y, words_of, fontsize=style.SMALL)
+    _draw_plans(axes, result, degrees, scale)
+    _draw_key(sheet, heading.bottom, entries, places, len(degrees))
     _draw_limits(axes, search)
     if {*found.objectives} == {"time", "memory"}:
-        edge = [one.found.forecast for one in result.best]
-        axes.step(
-            [one.step_time * scale for one in edge],
-            [one.peak_device / GIB for one in edge],
-            where="post",
-            color=style.INK,
-            linewidth=0.8,
-            zorder=2,
-        )
-    if result.best and (len(found.objectives) == 1 or "time" in found.objectives):
+        seconds = [one.found.forecast.step_time * scale for one in result.best]
+        memory = [one.found.forecast.peak_device / GIB for one in result.best]
+        axes.step(seconds, memory, where="post", color=style.INK, linewidth=0.8, zorder=2)
+    if result.best and (not fronted or "time" in found.objectives):
         _mark_best(axes, result, scale)
     axes.margins(x=0.08)
     axes.set_xlim(axes.get_xlim())
@@ -101,6 +74,55 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
     axes.set_xlabel(f"step time [{unit}]")
     axes.set_ylabel("memory of the fullest GPU [GiB]")
     return sheet.figure
+
+
+def _describe(search: PlanSearch, result: SearchResult) -> Heading:
+    """Returns the heading: what was searched, and the best plans."""
+    found, job = result.certificate, search.space.loaded
+    words = [
+        f"{found.exact:,} of {found.plans:,} plans were forecast, gap {found.gap:.2%}",
+        " or ".join(f"{one.loaded.cluster.gpus:,} x {one.loaded.cluster.gpu.name}" for one in search.jobs),
+        job.framework.name,
+    ]
+    best = [f"front of {len(result.best)} plans by {' and '.join(found.objectives)}"]
+    if len(found.objectives) == 1:
+        best = [
+            "best: " + ", ".join(f"{name} {describe_value(value)}" for name, value in one.changes.items())
+            for one in result.best[:1]
+        ]
+    return make_heading(f"Search for the best plan of {job.model.name}: step time and memory", words, *best)
+
+
+def _draw_plans(axes: Axes, result: SearchResult, degrees: list[int], scale: float) -> None:
+    """Draws a mark for every plan, filled on the front. scale: of seconds."""
+    fronted = len(result.certificate.objectives) > 1
+    front = {id(one.found) for one in result.best} if fronted else {id(one) for one in result.forecasts}
+    for i, tp in enumerate(degrees):
+        hue = HUES[i % len(HUES)]
+        for inside in (False, True):
+            plans = [one for one in result.forecasts if _tensor_ranks(one) == tp and (id(one) in front) == inside]
+            axes.scatter(
+                [one.forecast.step_time * scale for one in plans],
+                [one.forecast.peak_device / GIB for one in plans],
+                facecolors=hue if inside else "white",
+                edgecolors=hue,
+                marker=MARKERS[i % len(MARKERS)],
+                s=17,
+                zorder=3,
+                linewidths=0.8,
+            )
+
+
+def _draw_key(sheet: Sheet, top: float, entries: list[str], places: list[tuple[float, int]], degrees: int) -> None:
+    """Draws the legend below the heading. degrees: number of its entries that are tensor-parallel degrees."""
+    (head, *others) = places
+    sheet.text(head[0], top, KEY_WORDS, fontsize=style.SMALL, color=style.FAINT)
+    for i, (words, (x, line)) in enumerate(zip(entries, others, strict=True)):
+        y = top + LINE * 1.1 * line
+        marker, hue = (MARKERS[i % len(MARKERS)], HUES[i % len(HUES)]) if i < degrees else ("o", style.INK)
+        face = hue if i != degrees + 1 else "white"
+        sheet.figure.add_artist(_key_marker(sheet, x + 0.05, y - 0.035, marker, hue, face))
+        sheet.text(x + 0.16, y, words, fontsize=style.SMALL)
 
 
 def _place_entries(entries: list[str]) -> tuple[list[tuple[float, int]], int]:

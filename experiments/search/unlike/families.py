@@ -17,6 +17,7 @@ import numpy as np
 from meshcast.experiments.search.unlike.pipeline_bounds import (
     DeviceLines,
     OptionTable,
+    PipelineMemory,
     ScheduleTable,
     bound_lines,
     bound_memory,
@@ -33,6 +34,7 @@ from meshcast.experiments.search.unlike.runs import (
 )
 from meshcast.experiments.search.unlike.stage_units import RunOption, StageUnits
 from meshcast.experiments.search.unlike.values import MOST_OF_A_RANK, UnlikeFields
+from meshcast.hardware.remembered import remembered, remembered_by
 
 
 class BlockBounds(NamedTuple):
@@ -87,14 +89,11 @@ class BlockMaker:
         total = fields.loaded.batch.total
         assert total is not None
         self.total, self.layers = total, layers
-        self._tables: dict[int, OptionTable] = {}
-        self._rates: dict[tuple[int, ...], tuple[float, ...]] = {}
 
+    @remembered_by(lambda maker, micro, options: micro)
     def table(self, micro: int, options: Sequence[RunOption]) -> OptionTable:
         """The units of all degrees with one size of micro-batches."""
-        if micro not in self._tables:
-            self._tables[micro] = OptionTable(self.units, options, micro)
-        return self._tables[micro]
+        return OptionTable(self.units, options, micro)
 
     def blocks(self) -> Iterator[PlanBlock]:
         """All blocks."""
@@ -152,16 +151,14 @@ class BlockMaker:
             if all(len(one.option) for one in found):
                 yield found, self._sum_rates(tuple(own)), len(kinds) == 1 and own[0] == own[1]
 
+    @remembered
     def _sum_rates(self, sizes: tuple[int, ...]) -> tuple[float, ...]:
         """Least time of the sums of gradients on the devices of every replica [s/byte]. sizes: their GPUs."""
-        if sizes not in self._rates:
-            borders = np.cumsum(sizes)[:-1].tolist()
-            several = len(self.fields.kinds) > 1
-            self._rates[sizes] = tuple(
-                min(self.units.replica_sum_rate(i if several else 0, border) for border in borders)
-                for i in range(len(sizes))
-            )
-        return self._rates[sizes]
+        borders, several = np.cumsum(sizes)[:-1].tolist(), len(self.fields.kinds) > 1
+        return tuple(
+            min(self.units.replica_sum_rate(i if several else 0, border) for border in borders)
+            for i in range(len(sizes))
+        )
 
     def _equal_degrees(self, micro: int) -> Iterator[EqualDegreesPlan]:
         v, gpus, kinds = self.fields.values, self.fields.loaded.cluster.gpus, self.fields.kinds
@@ -377,38 +374,42 @@ class EqualDegreesBlock:
         return BlockBounds(*(np.array(column) for column in zip(*rows, strict=True)))
 
     def _bound(self, plan: EqualDegreesPlan) -> tuple[float, float, bool, bool]:
-        maker, step = self.maker, self.step
-        schedule, count = maker.schedules[step.schedule], maker.total // step.micro
-        if plan.share == "even":
+        maker, even = self.maker, plan.share == "even"
+        count = maker.total // self.step.micro
+        if even:
             each = plan.tp * plan.dp
-            kinds = tuple(maker.kinds_at(i * each, (i + 1) * each) for i in range(plan.pp))
-            classes = [(plan.dp, kinds)]
+            classes = [(plan.dp, tuple(maker.kinds_at(i * each, (i + 1) * each) for i in range(plan.pp)))]
         else:
             classes = maker.classes_of_replicas(plan.tp, plan.pp, plan.dp)
-        takes, held = schedule.at(count)
-        if not takes[plan.pp] and plan.share == "even":
+        takes, held = maker.schedules[self.step.schedule].at(count)
+        held, possible = (held, takes[plan.pp]) if even else (np.ones_like(held), True)
+        replicas = [self._bound_replica(plan, kinds, held) for _, kinds in classes] if possible else [None]
+        if None in replicas:
             return np.inf, 0.0, False, False
-        held = held if plan.share == "even" else np.ones_like(held)
-        fixed, slow, seconds, nbytes, fits = [], [], 0.0, 0.0, True
-        for _, kinds in classes:
-            sizes = [(kind, len([*own])) for kind, own in groupby(kinds)]
-            options = [RunOption(kind, plan.tp, plan.dp, plan.ep, plan.recompute) for kind, _ in sizes]
-            table = OptionTable(maker.units, options, step.micro)
-            if not table.valid.all():
-                return np.inf, 0.0, False, False
-            stages = np.array([[size for _, size in sizes]])
-            runs = Runs(np.arange(len(sizes))[None], stages, stages * (maker.layers // plan.pp))
-            memory = bound_memory(table, runs, held, step.zero)
-            lines: DeviceLines = bound_lines(table, runs, schedule.schedule)
-            nbytes, fits = max(nbytes, float(memory.nbytes[0])), fits and bool(memory.fits[0])
-            seconds = max(seconds, float(lines.seconds(count)[0]))
-            fixed.append(lines.slowest[0])
-            slow.append(lines.slowest[1])
-        if plan.share != "even":
-            replicas = np.array([[number] for number, _ in classes], float)
-            found = share_bound(np.array(fixed), np.array(slow), replicas, count * plan.dp)
-            seconds = max(0.0, float(found[0]))
-        return seconds + maker.fields.loaded.framework.step_overhead_s, nbytes, True, fits
+        memories, lines = zip(*filter(None, replicas), strict=True)
+        if even:
+            seconds = max(float(line.seconds(count)[0]) for line in lines)
+        else:
+            fixed, slow = (np.array(column) for column in zip(*(line.slowest for line in lines), strict=True))
+            numbers = np.array([[number] for number, _ in classes], float)
+            seconds = float(share_bound(fixed, slow, numbers, count * plan.dp)[0])
+        nbytes, fits = max(float(one.nbytes[0]) for one in memories), all(bool(one.fits[0]) for one in memories)
+        return max(0.0, seconds) + maker.fields.loaded.framework.step_overhead_s, nbytes, True, fits
+
+    def _bound_replica(
+        self, plan: EqualDegreesPlan, kinds: tuple[int, ...], held: np.ndarray
+    ) -> tuple[PipelineMemory, DeviceLines] | None:
+        """Returns the bounds of a replica; None if it breaks a rule. kinds: of the nodes of every stage. held: least
+        activations in flight, see `ScheduleTable`."""
+        maker, sizes = self.maker, [(kind, len([*stages])) for kind, stages in groupby(kinds)]
+        options = [RunOption(kind, plan.tp, plan.dp, plan.ep, plan.recompute) for kind, _ in sizes]
+        table = OptionTable(maker.units, options, self.step.micro)
+        if not table.valid.all():
+            return None
+        stages = np.array([[size for _, size in sizes]])
+        runs = Runs(np.arange(len(sizes))[None], stages, stages * (maker.layers // plan.pp))
+        lines = bound_lines(table, runs, maker.schedules[self.step.schedule].schedule)
+        return bound_memory(table, runs, held, self.step.zero), lines
 
     def changes(self, number: int) -> dict[str, Any]:
         """The degrees, with the share of the batch."""

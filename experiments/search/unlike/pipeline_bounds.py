@@ -15,6 +15,7 @@ import numpy as np
 from meshcast.experiments.search.unlike.runs import Runs
 from meshcast.experiments.search.unlike.stage_units import RunOption, StageUnits, UnitSums, stack_sums
 from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.remembered import remembered
 from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.schedule_bound import least_in_flight
 from meshcast.simulator.ir.mesh import Mesh
@@ -88,84 +89,88 @@ class OptionTable:
 
 
 class _Device(NamedTuple):
-    """A device of every pipeline: its degrees, its place, its units from `begin` to `end` [pipelines]."""
+    """A device of every pipeline: its degrees, its place, its units from `begin` to `end` [pipelines].
+
+    passed: the units before it: degrees, first and end of them, run by run.
+    """
 
     option: np.ndarray
     place: np.ndarray
     begin: np.ndarray
     end: np.ndarray
     passed: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
-    """The units before it: degrees, first and end of them, run by run."""
+
+    def sum(self, sums: np.ndarray) -> np.ndarray:
+        """Returns what its units have together. sums: over the units before a place [..., options, units + 1]."""
+        return np.asarray(sums[..., self.option, self.end] - sums[..., self.option, self.begin])
+
+    def sum_passed(self, sums: np.ndarray) -> np.ndarray:
+        """Returns what the units before it have together."""
+        return np.asarray(sum(sums[option, end] - sums[option, begin] for option, begin, end in self.passed))
 
 
 def find_devices(runs: Runs, layers: int) -> list[_Device]:
-    """The devices that are bounded: of every run the first and the last one, of a run alone also the second."""
-    number, found = runs.option.shape[1], []
-    ends = np.cumsum(runs.layers, axis=1)
-    places = np.cumsum(runs.stages, axis=1) - runs.stages
-    last_place = places[:, -1] + runs.stages[:, -1] - 1
-    passed: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for run in range(number):
-        option, stages = runs.option[:, run], runs.stages[:, run]
-        first_layer, end_layer = ends[:, run] - runs.layers[:, run], ends[:, run]
-        each, rest = np.divmod(runs.layers[:, run], stages)
-        more = (rest > 0).astype(int)
-        if number == 1:
-            widths = {0: each, 1: each + more, -1: each + (rest == stages - 1) * more}
-        elif run == 0:
-            widths = {0: each, -1: each + more}
-        else:
-            widths = {0: each + more, -1: each}
-        for at, width in widths.items():
-            where = np.minimum(at, stages - 1) if at >= 0 else stages - 1
+    """Returns the devices that are bounded: of every run the first and the last one, of a run alone also the second."""
+    found, passed, ends = list[_Device](), list[tuple[np.ndarray, np.ndarray, np.ndarray]](), runs.layers.cumsum(axis=1)
+    for run in range(runs.option.shape[1]):
+        first_layer = ends[:, run] - runs.layers[:, run]
+        entered = np.zeros_like(first_layer) if run == 0 else first_layer + 1
+        for at, width in _layers_of_devices(runs, run).items():
+            option, place, begin = runs.option[:, run], *_place_device(runs, run, at, width, first_layer)
             if at == 1:
-                begin = first_layer + np.where(where > 0, each, 0)
-                width = np.where(where > 0, width, each)
-            else:
-                begin = first_layer if at == 0 else end_layer - width
-            place = places[:, run] + where
-            opens, closes = place == 0, place == last_place
-            entered = 0 if run == 0 else first_layer + 1
-            own = option, np.broadcast_to(entered, begin.shape), np.where(opens, entered, begin + 1)
-            unit_begin = np.where(opens, 0, begin + 1)
-            unit_end = np.where(closes, layers + 2, begin + width + 1)
-            found.append(_Device(option, place, unit_begin, unit_end, [*passed, own]))
-        passed.append((option, np.zeros_like(option) if run == 0 else first_layer + 1, end_layer + 1))
+                width = np.where(runs.stages[:, run] > 1, width, runs.layers[:, run] // runs.stages[:, run])
+            opens, closes = place == 0, place == runs.stages.sum(axis=1) - 1
+            of_run = option, entered, np.where(opens, entered, begin + 1)
+            end = np.where(closes, layers + 2, begin + width + 1)
+            found.append(_Device(option, place, np.where(opens, 0, begin + 1), end, [*passed, of_run]))
+        passed.append((runs.option[:, run], entered, ends[:, run] + 1))
     return found
 
 
+def _layers_of_devices(runs: Runs, run: int) -> dict[int, np.ndarray]:
+    """Returns the layers of the devices of a run that are bounded, by their places in it; see `layers_of_run`."""
+    each, rest = np.divmod(runs.layers[:, run], runs.stages[:, run])
+    more = (rest > 0).astype(int)
+    if runs.option.shape[1] == 1:
+        return {0: each, 1: each + more, -1: each + (rest == runs.stages[:, run] - 1) * more}
+    return {0: each, -1: each + more} if run == 0 else {0: each + more, -1: each}
+
+
+def _place_device(
+    runs: Runs, run: int, at: int, width: np.ndarray, first_layer: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the place of a device in its pipeline, and its first layer. at: its place in the run."""
+    stages, layers = runs.stages[:, run], runs.layers[:, run]
+    where = np.minimum(at, stages - 1) if at >= 0 else stages - 1
+    place = runs.stages[:, :run].sum(axis=1) + where
+    if at == 1:
+        return place, first_layer + np.where(where > 0, layers // stages, 0)
+    return place, first_layer if at == 0 else first_layer + layers - width
+
+
 def bound_lines(table: OptionTable, runs: Runs, schedule: Schedule, sum_rate: float = 0.0) -> DeviceLines:
-    """When the devices of pipelines are done with their passes, and with sums among replicas, at the earliest.
+    """Returns when the devices of pipelines are done with their passes, and with sums among replicas, at the earliest.
 
     sum_rate: of sums of gradients among replicas, which follow the passes of a device [s/byte].
     """
-    split = schedule.backward_kinds == ("B", "W")
-    streams, sums, single = table.streams, table.sums, table.single
-    work = streams["forward"] + (streams["halves"] if split else streams["whole"])
-    to_inputs = streams["forward"] + streams["inputs"]
-    gradient = sums["gradient_of_inputs" if split else "gradient"]
-    late = single["late_inputs" if split else "late"]
+    split, sums = schedule.backward_kinds == ("B", "W"), table.sums
+    work = table.streams["forward"] + table.streams["halves" if split else "whole"]
+    to_inputs = table.streams["forward"] + table.streams["inputs"]
+    gradient, late = sums["gradient_of_inputs" if split else "gradient"], "late_inputs" if split else "late"
     fixed, each = [], []
     devices = find_devices(runs, table.fields.loaded.model.layers)
-
-    def sum_seconds(one: _Device) -> np.ndarray:
-        gradients = sums["gradients"]
-        return np.asarray(sum_rate * (gradients[one.option, one.end] - gradients[one.option, one.begin]))
-
-    summed_first = sum_seconds(devices[0])
+    summed_first = sum_rate * devices[0].sum(sums["gradients"])
     for device in devices:
-        option, _, begin, end, passed = device
-        summed = sum_seconds(device)
-        head = _sum_passed(sums["path"], passed) - single["early"][option]
-        back = _sum_passed(gradient, passed) - late[option]
-        head = np.maximum(head, 0.0)
-        seconds, inputs = (one[:, option, end] - one[:, option, begin] for one in (work, to_inputs))
+        summed = sum_rate * device.sum(sums["gradients"])
+        head = np.maximum(device.sum_passed(sums["path"]) - table.single["early"][device.option], 0.0)
+        back = device.sum_passed(gradient) - table.single[late][device.option]
+        seconds = device.sum(work)
         # The last gradient comes back to the first device, which then sums its own.
         fixed.append(head + (summed if split else np.maximum(back + summed_first, summed)))
         each.append(seconds[0])
         if split:
             fixed.append(head + back + summed_first)
-            each.append(inputs[0])
+            each.append(device.sum(to_inputs)[0])
         if len(seconds) > 1:
             # The host launches the first kernels, and other streams may run, before the input is there.
             fixed.append(np.zeros_like(head))
@@ -173,26 +178,20 @@ def bound_lines(table: OptionTable, runs: Runs, schedule: Schedule, sum_rate: fl
     return DeviceLines(np.array(fixed), np.array(each))
 
 
-def _sum_passed(sums: np.ndarray, passed: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> np.ndarray:
-    return np.asarray(sum(sums[option, end] - sums[option, begin] for option, begin, end in passed))
-
-
 def bound_memory(table: OptionTable, runs: Runs, in_flight: np.ndarray, zero: int) -> PipelineMemory:
-    """Least memory of pipelines. in_flight: least activations in flight by number of stages and device
+    """Returns the least memory of pipelines. in_flight: least activations in flight by number of stages and device
     [stages + 1, devices]. zero: ZeRO stage."""
     fields, sums, single = table.fields, table.sums, table.single
     context = fields.loaded.framework.memory.context_gib * GIB
     total = runs.stages.sum(axis=1)
     most, fits = np.zeros(len(total)), np.ones(len(total), bool)
     alone = (total == 1).astype(float)
-    for option, place, begin, end, _ in find_devices(runs, fields.loaded.model.layers):
-        weights, optimizer, grown = (
-            sums[name][option, end] - sums[name][option, begin] for name in ("weights", "optimizer", "grown")
-        )
-        weights = weights - alone * single["tied_weights"][option]
-        optimizer = optimizer - alone * single["tied_optimizer"][option]
+    for device in find_devices(runs, fields.loaded.model.layers):
+        option, grown = device.option, device.sum(sums["grown"])
+        weights = device.sum(sums["weights"]) - alone * single["tied_weights"][option]
+        optimizer = device.sum(sums["optimizer"]) - alone * single["tied_optimizer"][option]
         states = weights + optimizer / (table.shards[option] if zero else 1.0)
-        nbytes = states + in_flight[total, place] * np.maximum(grown, 0.0) + context
+        nbytes = states + in_flight[total, device.place] * np.maximum(grown, 0.0) + context
         most, fits = np.maximum(most, nbytes), fits & (nbytes <= table.memory[option])
     return PipelineMemory(most, fits)
 
@@ -203,7 +202,6 @@ class ScheduleTable:
     def __init__(self, name: str, most: int, framework: Framework) -> None:
         self.name, self.most, self.framework = name, most, framework
         self.schedule = self._make(2)
-        self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def _make(self, stages: int) -> Schedule:
         kind = find_scheme(f"pipeline/{self.name}")
@@ -212,17 +210,16 @@ class ScheduleTable:
         assert isinstance(found, Schedule)
         return found
 
+    @remembered
     def at(self, m: int) -> tuple[np.ndarray, np.ndarray]:
         """With m micro-batches, by number of stages: whether the schedule takes them [stages + 1], and the least
         activations in flight [stages + 1, devices]."""
-        if m not in self._known:
-            takes, held = np.zeros(self.most + 1, bool), np.ones((self.most + 1, self.most))
-            for stages in range(1, self.most + 1):
-                schedule, shape = self._make(stages), PipelineShape(stages, m)
-                try:
-                    schedule.check(shape)
-                except MeshcastError:
-                    continue
-                takes[stages], held[stages, :stages] = True, least_in_flight(schedule, shape)
-            self._known[m] = takes, held
-        return self._known[m]
+        takes, held = np.zeros(self.most + 1, bool), np.ones((self.most + 1, self.most))
+        for stages in range(1, self.most + 1):
+            schedule, shape = self._make(stages), PipelineShape(stages, m)
+            try:
+                schedule.check(shape)
+            except MeshcastError:
+                continue
+            takes[stages], held[stages, :stages] = True, least_in_flight(schedule, shape)
+        return takes, held

@@ -17,6 +17,7 @@ from meshcast.experiments.search.unlike.values import UnlikeFields
 from meshcast.experiments.sweeps.grid import apply_changes
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.bounds.collectives import LARGE
 from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, WEIGHTS, WHOLE
 from meshcast.simulator.bounds.unit_prices import LoweredUnits, lower_units, price_units
@@ -96,16 +97,12 @@ class StageUnits:
         self.clusters: list[Cluster] = [kind.cluster for kind in fields.kinds]
         if len(self.clusters) > 1:
             self.clusters.append(fields.loaded.cluster)
-        self._known: dict[UnitKey, UnitSums | None] = {}
-        self._states: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
 
     def find(self, option: RunOption, samples: int) -> UnitSums | None:
         """The units of a stage with a micro-batch of some sequences on a rank; None if they break a rule."""
-        key = UnitKey(option.kind, option.tp, option.ep, option.recompute, samples)
-        if key not in self._known:
-            self._known[key] = self._make(key)
-        return self._known[key]
+        return self._make(UnitKey(option.kind, option.tp, option.ep, option.recompute, samples))
 
+    @remembered
     def _make(self, key: UnitKey) -> UnitSums | None:
         try:
             made = [self._price(key, rows) for rows in self._possible_rows(key.tp)]

@@ -22,26 +22,24 @@ coefficient that no file has is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, wraps
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 from meshcast.hardware.cluster import Tier
 from meshcast.hardware.errors import CatalogError
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.load import catalog, load, read_yaml
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.costs.calibration.check import ASSUMED, DEVICE, STEPS, read_checked
 from meshcast.simulator.costs.calibration.cost_models import COST_MODELS, KERNEL_MODELS, LINK_MODELS, PROCESSES, family
 from meshcast.simulator.costs.coefficients import Coefficient, coefficients
 from meshcast.simulator.costs.collectives.links import LinkCostModels, NetworkCostModel
 from meshcast.simulator.ir.ops import BYTES
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 ARCHITECTURES = {
     "pascal": ("volta", "ampere", "hopper"),
@@ -81,22 +79,6 @@ best one of the MI300X reaches 0.51 of its peak, of the H100 0.80 (stas00/ml-eng
 
 SHIPPED: Traversable = resources.files("meshcast.simulator.costs.calibration")
 """Where the files lie that ship with meshcast."""
-
-
-def _cache_per_calibration(
-    method: Callable[Concatenate[Calibration, P], T],
-) -> Callable[Concatenate[Calibration, P], T]:
-    """Computes each answer of a method once for each `Calibration`."""
-
-    @wraps(method)
-    def answer(self: Calibration, *args: P.args, **kwargs: P.kwargs) -> T:
-        key = method.__name__, args, tuple(sorted(kwargs.items()))
-        if key not in self._answers:
-            self._answers[key] = method(self, *args, **kwargs)
-        known: T = self._answers[key]
-        return known
-
-    return answer
 
 
 class Found(NamedTuple):
@@ -147,7 +129,6 @@ class Calibration:
     def __init__(self, folder: Path | None = None, written: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self.folder = folder
         self.written = dict(written or {})
-        self._answers: dict[Hashable, Any] = {}
 
     @classmethod
     @cache
@@ -166,14 +147,14 @@ class Calibration:
 
     # --------------------------------------------------------------------------------------------- files
 
-    @_cache_per_calibration
+    @remembered
     def names(self) -> tuple[str, ...]:
         """Names of all files, sorted."""
         places: list[Any] = [SHIPPED, *([self.folder] if self.folder else [])]
         found = {file.name[:-5] for place in places for file in place.iterdir() if file.name.endswith(".yaml")}
         return tuple(sorted(found - {DEVICE[:-5]} | self.written.keys()))
 
-    @_cache_per_calibration
+    @remembered
     def sections(self, name: str) -> Mapping[str, Any]:
         """The file `name` as data, {} without one."""
         if name in self.written:
@@ -185,7 +166,7 @@ class Calibration:
         file = SHIPPED / f"{name}.yaml"
         return dict(read_yaml(file, f"calibration/{name}.yaml").data) if file.is_file() else {}
 
-    @_cache_per_calibration
+    @remembered
     def lenders(self, gpu: GPU, without: str = "") -> tuple[tuple[str, str], ...]:
         """Files whose coefficients a GPU uses, nearest first, each with its distance ("": the GPU's own).
 
@@ -211,7 +192,7 @@ class Calibration:
 
     # ------------------------------------------------------------------------------------------- models
 
-    @_cache_per_calibration
+    @remembered
     def kernel_model(
         self, gpu: GPU, section: str, library: str = "", dtype: str = "bf16", kind: str = "", without: str = ""
     ) -> Found:
@@ -234,7 +215,7 @@ class Calibration:
         borrowed = (given,) if made.distance else ()
         return Found(model, (*borrowed, *made.gaps(f"{section} kernels of {gpu.name}")))
 
-    @_cache_per_calibration
+    @remembered
     def link_models(self, tier: Tier, library: str = "", kind: str = "", without: str = "") -> Found:
         """The cost models of the links of a scale-up domain or to the host: a `LinkCostModels`.
 
@@ -257,7 +238,7 @@ class Calibration:
         gaps = (text for section, one in each.items() for text in one.gaps(f"{section} over {tier.kind}"))
         return Found(LinkCostModels(*(one.model for one in each.values())), (*borrowed, *gaps))
 
-    @_cache_per_calibration
+    @remembered
     def network_model(self, tier: Tier, kind: str = "", without: str = "") -> Found:
         """The cost model of the network between nodes: a `NetworkCostModel`."""
         own = family(tier.kind)

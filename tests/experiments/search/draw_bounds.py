@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.search.bounds import Bounds
+from meshcast.experiments.search.bounds import PointBounds
 from meshcast.experiments.search.groups import GroupBounds
 from tests.experiments.search.test_bounds import draw_points, hold_bounds, space_of
 
@@ -44,7 +44,7 @@ def draw_rows(given: str, seed: int, seconds: float) -> Iterator[Row]:
     """Rows of a job that are drawn in so many seconds. given: its name, and schedules if not all."""
     name, _, schedules = given.partition(":")
     space, end = space_of(name), time.monotonic() + seconds
-    groups = GroupBounds(space, Bounds(space))
+    groups = GroupBounds(space, PointBounds(space))
     kept = set(schedules.split(",")) if schedules else None
     for group, pipeline, step in draw_points(
         space, seed, lambda one: kept is None or (one.pp > 1 and one.schedule in kept)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshcast.experiments.search.bounds import Bounds
+from meshcast.experiments.search.bounds import PointBounds
 from meshcast.experiments.search.found import ROUNDING
 from meshcast.experiments.search.groups import GroupBounds, Known
 from meshcast.experiments.search.search import group_by_overlap
@@ -76,7 +76,7 @@ def hold_bounds(groups: GroupBounds, point: Point) -> tuple[float, float] | None
         assert together is not None
         assert together[0] <= forecast.step_time * (1 + ROUNDING), point
         assert together[1] <= forecast.peak_device * (1 + ROUNDING), point
-    assert bounds.bound_kernels(group) <= forecast.step_time * (1 + ROUNDING), point
+    assert bounds.prices.bound_kernels(group) <= forecast.step_time * (1 + ROUNDING), point
     coarse, _ = groups.open(group)
     assert coarse is not None, point
     while coarse is not None:
@@ -106,7 +106,7 @@ def audit(
 ) -> list[tuple[float, float]]:
     """Bounds over forecasts, of time and of memory, of `wanted` drawn points. keep: which points to draw."""
     space, found = space_of(name), list[tuple[float, float]]()
-    groups = GroupBounds(space, Bounds(space))
+    groups = GroupBounds(space, PointBounds(space))
     for point in draw_points(space, seed):
         if keep(*point) and (ratios := hold_bounds(groups, point)) is not None:
             found.append(ratios)
@@ -125,7 +125,7 @@ def test_no_bound_is_above_its_forecast(name: str) -> None:
 def test_tensor_ranks_that_do_not_divide_the_sequence_are_no_broken_rule() -> None:
     space = space_of("gpt3-3072")
     group = next(one for one in space.groups() if one.tp == 3 and not one.sequence_parallel)
-    assert Bounds(space).unit_layout(group) is not None
+    assert PointBounds(space).prices.unit_layout(group) is not None
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_a_pair_takes_no_less_than_its_backward_pass(schedule: str, tp: int, lea
     (group,) = space.groups()
     (pipeline,) = space.pipelines(group)
     (step,) = space.choices(group, pipeline)
-    ratios = hold_bounds(GroupBounds(space, Bounds(space)), (group, pipeline, step))
+    ratios = hold_bounds(GroupBounds(space, PointBounds(space)), (group, pipeline, step))
     assert ratios is not None and ratios[0] > least
 
 
@@ -181,7 +181,9 @@ def test_a_pass_without_kernels_puts_off_nothing() -> None:
     space = space_of("llama3")
     group = LayerGroup(16, 1, 1, 16, "none", False, False, ("optimizer",))
     pipeline = Pipeline(64, "zb-v", 2, "ends-as-layers", None, "dp-pp-cp-tp")
-    ratios = hold_bounds(GroupBounds(space, Bounds(space)), (group, pipeline, StepChoice("zero-1", True, False, True)))
+    ratios = hold_bounds(
+        GroupBounds(space, PointBounds(space)), (group, pipeline, StepChoice("zero-1", True, False, True))
+    )
     assert ratios is not None and ratios[0] > 0.999
 
 
@@ -219,7 +221,7 @@ WHOLE = Pipeline(2, "breadth-first", 5, "ends-as-layers")
 )
 def test_tight_bounds_hold(job: dict[str, Any], point: Point) -> None:
     space = open_space({"model": {"preset": "mixtral-8x7b", "layers": 8}, **job})
-    ratios = hold_bounds(GroupBounds(space, Bounds(space)), point)
+    ratios = hold_bounds(GroupBounds(space, PointBounds(space)), point)
     assert ratios is not None and ratios[0] > 0.99
 
 
@@ -239,5 +241,5 @@ def test_a_host_that_launches_ahead_of_the_input_bounds_a_stage(schedule: str, l
     (group,) = space.groups()
     (pipeline,) = space.pipelines(group)
     (step,) = space.choices(group, pipeline)
-    ratios = hold_bounds(GroupBounds(space, Bounds(space)), (group, pipeline, step))
+    ratios = hold_bounds(GroupBounds(space, PointBounds(space)), (group, pipeline, step))
     assert ratios is not None and ratios[0] > 0.98

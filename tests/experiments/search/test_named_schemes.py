@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import meshcast
-from meshcast.experiments.search.bounds import Bounds
+from meshcast.experiments.search.bounds import PointBounds
 from meshcast.experiments.search.groups import GroupBounds
 from meshcast.experiments.search.space import Space
 from meshcast.hardware.errors import PlanError
@@ -273,7 +273,7 @@ def draw(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
         "plan": {**plan, **given["plan"]},
     }
     space, rng, found = Space(job, Path(".")), random.Random(seed), list[tuple[float, float]]()
-    groups, every_group = GroupBounds(space, Bounds(space)), space.groups()
+    groups, every_group = GroupBounds(space, PointBounds(space)), space.groups()
     while len(found) < wanted:
         group = rng.choice(every_group)
         if pipelines := space.pipelines(group):

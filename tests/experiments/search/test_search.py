@@ -342,7 +342,7 @@ def test_an_interruption_before_all_groups_are_bounded_proves_nothing(monkeypatc
     def stop(group: Any) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(made.clusters[0].bounds, "bound_kernels", stop)
+    monkeypatch.setattr(made.clusters[0].bounds.prices, "bound_kernels", stop)
     assert made.run().gap == 1.0
 
 

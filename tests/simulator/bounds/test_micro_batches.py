@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from meshcast.experiments.search.bounds import Bounds
+from meshcast.experiments.search.bounds import PointBounds
 from meshcast.experiments.search.space import LayerGroup
 from meshcast.simulator.bounds.micro_batches import NotAffine
 from meshcast.simulator.bounds.schedule_bound import PASSES
@@ -18,16 +18,16 @@ from tests.experiments.search.test_bounds import JOBS, space_of
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_scaled_units_are_those_that_are_lowered(name: str, seed: int) -> None:
-    bounds, rng = Bounds(space_of(name)), random.Random(seed)
+    bounds, rng = PointBounds(space_of(name)), random.Random(seed)
     group = rng.choice([one for one in bounds.space.groups() if one.tp <= 8])._replace(offload=())
     for micro in (3, 8):
         wanted = group._replace(micro=micro)
-        one, two, lowered = (bounds._lower(group._replace(micro=size), False) for size in (1, 2, micro))
+        one, two, lowered = (bounds.prices._lower(group._replace(micro=size), False) for size in (1, 2, micro))
         assert one is not None and two is not None and lowered is not None, wanted
         compare(bounds, one.at_size(two, micro), lowered, wanted)
 
 
-def compare(bounds: Bounds, scaled: object, lowered: object, group: LayerGroup) -> None:
+def compare(bounds: PointBounds, scaled: object, lowered: object, group: LayerGroup) -> None:
     """Both have the same matrices and the same memory."""
     found, wanted = (price_units(units, bounds.shared) for units in (scaled, lowered))  # type: ignore[arg-type]
     assert (found.of_layer == wanted.of_layer).all()
@@ -42,9 +42,9 @@ def compare(bounds: Bounds, scaled: object, lowered: object, group: LayerGroup) 
 
 
 def test_units_that_differ_in_more_than_sizes_are_refused() -> None:
-    bounds = Bounds(space_of("dense"))
+    bounds = PointBounds(space_of("dense"))
     group = next(one for one in bounds.space.groups() if one.tp == 2 and one.recompute == "none")
-    one, other = (bounds._lower(group._replace(recompute=kind, micro=1), False) for kind in ("none", "full"))
+    one, other = (bounds.prices._lower(group._replace(recompute=kind, micro=1), False) for kind in ("none", "full"))
     assert one is not None and other is not None
     with pytest.raises(NotAffine):
         one.at_size(other, 3)

@@ -1,0 +1,78 @@
+"""Decorators for methods whose results are kept, each object its own; and stores that several objects share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, MutableMapping
+from functools import wraps
+from inspect import signature
+from typing import Concatenate, ParamSpec, TypeVar
+
+Instance = TypeVar("Instance")
+P = ParamSpec("P")
+Result = TypeVar("Result")
+Key = TypeVar("Key")
+
+LOOK_UP = """
+def look_up({instance}, {names}):
+    __key = {key}
+    try:
+        return {instance}.{store}[__key]
+    except (AttributeError, KeyError):
+        pass
+    __result = __method({instance}, {names})
+    {instance}.__dict__.setdefault("{store}", {{}})[__key] = __result
+    return __result
+"""
+"""Has the parameters of the method itself, which is as fast as a look-up by hand: with `*args` it would take half as
+long again. Arguments by name or by default make no other key."""
+
+
+def remember(
+    store: MutableMapping[Key, Result], key: Key, make: Callable[[], Result], most: int | None = None
+) -> Result:
+    """Returns what a store has under a key, made where it has nothing. A store of `most` entries is emptied before."""
+    if key not in store:
+        result = make()
+        if most is not None and len(store) >= most:
+            store.clear()
+        store[key] = result
+    return store[key]
+
+
+def remembered(method: Callable[Concatenate[Instance, P], Result]) -> Callable[Concatenate[Instance, P], Result]:
+    """Returns `method` with its results kept as long as the object, by its arguments, which are hashable; results of
+    calls that raise are not kept.
+
+    They lie in the `__dict__` of the object, each method's in a store of its own: pickled and copied with it, but not
+    carried over by `dataclasses.replace`.
+    """
+    _, *names = signature(method).parameters
+    return _keep_results(method, names[0] if len(names) == 1 else f"({', '.join(names)})")
+
+
+def remembered_by(
+    key: Callable[..., Hashable],
+) -> Callable[[Callable[Concatenate[Instance, P], Result]], Callable[Concatenate[Instance, P], Result]]:
+    """Returns a decorator like `remembered` for a method whose result depends on `key` of its arguments alone."""
+
+    def decorate(method: Callable[Concatenate[Instance, P], Result]) -> Callable[Concatenate[Instance, P], Result]:
+        return _keep_results(method, f"__key_of({', '.join(signature(method).parameters)})", key)
+
+    return decorate
+
+
+def _keep_results(
+    method: Callable[Concatenate[Instance, P], Result],
+    key: str,
+    key_of: Callable[..., Hashable] | None = None,
+) -> Callable[Concatenate[Instance, P], Result]:
+    """Makes the look-up of a method. key: as source text, of the parameters."""
+    instance, *names = signature(method).parameters
+    store = re.sub(r"\W+", "_", f"_results_of_{method.__qualname__}")
+    scope: dict[str, Callable[Concatenate[Instance, P], Result]] = {}
+    source = LOOK_UP.format(instance=instance, names=", ".join(names), key=key, store=store)
+    exec(source, {"__method": method, "__key_of": key_of}, scope)
+    look_up = scope["look_up"]
+    look_up.__defaults__ = method.__defaults__  # type: ignore[attr-defined]
+    return wraps(method)(look_up)
