@@ -52,7 +52,7 @@ def test_engine(benchmark, path, engine):
         plan = resolve_plan(load_job(path))
         stages, updates = lower_stages(plan)
         table = timetable(plan.schedule, plan.shape)
-        program = build(table, stages, lambda work: (1e-3, 0.0, 0.0), plan.pipeline_axis, True, updates)
+        program = build(table, stages, lambda work: (1e-3, 0.0, 0.0), plan.ranks.pipeline_axis, True, updates)
         uses = [Costs(plan.job.cluster, plan.mesh).use] * program.devices
         return (program, engine), {"uses": uses}
 

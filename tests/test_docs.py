@@ -13,7 +13,7 @@ from meshcast.experiments.cli.app import app
 from meshcast.hardware import cluster, inline, load_cluster, mixed
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.costs.calibration.cost_models import COST_MODELS
-from meshcast.simulator.costs.costs import RATES
+from meshcast.simulator.costs.kernel_prices import RATES
 from meshcast.simulator.job import batch, job
 from meshcast.simulator.job.framework import (
     Bucket,

@@ -67,8 +67,8 @@ def tables_of_job(report: Report, stage: int | None = None, every_rank: bool = F
     """
     plan, flat = report.play.plan, report.play.step.flat
     device = report.device if stage is None else stage
-    if not 0 <= device < plan.devices:
-        raise PlanError("--stage", f"the plan has stages 0 to {plan.devices - 1}", "Name one of them", stage)
+    if not 0 <= device < plan.ranks.devices:
+        raise PlanError("--stage", f"the plan has stages 0 to {plan.ranks.devices - 1}", "Name one of them", stage)
     found: dict[tuple[Any, ...], dict[tuple[int, float], int]] = defaultdict(lambda: defaultdict(int))
     for number, op in enumerate(flat.ops):
         if flat.device[number] == device and (key := _key(report, device, op)):
@@ -94,7 +94,7 @@ def _key(report: Report, device: int, op: Op) -> tuple[str, tuple[str, ...], tup
     work, plan = op.work, report.play.plan
     if isinstance(work, Transfer):
         ends = (work.source, work.target)
-        ranks = tuple(int(plan.device_ranks(end).min()) for end in ends) if max(ends) < plan.devices else ()
+        ranks = tuple(int(plan.ranks.of_device(end).min()) for end in ends) if max(ends) < plan.ranks.devices else ()
         return ("send_recv", (work.axis,), ranks, "") if work.nbytes and len(set(ranks)) == 2 else None
     if not isinstance(work, Collective | Exchange) or not work.nbytes:
         return None
@@ -130,12 +130,14 @@ def tables_of_cluster(
 
 def _price(cluster: Cluster, costs: Costs, operation: str, ranks: tuple[int, ...], nbytes: int) -> Estimate:
     if operation != "send_recv":
-        return collective.price(Collective(operation, nbytes, ("all",)), reach(cluster, ranks), costs.links)
+        return collective.price(
+            Collective(operation, nbytes, ("all",)), reach(cluster, ranks), costs.communication.links
+        )
     # Every rank sends to the next one: the slowest pair sets the time.
     pairs = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
     sends_to, receives_from = dict(pairs).get, {b: a for a, b in pairs}.get
     reaches = dict.fromkeys(message_reach(cluster, *pair, sends_to, receives_from) for pair in pairs)
-    prices = [p2p.price(nbytes, one, costs.links) for one in reaches]
+    prices = [p2p.price(nbytes, one, costs.communication.links) for one in reaches]
     return max(prices, key=lambda one: one.seconds + one.latency)
 
 

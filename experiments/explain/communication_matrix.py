@@ -132,9 +132,9 @@ def group_ranks(plan: Plan, grouping: Grouping) -> tuple[tuple[str, ...], np.nda
         noun = "domain" if cluster.local_gpus > cluster.gpus_per_node else "node"
         return tuple(f"{noun} {node}" for node in range(int(nodes[-1]) + 1)), nodes
     devices = np.zeros(cluster.gpus, int)
-    for device in range(plan.devices):
-        devices[plan.device_ranks(device)] = device
-    return tuple(name_device(plan, device) for device in range(plan.devices)), devices
+    for device in range(plan.ranks.devices):
+        devices[plan.ranks.of_device(device)] = device
+    return tuple(name_device(plan, device) for device in range(plan.ranks.devices)), devices
 
 
 def list_rank_messages(
@@ -172,7 +172,7 @@ class MessagesOfPlan:
         if isinstance(work, Transfer):
             return self._transfer(device, work, target)
         own = np.zeros(self.cluster.gpus, bool)
-        own[self.plan.device_ranks(device)] = True
+        own[self.plan.ranks.of_device(device)] = True
         parts = []
         for ranks in self.groups(device, work):
             shape, nbytes = self._member_messages(device, work, ranks)
@@ -188,9 +188,9 @@ class MessagesOfPlan:
         if work.operation == "shift":
             return ""
         costs = self.costs[device]
-        return choose_algorithm(work.nbytes, find_group(work.operation, _reach(costs.cluster, ranks), costs.links))[1][
-            0
-        ]
+        return choose_algorithm(
+            work.nbytes, find_group(work.operation, _reach(costs.cluster, ranks), costs.communication.links)
+        )[1][0]
 
     def groups(self, device: int, work: Work) -> list[np.ndarray]:
         """The groups of a collective with ranks of a device: their ranks in the order of positions."""
@@ -201,7 +201,7 @@ class MessagesOfPlan:
         key = device, work.axes, members
         if key not in self._groups:
             mesh = self.plan.on(device).mesh
-            self._groups[key] = groups_along(mesh, work.axes, members, self.plan.device_ranks(device))
+            self._groups[key] = groups_along(mesh, work.axes, members, self.plan.ranks.of_device(device))
         return self._groups[key]
 
     def _stated_groups(self, device: int, ranks: Sequence[int]) -> list[np.ndarray]:
@@ -209,10 +209,10 @@ class MessagesOfPlan:
 
         The stated group has the first rank of its devices, or all ranks.
         """
-        own, stated = self.plan.device_ranks(device), np.asarray(ranks, int)
+        own, stated = self.plan.ranks.of_device(device), np.asarray(ranks, int)
         if np.isin(own, stated).sum() != 1 or len(own) == 1:
             return [stated]
-        firsts = [self.plan.device_ranks(other) for other in range(self.plan.devices)]
+        firsts = [self.plan.ranks.of_device(other) for other in range(self.plan.ranks.devices)]
         held = [one for first in stated for one in firsts if first in one]
         if len(held) != len(stated) or len({len(one) for one in held}) > 1:
             return [stated]
@@ -243,9 +243,9 @@ class MessagesOfPlan:
         if work.pairs:
             sources, targets, nbytes = np.array(work.pairs, float).T
             return sources.astype(int), targets.astype(int), nbytes
-        sources = self.plan.device_ranks(device)
+        sources = self.plan.ranks.of_device(device)
         if target >= 0:
-            targets = self.plan.device_ranks(target)
+            targets = self.plan.ranks.of_device(target)
         else:
             mesh = self.plan.on(device).mesh
             targets = sources + mesh.offset(work.axis, work.target) - mesh.offset(work.axis, work.source)
@@ -305,10 +305,10 @@ def _reach(cluster: Cluster, ranks: np.ndarray) -> Reach:
 def _host_bytes(metrics: Metrics, group_of: np.ndarray, size: int) -> np.ndarray:
     """See `CommunicationMatrix.host`."""
     plan, found = metrics.play.plan, np.zeros((size, 2))
-    by_device = np.zeros((plan.devices, 2))
+    by_device = np.zeros((plan.ranks.devices, 2))
     for one in list_executed_ops(metrics):
         if isinstance(one.op.work, HostCopy):
             by_device[one.device, int(one.op.work.back)] += one.op.work.nbytes * one.count
-    for device in range(plan.devices):
-        np.add.at(found, group_of[plan.device_ranks(device)], by_device[device])
+    for device in range(plan.ranks.devices):
+        np.add.at(found, group_of[plan.ranks.of_device(device)], by_device[device])
     return found

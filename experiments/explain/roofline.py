@@ -183,14 +183,14 @@ def step_roofline(metrics: Metrics, device: int | None = None, calibration: Cali
     """
     owner = metrics.device if device is None else device
     plan = metrics.play.plan
-    cluster = plan.clusters[owner]
+    cluster = plan.ranks.clusters[owner]
     traits = plan.on(owner).job.framework.kernel_traits
-    kernels = _kernel_points(metrics, owner, cluster.gpu, attention_format(traits["attention"]))
+    kernels = _kernel_points(metrics, owner, cluster.gpu, attention_format(traits.attention))
     peaks = {one.dtype: one.peak for one in kernels if one.dtype}
     flops, most = sum(one.flops * one.count for one in kernels), max(peaks.values(), default=0.0)
     links = link_rates(cluster)
     finder = MessagesOfPlan(plan, calibration)
-    ranks = len(plan.device_ranks(owner))
+    ranks = len(plan.ranks.of_device(owner))
     nbytes: dict[tuple[str, str], float] = defaultdict(float)
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     for one in list_rank_messages(metrics, calibration, owner):
@@ -240,7 +240,7 @@ def _bytes_on_links(messages: RankMessages, finder: MessagesOfPlan, device: int,
         groups = [ranks for ranks in finder.groups(device, work) if len(ranks) > 1]
         names = [finder.algorithm(device, work, ranks) for ranks in groups]
         if all(name.startswith("NVLS") for name in names):
-            own, found = finder.plan.device_ranks(device), {"scale-up": 0.0, "network": 0.0}
+            own, found = finder.plan.ranks.of_device(device), {"scale-up": 0.0, "network": 0.0}
             for ranks, name in zip(groups, names, strict=True):
                 nodes = (ranks // cluster.local_gpus).tolist()
                 held = int(np.isin(ranks, own).sum())

@@ -251,7 +251,7 @@ def title(report: Report) -> RenderableType:
     passes = describe_microbatches(plan)
     tokens = f"{batch.sequence:,}"
     if batch.lengths:
-        counts = plan.class_counts
+        counts = plan.passes.class_counts
         shortest = min(one.sequence for one in batch.lengths)
         tokens = f"{shortest:,} to {batch.longest:,}" if shortest < batch.longest else tokens
         padded = sum(count * one.padded_tokens for count, one in zip(counts, batch.lengths, strict=True))
@@ -274,14 +274,14 @@ def _unlike_stages(plan: Plan) -> list[RenderableType]:
     if not is_unlike(plan):
         return []
     lines = []
-    for device in choose_ends(plan.devices):
-        pipeline, own = plan.pipeline_of(device)
+    for device in choose_ends(plan.ranks.devices):
+        pipeline, own = plan.ranks.pipeline_of(device)
         one = plan.every_pipeline[pipeline]
-        layers = sum(one.layers[part] for part in range(one.parts) if own in one.holders(part))
+        layers = sum(one.layers[part] for part in range(one.model_parts.count) if own in one.model_parts.holders(part))
         name = name_device(plan, device)
         lines.append(f"{name}: {describe_device(plan, device)}, {layers} layer{'' if layers == 1 else 's'}")
-    if plan.devices > STAGES:
-        lines.insert(STAGES // 2, f"... {plan.devices - STAGES} more")
+    if plan.ranks.devices > STAGES:
+        lines.insert(STAGES // 2, f"... {plan.ranks.devices - STAGES} more")
     return [_field("" if i else "stages", line, "dim") for i, line in enumerate(lines)]
 
 

@@ -384,7 +384,7 @@ class Bounds:
                     nbytes = max(nbytes, float((state.resident + activations + place.sum(whole[0])).max()))
             times = prices.stage_times(stages.units, hop_seconds(state.plan, prices.message_nbytes, self.shared))
             bound = bound_devices(stages.schedule, stages.shape, place, times, not step.overlap_pp)
-            copies = (state.plan.model.layers // stages.shape.p - 1) * self.copy_seconds(group)
+            copies = (state.plan.model_parts.model.layers // stages.shape.p - 1) * self.copy_seconds(group)
             bound = bound._replace(computed=bound.computed + state.summed)
             for collectives in state.collectives:  # streams run side by side
                 sides = collectives.of_stages(stages.layers, place.part)
@@ -496,5 +496,5 @@ def _whole_of_stages(stages: StagesOfPoint, prices: UnitPrices, state: DeviceSta
     # States are those of a pipeline with one stage a device: its chunks have shares of them. A matrix that embedding
     # and output layer share is no part of the share of either.
     own = prices.elements(stages.units)[place.part]
-    counted = prices.elements(stages.units, not state.plan.model.tied)[place.part]
+    counted = prices.elements(stages.units, not state.plan.model_parts.model.tied)[place.part]
     return np.asarray(state.whole[:, place.device] * counted / np.maximum(place.sum(own)[place.device], 1.0))

@@ -74,15 +74,15 @@ class UnitCollectives:
 
 def unit_collectives(plan: Plan, stages: EveryStageOps, shared: SharedWork, stream: str = DATA) -> UnitCollectives:
     """The collectives of a plan on a stream; of a layer that several devices hold, the least."""
-    found = np.full((6, plan.model.layers + 2), inf)
+    found = np.full((6, plan.model_parts.model.layers + 2), inf)
     costs, known = shared.device_costs(plan), dict[tuple[int, int], np.ndarray]()
     for index, stage in enumerate(stages):
-        device, part = plan.device(index), plan.part(index)
+        device, part = plan.model_parts.device(index), plan.model_parts.of_stage(index)
         key = id(stage), id(costs[device])
         if key not in known:
             known[key] = _of_stage(one_of(stage), costs[device].estimate, stream)
-        layers, units = plan.layers_of(part), known[key]
-        before = units.shape[1] - len(layers) - (plan.parts == 1) if part == 0 else 0
+        layers, units = plan.model_parts.layers_of(part), known[key]
+        before = units.shape[1] - len(layers) - (plan.model_parts.count == 1) if part == 0 else 0
         ends = [(0, units[:, :before]), (-1, units[:, before + len(layers) :])]
         for at, own in [(at, own.sum(axis=1)) for at, own in ends if own.size]:
             found[:, at] = np.minimum(found[:, at], own)

@@ -60,16 +60,16 @@ def hop_seconds(plan: Plan, nbytes: int, shared: SharedWork) -> float:
     if plan.shape.p == 1:
         return 0.0
     if plan.job.framework.scatter_gather_tensors_in_pipeline:
-        nbytes //= plan.tensor_ranks
+        nbytes //= plan.ranks.tensor_ranks
     price = shared.device_costs(plan)[0].estimate
-    return float(sum(price(Transfer(nbytes, plan.pipeline_axis, 0, 1))[::2]))
+    return float(sum(price(Transfer(nbytes, plan.ranks.pipeline_axis, 0, 1))[::2]))
 
 
 def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
     """The states of every device of a plan with a flush."""
     stages, updates = lower_stages(plan, shared.units)
     resident = [sum(one.values()) for one in resident_of_devices(plan, device_params(plan, stages))]
-    update, summed = np.zeros((2, plan.devices))
+    update, summed = np.zeros((2, plan.ranks.devices))
     for device, price in enumerate(one.estimate for one in shared.device_costs(plan)):
         if updates:
             update[device] = _play_update(updates[device].forward, price)

@@ -58,7 +58,7 @@ def least_states(
         np.array([sum(one[kind] * count for kind, count in stage) for stage in stages])[place.part]
         for one in (layout.elements, sharded)
     )
-    devices = np.zeros(plan.devices)
+    devices = np.zeros(plan.ranks.devices)
     return DeviceStates(
         resident=place.sum(held) * costs.nbytes,
         update=devices,

@@ -383,7 +383,11 @@ class LoweredUnits:
 
 def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
     """The units of a plan whose stages are alike."""
-    lowering, architecture, model = make_lowering(plan, shared.units), plan.architecture, plan.model
+    lowering, architecture, model = (
+        make_lowering(plan, shared.units),
+        plan.model_parts.architecture,
+        plan.model_parts.model,
+    )
     known: dict[object, int] = {}
     stages, of_layer = [lowering.run(architecture.stage(range(0), True, False))], []
     for layer in range(model.layers):

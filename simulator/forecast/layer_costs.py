@@ -31,9 +31,9 @@ def stage_layer_costs(plan: Plan, price_on: Callable[[Plan, Cluster], Price]) ->
     """
     known: dict[Hashable, LayerCosts] = {}
     found = []
-    for part in range(plan.parts):
-        device = plan.device(part)
-        cluster, own = plan.clusters[device], plan.on(device)
+    for part in range(plan.model_parts.count):
+        device = plan.model_parts.device(part)
+        cluster, own = plan.ranks.clusters[device], plan.on(device)
         if (key := (cluster, own)) not in known:
             known[key] = _layer_costs(own, _leave_out_meetings(own, price_on(own, cluster)))
         found.append(known[key])
@@ -59,14 +59,14 @@ def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
     known: dict[Hashable, float] = {}
 
     def stage_cost(layers: range, first: bool = False, last: bool = False) -> float:
-        stage_ops = lowering.run(plan.architecture.stage(layers, first, last))
+        stage_ops = lowering.run(plan.model_parts.architecture.stage(layers, first, last))
         return sum(
             task_seconds(make_task(stage_ops, kind, price, again=False, blocks=blocks), host) for kind in _passes(plan)
         )
 
     def layer_cost(layer: int) -> float:
-        units = plan.architecture.stage(range(layer, layer + 1), False, False).units
-        key = tuple(unit.lowering_key for unit in units), plan.architecture.group_start(layer)
+        units = plan.model_parts.architecture.stage(range(layer, layer + 1), False, False).units
+        key = tuple(unit.lowering_key for unit in units), plan.model_parts.architecture.group_start(layer)
         if key not in known:
             known[key] = stage_cost(range(layer, layer + 1))
         return known[key]
@@ -92,16 +92,16 @@ class SliceTimes:
     """
 
     def __init__(self, plan: Plan, prices: Sequence[Price], units: LoweredUnits, host: float) -> None:
-        self.part = plan.parts // 2
-        self.plan, self.host = plan.on(plan.device(self.part)), host
+        self.part = plan.model_parts.count // 2
+        self.plan, self.host = plan.on(plan.model_parts.device(self.part)), host
         self.lowering = make_lowering(self.plan, units)
-        self.price = prices[plan.device(self.part)]
+        self.price = prices[plan.model_parts.device(self.part)]
         self._known: dict[int, tuple[list[int], list[float]]] = {}
 
     def __call__(self, tokens: int, before: int) -> float:
         """Seconds of a slice of so many tokens behind `before` others."""
         if tokens not in self._known:
-            model, seq = self.plan.job.model, self.plan.architecture.seq
+            model, seq = self.plan.job.model, self.plan.model_parts.architecture.seq
             most, chunk = seq - tokens, model.attention_chunk or seq
             turns = {end - back for end in range(chunk, most, chunk) for back in (tokens % chunk, 1, 0)}
             places = sorted({0, min(model.window or 0, most), most, *turns})
@@ -109,14 +109,14 @@ class SliceTimes:
         return float(np.interp(before, *self._known[tokens]))
 
     def _forecast(self, tokens: int, before: int) -> float:
-        architecture = self.plan.architecture.slice(before, before + tokens)
-        stage = self.plan.stage(self.part, architecture)
+        architecture = self.plan.model_parts.architecture.slice(before, before + tokens)
+        stage = self.plan.model_parts.stage(self.part, architecture)
         shares = self.plan.shape.p > 1 and self.plan.job.framework.scatter_gather_tensors_in_pipeline
         stage_ops = scatter_gather(self.lowering, stage, self.lowering.run(stage), shares, shares)
         blocks = CompiledBlocks()
         tasks = [make_task(stage_ops, kind, self.price, again=False, blocks=blocks) for kind in _passes(self.plan)]
         seconds = sum(task_seconds(task, self.host) for task in tasks)
         if self.plan.shape.p > 1:
-            work = Transfer(stage_ops.message_nbytes, self.plan.pipeline_axis, 0, 1)
+            work = Transfer(stage_ops.message_nbytes, self.plan.ranks.pipeline_axis, 0, 1)
             seconds += len(tasks) * sum(self.price(work)[::2])
         return seconds

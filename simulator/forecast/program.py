@@ -61,8 +61,8 @@ def _make_timetable(
     durations = None
     # Without backward passes there are no durations to plan with: the order is that of equally long passes.
     if plan.schedule.needs_durations and not plan.job.forward_only:
-        stage_prices = [prices[plan.device(stage)] for stage in range(plan.shape.stages)]
-        axis = plan.pipeline_axis if plan.shape.p > 1 else ""
+        stage_prices = [prices[plan.model_parts.device(stage)] for stage in range(plan.shape.stages)]
+        axis = plan.ranks.pipeline_axis if plan.shape.p > 1 else ""
         variants = {n: plan.shape.classes.count(n) for n in sorted({*plan.shape.classes})} or {0: 1}
         every = [
             pass_durations([variants_of(stage)[n] for stage in stages], stage_prices, axis, host, shared.blocks)
@@ -76,13 +76,13 @@ def _make_timetable(
         # Gradients are clipped by their global norm, for which all devices meet.
         durations = replace(durations, barrier=plan.schedule.barrier)
     if orders is None:
-        return shared.timetable(plan.schedule, plan.played_shape, durations, plan.update_interval)
-    return timetable(plan.schedule, plan.played_shape, durations, plan.update_interval, orders)
+        return shared.timetable(plan.schedule, plan.passes.played_shape, durations, plan.passes.update_interval)
+    return timetable(plan.schedule, plan.passes.played_shape, durations, plan.passes.update_interval, orders)
 
 
 def device_prices(plan: Plan, price: Prices) -> Sequence[Price]:
     """One price function for each pipeline device."""
-    return [price] * plan.devices if callable(price) else price
+    return [price] * plan.ranks.devices if callable(price) else price
 
 
 def host_launch_seconds(plan: Plan) -> float:

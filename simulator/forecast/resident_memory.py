@@ -57,13 +57,13 @@ def resident_of_devices(
             counted[key] = resident_bytes(own, params)
         states = dict(counted[key])
         holders = schemes_with(own.schemes, HoldsBuffers)
-        buffers = max(sum(scheme.buffer_bytes(each.job) for scheme in holders) for each in own.classes)
+        buffers = max(sum(scheme.buffer_bytes(each.job) for scheme in holders) for each in own.passes.classes)
         if nbytes := buffers + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
             states["buffers"] = float(nbytes)
         return states
 
     found = _of_devices(plan, every_params, resident)
-    orders = program.timetable.orders if plan.update_interval and program else ()
+    orders = program.timetable.orders if plan.passes.update_interval and program else ()
     for device, (params, order) in enumerate(zip(every_params, orders, strict=False)):
         versions = peak_weight_versions(plan.schedule, plan.shape, device, order)
         found[device]["parameters"] += stashed_weight_bytes(plan.on(device), params, versions)

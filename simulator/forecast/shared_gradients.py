@@ -36,7 +36,7 @@ def sum_shared_gradients(
     embedding table is reduced whole, and so is what unlike replicas hold.
     """
     width = BYTES[plan.job.framework.gradients]
-    found: list[list[GradientSum]] = [[] for _ in range(plan.devices)]
+    found: list[list[GradientSum]] = [[] for _ in range(plan.ranks.devices)]
     first = stage = 0
     for pipeline in plan.every_pipeline:
         own = stages[stage : stage + pipeline.shape.stages]
@@ -60,15 +60,18 @@ def _within_pipeline(plan: Plan, stages: EveryStageOps) -> dict[Holders, int]:
     """Elements of the gradients that devices of one pipeline share, on the rank that holds most."""
     elements: dict[tuple[Holders, int], int] = defaultdict(int)
     for index, stage in enumerate(stages):
-        holders = plan.holders(plan.part(index))
+        holders = plan.model_parts.holders(plan.model_parts.of_stage(index))
         if len(holders) > 1 and not plan.schedule.sums_early(plan.shape, index):
-            device = plan.device(index)
+            device = plan.model_parts.device(index)
             elements[holders, device] += count_elements(plan.on(device), one_of(stage).params(), "optimizer")
     # A tied output layer on another device is a copy of the embedding table.
     if plan.job.model.cross_attention:
         _share_table_of_decoder(plan, stages, elements)
         return _most(elements)
-    ends = plan.holders(plan.embedding_part), plan.holders(plan.parts - 1)
+    ends = (
+        plan.model_parts.holders(plan.model_parts.with_embedding),
+        plan.model_parts.holders(plan.model_parts.count - 1),
+    )
     if ends[0] != ends[1] and (plan.job.model.tied or not plan.job.model.branches):
         tied = [(param, n) for param, n in one_of(stages[-1]).params() if param.tied]
         both = tuple(sorted({*ends[0], *ends[1]}))
@@ -81,8 +84,8 @@ def _within_pipeline(plan: Plan, stages: EveryStageOps) -> dict[Holders, int]:
 
 def _share_table_of_decoder(plan: Plan, stages: EveryStageOps, elements: dict[tuple[Holders, int], int]) -> None:
     """Adds the table that an encoder, its decoder and a tied output layer share, on the devices that hold copies."""
-    parts = plan.embedding_part, *plan.table_parts
-    devices = tuple(sorted({device for part in parts for device in plan.holders(part)}))
+    parts = plan.model_parts.with_embedding, *plan.model_parts.with_table
+    devices = tuple(sorted({device for part in parts for device in plan.model_parts.holders(part)}))
     if len(devices) == 1:
         return
     for stage in stages:
@@ -96,7 +99,7 @@ def _share_table_of_decoder(plan: Plan, stages: EveryStageOps, elements: dict[tu
 def _tied_tables(plan: Plan, device: int) -> list[tuple[Param, int]]:
     """The tied table as a rank of the first stage holds it: sharded as an output layer would be on its mesh."""
     own = plan.on(device)
-    params = make_lowering(own).run(own.architecture.stage(range(0), False, True)).params()
+    params = make_lowering(own).run(own.model_parts.architecture.stage(range(0), False, True)).params()
     return [(param, n) for param, n in params if param.tied]
 
 
@@ -104,7 +107,7 @@ def _across_pipelines(plan: Plan, units: LoweredUnits | None) -> dict[Holders, i
     """Elements of the gradients that unlike replicas sum, layer by layer, on the rank that holds most."""
     ends = {0, every := len(plan.job.model.every_layer)}
     for pipeline in plan.pipelines:
-        ends |= {pipeline.layers_of(part).start for part in range(pipeline.parts)}
+        ends |= {pipeline.model_parts.layers_of(part).start for part in range(pipeline.model_parts.count)}
     borders = sorted(end for end in ends if end <= every)
     pieces = [
         (range(0), True, False),
@@ -116,7 +119,7 @@ def _across_pipelines(plan: Plan, units: LoweredUnits | None) -> dict[Holders, i
         holders = tuple(_holders_of(plan, layers, closes))
         for device in holders:
             own = plan.on(device)
-            params = make_lowering(own, units).run(own.architecture.stage(layers, opens, closes)).params()
+            params = make_lowering(own, units).run(own.model_parts.architecture.stage(layers, opens, closes)).params()
             elements[holders, device] += count_elements(own, params, "gradients")
     return _most(elements)
 
@@ -125,11 +128,11 @@ def _holders_of(plan: Plan, layers: range, last: bool) -> Iterator[int]:
     """The device of every pipeline that holds a run of layers, or the embedding, or the output layer."""
     first = 0
     for pipeline in plan.pipelines:
-        parts = range(pipeline.parts)
-        part = pipeline.parts - 1 if last else 0
+        parts = range(pipeline.model_parts.count)
+        part = pipeline.model_parts.count - 1 if last else 0
         if layers:
-            part = next(one for one in parts if layers.start in pipeline.layers_of(one))
-        yield first + pipeline.holders(part)[0]
+            part = next(one for one in parts if layers.start in pipeline.model_parts.layers_of(one))
+        yield first + pipeline.model_parts.holders(part)[0]
         first += pipeline.shape.p
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import TypeVar
 
 from meshcast.hardware.cluster import Cluster
-from meshcast.hardware.topology import Reach
 from meshcast.simulator.costs.calibration.calibration import Calibration
-from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.costs import Costs, KnownPrices
 from meshcast.simulator.costs.estimate import Estimate
+from meshcast.simulator.costs.rank_places import PairReaches
 from meshcast.simulator.costs.stragglers import slowest_pace
 from meshcast.simulator.forecast.resident_memory import KnownStates
 from meshcast.simulator.forecast.stages import LoweredStages
@@ -48,7 +49,7 @@ class SharedWork:
         self._timetables: dict[Hashable, Timetable] = {}
         self._costs: dict[Hashable, Costs] = {}
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
-        self._pairs: dict[Hashable, dict[tuple[int, int], Reach]] = {}
+        self._pairs: dict[Hashable, PairReaches] = {}
 
     def __reduce__(self) -> tuple[type[SharedWork], tuple[Calibration]]:
         return SharedWork, (self.calibration,)  # pickled without what it holds, which is made again
@@ -73,7 +74,7 @@ class SharedWork:
 
     def device_costs(self, plan: Plan) -> list[Costs]:
         """The costs of ops on every pipeline device of a plan."""
-        pairs = [(plan.on(device), cluster) for device, cluster in enumerate(plan.clusters)]
+        pairs = [(plan.on(device), cluster) for device, cluster in enumerate(plan.ranks.clusters)]
         distinct = {(id(own), id(cluster)): (own, cluster) for own, cluster in pairs}
         known = {key: self.costs(*pair) for key, pair in distinct.items()}
         return [known[id(own), id(cluster)] for own, cluster in pairs]
@@ -89,32 +90,18 @@ class SharedWork:
         )
 
     def _costs_on(self, cluster: Cluster, plan: Plan, joint: tuple[str, tuple[Costs, ...]] | None = None) -> Costs:
-        """The costs of ops of the plan on a cluster. joint: see `Costs`."""
-        framework = plan.job.framework
-        traits = framework.kernel_traits
-        launch, hidden = framework.exposed_launch_s, framework.hidden_launch_s
+        """Returns the costs of ops of the plan on a cluster. joint: see `Costs`."""
+        framework, mesh = plan.job.framework, plan.mesh
         # The noise of a job has a pace for every rank.
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
-        kinds = (tuple(one.items()) if isinstance(one, dict) else one for one in traits.values())
-        same = cluster, *kinds, launch, hidden, pace
+        launch = framework.exposed_launch_s, framework.hidden_launch_s
+        same = cluster, replace(framework.kernel_traits, pace=pace), *launch
         kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
-        pairs: dict[tuple[int, int], Reach] = _get_or_make(self._pairs, cluster, dict)
-        mesh = plan.mesh
+        pairs: PairReaches = _get_or_make(self._pairs, cluster, dict)
         return _get_or_make(
             self._costs,
             (same, tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first, joint),
-            lambda: Costs(
-                cluster,
-                mesh,
-                kernels=kernels,
-                calibration=self.calibration,
-                launch=launch,
-                hidden_launch=hidden,
-                pace=pace,
-                joint=joint,
-                pairs=pairs,
-                **traits,
-            ),
+            lambda: Costs(cluster, mesh, same[1], self.calibration, *launch, joint, KnownPrices(kernels, pairs)),
         )
 
 

@@ -19,14 +19,14 @@ class CrossMeshMessages(StageMessages):
     """Messages between devices of any meshes: cross-mesh resharding where two stages hold unlike boxes."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(plan.pipeline_axis)
+        super().__init__(plan.ranks.pipeline_axis)
         self.plan = plan
         self._grids: dict[int, BoxGrid] = {}
 
     def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
         """What carries the output of a stage to the next, or the gradient of its input back."""
         if not forward and not has_backward(receiver.ops):
-            first, other = (int(self.plan.device_ranks(end.device)[0]) for end in (sender, receiver))
+            first, other = (int(self.plan.ranks.of_device(end.device)[0]) for end in (sender, receiver))
             return Transfer(0, self.axis, sender.device, receiver.device, ((first, other, 0),))
         before, behind = (sender, receiver) if forward else (receiver, sender)
         joined = replace(self._grid(behind), parts=self._part(before, behind))
@@ -52,15 +52,15 @@ class CrossMeshMessages(StageMessages):
     def plain(self, nbytes: int, source: int, target: int) -> Transfer:
         """A message from every rank of a device to the rank at the same place of another."""
         if self._on_one_mesh:
-            own, other = (self.plan.pipeline_of(end)[1] for end in (source, target))
+            own, other = (self.plan.ranks.pipeline_of(end)[1] for end in (source, target))
             return Transfer(nbytes, self.axis, own, other)
         return self._pairwise(Transfer(nbytes, self.axis, source, target), source, target)
 
     def all_reduce(self, nbytes: int, members: Sequence[int]) -> Collective:
         """An all-reduce among the ranks at the same place of several devices."""
         if self._on_one_mesh:
-            return super().all_reduce(nbytes, [self.plan.pipeline_of(member)[1] for member in members])
-        ranks = tuple(int(self.plan.device_ranks(member)[0]) for member in members)
+            return super().all_reduce(nbytes, [self.plan.ranks.pipeline_of(member)[1] for member in members])
+        ranks = tuple(int(self.plan.ranks.of_device(member)[0]) for member in members)
         return Collective("all_reduce", nbytes, (self.axis,), tuple(members), ranks=ranks)
 
     def _part(self, branch: StageEnd, trunk: StageEnd) -> dict[str, Interval]:
@@ -70,7 +70,9 @@ class CrossMeshMessages(StageMessages):
         """
         pipeline, joining = self._stage_of(trunk)
         _, sending = self._stage_of(branch)
-        held, joined = (pipeline.layers_of(pipeline.part(stage)) for stage in (sending, joining))
+        held, joined = (
+            pipeline.model_parts.layers_of(pipeline.model_parts.of_stage(stage)) for stage in (sending, joining)
+        )
         model, seq = pipeline.job.model, pipeline.job.batch.sequence or 0
         tokens = [(one.layers, Fraction(n)) for one, n in zip(model.branches, model.branch_tokens(seq), strict=True)]
         arriving = sum(of for layers, of in tokens if layers)
@@ -86,7 +88,7 @@ class CrossMeshMessages(StageMessages):
 
     def _stage_of(self, end: StageEnd) -> tuple[Plan, int]:
         """The pipeline that has a stage, and the number of the stage in it."""
-        pipeline, stage = self.plan.pipeline_of_stage(end.stage)
+        pipeline, stage = self.plan.model_parts.pipeline_of(end.stage)
         return self.plan.every_pipeline[pipeline], stage
 
     @property
@@ -96,29 +98,31 @@ class CrossMeshMessages(StageMessages):
 
     def _pairwise(self, work: Transfer, source: int, target: int) -> Transfer:
         """A message between devices of equal degrees, rank by rank."""
-        ends = (self.plan.device_ranks(device).tolist() for device in (source, target))
+        ends = (self.plan.ranks.of_device(device).tolist() for device in (source, target))
         pairs = tuple((one, other, work.nbytes) for one, other in zip(*ends, strict=True) if work.nbytes)
         return Transfer(work.nbytes, self.axis, source, target, pairs)
 
     def _grid(self, end: StageEnd) -> BoxGrid:
         if end.device not in self._grids:
             pipeline, stage = self._stage_of(end)
-            self._grids[end.device] = self._make_grid(end, self.plan.on(end.device).stage(pipeline.part(stage)))
+            self._grids[end.device] = self._make_grid(
+                end, self.plan.on(end.device).model_parts.stage(pipeline.model_parts.of_stage(stage))
+            )
         return self._grids[end.device]
 
     def _output_grid(self, end: StageEnd) -> BoxGrid:
         """The boxes of the outputs of a stage behind its last unit."""
         pipeline, stage = self._stage_of(end)
-        whole = self.plan.on(end.device).stage(pipeline.part(stage))
+        whole = self.plan.on(end.device).model_parts.stage(pipeline.model_parts.of_stage(stage))
         last = replace(whole.units[-1], residual_in=None)
         return self._make_grid(end, replace(whole, units=(last,)))
 
     def _make_grid(self, end: StageEnd, stage: Stage) -> BoxGrid:
         own = self.plan.on(end.device)
         layout = border_layout(make_lowering(own).scope, stage)
-        return BoxGrid.of(layout, own.mesh, self.axis, int(self.plan.device_ranks(end.device)[0]))
+        return BoxGrid.of(layout, own.mesh, self.axis, int(self.plan.ranks.of_device(end.device)[0]))
 
 
 def choose_messages(plan: Plan) -> StageMessages:
     """The messages between the devices of a plan, or of one of its unlike replicas."""
-    return CrossMeshMessages(plan) if plan.pipelines or plan.stage_plans else StageMessages(plan.pipeline_axis)
+    return CrossMeshMessages(plan) if plan.pipelines or plan.stage_plans else StageMessages(plan.ranks.pipeline_axis)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.lowering import host_waits, make_lowering
 from meshcast.simulator.forecast.resident_memory import DeviceParams
 from meshcast.simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
-from meshcast.simulator.ir.modules import GradientSum, Stage, Update
+from meshcast.simulator.ir.modules import BatchLossUnit, GradientSum, Stage, Update
 from meshcast.simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, StageOps
 from meshcast.simulator.lowering.lower import LoweredUnits
 from meshcast.simulator.lowering.scatter_gather import scatter_gather
@@ -78,50 +79,71 @@ def _traits(plan: Plan) -> Hashable:
     return plan.mesh, plan.schemes, plan.job.framework, plan.job.forward_only, host_waits(plan)
 
 
+class StageRole(NamedTuple):
+    """What a virtual stage does beside the units of its part of the model.
+
+    embeds: whether it has the table of the embedding, and reads it.
+    idle: roles of schemes that are idle on it.
+    gathers: see `_received_shares`.
+    sums_early: whether its gradients are summed before the end of the step.
+    """
+
+    embeds: bool
+    idle: Sequence[str]
+    gathers: tuple[bool, bool]
+    sums_early: bool
+
+
 def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, shared: LoweredStages) -> EveryStageOps:
-    """The ops of every virtual stage of one pipeline.
+    """Returns the ops of every virtual stage of one pipeline.
 
     known: stages that were lowered before, on the same mesh; shared: for other plans too.
     """
     gathers, ends = _received_shares(plan), coupled_stages(plan.schedule, plan.shape)
-    stages = []
-    # What plans of equal stages have in common.
-    schemes: Hashable = ()
-    own, repeats = plan, 1 if plan.stage_plans else plan.microbatches_of_unit
+    parts, stages = plan.model_parts, []
     for index in range(plan.shape.stages):
-        part, device = plan.part(index), plan.device(index)
-        if plan.stage_plans:
-            own = plan.on(device)
-            repeats = own.microbatches_of_unit
-        if plan.positions:
-            schemes = tuple(scheme.lowering_key for scheme in own.schemes)
-        embeds = part in plan.table_parts and device in plan.holders(plan.embedding_part)
-        slices = [own.stage(part, blocks) for blocks in own.slices]
+        part, device = parts.of_stage(index), parts.device(index)
+        own = plan.on(device) if plan.stage_plans else plan
+        embeds = part in parts.with_table and device in parts.holders(parts.with_embedding)
         idle = plan.schedule.unused_roles(plan.shape, index)
-        early = plan.schedule.sums_early(plan.shape, index)
+        role = StageRole(embeds, idle, gathers[index], plan.schedule.sums_early(plan.shape, index))
+        slices = [own.model_parts.stage(part, blocks) for blocks in own.passes.slices]
+        # What plans of equal stages have in common.
+        schemes = tuple(scheme.lowering_key for scheme in own.schemes) if plan.positions else ()
         units_of = tuple((unit.children, unit.count) for unit in slices[0].units)
-        key = (units_of, embeds, idle, gathers[index], early, own if plan.stage_plans else None, schemes, repeats)
+        key = units_of, role, own if plan.stage_plans else None, schemes, slices[0].microbatches
         if key not in known:
-            loss = own.batch_loss(part) if index in ends else None
-            in_any_plan = (_units_of(slices), embeds, idle, gathers[index], early, loss, repeats, _traits(own))
+            loss = own.model_parts.batch_loss(part) if index in ends else None
+            in_any_plan = _units_of(slices), role, loss, slices[0].microbatches, _traits(own)
             if in_any_plan not in shared.stages:
-                lowering = make_lowering(own, units, idle)
-                # Classes of micro-batches that differ in padding alone have the same ops.
-                lowered = {
-                    blocks: scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index])
-                    for blocks, stage in dict(zip(own.slices, slices, strict=True)).items()
-                }
-                for one in lowered.values():
-                    if loss is not None:
-                        one.batch_loss = lowering.run_batch_loss(loss)
-                    if early:
-                        elements = count_elements(own, one.params(), "optimizer")
-                        one.shared_gradients = elements * BYTES[plan.job.framework.gradients]
-                stage_ops = [lowered[blocks] for blocks in own.slices]
-                shared.stages[in_any_plan] = stage_ops if len(stage_ops) > 1 else stage_ops[0]
+                shared.stages[in_any_plan] = _lower_stage(own, slices, role, loss, units)
             known[key] = shared.stages[in_any_plan]
         stages.append(known[key])
     return stages
+
+
+def _lower_stage(
+    plan: Plan, slices: Sequence[Stage], role: StageRole, loss: BatchLossUnit | None, units: LoweredUnits | None
+) -> StageOps | list[StageOps]:
+    """Returns the ops of a stage in all its variants.
+
+    slices: its modules in each.
+    loss: over the samples of a batch.
+    """
+    lowering = make_lowering(plan, units, role.idle)
+    # Classes of micro-batches that differ in padding alone have the same ops.
+    lowered = {
+        blocks: scatter_gather(lowering, stage, lowering.run(stage, role.embeds), *role.gathers)
+        for blocks, stage in dict(zip(plan.passes.slices, slices, strict=True)).items()
+    }
+    for stage_ops in lowered.values():
+        if loss is not None:
+            stage_ops.batch_loss = lowering.run_batch_loss(loss)
+        if role.sums_early:
+            elements = count_elements(plan, stage_ops.params(), "optimizer")
+            stage_ops.shared_gradients = elements * BYTES[plan.job.framework.gradients]
+    variants = [lowered[blocks] for blocks in plan.passes.slices]
+    return variants if len(variants) > 1 else variants[0]
 
 
 def _units_of(slices: Sequence[Stage]) -> Hashable:
@@ -143,7 +165,7 @@ def _check_meetings(plan: Plan, stages: EveryStageOps) -> None:
     axis, _ = plan.pipelines[0].positions
     found = list[list[Op]]()
     for number, pipeline in enumerate(plan.pipelines):
-        own = [stage for index, stage in enumerate(stages) if plan.pipeline_of_stage(index)[0] == number]
+        own = [stage for index, stage in enumerate(stages) if plan.model_parts.pipeline_of(index)[0] == number]
         passes = [[variants_of(stage)[which] for stage in own] for which in pipeline.shape.classes or (0,)]
         found.append([op for one in passes for op in _meeting_ops(one, axis)])
     if any(found) and len({one.shape.m for one in plan.pipelines}) > 1:
@@ -172,16 +194,16 @@ def _received_shares(plan: Plan) -> list[tuple[bool, bool]]:
     if plan.job.framework.scatter_gather_tensors_in_pipeline:
         for index in range(plan.shape.stages):
             for before in plan.schedule.predecessors(plan.shape, index):
-                if plan.device(before) != plan.device(index):
+                if plan.model_parts.device(before) != plan.model_parts.device(index):
                     found[index][0] = found[before][1] = True
     return [(first, last) for first, last in found]
 
 
 def _held_stages(plan: Plan, stages: EveryStageOps) -> list[tuple[StageOps, ...]]:
     """The ops of the stages on every pipeline device, in their first variant."""
-    held: list[list[StageOps]] = [[] for _ in range(plan.devices)]
+    held: list[list[StageOps]] = [[] for _ in range(plan.ranks.devices)]
     for index, stage in enumerate(stages):
-        held[plan.device(index)].append(one_of(stage))
+        held[plan.model_parts.device(index)].append(one_of(stage))
     return [tuple(own) for own in held]
 
 

@@ -85,15 +85,19 @@ def play_job(
     """
     shared.forget_excess()
     given, plan = (job.job, job) if isinstance(job, Plan) else (job, resolve_plan(job, shared))
-    if plan.steps == 1:
+    if plan.passes.steps == 1:
         return _play_plan(plan, engine, skip, shared)
-    if numbers := sorted({scheme.steps for scheme in schemes_with(plan.every_scheme, VariesSteps)} - {1, plan.steps}):
-        rule = f"the routing of one stage has {plan.steps} steps, that of another {numbers[0]}"
+    varying = schemes_with(plan.every_scheme, VariesSteps)
+    if numbers := sorted({scheme.steps for scheme in varying} - {1, plan.passes.steps}):
+        rule = f"the routing of one stage has {plan.passes.steps} steps, that of another {numbers[0]}"
         raise PlanError("plan", rule, "Give all stages routing of as many steps")
-    every = [plan, *(resolve_plan(given.model_copy(update={"step": step}), shared) for step in range(1, plan.steps))]
+    every = [
+        plan,
+        *(resolve_plan(given.model_copy(update={"step": step}), shared) for step in range(1, plan.passes.steps)),
+    ]
     found = [_play_plan(one, engine, skip, shared)[0] for one in every]
     most = max(found, key=lambda one: max(peak.total for peak in one.peaks))
-    return most, [(1 / plan.steps, one) for one in found]
+    return most, [(1 / plan.passes.steps, one) for one in found]
 
 
 def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tuple[Forecast, UnlikeSteps]:
@@ -110,10 +114,10 @@ def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tu
     forecast = replace(play_forecast(plan, stages, program, assume, engine, skip, uses, shared), regime=regime)
     if plan.schedule.reorders_at_run_time:
         forecast = replace(forecast, rebuild=partial(_rebuild_program, plan, shared))
-    if plan.period == 1:
+    if plan.passes.period == 1:
         return forecast, ()
     usual = build_program(plan, prices, shared, periodic=False)[1]
-    share, other = 1 / plan.period, play_forecast(plan, stages, usual, assume, engine, skip, uses, shared)
+    share, other = 1 / plan.passes.period, play_forecast(plan, stages, usual, assume, engine, skip, uses, shared)
     return forecast, [(share, forecast), (1 - share, other)]
 
 
@@ -124,10 +128,10 @@ def _rebuild_program(plan: Plan, shared: SharedWork, orders: Sequence[Sequence[S
 
 def _assumptions(plan: Plan, costs: Costs, stages: EveryStageOps, program: Program, engine: Engine) -> tuple[str, ...]:
     """What the prices of a step had to assume, a sentence each."""
-    assumed = (*costs.assumed, *(costs.assumed_experts if plan.job.model.moe else ()))
+    assumed = (*costs.assumed, *(costs.kernels.assumed_experts if plan.job.model.moe else ()))
     variants = (one for stage in stages for one in variants_of(stage))
     forward = (op for one in variants for unit_run in one.unit_runs for op in unit_run.fragment.forward)
-    assumed += costs.assumed_exchanges(op.work for op in forward)
+    assumed += costs.communication.assumed_exchanges(op.work for op in forward)
     tasks = dict.fromkeys((*program.tasks, *program.updates))  # slots share their tasks
     assumed += costs.assumed_hosts(work for task in tasks for work, _ in task.host_works)
     return assumed + ((CONTENTION,) if engine == "shared" else ())

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.hardware.shared import shared_instance
+from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.costs.kernels.decomposition import Decomposition
 from meshcast.simulator.costs.kernels.eager import EagerOperation, EagerPasses
 from meshcast.simulator.costs.kernels.libraries import AttentionLibrary
@@ -232,15 +233,11 @@ class Framework(FrameworkPart):
         return self.rates | fused
 
     @property
-    def kernel_traits(self) -> dict[str, Any]:
-        """Arguments of `Costs` that say which kernels this framework runs, and at which rates."""
-        return {
-            "rates": self.effective_rates,
-            "attention": self.attention_library,
-            "decomposition": self.gemm_decomposition or None,
-            "eager": {} if self.compile else self.eager,
-            "sustained": self.sustained,
-        }
+    def kernel_traits(self) -> KernelTraits:
+        """Which kernels this framework runs, and at which rates."""
+        eager = {} if self.compile else self.eager
+        library, decomposition = self.attention_library, self.gemm_decomposition or None
+        return KernelTraits(self.effective_rates, library, decomposition, eager, self.sustained)
 
     def __hash__(self) -> int:  # `rates` is a dict and has no hash
         return hash((self.name, self.weights, self.gradients, self.main_weights, self.moments, self.attention))

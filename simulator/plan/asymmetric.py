@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
@@ -38,37 +38,43 @@ def resolve_stages(job: Job, resolver: Resolver) -> Plan:
 
     Raises PlanError for the first rule that the plan breaks.
     """
-    replicas, where = job.plan.replicas, "plan.replicas[{}].stages"
+    replicas, where = _replicas_with_stages(job), "plan.replicas[{}].stages" if job.plan.replicas else "plan.stages"
+    _check_gpus(job, [stage for replica in replicas for stage in replica.stages])
+    pipelines, first = [], 0
+    alone = len(replicas) == 1
+    for i, replica in enumerate(replicas):
+        batch = _batch_of_replicas(job.batch, replica.microbatches or 1, 1)
+        pipelines.append(_make_pipeline(job, replica.stages, batch, first, where.format(i), resolver, alone))
+        first += sum(math.prod(stage.mesh.values()) for stage in replica.stages)
+    if not alone:
+        _check_flush(pipelines[0])
+    pipelines = [
+        _finish(pipeline, replica.stages, where.format(i), resolver)
+        for i, (pipeline, replica) in enumerate(zip(_agree_on_model(pipelines), replicas, strict=True))
+    ]
+    if any(replica.microbatches is None for replica in replicas):
+        counts = share_by_speed(pipelines, [1] * len(pipelines), _count_microbatches(job), resolver)
+        return resolve_stages(_with_microbatches_of(job, replicas, counts), resolver)
+    return _join(pipelines, job)
+
+
+def _replicas_with_stages(job: Job) -> tuple[ReplicaPlan, ...]:
+    """Returns the replicas of a job, each with its stages; all stages of the plan are those of one.
+
+    Raises PlanError where both are stated, or an entry stands for several.
+    """
+    replicas = job.plan.replicas
     if job.plan.stages and replicas:
         rule = "the stages of a plan are those of all its replicas, or each entry of plan.replicas has its own"
         raise PlanError("plan.replicas", rule, "Leave out plan.stages, or plan.replicas")
     if not replicas:
-        assert job.batch.total is not None
         share = job.batch.order or _count_microbatches(job)
-        replicas, where = (ReplicaPlan(microbatches=share, stages=job.plan.stages),), "plan.stages"
-    for i, one in enumerate(replicas):
-        if one.dp != 1 or not one.stages:
+        return (ReplicaPlan(microbatches=share, stages=job.plan.stages),)
+    for i, replica in enumerate(replicas):
+        if replica.dp != 1 or not replica.stages:
             rule = "replicas with stages of their own are listed one by one"
             raise PlanError(f"plan.replicas[{i}]", rule, "Give each entry its stages, and no dp")
-    _check_gpus(job, [stage for one in replicas for stage in one.stages])
-    pipelines, first = [], 0
-    alone = len(replicas) == 1
-    for i, one in enumerate(replicas):
-        batch = _batch_of_replicas(job.batch, one.microbatches or 1, 1)
-        pipelines.append(_make_pipeline(job, one.stages, batch, first, where.format(i), resolver, alone))
-        first += sum(math.prod(stage.mesh.values()) for stage in one.stages)
-    if not alone:
-        _check_flush(pipelines[0])
-    pipelines = _agree_on_model(pipelines)
-    pipelines = [
-        _finish(one, own.stages, where.format(i), resolver)
-        for i, (one, own) in enumerate(zip(pipelines, replicas, strict=True))
-    ]
-    if any(one.microbatches is None for one in replicas):
-        counts = share_by_speed(pipelines, [1] * len(pipelines), _count_microbatches(job), resolver)
-        filled = [one.model_copy(update={"microbatches": n}) for one, n in zip(replicas, counts, strict=True)]
-        return resolve_stages(_with_replicas(job, filled), resolver)
-    return _join(pipelines, job)
+    return replicas
 
 
 def _join(pipelines: Sequence[Plan], job: Job) -> Plan:
@@ -114,32 +120,35 @@ def _make_pipeline(
         rule = f"{whole.schedule.use} places equal stages on other GPUs than their neighbours"
         raise PlanError(where, rule, "Use pipeline/1f1b, or stages of equal degrees")
     equal = alone and all((one.mesh, one.views) == (stages[0].mesh, stages[0].views) for one in stages)
-    found = []
+    stage_plans = []
     for i, stage in enumerate(stages):
-        own = LongPlan(
-            mesh={**axes, **stage.mesh}, views=stage.views, **(common | {"schemes": (*schedule, *stage.schemes)})
-        )
-        replicas = family_degree(own, "data")
-        for samples in [one.samples for one in batch.lengths] or [batch.micro]:
-            if samples % replicas:
-                rule = f"the {samples} sequences of a micro-batch must divide over its {replicas} data-parallel ranks"
-                sizes = "batch.lengths" if batch.lengths else "batch.global or batch.microbatches"
-                raise PlanError(f"{where}[{i}]", rule, f"Change {sizes}, or its dp")
-        share = batch.with_share(replicas)
+        schemes = (*schedule, *stage.schemes)
+        long_plan = LongPlan(mesh={**axes, **stage.mesh}, views=stage.views, **(common | {"schemes": schemes}))
+        share = _share_of_stage(batch, family_degree(long_plan, "data"), f"{where}[{i}]")
         with _locate_in_stage(f"{where}[{i}]", len(schedule)):
-            plan = resolver.prepare(whole_job.model_copy(update={"plan": own, "batch": share}), CHECKS)
+            plan = resolver.prepare(whole_job.model_copy(update={"plan": long_plan, "batch": share}), CHECKS)
             plan = resolver.choose_alternatives(plan)
-        mesh = plan.mesh if equal else plan.mesh.of_stage(plan.pipeline_axis, first)
-        found.append(replace(plan, mesh=mesh))
+        mesh = plan.mesh if equal else plan.mesh.of_stage(plan.ranks.pipeline_axis, first)
+        stage_plans.append(replace(plan, mesh=mesh))
         first += math.prod(stage.mesh.values())
     _check_holders(whole, stages, where)
-    return replace(whole, stage_plans=tuple(found))
+    return replace(whole, stage_plans=tuple(stage_plans))
+
+
+def _share_of_stage(batch: Batch, replicas: int, where: str) -> Batch:
+    """Returns the share of a micro-batch that a data-parallel rank of a stage has. Raises PlanError if it is broken."""
+    for samples in [length.samples for length in batch.lengths] or [batch.micro]:
+        if samples % replicas:
+            rule = f"the {samples} sequences of a micro-batch must divide over its {replicas} data-parallel ranks"
+            sizes = "batch.lengths" if batch.lengths else "batch.global or batch.microbatches"
+            raise PlanError(where, rule, f"Change {sizes}, or its dp")
+    return batch.with_share(replicas)
 
 
 def _check_holders(plan: Plan, stages: Sequence[StagePlan], where: str) -> None:
     """Stages that hold the same layers (bidirectional schedules) have equal degrees."""
-    for part in range(plan.parts):
-        one, *others = plan.holders(part)
+    for part in range(plan.model_parts.count):
+        one, *others = plan.model_parts.holders(part)
         for other in others:
             if stages[one].model_dump(exclude={"layers"}) != stages[other].model_dump(exclude={"layers"}):
                 rule = f"{plan.schedule.use} holds the same layers on stages {one} and {other}, whose degrees differ"
@@ -165,10 +174,10 @@ def _agree_on_model(pipelines: Sequence[Plan]) -> list[Plan]:
     """The pipelines with one size of the embedding, and one number of padded heads, on all stages."""
     every = [one for pipeline in pipelines for one in pipeline.stage_plans]
     job = every[0].job
-    tensor = math.lcm(*(one.tensor_ranks for one in every))
+    tensor = math.lcm(*(one.ranks.tensor_ranks for one in every))
     rows = job.model.vocab
     rows = rows if rows % tensor == 0 else job.model.padded_vocab(job.framework.vocab_multiple * tensor)
-    heads = math.lcm(*(one.head_ranks for one in every)) if job.plan.pad_heads else 1
+    heads = math.lcm(*(one.ranks.head_ranks for one in every)) if job.plan.pad_heads else 1
 
     def set_sizes(plan: Plan) -> Plan:
         model = plan.job.model.pad_heads(heads) if job.plan.pad_heads else plan.job.model
@@ -193,7 +202,11 @@ def _finish(plan: Plan, stages: Sequence[StagePlan], where: str, resolver: Resol
 def _check_stages(plan: Plan, where: str, resolver: Resolver) -> None:
     """The ranks of every stage divide the dims of the layers that they hold; before these are known, of all layers."""
     for device, one in enumerate(plan.stage_plans):
-        held = tuple(part for part in range(plan.parts) if device in plan.holders(part)) if plan.layers else None
+        held = (
+            tuple(part for part in range(plan.model_parts.count) if device in plan.model_parts.holders(part))
+            if plan.layers
+            else None
+        )
         with _locate_in_stage(f"{where}[{device}]", len(plan.job.plan.schemes)):
             resolver.check_held_divisible(one, held)
 
@@ -202,9 +215,11 @@ def _stated_layers(plan: Plan, stages: Sequence[StagePlan], where: str) -> list[
     """The layers of every part of the model that the stages state; empty if they state none."""
     if all(one.layers is None for one in stages):
         return []
-    found = [0] * plan.parts
+    found = [0] * plan.model_parts.count
     for device, stage in enumerate(stages):
-        parts = sorted({plan.part(s) for s in range(plan.shape.stages) if plan.device(s) == device})
+        parts = sorted(
+            {plan.model_parts.of_stage(s) for s in range(plan.shape.stages) if plan.model_parts.device(s) == device}
+        )
         key = f"{where}[{device}].layers"
         if stage.layers is None:
             raise PlanError(key, "every stage states its layers, or none", "Add it")
@@ -228,45 +243,58 @@ def resolve_replicas(job: Job, resolver: Resolver) -> Plan:
     base = resolver.uniform(_with_microbatches(job, _usual_microbatches(job)))
     axis, inner = _replica_axis(base)
     replicas = job.plan.replicas or _kinds_of_replicas(base, axis, inner)
-    if job.plan.share == "even" and any(one.microbatches is None for one in replicas):
-        replicas = tuple(one.model_copy(update={"microbatches": _usual_microbatches(job)}) for one in replicas)
-    size = base.mesh.size(axis) * inner
-    if sum(one.dp for one in replicas) != size:
-        rule = f"the replicas of all entries are the {size} along the outermost data-parallel axis"
-        raise PlanError("plan.replicas", rule, "Change a dp", [one.dp for one in replicas])
-    for i, one in enumerate(replicas):
-        if one.dp % inner:
-            rule = f"experts are spread over {inner} neighbouring replicas, which must be in one entry"
-            raise PlanError(f"plan.replicas[{i}].dp", rule, f"A multiple of {inner} would work", one.dp)
-    ends, begin = [], 0
-    for one in replicas:
-        ends.append(range(begin, begin := begin + one.dp // inner))
-    if any(one.microbatches is None for one in replicas):
-        assert job.batch.total is not None
-        each = base.replicas // size
-        count, rest = divmod(job.batch.total, one_each := job.batch.micro * each)
-        if rest:
-            rule = f"it must be a multiple of batch.micro x ranks that share a replica = {job.batch.micro} x {each}"
-            raise PlanError("batch.global", rule, f"{max(1, count) * one_each} would work", job.batch.total)
-        plans = [replace(base, positions=(axis, places)) for places in ends]
-        counts = share_by_speed(plans, [one.dp for one in replicas], count, resolver)
-        replicas = tuple(one.model_copy(update={"microbatches": n}) for one, n in zip(replicas, counts, strict=True))
-        return resolve_replicas(_with_replicas(job, replicas), resolver)
-    if len({one.microbatches for one in replicas}) == 1 and not job.cluster.groups:
+    if job.plan.share == "even" and any(replica.microbatches is None for replica in replicas):
+        usual = _usual_microbatches(job)
+        replicas = tuple(replica.model_copy(update={"microbatches": usual}) for replica in replicas)
+    places = _places_of_replicas(replicas, base.mesh.size(axis), inner)
+    if any(replica.microbatches is None for replica in replicas):
+        count = _count_shared_microbatches(job, base.ranks.replicas // (base.mesh.size(axis) * inner))
+        plans = [replace(base, positions=(axis, kind)) for kind in places]
+        counts = share_by_speed(plans, [replica.dp for replica in replicas], count, resolver)
+        return resolve_replicas(_with_microbatches_of(job, replicas, counts), resolver)
+    if len({replica.microbatches for replica in replicas}) == 1 and not job.cluster.groups:
         return replace(resolver.uniform(_with_microbatches(job, replicas[0].microbatches or 1)), job=job)
     _check_flush(base)
-    found = []
-    for one, places in zip(replicas, ends, strict=True):
-        plan = resolver.uniform(_with_microbatches(job, one.microbatches or 1))
-        found.append(replace(plan, positions=(axis, places)))
-    return _join(_shard_states(found), job)
+    plans = [
+        replace(resolver.uniform(_with_microbatches(job, replica.microbatches or 1)), positions=(axis, kind))
+        for replica, kind in zip(replicas, places, strict=True)
+    ]
+    return _join(_shard_states(plans), job)
+
+
+def _places_of_replicas(replicas: Sequence[ReplicaPlan], count: int, inner: int) -> list[range]:
+    """Returns the positions of each entry of replicas along their axis.
+
+    count: of positions; inner: replicas of each.
+    Raises PlanError unless the entries are all of them.
+    """
+    if sum(replica.dp for replica in replicas) != count * inner:
+        rule = f"the replicas of all entries are the {count * inner} along the outermost data-parallel axis"
+        raise PlanError("plan.replicas", rule, "Change a dp", [replica.dp for replica in replicas])
+    for i, replica in enumerate(replicas):
+        if replica.dp % inner:
+            rule = f"experts are spread over {inner} neighbouring replicas, which must be in one entry"
+            raise PlanError(f"plan.replicas[{i}].dp", rule, f"A multiple of {inner} would work", replica.dp)
+    ends = [0, *accumulate(replica.dp // inner for replica in replicas)]
+    return [range(begin, end) for begin, end in pairwise(ends)]
+
+
+def _count_shared_microbatches(job: Job, ranks: int) -> int:
+    """Returns the micro-batches of a step, of all replicas together. ranks: that share a replica."""
+    assert job.batch.total is not None
+    each = job.batch.micro * ranks
+    count, rest = divmod(job.batch.total, each)
+    if rest:
+        rule = f"it must be a multiple of batch.micro x ranks that share a replica = {job.batch.micro} x {ranks}"
+        raise PlanError("batch.global", rule, f"{max(1, count) * each} would work", job.batch.total)
+    return count
 
 
 def _shard_states(plans: Sequence[Plan]) -> list[Plan]:
     """The plans of unlike replicas with the shards of the states that their schemes give the ranks of each."""
     positions = [plan.positions for plan in plans if plan.positions is not None]
     axis, counts = positions[0][0], [len(places) for _, places in positions]
-    memory = [min(float(cluster.gpu.memory) for cluster in plan.clusters) for plan in plans]
+    memory = [min(float(cluster.gpu.memory) for cluster in plan.ranks.clusters) for plan in plans]
     schemes = [list(plan.schemes) for plan in plans]
     for scheme in schemes_with(plans[0].schemes, HoldsUnequalShards):
         if sizes := scheme.shard_sizes(axis, memory):
@@ -298,7 +326,7 @@ def _kinds_of_replicas(plan: Plan, axis: str, inner: int) -> tuple[ReplicaPlan, 
     """Neighbouring replicas on the same kinds of nodes."""
 
     def kinds(place: int) -> list[str]:
-        return [one.node.name for one in replace(plan, positions=(axis, range(place, place + 1))).clusters]
+        return [one.node.name for one in replace(plan, positions=(axis, range(place, place + 1))).ranks.clusters]
 
     return tuple(ReplicaPlan(dp=inner * len(list(own))) for _, own in groupby(range(plan.mesh.size(axis)), kinds))
 
@@ -329,8 +357,10 @@ def _batch_of_replicas(batch: Batch, share: int | tuple[int, ...], replicas: int
     return batch.model_copy(update={"total": share * batch.micro * replicas})
 
 
-def _with_replicas(job: Job, replicas: Sequence[ReplicaPlan]) -> Job:
-    return job.model_copy(update={"plan": job.plan.model_copy(update={"replicas": tuple(replicas)})})
+def _with_microbatches_of(job: Job, replicas: Sequence[ReplicaPlan], counts: Sequence[int]) -> Job:
+    """Returns the job whose replicas run so many micro-batches each."""
+    filled = (replica.model_copy(update={"microbatches": n}) for replica, n in zip(replicas, counts, strict=True))
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"replicas": tuple(filled)})})
 
 
 # ------------------------------------------------------------------------------------------------ by speed
@@ -363,9 +393,9 @@ def share_by_speed(plans: Sequence[Plan], replicas: Sequence[int], count: int, r
 
 def _slowest_stage(plan: Plan, resolver: Resolver) -> float:
     """Seconds of a micro-batch on the stage that takes longest."""
-    costs, stages = resolver.layer_costs(plan), [0.0] * plan.shape.p
+    costs, stages = resolver.pricing.price_layers(plan), [0.0] * plan.shape.p
     for part, (begin, layers, end) in enumerate(costs):
-        device = plan.holders(part)[0]
-        stages[device] += sum(layers[layer] for layer in plan.layers_of(part))
-        stages[device] += begin * (part == 0) + end * (part == plan.parts - 1)
+        device = plan.model_parts.holders(part)[0]
+        stages[device] += sum(layers[layer] for layer in plan.model_parts.layers_of(part))
+        stages[device] += begin * (part == 0) + end * (part == plan.model_parts.count - 1)
     return max(stages)

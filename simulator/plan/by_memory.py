@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -35,7 +37,12 @@ class StageMemory(NamedTuple):
 
 def check_one_stage_a_device(plan: Plan, what: str) -> None:
     """Raises PlanError unless every device holds one part of a chain of layers, all under the same schemes."""
-    if plan.parts != plan.shape.p or plan.shape.stages != plan.shape.p or plan.stage_plans or plan.job.model.branches:
+    if (
+        plan.model_parts.count != plan.shape.p
+        or plan.shape.stages != plan.shape.p
+        or plan.stage_plans
+        or plan.job.model.branches
+    ):
         rule = f"{what} gives every device one stage, and all stages the same degrees"
         raise PlanError("plan.partition", rule, "Use a schedule with one chunk a device, or by-cost")
 
@@ -46,7 +53,7 @@ def partition_by_memory(plan: Plan, peaks: DevicePeaks) -> tuple[int, ...]:
     The profile is made at an even partition and, as long as that helps, again around the one that was found.
     """
     check_one_stage_a_device(plan, "partition: by-memory")
-    layers, stages = len(plan.job.model.every_layer), plan.parts
+    layers, stages = len(plan.job.model.every_layer), plan.model_parts.count
     best, least = spread_layers(layers, stages), inf
     tried = best
     for _ in range(ROUNDS):
@@ -106,7 +113,7 @@ def adapt_recompute(
     memory: Sequence[float],
     stated: Sequence[int] | None = None,
 ) -> Plan:
-    """The plan whose stages have layers, and recompute as many of them, as make the shortest step that fits.
+    """Returns the plan whose stages have layers, and recompute as many of them, as make the shortest step that fits.
 
     With every range of layers a stage recomputes as few as its memory asks for; a dynamic programme takes the ranges.
     Where nothing fits, all layers are recomputed.
@@ -116,41 +123,81 @@ def adapt_recompute(
     """
     (scheme,) = schemes_with(plan.schemes, AdaptsRecompute)
     check_one_stage_a_device(plan, scheme.use)
-    layers, stages = len(plan.job.model.every_layer), plan.parts
-
-    def recomputing(counts: Sequence[int], parts: Sequence[int] = ()) -> Plan:
-        """The plan whose stages recompute so many layers each. parts: layers of every stage, once they are known."""
-        schemes = {count: scheme.recompute_layers(count) for count in counts}
-        every = [replace(replace_scheme(plan, scheme, schemes[count]), layers=tuple(parts)) for count in counts]
-        return replace(every[0], stage_plans=tuple(every)) if len(schemes) > 1 else every[0]
-
-    even = spread_layers(layers, stages)
-    none, every = (recomputing([count] * stages) for count in (0, layers))
-    kept, freed = (profile_stages(one, even, peaks) for one in (none, every))
+    recompute = partial(_recompute_layers, plan, scheme)
+    layers, stages = len(plan.job.model.every_layer), plan.model_parts.count
+    none, every = recompute([0] * stages), recompute([layers] * stages)
+    kept, freed = (profile_stages(extreme, spread_layers(layers, stages), peaks) for extreme in (none, every))
     saved = [max(before.layer - after.layer, 1.0) for before, after in zip(kept, freed, strict=True)]
-    needed = [
-        np.ceil(np.maximum(held - limit, 0.0) / one)
-        for held, limit, one in zip(memory_costs(kept, layers), memory, saved, strict=True)
-    ]
-    plain, again = layer_costs(none), layer_costs(every)
-    costs = [stage_costs(one, stage, stages) for stage, one in enumerate(plain)]
-    slower = [stage_costs(one, stage, stages) for stage, one in enumerate(again)]
-    count = np.arange(layers + 1)[None] - np.arange(layers + 1)[:, None]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shares = [np.where(most <= count, most / np.maximum(count, 1), np.inf) for most in needed]
-        times = [
-            one + np.nan_to_num((two - one) * share, posinf=np.inf)
-            for one, two, share in zip(costs, slower, shares, strict=True)
-        ]
-    found = list(stated or minimise_step(times if is_reachable(times) else slower, plan.shape.m))
-    begins = np.cumsum([0, *found]).tolist()
-    counts = [min(int(needed[i][begins[i], begins[i + 1]]), found[i]) for i in range(stages)]
-    for turn in range(2 * ROUNDS):
-        # The profile is a line, so the peaks say first by how much to correct it both ways, and then what still misses.
-        over = [peak - limit for peak, limit in zip(peaks(recomputing(counts, found)), memory, strict=True)]
-        least = -layers if turn == 0 else 0
-        wanted = [counts[i] + max(least, ceil(over[i] / saved[i])) for i in range(stages)]
-        if (more := [min(max(count, 0), found[i]) for i, count in enumerate(wanted)]) == counts:
+    needed = _needed_counts(memory_costs(kept, layers), memory, saved)
+    costs = _recompute_costs(layer_costs(none), layer_costs(every), needed)
+    partition = list(stated or minimise_step(costs, plan.shape.m))
+    counts = _least_counts(needed, partition)
+
+    def measure_excess(counts: Sequence[int]) -> list[float]:
+        """Returns by how many layers more to recompute every stage would fit."""
+        each = zip(peaks(recompute(counts, partition)), memory, saved, strict=True)
+        return [(peak - limit) / nbytes for peak, limit, nbytes in each]
+
+    return recompute(_correct_counts(counts, partition, measure_excess), partition)
+
+
+def _correct_counts(
+    counts: list[int], partition: Sequence[int], measure_excess: Callable[[Sequence[int]], Sequence[float]]
+) -> list[int]:
+    """Returns the recomputed layers of every stage with which all fit that can.
+
+    The profile is a line, so the peaks say first by how much to correct it both ways, and then what still misses.
+    """
+    for least in (-sum(partition), *[0] * (2 * ROUNDS - 1)):
+        wanted = [count + max(least, ceil(more)) for count, more in zip(counts, measure_excess(counts), strict=True)]
+        corrected = [min(max(count, 0), layers) for count, layers in zip(wanted, partition, strict=True)]
+        if corrected == counts:
             break
-        counts = more
-    return recomputing(counts, found)
+        counts = corrected
+    return counts
+
+
+def _recompute_layers(
+    plan: Plan, scheme: AdaptsRecompute, counts: Sequence[int], partition: Sequence[int] = ()
+) -> Plan:
+    """Returns the plan whose stages recompute so many layers each. partition: layers of every stage, once known."""
+    schemes = {count: scheme.recompute_layers(count) for count in counts}
+    stages = [replace(replace_scheme(plan, scheme, schemes[count]), layers=tuple(partition)) for count in counts]
+    return replace(stages[0], stage_plans=tuple(stages)) if len(schemes) > 1 else stages[0]
+
+
+def _needed_counts(peaks: Sequence[np.ndarray], memory: Sequence[float], saved: Sequence[float]) -> list[np.ndarray]:
+    """Returns by stage how many of the layers from one (row) up to another (column) have to be recomputed.
+
+    peaks: without recomputation; saved: by each recomputed layer [bytes].
+    """
+    return [
+        np.ceil(np.maximum(peak - limit, 0.0) / nbytes)
+        for peak, limit, nbytes in zip(peaks, memory, saved, strict=True)
+    ]
+
+
+def _least_counts(needed: Sequence[np.ndarray], partition: Sequence[int]) -> list[int]:
+    """Returns how many of the layers of every stage have to be recomputed, all of them at most."""
+    ends = enumerate(accumulate(partition))
+    return [min(int(needed[stage][end - partition[stage], end]), partition[stage]) for stage, end in ends]
+
+
+def _recompute_costs(
+    plain: Sequence[LayerCosts], recomputed: Sequence[LayerCosts], needed: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Returns by stage the cost of the layers from one (row) up to another (column), of which as many are recomputed as
+    are needed; where nothing fits, all of them.
+
+    plain, recomputed: by stage, costs of layers of which none or all are recomputed.
+    """
+    stages, layers = len(plain), np.arange(len(needed[0]))
+    fast, slow = ([stage_costs(costs, i, stages) for i, costs in enumerate(each)] for each in (plain, recomputed))
+    count = layers[None] - layers[:, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = [np.where(least <= count, least / np.maximum(count, 1), np.inf) for least in needed]
+        mixed = [
+            none + np.nan_to_num((every - none) * share, posinf=np.inf)
+            for none, every, share in zip(fast, slow, shares, strict=True)
+        ]
+    return mixed if is_reachable(mixed) else slow

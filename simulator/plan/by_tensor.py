@@ -9,14 +9,16 @@ fewer bytes than recomputation, so tensors are swapped only as long as recomputi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
 from meshcast.simulator.ir.capabilities import ChoosesTensors, schemes_with
-from meshcast.simulator.plan.by_memory import DevicePeaks, check_one_stage_a_device
+from meshcast.simulator.plan.by_memory import check_one_stage_a_device
 from meshcast.simulator.plan.plan import Plan, replace_scheme
+from meshcast.simulator.plan.pricing import JobPricing, SavedTensors, StageTensors
 from meshcast.simulator.scheduling.activation_transfer import FEWEST_HELD, Stripe, TensorChoice
 
 ROUNDS = 8
@@ -24,35 +26,6 @@ ROUNDS = 8
 
 NEAR = 0.5
 """Rate of a link to a keeper over that to the nearest one, from which on it keeps stripes."""
-
-
-class SavedTensors(NamedTuple):
-    """Tensors that one op makes in every layer of a stage and that are saved together.
-
-    nbytes: of one micro-batch, in all layers of the stage.
-    seconds: of making them again; infinite where no op of the layer makes them.
-    """
-
-    names: tuple[str, ...]
-    nbytes: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class StageTensors:
-    """The saved tensors of a stage, and how fast they move.
-
-    pass_s: of the shorter one of its passes [s].
-    device_s: of a byte to every device [s]; infinite to its own.
-    host_s: of a byte to the host, or back [s].
-    own_links: whether every pair of devices has links of its own, so that stripes move at the same time.
-    """
-
-    tensors: tuple[SavedTensors, ...]
-    pass_s: float
-    device_s: tuple[float, ...]
-    host_s: float
-    own_links: bool
 
 
 class Budget(NamedTuple):
@@ -80,43 +53,56 @@ class Budget(NamedTuple):
         return self.held - min({"host": 2, "recompute": 1}[way] / self.layers, 1)
 
 
-TensorCosts = Callable[[Plan], Sequence[StageTensors]]
-"""Returns the saved tensors of every stage of a plan with layers."""
+class LeavingTensors:
+    """The saved tensors of a stage that leave it, until its excess has.
+
+    Attributes:
+        by_way: those that are swapped, go to the host, and are recomputed.
+    """
+
+    def __init__(self, tensors: Sequence[SavedTensors], budget: Budget) -> None:
+        self.by_way: dict[str, list[SavedTensors]] = {"swap": [], "host": [], "recompute": []}
+        self._dearest = sorted(tensors, key=lambda saved: (-saved.seconds / saved.nbytes, saved.names))
+        self._kept = list(self._dearest)
+        self._budget, self._excess = budget, budget.excess
+
+    def move(self, way: str, room: float) -> None:
+        """Lets the dearest tensors leave that have room elsewhere, as long as that pays."""
+        for saved in self._dearest:
+            if saved in self._kept and self._excess > 0 and saved.nbytes <= room and self._pays(way, saved):
+                self._leave(way, saved)
+                room -= saved.nbytes
+
+    def recompute(self) -> None:
+        """Lets the cheapest of the other tensors leave."""
+        for saved in reversed(self._dearest):
+            if saved in self._kept and self._excess > 0 and saved.seconds < inf:
+                self._leave("recompute", saved)
+
+    def _pays(self, way: str, saved: SavedTensors) -> bool:
+        """Returns whether moving frees memory and hides, and recomputing the other tensors would free enough."""
+        budget, freed = self._budget, self._budget.count_freed(way)
+        # Of the last layer of a stage nothing hides the copies out and back.
+        shown = 2 * saved.nbytes / budget.layers * budget.host_s if way == "host" else 0.0
+        others = sum(other.nbytes for other in self._kept if other.seconds < inf and other is not saved)
+        rest = self._excess - freed * saved.nbytes
+        enough = saved.seconds == inf or rest <= budget.count_freed("recompute") * others
+        return freed != 0 and shown < saved.seconds and enough
+
+    def _leave(self, way: str, saved: SavedTensors) -> None:
+        self.by_way[way].append(saved)
+        self._kept.remove(saved)
+        self._excess -= self._budget.count_freed(way) * saved.nbytes
 
 
 def choose(tensors: Sequence[SavedTensors], budget: Budget) -> TensorChoice:
-    """What leaves a stage until its excess has; all that can where that is not enough."""
-    dearest = sorted(tensors, key=lambda one: (-one.seconds / one.nbytes, one.names))
-    found: dict[str, list[SavedTensors]] = {"swap": [], "host": [], "recompute": []}
-    rooms = {"swap": budget.device, "host": budget.host}
-    kept, left = list(dearest), budget.excess
-    for way, room in rooms.items():
-        for one in dearest:
-            others = sum(other.nbytes for other in kept if other.seconds < inf and other is not one)
-            more = left - budget.count_freed(way) * one.nbytes
-            # Of the last layer of a stage nothing hides the copies out and back.
-            shown = 2 * one.nbytes / budget.layers * budget.host_s if way == "host" else 0.0
-            enough = one.seconds == inf or more <= budget.count_freed("recompute") * others
-            if (
-                one in kept
-                and left > 0
-                and budget.count_freed(way)
-                and one.nbytes <= room
-                and shown < one.seconds
-                and enough
-            ):
-                found[way].append(one)
-                kept.remove(one)
-                room, left = room - one.nbytes, more
-    for one in reversed(dearest):
-        if one in kept and left > 0 and one.seconds < inf:
-            found["recompute"].append(one)
-            left -= budget.count_freed("recompute") * one.nbytes
-
-    def names(way: str) -> tuple[str, ...]:
-        return tuple(name for one in found[way] for name in one.names)
-
-    return TensorChoice(names("swap"), names("host"), names("recompute"))
+    """Returns what leaves a stage until its excess has; all that can where that is not enough."""
+    leaving = LeavingTensors(tensors, budget)
+    leaving.move("swap", budget.device)
+    leaving.move("host", budget.host)
+    leaving.recompute()
+    swap, host, recompute = (tuple(name for saved in way for name in saved.names) for way in leaving.by_way.values())
+    return TensorChoice(swap, host, recompute)
 
 
 def stripe_shares(stage: StageTensors, room: Sequence[float]) -> dict[int, float]:
@@ -138,64 +124,86 @@ def swap_budget(stage: StageTensors, shares: dict[int, float], room: Sequence[fl
     return min(stage.pass_s / slowest, *(room[j] / (share * away) for j, share in shares.items()))
 
 
-def choose_tensors(plan: Plan, peaks: DevicePeaks, costs: TensorCosts, memory: Sequence[float]) -> Plan:
-    """The plan whose stages fit, or else free as much as they can, with what becomes of their tensors chosen.
+class StageBudgets:
+    """What the stages of a plan have to free, and have room for [bytes].
 
-    Stages choose one after another, the first one first, since it holds most micro-batches. Where a stage still misses,
-    it frees more in the next round, and where a keeper is too full, it takes less.
+    Attributes:
+        excess: of every device.
+    """
+
+    def __init__(self, peaks: Sequence[float], memory: Sequence[float], microbatches: int) -> None:
+        """memory: of every device [bytes]."""
+        self._peaks, self._memory, self._microbatches = peaks, memory, microbatches
+        self.excess = [peak - limit for peak, limit in zip(peaks, memory, strict=True)]
+        self._short = [nbytes > 0 for nbytes in self.excess]
+        self._spare = [max(-nbytes, 0.0) for nbytes in self.excess]
+
+    def choose(self, stages: Sequence[StageTensors], layers: Sequence[int]) -> list[TensorChoice]:
+        """Returns what becomes of the tensors of every stage. Stages choose one after another, the first one first,
+        since it holds most micro-batches."""
+        room = list(self._spare)
+        return [
+            self._choose(number, stage, max(1, layers[number]), room) if self._short[number] else TensorChoice()
+            for number, stage in enumerate(stages)
+        ]
+
+    def _choose(self, number: int, stage: StageTensors, layers: int, room: list[float]) -> TensorChoice:
+        """Returns the choice of a stage, and takes what it swaps from the room of its keepers."""
+        held = min(self._microbatches, len(room) - number)
+        away = held - min(held, FEWEST_HELD)
+        shares = stripe_shares(stage, room) if away else {}
+        device = swap_budget(stage, shares, room, away + 1)
+        budget = Budget(self.excess[number], held, layers, device, stage.pass_s / stage.host_s, stage.host_s)
+        choice = choose(stage.tensors, budget)
+        swapped = sum(saved.nbytes for saved in stage.tensors if saved.names[0] in choice.swap)
+        if not swapped:
+            return choice
+        stripes = tuple(Stripe(keeper, round(share * swapped), stage.own_links) for keeper, share in shares.items())
+        for stripe in stripes:
+            room[stripe.keeper] -= stripe.nbytes * (away + 1)
+        return replace(choice, stripes=stripes)
+
+    def correct(self, peaks: Sequence[float]) -> bool:
+        """Lets stages that still miss free more, and keepers that are too full take less; returns whether any is."""
+        over = [peak - limit for peak, limit in zip(peaks, self._memory, strict=True)]
+        for number, (before, peak) in enumerate(zip(self._peaks, peaks, strict=True)):
+            # A peak that does not fall has another cause, such as the logits.
+            if self._short[number] and peak >= before:
+                self._short[number], self._spare[number] = False, 0.0
+            if over[number] > 0 and self._short[number]:
+                self.excess[number] += over[number]
+            elif over[number] > 0:
+                self._spare[number] = max(self._spare[number] - over[number], 0.0)
+        return max(over) > 0
+
+
+def choose_tensors(plan: Plan, pricing: JobPricing, memory: Sequence[float]) -> Plan:
+    """Returns the plan whose stages fit, or else free as much as they can, with what becomes of their tensors chosen.
 
     memory: of every device [bytes].
     """
     (scheme,) = schemes_with(plan.schemes, ChoosesTensors)
     check_one_stage_a_device(plan, scheme.use)
-    stages = plan.shape.p
-
-    def with_choices(choices: Sequence[TensorChoice]) -> Plan:
-        schemes = [scheme.with_tensors(tuple(choices), stage) for stage in range(stages)]
-        every = [replace_scheme(plan, scheme, of_stage) for of_stage in schemes]
-        return replace(every[0], stage_plans=tuple(every)) if len({*choices}) > 1 else every[0]
-
+    with_choices = partial(_with_choices, plan, scheme)
     if scheme.tensor_choices:
         return with_choices(scheme.tensor_choices)
-    nothing = [TensorChoice()] * stages
-    plain = with_choices(nothing)
-    before = peaks(plain)
-    excess = [peak - limit for peak, limit in zip(before, memory, strict=True)]
-    if max(excess) <= 0:
+    chosen = [TensorChoice()] * plan.shape.p
+    plain = with_choices(chosen)
+    budgets = StageBudgets(pricing.measure_peaks(plain), memory, plan.shape.m)
+    if max(budgets.excess) <= 0:
         return plain
-    short, spare = [one > 0 for one in excess], [max(-one, 0.0) for one in excess]
-    tensors, found = costs(plain), nothing
+    tensors = pricing.price_tensors(plain)
     for _ in range(ROUNDS):
-        room, choices = list(spare), list[TensorChoice]()
-        for i, stage in enumerate(tensors):
-            held = min(plan.shape.m, stages - i)
-            stays = min(held, FEWEST_HELD)
-            shares = stripe_shares(stage, room) if short[i] and held > stays else {}
-            device = swap_budget(stage, shares, room, held - stays + 1)
-            host = stage.pass_s / stage.host_s, stage.host_s
-            budget = Budget(excess[i], held, max(1, plan.layers[i]), device, *host)
-            choice = choose(stage.tensors, budget) if short[i] else TensorChoice()
-            nbytes = sum(one.nbytes for one in stage.tensors if one.names[0] in choice.swap)
-            if nbytes:
-                stripes = tuple(Stripe(j, round(share * nbytes), stage.own_links) for j, share in shares.items())
-                choice = replace(choice, stripes=stripes)
-                for one in stripes:
-                    room[one.keeper] -= one.nbytes * (held - stays + 1)
-            choices.append(choice)
-        if choices == found:
+        choices = budgets.choose(tensors, plan.layers)
+        if choices == chosen:
             break
-        found = choices
-        after = peaks(with_choices(found))
-        # A peak that does not fall has another cause, such as the logits.
-        for i, (peak, now) in enumerate(zip(before, after, strict=True)):
-            if short[i] and now >= peak:
-                short[i], spare[i] = False, 0.0
-        over = [peak - limit for peak, limit in zip(after, memory, strict=True)]
-        if max(over) <= 0:
+        chosen = choices
+        if not budgets.correct(pricing.measure_peaks(with_choices(chosen))):
             break
-        for i, more in enumerate(over):
-            if more > 0 and short[i]:
-                excess[i] += more
-            elif more > 0:
-                spare[i] = max(spare[i] - more, 0.0)
-    return with_choices(found)
+    return with_choices(chosen)
+
+
+def _with_choices(plan: Plan, scheme: ChoosesTensors, choices: Sequence[TensorChoice]) -> Plan:
+    """Returns the plan with what becomes of the tensors of every stage."""
+    stages = [replace_scheme(plan, scheme, scheme.with_tensors(tuple(choices), i)) for i in range(plan.shape.p)]
+    return replace(stages[0], stage_plans=tuple(stages)) if len({*choices}) > 1 else stages[0]

@@ -50,6 +50,9 @@ MAMBA_NAMES = {**DIM_NAMES, "a": "model.ssm.groups (and heads)"}
 LINEAR_NAMES = {**DIM_NAMES, "a": "model.linear_attention.key_heads (and heads)"}
 """Names of dims for operators of layers with linear attention."""
 
+MIXER_NAMES: dict[type, Mapping[str, str]] = {Mamba: MAMBA_NAMES, LinearMixer: LINEAR_NAMES}
+"""The same by the class of the module that mixes tokens."""
+
 BRANCH_NAMES = {**DIM_NAMES, "a": "heads (and kv_heads) of a branch", "f": "ffn of a branch"}
 """Names of dims for operators of branches."""
 
@@ -120,11 +123,11 @@ def check_batch(plan: Plan) -> None:
     if batch.micro * joint % parts:
         rule = f"{plan.schedule.use} runs {parts} backward passes, each of a part of {batch.micro * joint} samples"
         raise PlanError("batch.micro", rule, f"{nearest_multiple(batch.micro, parts)} would work", batch.micro)
-    one = batch.micro * joint * plan.replicas
+    one = batch.micro * joint * plan.ranks.replicas
     if batch.total % one:
         near = max(1, round(batch.total / one)) * one
         joined = f", {joint} to a forward pass" if joint > 1 else ""
-        product = " x ".join(map(str, (batch.micro, *([joint] if joint > 1 else []), plan.replicas)))
+        product = " x ".join(map(str, (batch.micro, *([joint] if joint > 1 else []), plan.ranks.replicas)))
         rule = f"it must be a multiple of batch.micro x data-parallel ranks{joined} = {product} = {one}"
         raise PlanError("batch.global", rule, f"{near} would work", batch.total)
 
@@ -265,13 +268,15 @@ def check_noise(plan: Plan) -> None:
 def check_period(plan: Plan) -> None:
     """Steps of a period end with an update; they are forecast as their mean, without noise and with a barrier after
     each."""
-    if plan.period > 1 and (plan.job.noise is not None or not plan.schedule.barrier or plan.job.forward_only):
+    if plan.passes.period > 1 and (plan.job.noise is not None or not plan.schedule.barrier or plan.job.forward_only):
         meeting = schemes_with(plan.schemes, MeetsPeriodically)
         index = next(plan.schemes.index(scheme) for scheme in meeting if scheme.period > 1)
         rule = "a period of several steps is forecast without noise, and with a barrier of the pipeline after each step"
         if plan.job.forward_only:
             rule = "a period counts updates of the weights, and a forward-only job has none"
-        raise PlanError(f"plan.schemes[{index}].period", rule, "Set it to 1, or leave the other out", plan.period)
+        raise PlanError(
+            f"plan.schemes[{index}].period", rule, "Set it to 1, or leave the other out", plan.passes.period
+        )
 
 
 def check_steps(plan: Plan) -> None:
@@ -282,7 +287,7 @@ def check_steps(plan: Plan) -> None:
     reasons = {
         "noise": plan.job.noise is not None,
         f"{plan.schedule.use}, which has no flush": not plan.schedule.flush,
-        "a period of several steps": plan.period > 1,
+        "a period of several steps": plan.passes.period > 1,
     }
     for reason, holds in reasons.items():
         if holds:
@@ -293,11 +298,11 @@ def check_steps(plan: Plan) -> None:
 
 def check_size(plan: Plan) -> None:
     """The passes of micro-batches through stages are not too many to play."""
-    shape = plan.played_shape
+    shape = plan.passes.played_shape
     backward = 0 if shape.forward_only else plan.schedule.backwards_per_forward
     each = (1 + backward) * shape.stages * shape.slices
     if shape.m * each > MAX_PASSES:
-        most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.replicas
+        most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.ranks.replicas
         most *= plan.schedule.microbatches_per_forward
         if shape.classes:
             rule = f"{shape.m:,} micro-batches through {shape.stages} stages are more than {MAX_PASSES:,} passes"
@@ -319,7 +324,7 @@ def check_noisy_steps(plan: Plan) -> None:
         rule = f"a step with noise has at most {MAX_NOISY_STEP:,} passes of micro-batches through layers"
         remedy = "Use a smaller batch.global or a larger batch.micro, or leave noise out"
         raise PlanError("noise", f"{rule}, and this one {passes:,}", remedy)
-    ranks = max(len(plan.device_ranks(device)) for device in range(plan.devices))
+    ranks = max(len(plan.ranks.of_device(device)) for device in range(plan.ranks.devices))
     most = max(1, int(MAX_NOISY_STEPS / passes / (1 + ranks / VECTOR)))
     if noise.steps > most:
         rule = f"a step has {passes:,} passes of micro-batches through layers, on {ranks:,} ranks a stage"
@@ -365,7 +370,7 @@ def check_experts(plan: Plan) -> None:
         raise PlanError("plan.views", rule, "Leave out ep and views, or choose a model with experts")
     for name, view in plan.mesh.views.items():
         for axis in list(view)[1:]:
-            if view[axis] > 1 and axis not in plan.claimed_axes:
+            if view[axis] > 1 and axis not in plan.ranks.claimed_axes:
                 remedy = (
                     f"Add {{use: expert/all-to-all, over: {axis}}}; experts are replicated along the first axis only"
                 )
@@ -378,48 +383,61 @@ def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | No
     known: keys of plans that were found divisible before; new findings are added.
     held: the parts of the model that the ranks of the plan hold; default: all.
     """
+    architecture = plan.model_parts.backward_architecture
     # The samples of all replicas are divisible by any number of replicas.
     key = (
-        replace(plan.backward_architecture, replicas=1),
+        replace(architecture, replicas=1),
         tuple(plan.mesh.views),
         held and (plan.layers, held),
         *(scheme.lowering_key for scheme in plan.stage_schemes),
     )
     if key in known:
         return
-    operators = [operator for unit in plan.backward_architecture.units for operator in unit.operators()]
+    operators = [operator for unit in architecture.units for operator in unit.operators()]
     for scheme in schemes_with(plan.schemes, AnnotatesOperators):
         where = f"plan.schemes[{plan.schemes.index(scheme)}]"
         scheme.check_operators(operators, len(plan.job.model.every_layer), where)
-    scope = Scope(plan.mesh, plan.stage_schemes)
-
-    def visit(operator: Operator, called: Mapping[str, str]) -> None:
-        for tensor, dim, sharding in scope.sharded_dims(operator):
-            size, count = tensor.dims[dim], plan.mesh.size(sharding)
-            axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in sharding))
-            if isinstance(operator, Scan) and dim == "s":
-                _refuse_divided_scan(plan, axes)
-            if not size.is_divisible_by(count):
-                names = EXPERT_NAMES if operator.view else called
-                _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
-
-    of_branches = {
-        unit.children: BRANCH_NAMES | {"s": f"tokens of branch {branch.name}", "h": f"hidden of branch {branch.name}"}
-        # Equal branches share their units, and errors name the first.
-        for branch, own in reversed([*zip(plan.model.branches, plan.backward_architecture.branches, strict=True)])
-        for unit in (own.branch_units(range(branch.layers)) if branch.layers else ())
-    }
-    stages = [plan.stage(part, plan.backward_architecture) for part in held or ()]
-    for unit in plan.backward_architecture.units if held is None else [unit for one in stages for unit in one.units]:
-        mixers: dict[type, Mapping[str, str]] = {Mamba: MAMBA_NAMES, LinearMixer: LINEAR_NAMES}
-        names = next((mixers[type(module)] for module in unit.children if type(module) in mixers), None)
-        walk(unit, partial(visit, called=names or of_branches.get(unit.children, DIM_NAMES)))
+    units = architecture.units
+    if held is not None:
+        units = [unit for part in held for unit in plan.model_parts.stage(part, architecture).units]
+    scope, of_branches = Scope(plan.mesh, plan.stage_schemes), _names_in_branches(plan)
+    for unit in units:
+        mixers = [MIXER_NAMES[type(module)] for module in unit.children if type(module) in MIXER_NAMES]
+        names = mixers[0] if mixers else of_branches.get(unit.children, DIM_NAMES)
+        walk(unit, partial(_check_operator, plan, scope, names))
     known.add(key)
+
+
+def _names_in_branches(plan: Plan) -> dict[Hashable, Mapping[str, str]]:
+    """Returns the names of dims for the units of branches, by the modules of a unit."""
+    names: dict[Hashable, Mapping[str, str]] = {}
+    builders = plan.model_parts.backward_architecture.branches
+    # Equal branches share their units, and errors name the first.
+    for branch, builder in reversed([*zip(plan.model_parts.model.branches, builders, strict=True)]):
+        called = BRANCH_NAMES | {"s": f"tokens of branch {branch.name}", "h": f"hidden of branch {branch.name}"}
+        for unit in builder.branch_units(range(branch.layers)) if branch.layers else ():
+            names[unit.children] = called
+    return names
+
+
+def _check_operator(plan: Plan, scope: Scope, called: Mapping[str, str], operator: Operator) -> None:
+    """Raises PlanError unless every dim of an operator is divisible by the axes that shard it.
+
+    called: names of dims.
+    """
+    for tensor, dim, sharding in scope.sharded_dims(operator):
+        size, count = tensor.dims[dim], plan.mesh.size(sharding)
+        axes = list(dict.fromkeys(plan.ranks.axis_of(part, operator.view) for part in sharding))
+        if isinstance(operator, Scan) and dim == "s":
+            _refuse_divided_scan(plan, axes)
+        if not size.is_divisible_by(count):
+            names = EXPERT_NAMES if operator.view else called
+            _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
 
 
 def check_slices(plan: Plan) -> None:
     """Every slice of a sequence is a whole number of tokens, divisible by the axes that shard positions."""
-    model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.slice_granularity
+    model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.passes.slice_granularity
     assert sequence is not None
     where = next(f"plan.schemes[{i}].slices" for i, e in enumerate(plan.job.plan.schemes) if e.use == plan.schedule.use)
     if model.linear_attention:

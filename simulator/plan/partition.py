@@ -11,6 +11,7 @@ import numpy as np
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.models.model import Model
+from meshcast.simulator.scheduling.schedule import nearest_multiple
 
 Partition = str | tuple[int, ...]
 
@@ -34,6 +35,14 @@ AskLayerCosts = Callable[[], Sequence[LayerCosts]]
 """Returns the layer costs on every stage; called only for `partition: by-cost`."""
 
 
+class LayerChain(NamedTuple):
+    """A chain of layers, a branch of a model or its trunk, and the chain of stages that holds it."""
+
+    name: str
+    layers: int
+    stages: range
+
+
 def layers_of_graph(
     partition: Partition, model: Model, before: Sequence[tuple[int, ...]], use: str, costs: AskLayerCosts
 ) -> list[int]:
@@ -47,43 +56,68 @@ def layers_of_graph(
     costs: returns the layer costs.
     Raises PlanError if branches do not match the graph, or the layers do not fit the stages.
     """
-    branches = [one for one in model.branches if one.layers]
-    begins = [stage for stage, others in enumerate(before) if others != (stage - 1,)]
-    lines = [range(*ends) for ends in zip(begins, [*begins[1:], len(before)], strict=True)]
-    if len(before) == 1 or (len(lines) == 1 and len(branches) <= 1):
+    branches = sum(1 for branch in model.branches if branch.layers)
+    lines = _chains_of_stages(before)
+    if len(before) == 1 or (len(lines) == 1 and branches <= 1):
         return layers_of_stages(partition, len(model.every_layer), len(before), costs)
-    trunk = [tuple(line[-1] for line in lines[:-1])] if model.layers else []
-    joined = [before[line.start] for line in lines] == [*[()] * len(branches), *trunk]
-    if len(branches) <= 1 or not joined:
-        joins = any(len(others) > 1 for others in before)
-        ways = f"joins {len(lines) - 1} branches of stages" if joins else f"has {len(lines)} branches of stages"
-        stages = "is a chain of stages" if len(lines) == 1 else ways
-        several = len(branches) > 1
-        has = f"has {len(branches)} branches of layers" if several else "is a chain of layers"
-        graph = "pipeline/graphpipe" if model.layers else "pipeline/distmm"
-        graph += f" with branches: {len(branches)}, or one stage"
-        remedy = f"Use {graph if several else 'pipeline/1f1b'}"
-        raise PlanError("plan.schemes", f"{use} {stages}, and {model.name} {has}", remedy, use)
-    counts = [*(one.layers for one in branches), *([model.layers] if model.layers else [])]
-    names = [*(f"branch {one.name}" for one in branches), *(["the trunk"] if model.layers else [])]
+    _check_graph(model, branches, before, lines, use)
+    layers = [(f"branch {branch.name}", branch.layers) for branch in model.branches if branch.layers]
+    layers += [("the trunk", model.layers)] if model.layers else []
+    chains = [LayerChain(*item, stages) for item, stages in zip(layers, lines, strict=True)]
     if partition == "even":
-        for layers, line, whose in zip(counts, lines, names, strict=True):
-            if layers % len(line):
-                rule = f"the {layers} layers of {whose} must divide evenly over its {len(line)} stages"
-                near = max(1, round(layers / len(line))) * len(line)
-                raise PlanError("plan.partition", rule, f"{near} layers would work, or a list of layers", partition)
-        return [layers // len(line) for layers, line in zip(counts, lines, strict=True) for _ in line]
+        return [count for chain in chains for count in _spread_chain(chain)]
     if isinstance(partition, str):
         rule = "branches are partitioned evenly, or by a list"
         raise PlanError("plan.partition", rule, "Use even, or a list of layers", partition)
-    found = [sum(partition[line.start : line.stop]) for line in lines]
-    if len(partition) != len(before) or found != counts or min(*partition[:-1], partition[-1] + bool(model.layers)) < 1:
-        whole = ", ".join(f"{layers} on {len(line)}" for layers, line in zip(counts, lines, strict=True))
-        behind, last = (" and then of the trunk", " but the last") if model.layers else ("", "")
-        rule = f"a list gives the layers of each stage, branch by branch{behind} ({whole} stages)"
-        rule += f", and no stage{last} is without"
-        raise PlanError("plan.partition", rule, "Correct the list, or use even", list(partition))
+    _check_listed_chains(partition, chains, bool(model.layers))
     return list(partition)
+
+
+def _chains_of_stages(before: Sequence[tuple[int, ...]]) -> list[range]:
+    """Returns the stages of every chain: one begins where a stage does not receive from the one before it alone."""
+    begins = [stage for stage, others in enumerate(before) if others != (stage - 1,)]
+    return [range(*ends) for ends in zip(begins, [*begins[1:], len(before)], strict=True)]
+
+
+def _check_graph(
+    model: Model, branches: int, before: Sequence[tuple[int, ...]], lines: Sequence[range], use: str
+) -> None:
+    """Raises PlanError unless there is a chain of stages for every branch of layers, and one that joins them."""
+    trunk = [tuple(line[-1] for line in lines[:-1])] if model.layers else []
+    if branches > 1 and [before[line.start] for line in lines] == [*[()] * branches, *trunk]:
+        return
+    joins = any(len(others) > 1 for others in before)
+    stages = f"joins {len(lines) - 1} branches of stages" if joins else f"has {len(lines)} branches of stages"
+    stages = "is a chain of stages" if len(lines) == 1 else stages
+    graph = f"{'pipeline/graphpipe' if model.layers else 'pipeline/distmm'} with branches: {branches}, or one stage"
+    layers, remedy = f"has {branches} branches of layers", f"Use {graph}"
+    if branches <= 1:
+        layers, remedy = "is a chain of layers", "Use pipeline/1f1b"
+    raise PlanError("plan.schemes", f"{use} {stages}, and {model.name} {layers}", remedy, use)
+
+
+def _spread_chain(chain: LayerChain) -> list[int]:
+    """Returns equal numbers of layers. Raises PlanError where there are none."""
+    count = len(chain.stages)
+    if chain.layers % count:
+        rule = f"the {chain.layers} layers of {chain.name} must divide evenly over its {count} stages"
+        near = nearest_multiple(chain.layers, count)
+        raise PlanError("plan.partition", rule, f"{near} layers would work, or a list of layers", "even")
+    return [chain.layers // count] * count
+
+
+def _check_listed_chains(partition: tuple[int, ...], chains: Sequence[LayerChain], has_trunk: bool) -> None:
+    """Raises PlanError unless a list has the layers of every chain, and no stage without any but the last of a trunk,
+    which has the output layer."""
+    last = chains[-1].stages.stop
+    fits = len(partition) == last and min(*partition[:-1], partition[-1] + has_trunk) >= 1
+    if fits and all(sum(partition[chain.stages.start : chain.stages.stop]) == chain.layers for chain in chains):
+        return
+    whole = ", ".join(f"{chain.layers} on {len(chain.stages)}" for chain in chains)
+    behind, but_last = (" and then of the trunk", " but the last") if has_trunk else ("", "")
+    rule = f"a list gives the layers of each stage, branch by branch{behind} ({whole} stages)"
+    rule += f", and no stage{but_last} is without"
+    raise PlanError("plan.partition", rule, "Correct the list, or use even", list(partition))
 
 
 def layers_of_stages(partition: Partition, layers: int, stages: int, costs: AskLayerCosts = tuple) -> list[int]:
@@ -95,28 +129,9 @@ def layers_of_stages(partition: Partition, layers: int, stages: int, costs: AskL
     Raises PlanError if the layers do not fit the stages.
     """
     if partition == "even":
-        if layers % stages:
-            near = max(1, round(layers / stages)) * stages
-            divisors = [n for n in range(1, layers + 1) if layers % n == 0]
-            below = max((n for n in divisors if n <= stages), default=1)
-            rule = f"{layers} layers must divide evenly over pp x chunks = {stages} stages"
-            ends = (layers + 2) % stages == 0 and stages > 1
-            remedy = (
-                f"{below} stage{'s' * (below > 1)} would work, or {near} layers, or a list of layers in plan.partition"
-            )
-            remedy += ", or by-cost" if layers + 2 >= stages else ""
-            remedy = f"partition: ends-as-layers would work; {remedy}" if ends else remedy
-            raise PlanError("plan.partition", rule, remedy, partition)
-        return [layers // stages] * stages
+        return _spread_evenly(layers, stages)
     if partition == "ends-as-layers":
-        places = layers + 2
-        if stages < 2 or places % stages or places // stages < 1:
-            rule = f"{layers} layers and 2 ends must divide evenly over {stages} stages (at least 2)"
-            near = max(1, round(places / stages)) * stages - 2
-            remedy = f"{near} layers would work; or " if stages > 1 and near > 0 else ""
-            raise PlanError("plan.partition", rule, f"{remedy}use even, by-cost or a list of layers", partition)
-        each = places // stages
-        return [each - 1, *[each] * (stages - 2), each - 1]
+        return _spread_with_ends(layers, stages)
     if partition == "by-cost":
         if layers + 2 < stages:
             rule = f"with {layers} layers on {stages} stages one inside the pipeline would be without"
@@ -132,6 +147,34 @@ def layers_of_stages(partition: Partition, layers: int, stages: int, costs: AskL
         rule = "a stage inside the pipeline has at least one layer"
         raise PlanError("plan.partition", rule, "Use fewer stages, or another list", list(partition))
     return list(partition)
+
+
+def _spread_evenly(layers: int, stages: int) -> list[int]:
+    """Returns equal numbers of layers. Raises PlanError where there are none."""
+    if layers % stages == 0:
+        return [layers // stages] * stages
+    below = max((n for n in range(1, min(layers, stages) + 1) if layers % n == 0), default=1)
+    near = nearest_multiple(layers, stages)
+    remedy = f"{below} stage{'s' * (below > 1)} would work, or {near} layers, or a list of layers in plan.partition"
+    remedy += ", or by-cost" if layers + 2 >= stages else ""
+    if (layers + 2) % stages == 0:
+        remedy = f"partition: ends-as-layers would work; {remedy}"
+    rule = f"{layers} layers must divide evenly over pp x chunks = {stages} stages"
+    raise PlanError("plan.partition", rule, remedy, "even")
+
+
+def _spread_with_ends(layers: int, stages: int) -> list[int]:
+    """Returns equal numbers of layers, the embedding and the output layer counted. Raises PlanError where there are
+    none."""
+    places = layers + 2
+    if stages < 2 or places % stages:
+        rule = f"{layers} layers and 2 ends must divide evenly over {stages} stages (at least 2)"
+        near = nearest_multiple(places, stages) - 2
+        remedy = f"{near} layers would work; or " if stages > 1 and near > 0 else ""
+        remedy += "use even, by-cost or a list of layers"
+        raise PlanError("plan.partition", rule, remedy, "ends-as-layers")
+    each = places // stages
+    return [each - 1, *[each] * (stages - 2), each - 1]
 
 
 def balance(layer_costs: Sequence[LayerCosts]) -> list[int]:

@@ -1,6 +1,11 @@
 """The plan of a job, resolved: mesh, scheme objects, pipeline shape, layers and sequence slices of every stage.
 
-A plan is made by `simulator.plan.resolve.resolve` and never changed afterwards.
+A plan is made by `simulator.plan.resolve.resolve` and never changed afterwards. What follows from it is grouped by its
+subject:
+
+    plan.ranks        which ranks a pipeline device has, along which axes, and on which hardware
+    plan.model_parts  which part of the model every stage has, and the modules of it
+    plan.passes       which passes a step has, and what each is of: micro-batches, their classes, slices of sequences
 """
 
 from __future__ import annotations
@@ -77,18 +82,35 @@ class Plan:
     vocab_rows: int = 0
     architectures: dict[Architecture, Architecture] = field(default_factory=dict, repr=False)
 
-    # ------------------------------------------------------------------------------------------ schemes
+    # ---------------------------------------------------------------------------------------- by subject
+
+    @cached_property
+    def ranks(self) -> PlanRanks:
+        """The ranks of the plan and of its pipeline devices."""
+        return PlanRanks(self)
+
+    @cached_property
+    def model_parts(self) -> ModelParts:
+        """The parts of the model on the stages of the plan."""
+        return ModelParts(self)
+
+    @cached_property
+    def passes(self) -> PlanPasses:
+        """The passes of a step of the plan."""
+        return PlanPasses(self)
+
+    # ------------------------------------------------------------------------------------------- schemes
 
     def family(self, family: str) -> list[Scheme]:
-        """The schemes of one family, outermost first."""
+        """Returns the schemes of one family, outermost first."""
         return [scheme for scheme in self.schemes if scheme.family == family]
 
     @cached_property
     def schedule(self) -> Schedule:
         """The pipeline schedule; 1F1B on one device (plain gradient accumulation) where the plan names none."""
-        found = [scheme for scheme in self.schemes if isinstance(scheme, Schedule)]
-        if found:
-            return found[0]
+        stated = [scheme for scheme in self.schemes if isinstance(scheme, Schedule)]
+        if stated:
+            return stated[0]
         default = find_scheme("pipeline/1f1b")((), None, self.mesh, self.job.framework)
         assert isinstance(default, Schedule)
         return default
@@ -98,213 +120,277 @@ class Plan:
         """The schemes that act within a pipeline stage, outermost first."""
         return [scheme for scheme in self.schemes if scheme.family != "pipeline"]
 
-    @cached_property
-    def claimed_axes(self) -> set[str]:
-        """The axes that belong to a scheme."""
-        return {axis for scheme in self.schemes for axis in scheme.axes}
-
     @property
-    def pipeline_axis(self) -> str:
-        """The axis of the pipeline; empty, and of size one, where the plan has no pipeline."""
-        return self.schedule.axes[0] if self.schedule.axes else ""
+    def every_scheme(self) -> list[Scheme]:
+        """The schemes of all stages, equal ones once."""
+        if not (self.stage_plans or self.pipelines):
+            return list(self.schemes)
+        distinct: dict[Hashable, Scheme] = {}
+        for device in range(self.ranks.devices):
+            for scheme in self.on(device).schemes:
+                distinct.setdefault((scheme.use, scheme.axes, scheme.options), scheme)
+        return list(distinct.values())
 
-    @property
-    def replicas(self) -> int:
-        """Data-parallel ranks: each trains on samples of its own."""
-        return self.mesh.size(axis for scheme in self.family("data") for axis in scheme.over)
-
-    def axis_of(self, part: str, view: str = "") -> str:
-        """The axis, as the plan names it, that a part of the mesh belongs to; axes of `view` come first."""
-        for wanted in (view, ""):
-            for axis in self.mesh.views.get(wanted, {}) if wanted else self.mesh.named_axes:
-                if part in self.mesh.parts(axis) and (not wanted or axis in self.claimed_axes):
-                    return axis
-        return part
-
-    # ------------------------------------------------------------------------------ pipelines and devices
+    # -------------------------------------------------------------------------------------- plans inside
 
     @property
     def every_pipeline(self) -> tuple[Plan, ...]:
         """The plans of unlike replicas; of equal ones this plan alone."""
         return self.pipelines or (self,)
 
-    @property
-    def devices(self) -> int:
-        """Number of pipeline devices, of all unlike replicas together."""
-        return sum(one.shape.p for one in self.every_pipeline)
-
     def on(self, device: int) -> Plan:
-        """The plan of the ranks of a pipeline device: their mesh, schemes and share of a micro-batch."""
+        """Returns the plan of the ranks of a pipeline device: their mesh, schemes and share of a micro-batch."""
         if self.pipelines:
-            pipeline, own = self.pipeline_of(device)
-            return self.pipelines[pipeline].on(own)
+            pipeline, place = self.ranks.pipeline_of(device)
+            return self.pipelines[pipeline].on(place)
         return self.stage_plans[device] if self.stage_plans else self
 
-    def pipeline_of(self, device: int) -> tuple[int, int]:
-        """The number of the pipeline that has a device, and the number of the device in it."""
-        return find_group(device, [one.shape.p for one in self.every_pipeline])
+    def with_slices(self, lengths: tuple[int, ...]) -> Plan:
+        """Returns the plan with sequences in slices of `lengths` tokens."""
+        stages = tuple(stage.with_slices(lengths) for stage in self.stage_plans)
+        shape = replace(self.shape, slices=len(lengths))
+        return replace(self, shape=shape, slice_lengths=lengths, stage_plans=stages)
 
-    def pipeline_of_stage(self, stage: int) -> tuple[int, int]:
-        """The number of the pipeline that has a virtual stage, and the number of the stage in it."""
-        return find_group(stage, [one.shape.stages for one in self.every_pipeline])
 
-    @property
-    def every_scheme(self) -> list[Scheme]:
-        """The schemes of all stages, equal ones once."""
-        if not (self.stage_plans or self.pipelines):
-            return list(self.schemes)
-        found: dict[Hashable, Scheme] = {}
-        for device in range(self.devices):
-            for scheme in self.on(device).schemes:
-                found.setdefault((scheme.use, scheme.axes, scheme.options), scheme)
-        return list(found.values())
+class PlanRanks:
+    """The ranks of a plan: axes, replicas, and pipeline devices with their hardware.
 
-    def device_ranks(self, device: int) -> np.ndarray:
-        """The global ranks of a pipeline device."""
-        return self.rank_grid(device).ranks.ravel()
+    Devices are numbered pipeline by pipeline where replicas are unlike.
+    """
 
-    def rank_grid(self, device: int) -> RankGrid:
-        """The global ranks of a pipeline device along the axes of its mesh."""
-        if self.pipelines:
-            pipeline, own = self.pipeline_of(device)
-            return self.pipelines[pipeline].rank_grid(own)
-        mesh = self.on(device).mesh
-        axes = tuple(axis for axis in mesh.axes if axis != self.pipeline_axis)
-        first = mesh.first
-        if self.pipeline_axis in mesh.axes and not mesh.stage:
-            first += mesh.offset(self.pipeline_axis, device)
-        ranks = np.array(first)
-        for axis in axes:
-            places = range(mesh.axes[axis])
-            if self.positions is not None and axis == self.positions[0]:
-                places = self.positions[1]
-            ranks = ranks[..., None] + np.array(places) * mesh.stride(axis)
-        return RankGrid(axes, ranks)
-
-    @cached_property
-    def rank_grids(self) -> list[RankGrid]:
-        """The ranks of every pipeline device."""
-        return [self.rank_grid(device) for device in range(self.devices)]
-
-    @cached_property
-    def device_weights(self) -> np.ndarray:
-        """Ranks of every pipeline device over the mean of all devices."""
-        if not (self.stage_plans or self.pipelines):
-            return np.ones(self.devices)
-        counts = np.array([len(self.device_ranks(device)) for device in range(self.devices)])
-        return np.asarray(counts / counts.mean())
-
-    # ------------------------------------------------------------------------------------------- stages
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
 
     @property
-    def parts(self) -> int:
-        """Number of parts of the model; bidirectional schedules hold each part on two stages."""
-        return self.shape.stages // self.schedule.directions
-
-    def part(self, stage: int) -> int:
-        """The part of the model on a virtual stage."""
-        return self.schedule.model_part(self.shape, stage)
-
-    def device(self, stage: int) -> int:
-        """The pipeline device that holds a virtual stage; both are numbered pipeline by pipeline."""
-        if self.pipelines:
-            pipeline, own = self.pipeline_of_stage(stage)
-            return sum(one.shape.p for one in self.pipelines[:pipeline]) + self.pipelines[pipeline].device(own)
-        return self.schedule.device(self.shape, stage)
+    def replicas(self) -> int:
+        """Data-parallel ranks: each trains on samples of its own."""
+        return self._plan.mesh.size(axis for scheme in self._plan.family("data") for axis in scheme.over)
 
     @property
-    def table_parts(self) -> tuple[int, ...]:
-        """Parts of the model that read the table of the embedding, or a copy of it: the last one if the output layer is
-        tied, and the one with the input of a decoder behind an encoder."""
-        model, last = self.job.model, self.parts - 1
-        found = {last} if model.tied or not model.cross_attention else set()
-        if model.cross_attention:
-            found.add(next(part for part in range(self.parts) if model.encoder_layers in self.layers_of(part)))
-        return tuple(sorted(found))
-
-    @property
-    def embedding_part(self) -> int:
-        """The part of the model that holds the embedding: the first; of a trunk behind branches the first of its own.
-
-        A part without layers, at the end of a pipeline, may have the embedding alone.
-        """
-        model = self.job.model
-        if not model.branches:
-            return 0
-        first = 0 if model.cross_attention else model.encoder_layers
-        return next((part for part in range(self.parts) if first in self.layers_of(part)), 0)
-
-    def holders(self, part: int) -> tuple[int, ...]:
-        """The pipeline devices that hold a part of the model."""
-        return self._holders[part]
-
-    @cached_property
-    def _holders(self) -> list[tuple[int, ...]]:
-        """By part of the model, the pipeline devices that hold it."""
-        found: list[set[int]] = [set() for _ in range(self.parts)]
-        for stage in range(self.shape.stages):
-            found[self.part(stage)].add(self.device(stage))
-        return [tuple(sorted(devices)) for devices in found]
-
-    def layers_of(self, part: int) -> range:
-        """The layers of one part of the model."""
-        start = self._starts[part]
-        return range(start, start + self.layers[part])
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        """By part of the model, its first layer."""
-        return [0, *accumulate(self.layers)]
-
-    def stage(self, part: int, architecture: Architecture | None = None) -> Stage:
-        """The modules of one part of the model. blocks: those of one slice; of whole sequences by default."""
-        made = (architecture or self.architecture).stage(self.layers_of(part), part == 0, part == self.parts - 1)
-        return replace(made, microbatches=self.microbatches_of_unit) if self.microbatches_of_unit > 1 else made
-
-    @property
-    def microbatches_of_unit(self) -> int:
-        """Micro-batches that a unit runs before the next one does: all of a step, where a scheme accumulates gradients
-        unit by unit; they are then one pass."""
-        if not any(scheme.accumulates_by_unit for scheme in schemes_with(self.schemes, AccumulatesByUnit)):
-            return 1
-        batch = self.job.batch
-        assert batch.total is not None
-        return batch.total // (batch.micro * self.schedule.microbatches_per_forward * self.replicas)
-
-    def batch_loss(self, part: int) -> BatchLossUnit:
-        """The loss over the samples of a batch, on the stage that has one part of the model."""
-        return self.architecture.batch_loss(self.layers_of(part), self.shape.m)
-
-    @cached_property
-    def model(self) -> Model:
-        """The model as it is computed: with dummy heads, where the plan pads heads that the ranks do not divide."""
-        if self.stage_plans:
-            return self.stage_plans[0].model
-        return self.job.model.pad_heads(self.head_ranks) if self.job.plan.pad_heads else self.job.model
+    def tensor_ranks(self) -> int:
+        """Ranks to which the vocabulary is padded; the least common multiple of those of unlike stages."""
+        if self._plan.stage_plans:
+            return math.lcm(*(stage.ranks.tensor_ranks for stage in self._plan.stage_plans))
+        tensor = self._plan.family("tensor")
+        axes = (scheme.vocabulary_axes if isinstance(scheme, PadsVocabulary) else scheme.over for scheme in tensor)
+        return self._plan.mesh.size(axis for of_scheme in axes for axis in of_scheme)
 
     @property
     def head_ranks(self) -> int:
         """Ranks that share the heads of a layer; a multiple of them where operators are sharded in several ways."""
-        scope = Scope(self.mesh, self.stage_schemes)
-        operators = (operator for unit in self._architecture(self.job.model).units for operator in unit.operators())
-        sharded = (one for operator in operators for one in scope.sharded_dims(operator))
-        return math.lcm(*(self.mesh.size(sharding) for _, dim, sharding in sharded if dim == "a"))
+        plan = self._plan
+        scope = Scope(plan.mesh, plan.stage_schemes)
+        units = plan.model_parts.architecture_of(plan.job.model).units
+        dims = (sharded for unit in units for operator in unit.operators() for sharded in scope.sharded_dims(operator))
+        return math.lcm(*(plan.mesh.size(sharding) for _, dim, sharding in dims if dim == "a"))
+
+    # -------------------------------------------------------------------------------------------- axes
+
+    @cached_property
+    def claimed_axes(self) -> set[str]:
+        """The axes that belong to a scheme."""
+        return {axis for scheme in self._plan.schemes for axis in scheme.axes}
+
+    @property
+    def pipeline_axis(self) -> str:
+        """The axis of the pipeline; empty, and of size one, where the plan has no pipeline."""
+        axes = self._plan.schedule.axes
+        return axes[0] if axes else ""
+
+    def axis_of(self, part: str, view: str = "") -> str:
+        """Returns the axis, as the plan names it, that a part of the mesh belongs to; axes of `view` come first."""
+        mesh = self._plan.mesh
+        for wanted in (view, ""):
+            for axis in mesh.views.get(wanted, {}) if wanted else mesh.named_axes:
+                if part in mesh.parts(axis) and (not wanted or axis in self.claimed_axes):
+                    return axis
+        return part
+
+    # ----------------------------------------------------------------------------------------- devices
+
+    @property
+    def devices(self) -> int:
+        """Number of pipeline devices, of all unlike replicas together."""
+        return sum(pipeline.shape.p for pipeline in self._plan.every_pipeline)
+
+    def pipeline_of(self, device: int) -> tuple[int, int]:
+        """Returns the number of the pipeline that has a device, and the number of the device in it."""
+        return find_group(device, [pipeline.shape.p for pipeline in self._plan.every_pipeline])
+
+    def of_device(self, device: int) -> np.ndarray:
+        """Returns the global ranks of a pipeline device."""
+        return self.grid(device).ranks.ravel()
+
+    def grid(self, device: int) -> RankGrid:
+        """Returns the global ranks of a pipeline device along the axes of its mesh."""
+        plan = self._plan
+        if plan.pipelines:
+            pipeline, place = self.pipeline_of(device)
+            return plan.pipelines[pipeline].ranks.grid(place)
+        mesh, pipeline_axis = plan.on(device).mesh, self.pipeline_axis
+        axes = tuple(axis for axis in mesh.axes if axis != pipeline_axis)
+        first = mesh.first
+        if pipeline_axis in mesh.axes and not mesh.stage:
+            first += mesh.offset(pipeline_axis, device)
+        ranks = np.array(first)
+        for axis in axes:
+            places = range(mesh.axes[axis])
+            if plan.positions is not None and axis == plan.positions[0]:
+                places = plan.positions[1]
+            ranks = ranks[..., None] + np.array(places) * mesh.stride(axis)
+        return RankGrid(axes, ranks)
+
+    @cached_property
+    def grids(self) -> list[RankGrid]:
+        """The ranks of every pipeline device."""
+        return [self.grid(device) for device in range(self.devices)]
+
+    @cached_property
+    def device_weights(self) -> np.ndarray:
+        """Ranks of every pipeline device over the mean of all devices."""
+        if not (self._plan.stage_plans or self._plan.pipelines):
+            return np.ones(self.devices)
+        counts = np.array([len(self.of_device(device)) for device in range(self.devices)])
+        return np.asarray(counts / counts.mean())
+
+    @cached_property
+    def clusters(self) -> list[Cluster]:
+        """For every pipeline device, the cluster at whose rates it runs.
+
+        Where all ranks of the device are on one kind of node: a cluster of that kind alone. Otherwise the cluster of
+        the job, as slow as its slowest kind of node.
+        """
+        cluster = self._plan.job.cluster
+        if not cluster.groups:
+            return [cluster] * self.devices
+        return [cluster.where(self.of_device(device).tolist()) for device in range(self.devices)]
+
+
+class ModelParts:
+    """The parts of the model of a plan: where they are, and their modules.
+
+    Bidirectional schedules hold each part on two virtual stages. Stages are numbered pipeline by pipeline where
+    replicas are unlike.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    @property
+    def count(self) -> int:
+        """Number of parts."""
+        return self._plan.shape.stages // self._plan.schedule.directions
+
+    # ------------------------------------------------------------------------------------------ places
+
+    def of_stage(self, stage: int) -> int:
+        """Returns the part on a virtual stage."""
+        return self._plan.schedule.model_part(self._plan.shape, stage)
+
+    def pipeline_of(self, stage: int) -> tuple[int, int]:
+        """Returns the number of the pipeline that has a virtual stage, and the number of the stage in it."""
+        return find_group(stage, [pipeline.shape.stages for pipeline in self._plan.every_pipeline])
+
+    def device(self, stage: int) -> int:
+        """Returns the pipeline device that holds a virtual stage."""
+        pipelines = self._plan.pipelines
+        if pipelines:
+            pipeline, place = self.pipeline_of(stage)
+            before = sum(other.shape.p for other in pipelines[:pipeline])
+            return before + pipelines[pipeline].model_parts.device(place)
+        return self._plan.schedule.device(self._plan.shape, stage)
+
+    def holders(self, part: int) -> tuple[int, ...]:
+        """Returns the pipeline devices that hold a part."""
+        return self._holders[part]
+
+    @cached_property
+    def _holders(self) -> list[tuple[int, ...]]:
+        """By part, the pipeline devices that hold it."""
+        devices: list[set[int]] = [set() for _ in range(self.count)]
+        for stage in range(self._plan.shape.stages):
+            devices[self.of_stage(stage)].add(self.device(stage))
+        return [tuple(sorted(holders)) for holders in devices]
+
+    def layers_of(self, part: int) -> range:
+        """Returns the layers of one part."""
+        start = self._starts[part]
+        return range(start, start + self._plan.layers[part])
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """By part, its first layer."""
+        return [0, *accumulate(self._plan.layers)]
+
+    @property
+    def with_table(self) -> tuple[int, ...]:
+        """Parts that read the table of the embedding, or a copy of it: the last one if the output layer is tied, and
+        the one with the input of a decoder behind an encoder."""
+        model, last = self._plan.job.model, self.count - 1
+        parts = {last} if model.tied or not model.cross_attention else set()
+        if model.cross_attention:
+            parts.add(next(part for part in range(self.count) if model.encoder_layers in self.layers_of(part)))
+        return tuple(sorted(parts))
+
+    @property
+    def with_embedding(self) -> int:
+        """The part that holds the embedding: the first; of a trunk behind branches the first of its own.
+
+        A part without layers, at the end of a pipeline, may have the embedding alone.
+        """
+        model = self._plan.job.model
+        if not model.branches:
+            return 0
+        first = 0 if model.cross_attention else model.encoder_layers
+        return next((part for part in range(self.count) if first in self.layers_of(part)), 0)
+
+    # ----------------------------------------------------------------------------------------- modules
+
+    def stage(self, part: int, architecture: Architecture | None = None) -> Stage:
+        """Returns the modules of one part. architecture: of one slice; of whole sequences by default."""
+        layers, last = self.layers_of(part), part == self.count - 1
+        stage = (architecture or self.architecture).stage(layers, part == 0, last)
+        repeats = self._plan.passes.microbatches_of_unit
+        return replace(stage, microbatches=repeats) if repeats > 1 else stage
+
+    def batch_loss(self, part: int) -> BatchLossUnit:
+        """Returns the loss over the samples of a batch, on the stage that has one part."""
+        return self.architecture.batch_loss(self.layers_of(part), self._plan.shape.m)
+
+    @cached_property
+    def model(self) -> Model:
+        """The model as it is computed: with dummy heads, where the plan pads heads that the ranks do not divide."""
+        if self._plan.stage_plans:
+            return self._plan.stage_plans[0].model_parts.model
+        job = self._plan.job
+        return job.model.pad_heads(self._plan.ranks.head_ranks) if job.plan.pad_heads else job.model
+
+    @cached_property
+    def vocab(self) -> int:
+        """Rows of the embedding, padded to the framework's multiple where tensor ranks do not divide the vocabulary."""
+        if self._plan.vocab_rows:
+            return self._plan.vocab_rows
+        model, tensor_ranks = self._plan.job.model, self._plan.ranks.tensor_ranks
+        if model.vocab % tensor_ranks == 0:
+            return model.vocab
+        return model.padded_vocab(self._plan.job.framework.vocab_multiple * tensor_ranks)
 
     @cached_property
     def architecture(self) -> Architecture:
         """Builds the modules of the stages for whole sequences and the samples of a forward pass."""
-        return self._architecture(self.model)
+        return self.architecture_of(self.model)
 
-    def _architecture(self, model: Model) -> Architecture:
-        job, framework = self.job, self.job.framework
-        annotated = schemes_with(self.schemes, AnnotatesOperators)
+    def architecture_of(self, model: Model) -> Architecture:
+        """Returns the same for another variant of the model of the job."""
+        plan, job, framework = self._plan, self._plan.job, self._plan.job.framework
+        annotated = schemes_with(plan.schemes, AnnotatesOperators)
         assert job.batch.sequence is not None
-        found = Architecture(
+        architecture = Architecture(
             model,
-            job.batch.micro * self.schedule.microbatches_per_forward,
+            job.batch.micro * plan.schedule.microbatches_per_forward,
             job.batch.sequence,
             self.vocab,
-            self.replicas,
+            plan.ranks.replicas,
             framework.weights,
             framework.gradients,
             framework.attention,
@@ -317,120 +403,106 @@ class Plan:
             fp8_activation_inputs=framework.fp8_activation_inputs,
             borders=tuple(sorted({first for scheme in annotated for first in scheme.layer_borders})),
         )
-        return self.architectures.setdefault(found, found)
+        return plan.architectures.setdefault(architecture, architecture)
 
     @cached_property
     def backward_architecture(self) -> Architecture:
         """Builds the modules of the stages for whole sequences and the samples of a backward pass."""
         whole = self.architecture
-        return replace(whole, samples=whole.samples // self.schedule.backwards_per_forward)
+        return replace(whole, samples=whole.samples // self._plan.schedule.backwards_per_forward)
+
+
+class PlanPasses:
+    """The passes of a step of a plan: what they are of, and after how many of them its updates and steps repeat."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    @property
+    def microbatches_of_unit(self) -> int:
+        """Micro-batches that a unit runs before the next one does: all of a step, where a scheme accumulates gradients
+        unit by unit; they are then one pass."""
+        plan = self._plan
+        if not any(scheme.accumulates_by_unit for scheme in schemes_with(plan.schemes, AccumulatesByUnit)):
+            return 1
+        batch = plan.job.batch
+        assert batch.total is not None
+        return batch.total // (batch.micro * plan.schedule.microbatches_per_forward * plan.ranks.replicas)
 
     @cached_property
     def classes(self) -> tuple[Plan, ...]:
         """The plans of micro-batches of one class alone; of micro-batches that are alike this plan."""
-        batch = self.job.batch
-        found = [batch.of_class(number, self.replicas) for number in range(len(batch.lengths))]
-        return tuple(replace(self, job=self.job.model_copy(update={"batch": one})) for one in found) or (self,)
+        plan, batch = self._plan, self._plan.job.batch
+        batches = [batch.of_class(number, plan.ranks.replicas) for number in range(len(batch.lengths))]
+        return tuple(replace(plan, job=plan.job.model_copy(update={"batch": of})) for of in batches) or (plan,)
 
     @cached_property
     def class_counts(self) -> tuple[int, ...]:
         """Micro-batches of every class in a step, of all replicas."""
-        found = [0] * len(self.job.batch.lengths)
-        for one in self.every_pipeline:
-            replicas = one.replicas
-            if one.positions is not None:
-                axis, places = one.positions
-                replicas = replicas // one.mesh.size(axis) * len(places)
-            for number in one.shape.classes:
-                found[number] += replicas
-        return tuple(found)
+        counts = [0] * len(self._plan.job.batch.lengths)
+        for pipeline in self._plan.every_pipeline:
+            replicas = pipeline.ranks.replicas
+            if pipeline.positions is not None:
+                axis, places = pipeline.positions
+                replicas = replicas // pipeline.mesh.size(axis) * len(places)
+            for number in pipeline.shape.classes:
+                counts[number] += replicas
+        return tuple(counts)
 
     @cached_property
     def slices(self) -> list[Architecture]:
         """Builds the modules of the stages, for each slice of a sequence, or each class of micro-batches; where
         backward passes are of a part of the samples, for a forward and for a backward pass."""
-        if self.job.batch.lengths:
-            return [one.architecture for one in self.classes]
-        if self.schedule.backwards_per_forward > 1:
-            return [self.architecture, self.backward_architecture]
-        ends = [0, *accumulate(self.slice_lengths)]
-        return [self.architecture.slice(begin, end) for begin, end in pairwise(ends)]
-
-    def with_slices(self, lengths: tuple[int, ...]) -> Plan:
-        """The plan with sequences in slices of `lengths` tokens."""
-        stages = tuple(one.with_slices(lengths) for one in self.stage_plans)
-        shape = replace(self.shape, slices=len(lengths))
-        return replace(self, shape=shape, slice_lengths=lengths, stage_plans=stages)
+        parts = self._plan.model_parts
+        if self._plan.job.batch.lengths:
+            return [plan.model_parts.architecture for plan in self.classes]
+        if self._plan.schedule.backwards_per_forward > 1:
+            return [parts.architecture, parts.backward_architecture]
+        ends = [0, *accumulate(self._plan.slice_lengths)]
+        return [parts.architecture.slice(begin, end) for begin, end in pairwise(ends)]
 
     @cached_property
     def slice_granularity(self) -> int:
         """Tokens that the length of every slice must be a multiple of: the product of all axes that shard positions."""
-        if self.stage_plans:
-            return math.lcm(*(one.slice_granularity for one in self.stage_plans))
-        division, found = Scope(self.mesh, self.stage_schemes).division, 1
-        for unit in self.architecture.units:
+        plan = self._plan
+        if plan.stage_plans:
+            return math.lcm(*(stage.passes.slice_granularity for stage in plan.stage_plans))
+        division, granularity = Scope(plan.mesh, plan.stage_schemes).division, 1
+        for unit in plan.model_parts.architecture.units:
             for operator in unit.operators():
                 sharding = [axis for axis, dims in division(operator).items() if "s" in dims.split("|")]
-                found = math.lcm(found, self.mesh.size(sharding))
-        return found
-
-    @cached_property
-    def vocab(self) -> int:
-        """Rows of the embedding, padded to the framework's multiple where tensor ranks do not divide the vocabulary."""
-        if self.vocab_rows:
-            return self.vocab_rows
-        tensor = self.tensor_ranks
-        if self.job.model.vocab % tensor == 0:
-            return self.job.model.vocab
-        return self.job.model.padded_vocab(self.job.framework.vocab_multiple * tensor)
-
-    @property
-    def tensor_ranks(self) -> int:
-        """Ranks to which the vocabulary is padded; the least common multiple of those of unlike stages."""
-        if self.stage_plans:
-            return math.lcm(*(one.tensor_ranks for one in self.stage_plans))
-        tensor = self.family("tensor")
-        axes = (scheme.vocabulary_axes if isinstance(scheme, PadsVocabulary) else scheme.over for scheme in tensor)
-        return self.mesh.size(axis for of_scheme in axes for axis in of_scheme)
-
-    # --------------------------------------------------------------------------------------------- steps
+                granularity = math.lcm(granularity, plan.mesh.size(sharding))
+        return granularity
 
     @cached_property
     def update_interval(self) -> int:
         """Micro-batches between two updates of a schedule without a barrier; 0 with a barrier, or without updates."""
-        barrier = self.schedule.barrier or self.job.forward_only
-        return 0 if barrier else self.schedule.microbatches_per_update(self.shape)
-
-    @property
-    def period(self) -> int:
-        """Steps after which the communication of all schemes repeats, see `MeetsPeriodically`."""
-        return math.lcm(*(scheme.period for scheme in schemes_with(self.every_scheme, MeetsPeriodically)))
-
-    @property
-    def steps(self) -> int:
-        """Steps that differ and are forecast one after another, see `VariesSteps`."""
-        return max((scheme.steps for scheme in schemes_with(self.every_scheme, VariesSteps)), default=1)
+        schedule = self._plan.schedule
+        barrier = schedule.barrier or self._plan.job.forward_only
+        return 0 if barrier else schedule.microbatches_per_update(self._plan.shape)
 
     @property
     def played_shape(self) -> PipelineShape:
         """What the engine plays: one batch; without a barrier as many micro-batches as reach the steady state."""
-        return extend_to_steady_state(self.shape, self.update_interval) if self.update_interval else self.shape
+        shape, interval = self._plan.shape, self.update_interval
+        return extend_to_steady_state(shape, interval) if interval else shape
 
-    @cached_property
-    def clusters(self) -> list[Cluster]:
-        """For every pipeline device, the cluster at whose rates it runs.
+    @property
+    def period(self) -> int:
+        """Steps after which the communication of all schemes repeats, see `MeetsPeriodically`."""
+        return math.lcm(*(scheme.period for scheme in schemes_with(self._plan.every_scheme, MeetsPeriodically)))
 
-        Where all ranks of the device are on one kind of node: a cluster of that kind alone. Otherwise the cluster of
-        the job, as slow as its slowest kind of node.
-        """
-        cluster = self.job.cluster
-        if not cluster.groups:
-            return [cluster] * self.devices
-        return [cluster.where(self.device_ranks(device).tolist()) for device in range(self.devices)]
+    @property
+    def steps(self) -> int:
+        """Steps that differ and are forecast one after another, see `VariesSteps`."""
+        return max((scheme.steps for scheme in schemes_with(self._plan.every_scheme, VariesSteps)), default=1)
 
 
 def find_group(number: int, sizes: Sequence[int]) -> tuple[int, int]:
-    """The group of consecutive numbers that has `number`, and its place in the group. sizes: of the groups in order."""
+    """Returns the group of consecutive numbers that has `number`, and its place in the group.
+
+    sizes: of the groups in order.
+    """
     for group, size in enumerate(sizes):
         if number < size:
             return group, number

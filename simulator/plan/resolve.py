@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from meshcast.simulator.ir.capabilities import HoldsUnequalShards
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.plan.plan import Plan
-from meshcast.simulator.plan.resolver import (
-    KnownParts,
-    Resolver,
-    SliceSeconds,
-    StageLayerCosts,
-    StepSeconds,
-    WorkSeconds,
-)
-
-if TYPE_CHECKING:
-    from meshcast.simulator.plan.by_memory import DevicePeaks
-    from meshcast.simulator.plan.by_tensor import TensorCosts
+from meshcast.simulator.plan.pricing import JobPricing
+from meshcast.simulator.plan.resolver import KnownParts, Resolver
 
 
-def resolve(
-    job: Job,
-    layer_costs: StageLayerCosts,
-    work_seconds: WorkSeconds,
-    slice_seconds: SliceSeconds,
-    step_seconds: StepSeconds,
-    device_peaks: DevicePeaks,
-    tensor_costs: TensorCosts,
-    known: KnownParts | None = None,
-) -> Plan:
-    """Resolves and checks the plan of `job`.
+def resolve(job: Job, pricing: JobPricing, known: KnownParts | None = None) -> Plan:
+    """Resolves and checks the plan of `job` with the durations and peaks of memory that `pricing` tells.
 
     known: parts of the plans of earlier jobs; new ones are added.
     Raises PlanError for the first rule that the plan breaks.
     """
-    resolver = Resolver(
-        layer_costs,
-        work_seconds,
-        slice_seconds,
-        step_seconds,
-        device_peaks,
-        tensor_costs,
-        known if known is not None else KnownParts(),
-    )
+    resolver = Resolver(pricing, known if known is not None else KnownParts())
     with locate_errors(*job.origin):
         plan = job.plan
         if not (plan.has_stages or plan.replicas or plan.share != "even" or _has_unlike_shards(job)):

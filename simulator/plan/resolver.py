@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
@@ -26,7 +26,6 @@ from meshcast.simulator.ir.capabilities import (
 )
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.moe_operators import EXPERTS
-from meshcast.simulator.ir.ops import Work
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Job
@@ -44,27 +43,11 @@ from meshcast.simulator.plan.checks import (
 )
 from meshcast.simulator.plan.partition import LayerCosts, layers_of_graph
 from meshcast.simulator.plan.plan import Plan, replace_scheme
-from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, SliceDuration
-
-if TYPE_CHECKING:
-    from meshcast.simulator.plan.by_memory import DevicePeaks
-    from meshcast.simulator.plan.by_tensor import TensorCosts
+from meshcast.simulator.plan.pricing import JobPricing
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 MAX_SLICE_BOUNDARIES = 64
 """Maximum number of positions at which a schedule may slice a sequence."""
-
-StageLayerCosts = Callable[[Plan], Sequence[LayerCosts]]
-"""Returns the costs of the layers on every stage, for `partition: by-cost` and for options that schemes try out; the
-given plan has no layers yet."""
-
-WorkSeconds = Callable[[Plan, Work], float]
-"""Returns the duration of some work on the first device of a plan, for schemes that measure before training."""
-
-SliceSeconds = Callable[[Plan], SliceDuration]
-"""Returns the durations of slices, for schedules that balance them; the given plan has no slices yet."""
-
-StepSeconds = Callable[[Plan], float]
-"""Returns the duration of the step of a plan, for schedules that propose several ways to slice sequences."""
 
 
 @dataclass
@@ -96,12 +79,7 @@ class Resolver:
     known: parts of the plans of earlier jobs; new ones are added.
     """
 
-    layer_costs: StageLayerCosts
-    work_seconds: WorkSeconds
-    slice_seconds: SliceSeconds
-    step_seconds: StepSeconds
-    device_peaks: DevicePeaks
-    tensor_costs: TensorCosts
+    pricing: JobPricing
     known: KnownParts
 
     def prepare(self, job: Job, checks: Iterable[Callable[[Plan], None]] = ALWAYS) -> Plan:
@@ -114,7 +92,7 @@ class Resolver:
         shape, known = PipelineShape(mesh.size(()), 1), self.known.architectures
         plan = Plan(job, mesh, schemes, shape, (), (job.batch.sequence,), architectures=known)
         check_classes(plan)
-        for number, one in enumerate(plan.classes):
+        for number, one in enumerate(plan.passes.classes):
             with _locate_in_class(plan, number):
                 for check in checks:
                     check(one)
@@ -134,9 +112,9 @@ class Resolver:
         with the fastest layers, each alone."""
 
         def seconds(candidate: Plan) -> float:
-            return sum(sum(costs.layers) for costs in self.layer_costs(candidate))
+            return sum(sum(costs.layers) for costs in self.pricing.price_layers(candidate))
 
-        measure = partial(self.work_seconds, plan)
+        measure = partial(self.pricing.price_work, plan)
         for scheme in schemes_with(plan.schemes, FitsModels):
             plan = replace_scheme(plan, scheme, scheme.fit_models(plan.job, measure))
         for trying in schemes_with(plan.schemes, TriesAlternatives):
@@ -146,23 +124,23 @@ class Resolver:
         return plan
 
     def layers(self, plan: Plan, partition: str | tuple[int, ...]) -> tuple[int, ...]:
-        """The number of layers of every part of the model (`Plan.parts`)."""
+        """The number of layers of every part of the model (`ModelParts`)."""
 
         def costs() -> Sequence[LayerCosts]:
             self.check_divisible(plan)
-            return self.layer_costs(plan)
+            return self.pricing.price_layers(plan)
 
         if partition == "by-memory":
             from meshcast.simulator.plan.by_memory import partition_by_memory
 
             self.check_divisible(plan)
             return partition_by_memory(plan, self.sliced_peaks)
-        before = [plan.schedule.predecessors(plan.shape, stage) for stage in range(plan.parts)]
+        before = [plan.schedule.predecessors(plan.shape, stage) for stage in range(plan.model_parts.count)]
         return tuple(layers_of_graph(partition, plan.job.model, before, plan.schedule.use, costs))
 
     def sliced_peaks(self, plan: Plan) -> Sequence[float]:
         """Peak memory of every device of a plan with layers, its sequences sliced as the schedule states."""
-        return self.device_peaks(self.slice_sequences(plan))
+        return self.pricing.measure_peaks(self.slice_sequences(plan))
 
     def adapt_recompute(self, plan: Plan) -> Plan:
         """The plan with layers and recomputation of every stage chosen for the memory of its device; layers that its
@@ -170,15 +148,15 @@ class Resolver:
         from meshcast.simulator.plan.by_memory import adapt_recompute
 
         self.check_divisible(plan)
-        memory = [float(cluster.gpu.memory) for cluster in plan.clusters]
+        memory = [float(cluster.gpu.memory) for cluster in plan.ranks.clusters]
         partition = plan.job.plan.partition
         stated = None if partition == "even" else self.layers(plan, partition)
-        return adapt_recompute(plan, self.sliced_peaks, self.layer_costs, memory, stated)
+        return adapt_recompute(plan, self.sliced_peaks, self.pricing.price_layers, memory, stated)
 
     def check_divisible(self, plan: Plan) -> None:
         """Every dim of every operator is divisible by the axes that shard it, on all stages."""
         for stage in dict.fromkeys(plan.stage_plans or (plan,)):
-            for number, one in enumerate(stage.classes):
+            for number, one in enumerate(stage.passes.classes):
                 with _locate_in_class(stage, number):
                     check_divisible(one, self.known.divisible)
 
@@ -188,7 +166,7 @@ class Resolver:
 
     def slice_sequences(self, plan: Plan) -> Plan:
         """Slices the sequences of a plan as its schedule states."""
-        return _slice_sequences(plan, self.slice_seconds, self.step_seconds)
+        return _slice_sequences(plan, self.pricing)
 
     def uniform(self, job: Job) -> Plan:
         """The plan of a job whose stages and replicas are alike."""
@@ -207,8 +185,8 @@ class Resolver:
 
         schemes = schemes_with(plan.schemes, ChoosesTensors)
         stated = [limit for scheme in schemes if (limit := scheme.memory_limit) is not None]
-        memory = [min([float(cluster.gpu.memory), *stated]) for cluster in plan.clusters]
-        return choose_tensors(plan, self.device_peaks, self.tensor_costs, memory)
+        memory = [min([float(cluster.gpu.memory), *stated]) for cluster in plan.ranks.clusters]
+        return choose_tensors(plan, self.pricing, memory)
 
 
 @contextmanager
@@ -296,10 +274,10 @@ def _check_axes(
 
 
 def _shape(plan: Plan) -> PipelineShape:
-    batch, p = plan.job.batch, plan.mesh.size(plan.pipeline_axis)
+    batch, p = plan.job.batch, plan.mesh.size(plan.ranks.pipeline_axis)
     assert batch.total is not None
-    microbatches = batch.total // (batch.micro * plan.schedule.microbatches_per_forward * plan.replicas)
-    microbatches //= plan.microbatches_of_unit
+    microbatches = batch.total // (batch.micro * plan.schedule.microbatches_per_forward * plan.ranks.replicas)
+    microbatches //= plan.passes.microbatches_of_unit
     if batch.lengths:
         microbatches = len(batch.order)
     slices = max(1, len(plan.schedule.slices))
@@ -311,10 +289,10 @@ def _shape(plan: Plan) -> PipelineShape:
 def _place_devices(plan: Plan) -> Mesh:
     """The mesh with the pipeline's devices where the schedule places them."""
     places = [plan.schedule.place(plan.shape, device) for device in range(plan.shape.p)]
-    return plan.mesh if places == sorted(places) else plan.mesh.with_places(plan.pipeline_axis, places)
+    return plan.mesh if places == sorted(places) else plan.mesh.with_places(plan.ranks.pipeline_axis, places)
 
 
-def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds, step_seconds: StepSeconds) -> Plan:
+def _slice_sequences(plan: Plan, pricing: JobPricing) -> Plan:
     """Slices the sequences of a plan as its schedule states.
 
     Raises PlanError if the slices are not whole numbers of tokens.
@@ -327,12 +305,12 @@ def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds, step_seconds: Step
     if shares:
         return plan.with_slices(tuple(round(share * sequence) for share in shares))
     # Boundaries at multiples of the granularity, few enough for the dynamic program of the schedule.
-    granule = plan.slice_granularity
+    granule = plan.passes.slice_granularity
     fits = (n for n in range(granule, sequence + 1, granule) if sequence % n == 0)
     step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
-    proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, slice_seconds(plan))
+    proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, pricing.price_slices(plan))
     plans = [plan.with_slices(tuple(lengths)) for lengths in proposals]
     for one in plans:
         check_size(one)
         check_noisy_steps(one)
-    return plans[0] if len(plans) == 1 else min(plans, key=step_seconds)
+    return plans[0] if len(plans) == 1 else min(plans, key=pricing.play_step)

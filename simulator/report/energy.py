@@ -51,13 +51,13 @@ class StepEnergy:
 def step_energy(forecast: Forecast, seconds: float) -> StepEnergy:
     """The energy of a step as it was played. seconds: its duration with the framework's constant time."""
     plan = forecast.plan
-    run, gpus = plan.job.run, [cluster.gpu for cluster in plan.clusters]
+    run, gpus = plan.job.run, [cluster.gpu for cluster in plan.ranks.clusters]
     models = [power_model(gpu) for gpu in gpus]
     added = _added_joules(forecast, models)
     watts = np.array([model.idle_watts for model in models]) + added / seconds
     watts = np.minimum(watts, [model.limit for model in models])
     every = [overhead(gpu, run.node_watts_per_gpu, run.pue) for gpu in gpus]
-    weights = plan.device_weights / plan.devices
+    weights = plan.ranks.device_weights / plan.ranks.devices
     return StepEnergy(
         gpus=int(plan.job.cluster.gpus),
         seconds=seconds,

@@ -144,7 +144,7 @@ def _run(metrics: Metrics) -> str:
 
 
 def _power(metrics: Metrics) -> str:
-    energy, limits = metrics.energy, {float(cluster.gpu.power) for cluster in metrics.play.plan.clusters}
+    energy, limits = metrics.energy, {float(cluster.gpu.power) for cluster in metrics.play.plan.ranks.clusters}
     limit = f" of {max(limits):,.4g} W" if len(limits) == 1 else ""
     assumed = " (partly assumed)" if energy.assumed else ""
     return (

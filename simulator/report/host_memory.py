@@ -64,6 +64,6 @@ def host_uses(play: Forecast) -> list[HostUse]:
 def _device_of_each_rank(play: Forecast, ranks: int) -> np.ndarray:
     """The pipeline device of every rank."""
     found = np.zeros(ranks, int)
-    for device in range(play.plan.devices):
-        found[play.plan.device_ranks(device)] = device
+    for device in range(play.plan.ranks.devices):
+        found[play.plan.ranks.of_device(device)] = device
     return found

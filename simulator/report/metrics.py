@@ -84,7 +84,7 @@ class Metrics:
         differ, which has no more than these.
         """
         overhead, window = self.job.framework.step_overhead_s, self.play.window
-        if self.play.plan.steps > 1:
+        if self.play.plan.passes.steps > 1:
             return self.unlike_step_times[:count]
         return [step + overhead for step in (window.first_steps(count) if window else [self.seconds] * count)]
 
@@ -173,7 +173,7 @@ class Metrics:
         """Tokens of a step without padding, of every class of micro-batches."""
         return [
             count * one.real_tokens
-            for count, one in zip(self.play.plan.class_counts, self.job.batch.lengths, strict=True)
+            for count, one in zip(self.play.plan.passes.class_counts, self.job.batch.lengths, strict=True)
         ]
 
     @property
@@ -228,7 +228,7 @@ class Metrics:
     def hfu(self) -> float:
         """Hardware FLOPs utilization: executed FLOPs per second, recomputation included, over the same peak."""
         program = self.play.program
-        executed = float((self.sums[..., SUMS.index("flops")] * self.play.plan.device_weights[:, None]).sum())
+        executed = float((self.sums[..., SUMS.index("flops")] * self.play.plan.ranks.device_weights[:, None]).sum())
         return self._utilisation(executed * self.job.cluster.gpus / program.devices)
 
     # ------------------------------------------------------------------------------------ memory
@@ -241,7 +241,7 @@ class Metrics:
     @cached_property
     def capacities(self) -> list[float]:
         """Memory of a GPU of every pipeline device [bytes]."""
-        return [float(cluster.gpu.memory) for cluster in self.play.plan.clusters]
+        return [float(cluster.gpu.memory) for cluster in self.play.plan.ranks.clusters]
 
     @property
     def peak_allocated(self) -> float:

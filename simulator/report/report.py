@@ -72,9 +72,9 @@ class Report(Metrics):
         if play.rebuild is not None:
             program = play.rebuild(_reorder(play, pace, step))
             flat = flatten(program)
-        played = unfold(program, plan.rank_grids, pace, step, flat)
+        played = unfold(program, plan.ranks.grids, pace, step, flat)
         seconds, batches = played.span, 1.0
-        if plan.update_interval:
+        if plan.passes.update_interval:
             # Of a run of several batches without a barrier: a step in the steady state.
             ends = played.ends
             seconds = window(program.timetable, lambda action: ends[flat.behind[action] - 1], plan.shape.m).seconds
@@ -136,7 +136,7 @@ class Report(Metrics):
                     found.append(f"{axis} = {mesh.size(axis)} leaves the {cluster.scale_up_domain} GPUs of a domain")
         if self.job.model.positions == "learned" and self.job.batch.longest > self.job.model.seq:
             found.append(f"the sequence is longer than the model's {self.job.model.seq} learned positions")
-        if (own := self.job.model.heads) != (heads := plan.model.heads):
+        if (own := self.job.model.heads) != (heads := plan.model_parts.model.heads):
             found.append(f"{heads - own} of {heads} heads are padding, whose FLOPs are not in the MFU")
         return [*found, *map(str, inert_keys(self.job))]
 
@@ -222,7 +222,7 @@ class Report(Metrics):
             "assumed": self.assumed,
             "warnings": self.warnings,
             **({"noise": self._noise()} if self.steps else {}),
-            **({"steps": self._describe_steps()} if self.play.plan.steps > 1 else {}),
+            **({"steps": self._describe_steps()} if self.play.plan.passes.steps > 1 else {}),
             **({"published": self._compare_published()} if self.job.published else {}),
         }
         return nest(sorted(values.items(), key=lambda item: _position(item[0])))
@@ -262,7 +262,7 @@ class Report(Metrics):
     def _noise(self) -> dict[str, Any]:
         """Statistics of the steps under `noise`, and the rank whose kernels take longest in the mean."""
         busy = np.mean([np.concatenate([one.ravel() for one in step.busy]) for step in self.steps], axis=0)
-        ranks = np.concatenate([grid.ranks.ravel() for grid in self.play.plan.rank_grids])
+        ranks = np.concatenate([grid.ranks.ravel() for grid in self.play.plan.ranks.grids])
         times = np.array(self.step_times)
         return {
             "step_times_s": times.tolist(),
@@ -282,7 +282,7 @@ def _reorder(play: Forecast, pace: Pace, step: int) -> list[Sequence[ScheduleIte
     from meshcast.simulator.engine.per_rank import stretch_passes
     from meshcast.simulator.scheduling.list_scheduler import reorder_at_run_time
 
-    program, lasts = play.program, stretch_passes(play.program, play.plan.rank_grids, pace, step)
+    program, lasts = play.program, stretch_passes(play.program, play.plan.ranks.grids, pace, step)
     hop = max((send.seconds + send.latency for _, send in program.sent), default=0.0)
     found: list[Sequence[ScheduleItem]] = []
     stages = 0

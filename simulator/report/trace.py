@@ -92,7 +92,7 @@ def write_rank_traces(report: Report, folder: str | Path) -> list[Path]:
     trace, written = _Trace(report), []
     Path(folder).mkdir(parents=True, exist_ok=True)
     for device in range(trace.program.devices):
-        rank = int(trace.play.plan.device_ranks(device).min())
+        rank = int(trace.play.plan.ranks.of_device(device).min())
         written.append(Path(folder) / f"rank-{rank}.pt.trace.json.gz")
         trace.write(written[-1], [device])
     return written
@@ -183,8 +183,8 @@ class _Trace:
 
     def head(self, devices: Sequence[int]) -> dict[str, Any]:
         """Metadata of the trace: ranks and GPUs, as Kineto writes them, and job, result and version."""
-        report, clusters = self.report, self.play.plan.clusters
-        ranks = {device: self.play.plan.device_ranks(device) for device in devices}
+        report, clusters = self.report, self.play.plan.ranks.clusters
+        ranks = {device: self.play.plan.ranks.of_device(device) for device in devices}
         return {
             "schemaVersion": 1,
             "displayTimeUnit": "ms",
@@ -227,7 +227,7 @@ class _Trace:
     def names(self, device: int) -> list[str]:
         """Names and order of a process and its threads."""
         plan = self.play.plan
-        words = describe_ranks(plan.device_ranks(device).tolist())
+        words = describe_ranks(plan.ranks.of_device(device).tolist())
         words += f", {describe_device(plan, device)}" if is_unlike(plan) else ""
         lines = [
             _metadata_event("process_name", device, 0, {"name": f"{name_device(plan, device)} ({words})"}),
@@ -312,7 +312,7 @@ class _Trace:
             if action < len(table.slot):
                 stage, kind, microbatch, part = table.actions[action]
                 plan = self.play.plan
-                args = {"replica": name_replicas(plan, plan.pipeline_of(device)[0])} if plan.pipelines else {}
+                args = {"replica": name_replicas(plan, plan.ranks.pipeline_of(device)[0])} if plan.pipelines else {}
                 args |= {"stage": stage - self.first_stage[device], "kind": kind, "microbatch": microbatch}
                 args |= {"slice": part} if table.shape.slices > 1 else {}
                 args |= {"class": table.slots[table.slot[action]].variant} if table.shape.classes else {}

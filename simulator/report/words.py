@@ -108,7 +108,7 @@ def name_device(plan: Plan, device: int) -> str:
     """A pipeline device as a person would name it: "replica 1, stage 0"; where all replicas are alike, "stage 0"."""
     if not plan.pipelines:
         return f"stage {device}"
-    pipeline, own = plan.pipeline_of(device)
+    pipeline, own = plan.ranks.pipeline_of(device)
     name = name_replicas(plan, pipeline)
     return f"{name}, stage {own}" if plan.pipelines[pipeline].shape.p > 1 else name
 
@@ -127,11 +127,11 @@ def is_unlike(plan: Plan) -> bool:
 
 def describe_device(plan: Plan, device: int) -> str:
     """Degrees and GPUs of a pipeline device: "dp 2 x tp 4 on h100-sxm"."""
-    own, ranks = plan.on(device), plan.device_ranks(device).tolist()
-    sizes = {axis: n for axis, n in own.mesh.named_axes.items() if axis != own.pipeline_axis}
+    own, ranks = plan.on(device), plan.ranks.of_device(device).tolist()
+    sizes = {axis: n for axis, n in own.mesh.named_axes.items() if axis != own.ranks.pipeline_axis}
     if own.positions is not None:
         part, places = own.positions
-        axis = own.axis_of(part)
+        axis = own.ranks.axis_of(part)
         sizes[axis] = sizes[axis] // own.mesh.size(part) * len(places)
     axes = " x ".join(f"{axis} {n}" for axis, n in sizes.items() if n > 1)
     ends = own.job.cluster.kinds_of(ranks)
@@ -141,7 +141,7 @@ def describe_device(plan: Plan, device: int) -> str:
 def describe_microbatches(plan: Plan) -> str:
     """Micro-batches of a step: "8 micro-batches of 2 in each replica"; of unlike replicas those of each."""
     each = plan.schedule.microbatches_per_forward
-    counts = [one.shape.m * each * one.microbatches_of_unit for one in plan.every_pipeline]
+    counts = [one.shape.m * each * one.passes.microbatches_of_unit for one in plan.every_pipeline]
     words = f"{counts[0]} micro-batch{'' if counts[0] == 1 else 'es'} of {plan.job.batch.micro}"
     if plan.pipelines:
         others = (f"{count} in {name_replicas(plan, i)}" for i, count in enumerate(counts) if i)

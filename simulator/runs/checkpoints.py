@@ -57,8 +57,9 @@ def state_size(report: Report, keys: Checkpoints) -> StateSize:
     plan, framework = report.play.plan, report.job.framework
     moments, main = 2 * BYTES.get(framework.moments, 4), framework.main_copy_bytes
     held = sum(
-        one.get("optimizer", 0.0) * weight for one, weight in zip(report.play.resting, plan.device_weights, strict=True)
-    ) * (report.job.cluster.gpus / sum(plan.device_weights))
+        one.get("optimizer", 0.0) * weight
+        for one, weight in zip(report.play.resting, plan.ranks.device_weights, strict=True)
+    ) * (report.job.cluster.gpus / sum(plan.ranks.device_weights))
     parameters = float(report.job.model.parameters)
     copies = 1
     if held:

@@ -171,7 +171,7 @@ def replace_run_keys(report: Report, job: Job) -> Report:
 
 def _steps_between_barriers(report: Report) -> int:
     """Steps after which replicas wait for each other: the period of the data scheme."""
-    return report.play.plan.period
+    return report.play.plan.passes.period
 
 
 def _first(stated: float | None, other: float) -> float:

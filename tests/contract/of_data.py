@@ -108,7 +108,7 @@ def step_collectives(setting: DataRanks, use: str) -> tuple[list[Op], Plan]:
 def sent_per_step(setting: DataRanks, use: str) -> float:
     """Bytes that one rank sends in a step, mean over the steps of a period."""
     ops, plan = step_collectives(setting, use)
-    return sum(sent([op], plan.mesh) / (plan.period if op.when == "period" else 1) for op in ops)
+    return sum(sent([op], plan.mesh) / (plan.passes.period if op.when == "period" else 1) for op in ops)
 
 
 def read_by_update(setting: DataRanks, use: str) -> int:

@@ -171,14 +171,14 @@ class Played:
         branch, and from a branch to the trunk.
         """
         job, mesh = self.plan.job, self.plan.mesh
-        model, seq = self.plan.model, job.batch.sequence or 0
+        model, seq = self.plan.model_parts.model, job.batch.sequence or 0
         joint = self.plan.schedule.microbatches_per_forward
-        tokens = self.plan.played_shape.m * joint * job.batch.micro * self.plan.replicas * seq
+        tokens = self.plan.passes.played_shape.m * joint * job.batch.micro * self.plan.ranks.replicas * seq
         flash = job.framework.attention == "flash"
         parts = forward_matmul_flops(model, tokens, seq, causal=flash)
         if model.moe:
             groups = self.ranks // self._expert_ranks
-            each = Fraction(job.batch.micro * self.plan.replicas * seq, groups * model.moe.experts)
+            each = Fraction(job.batch.micro * self.plan.ranks.replicas * seq, groups * model.moe.experts)
             each *= model.moe.top_k * Fraction(model.moe.capacity or 1)
             parts["experts"] *= ceil(each) / each
         tensor = [scheme for scheme in self.plan.stage_schemes if scheme.family == "tensor" and scheme.axes]
@@ -192,7 +192,7 @@ class Played:
             narrow = 2 * tokens * model.hidden * latents * (model.layers + model.mtp + encoders)
             parts["copies"] = again * (parts["router"] + parts["mtp"] + narrow + whole)
         # Ranks that share a key/value head project it again.
-        ranks = min(mesh.size([axis for one in tensor for axis in one.over]), self.plan.head_ranks)
+        ranks = min(mesh.size([axis for one in tensor for axis in one.over]), self.plan.ranks.head_ranks)
         trunk = (model, seq, len(model.every_layer) - sum(one.layers for one in model.branches) + model.mtp)
         towers = zip(model.branches, model.branch_tokens(seq), (one.layers for one in model.branches), strict=True)
         for one, of, layers in (trunk, *towers) if model.mla is None and model.ssm is None else ():
@@ -245,7 +245,7 @@ class Played:
         (data,) = plan.family("data")
         if getattr(data, "across_microbatches", False):
             return 1 + self.gathers_again(stage), 1
-        passes = len(plan.schedule.microbatches(plan.played_shape, stage)) * plan.shape.slices
+        passes = len(plan.schedule.microbatches(plan.passes.played_shape, stage)) * plan.shape.slices
         return 2 * passes, passes
 
     def _whole(self, stage_ops: StageOps, action: int, sign: int) -> Iterator[tuple[float, str]]:
@@ -373,7 +373,7 @@ def summed_over(param: Param, plan: Plan) -> tuple[str, ...]:
     if param.view:
         (expert,) = plan.family("expert")
         own = plan.mesh.parts(expert.axes)
-        return tuple(part for part in parts if part not in (*own, *plan.mesh.parts(plan.pipeline_axis)))
+        return tuple(part for part in parts if part not in (*own, *plan.mesh.parts(plan.ranks.pipeline_axis)))
     mine = plan.mesh.parts(("dp", "cp"))
     return tuple(part for part in parts if part in mine)
 

@@ -87,7 +87,9 @@ def test_every_pass_is_made_once(composed: Composed) -> None:
     shape, ways = played.plan.shape, played.plan.schedule.directions
     assert (shape.p, shape.v) == (2, (2 if use == ALL_AT_ONCE else chunks_for(use)) * ways)
     kinds = Counter(action.kind for action in played.program.timetable.actions)
-    assert kinds["F"] == kinds["BW"] + kinds["W"] == shape.stages * played.plan.played_shape.m * shape.slices / ways
+    assert (
+        kinds["F"] == kinds["BW"] + kinds["W"] == shape.stages * played.plan.passes.played_shape.m * shape.slices / ways
+    )
     assert kinds["B"] == kinds["W"]
 
 
@@ -122,7 +124,7 @@ def test_all_parameters_are_held_as_often_as_is_declared(composed: Composed) -> 
         for param in played.held(device):
             assert param.size * played.ranks / copies_of(param, plan) == pytest.approx(param.total)
             once += param.total
-    assert once == pytest.approx(plan.schedule.directions * plan.model.parameters)
+    assert once == pytest.approx(plan.schedule.directions * plan.model_parts.model.parameters)
 
 
 def test_resting_states_are_sharded_as_declared(composed: Composed) -> None:

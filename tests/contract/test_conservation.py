@@ -86,9 +86,9 @@ def test_parameters_are_conserved(job: dict[str, Any]) -> None:
             copies = copies_of(param, plan)
             assert param.size * played.ranks / copies == pytest.approx(param.total)
             once += param.size * played.ranks / copies
-    model = plan.model
+    model = plan.model_parts.model
     # Where several ways have stages of their own, each end lies on as many devices.
-    alone = set(plan.holders(plan.parts - 1)) - set(plan.holders(0))
+    alone = set(plan.model_parts.holders(plan.model_parts.count - 1)) - set(plan.model_parts.holders(0))
     copied = len(alone) * model.vocab * model.hidden if model.tied or model.mtp else 0
     assert once == pytest.approx(plan.schedule.directions * model.parameters + copied)
 
@@ -119,7 +119,7 @@ def test_one_device_holds_a_tied_table_once() -> None:
 def passes(played: Played, stage: int) -> int:
     """How often a stage is passed forward, slice by slice."""
     plan = played.plan
-    return len(plan.schedule.microbatches(plan.played_shape, stage)) * plan.shape.slices
+    return len(plan.schedule.microbatches(plan.passes.played_shape, stage)) * plan.shape.slices
 
 
 def boundaries(played: Played) -> dict[tuple[int, str], int]:
@@ -128,7 +128,7 @@ def boundaries(played: Played) -> dict[tuple[int, str], int]:
     assert plan.job.batch.sequence is not None
     tokens = plan.job.batch.micro * plan.job.batch.sequence // plan.shape.slices
     # A rank has its part of the samples, positions and elements that the schemes divide between units.
-    border = Boundary("border", (plan.architecture.residual,), (plan.architecture.residual,))
+    border = Boundary("border", (plan.model_parts.architecture.residual,), (plan.model_parts.architecture.residual,))
     cut = {
         part for part, dim in Scope(plan.mesh, plan.stage_schemes).division(border).items() if dim in ("s", "h", "b")
     }
@@ -140,7 +140,7 @@ def boundaries(played: Played) -> dict[tuple[int, str], int]:
     found = {}
     for stage in range(plan.shape.stages):
         for before in plan.schedule.predecessors(plan.shape, stage):
-            if plan.device(before) != plan.device(stage):
+            if plan.model_parts.device(before) != plan.model_parts.device(stage):
                 found[before, "F"] = found[stage, "B"] = each
     return found
 
@@ -177,7 +177,7 @@ def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> Non
     (data,) = plan.family("data")
     assert isinstance(data, DataScheme)
     # Without a flush once an update.
-    updates = plan.played_shape.m // plan.update_interval if plan.update_interval else 1
+    updates = plan.passes.played_shape.m // plan.passes.update_interval if plan.passes.update_interval else 1
     for device in range(plan.shape.p):
         reduced, gathered, wanted, returned = (defaultdict[tuple[str, ...], int](int) for _ in range(4))
         for _, op in played.instances(device):
@@ -186,7 +186,7 @@ def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> Non
                 of = gathered if op.work.operation == "all_gather" else reduced
                 of[op.work.axes] += op.work.nbytes
         cut = False
-        for stage in (one for one in range(plan.shape.stages) if plan.device(one) == device):
+        for stage in (one for one in range(plan.shape.stages) if plan.model_parts.device(one) == device):
             turns = played.weight_moves(stage)[1] if "gradients" in data.shards else updates
             for param in params_of(played.stage_ops(stage)):
                 axes = summed_over(param, plan)
@@ -197,7 +197,7 @@ def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> Non
                         returned[axes] += 2 * updates * param.size
         assert reduced == wanted
         # Without a flush what the last updates of a run have made comes together behind its end.
-        if not cut and not plan.update_interval:
+        if not cut and not plan.passes.update_interval:
             assert gathered == returned
 
 
@@ -216,12 +216,12 @@ def test_whole_weights_are_gathered_for_every_pass(job: dict[str, Any]) -> None:
         wanted = 0
         for stage in range(plan.shape.stages):
             stage_ops = played.stage_ops(stage)
-            if plan.device(stage) == device:
+            if plan.model_parts.device(stage) == device:
                 borrowed = any(unit_run.fragment.shared_weights for unit_run in stage_ops.unit_runs)
                 for number, unit_run in enumerate(stage_ops.unit_runs):
                     cut = [param for param in unit_run.fragment.params if plan.mesh.size(summed_over(param, plan)) > 1]
                     times = played.weight_moves(stage)[0]
-                    if borrowed and plan.part(stage) == number == 0 and not stage_ops.whole_weights:
+                    if borrowed and plan.model_parts.of_stage(stage) == number == 0 and not stage_ops.whole_weights:
                         times //= 2
                     wanted += 2 * sum(param.size for param in cut) * times * unit_run.count
         assert gathered == wanted

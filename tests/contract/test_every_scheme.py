@@ -306,7 +306,9 @@ def test_every_action_happens_once(job: dict[str, Any]) -> None:
     units: dict[int, int] = {}
     for stage in range(plan.shape.stages):
         passing = [
-            (k, part) for k in plan.schedule.microbatches(plan.played_shape, stage) for part in range(plan.shape.slices)
+            (k, part)
+            for k in plan.schedule.microbatches(plan.passes.played_shape, stage)
+            for part in range(plan.shape.slices)
         ]
         units[stage] = len(passing)
         for k, part in passing:

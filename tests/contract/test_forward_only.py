@@ -103,7 +103,7 @@ def test_all_engines_agree(both: Both) -> None:
 def test_any_job(job: dict[str, Any]) -> None:
     """Engines agree, memory returns to its baseline, and a step of training takes longer."""
     forward = job | FORWARD_ONLY
-    if resolve_plan(load_job(job)).period > 1:
+    if resolve_plan(load_job(job)).passes.period > 1:
         with pytest.raises(PlanError, match="a period counts updates"):
             resolve_plan(load_job(forward))
         return

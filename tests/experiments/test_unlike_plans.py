@@ -91,14 +91,14 @@ def test_the_trace_names_replicas_and_their_own_stages(named: tuple[str, Report]
         assert words.endswith(f"{RANKS[name][device]})")
     counts = {
         device: one.shape
-        for device in range(plan.devices)
-        for one in [plan.every_pipeline[plan.pipeline_of(device)[0]]]
+        for device in range(plan.ranks.devices)
+        for one in [plan.every_pipeline[plan.ranks.pipeline_of(device)[0]]]
     }
     actions = [event for event in events if event.get("cat") == "gpu_user_annotation" and event["name"] != "O"]
     for device, shape in counts.items():
         own = [event["args"] for event in actions if event["pid"] == device]
         assert {one["microbatch"] for one in own} == set(range(shape.m))
-        assert {one["stage"] for one in own} == {plan.pipeline_of(device)[1]}
+        assert {one["stage"] for one in own} == {plan.ranks.pipeline_of(device)[1]}
         assert all(("replica" in one) == bool(plan.pipelines) for one in own)
     sends = {event["name"] for event in events if event["ph"] == "s"}
     assert {f"{stage}F0" for shape in counts.values() for stage in range(shape.stages - 1)} <= sends

@@ -57,7 +57,7 @@ def _check_reductions(plan: Plan) -> None:
     if use == "data/fsdp":
         rule = "the reference trainer does not shard experts over fewer ranks than other weights"
         raise PlanError("plan.schemes", rule, "Use data/zero-1 or data/ddp with expert parallelism", use)
-    if use == "data/ddp" and plan.shape.p > 1 and ranks < plan.replicas * context:
+    if use == "data/ddp" and plan.shape.p > 1 and ranks < plan.ranks.replicas * context:
         rule = "torch's pipelines know one DDP, and experts on several ranks have a DDP of their own"
         raise PlanError("plan.schemes", rule, "Use data/zero-1, or distribute experts over all ranks of a stage", use)
 

@@ -111,7 +111,7 @@ def _rows(
     ]
     kinds = COUNTERS if device == "cuda" else COUNTERS[:1]
     for rank in range(plan.mesh.world):
-        at = rank // plan.mesh.stride(plan.pipeline_axis) % plan.shape.p if plan.shape.p > 1 else 0
+        at = rank // plan.mesh.stride(plan.ranks.pipeline_axis) % plan.shape.p if plan.shape.p > 1 else 0
         found = peaks[rank] if peaks else {}
         for kind in kinds:
             row = MeasurementRow(

@@ -41,7 +41,7 @@ def check(plan: Plan) -> None:
     if split and ddp:
         rule = "torch's DDP waits for weight gradients in the backward pass, and this schedule computes them later"
         raise PlanError("plan.schedule", rule, "Use data/zero-1 with it, or a schedule whose actions are BW", use)
-    if plan.job.model.tied and ddp and last and plan.device(0) == plan.device(last):
+    if plan.job.model.tied and ddp and last and plan.model_parts.device(0) == plan.model_parts.device(last):
         rule = "torch's DDP reduces a tied embedding's gradient once, and here two stages of one device share it"
         raise PlanError("plan.schedule", rule, "Use data/zero-1 with it, or set model.tied: false", use)
     if plan.shape.p == 1 and found[0] != [Action(0, kind, k) for k in plan.shape.microbatches for kind in ("F", "BW")]:

@@ -65,7 +65,7 @@ def make_edge_groups(plan: Plan) -> dict[Edge, Any]:
     """
     axis, found = axis_of(plan, "pipeline"), dict[Edge, Any]()
     size, stride = plan.mesh.size(axis), plan.mesh.stride(axis)
-    edges = list_edges([plan.device(stage) for stage in range(plan.shape.stages)])
+    edges = list_edges([plan.model_parts.device(stage) for stage in range(plan.shape.stages)])
     for first in (rank for rank in range(plan.mesh.world) if rank // stride % size == 0):
         for source, target, direction in edges:
             pair = first + source * stride, first + target * stride

@@ -64,7 +64,7 @@ def make_process_groups(plan: Plan, device: Device) -> ProcessPlace:
     parts = {family: plan.mesh.parts(axis_of(plan, family)) for family in FAMILIES}
     data = (*parts["data"], *parts["sequence"])
     data_mesh = _submesh(mesh, data)
-    last = plan.device(plan.shape.stages - 1)
+    last = plan.model_parts.device(plan.shape.stages - 1)
     ends = _embedding_group(plan, axis_of(plan, "pipeline"), last) if last and plan.job.model.tied else None
     return ProcessPlace(
         device,

@@ -119,8 +119,8 @@ class _SerialTrainer:
         plan, device = trainer.plan, trainer.place.device.torch
         self.stage = model.build_stage(plan, None, TensorGroup(), device)
         self.optimizer = Optimizer(self.stage.parameters(), plan)
-        self.loss, parts = 0.0, plan.shape.m * plan.replicas
-        for replica in range(plan.replicas):
+        self.loss, parts = 0.0, plan.shape.m * plan.ranks.replicas
+        for replica in range(plan.ranks.replicas):
             for k in range(plan.shape.m):
                 ids, targets = (one.to(device) for one in make_tokens(plan, 0, k, replica))
                 loss = self.stage(ids, targets) / parts

@@ -59,7 +59,7 @@ class Trainer:
         tensor = TensorGroup(**vars(place.tensor), sequence=pipeline.uses_sequence_parallelism(plan))
         ulysses = any(one.use == "sequence/ulysses" for one in plan.family("sequence"))
         self.context = ContextGroup(**vars(place.context), scheme="ulysses" if ulysses else "all-gather")
-        mine = [i for i in range(plan.shape.stages) if plan.device(i) == place.pipeline.rank]
+        mine = [i for i in range(plan.shape.stages) if plan.model_parts.device(i) == place.pipeline.rank]
         numbers: dict[int, int | None] = {0: None} if place.pipeline.size == 1 else {i: i for i in mine}
         dtype, device = data.weight_dtype(plan), place.device.torch
         self.stages: dict[int, Stage] = {

@@ -68,7 +68,7 @@ def local_operators(plan: Plan) -> list[LocalOperator]:
         if not isinstance(operator, Boundary):
             found.setdefault(operator.name, LocalOperator(operator, LocalShapes(scope.division(operator), plan.mesh)))
 
-    for unit in plan.architecture.units:
+    for unit in plan.model_parts.architecture.units:
         walk(unit, visit)
     return list(found.values())
 
@@ -87,7 +87,7 @@ def optimizer(plan: Plan) -> tuple[int, Sequence[Work]]:
     """Number of elements of one layer's weights (with experts if there are some); gradient norm and Adam over them."""
     scope = Scope(plan.mesh, plan.stage_schemes)
     kind = max(plan.job.model.kind(i) for i in range(plan.job.model.layers))
-    operators = plan.architecture.layer(kind).operators()
+    operators = plan.model_parts.architecture.layer(kind).operators()
     elements = sum(
         LocalOperator(operator, LocalShapes(scope.division(operator), plan.mesh)).weights for operator in operators
     )

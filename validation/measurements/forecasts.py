@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,12 +65,12 @@ class Forecaster:
     @property
     def sustained_rate(self) -> float:
         """Rate of GEMMs and attention in the forecast step against the same kernels alone."""
-        return self._make_costs(alone=False).sustained_rate(str(self.plan.job.precision.compute))
+        return self._make_costs(alone=False).kernels.sustained_rate(str(self.plan.job.precision.compute))
 
     def _make_costs(self, alone: bool) -> Costs:
         job = self.plan.job
-        traits = job.framework.kernel_traits
-        return Costs(job.cluster, self.plan.mesh, alone=alone, calibration=self.calibration, **traits)
+        traits = replace(job.framework.kernel_traits, alone=alone)
+        return Costs(job.cluster, self.plan.mesh, traits, self.calibration)
 
     def estimate_works(self, works: Iterable[Work]) -> ForecastValue:
         """Seconds of works that run one after another; their errors count as fully correlated."""

@@ -88,7 +88,7 @@ def _warnings(run: nccl_tests.Run) -> list[str]:
 
 def _forecast(source: Forecaster, run: nccl_tests.Run, nbytes: int) -> ForecastValue:
     """Forecast of one size. In send_recv every rank sends to the next one, so the slowest pair sets the time."""
-    cluster, links = source.plan.job.cluster, source.costs.links
+    cluster, links = source.plan.job.cluster, source.costs.communication.links
     ranks = _gpus_of(cluster, run)
     if run.operation == "send_recv":
         pairs = [(a, b) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True) if a != b]

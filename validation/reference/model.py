@@ -52,7 +52,7 @@ class Stage(nn.Module):
             table = functions.rope_table(sequence, model.rope_width, ROPE_BASE, torch.get_default_device())
             table = context.own_positions(table)
         if first or (last and model.tied):
-            self.embedding = Embedding(model, plan.vocab, tensor)
+            self.embedding = Embedding(model, plan.model_parts.vocab, tensor)
         if first and model.positions == "learned":
             self.positions = Positions(model, tensor, context)
         recompute = _recomputation_of_layers(plan, layers)
@@ -62,7 +62,7 @@ class Stage(nn.Module):
         if last:
             self.norm = Norm(model, tensor)
             if not model.tied:
-                self.head = ColumnLinear(model.hidden, (plan.vocab,), False, tensor)
+                self.head = ColumnLinear(model.hidden, (plan.model_parts.vocab,), False, tensor)
         self.shardings = {name: param.sharding for name, param in self.named_parameters()}  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -116,7 +116,7 @@ def build_stage(
     """
     check_distributed(plan)
     last = plan.shape.stages - 1
-    layers = range(plan.job.model.layers) if stage is None else plan.layers_of(stage)
+    layers = range(plan.job.model.layers) if stage is None else plan.model_parts.layers_of(stage)
     with torch.device(device):
         made = Stage(plan, layers, stage in (None, 0), stage in (None, last), tensor, context, expert)
     made.to(dtype or DTYPES[plan.job.framework.weights])

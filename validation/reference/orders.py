@@ -19,7 +19,7 @@ def action_orders(plan: Plan) -> list[list[Action]]:
 
     Raises PlanError for an action that the reference trainer cannot run.
     """
-    costs = Costs(plan.job.cluster, plan.mesh, **plan.job.framework.kernel_traits)
+    costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.kernel_traits)
     _, program = build_program(plan, costs.estimate)
     return [[_check_action(plan, turn) for turn in order] for order in program.timetable.orders]
 

@@ -189,9 +189,9 @@ def check_heads(plan: Plan) -> None:
     replicated.
     """
     tensor, keys = _degree(plan, "tensor"), plan.job.model.kv_heads
-    if plan.model != plan.job.model:
+    if plan.model_parts.model != plan.job.model:
         rule = "the reference model has no dummy heads"
-        raise PlanError("plan.pad_heads", rule, f"Give model.heads: {plan.model.heads}", True)
+        raise PlanError("plan.pad_heads", rule, f"Give model.heads: {plan.model_parts.model.heads}", True)
     if keys % tensor:
         rule = f"the reference model shards its {keys} key heads evenly over the tensor-parallel ranks"
         raise PlanError("plan.tp", rule, f"Give a divisor of {keys}", tensor)

@@ -15,7 +15,7 @@ def make_tokens(plan: Plan, step: int, microbatch: int, replica: int) -> tuple[T
     """
     batch = plan.job.batch
     assert batch.sequence is not None
-    place = (step * plan.shape.m + microbatch) * plan.replicas + replica
+    place = (step * plan.shape.m + microbatch) * plan.ranks.replicas + replica
     generator = torch.Generator().manual_seed(place)
     drawn = torch.randint(plan.job.model.vocab, (batch.micro, batch.sequence + 1), generator=generator)
     return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()

@@ -10,7 +10,6 @@ from importlib import resources
 from meshcast import hardware
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.load import catalog, load
-from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer, Work
@@ -40,7 +39,7 @@ def every_gpu_has_prices() -> Iterator[str]:
 
 def _price_all(name: str, nodes: int) -> None:
     cluster = hardware.load_cluster(f"{name}:{nodes}")
-    costs = Costs(cluster, Mesh({"dp": cluster.gpus}), calibration=Calibration.shipped())
+    costs = Costs(cluster, Mesh({"dp": cluster.gpus}))
     dtype = next(one for one in ("bf16", "fp16", "fp32") if one in cluster.gpu.peak)
     works: list[Work] = [Gemm(4096, 4096, 4096, dtype=dtype), Memory("add", 1 << 24, 1 << 24)]
     works.append(Attention(1, 2048, 2048, 16, 16, 128, 128, dtype=dtype))

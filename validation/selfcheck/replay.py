@@ -111,11 +111,11 @@ def replay_on_ranks(report: Report, track: Track = track_silently) -> Replay:
 
     Raises PlanError for a step of too many ops.
     """
-    ranks = sum(grid.ranks.size for grid in report.play.plan.rank_grids)
+    ranks = sum(grid.ranks.size for grid in report.play.plan.ranks.grids)
     engine = f"{ranks:,} ranks, each by itself" if ranks > 1 else "the rank by itself"
 
     def play(forecast: Forecast) -> PlayedStep:
-        step, grids = forecast.step, forecast.plan.rank_grids
+        step, grids = forecast.step, forecast.plan.ranks.grids
         unfolded = unfold(
             step.program, grids, Pace(), flat=step.flat, track=lambda ops: track(ops, f"playing {ranks:,} ranks")
         )

@@ -27,7 +27,7 @@ def make_price(forecaster: Forecaster, without_collectives: bool = False) -> Pri
     """
     plan = forecaster.plan
     traits = plan.job.framework.kernel_traits
-    costs = Costs(plan.job.cluster, plan.mesh, calibration=forecaster.calibration, **traits)
+    costs = Costs(plan.job.cluster, plan.mesh, traits, forecaster.calibration)
 
     def price(work: Work) -> tuple[float, float, float]:
         if without_collectives and isinstance(work, Collective):

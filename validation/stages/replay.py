@@ -70,7 +70,7 @@ class DeviceReplay:
         size = plan.mesh.size(axis for scheme in tensor for axis in scheme.over)
         self.tensor = TensorGroup(size, 0, None, any(scheme.use == "tensor/megatron-sp" for scheme in tensor))
         self.order = action_orders(plan)[number]
-        mine = [i for i in range(plan.shape.stages) if plan.device(i) == number]
+        mine = [i for i in range(plan.shape.stages) if plan.model_parts.device(i) == number]
         self.stages = {i: build_stage(plan, i, self.tensor, device.torch) for i in mine}
         share_tied_embedding(self.stages.values())
         params = list(dict.fromkeys(one for stage in self.stages.values() for one in stage.parameters()))

@@ -67,14 +67,14 @@ class Variant:
         return f"device {self.device(stage)}{more} {kind}"
 
     def device(self, stage: int) -> int:
-        return self.plan.device(stage)
+        return self.plan.model_parts.device(stage)
 
     def rows(self, on: Device) -> Iterator[MeasurementRow]:
         """All rows with their forecasts, before the measurement."""
         forecasts = {one.by: forecast_actions(one) for one in self.forecasters}
         actions = next(iter(forecasts.values()))[0]
         for action in sorted(actions, key=lambda one: (self.device(one[0]), one[0], KINDS.index(one[1]))):
-            shape = {"stage": action[0], "layers": len(self.plan.layers_of(action[0]))}
+            shape = {"stage": action[0], "layers": len(self.plan.model_parts.layers_of(action[0]))}
             yield self._row(self.label(action), {by: values[action] for by, (values, _) in forecasts.items()}, shape)
         for device in range(self.plan.shape.p):
             updates = {by: values[device] for by, (_, values) in forecasts.items()}

@@ -126,7 +126,7 @@ def compare_step(trace: Trace, report: Report, rank: int | None = None, step: in
     if not 0 <= number < plan.mesh.world:
         rule = f"the ranks of the job are 0 to {plan.mesh.world - 1}"
         raise PlanError("--rank", rule, "Name the job that was traced, or another rank", number)
-    axis = plan.pipeline_axis
+    axis = plan.ranks.pipeline_axis
     device = number // plan.mesh.stride(axis) % plan.mesh.size(axis) if axis in plan.mesh.axes else 0
     mark, remarks = find_step(trace, step)
     notes += remarks
@@ -135,7 +135,7 @@ def compare_step(trace: Trace, report: Report, rank: int | None = None, step: in
     if ambiguous:
         notes.append(f"the trace records no process group for {', '.join(ambiguous)}, which several schemes of it use")
     on = (trace.devices[0] if trace.devices else "GPU") if trace.on_gpu else "CPU"
-    gpu = plan.clusters[device].gpu
+    gpu = plan.ranks.clusters[device].gpu
     if differs(on, gpu):
         notes.append(f"the trace is of {on}, the job of {gpu.title or gpu.name}")
     framework_s = report.job.framework.step_overhead_s if trace.on_gpu else 0.0

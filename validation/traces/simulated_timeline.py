@@ -23,7 +23,7 @@ def simulated_timeline(report: Report, device: int) -> Timeline:
             # Copies of the host count for the GPU's own work: a trace does not say what they are for.
             served = {COMPUTE if isinstance(op.work, HostCopy) else stream.partition("-")[0]}
             if stream == COMPUTE and isinstance(op.work, Collective):  # the optimizer runs its collectives in sequence
-                served = {families.get(report.play.plan.axis_of(part), UNATTRIBUTED) for part in op.work.axes}
+                served = {families.get(report.play.plan.ranks.axis_of(part), UNATTRIBUTED) for part in op.work.axes}
             family = served.pop() if len(served) == 1 else UNATTRIBUTED
             slices.append(Slice(family, class_of(op), begin, seconds, op.name))
     return Timeline(tuple(sorted(slices, key=lambda one: one.begin)), report.step_time)

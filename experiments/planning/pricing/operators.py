@@ -376,7 +376,7 @@ def list_factors(
     plan: a resolved plan of one stage, on whose mesh `axes` shard. allowed: layouts that are priced at all.
     Raises PlanError for an operator without allowed layouts.
     """
-    architecture, model = plan.architecture, plan.model
+    architecture, model = plan.model_parts.architecture, plan.model_parts.model
     costs = shared.costs(plan)
     layers = [architecture.stage(range(layer, layer + 1), False, False) for layer in range(model.layers)]
     kinds: dict[Any, list[Any]] = defaultdict(list)

@@ -83,7 +83,7 @@ def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.nda
     """Seconds, those of the forward pass, seconds once a step, and stages that may follow, of all ranges of layers
     [layers, layers]."""
     units = unit_costs(plan, shared)
-    layers = plan.model.layers
+    layers = plan.model_parts.model.layers
     shape = (layers, layers)
     inside = np.less_equal(*np.indices(shape))
 

@@ -120,7 +120,7 @@ def _find_pieces(ops: Any, seconds: Any) -> _Pieces:
 def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) -> Row:
     """Returns actions, waits, recomputation and communication of one device. begin, end: of all ops [s]."""
     flat, table, plan = report.play.step.flat, report.play.program.timetable, report.play.plan
-    p = plan.every_pipeline[plan.pipeline_of(device)[0]].shape.p
+    p = plan.every_pipeline[plan.ranks.pipeline_of(device)[0]].shape.p
     found: dict[int, _Pieces] = {}
     first, last, kinds, stages, chunks, microbatches, parts = [], [], [], [], [], [], []
     again: list[tuple[int, int]] = []
@@ -134,7 +134,7 @@ def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) 
             last.append(start + tail)
             kinds.append(kind)
             stages.append(stage)
-            chunks.append(plan.pipeline_of_stage(stage)[1] // p if kind != "O" else 0)
+            chunks.append(plan.model_parts.pipeline_of(stage)[1] // p if kind != "O" else 0)
             microbatches.append(microbatch)
             parts.append(part)
 

@@ -115,7 +115,7 @@ def _group_actions(
     chunks = max(one.shape.v for one in plan.every_pipeline)
     pieces: dict[tuple[str, str], list[dict[str, np.ndarray]]] = defaultdict(list)
     for row, one in enumerate(found):
-        pipeline, _ = plan.pipeline_of(one.device)
+        pipeline, _ = plan.ranks.pipeline_of(one.device)
         p = plan.every_pipeline[pipeline].shape.p
         first = sum(other.shape.stages for other in plan.every_pipeline[:pipeline])
         chunk = np.maximum(one.stage - first, 0) // p
@@ -162,6 +162,6 @@ def list_devices(report: Report) -> list[list[str]]:
     """Name and ranks of every pipeline device."""
     plan = report.play.plan
     return [
-        [name_device(plan, device), describe_ranks(plan.device_ranks(device).tolist())]
-        for device in range(plan.devices)
+        [name_device(plan, device), describe_ranks(plan.ranks.of_device(device).tolist())]
+        for device in range(plan.ranks.devices)
     ]

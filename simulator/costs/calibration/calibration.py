@@ -304,33 +304,46 @@ class Calibration:
         form: number format of the libraries whose mean stands for an unnamed one; "": none does. Files are read only as
         far as they are needed.
         """
-        read = self.sections
-        if not any("common" in read(name).get(section, {}) for name, _ in lenders):
-            read = Calibration.shipped().sections  # files of a folder may hold one section, and hide those that ship
-        measured = ((name, distance) for name, distance in lenders if "common" in read(name).get(section, {}))
+        read = self._section_reader(section, lenders)
+        measured = ((name, distance) for name, distance in lenders if "common" in read(name))
         lender, distance = next(measured, ("", ""))
         if not lender:
             rule = f"no calibration has a section {section}"
             raise CatalogError("calibration", rule, "Calibrate hardware of its generation", section)
-        known = (read(name).get(section, {}).get("libraries", {}) for name, _ in lenders if library)
-        own = next((libraries[library] for libraries in known if library in libraries), None)
+        of_lenders = (read(name).get("libraries", {}) for name, _ in lenders if library)
+        named = next((libraries[library] for libraries in of_lenders if library in libraries), None)
         values, hidden, unmeasured = dict[str, float](), list[str](), list[str]()
         for name, wanted in coefficients(model).items():
-            if own and name in own["coefficients"]:
-                values[name] = float(own["coefficients"][name]["value"])
+            if named and name in named["coefficients"]:
+                values[name] = float(named["coefficients"][name]["value"])
                 continue
-            each = (_value(read(file).get(section, {}), name, wanted.of, form) for file, _ in lenders)
-            found = next((one for one in each if one is not None), wanted.neutral)
-            if found is None:
-                found, is_measured = _fill_gap(section, name, wanted, [file for file, _ in lenders], form)
-                (hidden if is_measured else unmeasured).append(f"{name} {found:g}")
-            values[name] = found
-        unnamed = read(lender)[section]["unnamed"]
-        sigmas = own or unnamed.get(form) or next(iter(unnamed.values()))
-        sigmas = sigmas.get("kinds", {}).get(kind, sigmas)
-        added = BORROWED[distance] if distance else 0.0
-        total = {key: math.hypot(float(sigmas[key]), added) for key in ("sigma", "sigma_short")}
-        return _Composed(model(**values, **total), lender, distance, tuple(hidden), tuple(unmeasured))
+            borrowed = (_value(read(file), name, wanted.of, form) for file, _ in lenders)
+            value = next((each for each in borrowed if each is not None), wanted.neutral)
+            if value is None:
+                value, is_measured = _fill_gap(section, name, wanted, [file for file, _ in lenders], form)
+                (hidden if is_measured else unmeasured).append(f"{name} {value:g}")
+            values[name] = value
+        sigmas = _sigmas(named, read(lender)["unnamed"], form, kind, BORROWED[distance] if distance else 0.0)
+        return _Composed(model(**values, **sigmas), lender, distance, tuple(hidden), tuple(unmeasured))
+
+    def _section_reader(self, section: str, lenders: Sequence[tuple[str, str]]) -> Callable[[str], Mapping[str, Any]]:
+        """Returns a function that reads a section of a file: of those that ship, where no lender of a folder has it.
+
+        Files of a folder may hold one section, and hide those that ship.
+        """
+        sections = self.sections
+        if not any("common" in sections(name).get(section, {}) for name, _ in lenders):
+            sections = Calibration.shipped().sections
+        return lambda name: sections(name).get(section, {})
+
+
+def _sigmas(
+    named: Mapping[str, Any] | None, unnamed: Mapping[str, Any], form: str, kind: str, borrowed: float
+) -> dict[str, float]:
+    """Returns both sigmas of a cost model: of a named library, or of the mean of the others; borrowed: of a lender."""
+    sigmas = named or unnamed.get(form) or next(iter(unnamed.values()))
+    sigmas = sigmas.get("kinds", {}).get(kind, sigmas)
+    return {key: math.hypot(float(sigmas[key]), borrowed) for key in ("sigma", "sigma_short")}
 
 
 def _fill_gap(section: str, name: str, wanted: Coefficient, files: Sequence[str], form: str) -> tuple[float, bool]:

@@ -179,37 +179,59 @@ def _max_bytes(reach: Reach, links: Links, steps: int, nvls: bool) -> dict[str, 
 
 
 def _all_reduce(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
-    n, (k, g), (_, d), model = reach.members, reach.nodes, reach.domains, links.models_within_node(reach).ring
-    up, net, wires = tuner.generation(links.scale_up.kind), links.models.network, links.wire_latency(reach)
-    levels, port = 2 * math.ceil(math.log2(k)), _port_share(reach, links)
-    nvls = links.nvls and links.scale_up.switched and bool(up.nvls_channel) and not crosses_host(reach) and g > 1
-    max_bytes = _max_bytes(reach, links, 2 * (n - 1), nvls)
-    inner, ring = (2 * (n - 1) + model.self_copy) / n if d > 1 else 0.0, 2 * (n - 1) / n
-    tree = (1 if k == 2 else 2) * port
-    found = []
-    for name, one in _protocols(model, reach, links).items():
-        byte, busy = _slowest_tier(reach, links, inner, ring, ring * port, (one.share, one.network_share))
-        latency = one.setup + 2 * (n - k) * one.step + 2 * (k - 1) * (RING_STEP * one.level + wires)
-        fill, delay = one.exposed_fill, fabric.ring_delay(reach, 2)
-        found.append(Algorithm(f"ring {name}", max_bytes[name], latency, byte, fill, up.channels, busy, delay))
-        if k > 1:
-            inside = 2.0 if d > 1 else 0.0
-            byte, busy = _slowest_tier(reach, links, inside, ring, tree, (TREE * one.share, one.network_share))
-            latency = one.setup + 2 * (g - 1) * one.step + levels * (one.level + wires)
-            fill, delay = net.exposed_fill, fabric.tree_delay(reach, 2)
-            found.append(Algorithm(f"tree {name}", math.inf, latency, byte, fill, up.channels, busy, delay))
+    switched = links.scale_up.switched and not crosses_host(reach) and reach.nodes.fewest > 1
+    nvls = links.nvls and switched and bool(tuner.generation(links.scale_up.kind).nvls_channel)
+    max_bytes = _max_bytes(reach, links, 2 * (reach.members - 1), nvls)
+    algorithms = []
+    for name, protocol in _protocols(links.models_within_node(reach).ring, reach, links).items():
+        algorithms.append(_reduce_in_rings(reach, links, name, protocol, max_bytes[name]))
+        if reach.nodes.number > 1:
+            algorithms.append(_reduce_in_trees(reach, links, name, protocol))
     if nvls:
-        share, setup = model.nvls_share * model.rate_ratio, model.nvls_setup * g * model.step_ratio
-        moved = 1 + (1 if k == 1 else 2) / g
-        byte, busy = _slowest_tier(reach, links, moved, 0.0, tree, (share, net.share))
-        fill = model.nvls_exposed_fill if k == 1 else net.exposed_fill
-        latency, delay = setup + levels * (_simple_level(reach, links) + wires), fabric.tree_delay(reach, 2)
-        found.append(Algorithm("NVLS", max_bytes[NVLS], latency, byte, fill, tuner.NVLS_CHANNELS, busy, delay))
-        if links.sharp and k > 1:
-            byte, busy = _slowest_tier(reach, links, moved, 0.0, port, (share, net.share))
-            latency = setup + 2 * (_simple_level(reach, links) + wires)
-            found.append(Algorithm("NVLS and SHARP", math.inf, latency, byte, fill, tuner.NVLS_CHANNELS, busy, delay))
-    return tuple(one for one in found if one.max_bytes)
+        algorithms += _reduce_in_switches(reach, links, max_bytes[NVLS])
+    return tuple(algorithm for algorithm in algorithms if algorithm.max_bytes)
+
+
+def _reduce_in_rings(reach: Reach, links: Links, name: str, protocol: Protocol, max_bytes: float) -> Algorithm:
+    n, k = reach.members, reach.nodes.number
+    model, channels = links.models_within_node(reach).ring, tuner.generation(links.scale_up.kind).channels
+    inner, ring = (2 * (n - 1) + model.self_copy) / n if reach.domains.fewest > 1 else 0.0, 2 * (n - 1) / n
+    shares = protocol.share, protocol.network_share
+    byte, busy = _slowest_tier(reach, links, inner, ring, ring * _port_share(reach, links), shares)
+    between = RING_STEP * protocol.level + links.wire_latency(reach)
+    latency = protocol.setup + 2 * (n - k) * protocol.step + 2 * (k - 1) * between
+    delay = fabric.ring_delay(reach, 2)
+    return Algorithm(f"ring {name}", max_bytes, latency, byte, protocol.exposed_fill, channels, busy, delay)
+
+
+def _reduce_in_trees(reach: Reach, links: Links, name: str, protocol: Protocol) -> Algorithm:
+    n, (k, g), channels = reach.members, reach.nodes, tuner.generation(links.scale_up.kind).channels
+    inside, shares = 2.0 if reach.domains.fewest > 1 else 0.0, (TREE * protocol.share, protocol.network_share)
+    byte, busy = _slowest_tier(reach, links, inside, 2 * (n - 1) / n, _tree_share(reach, links), shares)
+    levels = 2 * math.ceil(math.log2(k)) * (protocol.level + links.wire_latency(reach))
+    latency, fill = protocol.setup + 2 * (g - 1) * protocol.step + levels, links.models.network.exposed_fill
+    return Algorithm(f"tree {name}", math.inf, latency, byte, fill, channels, busy, fabric.tree_delay(reach, 2))
+
+
+def _reduce_in_switches(reach: Reach, links: Links, max_bytes: float) -> list[Algorithm]:
+    """NVLS, and where the network has SHARP and there are several nodes, both together."""
+    (k, g), model, net = reach.nodes, links.models_within_node(reach).ring, links.models.network
+    shares, setup = (model.nvls_share * model.rate_ratio, net.share), model.nvls_setup * g * model.step_ratio
+    level, delay = _simple_level(reach, links) + links.wire_latency(reach), fabric.tree_delay(reach, 2)
+    moved, fill = 1 + (1 if k == 1 else 2) / g, model.nvls_exposed_fill if k == 1 else net.exposed_fill
+    byte, busy = _slowest_tier(reach, links, moved, 0.0, _tree_share(reach, links), shares)
+    latency = setup + 2 * math.ceil(math.log2(k)) * level
+    algorithms = [Algorithm("NVLS", max_bytes, latency, byte, fill, tuner.NVLS_CHANNELS, busy, delay)]
+    if links.sharp and k > 1:
+        byte, busy = _slowest_tier(reach, links, moved, 0.0, _port_share(reach, links), shares)
+        latency, channels = setup + 2 * level, tuner.NVLS_CHANNELS
+        algorithms.append(Algorithm("NVLS and SHARP", math.inf, latency, byte, fill, channels, busy, delay))
+    return algorithms
+
+
+def _tree_share(reach: Reach, links: Links) -> float:
+    """Share of the buffer that goes through one port in trees."""
+    return (1 if reach.nodes.number == 2 else 2) * _port_share(reach, links)
 
 
 def _gather(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
@@ -245,23 +267,25 @@ def _broadcast(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
 
 
 def _all_to_all(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
-    n, (_, g), (_, d), model = reach.members, reach.nodes, reach.domains, links.models_within_node(reach).all_to_all
-    k, wires, channels = reach.nodes.number, links.wire_latency(reach), tuner.generation(links.scale_up.kind).channels
+    n, (k, g), (_, d), model = reach.members, reach.nodes, reach.domains, links.models_within_node(reach).all_to_all
     net, slowdown = links.models.network, fabric.all_to_all(reach) if k > 1 else 1.0
     inner, out = (d - 1 + model.self_copy) / n if d > 1 else 0.0, (n - g) / n * slowdown
-    simple = _simple_level(reach, links)
-    found = []
-    for name, max_bytes, setup, level, share, fill in (
-        (LL, LL_MESSAGE * n, 0.0, net.ll_level, model.ll_share, 0.0),
-        (SIMPLE, math.inf, model.simple_setup, simple, model.simple_share * model.rate_ratio, model.exposed_fill),
-    ):
-        byte, busy = _slowest_tier(
-            reach, links, inner, (n - d) / n, out, (share, net.all_to_all_share), links.node_gpus
-        )
-        latency = model.peer_latency * (n - 1) + setup + (RING_STEP * level + wires if k > 1 else 0.0)
-        delay = fabric.message_delay(reach)
-        found.append(Algorithm(f"p2p {name}", max_bytes, latency, byte, fill, channels, busy, delay))
-    return tuple(found)
+    simple, channels = model.simple_share * model.rate_ratio, tuner.generation(links.scale_up.kind).channels
+    protocols = {
+        LL: Protocol(0.0, 0.0, net.ll_level, model.ll_share, net.all_to_all_share, 0.0),
+        SIMPLE: Protocol(
+            model.simple_setup, 0.0, _simple_level(reach, links), simple, net.all_to_all_share, model.exposed_fill
+        ),
+    }
+    algorithms = []
+    for name, protocol in protocols.items():
+        shares, max_bytes = (protocol.share, protocol.network_share), LL_MESSAGE * n if name == LL else math.inf
+        byte, busy = _slowest_tier(reach, links, inner, (n - d) / n, out, shares, links.node_gpus)
+        between = RING_STEP * protocol.level + links.wire_latency(reach) if k > 1 else 0.0
+        latency, delay = model.peer_latency * (n - 1) + protocol.setup + between, fabric.message_delay(reach)
+        fill = protocol.exposed_fill
+        algorithms.append(Algorithm(f"p2p {name}", max_bytes, latency, byte, fill, channels, busy, delay))
+    return tuple(algorithms)
 
 
 def _push_pull(reach: Reach, links: Links) -> tuple[Algorithm, ...]:

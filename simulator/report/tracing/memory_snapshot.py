@@ -221,7 +221,7 @@ def _frames(report: Report, device: int, moments: np.ndarray) -> Any:
     """
     program, flat, begin = report.play.program, report.play.step.flat, report.play.step.times.begin
     plan, table = report.play.plan, program.timetable
-    first = sum(one.shape.stages for one in plan.every_pipeline[: plan.pipeline_of(device)[0]])
+    first = sum(one.shape.stages for one in plan.every_pipeline[: plan.ranks.pipeline_of(device)[0]])
     names, starts = [UPDATE] * bool(flat.updates[device]), [begin[n] for n in flat.updates[device][:1]]
     for action in range(table.starts[device], table.starts[device + 1]):
         own = range(flat.first[action], flat.behind[action])

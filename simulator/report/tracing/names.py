@@ -138,7 +138,7 @@ def family_of(op: Op, plan: Plan) -> str:
     if op.stream != COMPUTE:
         return op.stream.partition("-")[0]
     families = {axis: scheme.use.partition("/")[0] for scheme in plan.schemes for axis in scheme.axes}
-    served = {families.get(plan.axis_of(part), "") for part in getattr(op.work, "axes", ())}
+    served = {families.get(plan.ranks.axis_of(part), "") for part in getattr(op.work, "axes", ())}
     return served.pop() if len(served) == 1 else ""
 
 
@@ -147,8 +147,8 @@ def group_ranks(work: Collective | Exchange, plan: Plan, device: int) -> list[in
     if isinstance(work, Collective) and work.ranks is not None:
         return sorted(int(rank) for rank in work.ranks)
     members = work.members if isinstance(work, Collective) else None
-    across = not (plan.pipelines or plan.stage_plans) and plan.pipeline_axis in plan.mesh.parts(work.axes)
-    first = 0 if across else int(plan.device_ranks(device).min())  # a group over all stages has the first one, too
+    across = not (plan.pipelines or plan.stage_plans) and plan.ranks.pipeline_axis in plan.mesh.parts(work.axes)
+    first = 0 if across else int(plan.ranks.of_device(device).min())  # a group over all stages has the first one, too
     return [first + rank for rank in plan.mesh.ranks(work.axes, members)]
 
 

@@ -97,7 +97,7 @@ def test_the_sum_is_that_of_the_ops_in_the_trace(name: str, tmp_path: Path) -> N
         if work.get("Collective name") == "recv":  # the other end of a message
             continue
         device = work["device"]
-        ranks, sent = len(plan.device_ranks(device)), 1.0
+        ranks, sent = len(plan.ranks.of_device(device)), 1.0
         if work["work"] == "collective":
             n = len(work.get("members") or ()) or plan.on(device).mesh.size(work["axes"])
             usual = (n - 1) / n

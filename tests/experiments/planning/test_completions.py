@@ -116,7 +116,7 @@ def test_a_layer_has_the_all_reduces_of_the_paper(
     table = gpt.operators(axes)
     plan = gpt.annotate(table, PartIR().apply(table, tactics, [*axes]), axes)
     resolved = resolve_plan(load_job(gpt.job_of(plan)), gpt.shared)
-    (run,) = make_lowering(resolved).run(resolved.architecture.stage(range(0, 1), False, False)).unit_runs
+    (run,) = make_lowering(resolved).run(resolved.model_parts.architecture.stage(range(0, 1), False, False)).unit_runs
     found = [
         [op.work.operation for op in ops if isinstance(op.work, Collective)]
         for ops in (run.fragment.forward, run.fragment.backward)

@@ -190,7 +190,7 @@ def test_gspmd_completes_the_annotations_to_megatron_inside_data_parallelism(gpu
     assert divide == {name: {**dict.fromkeys(outer, "b"), inner: dim} for name, dim in expected.items()}
     plan = {"plan": {"mesh": {inner: gpus} if not outer else {"x": 2, "y": 8}, "schemes": [scheme]}}
     resolved = resolve_plan(load_job(problem.job_of({**plan, "batch": {"global": 64, "micro": 16}})), problem.shared)
-    (run,) = make_lowering(resolved).run(resolved.architecture.stage(range(0, 1), False, False)).unit_runs
+    (run,) = make_lowering(resolved).run(resolved.model_parts.architecture.stage(range(0, 1), False, False)).unit_runs
     for ops in (run.fragment.forward, run.fragment.backward):
         assert [op.work.operation for op in ops if isinstance(op.work, Collective)] == ["all_reduce"] * 2
 

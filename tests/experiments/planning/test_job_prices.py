@@ -45,7 +45,7 @@ def lower_layer(
 ) -> tuple[Plan, StageOps]:
     """The plan of an assignment, and its first layer as the forecast lowers it."""
     plan = resolve_plan(load_job(problem.job_of(problem.annotate(table, assignment, axes))), problem.shared)
-    return plan, make_lowering(plan).run(plan.architecture.stage(range(0, 1), False, False))
+    return plan, make_lowering(plan).run(plan.model_parts.architecture.stage(range(0, 1), False, False))
 
 
 def forecast_layer(problem: JobProblem, plan: Plan, stage: StageOps) -> float:
@@ -57,7 +57,7 @@ def forecast_layer(problem: JobProblem, plan: Plan, stage: StageOps) -> float:
 
 def table_layer(problem: JobProblem, table: FactorTable, assignment: Assignment) -> tuple[float, float]:
     """Seconds and bytes of one layer by the table."""
-    (unit,) = resolve_plan(problem.job, problem.shared).architecture.stage(range(0, 1), False, False).units
+    (unit,) = resolve_plan(problem.job, problem.shared).model_parts.architecture.stage(range(0, 1), False, False).units
     inside = {operator.name for operator in unit.operators()} | {"stream"}
     costs = [one.at(assignment) for one in table.factors if set(one.scope) <= inside]
     layers = problem.job.model.layers

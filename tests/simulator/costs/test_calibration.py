@@ -19,6 +19,7 @@ from meshcast.simulator.costs.coefficients import coefficient, coefficients
 from meshcast.simulator.costs.collectives.links import NetworkCostModel
 from meshcast.simulator.costs.collectives.processes import ProcessCostModel
 from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.costs.kernels.gemm import price as price_gemm
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Gemm
@@ -252,7 +253,7 @@ def test_what_eight_bits_lose_more_is_lent_to_no_other_architecture():
     for other in ("l40s", "mi300x", "a100-sxm-80"):
         assert sustained(other, "fp8") == sustained(other)
     hot = Costs(load_cluster("dgx-h100:1"), Mesh({"dp": 8}))
-    cold = Costs(load_cluster("dgx-h100:1"), Mesh({"dp": 8}), alone=True)
+    cold = Costs(load_cluster("dgx-h100:1"), Mesh({"dp": 8}), KernelTraits(alone=True))
     times = {dtype: Gemm(16384, 16384, 16384, dtype=dtype) for dtype in ("bf16", "fp8")}
     lost = {dtype: hot.estimate(work).seconds / cold.estimate(work).seconds for dtype, work in times.items()}
     assert lost["fp8"] > lost["bf16"] > 1

@@ -13,6 +13,7 @@ from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.collectives import collective, p2p
 from meshcast.simulator.costs.collectives.links import Links
 from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.costs.kernels.sections import section_on
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Transfer
@@ -30,7 +31,7 @@ def costs_of(node="dgx-h100", nodes=1, per_node=8, rates=None):
     return Costs(
         cluster,
         Mesh({"dp": nodes * per_node, "tp": 8 // per_node}) if 8 % per_node == 0 else Mesh({"outer": nodes, "dp": 8}),
-        rates,
+        KernelTraits(rates or {}),
     )
 
 
@@ -96,8 +97,8 @@ def test_faster_links_are_never_slower(operation, key, nbytes, up, out):
     costs, axes, members = GROUPS[key]
     work = Collective(operation, nbytes, axes, members)
     now = costs.estimate(work).seconds
-    (reach,) = costs._reaches[axes, members]
-    links = Links(costs.cluster, costs.links.models)
+    (reach,) = costs.places.group_reaches(work)
+    links = Links(costs.cluster, costs.communication.links.models)
     links.scale_up = replace(links.scale_up, bandwidth=links.scale_up.bandwidth * up)
     links.network = replace(links.network, bandwidth=links.network.bandwidth * out)
     assert collective.price(work, reach, links).seconds <= now
@@ -255,7 +256,7 @@ def test_what_groups_send_over_a_link_between_regions(axes, operation, passes):
     if not passes:
         assert far.estimate(work) == near.estimate(work)
         return
-    network = far.calibration.network_model(far.cluster.scale_out).model
+    network = far.communication.links.models.network
     share = network.all_to_all_share if operation == "all_to_all" else network.share
     expected = passes * nbytes / (10e9 * 0.96 * share)
     assert far.estimate(work).seconds == pytest.approx(expected, rel=0.03) and expected > near.estimate(work).seconds
@@ -300,7 +301,7 @@ def test_messages_over_a_link_between_regions():
     """All 64 GPUs of a region send at the same time, over one link or over one for each node."""
     mesh, message = Mesh({"pp": 2, "dp": 64}), Transfer(GIB, "pp", 0, 1)
     one, eight = (Costs(regions(links=links), mesh) for links in (1, 8))
-    share = one.calibration.network_model(one.cluster.scale_out).model.p2p_share
+    share = one.communication.links.models.network.p2p_share
     assert one.estimate(message).seconds == pytest.approx(64 * GIB / (10e9 * 0.96 * share))
     assert eight.estimate(message).seconds == pytest.approx(one.estimate(message).seconds / 8)
 
@@ -384,7 +385,7 @@ def test_messages():
     assert 2**26 / 50e9 < far.seconds < 1.5 * 2**26 / 50e9
     assert 0 < near.latency < far.latency < 50e-6
     assert costs.estimate(Transfer(2**26, "pp", 1, 1)) == (0, 0, 0)
-    assert p2p.price(0, reach(costs.cluster, [0, 1]), costs.links) == (0, 0, 0)
+    assert p2p.price(0, reach(costs.cluster, [0, 1]), costs.communication.links) == (0, 0, 0)
 
 
 def test_the_latency_of_a_large_group_grows_with_the_logarithm():

@@ -1,11 +1,14 @@
 """Operations of eager PyTorch: several kernels, whose bytes a framework counts and whose rates are calibrated."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshcast.hardware import load
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.costs.kernels import eager
 from meshcast.simulator.costs.kernels.eager import RATE_OF, EagerKernels, make_eager_kernels
 from meshcast.simulator.forecast.planning import resolve_plan
@@ -23,7 +26,7 @@ MB = 10**6
 
 def costs_on(gpu: str, framework: str) -> Costs:
     cluster = load_job({"model": "llama3-8b", "cluster": {"gpu": gpu, "gpus": 1}}).cluster
-    return Costs(cluster, Mesh({"tp": 1}), alone=True, **load_framework(framework).kernel_traits)
+    return Costs(cluster, Mesh({"tp": 1}), replace(load_framework(framework).kernel_traits, alone=True))
 
 
 def test_an_operation_has_the_kernels_and_the_bytes_of_its_pass() -> None:
@@ -69,7 +72,7 @@ def test_only_frameworks_that_say_so_run_operations_as_several_kernels() -> None
 
 def test_on_a_cpu_operations_are_those_of_its_calibration() -> None:
     work = Memory("rope", MB, MB)
-    assert costs_on("cpu-core", "reference")._eager == {}
+    assert costs_on("cpu-core", "reference").kernels._eager == {}
     assert costs_on("cpu-core", "reference").estimate(work).seconds > 0
 
 
@@ -88,8 +91,8 @@ def test_a_calibration_of_the_machine_knows_its_sustained_rate_better_than_the_f
     cluster = costs_on("h200-sxm", "reference").cluster
     work = Gemm(8192, 8192, 8192)
 
-    def seconds(**how) -> float:
-        return Costs(cluster, Mesh({"tp": 1}), **how).estimate(work).seconds
+    def seconds(calibration=None, **traits) -> float:
+        return Costs(cluster, Mesh({"tp": 1}), KernelTraits(**traits), calibration).estimate(work).seconds
 
     alone, own = seconds(alone=True), seconds(sustained=0.93)
     assert alone < own < seconds()
@@ -125,12 +128,12 @@ def test_compiled_layers_have_fused_kernels() -> None:
     """Of torchtitan's own RMS norm: 36 bytes an element forward and 92 backward, where fused kernels move 4 and 6."""
     titan = load_framework("torchtitan")
     eagerly = titan.model_copy(update={"compile": False})
-    assert titan.kernel_traits["eager"] == {} and eagerly.kernel_traits["eager"] == titan.eager
+    assert titan.kernel_traits.eager == {} and eagerly.kernel_traits.eager == titan.eager
     works = Memory("rms-norm", 2 * MB, 2 * MB), Memory("rms-norm", 4 * MB, 2 * MB, backward=True)
     made = [make_eager_kernels(work, titan.eager) for work in works]
     assert [one and one.nbytes for one in made] == pytest.approx([36 * MB, 92 * MB], rel=5e-3)
     cluster = load_job({"model": "llama3-8b", "cluster": {"gpu": "h100-sxm", "gpus": 1}}).cluster
-    costs = [Costs(cluster, Mesh({"tp": 1}), alone=True, **one.kernel_traits) for one in (titan, eagerly)]
+    costs = [Costs(cluster, Mesh({"tp": 1}), replace(one.kernel_traits, alone=True)) for one in (titan, eagerly)]
     compiled, unfused = (one.estimate(Memory("rms-norm", 134 * MB, 134 * MB)).seconds for one in costs)
     assert 6 < unfused / compiled < 12
 
@@ -139,7 +142,9 @@ def test_counted_kernels_take_no_further_factor() -> None:
     work, eagerly = Memory("rope", 84 * MB, 84 * MB), load_framework("torchtitan").model_copy(update={"compile": False})
     cluster = load_job({"model": "llama3-8b", "cluster": {"gpu": "h100-sxm", "gpus": 1}}).cluster
     slower = eagerly.model_copy(update={"rates": {"memory_bound": 2.4}})
-    first, second = (Costs(cluster, Mesh({"tp": 1}), alone=True, **one.kernel_traits) for one in (eagerly, slower))
+    first, second = (
+        Costs(cluster, Mesh({"tp": 1}), replace(one.kernel_traits, alone=True)) for one in (eagerly, slower)
+    )
     assert first.estimate(work) == second.estimate(work)
     other = Memory("residual", 168 * MB, 84 * MB)
     assert second.estimate(other).seconds == pytest.approx(2 * first.estimate(other).seconds, rel=0.02)

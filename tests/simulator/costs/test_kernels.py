@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from meshcast.hardware import gpus, load, load_cluster
 from meshcast.hardware.errors import CatalogError, PlanError
-from meshcast.simulator.costs.costs import RATES, Costs
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.kernel_prices import RATES, KernelTraits
 from meshcast.simulator.costs.kernels.gemm import UNALIGNED_RATE
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer
@@ -19,7 +20,7 @@ RATE = {"dgx-a100": 312e12, "dgx-h100": 989e12}
 
 def costs_of(node="dgx-h100", rates=None):
     cluster = load_cluster(f"{node}:1")
-    return Costs(cluster, Mesh({"tp": cluster.gpus}), rates, alone=True)
+    return Costs(cluster, Mesh({"tp": cluster.gpus}), KernelTraits(rates or {}, alone=True))
 
 
 COSTS = {node: costs_of(node) for node in RATE}

@@ -61,7 +61,7 @@ def test_a_stage_on_several_kinds_is_as_slow_as_the_slowest() -> None:
     slow = simulate(job("dgx-a100:4", {"dp": 2, "pp": 2, "tp": 8}))
     for device in (0, 1):
         assert busy(across, device) >= busy(slow, device) * (1 - 1e-9)
-    assert len(set(map(id, across.play.plan.clusters))) == 1
+    assert len(set(map(id, across.play.plan.ranks.clusters))) == 1
 
 
 def test_messages_between_kinds_are_those_of_the_slower_network() -> None:

@@ -13,6 +13,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.estimate import Estimate
+from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.costs.kernels.libraries import RELATIVE_LIBRARIES
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, Gemm
@@ -24,7 +25,7 @@ LONG = Attention(1, 8192, 8192, 32, 32, 128, 128)
 
 def cost(library: str, cluster: str = "dgx-h100:1", backward: bool = False) -> Estimate:
     work = Attention(1, 8192, 8192, 32, 32, 128, 128, backward=backward)
-    return Costs(load_cluster(cluster), Mesh({"dp": 8}), attention=library).estimate(work)
+    return Costs(load_cluster(cluster), Mesh({"dp": 8}), KernelTraits(attention=library)).estimate(work)
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -49,7 +50,9 @@ def test_older_kernels_lie_in_the_published_range(library: str, slowest: float, 
 
 def test_the_library_of_attention_prices_nothing_else() -> None:
     work = Gemm(4096, 4096, 4096)
-    one, other = (Costs(load_cluster("dgx-h100:1"), Mesh({"dp": 8}), attention=name) for name in ("", "triton"))
+    one, other = (
+        Costs(load_cluster("dgx-h100:1"), Mesh({"dp": 8}), KernelTraits(attention=name)) for name in ("", "triton")
+    )
     assert one.estimate(work) == other.estimate(work) and one.estimate(LONG) != other.estimate(LONG)
 
 

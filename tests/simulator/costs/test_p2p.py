@@ -10,6 +10,7 @@ from meshcast.hardware import load, load_cluster
 from meshcast.hardware.load import Fact
 from meshcast.simulator.costs.collectives import collective
 from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Gemm, Transfer
 
@@ -27,7 +28,7 @@ def boards(ports: int, nodes: int = 4):
 
 def moved_per_s(costs: Costs, work) -> float:
     """Rate of a large message, over the share of the ports' payload rate that one message reaches [bytes/s]."""
-    share = costs.links.models.network.p2p_share * costs.links.network.payload
+    share = costs.communication.links.models.network.p2p_share * costs.communication.links.network.payload
     return work.nbytes / costs.estimate(work).seconds / share
 
 
@@ -46,10 +47,16 @@ def test_a_message_that_is_sent_alone_has_the_whole_port():
 def test_a_ring_attention_hop_and_a_ring_all_gather_agree_about_the_border():
     """A ring over whole nodes crosses their border once, whether NCCL's steps or explicit messages make it."""
     costs = Costs(boards(1), Mesh({"cp": 32}))
-    (reach,) = costs._group_reaches(Collective("all_gather", MIB, ("cp",)))
-    gather = collective.find_group("all_gather", reach, costs.links)
+    (reach,) = costs.places.group_reaches(Collective("all_gather", MIB, ("cp",)))
+    gather = collective.find_group("all_gather", reach, costs.communication.links)
     (simple,) = (one for one in gather.algorithms if one.name == "ring Simple")
-    of_steps = 31 / 32 / simple.byte / costs.links.models.network.share / costs.links.network.payload
+    of_steps = (
+        31
+        / 32
+        / simple.byte
+        / costs.communication.links.models.network.share
+        / costs.communication.links.network.payload
+    )
     assert of_steps == pytest.approx(moved_per_s(costs, Collective("shift", 64 * MIB, ("cp",))))
 
 
@@ -126,7 +133,7 @@ def test_messages_through_the_memory_of_the_host_share_it_by_who_sends():
 def test_eight_l20_of_flux():
     """FLUX (bytedance/flux @19831ca, docs/performance.md): NCCL gathers 4096 x 12288 elements in 16 bits over
     eight L20 in 11.2 ms, and reduces and scatters as much in 12.3; the product with 12288 x 6144 takes 5.75 ms."""
-    costs = Costs(load_cluster("l20-8:1"), Mesh({"tp": 8}), alone=True)
+    costs = Costs(load_cluster("l20-8:1"), Mesh({"tp": 8}), KernelTraits(alone=True))
     gather, scatter = (
         costs.estimate(Collective(operation, 4096 * 12288 * 2, ("tp",))).seconds
         for operation in ("all_gather", "reduce_scatter")

@@ -90,7 +90,7 @@ def test_all_engines_agree_on_backward_passes_in_two_parts(job: dict[str, Any], 
     stages, updates = lower_stages(plan)
     framework, table = plan.job.framework, timetable(schedule, plan.shape)
     program = build(
-        table, stages, price, StageMessages(plan.pipeline_axis), framework.overlap.pp, updates, framework.launch_s
+        table, stages, price, StageMessages(plan.ranks.pipeline_axis), framework.overlap.pp, updates, framework.launch_s
     )
     ways = [play_forecast(plan, stages, program, engine=engine, skip=skip) for engine, skip in WAYS]
     assert all(peak.left == 0 for peak in ways[0].peaks)

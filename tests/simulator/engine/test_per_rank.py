@@ -39,7 +39,7 @@ def plan(pp: int = 1, dp: int = 1, tp: int = 1, data: str = "zero-1", **noise: A
 
 def spans(played: Played, pace: Pace, steps: int = 1) -> list[float]:
     plan = played.plan
-    return [unfold(played.program, plan.rank_grids, pace, step).span for step in range(steps)]
+    return [unfold(played.program, plan.ranks.grids, pace, step).span for step in range(steps)]
 
 
 @examples(40)
@@ -53,7 +53,7 @@ def test_equal_ranks_take_the_folded_step(job: dict[str, Any]) -> None:
 
 def by_hand(played: Played, pace: Pace) -> float:
     """Every op of every rank by itself, in plain numbers."""
-    mesh, flat, pipeline = played.plan.mesh, played.flat, played.plan.pipeline_axis
+    mesh, flat, pipeline = played.plan.mesh, played.flat, played.plan.ranks.pipeline_axis
     axes = [axis for axis in mesh.axes if axis != pipeline]
     places = list(product(*(range(mesh.axes[axis]) for axis in axes)))
     shape = tuple(mesh.axes[axis] for axis in axes)
@@ -145,7 +145,7 @@ def test_a_straggler_slows_all_but_only_where_they_wait_for_it() -> None:
     """Of two replicas the other one waits at the gradients; its own kernels take as long as before."""
     played = play_job(plan(1, 2, 1, data="ddp"), PRICE)
     seed = next(seed for seed in range(50) if Pace(stragglers=0.5, slow=2.0, seed=seed).always([(2, 1)])[0].sum() == 3)
-    step = unfold(played.program, played.plan.rank_grids, Pace(stragglers=0.5, slow=2.0, seed=seed))
+    step = unfold(played.program, played.plan.ranks.grids, Pace(stragglers=0.5, slow=2.0, seed=seed))
     quick, slow = sorted(step.busy[0].ravel().tolist())
     assert slow == pytest.approx(2 * quick)
     waits = step.waited[0].ravel()[np.argsort(step.busy[0].ravel())]
@@ -157,7 +157,7 @@ def test_a_straggler_slows_all_but_only_where_they_wait_for_it() -> None:
 @given(jitter=st.floats(0.01, 0.5), seed=st.integers(0, 1000))
 def test_a_step_lasts_as_long_as_the_busiest_rank_computes_or_longer(jitter: float, seed: int) -> None:
     played = play_job(plan(2, 2, 1), PRICE)
-    step = unfold(played.program, played.plan.rank_grids, Pace(jitter=jitter, seed=seed))
+    step = unfold(played.program, played.plan.ranks.grids, Pace(jitter=jitter, seed=seed))
     assert step.span >= max(one.max() for one in step.busy) * (1 - 1e-12)
     assert all((one >= 0).all() for one in step.waited)
 
@@ -195,7 +195,7 @@ def test_devices_that_decide_at_run_time_lose_less_to_noise() -> None:
     job["plan"]["schemes"][0]["use"] = "pipeline/varuna"
     job["plan"]["schemes"].append({"use": "memory/recompute-full"})
     report = simulate(job | {"noise": {"jitter": 0.4, "steps": 12}})
-    run = report.play.program, report.play.plan.rank_grids, Pace(jitter=0.4)
+    run = report.play.program, report.play.plan.ranks.grids, Pace(jitter=0.4)
     fixed = np.array([unfold(*run, step).span for step in range(12)])
     free = np.array([step.span for step in report.steps])
     assert free.mean() < fixed.mean() and (free < fixed * (1 - 1e-9)).sum() > 6

@@ -33,7 +33,7 @@ def test_without_any_shortcut_the_step_and_its_memory_are_the_same(job: dict[str
     assert quick.step_time == pytest.approx(plain.step_time, rel=1e-9)
     assert peaks(quick) == [pytest.approx(by, rel=1e-9) for by in peaks(plain)]
     plan = plain.play.plan
-    by_rank = unfold(plain.play.program, plan.rank_grids, Pace())
+    by_rank = unfold(plain.play.program, plan.ranks.grids, Pace())
     assert by_rank.span == pytest.approx(plain.play.step.span, rel=1e-9)
 
 

@@ -50,6 +50,16 @@ def test_messages_over_unlike_links_use_each_for_its_part() -> None:
     assert network == pytest.approx(far.moving / both.moving)
 
 
+def test_what_replicas_on_unlike_nodes_do_together_shares_the_links_of_each() -> None:
+    """A reduction takes as long as on the slower node; on the faster one it uses the links as it would there alone."""
+    nodes = [{"node": node, "nodes": 1} for node in ("dgx-a100-40", "dgx-h100")]
+    replicas = [{"dp": 8, "microbatches": count} for count in (2, 4)]
+    plan = {"mesh": {"dp": 16}, "schemes": [{"use": "data/ddp", "over": "dp"}], "replicas": replicas}
+    job = {"model": "gpt2-774m", "cluster": {"groups": nodes}, "batch": {"global": 48, "micro": 1}, "plan": plan}
+    alone, shared = (simulate(job, engine=engine).play.step.span for engine in ("matrices", "shared"))
+    assert alone <= shared * (1 + 1e-9) and shared < 1.2 * alone
+
+
 @pytest.mark.parametrize(("device", "ends"), [(0, [14.0, 17.0]), (1, [10.0, 10.0])])
 def test_only_the_end_that_is_busy_slows_others(device: int, ends: list[float]) -> None:
     """A message of 10 s fills its sender's port and a tenth of its receiver's; a collective of 7 s has either port."""

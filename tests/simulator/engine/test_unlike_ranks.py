@@ -41,14 +41,14 @@ SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed not in (1, 2) else ()
 def test_equal_ranks_take_the_folded_step(seed: int) -> None:
     report = simulate(draw_unlike(seed))
     plan, play = report.play.plan, report.play
-    assert unfold(play.program, plan.rank_grids, Pace()).span == pytest.approx(play.step.span, rel=1e-12)
-    slower = unfold(play.program, plan.rank_grids, Pace(stragglers=1.0, slow=2.0)).span
+    assert unfold(play.program, plan.ranks.grids, Pace()).span == pytest.approx(play.step.span, rel=1e-12)
+    slower = unfold(play.program, plan.ranks.grids, Pace(stragglers=1.0, slow=2.0)).span
     assert play.step.span * (1 - 1e-12) <= slower <= 2 * play.step.span * (1 + 1e-12)
 
 
 def groups_of(plan: Plan, device: int, axes: tuple[str, ...]) -> dict[int, frozenset[int]]:
     """For every rank of a device, the ranks of it that differ from it along `axes` alone."""
-    mesh, ranks = plan.on(device).mesh, plan.device_ranks(device).tolist()
+    mesh, ranks = plan.on(device).mesh, plan.ranks.of_device(device).tolist()
     apart = {
         rank: tuple((rank - mesh.first) // mesh.stride(a) % n for a, n in mesh.axes.items() if a not in axes)
         for rank in ranks
@@ -59,8 +59,8 @@ def groups_of(plan: Plan, device: int, axes: tuple[str, ...]) -> dict[int, froze
 def by_hand(report: Report, pace: Pace) -> tuple[float, dict[int, float]]:
     """The end of the step, and the busy time of every rank: every op of every global rank by itself."""
     plan, program, flat = report.play.plan, report.play.program, report.play.step.flat
-    ranks = [plan.device_ranks(device).tolist() for device in range(plan.devices)]
-    sizes = [plan.rank_grid(device).ranks.shape for device in range(plan.devices)]
+    ranks = [plan.ranks.of_device(device).tolist() for device in range(plan.ranks.devices)]
+    sizes = [plan.ranks.grid(device).ranks.shape for device in range(plan.ranks.devices)]
     owner: dict[int, tuple[int, ...]] = {}
     for (stage, kind, k, part), first, behind in zip(program.timetable.actions, flat.first, flat.behind, strict=True):
         owner.update(dict.fromkeys(range(first, behind), (stage, ACTION_KINDS.index(kind), k, part)))
@@ -72,13 +72,13 @@ def by_hand(report: Report, pace: Pace) -> tuple[float, dict[int, float]]:
     busy: dict[int, float] = dict.fromkeys((rank for own in ranks for rank in own), 0.0)
     end: dict[int, dict[int, float]] = {}
     rows = zip(flat.ops, flat.seconds, flat.latency, flat.issue, flat.after, flat.device, strict=True)
-    clock = [0.0] * plan.devices
+    clock = [0.0] * plan.ranks.devices
     for number, (op, seconds, latency, issue, after, device) in enumerate(rows):
         begin = {rank: free.get((op.stream, rank), 0.0) for rank in ranks[device]}
         everyone = False
         for other in after:
             work, there = flat.ops[other].work, flat.device[other]
-            same = [grid.axes for grid in (plan.rank_grid(there), plan.rank_grid(device))]
+            same = [grid.axes for grid in (plan.ranks.grid(there), plan.ranks.grid(device))]
             if isinstance(work, Transfer) and work.pairs and there != device:
                 arrives: dict[int, list[float]] = {rank: [0.0] for rank in ranks[device]}
                 for source, target, _ in work.pairs:
@@ -113,10 +113,10 @@ def test_ranks_wait_for_those_that_they_meet(name: str) -> None:
     report = simulate(JOBS[name])
     plan = report.play.plan
     for pace in (Pace(jitter=0.3, seed=7), Pace(stragglers=0.2, slow=3.0, seed=2)):
-        found = unfold(report.play.program, plan.rank_grids, pace)
+        found = unfold(report.play.program, plan.ranks.grids, pace)
         span, busy = by_hand(report, pace)
         assert found.span == pytest.approx(span, rel=1e-12)
-        for grid, own in zip(plan.rank_grids, found.busy, strict=True):
+        for grid, own in zip(plan.ranks.grids, found.busy, strict=True):
             assert dict(zip(grid.ranks.ravel().tolist(), own.ravel().tolist(), strict=True)) == pytest.approx(
                 {rank: busy[rank] for rank in grid.ranks.ravel().tolist()}
             )
@@ -147,9 +147,9 @@ def test_a_straggler_delays_the_ranks_that_receive_from_it() -> None:
     work = next(send.work for _, send in play.program.sent)
     assert isinstance(work, Transfer)
     assert [(source, target) for source, target, _ in work.pairs] == [(0, 4), (1, 4), (2, 5), (3, 5)]
-    equal = unfold(play.program, play.plan.rank_grids, Pace())
+    equal = unfold(play.program, play.plan.ranks.grids, Pace())
     for slow in range(4):
-        found = unfold(play.program, play.plan.rank_grids, OneSlowRank(rank=slow))
+        found = unfold(play.program, play.plan.ranks.grids, OneSlowRank(rank=slow))
         later = found.busy[0].max() - found.busy[0].min()
         assert later == pytest.approx(equal.busy[0].max())
         assert found.span == pytest.approx(equal.span + later, rel=1e-12)
@@ -160,7 +160,7 @@ def test_the_slowest_rank_is_a_global_one(name: str) -> None:
     noise = {"stragglers": 0.1, "slow": 5.0, "seed": 4}
     report = simulate(JOBS[name] | {"noise": noise})
     answer, plan = report.to_dict()["noise"], report.play.plan
-    ranks = np.concatenate([plan.device_ranks(device) for device in range(plan.devices)])
+    ranks = np.concatenate([plan.ranks.of_device(device) for device in range(plan.ranks.devices)])
     assert sorted(ranks.tolist()) == list(range(16)), "every rank of the cluster has a pace of its own"
     busy = np.concatenate([own.ravel() for own in report.steps[0].busy])
     assert answer["slowest_rank"] == ranks[int(np.argmax(busy))]
@@ -182,7 +182,7 @@ def test_devices_of_unlike_replicas_decide_at_run_time() -> None:
     }
     noisy = {"jitter": 0.4, "steps": 5}
     report = simulate(job(plan, {"global": 24}, cluster=MIXED, noise=noisy, framework=PROMPT))
-    grids = report.play.plan.rank_grids
+    grids = report.play.plan.ranks.grids
     fixed = [unfold(report.play.program, grids, Pace(0.4, communication=0.4), step).span for step in range(5)]
     free = [step.span for step in report.steps]
     assert np.mean(free) < np.mean(fixed)

@@ -45,7 +45,7 @@ def test_gradients_made_aside_are_added_once_each() -> None:
     temporary_gradient_work, fused = ops(job(PLAIN)), ops(job(PLAIN, fused_gradients=True))
     plan = resolve_plan(load_job(job(PLAIN)))
     weights = plan.job.model.parameters
-    tied = plan.vocab * plan.job.model.hidden  # the table, whose gradient the output layer makes once more
+    tied = plan.model_parts.vocab * plan.job.model.hidden  # the table, whose gradient the output layer makes once more
     assert moved(temporary_gradient_work, "add w") == 3 * 2 * (weights + tied) and moved(fused, "add w") == 0
     products = {op.work.accumulate for op in temporary_gradient_work if isinstance(op.work, Gemm) and op.phase == "W"}
     assert products == {False}

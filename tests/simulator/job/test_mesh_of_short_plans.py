@@ -90,6 +90,6 @@ def test_copies_of_shards_leave_more_memory_and_less_to_gather() -> None:
         (data,) = found.play.plan.family("data")
         replicas, sharded = found.play.plan.mesh.size("replicate"), found.play.plan.mesh.size(("shard", "cp"))
         assert shard is None or (replicas, sharded) == (8 // shard, shard * 2)
-        assert found.play.plan.replicas == 8 and data.axes
+        assert found.play.plan.ranks.replicas == 8 and data.axes
         peaks.append(found.peak_device)
     assert sorted(peaks) == peaks and len({*peaks}) == 4

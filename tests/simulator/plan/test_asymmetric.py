@@ -145,7 +145,7 @@ def test_meetings_have_names(widths: tuple[int, int]) -> None:
     updates = report.play.program.updates
     works = [updates[device].parts[0].block.ops[place].work for device, place in report.play.program.meetings[0]]
     assert works[0] == works[1] and works[0].ranks == (0, 8)
-    rows = report.play.plan.vocab
+    rows = report.play.plan.model_parts.vocab
     assert works[0].nbytes == 4 * MODEL["hidden"] * rows // 2  # the widest shard, of tp 2
 
 

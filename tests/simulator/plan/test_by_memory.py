@@ -86,7 +86,7 @@ def test_first_stages_recompute_and_the_step_is_shorter_than_with_full_recompute
     sizes = {"micro": 352, "pp": 4}
     plain, full = (simulate(job(recompute=one, **sizes)) for one in (None, {"use": "memory/recompute-full"}))
     found = simulate(job(recompute=ADAPTIVE, **sizes))
-    memory = float(found.play.plan.clusters[0].gpu.memory)
+    memory = float(found.play.plan.ranks.clusters[0].gpu.memory)
     assert fullest(plain) > memory >= fullest(found) > fullest(full)
     counts = recomputed(found)
     assert counts[0] > counts[-1] == 0
@@ -99,14 +99,14 @@ def test_layers_that_a_plan_states_stay(partition: Any) -> None:
     sizes = {"pp": 2, "micro": 352}
     found, plain = (simulate(job(partition, recompute=one, **sizes)) for one in (ADAPTIVE, None))
     assert found.play.plan.layers == plain.play.plan.layers
-    assert recomputed(found)[0] > 0 and fullest(found) <= float(found.play.plan.clusters[0].gpu.memory)
+    assert recomputed(found)[0] > 0 and fullest(found) <= float(found.play.plan.ranks.clusters[0].gpu.memory)
 
 
 @pytest.mark.parametrize("micro", [352, pytest.param(448, marks=pytest.mark.slow)])
 def test_no_layers_and_recomputation_of_two_stages_that_fit_are_faster(micro: int) -> None:
     """Every partition with the fewest recomputed layers that fit, which is what the dynamic programme weighs."""
     found = simulate(job(pp=2, micro=micro, recompute=ADAPTIVE))
-    memory, best, shared = float(found.play.plan.clusters[0].gpu.memory), float("inf"), SharedWork()
+    memory, best, shared = float(found.play.plan.ranks.clusters[0].gpu.memory), float("inf"), SharedWork()
     for first in range(2, 7):
         for counts in product(range(first + 1), range(9 - first)):
             stages = [

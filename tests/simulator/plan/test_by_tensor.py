@@ -17,7 +17,8 @@ from meshcast.simulator import simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import HostCopy, Transfer
 from meshcast.simulator.loading.load import load_job
-from meshcast.simulator.plan.by_tensor import Budget, SavedTensors, StageTensors, choose, stripe_shares, swap_budget
+from meshcast.simulator.plan.by_tensor import Budget, choose, stripe_shares, swap_budget
+from meshcast.simulator.plan.pricing import SavedTensors, StageTensors
 from meshcast.simulator.scheduling.activation_transfer import TensorChoice
 from tests.contract.played import Played, play_job
 from tests.simulator.engine.engines import check_reports

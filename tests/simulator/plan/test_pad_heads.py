@@ -122,5 +122,5 @@ def test_latent_attention() -> None:
     mla = {"kv_lora_rank": 64, "qk_nope": 32, "qk_rope": 16, "v": 32}
     given_ = job(head_dim=32, mla=mla, positions="rope")
     plan = resolve_plan(load_job(given_))
-    assert (plan.model.heads, plan.model.kv_heads, plan.job.model.heads) == (26, 26, 25)
+    assert (plan.model_parts.model.heads, plan.model_parts.model.kv_heads, plan.job.model.heads) == (26, 26, 25)
     assert figures(simulate(given_)) == figures(simulate(job(26, head_dim=32, mla=mla, positions="rope")))

@@ -204,7 +204,7 @@ def test_a_process_names_its_ranks(axes: dict[str, int], device: int, words: str
     batch = {"global": 8 * axes.get("dp", 1)}
     job = {"model": model, "batch": batch, "plan": {"mesh": axes, "schemes": schemes}}
     plan = resolve_plan(load_job({**job, "cluster": {"gpu": "h100-sxm", "gpus": gpus}}))
-    assert describe_ranks(plan.device_ranks(device).tolist()) == words
+    assert describe_ranks(plan.ranks.of_device(device).tolist()) == words
 
 
 def test_it_names_the_forecast_job(folder: Path) -> None:

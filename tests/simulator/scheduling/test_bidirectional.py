@@ -330,7 +330,13 @@ def test_all_engines_agree_on_any_order_with_pairs(job: dict[str, Any], random: 
     try:
         table = timetable(Given(plan.schedule.axes, plan.schedule.options, plan.mesh), plan.shape)
         program = build(
-            table, stages, price, StageMessages(plan.pipeline_axis), framework.overlap.pp, updates, framework.launch_s
+            table,
+            stages,
+            price,
+            StageMessages(plan.ranks.pipeline_axis),
+            framework.overlap.pp,
+            updates,
+            framework.launch_s,
         )
     except ScheduleError:
         # A deadlock: the passes of a pair wait for each other through other devices; or both have side ops.
@@ -367,7 +373,7 @@ def unpaired(program_of: Played, price: Ideal) -> float:
 
     table = timetable(Alone(schedule.axes, schedule.options, plan.mesh), plan.shape)
     stages, updates = lower_stages(plan)
-    program = build(table, stages, price, StageMessages(plan.pipeline_axis), True, updates)
+    program = build(table, stages, price, StageMessages(plan.ranks.pipeline_axis), True, updates)
     return longest_path(flatten(program)).span
 
 

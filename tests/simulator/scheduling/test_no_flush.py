@@ -225,7 +225,7 @@ def test_with_free_communication_a_step_is_the_computation_of_the_slowest_device
     run = play_job(config, FREE, engine="matrices")
     (found,) = play_by_engines(config, FREE, [("matrices", True)])
     # Micro-batches and updates of a run, each in its share of a batch.
-    assert found.seconds == pytest.approx(max(computing(run)) * m / run.plan.played_shape.m, rel=1e-9)
+    assert found.seconds == pytest.approx(max(computing(run)) * m / run.plan.passes.played_shape.m, rel=1e-9)
 
 
 def test_a_step_of_2bw_is_shorter_than_that_of_pipedream_and_of_1f1b() -> None:
@@ -261,7 +261,7 @@ def test_an_update_has_its_device_for_itself(use: str, overlap: bool, data: dict
             assert all(times.end[n] <= begin + 1e-12 or times.begin[n] >= end - 1e-12 for n in own if n not in inside)
         reduced += sum(ops[n].name == "reduce grads" for n in own)
     updates = len(run.program.timetable.updates[0])
-    each = run.plan.played_shape.m if data.get("fsdp") else updates
+    each = run.plan.passes.played_shape.m if data.get("fsdp") else updates
     assert reduced > 0 and reduced % each == 0
 
 

@@ -41,7 +41,7 @@ def test_post_validation_repeats_the_order_of_a_batch(name: str) -> None:
     played = play_job(lifted(name))
     plain = play_job(job(name, 4, 12))
     every = played.plan.shape.m
-    assert played.plan.played_shape.m > every == plain.plan.played_shape.m
+    assert played.plan.passes.played_shape.m > every == plain.plan.passes.played_shape.m
     for device, order in enumerate(played.program.timetable.orders):
         batches = [[a for a in actions_of(order) if a.microbatch // every == i] for i in range(2)]
         passes = [[a._replace(microbatch=a.microbatch % every) for a in one if a.kind != "O"] for one in batches]

@@ -310,9 +310,13 @@ def test_a_graph_conserves_flops_and_parameters(job: dict[str, Any]) -> None:
         once += param.size * run.ranks / copies
     shares_heads = any(
         run.plan.mesh.size(tensor.over) > (one.kv_heads or one.heads)
-        for one in (run.plan.model, *run.plan.model.branches)
+        for one in (run.plan.model_parts.model, *run.plan.model_parts.model.branches)
     )
-    assert once >= run.plan.model.parameters if shares_heads else once == pytest.approx(run.plan.model.parameters)
+    assert (
+        once >= run.plan.model_parts.model.parameters
+        if shares_heads
+        else once == pytest.approx(run.plan.model_parts.model.parameters)
+    )
 
 
 @examples(40)
@@ -364,7 +368,7 @@ def test_gradients_of_a_graph_are_reduced_once(job: dict[str, Any], bucket: floa
             if op.stream == "data":
                 assert isinstance(op.work, Collective)
                 found["gathered" if op.work.operation == "all_gather" else "reduced"] += op.work.nbytes
-        stages = [stage for stage in range(plan.shape.stages) if plan.device(stage) == device]
+        stages = [stage for stage in range(plan.shape.stages) if plan.model_parts.device(stage) == device]
         sizes = {
             stage: sum(p.size for p in params_of(run.stage_ops(stage)) if plan.mesh.size(summed_over(p, plan)) > 1)
             for stage in stages

@@ -275,7 +275,7 @@ def of_a_period(job: dict[str, Any], price: Ideal) -> tuple[Report, list[Program
     plan = resolve_plan(load_job(job), price=price)
     both = [build_program(plan, price, periodic=periodic) for periodic in (True, False)]
     plays = [play_forecast(plan, stages, program) for stages, program in both]
-    shares = 1 / plan.period, 1 - 1 / plan.period
+    shares = 1 / plan.passes.period, 1 - 1 / plan.passes.period
     return Report(plays[0], list(zip(shares, plays, strict=True))), [program for _, program in both]
 
 

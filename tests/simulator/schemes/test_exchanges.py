@@ -126,5 +126,5 @@ def test_later_layers_have_more_experts_and_a_fixed_one_beside_them() -> None:
     assert [size["wexpert.up"] for size in sizes] == [8 * 64 * 24, 16 * 64 * 24]
     assert [size["wcoefficient"] + size["bcoefficient"] for size in sizes] == [2 * 65] * 2
     held = sum(param.total for param in one.held(0))
-    assert held == one.plan.model.parameters
+    assert held == one.plan.model_parts.model.parameters
     assert one.flops("F", dispatch=False)["gemm"] == pytest.approx(one.wanted["gemm"])

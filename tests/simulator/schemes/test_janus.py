@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.simulator.costs.costs import Estimate
+from meshcast.simulator.costs.estimate import Estimate
 from meshcast.simulator.engine.play import ENGINES
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Op

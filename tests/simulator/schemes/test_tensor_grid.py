@@ -214,7 +214,7 @@ def test_gradients_of_matrices_are_summed_over_the_depth_once_a_step(d: int, q: 
     cluster = {"gpu": "h100-sxm", "gpus": prod(sides.values())}
     played = play_job({"model": model, "cluster": cluster, "batch": {"global": 48, "micro": 24}, "plan": plan})
     sums = {op.work.axes: op.work.nbytes for _, op in played.instances() if op.name == "reduce"}  # type: ignore[union-attr]
-    matrices = layers_ * 12 * h * h + 2 * played.plan.vocab * h
+    matrices = layers_ * 12 * h * h + 2 * played.plan.model_parts.vocab * h
     assert sums == {("depth",): 4 * matrices / q**2, ("depth", "row"): 4 * (layers_ * 13 * h + 2 * h) / q}
 
 

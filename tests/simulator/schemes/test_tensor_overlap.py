@@ -15,6 +15,7 @@ from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.mesh import Mesh
@@ -87,7 +88,7 @@ def test_links_between_pairs_of_gpus_serve_both_directions_and_a_switch_port_is_
     far = Collective("shift", 2**30, ("tp",), by=3)
     near, both = replace(far, by=1), replace(far, by=1, both_ways=True)
     for node, doubled in (("dgx-h100:1", True), ("mi300x-8:1", False), ("pcie-8xa100:1", True)):
-        costs = Costs(load_cluster(node), Mesh({"tp": 8}), alone=True)
+        costs = Costs(load_cluster(node), Mesh({"tp": 8}), KernelTraits(alone=True))
         one, two = costs.estimate(near), costs.estimate(both)
         wanted = costs.estimate(replace(near, nbytes=2 * near.nbytes)) if doubled else one
         assert two.seconds == pytest.approx(wanted.seconds) and two.latency == pytest.approx(one.latency)

@@ -17,6 +17,7 @@ from meshcast.hardware.topology import reach
 from meshcast.simulator import simulate
 from meshcast.simulator.costs.collectives.dispatch import Dispatch
 from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Exchange, Op
 from meshcast.simulator.ir.routing import slowest_rank
@@ -36,7 +37,7 @@ def spread(work: Exchange, ranks: int, nodes: int) -> Dispatch:
 
 def priced(ranks: int = 64, nodes: int = 8, gpu: str = "h800-sxm", **rates: float) -> Costs:
     cluster = {"gpu": gpu, "gpus": ranks, "gpus_per_node": ranks // nodes}
-    return Costs(load_cluster(cluster), Mesh({"ep": ranks}), rates)
+    return Costs(load_cluster(cluster), Mesh({"ep": ranks}), KernelTraits(rates))
 
 
 # ------------------------------------------------------------------------------------------------------ bytes

@@ -117,7 +117,7 @@ def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
         monkeypatch.setattr(pipeline.LeanPipelineStage, name, lambda *given: None)
     for name in ("get_fwd_recv_ops", "get_bwd_recv_ops", "get_fwd_send_ops", "get_bwd_send_ops"):
         monkeypatch.setattr(pipeline.LeanPipelineStage, name, lambda stage, k: [])
-    mine = [i for i in range(plan.shape.stages) if plan.device(i) == place.pipeline.rank]
+    mine = [i for i in range(plan.shape.stages) if plan.model_parts.device(i) == place.pipeline.rank]
     passes = pipeline.PipelinePasses(plan, dict.fromkeys(mine, torch.nn.Identity()), place)
     for name in ("_initialize_stage", "_initialize_stages"):
         if hasattr(passes.schedule, name):

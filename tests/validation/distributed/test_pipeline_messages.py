@@ -44,7 +44,7 @@ def plan_of(schedule: str, p: int, m: int, **degrees: Any) -> Plan:
 
 
 def devices_of(plan: Plan) -> list[int]:
-    return [plan.device(stage) for stage in range(plan.shape.stages)]
+    return [plan.model_parts.device(stage) for stage in range(plan.shape.stages)]
 
 
 def orders_of(plan: Plan, ranks: Any) -> list[Order]:
@@ -110,7 +110,7 @@ def test_directions_are_the_streams_of_the_program() -> None:
     from meshcast.validation.distributed.pipeline_messages import BACKWARD, FORWARD
 
     plan = plan_of("1f1b", 2, 2)
-    costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.effective_rates)
+    costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.kernel_traits)
     _, program = build_program(plan, costs.estimate)
     assert {send.stream for send in program.sends if send} == {FORWARD, BACKWARD}
 

@@ -63,7 +63,9 @@ def layer(
     tokens = 2 * 64 // (size if sequence else 1) // context.size
     x = torch.randn(2, tokens // 2, 128).to(next(stage.parameters()).dtype).requires_grad_()
     unit_run = next(
-        one for one in Lowering(given.mesh, given.stage_schemes).run(given.stage(0)).unit_runs if one.name == "layer"
+        one
+        for one in Lowering(given.mesh, given.stage_schemes).run(given.model_parts.stage(0)).unit_runs
+        if one.name == "layer"
     )
     return kept(lambda: stage.layers["0"](x), *stage.parameters()), saved(unit_run), tokens
 

@@ -87,7 +87,10 @@ def files(report: Report, tmp_path_factory: pytest.TempPathFactory) -> list[Path
 def test_a_comparison_with_itself_finds_no_difference(report: Report, files: list[Path]) -> None:
     for device, path in enumerate(files):
         trace = kineto.read(path)
-        assert (trace.rank, trace.world) == (int(report.play.plan.device_ranks(device).min()), report.job.cluster.gpus)
+        assert (trace.rank, trace.world) == (
+            int(report.play.plan.ranks.of_device(device).min()),
+            report.job.cluster.gpus,
+        )
         assert [step.name for step in trace.steps()] == ["ProfilerStep#0"]
         found = compare_step(trace, report)
         assert found.device == device and not found.notes
@@ -158,7 +161,7 @@ def test_hta_finds_the_same_times(report: Report, files: list[Path], monkeypatch
     temporal = traces.get_temporal_breakdown(visualize=False).set_index("rank")
     overlap = traces.get_comm_comp_overlap(visualize=False).set_index("rank")
     for device in range(report.play.program.devices):
-        rank = int(report.play.plan.device_ranks(device).min())
+        rank = int(report.play.plan.ranks.of_device(device).min())
         computing, other = intervals(report, device)
         both = covered(computing + other)
         within = max(end for _, end in computing + other) - min(begin for begin, _ in computing + other)
@@ -179,7 +182,7 @@ def test_hta_finds_the_same_times(report: Report, files: list[Path], monkeypatch
             for n, op in enumerate(flat.ops)
             if flat.device[n] == device and op.work is not None and kind_of(op) == "gemm"
         )
-        assert gemms.loc[int(report.play.plan.device_ranks(device).min())] == pytest.approx(ours * 1e6, rel=1e-6)
+        assert gemms.loc[int(report.play.plan.ranks.of_device(device).min())] == pytest.approx(ours * 1e6, rel=1e-6)
     streams = traces.get_idle_time_breakdown(ranks=[0], visualize=False)[0]
     assert {7} <= set(streams["stream"]) and (streams["idle_time"] >= -1e-3).all()
     assert len(traces.get_gpu_user_annotation_breakdown(visualize=False)) > 0

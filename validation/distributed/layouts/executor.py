@@ -79,7 +79,7 @@ def _check(plan: Plan) -> None:
 
 def _make_tokens(plan: Plan) -> tuple[Tensor, Tensor]:
     """Tokens and targets of the first micro-batch of all replicas."""
-    ids, targets = zip(*(make_tokens(plan, 0, 0, replica) for replica in range(plan.replicas)), strict=True)
+    ids, targets = zip(*(make_tokens(plan, 0, 0, replica) for replica in range(plan.ranks.replicas)), strict=True)
     return torch.cat(ids), torch.cat(targets)
 
 
@@ -106,7 +106,7 @@ class LayoutExecutor:
     def run(self, ids: Tensor, targets: Tensor) -> float:
         """Both passes; returns the loss."""
         x, layer = ids, 0
-        for unit in self.plan.architecture.stage(self.plan.job.model.every_layer, True, True).units:
+        for unit in self.plan.model_parts.architecture.stage(self.plan.job.model.every_layer, True, True).units:
             for _ in range(unit.count):
                 inside = isinstance(unit, Layer)
                 x = self._run_unit(unit, f"layers.{layer}." if inside else "", x, targets)
@@ -128,7 +128,9 @@ class LayoutExecutor:
         values = {unit.residual_in.name if unit.residual_in is not None else "ids": x}
         for operator in unit.operators():
             divide = self.scope.division(operator)
-            tokens = NamedTensor("targets", {dim: size for dim, size in self.plan.architecture.token_dims.items()})
+            tokens = NamedTensor(
+                "targets", {dim: size for dim, size in self.plan.model_parts.architecture.token_dims.items()}
+            )
             own = self._reshard(targets, tokens, ({}, required_layout(tokens, divide)), ({}, {}))
             at = RankShards(divide, self.mesh, self.plan.job.model, own)
             ins = [self._input(tensor, values[tensor.name], operator) for tensor in operator.ins]

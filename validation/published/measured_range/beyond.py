@@ -144,7 +144,7 @@ def _factors(report: Report) -> dict[str, float]:
     """The three factors of the part of GEMMs and attention."""
     kinds, unit = [COMPUTING.index(name) for name in MATRIX], report.step_time * report.mfu["palm"]
     flops = report.sums[:, kinds, SUMS.index("flops")].sum(axis=1)
-    weights = report.play.plan.device_weights
+    weights = report.play.plan.ranks.device_weights
     imbalance = float(flops[report.device] / ((flops * weights).sum() / len(flops)))
     recomputation = report.hfu / report.mfu["palm"]
     efficiency = recomputation * imbalance * unit / _matrix_seconds(report)

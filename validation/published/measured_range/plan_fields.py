@@ -103,8 +103,8 @@ def fields_of_plan(plan: Plan) -> list[PlanFields]:
     if not (plan.stage_plans or plan.pipelines):
         return [_read_fields(plan, plan)]
     found: dict[PlanFields, None] = {}
-    for device in range(plan.devices):
-        pipeline = plan.every_pipeline[plan.pipeline_of(device)[0]]
+    for device in range(plan.ranks.devices):
+        pipeline = plan.every_pipeline[plan.ranks.pipeline_of(device)[0]]
         one = _read_fields(plan.on(device), pipeline)
         found[replace(one, gpus=plan.job.cluster.gpus)] = None
     return list(found)
