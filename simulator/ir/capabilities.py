@@ -22,9 +22,6 @@ def schemes_with(schemes: Iterable[Scheme], capability: type[Capability]) -> lis
     return [scheme for scheme in schemes if isinstance(scheme, capability)]
 
 
-# ---------------------------------------------------------------------------------------------------------- states
-
-
 class HoldsStates(Scheme):
     """Says where parameters, gradients and optimizer states lie."""
 
@@ -32,8 +29,7 @@ class HoldsStates(Scheme):
     """Whether sharded weights are the main weights of the optimizer; otherwise it holds a copy of its own."""
 
     def offloaded_to(self, state: str) -> Mapping[str, float]:
-        """Returns where `state` is offloaded to, and which share of it: to the memory of the host (``cpu``) or to its
-        disks (``nvme``)."""
+        """Returns the offloaded shares of `state` by place: memory of the host (``cpu``) or its disks (``nvme``)."""
         return {}
 
 
@@ -53,8 +49,7 @@ class ShardsStates(HoldsStates):
     @property
     @abstractmethod
     def unit_key(self) -> Hashable:
-        """A key that is equal for schemes under which every unit lowers to the same ops before a whole stage is
-        lowered."""
+        """A key that is equal for schemes under which units lower to the same ops before a whole stage is lowered."""
 
     @abstractmethod
     def reduces(self, param: Param) -> tuple[str, ...]:
@@ -109,8 +104,7 @@ class HoldsUnequalShards(Scheme):
 
     @abstractmethod
     def with_shards(self, axis: str, largest: float, size: float) -> Scheme:
-        """Returns the scheme on ranks whose shards of states along `axis` are `size` times the mean, the largest
-        `largest`."""
+        """Returns the scheme on ranks whose shards along `axis` are `size` times the mean, the largest `largest`."""
 
     @abstractmethod
     def shard_size(self, axes: Sequence[str]) -> float:
@@ -158,9 +152,6 @@ class AccumulatesByUnit(Scheme):
         """Whether its options and ranks make it do so."""
 
 
-# ------------------------------------------------------------------------------------------------------- operators
-
-
 class AnnotatesOperators(Scheme):
     """Has options that name, operator by operator, the dims that its axes shard.
 
@@ -205,9 +196,6 @@ class AdaptsModel(Scheme):
     @abstractmethod
     def adapt_model(self, model: Any) -> Any:
         """Returns the model as the plan runs it."""
-
-
-# --------------------------------------------------------------------------------------------------------- choices
 
 
 class TriesAlternatives(Scheme):

@@ -183,8 +183,8 @@ class Resolver:
         """The plan with what becomes of the saved tensors of every stage chosen for the memory of its device."""
         from meshcast.simulator.plan.by_tensor import choose_tensors
 
-        limits = [scheme.memory_limit for scheme in schemes_with(plan.schemes, ChoosesTensors)]
-        stated = [limit for limit in limits if limit is not None]
+        schemes = schemes_with(plan.schemes, ChoosesTensors)
+        stated = [limit for scheme in schemes if (limit := scheme.memory_limit) is not None]
         memory = [min([float(cluster.gpu.memory), *stated]) for cluster in plan.ranks.clusters]
         return choose_tensors(plan, self.pricing, memory)
 
