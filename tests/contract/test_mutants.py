@@ -53,12 +53,12 @@ RING_MISTAKES = {
         "reads core.o1 before <F core 1 on compute> writes it",
     ),
     "messages have zero bytes": Mistake(
-        r"kv, dkv, queries = steps\.nbytes\(k, v\), steps\.nbytes\(dk, dv\)",
-        "kv, dkv, queries = steps.nbytes(), steps.nbytes(dk, dv)",
+        r"self\.key_bytes, self\.gradient_bytes = self\.nbytes\(self\.k, self\.v\),",
+        "self.key_bytes, self.gradient_bytes = self.nbytes(),",
         "sends zero bytes",
     ),
     "gradients of keys and values are never added": Mistake(
-        r"            gradients = steps\.add_gradients\([\s\S]*?steps\.use_tensors\(gradients\[0\], dk, dv\)\n",
+        r"                gradients = self\._add_key_gradients\(.*\n",
         "",
         "no kernel reads core.d:part1",
     ),
@@ -68,13 +68,13 @@ RING_MISTAKES = {
         "pairs of its block",
     ),
     "gradients are sent to the wrong rank": Mistake(
-        r'(steps\.shift\("ring back", .*), by,',
-        r"\1, -by,",
+        r'(self\.shift\("ring back", .*), self\.by,',
+        r"\1, -self.by,",
         "results for dk come to another rank",
     ),
     "gradients are added twice": Mistake(
-        r"( +)(behind, ends = .*\n)( +sums = steps\.add_gradients\(.*\n)",
-        r"\1\2\3\1total = sums[-1:]\n\1\2\3",
+        r"( +sums = self\.add_gradients\(.*block\.queries, )after(, ends\)\n)",
+        r"\1after\2\1[sums[-1], after[-1]]\2",
         "2 times",
     ),
     "the block that arrives is never read": Mistake(
@@ -143,10 +143,12 @@ OVERLAP_MISTAKES = {
 def mutated(mistake: Mistake, *modules: ModuleType) -> dict[str, Any]:
     """The names of a copy of `modules` with a mistake in one of them; each may use names of those after it."""
     found, names = 0, dict[str, Any](__name__=modules[0].__name__, replace=replace)
-    for module in modules:
+    for module in reversed(modules):
         assert module.__file__ is not None
         text, changes = re.subn(mistake.place, mistake.mutant, Path(module.__file__).read_text("utf-8"))
         found += changes
+        for base in modules:
+            text = re.sub(rf"^from {re.escape(base.__name__)} import (\([^)]*\)|.*)$", "", text, flags=re.MULTILINE)
         exec(compile(text, module.__file__, "exec"), names)
     assert found == 1, "this place of the scheme reads otherwise today: state the mistake for its new text"
     return names
@@ -159,10 +161,9 @@ def ring_problems(names: dict[str, Any] | None = None) -> list[str]:
     class Ring(kind):  # type: ignore[misc]
         def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
             made = names or vars(ring_attention)
-            found: Fragment = made["ring"](
-                operator, inner, self.ring_axes, made["mask_blocks"](self.token_order, self.ranks)
-            )
-            return found
+            blocks = made["mask_blocks"](self.token_order, self.ranks)
+            fragment: Fragment = made["RingAttention"](operator, inner, self.ring_axes, blocks).fragment
+            return fragment
 
     mesh = Mesh({"cp": 4, "tp": 2})
 
