@@ -152,7 +152,7 @@ class _SlotToPlay:
 
 
 @dataclass(slots=True)
-class _Device:
+class _PlayedDevice:
     """The state of a device. Times are in s.
 
     free: when the compute stream becomes free.
@@ -231,7 +231,7 @@ class _Player:
         idle = 0.0 if self.second is not None else NEVER
         streams = [NEVER if i in self.left_out else 0.0 for i in range(coordinates.size)]
         self.devices = [
-            _Device(0.0, idle, NEVER, [0.0, 0.0], [0.0, 0.0], list(streams)) for _ in range(program.devices)
+            _PlayedDevice(0.0, idle, NEVER, [0.0, 0.0], [0.0, 0.0], list(streams)) for _ in range(program.devices)
         ]
         self.bound: set[int] = set()
 
@@ -354,7 +354,7 @@ class _Player:
             if action in table.extra_results:
                 self._send_others(action, device, slot, made)
 
-    def _send(self, action: int, device: _Device, slot: _SlotToPlay, send: Send, begin: float) -> float:
+    def _send(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, send: Send, begin: float) -> float:
         """Sends the result of an action, which exists at `begin`, and returns when it arrives."""
         ports, port = device.ports, slot.backward
         if ports[port] > begin:
@@ -369,7 +369,7 @@ class _Player:
             device.waiting = arrival
         return arrival
 
-    def _send_others(self, action: int, device: _Device, slot: _SlotToPlay, made: float) -> None:
+    def _send_others(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, made: float) -> None:
         """Sends a result to all stages that need it but the first."""
         issued = self.host[action] + slot.issue if self.axes.host is not None else NEVER
         issued += self.axes.launch if slot.send is not None else 0.0
@@ -385,7 +385,7 @@ class _Player:
                 if not self.program.overlap_sends:
                     device.waiting = max(device.waiting, device.seen[port])
 
-    def _advance_fully(self, action: int, device: _Device, slot: _SlotToPlay, now: float, wait: float) -> float:
+    def _advance_fully(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, now: float, wait: float) -> float:
         """Plays one action with the whole matrix of its task and returns when its result exists."""
         axes = self.axes
         before = self.log.full[action] = self._whole_state(action, device, slot, now, wait)
@@ -409,7 +409,9 @@ class _Player:
         device.second_result = after[-1]
         return after[axes.port]
 
-    def _whole_state(self, action: int, device: _Device, slot: _SlotToPlay, now: float, wait: float) -> list[float]:
+    def _whole_state(
+        self, action: int, device: _PlayedDevice, slot: _SlotToPlay, now: float, wait: float
+    ) -> list[float]:
         """Returns the state before an action, with all coordinates."""
         axes, state = self.axes, device.streams.copy()
         state[0] = now

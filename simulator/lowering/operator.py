@@ -98,11 +98,12 @@ def _make_param(scope: Scope, operator: Operator, weight: Tensor, at: LocalShape
 def _unsharded_elements(scope: Scope, operator: Operator, at: LocalShapes, params: list[Param]) -> int:
     """Returns the elements of gradients that are stored as the operator makes them."""
     uncut = {weight.name for weight in operator.weights if scope.at_rest(operator, weight) == at.layout(weight)}
+    return sum(param.size for param in params if param.name in uncut and not _accumulates_shards(scope, param))
 
-    def accumulates_shards(param: Param) -> bool:
-        return any(scope.mesh.size(scheme.accumulation_shards(param)) > 1 for scheme in scope.sharding)
 
-    return sum(param.size for param in params if param.name in uncut and not accumulates_shards(param))
+def _accumulates_shards(scope: Scope, param: Param) -> bool:
+    """Returns whether micro-batches add to a gradient that is sharded."""
+    return any(scope.mesh.size(scheme.accumulation_shards(param)) > 1 for scheme in scope.sharding)
 
 
 def _copies(weight: Tensor, at: LocalShapes) -> tuple[tuple[str, ...], int] | None:
