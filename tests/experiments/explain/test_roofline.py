@@ -61,7 +61,7 @@ def test_messages_of_the_pipeline_are_the_network_point(report: Any, found: Step
 def test_bytes_on_links_are_those_of_the_matrix(report: Any, found: StepRoofline) -> None:
     """Apart from all-reduces by a switch, which here are of four bytes."""
     matrix = communication_matrix(report).by_axis
-    own = report.play.plan.device_ranks(found.device)
+    own = report.play.plan.ranks.of_device(found.device)
     for axis in ("tp", "pp", "dp"):
         sent = sum(one.nbytes for one in found.network if one.axis == axis)
         assert sent == pytest.approx(matrix[axis][own].sum() / len(own), rel=1e-6, abs=100), axis
