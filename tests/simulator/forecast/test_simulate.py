@@ -24,11 +24,11 @@ def listed() -> list[tuple[str, str]]:
 def finished(run: Any) -> dict[tuple[str, str], int]:
     """When each function of the simulator has returned for the last time, as a number that grows."""
     last, counter = dict[tuple[str, str], int](), itertools.count()
-    folder = str(ROOT / "simulator")
+    folder = f"{ROOT / 'meshcast'}/simulator/"
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         if event == "return" and frame.f_code.co_filename.startswith(folder):
-            file = Path(frame.f_code.co_filename).relative_to(ROOT).as_posix()
+            file = Path(frame.f_code.co_filename).relative_to(ROOT / "meshcast").as_posix()
             last[file, frame.f_code.co_qualname] = next(counter)
 
     sys.setprofile(note)
