@@ -32,12 +32,15 @@ def remember(
     store: MutableMapping[Key, Result], key: Key, make: Callable[[], Result], most: int | None = None
 ) -> Result:
     """Returns what a store has under a key, made where it has nothing. A store of `most` entries is emptied before."""
-    if key not in store:
-        result = make()
-        if most is not None and len(store) >= most:
-            store.clear()
-        store[key] = result
-    return store[key]
+    try:
+        return store[key]
+    except KeyError:
+        pass
+    result = make()
+    if most is not None and len(store) >= most:
+        store.clear()
+    store[key] = result
+    return result
 
 
 def remembered(method: Callable[Concatenate[Instance, P], Result]) -> Callable[Concatenate[Instance, P], Result]:

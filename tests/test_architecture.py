@@ -392,10 +392,12 @@ ABOVE: dict[str, dict[str, int]] = {
     "lines": {},
     "branch points": {
         "simulator/formats/launch/keys.py:_name_schemes": 16,
+        "simulator/engine/task_player.py:_Player.advance": 16,
         "simulator/formats/launch/keys.py:compose_plan": 20,
     },
     "local names": {
         "simulator/costs/calibration/calibration.py:Calibration._compose": 23,
+        "simulator/engine/task_player.py:_Player.advance": 37,
         "simulator/costs/collectives/algorithms.py:_exchange_messages": 21,
         "simulator/costs/kernels/attention.py:seconds": 24,
         "simulator/costs/kernels/gemm.py:_busy": 26,

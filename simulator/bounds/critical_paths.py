@@ -239,15 +239,11 @@ class _Replay:
                     yield actions
             waiting = [device for device in waiting if left[device]]
 
-    def _inputs(self, action: Action) -> list[tuple[int, int, bool]]:
-        """Returns the keys of the results that a pass waits for."""
-        stages, forward, microbatch = self.senders[action.kind][action.stage], action.kind == "F", action.microbatch
-        return [(stage, microbatch, forward) for stage in stages]
-
     def _inputs_are_there(self, actions: Sequence[Action]) -> bool:
         for action in actions:
-            for key in self._inputs(action):
-                if key not in self._results:
+            microbatch, forward = action.microbatch, action.kind == "F"
+            for stage in self.senders[action.kind][action.stage]:
+                if (stage, microbatch, forward) not in self._results:
                     return False
         return True
 
@@ -289,9 +285,10 @@ class _Replay:
     def _find_input(self, action: Action) -> tuple[float, Cause | None]:
         """Returns when the last input of a pass comes [s], and from where; notes that the pass reads all of them."""
         came, source, device = -1.0, None, self.device[action.stage]
-        for key in self._inputs(action):
-            result, sender = self._results[key]
-            far = self.device[key[0]] != device
+        microbatch, forward = action.microbatch, action.kind == "F"
+        for stage in self.senders[action.kind][action.stage]:
+            result, sender = self._results[stage, microbatch, forward]
+            far = self.device[stage] != device
             self.readers[sender].append((len(self.passes), far))
             if (moment := result + (self.hop if far else 0.0)) > came:
                 came, source = moment, Cause(sender, True, far)
@@ -378,10 +375,11 @@ class _Replay:
         result."""
         played, delay = self.passes[number], self.hop if far else 0.0
         durations = self.seconds[played.part][played.kind]
-        return max(
-            (delay + durations[way] + rest, Step(number, way, far))
-            for way, rest in zip((to_end, to_result), left[number], strict=True)
-        )
+        end_left, result_left = left[number]
+        by_end, by_result = delay + durations[to_end] + end_left, delay + durations[to_result] + result_left
+        if by_result >= by_end:
+            return by_result, Step(number, to_result, far)
+        return by_end, Step(number, to_end, far)
 
     def _count_on(self, follows: Sequence[tuple[tuple[Step, Step], bool]], begin: Cause, counts: np.ndarray) -> int:
         """Counts the passes of the longer chain after a pass; returns the number of its messages."""

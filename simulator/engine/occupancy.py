@@ -89,9 +89,8 @@ def task_occupancy(program: Program, coordinates: Coordinates, play: Play, devic
     for task, actions in groups.values():
         for axis, begin, end in _situations(replace(task, behind=[]), coordinates, play, actions, levels):
             spans[axis].append((begin, end))
-    for begin, send in _sends(program, play):
-        if device in (send.source, send.target):
-            spans["pp"].append((begin, begin + send.seconds + send.latency))
+    for begin, send in _sends(program, play, device):
+        spans["pp"].append((begin, begin + send.seconds + send.latency))
     for axis, of_updates in op_occupancy(play.tail_ops, play.tail, device).items():
         spans[axis] += of_updates
     return spans
@@ -109,16 +108,16 @@ def _walk_behind(task: Task, coordinates: Coordinates, play: Play, action: int) 
     return coordinates.walk(task, state, side_ops_alone=True)
 
 
-def _sends(program: Program, play: Play) -> Iterator[tuple[np.ndarray, Send]]:
-    """Yields the times at which the messages of every slot begin."""
+def _sends(program: Program, play: Play, device: int) -> Iterator[tuple[np.ndarray, Send]]:
+    """Yields the times at which the messages from or to a device begin, slot by slot [s]."""
     sent, table = np.array(play.sent), program.timetable
     for slot, send in enumerate(program.sends):
-        if send is not None:
+        if send is not None and device in (send.source, send.target):
             yield sent[table.slot_array == slot], send
     for slot, sends in program.others.items():
-        actions = np.flatnonzero(table.slot_array == slot).tolist()
         for turn, send in enumerate(sends):
-            if send is not None:
+            if send is not None and device in (send.source, send.target):
+                actions = np.flatnonzero(table.slot_array == slot).tolist()
                 yield np.array([play.sent_extra[table.extra_results[action][turn]] for action in actions]), send
 
 

@@ -172,23 +172,6 @@ class _PlayedDevice:
     streams: list[float]
     second_result: float = NEVER
 
-    def advance(self, matrix: CompactMatrix, now: float, second: float, arrival: float) -> float:
-        """Plays an action and returns when its result exists.
-
-        now, second: when the compute stream and the stream `second` are free.
-        """
-        free, late = now + matrix.free_after_free, arrival + matrix.free_after_arrival
-        if late > free:
-            free = late
-        result, late = now + matrix.result_after_free, arrival + matrix.result_after_arrival
-        if late > result:
-            result = late
-        if (other := matrix.second) is not None:
-            free, result = max(free, second + other.free_after), max(result, second + other.result_after)
-            self.free_second = max(now + other.after_free, arrival + other.after_arrival, second + other.after_itself)
-        self.free = free
-        return result
-
     def times(self) -> list[float]:
         """Returns all times on which later actions depend."""
         return [self.free, self.free_second, self.waiting, *self.ports, *self.streams]
@@ -329,45 +312,58 @@ class _Player:
         return self._finish_times(self._in_rounds(rounds))
 
     def advance(self, actions: Sequence[int]) -> None:
-        """Plays `actions`, in which each one follows the actions that it needs."""
-        table, log, result, host = self.table, self.log, self.result, self.host
+        """Plays `actions`, in which each one follows the actions that it needs.
+
+        One body without calls in the usual cases: sweeps and searches spend more time here than anywhere else.
+        """
+        table, log, result, host, launches = self.table, self.log, self.result, self.host, self.launches
         slots, devices, slot_of, device_of, need = self.slots, self.devices, table.slot, table.device_of, table.need
+        entry, beside, arrivals, sent, further_needs = log.entry, log.beside, log.arrival, log.sent, table.further_needs
+        waits_for_sends, extra_results = self.waits_for_sends, table.extra_results
         for action in actions:
             slot, device = slots[slot_of[action]], devices[device_of[action]]
             arrival = result[need[action]]
-            if action in table.further_needs:
-                arrival = max(arrival, *map(result.__getitem__, table.further_needs[action]))
+            if action in further_needs:
+                arrival = max(arrival, *map(result.__getitem__, further_needs[action]))
             now, second, wait = device.free, device.free_second, device.waiting
             if wait > NEVER:
                 now, second = max(now, wait), max(second, wait) if slot.uses_second else second
                 # An action that computes nothing passes the wait on to the next one.
                 device.waiting = NEVER if slot.computes else wait
-            log.entry[action], log.beside[action], log.arrival[action] = now, second, arrival
+            entry[action], beside[action], arrivals[action] = now, second, arrival
             compact = slot.compact
             if compact is not None and now - host[action] >= compact.lead:
-                made = device.advance(compact, now, second, arrival)
+                free, late = now + compact.free_after_free, arrival + compact.free_after_arrival
+                device.free = late if late > free else free
+                made, late = now + compact.result_after_free, arrival + compact.result_after_arrival
+                if late > made:
+                    made = late
+                if (stream := compact.second) is not None:
+                    device.free = max(device.free, second + stream.free_after)
+                    made = max(made, second + stream.result_after)
+                    device.free_second = max(
+                        now + stream.after_free, arrival + stream.after_arrival, second + stream.after_itself
+                    )
             elif slot.follows:
                 made = device.second_result
             else:
                 made = self._advance_fully(action, device, slot, now, wait)
-            result[action] = made if slot.send is None else self._send(action, device, slot, slot.send, made)
-            if action in table.extra_results:
+            send = slot.send
+            if send is None:
+                result[action] = made
+            else:
+                ports, port = device.ports, slot.backward
+                begin = ports[port] if ports[port] > made else made
+                if launches and (issued := host[action] + slot.issued) > begin:
+                    begin = issued
+                    self.bound.add(action)
+                sent[action] = begin
+                ports[port] = end = begin + send.seconds
+                device.seen[port] = result[action] = arrival = end + send.latency
+                if waits_for_sends and arrival > device.waiting:
+                    device.waiting = arrival
+            if action in extra_results:
                 self._send_others(action, device, slot, made)
-
-    def _send(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, send: Send, begin: float) -> float:
-        """Sends the result of an action, which exists at `begin`, and returns when it arrives."""
-        ports, port = device.ports, slot.backward
-        if ports[port] > begin:
-            begin = ports[port]
-        if self.launches and (issued := self.host[action] + slot.issued) > begin:
-            begin = issued
-            self.bound.add(action)
-        self.log.sent[action] = begin
-        ports[port] = end = begin + send.seconds
-        device.seen[port] = arrival = end + send.latency
-        if self.waits_for_sends and arrival > device.waiting:
-            device.waiting = arrival
-        return arrival
 
     def _send_others(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, made: float) -> None:
         """Sends a result to all stages that need it but the first."""
