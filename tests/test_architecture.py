@@ -392,7 +392,7 @@ ABOVE: dict[str, dict[str, int]] = {
     "lines": {},
     "branch points": {
         "simulator/formats/launch/keys.py:_name_schemes": 16,
-        "simulator/engine/task_player.py:_Player.advance": 16,
+        "simulator/engine/task_player.py:_Player.advance": 18,
         "simulator/formats/launch/keys.py:compose_plan": 20,
     },
     "local names": {
