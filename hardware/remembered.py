@@ -66,9 +66,7 @@ def remembered_by(
 
 
 def _keep_results(
-    method: Callable[Concatenate[Instance, P], Result],
-    key: str,
-    key_of: Callable[..., Hashable] | None = None,
+    method: Callable[Concatenate[Instance, P], Result], key: str, key_of: Callable[..., Hashable] | None = None
 ) -> Callable[Concatenate[Instance, P], Result]:
     """Makes the look-up of a method. key: as source text, of the parameters."""
     instance, *names = signature(method).parameters

@@ -52,10 +52,7 @@ class Mesh:
     """
 
     def __init__(
-        self,
-        axes: Mapping[str, int],
-        views: Mapping[Any, Mapping[str, int]] | None = None,
-        region: Sequence[str] = (),
+        self, axes: Mapping[str, int], views: Mapping[Any, Mapping[str, int]] | None = None, region: Sequence[str] = ()
     ) -> None:
         self.named_axes = dict(axes)
         self.places: dict[str, tuple[int, ...]] = {}

@@ -209,10 +209,7 @@ class ShortPlan(ShortStage):
     ] = None
     """name, or `{use: NAME}` with its options, of any [pipeline schedule](schemes.md#pipeline-schedules);
     `meshcast list schedule NAME --p 4 --m 8` shows one"""
-    chunks: Annotated[
-        Count | None,
-        PlanKey("pipeline", "chunks", usual=1, default=CHUNKS, part="stages"),
-    ] = None
+    chunks: Annotated[Count | None, PlanKey("pipeline", "chunks", usual=1, default=CHUNKS, part="stages")] = None
     """model chunks (virtual stages) per device; `pp x chunks` divides the layers, unless `partition` is given"""
     partition: Annotated[str | tuple[int, ...], PlanKey("pipeline", part="stages")] = "even"
     """layers of the stages: `even`; `ends-as-layers` (embedding and output layer count as a layer each, so the first

@@ -14,25 +14,8 @@ from itertools import groupby
 from meshcast.hardware.remembered import remembered
 from meshcast.simulator.ir.decoder_operators import KeepContext, Softcap
 from meshcast.simulator.ir.layout import Dim, Tensor
-from meshcast.simulator.ir.modules import (
-    LOWEST,
-    BatchLossUnit,
-    Layer,
-    LayersFrom,
-    Module,
-    Stage,
-    Unit,
-    add_marks,
-)
-from meshcast.simulator.ir.operators import (
-    Boundary,
-    Concat,
-    Embedding,
-    Head,
-    Loss,
-    Norm,
-    Residual,
-)
+from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, LayersFrom, Module, Stage, Unit, add_marks
+from meshcast.simulator.ir.operators import Boundary, Concat, Embedding, Head, Loss, Norm, Residual
 from meshcast.simulator.models.adapters import freeze, mark_lowest
 from meshcast.simulator.models.blocks import BlockBuilder
 from meshcast.simulator.models.branches import Branch

@@ -9,14 +9,7 @@ from meshcast.simulator.ir.decoder_operators import CappedAttention, NormOfHeads
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.linear_attention_operators import GatedDeltaRule, GatedNorm, LightningAttention, LinearMixer
 from meshcast.simulator.ir.mamba_operators import Mamba, SSDScan
-from meshcast.simulator.ir.modules import (
-    MLP,
-    CrossAttention,
-    Module,
-    MoE,
-    SelfAttention,
-    SharedExperts,
-)
+from meshcast.simulator.ir.modules import MLP, CrossAttention, Module, MoE, SelfAttention, SharedExperts
 from meshcast.simulator.ir.moe_operators import (
     ExpertActivation,
     ExpertCast,
@@ -27,13 +20,7 @@ from meshcast.simulator.ir.moe_operators import (
     Unpermute,
     WeightedSum,
 )
-from meshcast.simulator.ir.operators import (
-    Activation,
-    CoreAttention,
-    Linear,
-    Norm,
-    Rope,
-)
+from meshcast.simulator.ir.operators import Activation, CoreAttention, Linear, Norm, Rope
 from meshcast.simulator.models.casts import cast_input, save_inputs
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
 from meshcast.simulator.models.shapes import Shapes

@@ -72,12 +72,7 @@ def make_snapshot(report: Report) -> dict[str, Any]:
         segment, events = _trace_device(report, device)
         segments.append(segment)
         traces.append(events)
-    return {
-        "segments": segments,
-        "device_traces": traces,
-        "allocator_settings": {},
-        "external_annotations": [],
-    }
+    return {"segments": segments, "device_traces": traces, "allocator_settings": {}, "external_annotations": []}
 
 
 def find_blocks(held: np.ndarray) -> list[LiveBlock]:

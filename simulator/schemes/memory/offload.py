@@ -28,14 +28,7 @@ from meshcast.simulator.ir.capabilities import HoldsStates, RequiresRoles
 from meshcast.simulator.ir.modules import Module, Stage, Update
 from meshcast.simulator.ir.ops import BYTES, Fragment, StageOps
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.ir.scheme import (
-    ClosedForm,
-    LowerModule,
-    LowerStage,
-    MemoryScheme,
-    Paper,
-    SchemeOptions,
-)
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
 from meshcast.simulator.ir.settings import LayerSetting
 from meshcast.simulator.lowering.offload import offload_activations, update_on_host
 from meshcast.simulator.schemes.memory.shared.recompute import mark_layers

@@ -38,9 +38,7 @@ from meshcast.simulator.scheduling.sequence_slicing import (
 
 class TeraPipe(SlicedSchedule):
     paper = Paper(
-        "arXiv:2102.07988",
-        "TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language Models",
-        2021,
+        "arXiv:2102.07988", "TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language Models", 2021
     )
 
     class Options(SlicedSchedule.Options):

@@ -44,9 +44,7 @@ BACKENDS = {"deepep": "deepep", "hybridep": "hybrid-ep"}
 DEEPEP = {"plan.expert.dispatch": "bf16", "plan.expert.most": 1_000}
 """DeepEP as Megatron-Core calls it: tokens in bf16, experts of a token on any number of nodes."""
 
-RECIPES = {
-    **{"delayed": "fp8-delayed", "tensorwise": "fp8-tensorwise", "blockwise": "fp8-blockwise", "mxfp8": "mxfp8"},
-}
+RECIPES = {"delayed": "fp8-delayed", "tensorwise": "fp8-tensorwise", "blockwise": "fp8-blockwise", "mxfp8": "mxfp8"}
 
 SHARDING = {"no_shard": "ddp", "optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "fsdp"}
 """Data schemes by ``data_parallel_sharding_strategy`` of Megatron FSDP."""

@@ -262,11 +262,7 @@ class DataScheme(ShardsStates):
             yield self.gather(axes, elements, "U", "every")
 
     def _make_buckets(
-        self,
-        stage_ops: StageOps,
-        of: Callable[[Param], tuple[tuple[str, ...], Sizes]],
-        make: MakeOps,
-        backward: bool,
+        self, stage_ops: StageOps, of: Callable[[Param], tuple[tuple[str, ...], Sizes]], make: MakeOps, backward: bool
     ) -> Sequence[SideOps]:
         """The ops of the buckets of parameters with the same axes, in the order in which the buckets start.
 

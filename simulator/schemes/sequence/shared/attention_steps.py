@@ -45,10 +45,7 @@ def mask_blocks(
 
 
 def mask_block(
-    token_order: str,
-    pairs: Sequence[tuple[int, int]],
-    bidirectional: bool = False,
-    tile: tuple[int, int] | None = None,
+    token_order: str, pairs: Sequence[tuple[int, int]], bidirectional: bool = False, tile: tuple[int, int] | None = None
 ) -> ScoreBlock:
     """The score block of a step. Bidirectional attention computes all of it, causal attention shares.
 

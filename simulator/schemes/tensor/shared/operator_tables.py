@@ -36,8 +36,7 @@ Dims = Annotated[tuple[Name, ...], BeforeValidator(_as_list, json_schema_input_t
 """Dims of which an axis shards the first that an operator has; none: every rank along the axis has the whole."""
 
 AxisDims = Annotated[
-    dict[Name, Dims],
-    BeforeValidator(_by_axis, json_schema_input_type=dict[str, Dims] | str | tuple[str, ...] | None),
+    dict[Name, Dims], BeforeValidator(_by_axis, json_schema_input_type=dict[str, Dims] | str | tuple[str, ...] | None)
 ]
 """Dims by axis; without axes those of every axis of the scheme."""
 
