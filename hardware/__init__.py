@@ -25,8 +25,7 @@ from meshcast.hardware.link import Link
 from meshcast.hardware.load import Document, Fact, Value, catalog, explain, line_of, load, read_yaml, validate_data
 from meshcast.hardware.mixed import ByGroups
 from meshcast.hardware.node import Node
-from meshcast.hardware.reliability.components import Reliability
-from meshcast.hardware.reliability.store import CheckpointStore
+from meshcast.hardware.reliability import CheckpointStore, Reliability
 from meshcast.hardware.shared import shared_instance
 from meshcast.hardware.topology import Parts, Reach, reach
 

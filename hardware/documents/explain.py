@@ -53,8 +53,9 @@ def explain(
     # A misspelt key is also reported as a missing one; the misspelling is the mistake.
     errors = sorted(e.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     start = _place(errors[0])
+    is_form = errors[0]["type"] != "extra_forbidden" and any(map(_names_form, errors[0]["loc"][1:]))
     # If several forms are valid, each one reports why it does not match; the one that was read furthest was meant.
-    forms = [one for one in errors if _place(one)[: len(start)] == start] if _is_form(errors[0]) else errors[:1]
+    forms = [one for one in errors if _place(one)[: len(start)] == start] if is_form else errors[:1]
     place = max(map(_place, forms), key=len)
     here = [one for one in forms if _place(one) == place]
     numbers = [one["type"] for one in here if one["type"] in ("int_type", "float_type")]
@@ -101,11 +102,6 @@ def _show_key(key: str) -> str:
 
 _FORMS = ("str", "int", "constrained-int", "float", "bool")
 """Types whose names pydantic adds to a place if a field may have one of several."""
-
-
-def _is_form(one: Any) -> bool:
-    """Whether an error is about one of several types that a field may have."""
-    return any(_names_form(part) for part in one["loc"][1:]) and one["type"] != "extra_forbidden"
 
 
 def _names_form(part: int | str) -> bool:

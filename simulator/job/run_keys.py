@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from meshcast.hardware.errors import nearest
 from meshcast.hardware.load import catalog
-from meshcast.hardware.reliability.components import Loss, Unit
+from meshcast.hardware.reliability import Loss, Unit
 from meshcast.simulator.job.batch import Count, JobPart
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import load
-from meshcast.hardware.reliability.components import Reliability, Unit
+from meshcast.hardware.reliability import Reliability, Unit
 from meshcast.simulator.costs.power import power_model
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.run_keys import Checkpoints, Failures, Recovery, RunStragglers
@@ -141,7 +141,8 @@ def make_run(report: Report, known: ForecastSteps | None = None) -> RunPlan:
     if steps is None and run.days is None:
         rule = "the run has no length"
         raise PlanError("run", rule, "State run.tokens, run.steps or run.days, for example with --set run.days=54")
-    given, jitter = read_conditions(job), make_jitter(job, _steps_between_barriers(report))
+    # Replicas wait for each other once in a period of the data scheme.
+    given, jitter = read_conditions(job), make_jitter(job, report.play.plan.passes.period)
     step = report.step_time * jitter.mean_duration()
     size = state_size(report, given.checkpoints)
     setting = RunSetting(
@@ -167,11 +168,6 @@ def replace_run_keys(report: Report, job: Job) -> Report:
     plan = report.play.plan
     changed = replace(plan, job=plan.job.model_copy(update={"run": job.run}))
     return type(report)(replace(report.play, plan=changed), report.unlike_steps)
-
-
-def _steps_between_barriers(report: Report) -> int:
-    """Steps after which replicas wait for each other: the period of the data scheme."""
-    return report.play.plan.passes.period
 
 
 def _first(stated: float | None, other: float) -> float:

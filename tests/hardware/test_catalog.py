@@ -14,8 +14,7 @@ from pydantic import BaseModel
 from meshcast import hardware
 from meshcast.hardware import GPU, CatalogError, Cluster, Link, Node, Value, catalog, load
 from meshcast.hardware.load import Bandwidth, LinkRate, Strict, quantity, read_yaml, validate_data
-from meshcast.hardware.reliability.components import Reliability
-from meshcast.hardware.reliability.store import CheckpointStore
+from meshcast.hardware.reliability import CheckpointStore, Reliability
 
 ENTRIES = [
     (kind, name) for kind in ("gpus", "links", "nodes", "clusters", "reliability", "stores") for name in catalog(kind)

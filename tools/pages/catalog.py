@@ -12,8 +12,7 @@ from typing import Any
 
 from meshcast.hardware.cluster import Cluster, Level
 from meshcast.hardware.load import Fact, Value, catalog, load
-from meshcast.hardware.reliability.components import Reliability
-from meshcast.hardware.reliability.store import CheckpointStore
+from meshcast.hardware.reliability import CheckpointStore, Reliability
 from meshcast.hardware.sourced_values import DEVICES, sourced_values
 
 HEAD = """# The catalog

@@ -1,4 +1,5 @@
-"""Failure rates of the parts of a cluster as somebody observed them, and what happens after a failure."""
+"""How often parts of a cluster fail as somebody observed them, how long they are away, and how fast checkpoints reach
+a store: a parallel file system or an object store that all nodes write to."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from meshcast.hardware.load import Count, Strict, Time, catalog_model
+from meshcast.hardware.load import Count, Strict, Time, Value, catalog_model, quantity
 
 Unit = Literal["gpu", "nic", "node", "switch", "job"]
 """What fails: one GPU, one network port, one node, one leaf switch; or the job as a whole."""
@@ -80,3 +81,33 @@ class Reliability(Strict):
             return float(found.mtbf)
         assert self.observed is not None and found.failures is not None and found.units is not None
         return float(self.observed * found.units / found.failures)
+
+
+StoreRate = Annotated[Value, quantity("bandwidth", per=("node",))]
+"""A rate of a whole store [bytes/s]."""
+
+
+@catalog_model("stores")
+class CheckpointStore(Strict):
+    """A store of checkpoints.
+
+    Attributes:
+        write: rate at which all nodes together write [bytes/s].
+        read: likewise; None: as fast as they write.
+        per_node: most that one node writes or reads [bytes/s]; None: its network ports limit it.
+        nodes: nodes that share these rates; on other numbers of nodes they grow in proportion. None: the rates are
+            those of the store, however many nodes use it.
+    """
+
+    name: str
+    title: str = ""
+    write: StoreRate
+    read: StoreRate | None = None
+    per_node: StoreRate | None = None
+    nodes: Count | None = None
+    note: str = ""
+
+    def rates(self, nodes: int) -> tuple[float, float]:
+        """Rates of writing and of reading of so many nodes together [bytes/s]."""
+        share = nodes / float(self.nodes) if self.nodes else 1.0
+        return float(self.write) * share, float(self.read or self.write) * share
