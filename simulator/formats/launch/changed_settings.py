@@ -45,16 +45,14 @@ def list_changed_settings(found: ImportedJob, text: str, before: Job, after: Job
     form = FORMATS[found.form]
     assert form.write is not None
     stated = form.read(text, found.where)
-    old, new = ({name: one for name, one in form.read(_export(form, job), "").items()} for job in (before, after))
+    old, new = (form.read(form.write(flatten_for_export(job), []), "") for job in (before, after))
     differing = {name for name in {**old, **new} if _value(old.get(name)) != _value(new.get(name))}
     changed, changes = _changed_keys(before, after), []
     for name, one in stated.items():
         own = {key for key, where in found.places.items() if where == one.where}
         if name in differing:
             changes.append(SettingChange(one.shown, one.place, one.value, new[name].value if name in new else None))
-        elif (
-            name not in old and name not in new and own & changed
-        ):  # it says by another name what is now said otherwise
+        elif name not in old and name not in new and own & changed:  # says by another name what is now said otherwise
             changes.append(SettingChange(one.shown, one.place, one.value, None))
     changes += [
         SettingChange(new[name].shown, "", None, new[name].value)
@@ -75,11 +73,6 @@ def _list_changed_variables(form: LaunchFormat, text: str, where: str, before: J
         elif stated is None and one.value is not None and one not in old:
             changes.append(SettingChange(f"environment {one.name}", "", None, one.value))
     return changes
-
-
-def _export(form: LaunchFormat, job: Job) -> str:
-    assert form.write is not None
-    return form.write(flatten_for_export(job), [])
 
 
 def _changed_keys(before: Job, after: Job) -> set[str]:

@@ -12,12 +12,12 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from meshcast.hardware import load_cluster
 from meshcast.simulator.formats.launch.table import Keys
 from meshcast.simulator.ir.registry import find_scheme, is_scheme
-from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
+from meshcast.simulator.job.framework import Framework, load_framework
 from meshcast.simulator.job.job import Job, LongPlan, SchemeEntry, plan_to_dict
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, option_keys, state_scheme_name
 from meshcast.simulator.job.shorthand import CARRIED, expand_plan, family_degree, usual_schedule
@@ -103,7 +103,8 @@ def flatten_plan(plan: LongPlan) -> Keys:
     experts = plan.views.get("experts", {})
     keys |= {"plan.ep": experts.get("ep", 1), "plan.etp": experts.get("etp", keys["plan.tp"])}
     order = [axis for axis, size in plan.mesh.items() if size > 1]
-    keys["plan.order"] = "dp-pp-cp-tp" if _is_outer(order, ("dp", "replicate", "shard"), "pp") else "pp-dp-cp-tp"
+    is_outer = "pp" in order and not {"dp", "replicate", "shard"}.isdisjoint(order[: order.index("pp")])
+    keys["plan.order"] = "dp-pp-cp-tp" if is_outer else "pp-dp-cp-tp"
     keys["plan.recompute"] = "none"
     for entry in plan.schemes:
         keys |= _flatten_scheme(entry, plan, keys)
@@ -111,11 +112,6 @@ def flatten_plan(plan: LongPlan) -> Keys:
         if value:
             keys[f"plan.{name}"] = tuple(one.model_dump(mode="json") for one in value)
     return keys
-
-
-def _is_outer(order: list[str], names: tuple[str, ...], other: str) -> bool:
-    """Whether an axis of `names` comes before `other`."""
-    return other in order and any(axis in names for axis in order[: order.index(other)])
 
 
 def _flatten_scheme(entry: SchemeEntry, plan: LongPlan, keys: Keys) -> Keys:
@@ -218,11 +214,6 @@ def compose_job(keys: Mapping[str, Any], cluster: Any, model: Any, folder: Path 
 def _format(profile: Framework, key: str) -> str:
     """The number format of a framework."""
     return profile.quantised or profile.weights if key == "compute" else str(getattr(profile, key))
-
-
-def is_quantised(format_: Any) -> bool:
-    """Whether a compute format is below 16 bits."""
-    return format_ in get_args(QuantisedRecipe)
 
 
 def compose_plan(keys: Mapping[str, Any], model: Model, gpus: int, node: int) -> dict[str, Any]:

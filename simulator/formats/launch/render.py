@@ -56,7 +56,7 @@ def _render(key: str, value: Any, path: str, comments: Mapping[str, str], depth:
         isinstance(value, Mapping)
         and value
         and "use" not in value
-        and (depth == 0 or len(str(value)) > 50 or _has_comment(path, comments))
+        and (depth == 0 or len(str(value)) > 50 or any(name.startswith(f"{path}.") for name in comments))
     ):
         lines = [f"{margin}{key}:"]
         if "mesh" in value:  # in long form one key says what several settings do
@@ -77,11 +77,6 @@ def _render(key: str, value: Any, path: str, comments: Mapping[str, str], depth:
     return [f"{line}  # {comment}" if comment else line]
 
 
-def _has_comment(path: str, comments: Mapping[str, str]) -> bool:
-    """Whether a key below has a comment of its own."""
-    return any(key.startswith(f"{path}.") for key in comments)
-
-
 def _behind(path: str) -> str:
     """The key of an import behind a key of a job file."""
     section, _, key = path.removesuffix(".use").partition(".")
@@ -93,15 +88,8 @@ def to_flow(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        plain = re.fullmatch(r"[A-Za-z_][\w./:+ -]*", value) and value.lower() not in (
-            "null",
-            "true",
-            "false",
-            "yes",
-            "no",
-            "on",
-            "off",
-        )
+        words = ("null", "true", "false", "yes", "no", "on", "off")
+        plain = re.fullmatch(r"[A-Za-z_][\w./:+ -]*", value) and value.lower() not in words
         return value if plain and not re.search(r": |:$| $|^-", value) else json.dumps(value)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {to_flow(one)}" for key, one in value.items()) + "}"

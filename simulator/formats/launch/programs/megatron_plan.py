@@ -72,22 +72,10 @@ def read_plan(reading: Reading) -> None:
         reading.reject(sizes, "one level of context parallelism is understood; two are a plan in long form (USP)")
     _read_experts(reading)
     _read_recompute(reading)
-    offload = [
-        what
-        for what, names in (
-            ("activations", ("fine_grained_activation_offloading", "cpu_offloading")),
-            ("optimizer", ("optimizer_cpu_offload",)),
-        )
-        if reading.take_switch(*names)
-    ]
-    if offload:
-        reading.set_key(
-            "plan.offload",
-            tuple(offload),
-            "fine_grained_activation_offloading",
-            "cpu_offloading",
-            "optimizer_cpu_offload",
-        )
+    of_activations, of_states = ("fine_grained_activation_offloading", "cpu_offloading"), "optimizer_cpu_offload"
+    offload = ("activations",) if reading.take_switch(*of_activations) else ()
+    if offload := (*offload, *(("optimizer",) if reading.take_switch(of_states) else ())):
+        reading.set_key("plan.offload", offload, *of_activations, of_states)
     if layers := reading.take_count("cpu_offloading_num_layers"):
         reading.set_key("plan.offload.layers", layers, "cpu_offloading_num_layers")
 

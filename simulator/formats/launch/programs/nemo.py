@@ -185,17 +185,10 @@ def interpret(reading: Reading) -> None:
     reading.read_rows((*DEGREES, *OWN))
     keys = reading.keys
     read_shape(reading, CONFIGURATION)
-    if "use_distributed_optimizer" not in reading.stated and reading.take_word("name") in (
-        "",
-        "distributed_fused_adam",
-        "mcore_distributed_optim",
-    ):
-        reading.stated = {
-            **reading.stated,
-            "use_distributed_optimizer": Stated(
-                True, reading.stated["name"].shown if "name" in reading.stated else "recipe"
-            ),
-        }
+    sharding = ("", "distributed_fused_adam", "mcore_distributed_optim")
+    if "use_distributed_optimizer" not in reading.stated and reading.take_word("name") in sharding:
+        shown = reading.stated["name"].shown if "name" in reading.stated else "recipe"
+        reading.stated = {**reading.stated, "use_distributed_optimizer": Stated(True, shown)}
     read_plan(reading)
     strategy, fsdp = reading.take_word("fsdp_sharding_strategy") or "full", reading.take_switch("fsdp")
     reading.take("fsdp_grad_reduce_dtype", "fsdp_sharded_checkpoint")
@@ -208,18 +201,12 @@ def interpret(reading: Reading) -> None:
             reading.reject(stated, "kernels are fused as in the profile")
     reading.set_key("framework.name", "nemo")
     _read_precision(reading)
-    graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch(
-        "enable_cuda_graph", "external_cuda_graph"
-    )
+    switches = ("enable_cuda_graph", "external_cuda_graph")
+    graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch(*switches)
     experts = "model.moe.experts" in keys and reading.take("cuda_graph_modules", "cuda_graph_scope") is not None
     if graphs:
-        reading.set_key(
-            "framework.set.cuda_graphs",
-            "outside-experts" if experts else True,
-            "cuda_graph_impl",
-            "enable_cuda_graph",
-            "external_cuda_graph",
-        )
+        scope = "outside-experts" if experts else True
+        reading.set_key("framework.set.cuda_graphs", scope, "cuda_graph_impl", *switches)
     intervals = (
         "checkpoint.save_interval",
         "exp_manager.checkpoint_callback_params.every_n_train_steps",
@@ -311,16 +298,10 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     if keys.get("plan.data") == "ddp":
         settings["use_distributed_optimizer"] = False
     settings["grad_reduce_in_fp32"] = keys.get("precision.gradients", "fp32") == "fp32"
-    if (formats := (keys.get("precision.main_weights", "fp32"), keys.get("precision.moments", "fp32"))) != (
-        "fp32",
-        "fp32",
-    ):
-        settings |= {
-            "use_precision_aware_optimizer": True,
-            "main_params_dtype": formats[0],
-            "exp_avg_dtype": formats[1],
-            "exp_avg_sq_dtype": formats[1],
-        }
+    weights, moments = keys.get("precision.main_weights", "fp32"), keys.get("precision.moments", "fp32")
+    if (weights, moments) != ("fp32", "fp32"):
+        settings |= {"use_precision_aware_optimizer": True, "main_params_dtype": weights}
+        settings |= {"exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
     if graphs := keys.get("framework.set.cuda_graphs"):
         settings["cuda_graph_impl"] = "transformer_engine" if graphs == "outside-experts" else "full_iteration"
         if graphs == "outside-experts":

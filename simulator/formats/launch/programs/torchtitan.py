@@ -1,4 +1,5 @@
-"""torchtitan: its TOML files (until February 2026), and the same settings as arguments of its command line.
+"""torchtitan: its TOML files (until February 2026), which jobs are exported to, too, and the same settings as arguments
+of its command line.
 
 Source: pytorch/torchtitan @238fa9953e, torchtitan/config/job_config.py, and @b5bcd76c6, torchtitan/config/configs.py,
 whose batches are in tokens. Models are flavors in Python code; a file names one.
@@ -14,11 +15,74 @@ from typing import Any
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.imported_job import LaunchFormat
 from meshcast.simulator.formats.launch.keys import flatten_model
-from meshcast.simulator.formats.launch.programs.torchtitan_export import write
-from meshcast.simulator.formats.launch.programs.torchtitan_names import EXPERTS, FLAVORS, FORMATS, ROWS, SCHEDULES
 from meshcast.simulator.formats.launch.shell import read_arguments
-from meshcast.simulator.formats.launch.table import Reading, Stated, is_null, read_words
+from meshcast.simulator.formats.launch.table import (
+    ON,
+    Keys,
+    Reading,
+    SettingRow,
+    Stated,
+    is_null,
+    read_words,
+    write_rows,
+)
 from meshcast.simulator.models.load import load_model
+
+FLAVORS: Mapping[tuple[str, str], Any] = {
+    ("llama3", "8b"): "llama3-8b",
+    ("llama3", "70b"): "llama3-70b",
+    ("llama3", "405b"): "llama3-405b",
+    ("deepseek_v3", "16b"): "deepseek-v2-lite",
+    ("deepseek_v3", "236b"): "deepseek-v2",
+    ("deepseek_v3", "671b"): {"preset": "deepseek-v3", "mtp": 0},
+    ("llama4", "17bx16e"): "llama4-scout",
+    ("gpt_oss", "20b"): "gpt-oss-20b",
+    ("gpt_oss", "120b"): "gpt-oss-120b",
+    **{("qwen3", size): f"qwen3-{size}" for size in ("0.6b", "1.7b", "4b", "8b", "14b", "32b", "30b-a3b", "235b-a22b")},
+    ("llama3", "debugmodel"): {
+        **{"layers": 6, "hidden": 256, "heads": 16, "ffn": 768, "vocab": 2048, "seq": 2048},
+        **{"gated": True, "positions": "rope", "tied": False, "norm": "rmsnorm"},
+    },
+}
+"""Models by torchtitan's name and flavor, which may have a suffix for the kind of attention (``8B_flex``)."""
+
+ROWS = (
+    SettingRow("training.seq_len", "batch.sequence"),
+    SettingRow("training.max_context_length", "batch.sequence"),
+    SettingRow("training.steps", "run.steps"),
+    SettingRow("parallelism.tensor_parallel_degree", "plan.tp", silent=1),
+    SettingRow("parallelism.pipeline_parallel_degree", "plan.pp", silent=1),
+    SettingRow("parallelism.context_parallel_degree", "plan.cp", silent=1),
+    SettingRow("parallelism.expert_parallel_degree", "plan.ep", silent=1),
+    SettingRow(
+        "parallelism.enable_sequence_parallel",
+        "plan.tensor",
+        "switch",
+        {True: "megatron-sp", False: "megatron"},
+        silent="megatron-sp",
+    ),
+    SettingRow("parallelism.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", ON, silent=False),
+    SettingRow("compile.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", {True: True}),
+    SettingRow("compile.enable", "framework.set.compile", "switch", ON, silent=False),
+)
+
+SCHEDULES = {
+    **{"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved-1f1b", "loopedbfs": "breadth-first"},
+    **{"zbvzerobubble": "zb-v", "dualpipev": "dualpipe-v"},
+}
+"""Schedules by torch's names in small letters, without "Schedule"."""
+
+TORCH_NAMES = {
+    **{"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B", "breadth-first": "LoopedBFS"},
+    **{"zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"},
+}
+
+EXPERTS = {"standard": "all-to-all", "deepep": "deepep", "hybridep": "hybrid-ep"}
+
+FORMATS = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
+
+RESIDENT = ("zero-1", "zero-2", "zero-offload")
+"""Data schemes that shard states but keep weights whole, of which FSDP without resharding is the nearest."""
 
 RENAMED = {
     "training.batch_size": "training.local_batch_size",
@@ -100,12 +164,9 @@ def interpret(reading: Reading) -> None:
     if keys["plan.cp"] == 1:
         reading.take("parallelism.context_parallel_load_balancer", "parallelism.context_parallel_rotate_method")
     else:
-        rotate = reading.take_word("parallelism.context_parallel_rotate_method") or "allgather"
-        reading.set_key(
-            "plan.sequence",
-            "ring" if rotate == "alltoall" else "all-gather",
-            "parallelism.context_parallel_rotate_method",
-        )
+        method = "parallelism.context_parallel_rotate_method"
+        rotate = reading.take_word(method) or "allgather"
+        reading.set_key("plan.sequence", "ring" if rotate == "alltoall" else "all-gather", method)
         if rotate == "alltoall":
             reading.set_key("plan.sequence.merge", "eager")
         if (order := reading.take_word("parallelism.context_parallel_load_balancer")) not in ("", "headtail"):
@@ -163,11 +224,8 @@ def _read_pipeline(reading: Reading) -> None:
         return
     schedule = SCHEDULES.get(word)
     if schedule is None:
-        schedule = "interleaved-1f1b"
-        reading.reject(
-            reading.take("parallelism.pipeline_parallel_schedule"),
-            "there is no schedule of this kind; Interleaved1F1B is taken",
-        )
+        schedule, why = "interleaved-1f1b", "there is no schedule of this kind; Interleaved1F1B is taken"
+        reading.reject(reading.take("parallelism.pipeline_parallel_schedule"), why)
     layers = keys.get("model.layers", 0)
     looped = schedule in ("interleaved-1f1b", "breadth-first")
     chunks = 2 if looped or schedule in ("zb-v", "dualpipe-v") else 1
@@ -184,12 +242,8 @@ def _read_pipeline(reading: Reading) -> None:
         reading.set_key("plan.pipeline.path", str(csv.value), "parallelism.pipeline_parallel_schedule_csv")
         return
     reading.set_key("plan.pipeline", schedule, "parallelism.pipeline_parallel_schedule")
-    reading.set_key(
-        "plan.pipeline.chunks",
-        chunks,
-        "parallelism.pipeline_parallel_layers_per_stage",
-        "parallelism.pipeline_parallel_schedule",
-    )
+    names = ("parallelism.pipeline_parallel_layers_per_stage", "parallelism.pipeline_parallel_schedule")
+    reading.set_key("plan.pipeline.chunks", chunks, *names)
 
 
 def _divide_layers(layers: int, stages: int, first: int, last: int) -> Any:
@@ -239,12 +293,8 @@ def _read_batch(reading: Reading) -> None:
     size = reading.take_count("parallelism.pipeline_parallel_microbatch_size") or 1
     if pp > 1 and "parallelism.num_pp_microbatches" in reading.stated:
         size = max(1, local // pieces)
-    reading.set_key(
-        "batch.micro",
-        size if pp > 1 else local,
-        "parallelism.pipeline_parallel_microbatch_size" if pp > 1 else names[0],
-        names[1],
-    )
+    named = "parallelism.pipeline_parallel_microbatch_size" if pp > 1 else names[0]
+    reading.set_key("batch.micro", size if pp > 1 else local, named, names[1])
     reading.set_key("batch.accumulated", max(1, local // size) if pp > 1 else 1, *names)
     if pp > 1:
         keys["batch.drained"] = local
@@ -328,6 +378,135 @@ def recognise(data: Any, text: str) -> bool:
     if isinstance(data, Mapping):
         return isinstance(data.get("parallelism"), Mapping) and isinstance(data.get("training"), Mapping)
     return re.search(r"--(parallelism|training)\.\w", text) is not None
+
+
+def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a job by section and name."""
+    rows = [row for row in ROWS if not (row.key == "plan.tensor" and keys.get("plan.tp", 1) == 1)]
+    settings = write_rows(rows, keys)
+    pp, dp, copies = keys.get("plan.pp", 1), keys.get("plan.dp", 1), keys.get("plan.replicate", 1)
+    local = keys["batch.global"] // dp if pp > 1 else keys["batch.micro"]
+    settings |= {"training.local_batch_size": local, "training.global_batch_size": keys["batch.global"]}
+    if (data := keys.get("plan.data", "ddp")) != "ddp":
+        settings |= {
+            "parallelism.data_parallel_replicate_degree": copies,
+            "parallelism.data_parallel_shard_degree": dp // copies if copies > 1 else -1,
+        }
+        settings["parallelism.fsdp_reshard_after_forward"] = (
+            "always" if data not in RESIDENT and keys.get("plan.data.reshard", True) else "never"
+        )
+    else:
+        settings |= {"parallelism.data_parallel_replicate_degree": dp, "parallelism.data_parallel_shard_degree": 1}
+    if keys.get("plan.cp", 1) > 1 and keys.get("plan.sequence") == "ring":
+        settings["parallelism.context_parallel_rotate_method"] = "alltoall"
+    if pp > 1:
+        settings |= _write_pipeline(keys)
+    if keys.get("plan.ep", 1) > 1:
+        backend = next((word for word, ours in EXPERTS.items() if ours == keys.get("plan.expert")), "standard")
+        settings |= {
+            "parallelism.expert_parallel_comm_backend": backend,
+            "parallelism.expert_tensor_parallel_degree": keys.get("plan.etp", 1),
+        }
+    settings |= _write_checkpoints(keys) | _write_precision(keys)
+    if keys.get("plan.offload") == ("optimizer",):
+        settings["training.enable_cpu_offload"] = True
+    return settings
+
+
+def _write_precision(keys: Mapping[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    formats = {ours: theirs for theirs, ours in FORMATS.items()}
+    compute = keys.get("precision.compute", "bf16")
+    if compute == "mxfp8" or str(compute).startswith("fp8"):
+        settings["model.converters"] = ["quantize.linear.mx" if compute == "mxfp8" else "quantize.linear.float8"]
+        if compute == "fp8-rowwise":
+            settings["quantize.linear.float8.recipe_name"] = "rowwise"
+    elif compute in ("bf16", "fp32"):
+        settings["training.mixed_precision_param"] = formats[compute]
+    settings["training.mixed_precision_reduce"] = formats.get(keys.get("precision.gradients", "fp32"), "float32")
+    if keys.get("precision.main_weights") == "bf16" == keys.get("precision.moments"):
+        settings["training.dtype"] = "bfloat16"
+    return settings
+
+
+def _write_pipeline(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Schedule, micro-batches and the layers of stages."""
+    section = "parallelism.pipeline_parallel"
+    schedule, chunks = keys.get("plan.pipeline", "1f1b"), keys.get("plan.pipeline.chunks", 1)
+    found: dict[str, Any] = {
+        f"{section}_schedule": TORCH_NAMES.get(schedule, "1F1B"),
+        f"{section}_microbatch_size": keys["batch.micro"],
+    }
+    if schedule == "from-file":
+        found[f"{section}_schedule_csv"] = keys.get("plan.pipeline.path")
+    partition, layers, stages = keys.get("plan.partition"), keys["model.layers"], keys["plan.pp"] * chunks
+    ends = 1 if partition == "ends-as-layers" else 0
+    if isinstance(partition, tuple):
+        starts = [sum(partition[:stage]) for stage in range(len(partition))]
+        parts = [[f"layers.{start + i}" for i in range(count)] for start, count in zip(starts, partition, strict=True)]
+        parts[0].insert(0, "tok_embeddings")
+        parts[-1] += ["norm", "output"]
+        found["parallelism.module_fqns_per_model_part"] = parts
+        return found
+    found |= {f"{section}_{end}_stage_less_layers": ends for end in ("first", "last")}
+    if chunks > 1:
+        found[f"{section}_layers_per_stage"] = -(-(layers + 2 * ends) // stages)
+    return found
+
+
+def _write_checkpoints(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Activation checkpointing."""
+    mode = str(keys.get("plan.recompute", "none"))
+    found: dict[str, Any] = {"activation_checkpoint.mode": mode}
+    layers, each = keys.get("plan.recompute.layers"), keys["model.layers"] // keys.get("plan.pp", 1)
+    if mode == "full" and layers and layers < each:
+        every = next((n for n in range(1, each + 1) if each // n == layers), None)
+        if every:
+            found = {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": str(every)}
+    elif mode == "selective":
+        found["activation_checkpoint.selective_ac_option"] = "op"
+    return found
+
+
+def write(keys: Keys, header: list[str]) -> str:
+    """A TOML file. A flavor is named where torchtitan has one of this shape."""
+    settings = write_settings(keys)
+    lines = [f"# {line}".rstrip() for line in header]
+    lines += ["", "[model]", *_write_flavor(keys)]
+    if "model.converters" in settings:
+        lines.append(f"converters = {_to_toml(settings.pop('model.converters'))}")
+    sections: dict[str, list[str]] = {}
+    for name, value in settings.items():
+        section, _, key = name.rpartition(".")
+        sections.setdefault(section, []).append(f"{key} = {_to_toml(value)}")
+    for section, rows in sections.items():
+        lines += ["", f"[{section}]", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _write_flavor(keys: Mapping[str, Any]) -> list[str]:
+    """Name and flavor of the model with these keys."""
+    for (name, flavor), preset in FLAVORS.items():
+        shape = load_model(preset)
+        if (shape.layers, shape.hidden, shape.vocab) == tuple(
+            keys.get(f"model.{key}") for key in ("layers", "hidden", "vocab")
+        ):
+            spelled = flavor.upper() if flavor[0].isdigit() and name != "gpt_oss" and "x" not in flavor else flavor
+            return [f'name = "{name}"', f'flavor = "{spelled}"']
+    return [
+        "# no flavor of torchtitan has this shape: register one, and name it here",
+        'name = "llama3"',
+        'flavor = "custom"',
+    ]
+
+
+def _to_toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"[{', '.join(map(_to_toml, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
 TORCHTITAN = LaunchFormat(

@@ -25,7 +25,7 @@ from meshcast.simulator.formats.launch.convert import FORMATS, export_job, impor
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.keys import flatten_job
 from meshcast.simulator.formats.launch.programs.deepspeed import nest_settings
-from meshcast.simulator.formats.launch.programs.torchtitan_export import _to_toml
+from meshcast.simulator.formats.launch.programs.torchtitan import _to_toml
 from meshcast.simulator.formats.launch.render import render_job
 from meshcast.simulator.loading.load import load_job
 from tests.strategies import some

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshcast.simulator.formats.launch.convert import EXPORTS, compare_keys, export_job, import_text
 from meshcast.simulator.formats.launch.keys import compose_job, flatten_job
-from meshcast.simulator.formats.launch.programs.torchtitan_names import FLAVORS
+from meshcast.simulator.formats.launch.programs.torchtitan import FLAVORS
 from meshcast.simulator.formats.launch.table import Keys
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
