@@ -16,7 +16,6 @@ from meshcast.hardware import Cluster
 from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
 from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe
 from meshcast.simulator.job.plan_keys import LayerCount, ShortPlan
-from meshcast.simulator.job.published import Published
 from meshcast.simulator.job.run_keys import (
     CheckpointKind,
     Checkpoints,
@@ -198,6 +197,50 @@ class Noise(JobPart):
     seed: int = Field(default=0, strict=True, ge=0)
     steps: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
     """Number of steps played, one after another."""
+
+
+class Published(BaseModel):
+    """One figure of a run and its source: the key ``published`` of a job."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    step_time_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tokens_per_s_per_gpu: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tflops_per_gpu: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Model FLOP/s per GPU [TFLOP/s]."""
+    mfu: float | None = Field(default=None, gt=0, le=1)
+    flops: Literal["palm", "causal"] = "palm"
+    """Convention of model FLOPs: ``palm`` counts attention in full, ``causal`` the half that the mask leaves."""
+    source: str
+    """Paper and table, or address of a page."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Published:
+        if len(self.figures) != 1:
+            given = ", ".join(self.figures) or "none"
+            raise ValueError(f"one figure of step_time_s, tokens_per_s_per_gpu, tflops_per_gpu, mfu; given: {given}")
+        return self
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The published figure by its name."""
+        names = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def compare(self, forecast: dict[str, float]) -> dict[str, Any]:
+        """The comparison with the forecast, as the answer holds it.
+
+        forecast: all forecast figures by name. ``error`` is always that of the step time, forecast / published - 1;
+        the error of a published rate is converted to it.
+        """
+        ((name, value),) = self.figures.items()
+        ratio = forecast[name] / value
+        return {
+            "figure": name,
+            "published": value,
+            "forecast": forecast[name],
+            "error": ratio - 1 if name == "step_time_s" else 1 / ratio - 1,
+            "source": self.source,
+        }
 
 
 def _has_keys(given: Any) -> Any:

@@ -321,8 +321,7 @@ def _batch_of_classes(batch: Batch, plan: LongPlan) -> Batch:
     if unused := {*range(len(batch.lengths))} - {number for _, order in orders for number in order}:
         rule = f"no micro-batch is of class {min(unused)}"
         raise PlanError(f"batch.lengths[{min(unused)}]", rule, "Leave it out, or name it in the order")
-    replicas = 1 if plan.has_stages else family_degree(plan, "data")
-    weights = [one.dp for one in plan.replicas] or [replicas]
+    weights = [one.dp for one in plan.replicas] or [_count_replicas(plan)]
     sequences = [sum(batch.lengths[number].samples for number in order) for _, order in orders]
     total = sum(one * own for one, own in zip(weights, sequences, strict=True))
     if batch.total not in (None, total):

@@ -21,18 +21,12 @@ from meshcast.simulator.ir.moe_operators import (
     WeightedSum,
 )
 from meshcast.simulator.ir.operators import Activation, CoreAttention, Linear, Norm, Rope
-from meshcast.simulator.models.casts import cast_input, save_inputs
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
-from meshcast.simulator.models.shapes import Shapes
+from meshcast.simulator.models.shapes import Shapes, cast_input, save_inputs
 
 UP = ("mla_up_proj",)
 """The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.
 Megatron-Core recomputes them as one module; its norms are fused into the linear layers after them."""
-
-
-def _tokens_of(tensor: Tensor) -> dict[str, Dim]:
-    """The dims of the tokens of a tensor [b, s, h]."""
-    return {name: dim for name, dim in tensor.dims.items() if name != "h"}
 
 
 class BlockBuilder(Shapes):
@@ -162,7 +156,8 @@ class BlockBuilder(Shapes):
         width, kv = Dim(model.heads * d, unit=d), Dim(model.kv_heads * d, unit=d, copies=True)
         read = replace(context, name="context.read")
         q, o = self.act("cross.q", a=width), self.act("cross.o", a=width)
-        k, v = (Tensor(f"cross.{n}", {**_tokens_of(context), "a": kv}, self.dtype) for n in "kv")
+        tokens = {name: dim for name, dim in context.dims.items() if name != "h"}
+        k, v = (Tensor(f"cross.{n}", {**tokens, "a": kv}, self.dtype) for n in "kv")
         queries = [self.weight("wcross.q", h=self.hidden_dim, a=width)]
         keys = [self.weight(f"wcross.{n}", h=self.hidden_dim, a=kv) for n in "kv"]
         if model.qkv_bias:

@@ -348,8 +348,3 @@ def _encoder(convention: str, branch: Branch, seq: float) -> float:
         return 6.0 * (branch.parameters - branch.projector_parameters + _count_attention(branch, seq))
     products = sum(_layer_flops(branch, 1, seq, causal=True).values())
     return 3.0 * (products + 2 * branch.hidden * (branch.input_width or 0))
-
-
-def step_flops(convention: str, model: Model, seq: int, sequences: int) -> float:
-    """FLOPs of one optimizer step over `sequences` (the global batch) of `seq` tokens."""
-    return CONVENTIONS[convention](model, seq) * seq * sequences

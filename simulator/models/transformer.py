@@ -72,10 +72,6 @@ class Transformer(TransformerFields):
         """Whether `layer` (from 0) has experts."""
         return self.kind(layer).experts
 
-    def is_local(self, layer: int) -> bool:
-        """Whether `layer` (from 0) has the window or chunks."""
-        return self.kind(layer).local
-
     def kind(self, layer: int) -> LayerKind:
         """The kind of `layer` (from 0)."""
         if self.ssm:

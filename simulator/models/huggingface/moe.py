@@ -113,18 +113,15 @@ class Llama4(Decoder):
         return {"moe": moe | expert_layers(flags, "moe_layers")}
 
 
-def _fp8_only(value: Any) -> Any:
-    """Accepts fp8, in which DeepSeek-V3 is trained and published: number formats belong to the job."""
-    if value and not (isinstance(value, dict) and value.get("quant_method") == "fp8"):
-        raise ValueError("meshcast supports no quantised weights. Remove the key if the model works without it")
-    return value
+def _published_in(method: str) -> AfterValidator:
+    """Accepts the format in which a model is published (fp8 of DeepSeek-V3): number formats belong to the job."""
 
+    def check(value: Any) -> Any:
+        if value and not (isinstance(value, dict) and value.get("quant_method") == method):
+            raise ValueError("meshcast supports no quantised weights. Remove the key if the model works without it")
+        return value
 
-def _mxfp4_only(value: Any) -> Any:
-    """Accepts MXFP4, in which gpt-oss is published."""
-    if value and not (isinstance(value, dict) and value.get("quant_method") == "mxfp4"):
-        raise ValueError("meshcast supports no quantised weights. Remove the key if the model works without it")
-    return value
+    return AfterValidator(check)
 
 
 class DeepSeekV2(Decoder):
@@ -134,7 +131,7 @@ class DeepSeekV2(Decoder):
     ``num_nextn_predict_layers`` are keys of DeepSeek's own code.
     """
 
-    quantization: Annotated[Any, AfterValidator(_fp8_only)] = key("quantization_config", default=None)
+    quantization: Annotated[Any, _published_in("fp8")] = key("quantization_config", default=None)
     attention_bias: Annotated[Flag, refuse("bias of latent attention")] = key("attention_bias", default=False)
     mlp_bias: Flag = key("mlp_bias", default=False)
     q_lora_rank: Size | None = key("q_lora_rank", default=1536)
@@ -185,7 +182,7 @@ class GptOss(Decoder):
     every head in the softmax. Weights are published in MXFP4, and trained in other formats.
     """
 
-    quantization: Annotated[Any, AfterValidator(_mxfp4_only)] = key("quantization_config", default=None)
+    quantization: Annotated[Any, _published_in("mxfp4")] = key("quantization_config", default=None)
     kv_heads: Size | None = key("num_key_value_heads", default=8)
     head_dim: Size = key("head_dim", default=64)
     attention_bias: Flag = key("attention_bias", default=True)

@@ -40,7 +40,7 @@ def test_parameters_of_a_model_with_equal_branches() -> None:
 
 def test_kinds_begin_anew_in_every_branch() -> None:
     model = load_model(branched(layers=3, window=4, full_every=2))
-    assert [model.is_local(i) for i in model.every_layer] == [*[True, False, True] * 2, *[True, False] * 2]
+    assert [model.kind(i).local for i in model.every_layer] == [*[True, False, True] * 2, *[True, False] * 2]
     assert model.kinds == {LayerKind(False, True): 6, LayerKind(False, False): 4}
 
 

@@ -13,7 +13,6 @@ from meshcast.simulator.models.flops import (
     mosaic_mfu,
     palm,
     six_n,
-    step_flops,
 )
 from meshcast.simulator.models.load import load_model, presets
 from meshcast.simulator.models.model import Model
@@ -120,7 +119,7 @@ def test_equation_3(name: str) -> None:
 def test_equation_3_gives_the_published_throughput() -> None:
     """Table 1 of arXiv 2104.04473: 1008B on 3072 GPUs at 163 TFLOP/s each, batch 3072; section 5.1: 84 days."""
     m = load_model("megatron-1008b")
-    seconds = step_flops("megatron_2021", m, 2048, 3072) / (3072 * 163e12)
+    seconds = megatron_2021(m, 2048) * 2048 * 3072 / (3072 * 163e12)
     tokens = 450e9  # what section 5.1 assumes
     assert seconds * tokens / (2048 * 3072) / 86400 == pytest.approx(84, rel=0.03)
 
@@ -189,7 +188,7 @@ def test_windows(window: int) -> None:
     """Pairs of a token and the tokens before it, the token itself counting half."""
     seq = 16
     m = load_model(SMALL | {"window": window, "full_every": 2})
-    assert [m.is_local(layer) for layer in range(5)] == [True, False, True, False, True]
+    assert [m.kind(layer).local for layer in range(5)] == [True, False, True, False, True]
     pairs = sum(min(token + 1, window) for token in range(seq)) - 0.5 * min(window, seq)
     full = seq * seq / 2
     attention = forward_matmul_flops(m, seq, seq, causal=True)["attention"]
@@ -203,7 +202,7 @@ def test_chunks(chunk: int) -> None:
     """Pairs of a token and the tokens before it in its chunk, the token itself counting half."""
     seq = 16
     m = load_model(SMALL | {"attention_chunk": chunk, "full_every": 2})
-    assert [m.is_local(layer) for layer in range(5)] == [True, False, True, False, True]
+    assert [m.kind(layer).local for layer in range(5)] == [True, False, True, False, True]
     pairs = sum(token % chunk + 0.5 for token in range(seq))
     attention = forward_matmul_flops(m, seq, seq, causal=True)["attention"]
     assert attention == pytest.approx((3 * pairs + 2 * seq * seq / 2) * 4 * m.hidden, rel=1e-14)
@@ -225,9 +224,3 @@ def test_multi_token_prediction_is_layers_a_projection_and_the_output_layer_agai
 def test_linear_in_tokens(model: Model) -> None:
     one, many = (forward_matmul_flops(model, tokens, 4096, causal=True) for tokens in (1, 12288))
     assert {part: flops * 12288 for part, flops in one.items()} == pytest.approx(many, rel=1e-14)
-
-
-def test_step_flops() -> None:
-    m = load_model("llama3-8b")
-    for name, convention in CONVENTIONS.items():
-        assert step_flops(name, m, 8192, 128) == convention(m, 8192) * 8192 * 128

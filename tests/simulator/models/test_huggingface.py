@@ -217,7 +217,7 @@ def test_mpt() -> None:
 def test_chunks() -> None:
     scout = from_config(LLAMA4)
     assert (scout.attention_chunk, scout.full_every, scout.full_rope, scout.qk_layernorm) == (8192, 4, False, "l2")
-    assert [scout.is_local(layer) for layer in range(8)] == [True, True, True, False] * 2
+    assert [scout.kind(layer).local for layer in range(8)] == [True, True, True, False] * 2
     other = from_config(LLAMA4 | {"no_rope_layers": [], "no_rope_layer_interval": 3})
     assert (other.full_every, other.full_rope) == (3, False)
     every_second = without(LLAMA4, "moe_layers") | {"interleave_moe_layer_step": 2, "use_qk_norm": False}

@@ -242,7 +242,7 @@ def test_which_layers_have_experts(words: dict[str, int], layers: list[int]) -> 
 @pytest.mark.parametrize(("every", "full"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (2, [1, 3, 5]), (6, [5]), (7, [])])
 def test_which_layers_slide(every: int, full: list[int]) -> None:
     m = load_model(GPT | {"layers": 6, "window": 128, "full_every": every})
-    assert [layer for layer in range(6) if not m.is_local(layer)] == full
+    assert [layer for layer in range(6) if not m.kind(layer).local] == full
     assert sum(m.kinds.values()) == 6
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.models.flops import step_flops
+from meshcast.simulator.models.flops import megatron_2021
 from meshcast.simulator.models.load import load_model
 from meshcast.validation.published.mapping import map_run
 from meshcast.validation.published.rows import PublishedRun, UnreadableLine, read, read_files, read_shipped
@@ -100,5 +100,5 @@ def test_times_of_table_1_follow_from_its_teraflops() -> None:
         if run.source == "narayanan":
             model = load_model(map_run(run).job["model"])
             batch, rate = run.spec.batch, run.measured.tflops_per_gpu or 0.0
-            flops = step_flops("megatron_2021", model, 2048, batch.total or 0)
+            flops = megatron_2021(model, 2048) * 2048 * (batch.total or 0)
             assert run.step_time == pytest.approx(flops / ((run.spec.gpus or 0) * rate * 1e12), rel=1e-4), run.id
