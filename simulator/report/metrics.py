@@ -333,12 +333,10 @@ class Metrics:
     def energy(self) -> StepEnergy:
         """Energy of one step; of steps that differ the mean."""
         every = self.unlike_steps or [(1.0, self.play)]
-        parts = [(share, step_energy(one, self._with_overhead(one))) for share, one in every]
+        overhead = self.job.framework.step_overhead_s
+        parts = [(share, step_energy(one, one.seconds + overhead)) for share, one in every]
         joules = sum(share * one.gpu_watts * one.seconds for share, one in parts)
         return replace(parts[0][1], seconds=self.step_time, gpu_watts=joules / self.step_time)
-
-    def _with_overhead(self, play: Forecast) -> float:
-        return play.seconds + self.job.framework.step_overhead_s
 
     @property
     def step_kwh_90(self) -> tuple[float, float]:

@@ -144,6 +144,7 @@ class Report(Metrics):
     def assumed(self) -> list[str]:
         """Assumptions of the forecast, a sentence each."""
         framework = self.job.framework
+        has_experts = any(scheme.family == "expert" for scheme in self.play.plan.every_scheme)
         return [
             f"framework {framework.name}: kernels, overlap, buckets and number formats are its defaults",
             f"{framework.step_overhead_s} s a step for data, logging and launch",
@@ -154,7 +155,7 @@ class Report(Metrics):
                 else []
             ),
             *([self._without_barrier] if self.play.window else []),
-            *([str(Routing())] if self.job.model.moe and not self._has_experts else []),
+            *([str(Routing())] if self.job.model.moe and not has_experts else []),
             *(text for scheme in self.play.plan.every_scheme for text in scheme.assumptions(self.job.model)),
             *self._chosen_options,
             *([f"slices of {self._slices} tokens, as they take least"] if not self.play.plan.schedule.slices else []),
@@ -162,11 +163,6 @@ class Report(Metrics):
             *(f"not checked: {use}" for use in self.host_uses if use.capacity is None),
             *self.job.cluster.filled_in,
         ]
-
-    @property
-    def _has_experts(self) -> bool:
-        """Whether a scheme spreads experts over ranks."""
-        return any(scheme.family == "expert" for scheme in self.play.plan.every_scheme)
 
     @property
     def _slowest(self) -> float:

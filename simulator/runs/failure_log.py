@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,17 +91,6 @@ def _read_number(text: str, where: str, column: str) -> float:
     if not 0 <= found <= 1e6:
         raise PlanError(f"{where} {column}", "hours are numbers from 0 to 1,000,000", "Correct it", text)
     return found
-
-
-def write_failure_log(failures: Iterable[Failure]) -> str:
-    """A log with these failures."""
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(COLUMNS)
-    for one in failures:
-        repair = "" if one.repair is None else repr(one.repair / HOUR)
-        rows.writerow([repr(one.time / HOUR), one.component, " ".join(map(str, one.nodes)), repair])
-    return out.getvalue()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
@@ -267,7 +267,7 @@ class TrainingProcess:
             self.failures[failure.component] = self.failures.get(failure.component, 0) + 1
             self._lose(failure)
             save = 0.0
-            if not self._keeps_work(failure):
+            if not setting.elasticity.keeps_work(self._missing, failure.nodes):  # more than the running step is lost
                 saved = self._restore(failure)
                 restarts = True
                 load = max(load, saved.tier.load if saved else 0.0)
@@ -287,10 +287,6 @@ class TrainingProcess:
         for node in failure.nodes:
             self._missing.add(node)
             self.env.process(self._repair(failure))
-
-    def _keeps_work(self, failure: Failure) -> bool:
-        """Whether only the running step is lost."""
-        return self.setting.elasticity.keeps_work(self._missing, failure.nodes)
 
     def _restore(self, failure: Failure) -> _Saved | None:
         """Goes back to the latest checkpoint that a failure has left, or to the beginning."""
@@ -412,8 +408,3 @@ def spawn_streams(entropy: np.random.SeedSequence, count: int) -> list[np.random
 def simulate_run(setting: RunSetting, seed: int, number: int) -> SimulatedRun:
     """Simulates run `number`, counted from 0, of those with this seed: the same whoever simulates it, in any order."""
     return TrainingProcess(setting, np.random.SeedSequence(seed, spawn_key=(number,))).run()
-
-
-def without_failures(setting: RunSetting) -> RunSetting:
-    """The same run on a cluster that never fails."""
-    return replace(setting, sources=())

@@ -11,7 +11,7 @@ from meshcast.simulator.runs.failures import FailingUnits, Failure, FailureLog
 from meshcast.simulator.runs.formulas import daly_interval, expected_goodput, expected_slowdown, young_interval
 from meshcast.simulator.runs.span import CheckpointTier
 from meshcast.simulator.runs.stragglers import Episodes, Jitter
-from meshcast.simulator.runs.training import TIMES, RunSetting, SimulatedRun, simulate_run, without_failures
+from meshcast.simulator.runs.training import TIMES, RunSetting, SimulatedRun, simulate_run
 from tests.thinning import thinned
 
 HOUR = 3600.0
@@ -256,6 +256,4 @@ def test_a_run_is_the_same_whoever_simulates_it() -> None:
 
 
 def test_without_failures_none_happen() -> None:
-    assert (
-        simulate_run(without_failures(RunSetting(Elasticity((1.0,)), 500, sources=(one(10.0),))), 0, 0).seconds == 500
-    )
+    assert simulate_run(RunSetting(Elasticity((1.0,)), 500), 0, 0).seconds == 500
