@@ -52,7 +52,11 @@ class Varuna(Schedule, RequiresRoles):
                 dependencies[again] = [Action(stage, "F", k), Action(stage + 1, "B", k)]
                 dependencies[Action(stage, "B", k)] = [again]
         slots = schedule_greedily(self, shape, dependencies, lambda one: (PRIORITY.index(one.kind), one.microbatch))
-        return [[_merge_halves(action) for action in order if action.kind != "W"] for order in slots]
+        # B, the first half of a backward pass, stands for the whole pass.
+        whole = {"B": "BW"}
+        return [
+            [one._replace(kind=whole.get(one.kind, one.kind)) for one in order if one.kind != "W"] for order in slots
+        ]
 
     def next_item(
         self,
@@ -72,8 +76,3 @@ class Varuna(Schedule, RequiresRoles):
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
         yield ClosedForm("in_flight_b", [min(m, max(1, 3 * (p - 1 - i))) for i in range(p)], "replay of the order")
-
-
-def _merge_halves(action: Action) -> Action:
-    """Replaces the first half of a backward pass by the whole pass."""
-    return action._replace(kind="BW") if action.kind == "B" else action

@@ -98,7 +98,8 @@ class HelperAttention(AttentionSteps):
         for t in range(self.last + 2):
             arrived, fetched = fetched, []
             if t < self.last:
-                fetched = [self._fetch_forward(t + 1, computed)]
+                entry = self.fragment.entry.values()
+                fetched = [self._fetch(t + 1, self.query_bytes, [*entry, *computed], "F")]
             returned = [self._return_output(t - 1, computed)] if t and self.helpers[t - 1] else []
             if t <= self.last:
                 computed = self._compute_forward(t, arrived)
@@ -112,7 +113,8 @@ class HelperAttention(AttentionSteps):
         for t in range(self.last + 2):
             arrived, fetched = fetched, []
             if t < self.last:
-                fetched = [self._fetch_backward(t + 1, computed)]
+                asked = self.query_bytes + 2 * self.output_bytes
+                fetched = [self._fetch(t + 1, asked, [self.fragment.grad_entry[self.o], *computed], "B")]
             returned = [self._return_gradients(t - 1, computed)] if t > 1 else []
             if t <= self.last:
                 computed = self._compute_backward(t, arrived)
@@ -128,13 +130,6 @@ class HelperAttention(AttentionSteps):
         self.fragment.grad_exit = {self.q: sums[self.q][0], self.k: sums[self.k][0], self.v: sums[self.k][0]}
 
     # ------------------------------------------------------------------------------------------ messages
-
-    def _fetch_forward(self, t: int, computed: Sequence[Op]) -> Op:
-        return self._fetch(t, self.query_bytes, [*self.fragment.entry.values(), *computed], "F")
-
-    def _fetch_backward(self, t: int, computed: Sequence[Op]) -> Op:
-        asked = self.query_bytes + 2 * self.output_bytes
-        return self._fetch(t, asked, [self.fragment.grad_entry[self.o], *computed], "B")
 
     def _fetch(self, t: int, asked: int, after: Sequence[Op], phase: str) -> Op:
         """Fetches keys and values for step t, or for helpers queries and what goes with them: `asked` bytes."""

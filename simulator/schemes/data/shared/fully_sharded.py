@@ -392,7 +392,8 @@ class _PassGathering:
         if gives in gate and self.for_next:
             after = [gate[gives], *self.for_next]
             gate[gives] = Op("gather params of the next", after=after, phase=self.phase)
-        self._insert_ops()
+        behind = self.inserted[None]
+        self.ops[:] = [*(op for place in self.ops for op in (*self.inserted[place], place)), *behind]
 
     def _insertion_point(self, issuer: int) -> InsertionPoint:
         """Returns where the all-gathers that start with module `issuer` are issued."""
@@ -452,7 +453,8 @@ class _PassGathering:
 
     def _hold_later(self, gather: Gather, groups: list[GatherOps], begin: Op) -> None:
         """Keeps the weights of a later unit in memory until the end of the pass."""
-        nbytes = _bytes_in_flight(self.scheme, gather.weights, groups)
+        live = gather.weights.live * BYTES[self.scheme.framework.weights]
+        nbytes = sum(group.nbytes for group in groups) or live
         self._hold(f"{gather.later} {gather.module}", nbytes, begin, self.ops[-1])
 
     def _hold_gathered_weights(self, number: int) -> None:
@@ -482,21 +484,12 @@ class _PassGathering:
     def _hold(self, which: str, nbytes: float, begin: Op, end: Op) -> None:
         self.fragment.tensor_uses += _lifetime(f"weights {self.phase} {which}", nbytes, begin, end)
 
-    def _insert_ops(self) -> None:
-        behind = self.inserted[None]
-        self.ops[:] = [*(op for place in self.ops for op in (*self.inserted[place], place)), *behind]
-
 
 def _gather_all(scheme: ShardedScheme, weights: GatheredWeights, forward: bool) -> list[GatherOps]:
     groups = [scheme.gather_unit(axes, elements, forward) for axes, elements in weights.groups]
     for group in groups:
         _serialise(group.ops)
     return groups
-
-
-def _bytes_in_flight(scheme: ShardedScheme, weights: GatheredWeights, groups: list[GatherOps]) -> float:
-    """Returns the bytes of the weights that are being gathered for a later unit."""
-    return sum(group.nbytes for group in groups) or weights.live * BYTES[scheme.framework.weights]
 
 
 def _serialise(ops: list[Op]) -> None:

@@ -77,7 +77,9 @@ class Summa(TensorGrid):
             if isinstance(op.work, Gemm):
                 broadcast, reduced = self._operands(module, op.work, op.phase)
             elif isinstance(op.work, Memory) and op.work.what == "embedding":
-                table = self._table_block(module)
+                (weight,) = module.weights or module.shared_weights
+                shard = weight.nbytes(required_layout(weight, self.layouts(module).divide), self.mesh)
+                table = OperandBlock("weight", self.axis("row"), shard)
                 broadcast, reduced = ([table], None) if op.phase != "W" else ([], table)
             else:
                 continue
@@ -107,13 +109,6 @@ class Summa(TensorGrid):
         if (phase == "B") == _reads_transposed(module):
             return [OperandBlock("rows", col, round(first * given)), weight], None
         return [weight], OperandBlock("rows", col, round(result * made))
-
-    def _table_block(self, module: Operator) -> OperandBlock:
-        """Returns a rank's block of the embedding table."""
-        (table,) = module.weights or module.shared_weights
-        return OperandBlock(
-            "weight", self.axis("row"), table.nbytes(required_layout(table, self.layouts(module).divide), self.mesh)
-        )
 
     def _multiply_in_steps(
         self, op: Op, dtype: str, broadcast: Sequence[OperandBlock], reduced: OperandBlock | None
