@@ -110,7 +110,6 @@ def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> C
 
 
 def _cluster_of_nodes(node: str, count: str, where: str, spec: str) -> Cluster:
-    """The cluster ``node:count``."""
     if node not in nodes():
         remedy = _suggest_node(node, count) or nearest(node, nodes())
         raise CatalogError(where, f"no node {node!r} in the catalog", remedy, spec)

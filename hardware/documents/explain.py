@@ -140,7 +140,6 @@ _SAME = {
 
 
 def _tell(one: Any, place: Place, keys: list[str]) -> tuple[str, str]:
-    """Returns rule and remedy of one pydantic error."""
     kind, context = one["type"], one.get("ctx", {})
     if kind == "string_type" and one["loc"][-1:] == ("[key]",):
         kind = "invalid_key"

@@ -121,7 +121,6 @@ class Trace:
 
     @cached_property
     def _launches(self) -> dict[int, Event]:
-        """Launches by correlation id."""
         found = self.of(*LAUNCHES)
         return {e.args["correlation"]: e for e in found if isinstance(e.args.get("correlation"), int)}
 

@@ -212,11 +212,9 @@ class Linear(Operator):
         return rows, columns, inner, 1
 
     def _groups(self, at: LocalShapes) -> tuple[tuple[int, int], ...]:
-        """See `Gemm.groups`."""
         return ()
 
     def _product(self, at: LocalShapes, m: int, n: int, k: int, layout: str, **how: Any) -> Gemm:
-        """The GEMM of one pass."""
         scaling = QUANTISED[self.quantised].scaling if self.quantised else ""
         groups, dtype = self._groups(at), self.ins[0].dtype
         return Gemm(m, n, k, self._sizes(at)[3], dtype, layout, what="linear", groups=groups, scaling=scaling, **how)

@@ -299,7 +299,6 @@ def load_framework(
 
 
 def _load(name: str, changes: dict[str, Any], release: str | None, where: str) -> Framework:
-    """See `load_framework`."""
     if name not in framework_names():
         raise PlanError(f"{where}.name", "no such framework", nearest(name, framework_names()), name)
     for key in RENAMED.keys() & changes.keys():

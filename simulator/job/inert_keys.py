@@ -6,6 +6,7 @@ another plan, which is what sweeps over several of them rely on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -46,10 +47,7 @@ def _size(job: Job, name: str) -> int:
     sizes = [size for axis, size in mesh.items() if axis == name or axis.startswith(f"{name}-")]
     if name == "dp" and not sizes:
         sizes = [mesh.get("replicate", 1), mesh.get("shard", 1)]
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
+    return math.prod(sizes)
 
 
 def _list_modes(job: Job, written: Mapping[str, Any]) -> Iterator[InertKey]:

@@ -184,7 +184,6 @@ def _expand_stage(
 
 
 def _selective_scheme(recompute: str | tuple[str, ...], where: str) -> dict[str, Any]:
-    """The entry that recomputes chosen modules."""
     use, modules = "memory/recompute-selective", ["core_attn"] if isinstance(recompute, str) else [*recompute]
     if not modules:
         raise PlanError(where, "the list names no module", "Write none, or leave it out", modules)
@@ -210,7 +209,6 @@ def _shard_ranks(short: ShortStage, dp: int, data: type[Scheme], where: str) -> 
 
 
 def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
-    """The entry of the schedule."""
     # One stage computes its chunks in the order of their layers, as one chunk.
     one_stage = short.pp == 1 and not short.stages and not short.replicas
     stated = None if one_stage and short.schedule is None else short.chunks
@@ -301,7 +299,6 @@ def _read_scheme(short: ShortStage, family: str, where: str) -> StatedScheme:
 
 
 def _names_of(family: str) -> list[str]:
-    """Returns the names of the schemes of a family."""
     return [use.partition("/")[2] for use in scheme_names() if use.startswith(f"{family}/")]
 
 

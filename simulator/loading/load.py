@@ -110,7 +110,6 @@ def _is_launch_data(data: dict[str, Any]) -> bool:
 
 
 def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:
-    """The job of a launch file of a training program, with the changes made."""
     # Only launch files need the modules of all programs.
     from meshcast.simulator.formats.launch.detect import apply_changes, import_path
 

@@ -201,5 +201,4 @@ def share_tokens(stated: Sequence[int | None], seq: int, where: str = "") -> lis
 
 
 def _projector(given: Mapping[str, Any]) -> Literal["none", "linear"]:
-    """The default of `Branch.projector`."""
     return "linear" if given.get("hidden") != given.get("trunk_hidden") or (given.get("merge") or 1) > 1 else "none"

@@ -156,7 +156,6 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def _find(spec: str, where: str, base: Path) -> Path:
-    """The path of the file that `spec` names."""
     try:
         path = base / Path(spec).expanduser()
         if spec and (path / "config.json").is_file():

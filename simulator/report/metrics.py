@@ -51,7 +51,6 @@ class Metrics:
         self.job = play.plan.job
 
     def _mean(self, of: Callable[[Forecast], T]) -> T:
-        """Mean of a quantity over all steps."""
         if not self.unlike_steps:
             return of(self.play)
         (share, first), *others = self.unlike_steps

@@ -238,7 +238,6 @@ class Report(Metrics):
         ]
 
     def _compare_published(self) -> dict[str, Any]:
-        """The published figure of this run, and the forecast of the same figure."""
         published = self.job.published
         assert published is not None
         return published.compare(

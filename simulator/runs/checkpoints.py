@@ -172,7 +172,6 @@ def interval_seconds(keys: Checkpoints, stall: float, write: float, mtbf: float)
 
 
 def _interval(keys: Checkpoints, stall: float, write: float, mtbf: float, step: float) -> int:
-    """Steps between two checkpoints."""
     if keys.every_steps is not None:
         return keys.every_steps
     return max(1, round(interval_seconds(keys, stall, write, mtbf) / step))

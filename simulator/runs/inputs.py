@@ -197,7 +197,6 @@ def count_units(cluster: Cluster, per: Unit, nodes_per_switch: int) -> int:
 
 
 def _list_sources(job: Job, failures: Failures, rates: Reliability) -> tuple[FailureSource, ...]:
-    """Everything that fails."""
     if failures.log is not None:
         return (FailureLog(read_failure_log(job.folder / failures.log, job.cluster.nodes).failures),)
     cluster, found = job.cluster, dict[str, FailingUnits]()

@@ -178,7 +178,6 @@ class TrainingProcess:
                 yield from self._recover(failure)
 
     def _advance(self) -> Waiting:
-        """Trains a span of steps."""
         span, began = self._plan_span(), self.env.now
         while True:
             try:

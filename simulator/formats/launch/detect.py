@@ -96,7 +96,6 @@ def read_launch_file(path: Path) -> tuple[str, str]:
 
 
 def _find_form(data: Any, text: str, is_toml: bool = False) -> str | None:
-    """The format of what a file holds."""
     if is_toml:
         return "torchtitan"
     for name in ("torchtitan", "megatron", "deepspeed", "accelerate", "nemo"):

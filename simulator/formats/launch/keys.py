@@ -45,12 +45,13 @@ def flatten(prefix: str, value: Any) -> Keys:
     return {key: one for name, inner in value.items() for key, one in flatten(f"{prefix}.{name}", inner).items()}
 
 
-def nest(keys: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The nested mapping of the keys below a prefix."""
+def nest(keys: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The nested mapping of the keys below a prefix; without one, of all keys."""
     found: dict[str, Any] = {}
+    below = f"{prefix}." if prefix else ""
     for key, value in keys.items():
-        if key.startswith(f"{prefix}."):
-            *parents, last = key[len(prefix) + 1 :].split(".")
+        if key.startswith(below):
+            *parents, last = key[len(below) :].split(".")
             at = found
             for parent in parents:
                 at = at.setdefault(parent, {})
@@ -115,7 +116,6 @@ def flatten_plan(plan: LongPlan) -> Keys:
 
 
 def _flatten_scheme(entry: SchemeEntry, plan: LongPlan, keys: Keys) -> Keys:
-    """The keys of one scheme."""
     family, _, name = entry.use.partition("/")
     fields = find_scheme(entry.use).Options.model_fields
     options = {key: field.default for key, field in fields.items() if not field.is_required()}
@@ -212,7 +212,6 @@ def compose_job(keys: Mapping[str, Any], cluster: Any, model: Any, folder: Path 
 
 
 def _format(profile: Framework, key: str) -> str:
-    """The number format of a framework."""
     return profile.quantised or profile.weights if key == "compute" else str(getattr(profile, key))
 
 
@@ -292,7 +291,6 @@ def _is_short(key: str, value: Any, given: Mapping[str, Any]) -> bool:
 
 
 def _usual(key: str, given: Mapping[str, Any]) -> Any:
-    """The default of an option of a scheme."""
     _, family, option = key.split(".")
     usual = DEFAULTS.get(f"plan.{family}")
     name = given.get(f"plan.{family}", usual)

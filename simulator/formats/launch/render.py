@@ -50,7 +50,6 @@ def _wrap(text: str) -> list[str]:
 
 
 def _render(key: str, value: Any, path: str, comments: Mapping[str, str], depth: int) -> list[str]:
-    """The lines of one key."""
     margin = "  " * depth
     if (
         isinstance(value, Mapping)

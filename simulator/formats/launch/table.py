@@ -143,7 +143,6 @@ class SettingRow:
 
 
 def _in_small(value: Any) -> Any:
-    """A word in small letters; other values as they are."""
     return value.lower() if isinstance(value, str) else value
 
 

@@ -100,7 +100,6 @@ class Multimodal(Config):
     tied: Flag | None = key("tie_word_embeddings", default=None)
 
     def _join(self, text: dict[str, Any], vision: dict[str, Any]) -> dict[str, Any]:
-        """The fields of `Model` from those of the decoder and of the encoder."""
         if self.tied is not None:
             text = text | {"tied": self.tied}
         return text | {"branches": ({"name": "vision", **vision}, {"name": "text", "layers": 0})}

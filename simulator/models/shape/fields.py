@@ -135,12 +135,10 @@ class TransformerFields(ShapePart):
 
 
 def _head_dim(given: Mapping[str, Any]) -> int:
-    """The default of `Model.head_dim`."""
     if given.get("mla"):
         return int(given["mla"].v)
     return max(1, int(given.get("hidden", 1)) // int(given.get("heads", 1)))
 
 
 def _has_biases(given: Mapping[str, Any]) -> bool:
-    """The default of all biases."""
     return given.get("norm") == "layernorm"

@@ -83,7 +83,6 @@ class Comet(ExpertScheme):
         return self._fuse(fragment := inner(module), find_gather_rounds(fragment, self.over), True)
 
     def _fuse(self, fragment: Fragment, rounds: Iterable[fusion.FusedRound], gathered: bool) -> Fragment:
-        """Fuses the collectives of every round with the GEMMs next to them."""
         fused, options = Rewrite(fragment), self.options
         for one in rounds:
             up, down = one.first[-1].work, one.last[0].work

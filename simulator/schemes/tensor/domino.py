@@ -91,7 +91,6 @@ class Domino(TensorOverlap):
 
 
 def _halve(work: Work) -> list[Work]:
-    """The work of either half of the samples."""
     if isinstance(work, Attention):
         return [replace(work, batch=work.batch / 2)] * 2
     if isinstance(work, Gemm) and work.batch > 1:

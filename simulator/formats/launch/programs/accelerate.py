@@ -135,15 +135,8 @@ def _read_model(reading: Reading) -> None:
     stated = reading.take("model_name_or_path", "base_model")
     if stated is None or is_null(stated.value):
         return
-    word = (
-        str(stated.value)
-        .rstrip("/")
-        .rpartition("/")[2]
-        .lower()
-        .replace("meta-", "")
-        .replace("llama-3", "llama3")
-        .replace("llama-2", "llama2")
-    )
+    word = str(stated.value).rstrip("/").rpartition("/")[2].lower()
+    word = word.replace("meta-", "").replace("llama-3", "llama3").replace("llama-2", "llama2")
     known = sorted({*presets(), *ALIASES}, key=len, reverse=True)
     name = next((one for one in known if word == one or word.startswith(f"{one}-") or word.startswith(f"{one}_")), None)
     if name is None:
@@ -193,34 +186,24 @@ def _read_fsdp(reading: Reading) -> None:
             reading.set_key("plan.data.backward_prefetch", False, "fsdp_config.fsdp_backward_prefetch")
     if take("offload_params") == "true":
         reading.set_key("plan.offload", ("optimizer",), "fsdp_config.fsdp_offload_params")
-        reading.reject(
-            reading.take("fsdp_config.fsdp_offload_params"),
-            "of what FSDP offloads, only the optimizer states are forecast in host memory",
-        )
+        why = "of what FSDP offloads, only the optimizer states are forecast in host memory"
+        reading.reject(reading.take("fsdp_config.fsdp_offload_params"), why)
 
 
 def _read_deepspeed(reading: Reading) -> None:
-    """The settings of DeepSpeed in an Accelerate file."""
     stage = reading.take_count("deepspeed_config.zero_stage") or 0
     offload = reading.take_word("deepspeed_config.offload_optimizer_device")
     parameters = reading.take_word("deepspeed_config.offload_param_device")
-    if accumulated := reading.take("deepspeed_config.gradient_accumulation_steps"):
-        if not is_null(accumulated.value):
-            reading.set_key(
-                "batch.accumulated", read_count(accumulated), "deepspeed_config.gradient_accumulation_steps"
-            )
+    if accumulated := reading.take_count("deepspeed_config.gradient_accumulation_steps"):
+        reading.set_key("batch.accumulated", accumulated, "deepspeed_config.gradient_accumulation_steps")
     reading.set_key("plan.data", f"zero-{stage}" if stage else "ddp", "deepspeed_config.zero_stage")
     if offload in ("cpu", "nvme"):
-        reading.set_key(
-            "plan.data", "zero-infinity" if stage == 3 else "zero-offload", "deepspeed_config.offload_optimizer_device"
-        )
+        device = "deepspeed_config.offload_optimizer_device"
+        reading.set_key("plan.data", "zero-infinity" if stage == 3 else "zero-offload", device)
         if stage == 3:
-            reading.set_key(
-                "plan.data.parameters",
-                parameters if parameters in ("cpu", "nvme") else "gpu",
-                "deepspeed_config.offload_param_device",
-            )
-            reading.set_key("plan.data.optimizer", offload, "deepspeed_config.offload_optimizer_device")
+            place = parameters if parameters in ("cpu", "nvme") else "gpu"
+            reading.set_key("plan.data.parameters", place, "deepspeed_config.offload_param_device")
+            reading.set_key("plan.data.optimizer", offload, device)
 
 
 def recognise(data: Any, text: str) -> bool:

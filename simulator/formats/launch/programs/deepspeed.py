@@ -14,6 +14,7 @@ from typing import Any
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import line_of, read_yaml
 from meshcast.simulator.formats.launch.imported_job import LaunchFormat
+from meshcast.simulator.formats.launch.keys import nest
 from meshcast.simulator.formats.launch.table import (
     ON,
     Keys,
@@ -148,6 +149,9 @@ def _read_precision(reading: Reading) -> None:
 ZERO = "zero_optimization"
 """The section of ZeRO."""
 
+QUANTISED = (("qwz", "weights"), ("qgz", "gradients"))
+"""What ZeRO++ quantises: its options, and how DeepSpeed calls it."""
+
 
 def _read_zero(reading: Reading) -> None:
     """Reads the stage of ZeRO, and what is offloaded, quantised or kept on every node."""
@@ -174,10 +178,7 @@ def _read_zero(reading: Reading) -> None:
 def _read_groups(reading: Reading, stage: int) -> bool:
     """Reads a scheme that gathers weights inside groups of ranks, if there is one, and returns whether there is."""
     hpz = reading.take_count(f"{ZERO}.zero_hpz_partition_size") or 1
-    quantised = {
-        key: reading.take_switch(f"{ZERO}.zero_quantized_{name}")
-        for key, name in (("qwz", "weights"), ("qgz", "gradients"))
-    }
+    quantised = {key: reading.take_switch(f"{ZERO}.zero_quantized_{name}") for key, name in QUANTISED}
     mics = reading.take(f"{ZERO}.mics_shard_size")
     if stage == 3 and mics is not None and read_number(mics) > 1:
         reading.set_key("plan.data", "mics", f"{ZERO}.mics_shard_size")
@@ -233,10 +234,8 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     elif data == "zero-plus-plus":
         each = keys.get("cluster.gpus_per_node", 8)
         settings["zero_optimization.zero_hpz_partition_size"] = each if keys.get("plan.data.hpz", True) else 1
-        settings |= {
-            f"zero_optimization.zero_quantized_{name}": keys.get(f"plan.data.{key}", True)
-            for key, name in (("qwz", "weights"), ("qgz", "gradients"))
-        }
+        for key, name in QUANTISED:
+            settings[f"{ZERO}.zero_quantized_{name}"] = keys.get(f"plan.data.{key}", True)
     elif data == "mics":
         settings["zero_optimization.mics_shard_size"] = dp // keys.get("plan.replicate", 1)
     if stage == 3 and data != "mics":
@@ -250,22 +249,10 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     return settings | {"optimizer.type": "AdamW", "gradient_clipping": 1.0}
 
 
-def nest_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings of dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        *parents, last = name.split(".")
-        at = found
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[last] = value
-    return found
-
-
 def write(keys: Keys, header: list[str]) -> str:
     """A JSON file; JSON has no comments, so the header is the key ``_meshcast``, which DeepSpeed ignores."""
     comment = {"_meshcast": header} if header else {}
-    return json.dumps({**comment, **nest_settings(write_settings(keys))}, indent=2) + "\n"
+    return json.dumps({**comment, **nest(write_settings(keys))}, indent=2) + "\n"
 
 
 def recognise(data: Any, text: str) -> bool:

@@ -167,7 +167,6 @@ def _count(reading: Reading, name: str) -> int | None:
 
 
 def _read_precision(reading: Reading) -> None:
-    """Formats of computation and of gradients."""
     half = "bf16" if reading.take_switch("bf16") else "fp16" if reading.take_switch("fp16") else "fp32"
     read_recipe(reading, half)
     in_fp32 = reading.take_switch("accumulate_allreduce_grads_in_fp32")

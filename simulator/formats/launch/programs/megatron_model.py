@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from meshcast.simulator.formats.launch.table import OFF, ON, UNSTATED, Keys, Reading, SettingRow, is_null, read_words
+from meshcast.simulator.formats.launch.table import OFF, ON, Keys, Reading, SettingRow, is_null, read_words
 
 SHAPE = (
     SettingRow("num_layers", "model.layers"),
@@ -135,11 +135,10 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
         if "group_query_attention" in reading.stated:
             keys.pop("model.kv_heads", None)
     _read_biases(reading)
-    if keys.get("model.norm") == "layernorm" and reading.take_switch(
-        "apply_layernorm_1p", "layernorm_zero_centered_gamma"
-    ):
-        reading.set_key("model.norm", "layernorm1p", "apply_layernorm_1p", "layernorm_zero_centered_gamma")
-    reading.take("no_position_embedding", "apply_layernorm_1p", "layernorm_zero_centered_gamma", "attention_dropout")
+    centred = ("apply_layernorm_1p", "layernorm_zero_centered_gamma")
+    if keys.get("model.norm") == "layernorm" and reading.take_switch(*centred):
+        reading.set_key("model.norm", "layernorm1p", *centred)
+    reading.take("no_position_embedding", *centred, "attention_dropout")
     hidden = keys.get("model.hidden", 0)
     if "model.ffn" not in keys and hidden:
         width = int(4 * hidden * 2 / 3 / 64) * 64 if keys["model.gated"] else 4 * hidden
@@ -169,7 +168,6 @@ def _read_attention(reading: Reading) -> None:
 
 
 def _assume_vocabulary(reading: Reading) -> None:
-    """Assumes the usual vocabulary of the tokenizer."""
     tokenizer = reading.take("tokenizer_type")
     known = TOKENIZERS.get(str(tokenizer.value).lower()) if tokenizer else None
     if tokenizer and known:
@@ -200,10 +198,8 @@ def _read_experts(reading: Reading) -> None:
         reading.set_key("model.moe.expert_ffn", keys["model.ffn"], "ffn_hidden_size")
     width = reading.take_count("moe_shared_expert_intermediate_size")
     if width:
-        each = keys["model.moe.expert_ffn"]
-        reading.set_key(
-            "model.moe.shared_experts", width // each if width % each == 0 else 1, "moe_shared_expert_intermediate_size"
-        )
+        whole, rest = divmod(width, keys["model.moe.expert_ffn"])
+        reading.set_key("model.moe.shared_experts", 1 if rest else whole, "moe_shared_expert_intermediate_size")
         reading.set_key("model.moe.shared_ffn", width, "moe_shared_expert_intermediate_size")
     reading.take("moe_pad_expert_input_to_capacity")
     stated = reading.take("moe_layer_freq")
@@ -302,17 +298,3 @@ def omit_derived(keys: Mapping[str, Any]) -> Keys:
     if found.get("model.kv_heads") == found.get("model.heads"):
         found.pop("model.kv_heads", None)
     return found
-
-
-__all__ = [
-    "COMMAND_LINE",
-    "CONFIGURATION",
-    "EXPERTS",
-    "LATENT",
-    "MAMBA",
-    "SHAPE",
-    "UNSTATED",
-    "omit_derived",
-    "read_shape",
-    "write_shape",
-]

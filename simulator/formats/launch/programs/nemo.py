@@ -41,25 +41,9 @@ from meshcast.simulator.formats.launch.table import (
 )
 
 SECTIONS = [
-    "model",
-    "model.config",
-    "model.optim",
-    "model.data",
-    "train",
-    "training",
-    "ddp",
-    "trainer",
-    "trainer.strategy",
-    "trainer.strategy.ddp",
-    "optim",
-    "optim.config",
-    "optimizer",
-    "data",
-    "dataset",
-    "comm_overlap",
-    "dist",
-    "mixed_precision",
-    "trainer.plugins",
+    *("model", "model.config", "model.optim", "model.data", "train", "training", "ddp", "trainer"),
+    *("trainer.strategy", "trainer.strategy.ddp", "optim", "optim.config", "optimizer", "data", "dataset"),
+    *("comm_overlap", "dist", "mixed_precision", "trainer.plugins"),
 ]
 """Sections whose settings are known by their names alone."""
 
@@ -106,28 +90,11 @@ NAMES = {"qkv_bias": "add_qkv_bias", "layernorm1p": "layernorm_zero_centered_gam
 
 PLACES = {
     **dict.fromkeys(("micro_batch_size", "global_batch_size", "train_iters"), "train"),
-    **dict.fromkeys(
-        [
-            "overlap_grad_reduce",
-            "overlap_param_gather",
-            "use_distributed_optimizer",
-            "use_megatron_fsdp",
-            "data_parallel_sharding_strategy",
-            "num_distributed_optimizer_instances",
-            "grad_reduce_in_fp32",
-        ],
-        "ddp",
-    ),
-    **dict.fromkeys(
-        (
-            "use_precision_aware_optimizer",
-            "main_params_dtype",
-            "exp_avg_dtype",
-            "exp_avg_sq_dtype",
-            "optimizer_cpu_offload",
-        ),
-        "optimizer",
-    ),
+    **dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather", "grad_reduce_in_fp32"), "ddp"),
+    **dict.fromkeys(("use_megatron_fsdp", "data_parallel_sharding_strategy"), "ddp"),
+    **dict.fromkeys(("use_distributed_optimizer", "num_distributed_optimizer_instances"), "ddp"),
+    **dict.fromkeys(("use_precision_aware_optimizer", "optimizer_cpu_offload"), "optimizer"),
+    **dict.fromkeys(("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), "optimizer"),
     **{"tp_comm_overlap": "comm_overlap", "use_tp_pp_dp_mapping": "dist"},
 }
 """Sections of Megatron-Bridge other than ``model``."""

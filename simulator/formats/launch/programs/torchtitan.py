@@ -430,7 +430,6 @@ def _write_precision(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_pipeline(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Schedule, micro-batches and the layers of stages."""
     section = "parallelism.pipeline_parallel"
     schedule, chunks = keys.get("plan.pipeline", "1f1b"), keys.get("plan.pipeline.chunks", 1)
     found: dict[str, Any] = {
@@ -485,7 +484,6 @@ def write(keys: Keys, header: list[str]) -> str:
 
 
 def _write_flavor(keys: Mapping[str, Any]) -> list[str]:
-    """Name and flavor of the model with these keys."""
     for (name, flavor), preset in FLAVORS.items():
         shape = load_model(preset)
         if (shape.layers, shape.hidden, shape.vocab) == tuple(
@@ -501,7 +499,6 @@ def _write_flavor(keys: Mapping[str, Any]) -> list[str]:
 
 
 def _to_toml(value: Any) -> str:
-    """A value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

@@ -286,7 +286,6 @@ class DataScheme(ShardsStates):
 
     @cached_property
     def _known_buckets(self) -> dict[Hashable, Sequence[SideOps]]:
-        """Buckets by the sizes of the parameters."""
         return {}
 
     def _fill(

@@ -23,8 +23,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.formats.launch.convert import FORMATS, export_job, import_text
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
-from meshcast.simulator.formats.launch.keys import flatten_job
-from meshcast.simulator.formats.launch.programs.deepspeed import nest_settings
+from meshcast.simulator.formats.launch.keys import flatten_job, nest
 from meshcast.simulator.formats.launch.programs.torchtitan import _to_toml
 from meshcast.simulator.formats.launch.render import render_job
 from meshcast.simulator.loading.load import load_job
@@ -44,7 +43,7 @@ def write_settings(program: str, settings: Mapping[str, Any]) -> str:
             section, _, key = name.rpartition(".")
             sections.setdefault(section, []).append(f"{key} = {_to_toml(value)}")
         return "\n".join(f"[{name}]\n" + "\n".join(lines) for name, lines in sections.items())
-    nested = nest_settings(settings)
+    nested = nest(settings)
     return json.dumps(nested) if program == "deepspeed" else yaml.safe_dump(nested)
 
 
