@@ -83,8 +83,11 @@ def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
             remedy = f"Write `model: {source}` and `cluster: dgx-h100:8` into job.yaml, or begin with meshcast init"
             raise PlanError(str(source), rule, remedy)
         data, text, where = read_yaml(path, str(source), PlanError)
-        if isinstance(data, dict) and not {"model", "cluster"} <= data.keys() and _is_launch_data(data):
-            return _read_launch_file(path, changes)
+        if isinstance(data, dict) and not {"model", "cluster"} <= data.keys():
+            from meshcast.simulator.formats.launch.detect import is_launch_data
+
+            if is_launch_data(data):
+                return _read_launch_file(path, changes)
         _refuse_model_config(data, path, where)
     if not isinstance(data, dict):
         raise PlanError(where, "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
@@ -100,13 +103,6 @@ def _refuse_model_config(data: Any, path: Path, where: str) -> None:
         lines = f"`model: {path.name}`, `cluster: dgx-h100:1` and `plan: {{dp: 8}}`"
         remedy = f"Write a file beside it, for example job.yaml with the lines {lines}, and forecast that"
         raise PlanError(f"{where} model_type", rule, remedy, data["model_type"])
-
-
-def _is_launch_data(data: dict[str, Any]) -> bool:
-    """Whether a mapping that is no job is a launch file of a training program."""
-    from meshcast.simulator.formats.launch.detect import is_launch_data
-
-    return is_launch_data(data)
 
 
 def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:

@@ -57,7 +57,9 @@ class Janus(ExpertScheme):
         """Whether experts of the own machine are fetched beside the others, and compute while those come."""
 
     def marks_of(self, layer: MoE) -> frozenset[Hashable]:
-        return frozenset({MOVING}) if self._moves_experts(layer) else super().marks_of(layer)
+        when = self.options.when
+        moves = self.ranks > 1 and (when == "always" or (when == "auto" and self.ratio(layer) > 1))
+        return frozenset({MOVING}) if moves else super().marks_of(layer)
 
     def layouts(self, operator: Operator) -> Rule:
         rule = super().layouts(operator)
@@ -81,11 +83,6 @@ class Janus(ExpertScheme):
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         stage_ops = super().lower_stage(stage, inner)
         return fetch_a_unit_ahead(stage_ops) if self.options.prefetch else stage_ops
-
-    def _moves_experts(self, module: MoE) -> bool:
-        if self.ranks == 1 or self.options.when != "auto":
-            return self.ranks > 1 and self.options.when == "always"
-        return self.ratio(module) > 1
 
     def ratio(self, module: MoE) -> float:
         """R of a layer."""

@@ -76,7 +76,9 @@ class RecomputeFull(MemoryScheme):
         kept, stop = self._kept_results(module), self.options.early_stop
         fragment = recompute(module, inner, (lambda key: key.partition("@")[0] in kept) if kept else None, stop)
         if not self.framework.compile and fragment.backward:
-            _store_unread(fragment, kept)
+            # Results that no backward op reads stay in memory until the backward pass of the layer ends.
+            stored = [use for use in fragment.tensor_uses if use.made and use.key.partition("@")[0] in kept]
+            fragment.tensor_uses += [replace(use, op=fragment.backward[-1], made=False) for use in stored]
         for operator in module.operators():
             if isinstance(operator, Linear):
                 self._narrow(fragment, operator, kept)
@@ -107,12 +109,6 @@ class RecomputeFull(MemoryScheme):
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("recomputed_forward_share", 1.0, "section 5: one more forward pass")
-
-
-def _store_unread(fragment: Fragment, kept: set[str]) -> None:
-    """Keeps results in memory that no backward op reads, until the backward pass of the layer ends."""
-    stored = [use for use in fragment.tensor_uses if use.made and use.key.partition("@")[0] in kept]
-    fragment.tensor_uses += [replace(use, op=fragment.backward[-1], made=False) for use in stored]
 
 
 def partition_checkpoints(stage_ops: StageOps, mark: str, mesh: Mesh, to_host: bool) -> StageOps:

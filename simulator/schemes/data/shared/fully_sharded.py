@@ -381,7 +381,9 @@ class _PassGathering:
 
     def lower(self) -> None:
         for issuer, gathers in groupby(self.planned.now, lambda gather: gather.issuer):
-            self._issue_gathers(self._insertion_point(issuer), list(gathers))
+            begin = self.modules[issuer].begin if issuer else 0
+            after = (kernel_before(self.ops, begin) if issuer else []) or self.input
+            self._issue_gathers(InsertionPoint(self.ops[begin], after), list(gathers))
         self._hold_later_weights()
         for number in range(len(self.modules)):
             self._hold_gathered_weights(number)
@@ -394,13 +396,6 @@ class _PassGathering:
             gate[gives] = Op("gather params of the next", after=after, phase=self.phase)
         behind = self.inserted[None]
         self.ops[:] = [*(op for place in self.ops for op in (*self.inserted[place], place)), *behind]
-
-    def _insertion_point(self, issuer: int) -> InsertionPoint:
-        """Returns where the all-gathers that start with module `issuer` are issued."""
-        if not issuer:
-            return InsertionPoint(self.ops[0], self.input)
-        begin = self.modules[issuer].begin
-        return InsertionPoint(self.ops[begin], kernel_before(self.ops, begin) or self.input)
 
     def _issue_gathers(self, point: InsertionPoint, gathers: list[Gather]) -> None:
         """Issues all-gathers one after another at one place."""
