@@ -261,10 +261,8 @@ def _row(draft: _Draft, words: list[str], where: str) -> Size:
     """A line of the table; a time stamp at its end has two words."""
     columns = draft.columns
     if len(words) not in (len(columns), len(columns) + ("timestamp" in columns)):
-        rule = (
-            f"a line of this table has {len(columns)} columns, this one {len(words)}: it is cut off, or not part of it"
-        )
-        raise PlanError(where, rule, "Remove the line", " ".join(words))
+        rule = f"a line of this table has {len(columns)} columns, this one {len(words)}"
+        raise PlanError(where, f"{rule}: it is cut off, or not part of it", "Remove the line", " ".join(words))
     seconds: dict[str, float] = {}
     wrong: dict[str, int] = {}
     first: dict[str, str] = {}

@@ -103,12 +103,9 @@ class Model(Transformer):
             **{"mtp": self.mtp, "frames": self.frames, "bidirectional": self.bidirectional, "window": self.window},
             **{"attention_chunk": self.attention_chunk, "parallel_residual": self.parallel_residual},
             **{"norm_place": self.norm_place != "before", "norm_residual": self.norm_residual},
-            **{
-                "projected_keys": self.projected_keys,
-                "contrastive": self.contrastive,
-                "qk_layernorm": self.qk_layernorm,
-            },
-            **{"sinks": self.sinks, "attention_gate": self.attention_gate, "embedding_norm": self.embedding_norm},
+            **{"projected_keys": self.projected_keys, "contrastive": self.contrastive},
+            **{"qk_layernorm": self.qk_layernorm, "sinks": self.sinks, "attention_gate": self.attention_gate},
+            "embedding_norm": self.embedding_norm,
         }
         for word, value in refused.items():
             if value:
