@@ -20,8 +20,7 @@ from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.program.block import PricedBlock
 from meshcast.simulator.program.categories import EXPOSED, axis_of
 from meshcast.simulator.program.program import Program
-from meshcast.simulator.program.side_stream import PricedSideOps
-from meshcast.simulator.program.task import Task
+from meshcast.simulator.program.task import PricedSideOps, Task
 
 UPDATE = "O"
 """Kind of the optimizer update, as that of schedules without a flush."""

@@ -328,9 +328,8 @@ class _Replay:
 
     def _chain(self, end: Cause, beside: Sequence[int]) -> PassChain:
         """Returns a chain with the collectives of the stages of some passes beside it."""
-        return PassChain(
-            end, np.bincount([self.passes[number].stage for number in beside], minlength=self.shape.stages)
-        )
+        stages = [self.passes[number].stage for number in beside]
+        return PassChain(end, np.bincount(stages, minlength=self.shape.stages))
 
     def _count(self, end: Cause, counts: np.ndarray) -> int:
         """Counts the passes of the chain to the end of the kernels of a pass, or to its result, and on to another

@@ -47,12 +47,10 @@ class DeviceStates:
         """These, of a data scheme of which nothing else is known: its collectives and its update may take no time, and
         where it measures memory first its states may lie elsewhere."""
         measures = any(scheme.measures_memory for scheme in schemes_with(self.plan.schemes, MeasuresMemory))
-        none = np.zeros_like(self.update)
+        none, whole = np.zeros_like(self.update), np.zeros_like(self.whole)
         units = tuple(one.without_time() for one in self.collectives)
         resident = np.zeros_like(self.resident) if measures else self.resident
-        return replace(
-            self, resident=resident, update=none, summed=none, collectives=units, whole=np.zeros_like(self.whole)
-        )
+        return replace(self, resident=resident, update=none, summed=none, collectives=units, whole=whole)
 
 
 def hop_seconds(plan: Plan, nbytes: int, shared: SharedWork) -> float:

@@ -239,11 +239,7 @@ def _bound_backward_passes(place: StagePlaces, times: StageTimes) -> DeviceBound
 
 
 def shortest_step(
-    schedule: Schedule,
-    bound: DeviceBound,
-    update: np.ndarray,
-    reductions: np.ndarray,
-    beside: float = 0.0,
+    schedule: Schedule, bound: DeviceBound, update: np.ndarray, reductions: np.ndarray, beside: float = 0.0
 ) -> float:
     """A lower bound of the step time [s].
 
@@ -263,11 +259,8 @@ def shortest_step(
 def has_bound(schedule: Schedule, shape: PipelineShape) -> bool:
     """Whether `shortest_step` knows the passes of a schedule: whole sequences and samples of one micro-batch."""
     whole = len(schedule.slices) == 1 and shape.slices == 1 and not shape.classes and not shape.batch_loss
-    return (
-        whole
-        and not isinstance(schedule, RequiresRoles)
-        and schedule.microbatches_per_forward == schedule.backwards_per_forward == 1
-    )
+    of_one = schedule.microbatches_per_forward == schedule.backwards_per_forward == 1
+    return whole and of_one and not isinstance(schedule, RequiresRoles)
 
 
 def least_in_flight(schedule: Schedule, shape: PipelineShape) -> np.ndarray:

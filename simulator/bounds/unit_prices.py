@@ -369,14 +369,10 @@ class LoweredUnits:
 
 def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
     """The units of a plan whose stages are alike."""
-    lowering, architecture, model = (
-        make_lowering(plan, shared.units),
-        plan.model_parts.architecture,
-        plan.model_parts.model,
-    )
+    lowering, architecture = make_lowering(plan, shared.units), plan.model_parts.architecture
     known: dict[object, int] = {}
     stages, of_layer = [lowering.run(architecture.stage(range(0), True, False))], []
-    for layer in range(model.layers):
+    for layer in range(plan.model_parts.model.layers):
         stage = architecture.stage(range(layer, layer + 1), False, False)
         key = tuple(unit.lowering_key for unit in stage.units), architecture.group_start(layer)
         if key not in known:
@@ -394,9 +390,7 @@ def price_units(units: LoweredUnits, shared: SharedWork) -> UnitPrices:
     """The prices of the units of a plan."""
     kinds = []
     for stage_ops in units.stages:
-        tasks = {
-            action: make_task(stage_ops, action, units.price, again=False, blocks=shared.blocks) for action in PASSES
-        }
+        tasks = {kind: make_task(stage_ops, kind, units.price, again=False, blocks=shared.blocks) for kind in PASSES}
         kinds.append(UnitKind(stage_ops, tasks))
     coordinates = Coordinates((task for one in kinds for task in one.tasks.values()), units.host)
     return UnitPrices(kinds, units.of_layer, units.of_recomputed, coordinates)

@@ -129,9 +129,8 @@ class KernelPrices:
 
     def _price_whole_gemm(self, work: Gemm) -> Estimate:
         """Returns the price of a GEMM, or of a grouped one, in one kernel on all multiprocessors."""
-        return self._price_kernel(
-            work, self._step_rate(work) * (1.0 if uses_tensor_cores(work) else self._rates["unaligned"])
-        )
+        unaligned = 1.0 if uses_tensor_cores(work) else self._rates["unaligned"]
+        return self._price_kernel(work, self._step_rate(work) * unaligned)
 
     def _price_attention(self, work: Attention) -> Estimate:
         """Returns the price of attention in the number format of its library."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.load import read_yaml
@@ -92,7 +91,7 @@ class PowerModel:
 @cache
 def power_model(gpu: GPU) -> PowerModel:
     """The power model of a GPU: its own coefficients or, named as assumed, those of the nearest measured one."""
-    data = _read()
+    data = read_yaml(resources.files("meshcast.simulator.costs") / FILE, FILE).data
     order = (gpu.architecture, *ARCHITECTURES.get(gpu.architecture, LATEST), *LATEST)
     if gpu.name in data:
         lender, distance = gpu.name, ""
@@ -104,9 +103,8 @@ def power_model(gpu: GPU) -> PowerModel:
     unmeasured = [name for name in COEFFICIENTS if own["coefficients"][name].get("assumed")]
     assumed = []
     if distance:
-        assumed.append(
-            f"power of {gpu.name}: not measured; shares of its {float(gpu.power):.4g} W as measured on {lender}"
-        )
+        shares = f"shares of its {float(gpu.power):.4g} W as measured on {lender}"
+        assumed.append(f"power of {gpu.name}: not measured; {shares}")
     if unmeasured:
         assumed.append(f"power of {gpu.name} in {' and '.join(unmeasured)}: {own['unmeasured']}")
     sigma = float(own["sigma"][distance or "own"])
@@ -148,8 +146,3 @@ def overhead(gpu: GPU, node_watts: float | None, pue: float | None) -> Overhead:
         pue = PUE
         assumed.append(f"a PUE of {PUE:g} (run.pue)")
     return Overhead(float(node_watts), float(pue), tuple(assumed))
-
-
-def _read() -> dict[str, Any]:
-    file = resources.files("meshcast.simulator.costs") / FILE
-    return dict(read_yaml(file, FILE).data)

@@ -26,8 +26,7 @@ import numpy as np
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.program.block import INPUT, BlockPrices, PricedBlock
-from meshcast.simulator.program.side_stream import PricedSideOps
-from meshcast.simulator.program.task import Task
+from meshcast.simulator.program.task import PricedSideOps, Task
 
 NEVER = -np.inf
 """The zero of (max,+): no path."""

@@ -22,8 +22,7 @@ from meshcast.simulator.program.block import PricedBlock
 from meshcast.simulator.program.categories import EXPOSED, HOST, axis_of
 from meshcast.simulator.program.flatten import FlatProgram
 from meshcast.simulator.program.program import Program
-from meshcast.simulator.program.side_stream import PricedSideOps
-from meshcast.simulator.program.task import Send, Task
+from meshcast.simulator.program.task import PricedSideOps, Send, Task
 
 INSTANT = 1e-12
 """Gap between intervals that is taken for rounding [s]."""

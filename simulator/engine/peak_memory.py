@@ -15,7 +15,7 @@ from meshcast.simulator.program.flatten import FlatProgram
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.program.task import Task
-from meshcast.simulator.scheduling.schedule import GRADIENT_SUMS
+from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
 
 
 @dataclass(frozen=True)
@@ -106,17 +106,25 @@ def in_flight(program: Program) -> np.ndarray:
     table = program.timetable
     slots, device_of = table.slot_array, np.repeat(np.arange(program.devices), np.diff(table.starts))
     flying = np.zeros(len(slots))
+
+    def are_of(kinds: Sequence[str]) -> np.ndarray:
+        """Returns by slot whether its actions are of some kinds."""
+        return np.array([slot.kind in kinds for slot in table.slots], bool)
+
     if program.overlap_sends:
-        sums = program.sums_gradients
+        sums = are_of(GRADIENT_SUMS)  # which take no buffers of messages
         own = np.flatnonzero(~sums[slots]) if sums.any() else np.arange(len(slots))
         before, behind = own[:-1], own[1:]
         follows = device_of[before] == device_of[behind]
         before, behind = before[follows], behind[follows]
-        flying[behind] += program.sent_bytes[slots[before]]
-        flying[before] += program.received_bytes[slots[behind]]
-    for i in np.flatnonzero(program.sends_activations[slots]).tolist():
-        end = table.starts[device_of[i] + 1]
-        computing = np.flatnonzero(program.computes[slots[i + 1 : end]])
+        sent = np.zeros(len(program.sends))
+        for slot, send in program.sent:
+            sent[slot] += send.work.nbytes
+        flying[behind] += sent[slots[before]]
+        flying[before] += np.array(program.received, float)[slots[behind]]
+    transfers = are_of(ACTIVATION_TRANSFERS)
+    for i in np.flatnonzero(are_of((ActionKind.EVICT, ActionKind.GIVE_BACK))[slots]).tolist():
+        computing = np.flatnonzero(~transfers[slots[i + 1 : table.starts[device_of[i] + 1]]])
         computes = i + 1 + int(computing[0]) if len(computing) else i
         flying[i + 1 : computes + 1] += sum(nbytes for nbytes, _ in program.tasks[slots[i]].results)
     return flying

@@ -149,7 +149,8 @@ class _Unfolding:
         begin, joined = self.ready[self.queue[number]], _over(flat.ops[number].work, self.grids[device].axes)
         for other in flat.after[number]:
             sender, sent = flat.device[other], flat.ops[other].work
-            if sender == device or (self.meetings.are_alike(sender, device) and not _is_resharding(sent)):
+            reshards = isinstance(sent, Transfer) and bool(sent.pairs)
+            if sender == device or (self.meetings.are_alike(sender, device) and not reshards):
                 begin = np.maximum(begin, self.seen[other])
             else:
                 begin = np.maximum(begin, self.meetings.arrivals(sent, self.seen[other], sender, device))
@@ -214,10 +215,6 @@ class Meetings:
         ends = (self.grids[device].ranks.ravel().tolist() for device in (sender, receiver))
         sources, targets = ({rank: place for place, rank in enumerate(ranks)} for ranks in ends)
         return [sources[rank] for rank, _, _ in work.pairs], [targets[rank] for _, rank, _ in work.pairs]
-
-
-def _is_resharding(work: object) -> bool:
-    return isinstance(work, Transfer) and bool(work.pairs)
 
 
 def stretch_passes(

@@ -41,18 +41,13 @@ def mean_durations(every: Sequence[PassDurations], weights: Sequence[int]) -> Pa
 
 
 def pass_durations(
-    stages: Sequence[StageOps],
-    prices: Sequence[Price],
-    axis: str,
-    host: float = 0.0,
-    blocks: CompiledBlocks | None = None,
+    stages: Sequence[StageOps], prices: Sequence[Price], axis: str, host: float, blocks: CompiledBlocks
 ) -> PassDurations:
     """Durations of the passes through every stage at its prices, each alone on its device, and of a hop between two;
     what forward passes store is in bytes.
 
     axis: that of the pipeline; empty: all stages are on one device.
     """
-    compiled = blocks if blocks is not None else CompiledBlocks()
     known: dict[tuple[StageOps, int, str], float] = {}
     left: dict[StageOps, float] = {}
     parts: dict[StageOps, float] = {}
@@ -61,15 +56,13 @@ def pass_durations(
         keys = [(stage_ops, prices.index(price), kind) for stage_ops, price in zip(stages, prices, strict=True)]
         for key, stage_ops, price in zip(keys, stages, prices, strict=True):
             if key not in known:
-                known[key] = task_seconds(make_task(stage_ops, kind, price, blocks=compiled), host)
+                known[key] = task_seconds(make_task(stage_ops, kind, price, blocks=blocks), host)
         return tuple(known[key] for key in keys)
 
-    hop = 0.0
-    if axis:
-        hop = sum(prices[0](Transfer(stages[0].message_nbytes, axis, 0, 1))[::2])
+    hop = sum(prices[0](Transfer(stages[0].message_nbytes, axis, 0, 1))[::2]) if axis else 0.0
     for stage_ops, price in zip(stages, prices, strict=True):
         if stage_ops not in parts:
-            grown = [make_task(stage_ops, kind, price, blocks=compiled).memory.grown for kind in "FW"]
+            grown = [make_task(stage_ops, kind, price, blocks=blocks).memory.grown for kind in "FW"]
             left[stage_ops] = grown[0]
             parts[stage_ops] = -grown[1] / grown[0] if grown[0] > 0 else 0.0
     kept = tuple(parts[stage_ops] for stage_ops in stages) if any(parts.values()) else None

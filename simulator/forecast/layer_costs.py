@@ -54,16 +54,14 @@ def _leave_out_meetings(plan: Plan, price: Price) -> Price:
 
 
 def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
-    framework, model = plan.job.framework, plan.job.model
-    host = framework.hidden_launch_s
+    model, host = plan.job.model, plan.job.framework.hidden_launch_s
     lowering, blocks = make_lowering(plan), CompiledBlocks()
     known: dict[Hashable, float] = {}
 
     def stage_cost(layers: range, first: bool = False, last: bool = False) -> float:
         stage_ops = lowering.run(plan.model_parts.architecture.stage(layers, first, last))
-        return sum(
-            task_seconds(make_task(stage_ops, kind, price, again=False, blocks=blocks), host) for kind in _passes(plan)
-        )
+        tasks = (make_task(stage_ops, kind, price, again=False, blocks=blocks) for kind in _passes(plan))
+        return sum(task_seconds(task, host) for task in tasks)
 
     def layer_cost(layer: int) -> float:
         units = plan.model_parts.architecture.stage(range(layer, layer + 1), False, False).units

@@ -38,36 +38,30 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
 
 
 class ForecastPricing:
-    """Tells what a plan is resolved with, as the forecast computes it (`JobPricing`)."""
+    """Tells what a plan is resolved with, as the forecast computes it; its methods are those of `JobPricing`."""
 
     def __init__(self, shared: SharedWork, price: Prices | None = None) -> None:
         """shared: units, timetables and prices of earlier jobs. price: see `resolve_plan`."""
         self._shared, self._price = shared, price
 
     def price_layers(self, plan: Plan) -> list[LayerCosts]:
-        """Returns the costs of the layers on every stage [s]."""
         return stage_layer_costs(plan, lambda own, cluster: self._shared.costs(own, cluster).estimate)
 
     def price_work(self, plan: Plan, work: Work) -> float:
-        """Returns the duration of some work on the first device [s]."""
         return self._shared.costs(plan.on(0), plan.ranks.clusters[0]).estimate(work).seconds
 
     def price_slices(self, plan: Plan) -> SliceTimes:
-        """Returns the durations of slices on a stage in the middle of the pipeline."""
         return SliceTimes(plan, self._prices(plan), self._shared.units, host_launch_seconds(plan))
 
     def play_step(self, plan: Plan) -> float:
-        """Returns the duration of the step [s]."""
         return play(self.build(plan)[1]).span
 
     def measure_peaks(self, plan: Plan) -> list[float]:
-        """Returns the peak memory of every device [bytes]."""
         stages, program = self.build(plan)
         resident = resident_of_devices(plan, device_params(plan, stages), program)
         return [float(peak.total) for peak in peaks(program, resident)]
 
     def price_tensors(self, plan: Plan) -> list[StageTensors]:
-        """Returns the saved tensors of every stage, with the seconds of making and of moving them."""
         stages, _ = self.build(plan)
         every_costs = self._shared.device_costs(plan)
         return [price_stage_tensors(plan, device, stages[device], costs) for device, costs in enumerate(every_costs)]

@@ -57,7 +57,6 @@ def _make_timetable(
     shared: SharedWork,
     orders: Sequence[Sequence[ScheduleItem]] | None,
 ) -> Timetable:
-    """The timetable of one pipeline."""
     durations = None
     # Without backward passes there are no durations to plan with: the order is that of equally long passes.
     if plan.schedule.needs_durations and not plan.job.forward_only:

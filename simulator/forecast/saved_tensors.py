@@ -33,13 +33,8 @@ def price_stage_tensors(plan: Plan, device: int, stage: StageOps | Sequence[Stag
         for other in range(plan.ranks.devices)
     )
     own_links = fabric is not None and not fabric.switched.value and plan.ranks.devices <= cluster.gpus_per_node
-    return StageTensors(
-        _saved_tensors(unit_runs, costs),
-        min(forward_s, backward_s),
-        tuple(device_s),
-        byte_seconds(HostCopy(MOVED)),
-        own_links,
-    )
+    tensors, host_s = _saved_tensors(unit_runs, costs), byte_seconds(HostCopy(MOVED))
+    return StageTensors(tensors, min(forward_s, backward_s), tuple(device_s), host_s, own_links)
 
 
 def _saved_tensors(unit_runs: Iterable[UnitRun], costs: Costs) -> tuple[SavedTensors, ...]:
@@ -67,5 +62,4 @@ def _saved_by_maker(unit_run: UnitRun) -> dict[Op | None, dict[str, int]]:
 
 
 def _compute_seconds(ops: Iterable[Op], costs: Costs) -> float:
-    """Returns the seconds of those of some ops that compute."""
     return sum(costs.estimate(op.work).seconds for op in ops if op.work is not None and op.stream == COMPUTE)

@@ -68,10 +68,8 @@ def _within_pipeline(plan: Plan, stages: EveryStageOps) -> dict[Holders, int]:
     if plan.job.model.cross_attention:
         _share_table_of_decoder(plan, stages, elements)
         return _most(elements)
-    ends = (
-        plan.model_parts.holders(plan.model_parts.with_embedding),
-        plan.model_parts.holders(plan.model_parts.count - 1),
-    )
+    parts = plan.model_parts
+    ends = parts.holders(parts.with_embedding), parts.holders(parts.count - 1)
     if ends[0] != ends[1] and (plan.job.model.tied or not plan.job.model.branches):
         tied = [(param, n) for param, n in one_of(stages[-1]).params() if param.tied]
         both = tuple(sorted({*ends[0], *ends[1]}))

@@ -85,9 +85,8 @@ class SharedWork:
         if plan.positions is None or own is plan.job.cluster:
             return self._costs_on(own, plan)
         axis, _ = plan.positions
-        return self._costs_on(
-            own, plan, (axis, tuple(self._costs_on(one, plan) for one in plan.job.cluster.kinds.values()))
-        )
+        kinds = tuple(self._costs_on(one, plan) for one in plan.job.cluster.kinds.values())
+        return self._costs_on(own, plan, (axis, kinds))
 
     def _costs_on(self, cluster: Cluster, plan: Plan, joint: tuple[str, tuple[Costs, ...]] | None = None) -> Costs:
         """Returns the costs of ops of the plan on a cluster. joint: see `Costs`."""

@@ -24,7 +24,6 @@ class CrossMeshMessages(StageMessages):
         self.plan = plan
 
     def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
-        """What carries the output of a stage to the next, or the gradient of its input back."""
         if not forward and not has_backward(receiver.ops):
             first, other = (int(self.plan.ranks.of_device(end.device)[0]) for end in (sender, receiver))
             return Transfer(0, self.axis, sender.device, receiver.device, ((first, other, 0),))
@@ -41,7 +40,6 @@ class CrossMeshMessages(StageMessages):
         return Transfer(most_received(pairs), self.axis, sender.device, receiver.device, pairs)
 
     def outputs(self, sender: StageEnd, receiver: StageEnd) -> Transfer:
-        """What carries the outputs of a batch to another stage whose loss reads them, or gradients back."""
         ends = self._output_grid(sender), self._output_grid(receiver)
         if self._on_one_mesh or ends[0].equals(ends[1]):
             return super().outputs(sender, receiver)
@@ -50,14 +48,12 @@ class CrossMeshMessages(StageMessages):
         return Transfer(most_received(pairs), self.axis, sender.device, receiver.device, pairs)
 
     def plain(self, nbytes: int, source: int, target: int) -> Transfer:
-        """A message from every rank of a device to the rank at the same place of another."""
         if self._on_one_mesh:
             own, other = (self.plan.ranks.pipeline_of(end)[1] for end in (source, target))
             return Transfer(nbytes, self.axis, own, other)
         return self._pairwise(Transfer(nbytes, self.axis, source, target), source, target)
 
     def all_reduce(self, nbytes: int, members: Sequence[int]) -> Collective:
-        """An all-reduce among the ranks at the same place of several devices."""
         if self._on_one_mesh:
             return super().all_reduce(nbytes, [self.plan.ranks.pipeline_of(member)[1] for member in members])
         ranks = tuple(int(self.plan.ranks.of_device(member)[0]) for member in members)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -166,8 +166,10 @@ def _check_meetings(plan: Plan, stages: EveryStageOps) -> None:
     found = list[list[Op]]()
     for number, pipeline in enumerate(plan.pipelines):
         own = [stage for index, stage in enumerate(stages) if plan.model_parts.pipeline_of(index)[0] == number]
-        passes = [[variants_of(stage)[which] for stage in own] for which in pipeline.shape.classes or (0,)]
-        found.append([op for one in passes for op in _meeting_ops(one, axis)])
+        passed = [variants_of(stage)[which] for which in pipeline.shape.classes or (0,) for stage in own]
+        fragments = (unit_run.fragment for stage_ops in passed for unit_run in stage_ops.unit_runs)
+        ops = (op for fragment in fragments for op in (*fragment.forward, *fragment.backward))
+        found.append([op for op in ops if isinstance(op.work, Collective | Exchange) and axis in op.work.axes])
     if any(found) and len({one.shape.m for one in plan.pipelines}) > 1:
         rule = f"all replicas meet in every micro-batch ({found[0][0].name}), of which they run unlike numbers"
         remedy = "Use data/zero-1 or data/ddp, experts within a replica, or equal numbers"
@@ -176,14 +178,6 @@ def _check_meetings(plan: Plan, stages: EveryStageOps) -> None:
         if any(other.work != op.work for other in others):
             rule = f"all replicas meet in every micro-batch ({op.name}), and bring unlike buffers"
             raise PlanError("plan.replicas", rule, "Use experts within a replica, or equal micro-batches")
-
-
-def _meeting_ops(stages: Sequence[StageOps], axis: str) -> Iterator[Op]:
-    """The collectives along an axis in one pass through some stages."""
-    for unit_run in (unit_run for stage in stages for unit_run in stage.unit_runs):
-        for op in (*unit_run.fragment.forward, *unit_run.fragment.backward):
-            if isinstance(op.work, Collective | Exchange) and axis in op.work.axes:
-                yield op
 
 
 def _received_shares(plan: Plan) -> list[tuple[bool, bool]]:
@@ -199,33 +193,22 @@ def _received_shares(plan: Plan) -> list[tuple[bool, bool]]:
     return [(first, last) for first, last in found]
 
 
-def _held_stages(plan: Plan, stages: EveryStageOps) -> list[tuple[StageOps, ...]]:
-    """The ops of the stages on every pipeline device, in their first variant."""
-    held: list[list[StageOps]] = [[] for _ in range(plan.ranks.devices)]
-    for index, stage in enumerate(stages):
-        held[plan.model_parts.device(index)].append(one_of(stage))
-    return [tuple(own) for own in held]
-
-
 def device_params(plan: Plan, stages: EveryStageOps, known: LoweredStages | None = None) -> list[DeviceParams]:
     """The parameters on one rank of every pipeline device; devices that hold the same stages share one object.
 
     known: stages that were lowered before, with the parameters of devices that hold them.
     """
-    held = _held_stages(plan, stages)
+    held: list[tuple[StageOps, ...]] = [()] * plan.ranks.devices
+    for index, stage in enumerate(stages):
+        held[plan.model_parts.device(index)] += (one_of(stage),)
     made = known.params if known is not None else {}
     for own in dict.fromkeys(held):
         if own not in made:
-            made[own] = DeviceParams(found for stage in own for found in stage.params())
+            made[own] = DeviceParams(param for stage_ops in own for param in stage_ops.params())
     return [made[own] for own in held]
 
 
-def _update(
-    plan: Plan,
-    device: int,
-    params: DeviceParams,
-    shared: tuple[GradientSum, ...],
-) -> Update:
+def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[GradientSum, ...]) -> Update:
     """The optimizer update of one device."""
     framework, unlike = plan.job.framework, bool(plan.on(device).mesh.stage)
     main, moments = BYTES[framework.main_weights], 2 * BYTES[framework.moments]

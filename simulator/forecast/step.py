@@ -91,11 +91,8 @@ def play_job(
     if numbers := sorted({scheme.steps for scheme in varying} - {1, plan.passes.steps}):
         rule = f"the routing of one stage has {plan.passes.steps} steps, that of another {numbers[0]}"
         raise PlanError("plan", rule, "Give all stages routing of as many steps")
-    every = [
-        plan,
-        *(resolve_plan(given.model_copy(update={"step": step}), shared) for step in range(1, plan.passes.steps)),
-    ]
-    found = [_play_plan(one, engine, skip, shared)[0] for one in every]
+    others = (resolve_plan(given.model_copy(update={"step": step}), shared) for step in range(1, plan.passes.steps))
+    found = [_play_plan(one, engine, skip, shared)[0] for one in (plan, *others)]
     most = max(found, key=lambda one: max(peak.total for peak in one.peaks))
     return most, [(1 / plan.passes.steps, one) for one in found]
 

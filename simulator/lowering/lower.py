@@ -16,9 +16,8 @@ from meshcast.simulator.ir.capabilities import AnnotatesOperators, ShardsStates,
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import BatchLossUnit, CompositeModule, Module, Operator, Stage, Unit, Update
 from meshcast.simulator.ir.operators import Boundary, Embedding
-from meshcast.simulator.ir.ops import Fragment, Op, StageOps, TensorUse, UnitRun
+from meshcast.simulator.ir.ops import Fragment, HostLaunch, Memory, Op, StageOps, TensorUse, UnitRun
 from meshcast.simulator.ir.scheme import LowerModule, Scheme
-from meshcast.simulator.lowering.host_launches import launch_on_host
 from meshcast.simulator.lowering.operator import lower_operator
 from meshcast.simulator.lowering.resharding import Resharding
 from meshcast.simulator.lowering.scope import Scope
@@ -26,6 +25,9 @@ from meshcast.simulator.lowering.update import lower_update
 
 LoweredUnits = dict[Hashable, UnitRun]
 """Lowered units by what they depend on. Their fragments are shared: whoever adds to one copies it (`Fragment.copy`)."""
+
+HOST_STREAM = "host"
+"""The stream of the host's launches, where they are ops."""
 
 
 class Lowering:
@@ -57,31 +59,17 @@ class Lowering:
         mesh = mesh.with_joined(scheme.over for scheme in schemes_with(schemes, AnnotatesOperators))
         self.scope = Scope(mesh, schemes, regather, captured, host_waits)
         self._known: LoweredUnits = known if known is not None else {}
-        self._lowering_key = (
-            regather,
-            fused_gradients,
-            accumulated,
-            forward_only,
-            captured,
-            host_waits,
-            tuple(mesh.axes),
-            tuple(mesh.views),
-            tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views)),
-            *(scheme.unit_key if isinstance(scheme, ShardsStates) else scheme.lowering_key for scheme in schemes),
-        )
+        traits = regather, fused_gradients, accumulated, forward_only, captured, host_waits
+        ordered = tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views))
+        keys = (scheme.unit_key if isinstance(scheme, ShardsStates) else scheme.lowering_key for scheme in schemes)
+        self._lowering_key = (*traits, tuple(mesh.axes), tuple(mesh.views), ordered, *keys)
 
     def run(self, stage: Stage, embeds: bool = False) -> StageOps:
         """Lowers a whole stage. embeds: its device holds the embedding, in this stage or another."""
-        self.scope.embeds = embeds or any(
-            isinstance(operator, Embedding) and not operator.tied
-            for unit in stage.units
-            for operator in unit.operators()
-        )
-        self.scope.copies_table = any(
-            isinstance(operator, Embedding) and operator.tied and bool(operator.weights)
-            for unit in stage.units
-            for operator in unit.operators()
-        )
+        operators = (operator for unit in stage.units for operator in unit.operators())
+        embeddings = [operator for operator in operators if isinstance(operator, Embedding)]
+        self.scope.embeds = embeds or any(not embedding.tied for embedding in embeddings)
+        self.scope.copies_table = any(embedding.tied and bool(embedding.weights) for embedding in embeddings)
         stage_ops = self._lower_stage(stage, 0)
         if self.host_waits:
             stage_ops.unit_runs[:] = [self._launch_on_host(unit_run) for unit_run in stage_ops.unit_runs]
@@ -139,19 +127,9 @@ class Lowering:
             if not unit.receives:  # it has its place from the unit on that joins encoder and decoder, or receives it
                 shared = (key := self.scope.key(unit.context, layout), f"d:{key}")
                 found, left = (*found, *shared), (*left, *shared)
-        made = UnitRun(
-            unit.name,
-            _use_stream(self.lower(unit), takes, gives, keys, nbytes),
-            1,
-            takes,
-            gives,
-            keys,
-            nbytes[1] or nbytes[0],
-            found,
-            left,
-            nbytes[0],
-            context_nbytes=context,
-        )
+        fragment = _use_stream(self.lower(unit), takes, gives, keys, nbytes)
+        stream = takes, gives, keys, nbytes[1] or nbytes[0]
+        made = UnitRun(unit.name, fragment, 1, *stream, found, left, nbytes[0], context_nbytes=context)
         return drop_backward(made) if self.forward_only else made
 
     def _lower_module(self, module: Module, depth: int) -> Fragment:
@@ -214,3 +192,35 @@ def drop_backward(unit_run: UnitRun) -> UnitRun:
         fragment.forward, [], fragment.entry, fragment.exit, {}, {}, params, fragment.shared_weights, tensor_uses
     )
     return replace(unit_run, fragment=kept, allocated_before=found, freed_later=left)
+
+
+def launch_on_host(fragment: Fragment) -> Fragment:
+    """Returns the fragment with an op on the stream of the host before each of its ops, which waits for it.
+
+    Where no token is dropped, the host must know how many tokens each expert has before it can launch their kernels: it
+    waits for the router, and all that was launched before it has ended (`cudaStreamSynchronize` in the token
+    dispatchers of Megatron-Core, megatron/core/transformer/moe/token_dispatcher.py). Nothing is then left in the queue
+    of launches, and the kernels of the experts begin one after another as the host launches them.
+
+        host      launch norm | launch router | (waits)      | launch permute | launch dispatch | ...
+        compute                 norm            router                          permute
+
+    Without such waits the times of all launches are known beforehand, and the engine adds them up (`Program.host`).
+    """
+    made = fragment.copy()
+    for issued in (made.forward, made.backward):
+        issued[:] = [one for op in issued for one in _launch(op)]
+    return made
+
+
+def _launch(op: Op) -> list[Op]:
+    """Returns an op between its launch and, if the host reads its result, the end of the wait for it."""
+    if not op.issued:
+        launched = [op]
+    else:
+        launch = Op(f"launch {op.name}", HOST_STREAM, HostLaunch(op.launches), [], op.phase, op.when)
+        op.after, op.launches = [*op.after, launch], 0.0
+        launched = [launch, op]
+    if isinstance(op.work, Memory) and op.work.what == "router" and not op.work.backward and op.phase in "FR":
+        launched.append(Op(f"wait for {op.name}", HOST_STREAM, HostLaunch(0.0), [op], op.phase, op.when))
+    return launched

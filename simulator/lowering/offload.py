@@ -47,12 +47,8 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str, chosen: Collect
     """
     made: list[UnitRun] = []
     before: Saved = {}
-    for i, unit_run in enumerate(stage_ops.unit_runs):
-        after = (
-            stage_ops.unit_runs[i + 1]
-            if i + 1 < len(stage_ops.unit_runs) and stage_ops.unit_runs[i + 1].residual_in
-            else None
-        )
+    for unit_run, following in zip(stage_ops.unit_runs, [*stage_ops.unit_runs[1:], None], strict=True):
+        after = following if following and following.residual_in else None
         own = saved_activations(unit_run) if mark in unit_run.marks else {}
         own = {key: size for key, size in own.items() if chosen is None or key.partition("@")[0] in chosen}
         last = {} if after and not after.residual_out else own

@@ -3,16 +3,15 @@ parameters, and its tensors in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from meshcast.simulator.ir.layout import Tensor, output_layout
+from meshcast.simulator.ir.layout import Tensor, collectives_between, output_layout
 from meshcast.simulator.ir.modules import LocalShapes, Operator
 from meshcast.simulator.ir.operators import Head, Linear
-from meshcast.simulator.ir.ops import Fragment, Op, Param, TensorUse
-from meshcast.simulator.lowering.grad_accumulation import accumulate_separately
+from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Memory, Op, Param, TensorUse, Work
 from meshcast.simulator.lowering.scope import Scope
-from meshcast.simulator.lowering.sharded_weights import gather_weights
 
 
 def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = True, accumulated: str = "") -> Fragment:
@@ -169,3 +168,135 @@ def _temporaries(operator: Operator, at: LocalShapes, ops: list[Op], backward: b
         key = f"{'d:' * backward}{operator.name}.{i}"
         places = (start, min(stop, len(ops) - 1))
         yield from (TensorUse(key, nbytes, ops[place], made=place == start) for place in places)
+
+
+# ---------------------------------------------------------------------------------------- weights and their gradients
+
+
+def write_out_of_place(weights: Iterable[Op], dtype: str) -> None:
+    """Makes GEMMs write a tensor of `dtype` instead of accumulating in place."""
+    for op in weights:
+        if isinstance(op.work, Gemm):
+            op.work = replace(op.work, accumulate=False, out_dtype=dtype)
+
+
+def accumulate_separately(
+    frag: Fragment, operator: Operator, at: LocalShapes, weights: list[Op], ready: Op, whole: int, accumulated: str
+) -> None:
+    """Changes the backward pass of an operator to write its weight gradients to a temporary and add them by a kernel.
+
+    Without fused gradient accumulation plain autograd writes the gradient of a weight to a new tensor and adds it to
+    the accumulated one: the memory of a second gradient until then, and the traffic of an addition. Sharded gradients
+    are not added whole: they are reduce-scattered. Where gradients are accumulated in a wider format, another kernel
+    converts the temporary first: `hp_grad.add_(lp.grad.to(float32))` in BF16_Optimizer.update_hp_grads of DeepSpeed's
+    runtime/bf16_optimizer.py (microsoft/DeepSpeed @50893458d), 18 bytes a parameter and micro-batch against 6 in one
+    16-bit format.
+
+    weights: the ops that make the weight gradients.
+    ready: the last of them.
+    whole: elements of the gradients that are stored unsharded.
+    accumulated: format in which gradients are accumulated; empty: that of the weights.
+    """
+    dtype = operator.weights[0].dtype
+    write_out_of_place(weights, dtype)
+    if not whole:
+        return
+    accumulated = accumulated or dtype
+    nbytes, total = whole * BYTES[dtype], whole * BYTES[accumulated]
+    more = [Op(f"make {operator.name}", work=work, phase="W") for work in operator.temporary_gradient_work(at)]
+    convert = [Op(f"convert w{operator.name}", work=Memory("cast", nbytes, total), after=[ready], phase="W")]
+    if accumulated == dtype:
+        convert = []
+    add = Op(f"add w{operator.name}", work=Memory("add", 2 * total, total), after=convert or [ready], phase="W")
+    for op in weights:
+        op.after += more
+    first = (more or weights or [add])[0]
+    place = frag.backward.index(weights[0]) if weights else len(frag.backward)
+    frag.backward[place:place] = more
+    frag.backward += [*convert, add]
+    for param in frag.params:
+        param.ready = add
+    frag.tensor_uses += [
+        TensorUse(f"w:{operator.name}", nbytes, first, made=True),
+        TensorUse(f"w:{operator.name}", nbytes, add),
+    ]
+    for op in convert:
+        frag.tensor_uses += [
+            TensorUse(f"w:{operator.name} in {accumulated}", total, op, made=True),
+            TensorUse(f"w:{operator.name} in {accumulated}", total, add),
+        ]
+
+
+def gather_weights(
+    scope: Scope, operator: Operator, at: LocalShapes, frag: Fragment, inputs: list[Op], weights: list[Op]
+) -> None:
+    """Changes the passes of an operator whose weights are stored sharded finer than it needs: they are all-gathered
+    before use, all at once, and their gradients reduce-scattered after.
+
+    The gathered weights are kept for the gradient of the input, or all-gathered again for it. Their gradient, a partial
+    sum over ranks, is written to a temporary and reduce-scattered during the kernels that follow; the reduction adds it
+    to the accumulated gradient.
+
+    inputs: its backward ops that make gradients of inputs.
+    weights: its backward ops that make gradients of weights.
+    """
+    elements: dict[tuple[str, ...], int] = defaultdict(int)
+    finer = []
+    for weight in (*operator.weights, *operator.shared_weights):
+        if steps := collectives_between(weight, scope.at_rest(operator, weight), at.layout(weight), at.mesh):
+            finer.append(weight)
+            for step in steps:
+                elements[step.axes] += step.nbytes
+    if not finer:
+        return
+    moves = _WeightMoves(scope, operator, at.bytes(*finer), frag, {weight.name for weight in finer})
+    moves.gather([Collective("all_gather", n, axes) for axes, n in elements.items()], inputs)
+    if weights:
+        write_out_of_place(weights, finer[0].dtype)
+        scatters = [Collective("reduce_scatter", n, axes) for axes, n in reversed(elements.items())]
+        moves.scatter(scatters, weights, operator.temporary_gradient_work(at))
+
+
+@dataclass
+class _WeightMoves:
+    """The moves of the weights of an operator. nbytes: of the whole weights. names: of the weights that move."""
+
+    scope: Scope
+    operator: Operator
+    nbytes: int
+    frag: Fragment
+    names: set[str]
+
+    def gather(self, gathers: Sequence[Work], inputs: list[Op]) -> None:
+        """Gathers weights before their use, again before the backward ops `inputs` if they are not kept."""
+        frag, name, view = self.frag, self.operator.name, self.operator.view
+        ahead = self.scope.serial_ops(f"gather w{name}", gathers, list(frag.entry.values()), "F", view)
+        frag.forward[0].after.append(ahead[-1])
+        frag.forward[:0] = ahead
+        kept = bool(inputs) and not self.scope.regather
+        self._keep(f"whole w{name}", ahead[0], inputs[-1] if kept else frag.forward[-1])
+        if inputs and not kept:
+            again = self.scope.serial_ops(f"regather w{name}", gathers, list(frag.grad_entry.values()), "B", view)
+            inputs[0].after.append(again[-1])
+            frag.backward[:0] = again
+            self._keep(f"whole w{name} again", again[0], inputs[-1])
+        for param in frag.params:
+            param.used = ahead[0] if param.name in self.names else param.used
+
+    def scatter(self, scatters: Sequence[Work], weights: list[Op], zeroing: Sequence[Work]) -> None:
+        """Scatters the gradients that the ops `weights` write to a temporary. zeroing: kernels that make it."""
+        frag, name = self.frag, self.operator.name
+        place = frag.backward.index(weights[0])
+        zeroed = self.scope.serial_ops(f"make {name}", zeroing, list(frag.grad_entry.values()), "W")
+        frag.backward[place:place] = zeroed
+        for op in weights:
+            op.after += zeroed
+        behind = self.scope.serial_ops(f"scatter w{name}", scatters, weights[-1:], "W", self.operator.view)
+        frag.backward += behind
+        self._keep(f"d:whole w{name}", (zeroed or weights)[0], behind[-1], "workspace")
+        for param in frag.params:
+            param.ready = behind[-1] if param.name in self.names else param.ready
+
+    def _keep(self, key: str, begin: Op, end: Op, category: str = "parameters") -> None:
+        ends = (begin, True), (end, False)
+        self.frag.tensor_uses += [TensorUse(key, self.nbytes, op, made, category) for op, made in ends]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from meshcast.simulator.ir.layout import PARTIAL, Layout, Tensor, collectives_between, output_layout, required_layout
 from meshcast.simulator.ir.modules import CompositeModule, Module, Operator
@@ -59,10 +59,9 @@ class Resharding:
         steps = collectives_between(tensor, made, wanted, self.mesh)
         key = scope.key(tensor, wanted)
         if steps and key not in moved:
+            view = scope.transfer_view(tensor, operator)
             for work in steps:
-                source = scope.op(
-                    f"{work.operation} {tensor.name}", work, [source], "F", scope.transfer_view(tensor, operator)
-                )
+                source = scope.op(f"{work.operation} {tensor.name}", work, [source], "F", view)
                 self.fragment.forward.append(source)
             self.fragment.tensor_uses += [
                 scope.tensor_use(tensor, made, source),
@@ -108,13 +107,10 @@ class Resharding:
 
     def _backward(self, fragments: list[Fragment]) -> None:
         out, scope = self.fragment, self.scope
-        inside = {operator for operator in self.module.operators()}
+        inside = {*self.module.operators()}
         made_here = {t.name for child in self.module.children for t in child.outputs}
-        waiting = {t.name: 0 for child in self.module.children for t in child.inputs}
+        waiting = Counter(t.name for child in self.module.children for t in child.inputs)
         given: dict[str, list[Contribution]] = defaultdict(list)
-        for child in self.module.children:
-            for tensor in child.inputs:
-                waiting[tensor.name] += 1
         for name in made_here:
             if any(operator not in inside for operator in scope.readers[name]) or not scope.readers[name]:
                 out.grad_entry[name] = Op(f"d{name} in", phase="B")

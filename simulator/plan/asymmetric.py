@@ -22,7 +22,7 @@ from meshcast.simulator.ir.capabilities import HoldsUnequalShards, schemes_with
 from meshcast.simulator.job.batch import Batch
 from meshcast.simulator.job.job import Job, LongPlan, ReplicaPlan, StagePlan
 from meshcast.simulator.job.shorthand import family_degree
-from meshcast.simulator.plan.checks import ALWAYS, check_noisy_steps, check_world
+from meshcast.simulator.plan.checks import ALWAYS, check_divisible, check_noisy_steps, check_world
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.plan.resolver import Resolver
 
@@ -208,7 +208,7 @@ def _check_stages(plan: Plan, where: str, resolver: Resolver) -> None:
             else None
         )
         with _locate_in_stage(f"{where}[{device}]", len(plan.job.plan.schemes)):
-            resolver.check_held_divisible(one, held)
+            check_divisible(one, resolver.known.divisible, held)
 
 
 def _stated_layers(plan: Plan, stages: Sequence[StagePlan], where: str) -> list[int]:
@@ -344,9 +344,8 @@ def _usual_microbatches(job: Job) -> int | tuple[int, ...]:
 def _with_microbatches(job: Job, share: int | tuple[int, ...]) -> Job:
     """The job of equal replicas that run these micro-batches each: their number, or their classes."""
     plan = job.plan.model_copy(update={"replicas": (), "share": "even"})
-    return job.model_copy(
-        update={"plan": plan, "batch": _batch_of_replicas(job.batch, share, family_degree(plan, "data"))}
-    )
+    batch = _batch_of_replicas(job.batch, share, family_degree(plan, "data"))
+    return job.model_copy(update={"plan": plan, "batch": batch})
 
 
 def _batch_of_replicas(batch: Batch, share: int | tuple[int, ...], replicas: int) -> Batch:
@@ -358,7 +357,6 @@ def _batch_of_replicas(batch: Batch, share: int | tuple[int, ...], replicas: int
 
 
 def _with_microbatches_of(job: Job, replicas: Sequence[ReplicaPlan], counts: Sequence[int]) -> Job:
-    """Returns the job whose replicas run so many micro-batches each."""
     filled = (replica.model_copy(update={"microbatches": n}) for replica, n in zip(replicas, counts, strict=True))
     return job.model_copy(update={"plan": job.plan.model_copy(update={"replicas": tuple(filled)})})
 

@@ -37,12 +37,8 @@ class StageMemory(NamedTuple):
 
 def check_one_stage_a_device(plan: Plan, what: str) -> None:
     """Raises PlanError unless every device holds one part of a chain of layers, all under the same schemes."""
-    if (
-        plan.model_parts.count != plan.shape.p
-        or plan.shape.stages != plan.shape.p
-        or plan.stage_plans
-        or plan.job.model.branches
-    ):
+    parts = plan.model_parts.count, plan.shape.stages
+    if parts != (plan.shape.p, plan.shape.p) or plan.stage_plans or plan.job.model.branches:
         rule = f"{what} gives every device one stage, and all stages the same degrees"
         raise PlanError("plan.partition", rule, "Use a schedule with one chunk a device, or by-cost")
 
@@ -131,7 +127,10 @@ def adapt_recompute(
     needed = _needed_counts(memory_costs(kept, layers), memory, saved)
     costs = _recompute_costs(layer_costs(none), layer_costs(every), needed)
     partition = list(stated or minimise_step(costs, plan.shape.m))
-    counts = _least_counts(needed, partition)
+    counts = [
+        min(int(least[end - count, end]), count)  # all of them at most
+        for least, count, end in zip(needed, partition, accumulate(partition), strict=True)
+    ]
 
     def measure_excess(counts: Sequence[int]) -> list[float]:
         """Returns by how many layers more to recompute every stage would fit."""
@@ -171,16 +170,8 @@ def _needed_counts(peaks: Sequence[np.ndarray], memory: Sequence[float], saved: 
 
     peaks: without recomputation; saved: by each recomputed layer [bytes].
     """
-    return [
-        np.ceil(np.maximum(peak - limit, 0.0) / nbytes)
-        for peak, limit, nbytes in zip(peaks, memory, saved, strict=True)
-    ]
-
-
-def _least_counts(needed: Sequence[np.ndarray], partition: Sequence[int]) -> list[int]:
-    """Returns how many of the layers of every stage have to be recomputed, all of them at most."""
-    ends = enumerate(accumulate(partition))
-    return [min(int(needed[stage][end - partition[stage], end]), partition[stage]) for stage, end in ends]
+    each = zip(peaks, memory, saved, strict=True)
+    return [np.ceil(np.maximum(peak - limit, 0.0) / nbytes) for peak, limit, nbytes in each]
 
 
 def _recompute_costs(

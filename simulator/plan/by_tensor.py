@@ -204,6 +204,5 @@ def choose_tensors(plan: Plan, pricing: JobPricing, memory: Sequence[float]) -> 
 
 
 def _with_choices(plan: Plan, scheme: ChoosesTensors, choices: Sequence[TensorChoice]) -> Plan:
-    """Returns the plan with what becomes of the tensors of every stage."""
     stages = [replace_scheme(plan, scheme, scheme.with_tensors(tuple(choices), i)) for i in range(plan.shape.p)]
     return replace(stages[0], stage_plans=tuple(stages)) if len({*choices}) > 1 else stages[0]

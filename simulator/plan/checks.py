@@ -154,11 +154,10 @@ def check_decoder(plan: Plan) -> None:
             remedy = "Use tensor, data and pipeline parallelism"
             raise PlanError("plan.schemes", f"{rule}, which {scheme.use} does not shard", remedy, scheme.use)
     parts = {"batch.documents": job.batch.documents, "batch.lengths": job.batch.lengths}
+    rule = f"{rule}, which is forecast with equal sequences, stages and replicas"
     for where, given in (*parts.items(), ("plan.stages", job.plan.stages), ("plan.replicas", job.plan.replicas)):
         if given:
-            raise PlanError(
-                where, f"{rule}, which is forecast with equal sequences, stages and replicas", "Leave it out"
-            )
+            raise PlanError(where, rule, "Leave it out")
 
 
 def check_contrastive(plan: Plan) -> None:
@@ -274,9 +273,8 @@ def check_period(plan: Plan) -> None:
         rule = "a period of several steps is forecast without noise, and with a barrier of the pipeline after each step"
         if plan.job.forward_only:
             rule = "a period counts updates of the weights, and a forward-only job has none"
-        raise PlanError(
-            f"plan.schemes[{index}].period", rule, "Set it to 1, or leave the other out", plan.passes.period
-        )
+        where, remedy = f"plan.schemes[{index}].period", "Set it to 1, or leave the other out"
+        raise PlanError(where, rule, remedy, plan.passes.period)
 
 
 def check_steps(plan: Plan) -> None:
@@ -440,15 +438,14 @@ def check_slices(plan: Plan) -> None:
     model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.passes.slice_granularity
     assert sequence is not None
     where = next(f"plan.schemes[{i}].slices" for i, e in enumerate(plan.job.plan.schemes) if e.use == plan.schedule.use)
-    if model.linear_attention:
-        rule = f"the state of the linear attention of {model.name} is forecast over whole sequences"
-        raise PlanError(where, rule, "Use a schedule without slices of sequences, for example pipeline/1f1b")
-    if model.ssm:
-        rule = f"the scan of the state-space layers of {model.name} is forecast over whole sequences"
-        raise PlanError(where, rule, "Use a schedule without slices of sequences, for example pipeline/1f1b")
-    if model.branches:
-        rule = f"the trunk of {model.name} joins whole sequences of all branches"
-        raise PlanError(where, rule, "Use a schedule without slices of sequences, for example pipeline/1f1b")
+    reasons = {
+        f"the state of the linear attention of {model.name} is forecast over whole sequences": model.linear_attention,
+        f"the scan of the state-space layers of {model.name} is forecast over whole sequences": model.ssm,
+        f"the trunk of {model.name} joins whole sequences of all branches": model.branches,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise PlanError(where, reason, "Use a schedule without slices of sequences, for example pipeline/1f1b")
     for share in plan.schedule.slices:
         tokens = share * sequence
         if abs(tokens - round(tokens)) > 1e-6 or round(tokens) % grain:

@@ -15,6 +15,7 @@ from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.capabilities import (
     AdaptsModel,
     AdaptsRecompute,
@@ -105,7 +106,10 @@ class Resolver:
         check_noisy_steps(plan)
         check_stated_chunks(plan)
         plan.schedule.check(plan.shape)
-        return replace(plan, mesh=_place_devices(plan))
+        places = [plan.schedule.place(plan.shape, device) for device in range(plan.shape.p)]
+        return (
+            plan if places == sorted(places) else replace(plan, mesh=mesh.with_places(plan.ranks.pipeline_axis, places))
+        )
 
     def choose_alternatives(self, plan: Plan) -> Plan:
         """The plan whose schemes have fitted their models to the cluster, and have those of the options that they try
@@ -160,13 +164,28 @@ class Resolver:
                 with _locate_in_class(stage, number):
                     check_divisible(one, self.known.divisible)
 
-    def check_held_divisible(self, plan: Plan, held: tuple[int, ...] | None) -> None:
-        """The same for a stage that holds some parts of the model; None: it may hold any."""
-        check_divisible(plan, self.known.divisible, held)
-
     def slice_sequences(self, plan: Plan) -> Plan:
-        """Slices the sequences of a plan as its schedule states."""
-        return _slice_sequences(plan, self.pricing)
+        """Slices the sequences of a plan as its schedule states.
+
+        Raises PlanError if the slices are not whole numbers of tokens.
+        """
+        shares, sequence = plan.schedule.slices, plan.job.batch.sequence
+        assert sequence is not None
+        if len(shares) == 1:
+            return plan
+        check_slices(plan)
+        if shares:
+            return plan.with_slices(tuple(round(share * sequence) for share in shares))
+        # Boundaries at multiples of the granularity, few enough for the dynamic program of the schedule.
+        granule = plan.passes.slice_granularity
+        fits = (n for n in range(granule, sequence + 1, granule) if sequence % n == 0)
+        step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
+        proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, self.pricing.price_slices(plan))
+        plans = [plan.with_slices(tuple(lengths)) for lengths in proposals]
+        for one in plans:
+            check_size(one)
+            check_noisy_steps(one)
+        return plans[0] if len(plans) == 1 else min(plans, key=self.pricing.play_step)
 
     def uniform(self, job: Job) -> Plan:
         """The plan of a job whose stages and replicas are alike."""
@@ -208,10 +227,9 @@ def _mesh(job: Job, known: KnownParts) -> Mesh:
     pipeline = {axis for entry in plan.schemes if entry.use.startswith("pipeline/") for axis in entry.over}
     region = tuple(axis for axis in plan.mesh if axis not in pipeline)
     views = tuple((name, *view.items()) for name, view in plan.views.items())
-    key = tuple(plan.mesh.items()), views, region
-    if key not in known.meshes:
-        known.meshes[key] = Mesh(plan.mesh, plan.views, region)
-    return known.meshes[key]
+    return remember(
+        known.meshes, (tuple(plan.mesh.items()), views, region), lambda: Mesh(plan.mesh, plan.views, region)
+    )
 
 
 def _scheme(job: Job, mesh: Mesh, index: int, known: KnownParts) -> Scheme:
@@ -235,12 +253,12 @@ def _scheme(job: Job, mesh: Mesh, index: int, known: KnownParts) -> Scheme:
     pipelines = [(e, find_scheme(e.use)) for e in job.plan.schemes if e.use.startswith("pipeline/")]
     pipelined = any(issubclass(one, Schedule) and one.flush and mesh.size(e.over) > 1 for e, one in pipelines)
     made_of = axes, options, mesh, job.framework, tuple(sequence_axes), pipelined
-    made_from = kind, made_of, job.step
 
     def make() -> Scheme:
         scheme = kind(*made_of)
         return scheme.at_step(job.step) if isinstance(scheme, VariesSteps) else scheme
 
+    made_from = kind, made_of, job.step
     try:
         scheme = known.schemes.get(made_from)
     except TypeError:  # options that are tables have no hash
@@ -284,33 +302,3 @@ def _shape(plan: Plan) -> PipelineShape:
     chunks = plan.schedule.chunks_per_device()
     contrastive = plan.job.model.contrastive is not None
     return PipelineShape(p, microbatches, chunks, slices, plan.job.forward_only, batch.order, contrastive)
-
-
-def _place_devices(plan: Plan) -> Mesh:
-    """The mesh with the pipeline's devices where the schedule places them."""
-    places = [plan.schedule.place(plan.shape, device) for device in range(plan.shape.p)]
-    return plan.mesh if places == sorted(places) else plan.mesh.with_places(plan.ranks.pipeline_axis, places)
-
-
-def _slice_sequences(plan: Plan, pricing: JobPricing) -> Plan:
-    """Slices the sequences of a plan as its schedule states.
-
-    Raises PlanError if the slices are not whole numbers of tokens.
-    """
-    shares, sequence = plan.schedule.slices, plan.job.batch.sequence
-    assert sequence is not None
-    if len(shares) == 1:
-        return plan
-    check_slices(plan)
-    if shares:
-        return plan.with_slices(tuple(round(share * sequence) for share in shares))
-    # Boundaries at multiples of the granularity, few enough for the dynamic program of the schedule.
-    granule = plan.passes.slice_granularity
-    fits = (n for n in range(granule, sequence + 1, granule) if sequence % n == 0)
-    step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
-    proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, pricing.price_slices(plan))
-    plans = [plan.with_slices(tuple(lengths)) for lengths in proposals]
-    for one in plans:
-        check_size(one)
-        check_noisy_steps(one)
-    return plans[0] if len(plans) == 1 else min(plans, key=pricing.play_step)

@@ -250,14 +250,12 @@ class CompiledBlocks:
         ops = fragment.forward if kind == "F" else [op for op in fragment.backward if op.phase in phases]
         split = kind in ("B", "W")
         backward = sorted(fragment.backward, key=lambda op: op.phase == "W") if split else fragment.backward
-        entry, result = {
-            "F": (fragment.entry.get(unit_run.residual_in or ""), fragment.exit.get(unit_run.residual_out or "")),
-            "W": (None, None),
-            "R": (None, None),
-        }.get(
-            kind,
-            (fragment.grad_entry.get(unit_run.residual_out or ""), fragment.grad_exit.get(unit_run.residual_in or "")),
-        )
+        takes, gives = unit_run.residual_in or "", unit_run.residual_out or ""
+        entry, result = fragment.grad_entry.get(gives), fragment.grad_exit.get(takes)
+        if kind == "F":
+            entry, result = fragment.entry.get(takes), fragment.exit.get(gives)
+        elif kind in ("W", "R"):
+            entry = result = None
         after, port = resolve_dependencies(ops, entry, result)
         if (fragment, split) not in self._events:
             self._events[fragment, split] = memory_events(fragment.tensor_uses, fragment.forward, backward, unit_run)

@@ -35,8 +35,16 @@ from meshcast.simulator.program.categories import axis_of
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.program.messages import StageEnd, StageMessages
 from meshcast.simulator.program.program import EveryStageOps, Program, one_of
-from meshcast.simulator.program.side_stream import PricedSideOps
-from meshcast.simulator.program.task import Flow, PlaceInStep, Send, Task, first_kernels, make_task, price_side_ops
+from meshcast.simulator.program.task import (
+    Flow,
+    PlaceInStep,
+    PricedSideOps,
+    Send,
+    Task,
+    first_kernels,
+    make_task,
+    price_side_ops,
+)
 from meshcast.simulator.program.timetable import Slot, Timetable
 from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_LOSS, GRADIENT_SUMS, ActionKind
 
@@ -293,10 +301,7 @@ class _Builder:
         if slot.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS):
             return replace(task, inputs=())
         repeated = slot.kind == ActionKind.FORWARD and slot.stage in self.ahead
-        return replace(
-            task,
-            results=((loss.nbytes / self.timetable.shape.m, "activations"),) if repeated else (),
-        )
+        return replace(task, results=((loss.nbytes / self.timetable.shape.m, "activations"),) if repeated else ())
 
     def _batch_loss(self, slot: Slot) -> Task:
         """One of the three actions of a loss that couples the samples of a batch."""
@@ -399,16 +404,12 @@ class _Builder:
     def _interleave(
         self, one: PricedBlock, other: PricedBlock, device: int
     ) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
-        return interleave(*self._separate(one, other, device))
-
-    def _separate(self, one: PricedBlock, other: PricedBlock, device: int) -> tuple[PricedBlock, PricedBlock]:
-        """Two passes of a pair whose GEMMs and attention leave multiprocessors to its token exchanges."""
+        """Two passes in one; their GEMMs and attention leave multiprocessors to the token exchanges of both."""
         ops = [*one.block.ops, *other.block.ops]
         taken = max((op.work.sms for op in ops if isinstance(op.work, Exchange)), default=0)
-        if not (taken and self.timetable.separates_multiprocessors):
-            return one, other
-        price = self.prices[device]
-        return leave_multiprocessors(one, taken, price), leave_multiprocessors(other, taken, price)
+        if taken and self.timetable.separates_multiprocessors:
+            one, other = (leave_multiprocessors(part, taken, self.prices[device]) for part in (one, other))
+        return interleave(one, other)
 
     @remembered_by(lambda builder, task: task.parts)
     def _concatenate(self, task: Task) -> tuple[PricedBlock, list[list[Where]]]:

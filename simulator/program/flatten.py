@@ -17,8 +17,7 @@ from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.ops import COMPUTE, Op
 from meshcast.simulator.program.block import INPUT
 from meshcast.simulator.program.program import Program
-from meshcast.simulator.program.side_stream import PricedSideOps
-from meshcast.simulator.program.task import Send, Task
+from meshcast.simulator.program.task import PricedSideOps, Send, Task
 from meshcast.simulator.scheduling.schedule import ActionKind
 
 MAX_OPS = 20_000_000
@@ -272,9 +271,7 @@ class _StepFlattening:
                 self.waiting[device] += (instance,)
 
     def _flat_task(self, task: Task) -> FlatTask:
-        if task not in self.tasks:
-            self.tasks[task] = flatten_task(task, self.program.host)
-        return self.tasks[task]
+        return remember(self.tasks, task, partial(flatten_task, task, self.program.host))
 
     def add_updates(self) -> None:
         """Adds the updates: each begins when its device has finished all actions, and a collective over the pipeline
@@ -293,7 +290,9 @@ class _StepFlattening:
 
         Returns whether there were any.
         """
-        added, update = self.flat.updates[device], self._flat_update(self.program.updates[device])
+        task, added, host = self.program.updates[device], self.flat.updates[device], self.program.host
+        # Flattened once: it is asked for whenever a step is played.
+        update = remember(task.engine_results, ("flat", host), partial(flatten_task, task, host))
         begin = len(added)
         for op, seconds, latency, issue, after in update.ops[begin:]:
             number = meeting_at.get((device, len(added)))
@@ -303,8 +302,3 @@ class _StepFlattening:
             waits = *(added[place] for place in after), *(self.flat.updates[d][place - 1] for d, place in meeting)
             added.append(self.flat.add(op, seconds, latency, issue, waits or self.tails[device], device))
         return len(added) > begin
-
-    def _flat_update(self, task: Task) -> FlatTask:
-        """Flattens an update once: it is flattened whenever a step is played."""
-        make = partial(flatten_task, task, self.program.host)
-        return remember(task.engine_results, ("flat", self.program.host), make)

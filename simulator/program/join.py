@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from meshcast.simulator.program.timetable import Slot, Timetable
-from meshcast.simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem
+from meshcast.simulator.scheduling.schedule import OverlappedPasses, ScheduleItem
 
 
 def join_timetables(tables: Sequence[Timetable]) -> Timetable:
@@ -64,12 +64,8 @@ def join_timetables(tables: Sequence[Timetable]) -> Timetable:
 def shift_item(item: ScheduleItem, stages: int) -> ScheduleItem:
     """The same passes of stages that are numbered `stages` higher."""
     if isinstance(item, OverlappedPasses):
-        return OverlappedPasses(*(_shift_action(action, stages) for action in item))
-    return _shift_action(item, stages)
-
-
-def _shift_action(action: Action, stages: int) -> Action:
-    return action._replace(stage=action.stage + stages)
+        return OverlappedPasses(*(action._replace(stage=action.stage + stages) for action in item))
+    return item._replace(stage=item.stage + stages)
 
 
 def _shift_slot(slot: Slot, stages: int, devices: int) -> Slot:

@@ -12,7 +12,6 @@ from meshcast.simulator.ir.ops import StageOps
 from meshcast.simulator.program.categories import KINDS
 from meshcast.simulator.program.task import Send, Task
 from meshcast.simulator.program.timetable import Timetable
-from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
 
 EveryStageOps = Sequence[StageOps | Sequence[StageOps]]
 """The ops that every virtual stage is lowered to; where sequences are sliced, those of each slice; where backward
@@ -65,38 +64,6 @@ class Program:
         """Every send, with its slot."""
         found = [(slot, send) for slot, send in enumerate(self.sends) if send is not None]
         return found + [(slot, send) for slot, sends in self.others.items() for send in sends if send is not None]
-
-    @cached_property
-    def computes(self) -> np.ndarray:
-        """By slot, whether its actions do more than send or receive activations that rest elsewhere."""
-        return ~self._are_of(ACTIVATION_TRANSFERS)
-
-    def _are_of(self, kinds: Sequence[str]) -> np.ndarray:
-        """By slot, whether its actions are of one of some kinds."""
-        return np.array([slot.kind in kinds for slot in self.timetable.slots], bool)
-
-    @cached_property
-    def sums_gradients(self) -> np.ndarray:
-        """By slot, whether its actions sum gradients, which takes no buffers of messages."""
-        return self._are_of(GRADIENT_SUMS)
-
-    @cached_property
-    def sends_activations(self) -> np.ndarray:
-        """By slot, whether its actions send activations to another device to rest there, or back."""
-        return self._are_of((ActionKind.EVICT, ActionKind.GIVE_BACK))
-
-    @cached_property
-    def sent_bytes(self) -> np.ndarray:
-        """By slot, the bytes that a rank sends to other devices after an action."""
-        found = np.zeros(len(self.sends))
-        for slot, send in self.sent:
-            found[slot] += send.work.nbytes
-        return found
-
-    @cached_property
-    def received_bytes(self) -> np.ndarray:
-        """By slot, the bytes that a rank receives from other devices before an action."""
-        return np.array(self.received, float)
 
     def turns(self) -> Iterator[tuple[Task, int]]:
         """Yields every task of all devices with the number of times that it runs."""

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +24,48 @@ from meshcast.simulator.program.block import (
 )
 from meshcast.simulator.program.categories import KINDS, kind_of
 from meshcast.simulator.program.memory_profile import Profile
-from meshcast.simulator.program.side_stream import PricedSideOps
 from meshcast.simulator.scheduling.schedule import ActionKind
 
 Flow = tuple[float, str]
 """Bytes and memory category of a buffer that enters or leaves a task."""
+
+
+@dataclass(eq=False)
+class PricedSideOps:
+    """Priced ops that run one after another on a stream of their own while a task computes, such as gradient
+    reductions, weight gathers and copies; see `simulator.ir.ops.SideOps`.
+
+    params: numbers of the parameters of each op, concatenated.
+    starts: index in `params` of the first parameter of each op.
+    after: side ops that are issued earlier, and for each op the index of the one of them that it waits for; -1: none.
+    """
+
+    ops: list[Op]
+    seconds: np.ndarray
+    sigma: np.ndarray
+    latency: np.ndarray
+    params: np.ndarray
+    starts: np.ndarray
+    after: tuple[PricedSideOps, np.ndarray] | None = None
+
+    @property
+    def stream(self) -> str:
+        return self.ops[0].stream
+
+    @property
+    def lasting(self) -> np.ndarray:
+        """Time from the begin of each op until other ops see its result [s]."""
+        return self.seconds + self.latency
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Number of parameters of each op."""
+        return np.diff(self.starts, append=len(self.params))
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """Time from the begin of the first op to the end of each op if none waits [s]."""
+        return np.cumsum(self.seconds)
 
 
 @dataclass(eq=False)
@@ -157,11 +195,7 @@ class Send:
 
 
 def make_task(
-    stage_ops: StageOps,
-    kind: str,
-    price: Price,
-    again: bool = True,
-    blocks: CompiledBlocks | None = None,
+    stage_ops: StageOps, kind: str, price: Price, again: bool = True, blocks: CompiledBlocks | None = None
 ) -> Task:
     """Makes the task of one pass of a stage, without side ops.
 
@@ -171,10 +205,8 @@ def make_task(
     """
     compiled = blocks if blocks is not None else CompiledBlocks()
     forward = kind in (ActionKind.FORWARD, ActionKind.AHEAD)
-    starts = np.cumsum(
-        [0, *(unit_run.count * len(unit_run.fragment.params) for unit_run in stage_ops.unit_runs)]
-    ).tolist()
-    unit_runs = list(zip(stage_ops.unit_runs, starts, strict=False))
+    counts = [unit_run.count * len(unit_run.fragment.params) for unit_run in stage_ops.unit_runs]
+    unit_runs = list(zip(stage_ops.unit_runs, accumulate(counts, initial=0), strict=False))
     found: list[PricedBlock] = []
     task = Task((), [], [], forward=forward)
     for unit_run, start in unit_runs if forward else reversed(unit_runs):

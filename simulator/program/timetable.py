@@ -170,21 +170,17 @@ class Timetable:
         """Returns the stages whose results a slot needs; an update needs that of the device before (`chained`)."""
         if slot.kind in BATCH_LOSS[1:]:
             return self.coupled.get(slot.stage, ())
-        return (
-            self._chain(slot, -1)
-            if slot.kind == ActionKind.UPDATE
-            else _by_kind(slot, self.predecessors, self.successors)
-        )
+        if slot.kind == ActionKind.UPDATE:
+            return self._chain(slot, -1)
+        return _by_kind(slot, self.predecessors, self.successors)
 
     def gives_to(self, slot: Slot) -> tuple[int, ...]:
         """Returns the stages that need the result of a slot."""
         if slot.kind in BATCH_LOSS[:-1]:
             return self.coupled.get(slot.stage, ())
-        return (
-            self._chain(slot, 1)
-            if slot.kind == ActionKind.UPDATE
-            else _by_kind(slot, self.successors, self.predecessors)
-        )
+        if slot.kind == ActionKind.UPDATE:
+            return self._chain(slot, 1)
+        return _by_kind(slot, self.successors, self.predecessors)
 
     def _chain(self, slot: Slot, step: int) -> tuple[int, ...]:
         """Returns the first stage of the device before or after that of an update."""
@@ -287,13 +283,8 @@ class _TimetableMaker:
         self.action_at = np.full((shape.stages, len(NUMBER), units), -1)
         self.action_at[self.stage, self.kind, self.unit] = np.arange(self.count)
         self.move_at = np.full((shape.stages, 4, units, 1 + int(self.stripe.max(initial=0))), -1)
-        moved = (
-            self.stage[self.moves],
-            self.kind[self.moves] - NUMBER[ActionKind.EVICT],
-            self.unit[self.moves],
-            self.stripe[self.moves],
-        )
-        self.move_at[moved] = np.flatnonzero(self.moves)
+        moved = self.stage, self.kind - NUMBER[ActionKind.EVICT], self.unit, self.stripe
+        self.move_at[tuple(numbers[self.moves] for numbers in moved)] = np.flatnonzero(self.moves)
 
     def _is_complete(self) -> bool:
         """Whether every pass of every micro-batch occurs, and occurs once."""

@@ -120,9 +120,7 @@ class MemoryBoundedSchedule(PartialSchedule):
     ) -> None:
         """limit: chunks whose activations a device may hold. kept_for_weights: by stage, the share of a chunk's
         activations that stays from B to W."""
-        backward = [
-            once + again for once, again in zip(durations.input_gradients, durations.recomputation, strict=True)
-        ]
+        backward = [sum(both) for both in zip(durations.input_gradients, durations.recomputation, strict=True)]
         self.pass_durations = {"F": durations.forward, "B": backward, "W": durations.weight_gradients}
         super().__init__(schedule, shape, self._duration, durations.hop)
         self.limit, self.kept_for_weights = limit * (1 + 1e-9), kept_for_weights

@@ -40,11 +40,9 @@ def find_wrong_actions(
         found += [action for action in sorted(ahead) if counts[action] != 1]
         own |= ahead
     for action in order:
-        move = (
-            action.kind in ACTIVATION_TRANSFERS and counts[action] == 1 and action._replace(kind="F", slice=0) in counts
-        )
-        move |= action.kind in (*GRADIENT_SUMS, *BATCH_LOSS)
-        found += [] if move or action in own else [action]
+        move = action.kind in ACTIVATION_TRANSFERS and counts[action] == 1
+        move &= action._replace(kind="F", slice=0) in counts
+        found += [] if move or action.kind in (*GRADIENT_SUMS, *BATCH_LOSS) or action in own else [action]
     return found
 
 

@@ -22,7 +22,7 @@ from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.program.memory_profile import memory_events
-from meshcast.simulator.program.side_stream import PricedSideOps
+from meshcast.simulator.program.task import PricedSideOps
 
 P, T = ParamSpec("P"), TypeVar("T")
 

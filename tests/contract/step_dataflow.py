@@ -24,7 +24,7 @@ import numpy as np
 
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Communication, Op, Param, UnitRun
 from meshcast.simulator.program.flatten import FlatProgram
-from meshcast.simulator.program.side_stream import PricedSideOps
+from meshcast.simulator.program.task import PricedSideOps
 from meshcast.simulator.scheduling.schedule import Action
 from tests.contract.dataflow import run_problems, through_marks
 from tests.contract.played import Played

@@ -25,7 +25,7 @@ from meshcast.simulator.engine.task_time import pass_durations
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Fragment, Op, StageOps, Transfer, UnitRun
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.program.block import Block, BlockPrices, Port, PricedBlock
+from meshcast.simulator.program.block import Block, BlockPrices, CompiledBlocks, Port, PricedBlock
 from meshcast.simulator.program.build import build
 from meshcast.simulator.program.flatten import flatten
 from meshcast.simulator.program.task import Task
@@ -214,7 +214,7 @@ def replay(case: ScheduleCase) -> ScheduleReplay:
     durations = None
     if schedule.needs_durations:
         whole = [_stage(case, schedule, shape, stage, (1.0,))[0] for stage in range(shape.stages)]
-        durations = pass_durations(whole, [price] * shape.stages, "pp")
+        durations = pass_durations(whole, [price] * shape.stages, "pp", 0.0, CompiledBlocks())
         durations = replace(durations, kept_for_weights=_kept_for_weights(case, schedule, shape), barrier=case.barrier)
     table = timetable(schedule, shape, durations, gradient_sums=False)
     program = build(table, stages, price)

@@ -89,19 +89,12 @@ def lower_bound(work: Collective, reach: Reach, links: Links) -> Any:
     )
 
 
-def count_multiprocessors(work: Collective, reach: Reach, links: Links) -> int:
-    """Multiprocessors that a collective takes from kernels while it runs."""
-    if reach.members == 1 or not work.nbytes:
-        return 0
-    return choose_algorithm(work.nbytes, find_group(work.operation, reach, links))[1].multiprocessors
-
-
 def use(work: Collective, reach: Reach, links: Links) -> Use:
     """What a collective occupies: links for as long as bytes move, multiprocessors for all of its time."""
     if reach.members == 1 or not work.nbytes:
         return ALONE
     _, algorithm = choose_algorithm(work.nbytes, find_group(work.operation, reach, links))
-    share = count_multiprocessors(work, reach, links) / links.cluster.gpu.multiprocessors
+    share = algorithm.multiprocessors / links.cluster.gpu.multiprocessors
     return Use(algorithm.byte * work.nbytes, algorithm.busy, share)
 
 

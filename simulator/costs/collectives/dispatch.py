@@ -34,13 +34,11 @@ from meshcast.hardware.link import Link
 from meshcast.hardware.topology import Reach
 from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma, maximum, minimum
 from meshcast.simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
+from meshcast.simulator.costs.kernels.roofline import CLOCK
 from meshcast.simulator.ir.ops import WIDTH, Exchange
 
 Rated = Link | Tier
 """Whatever states the rate of a GPU's links of one kind."""
-
-CLOCK = 1.9e9
-"""Clock of a GPU whose catalog file has none [Hz]."""
 
 
 @dataclass(frozen=True)

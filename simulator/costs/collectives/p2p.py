@@ -36,19 +36,14 @@ def price(nbytes: int, reach: Reach, links: Links) -> Estimate:
 
 def seconds(nbytes: Any, reach: Reach, links: Links) -> tuple[Any, float]:
     """How long the links are busy [s], a number or an array, and how much later the message arrives [s]."""
-    if reach.nodes.number > 1:
-        return _moving(nbytes, reach, links), _network_latency(reach, links)
-    model, host = links.models_within_node(reach).p2p, crosses_host(reach)
     moving = _moving(nbytes, reach, links)
+    if reach.nodes.number > 1:
+        return moving, links.models.network.p2p_latency + links.wire_latency(reach) + fabric.message_delay(reach)
+    model, host = links.models_within_node(reach).p2p, crosses_host(reach)
     if isinstance(model, ProcessCostModel):
         return moving, model.p2p_latency
     busy = moving + 2 * model.exposed_fill * (model.latency * moving) ** 0.5
     return busy, model.latency + (links.host.latency if host else links.scale_up.latency)
-
-
-def _network_latency(reach: Reach, links: Links) -> float:
-    """Seconds from sending to arrival of an empty message between nodes."""
-    return links.models.network.p2p_latency + links.wire_latency(reach) + fabric.message_delay(reach)
 
 
 def _moving(nbytes: Any, reach: Reach, links: Links) -> Any:
@@ -58,12 +53,9 @@ def _moving(nbytes: Any, reach: Reach, links: Links) -> Any:
     model = links.models_within_node(reach).p2p
     if isinstance(model, ProcessCostModel):
         return nbytes * links.host_byte(model.p2p)
-    host = crosses_host(reach)
-    return nbytes * (
-        links.host_byte(model.share, links.node_gpus / reach.ports)
-        if host
-        else links.scale_up_byte(model.share, reach.links)
-    )
+    if crosses_host(reach):
+        return nbytes * links.host_byte(model.share, links.node_gpus / reach.ports)
+    return nbytes * links.scale_up_byte(model.share, reach.links)
 
 
 def shift_messages(work: Collective, reach: Reach, links: Links) -> tuple[int, Reach]:

@@ -38,15 +38,12 @@ from typing import Any
 from meshcast.hardware.gpu import GPU
 from meshcast.simulator.costs.coefficients import ceil_div, coefficient, estimate_sigma, maximum, minimum
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
-from meshcast.simulator.costs.kernels.roofline import combine, lower_bound, peak
+from meshcast.simulator.costs.kernels.roofline import CLOCK, combine, lower_bound, peak
 from meshcast.simulator.ir.ops import BYTES, Attention
 
 EXPONENTIALS = 16
 """Exponentials per clock and multiprocessor, by its special function units (FlashAttention-3, arXiv 2407.08608,
 section 3.1: 3.9 T/s on an H100)."""
-
-CLOCK = 1.9e9
-"""Clock of a GPU whose catalog file has none [Hz]."""
 
 TILE = 128
 """Queries of a block: FlashAttention's tile at head width 128."""

@@ -16,7 +16,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from meshcast.hardware.gpu import GPU
@@ -118,22 +120,18 @@ def memory_seconds(work: Memory, gpu: GPU, model: CpuMemoryBoundCostModel, speed
     return busy / speed + model.launch, model.launch
 
 
-def price_gemm(work: Gemm, gpu: GPU, model: CpuGemmCostModel, speed: float = 1.0) -> Estimate:
-    """The estimate of one GEMM; the caches of a core may hold all of its operands."""
+def _price(
+    seconds: Callable[..., tuple[Any, Any]], work: Gemm | Attention, gpu: GPU, model: Any, speed: float = 1.0
+) -> Estimate:
+    """The estimate of one GEMM or attention; the caches of a core may hold all of its operands."""
     if not work.flops:
         return NOTHING
-    taken, launch = gemm_seconds(work, gpu, model, speed)
+    taken, launch = seconds(work, gpu, model, speed)
     bound = lower_bound(gpu, work.flops, work.dtype, 0.0)
     return Estimate(max(taken, bound), estimate_sigma(model, taken, launch))
 
 
-def price_attention(work: Attention, gpu: GPU, model: CpuAttentionCostModel, speed: float = 1.0) -> Estimate:
-    """The estimate of one kernel."""
-    if not work.flops:
-        return NOTHING
-    taken, launch = attention_seconds(work, gpu, model, speed)
-    bound = lower_bound(gpu, work.flops, work.dtype, 0.0)
-    return Estimate(max(taken, bound), estimate_sigma(model, taken, launch))
+price_gemm, price_attention = partial(_price, gemm_seconds), partial(_price, attention_seconds)
 
 
 def price_memory(work: Memory, gpu: GPU, model: CpuMemoryBoundCostModel, traffic: float = 1.0) -> Estimate:

@@ -28,7 +28,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from meshcast.hardware.gpu import GPU
 from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
-from meshcast.simulator.costs.kernels.memory import CLOCK, VECTOR
+from meshcast.simulator.costs.kernels.memory import VECTOR
+from meshcast.simulator.costs.kernels.roofline import CLOCK
 from meshcast.simulator.ir.ops import Memory
 
 

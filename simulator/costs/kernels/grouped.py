@@ -34,8 +34,7 @@ import numpy as np
 from meshcast.hardware.gpu import GPU
 from meshcast.simulator.costs.coefficients import ceil_div, coefficient, estimate_sigma, maximum, minimum
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
-from meshcast.simulator.costs.kernels.memory import CLOCK
-from meshcast.simulator.costs.kernels.roofline import combine, count_waves, lower_bound, peak
+from meshcast.simulator.costs.kernels.roofline import CLOCK, combine, count_waves, lower_bound, peak
 from meshcast.simulator.ir.ops import BYTES, Gemm
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 256), (64, 128), (32, 128), (16, 128))

@@ -34,6 +34,7 @@ from typing import Any
 from meshcast.hardware.gpu import GPU
 from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma, maximum, minimum
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
+from meshcast.simulator.costs.kernels.roofline import CLOCK
 from meshcast.simulator.ir.ops import Memory
 
 VECTOR = 64.0
@@ -53,9 +54,6 @@ tokens."""
 
 SCAN_SIGMA = 0.3
 """Standard deviation of the logarithm of that rate: its spread over these GPUs, and the unknown rest of their steps."""
-
-CLOCK = 1.9e9
-"""Clock of a GPU whose catalog file has none [Hz]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@ from meshcast.hardware.errors import CatalogError
 from meshcast.hardware.gpu import GPU
 from meshcast.simulator.costs.coefficients import maximum
 
+CLOCK = 1.9e9
+"""Clock of a GPU whose catalog file has none [Hz]."""
+
 
 def peak(gpu: GPU, dtype: str) -> float:
     """Dense peak rate of `gpu` in `dtype` [FLOP/s]."""

@@ -144,7 +144,8 @@ def test_multiprocessors_that_a_collective_takes():
     links = links_of("dgx-h100")
 
     def taken(operation, nbytes, ranks=range(8)):
-        return collective.count_multiprocessors(Collective(operation, nbytes, ("x",)), at(links, ranks), links)
+        use = collective.use(Collective(operation, nbytes, ("x",)), at(links, ranks), links)
+        return round(use.multiprocessors * links.cluster.gpu.multiprocessors)
 
     assert taken("all_reduce", GIB) == 16 and taken("all_gather", GIB) == 24
     assert taken("all_gather", 0) == 0 and taken("all_gather", GIB, range(1)) == 0

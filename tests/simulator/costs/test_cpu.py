@@ -83,7 +83,7 @@ def test_messages_between_processes_take_longer_the_larger_they_are(operation: s
     tiers, group = links(members)
     times = [collective.price(Collective(operation, n, ("x",)), group, tiers).seconds for n in (10**3, 10**6, 10**8)]  # type: ignore[arg-type]
     assert 0 < times[0] < times[1] < times[2]
-    assert collective.count_multiprocessors(Collective(operation, 10**6, ("x",)), group, tiers) == 0  # type: ignore[arg-type]
+    assert collective.use(Collective(operation, 10**6, ("x",)), group, tiers).multiprocessors == 0  # type: ignore[arg-type]
 
 
 def test_messages_have_a_latency() -> None:
