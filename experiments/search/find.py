@@ -12,12 +12,12 @@ from meshcast.experiments.search.fields import CLUSTER, has_open_fields, split_c
 from meshcast.experiments.search.found import CountInterrupted
 from meshcast.experiments.search.limits import LimitedSpace, Limits
 from meshcast.experiments.search.objectives import OF_RUNS, check_objectives, simulates_runs
-from meshcast.experiments.search.output.notebook import ShownSearchResult
 from meshcast.experiments.search.result import SearchResult, rank
 from meshcast.experiments.search.runs.choices import refuse_open_run
 from meshcast.experiments.search.search import Search
 from meshcast.experiments.search.space import Space
-from meshcast.experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
+from meshcast.experiments.search.unlike.unlike_search import UnlikeSearch
+from meshcast.experiments.search.unlike.values import UnlikeFields
 from meshcast.experiments.search.workers import run_on_workers
 from meshcast.experiments.sweeps.expressions import parse_constraint
 from meshcast.hardware.cluster import Cluster
@@ -28,6 +28,17 @@ from meshcast.simulator.forecast.workers import count_cores
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.loading.load import read_job
 from meshcast.simulator.report.words import describe_value
+
+
+class ShownSearchResult(SearchResult):
+    """A `SearchResult` that shows itself in notebooks as the page of ``meshcast search``."""
+
+    def _repr_html_(self) -> str:
+        from meshcast.experiments.notebook.html import to_html
+        from meshcast.experiments.search.output.page import page
+
+        return to_html(page(self))
+
 
 MOST_PLANS = 1000
 """Maximum number of plans that a search keeps as the best ones."""
@@ -225,11 +236,9 @@ def open_unlike(
         if isinstance(read.data.get(CLUSTER), list):
             rule = "a search of unlike plans has one cluster"
             raise PlanError(CLUSTER, rule, "Write one of them", read.data[CLUSTER])
-        shared = SharedWork(calibration)
         try:
-            return open_unlike_search(
-                read.data, folder, within, top, objectives, shared, origin, limits.memory_margin, runs
-            )
+            fields = UnlikeFields(read.data, folder, limits.memory_margin)
+            return UnlikeSearch(fields, within, top, objectives, SharedWork(calibration), origin, runs)
         except KeyboardInterrupt:
             raise CountInterrupted from None
 

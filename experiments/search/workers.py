@@ -87,7 +87,6 @@ def _least_value(search: Search, groups: Groups) -> float:
 
 @contextmanager
 def _start_processes(search: Search, shares: Sequence[Groups]) -> Iterator[list[Connection]]:
-    """A process for each share of the groups, as connections."""
     context = multiprocessing.get_context("fork")
     pairs = [context.Pipe() for _ in shares]
     processes = []

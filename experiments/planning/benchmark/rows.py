@@ -110,7 +110,6 @@ def _propose(problem: JobProblem, names: Iterable[str], budget: SearchBudget) ->
 def _judge(
     problem: JobProblem, row: BenchmarkRow, budget: SearchBudget, optimum: CertifiedOptimum | PlanError | None
 ) -> BenchmarkRow:
-    """A row with its regrets."""
     proposal = row.proposal
     if proposal is None or row.report is None or not row.fits:
         return row

@@ -62,7 +62,7 @@ class Slapo(Planner):
         for tensor, batches in self._grids(problem):
 
             def measure(batch: int, share: float, tensor: int = tensor) -> float:
-                return problem.sequences / _forecast_cell(problem, _write_cell(problem, tensor, batch, share))
+                return problem.sequences / problem.step_seconds(_write_cell(problem, tensor, batch, share))
 
             point, explored = walk_grid(batches, SHARES, measure)
             visited += len(explored)
@@ -83,7 +83,7 @@ class Slapo(Planner):
                 for batch in batches
                 for share in SHARES
             ]
-            shortest = min(_forecast_cell(problem, cell) for cell in cells)
+            shortest = min(map(problem.step_seconds, cells))
             return SpaceOptimum(shortest, "enumeration of its space", forecast=True)
         layers = int(problem.job.model.layers)
         again = sorted({max(1, round(share * layers)) for share in SHARES})
@@ -106,15 +106,6 @@ def _write_cell(problem: JobProblem, tensor: int, batch: int, share: float) -> d
     if share < 1:
         plan["recompute_layers"] = max(1, round(share * int(problem.job.model.layers)))
     return {"plan": plan, "batch": {"global": problem.sequences, "micro": batch}}
-
-
-def _forecast_cell(problem: JobProblem, plan: dict[str, Any]) -> float:
-    """The step of a plan; infinite if it does not fit or breaks a rule [s]."""
-    try:
-        step = problem.forecast(plan)
-    except PlanError:
-        return math.inf
-    return step.step_time if step.fits else math.inf
 
 
 Cell = tuple[int, float]

@@ -150,7 +150,6 @@ def _name_entry(entry: SchemeEntry) -> NamedScheme:
 
 
 def _read_memory(plan: LongPlan) -> dict[str, Any]:
-    """Returns what is recomputed and offloaded."""
     found: dict[str, Any] = {}
     for key in PLAN_KEYS.values():
         if key.family == "memory" and key.option:
@@ -221,7 +220,6 @@ def _partition(given: str | tuple[int, ...], layers: int, parts: int) -> str | t
 
 
 def _write_plan(values: Mapping[str, Any], named: frozenset[str]) -> dict[str, Any]:
-    """A plan in short form."""
     plan = {key.name: values[key.point] for key in PLAN_KEYS.values() if key.part and key.point != "data"}
     if values["data"] and DATA_FIELD in named:
         plan[SCHEME_KEYS["data"]] = values["data"]

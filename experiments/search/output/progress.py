@@ -56,7 +56,6 @@ def describe_progress(found: Certificate) -> str:
 
 
 def _describe_incumbent(found: Certificate) -> str:
-    """The step of the best plan so far, or its objective of runs."""
     name = found.objectives[0]
     if not math.isfinite(found.incumbent if found.runs is not None else found.step):
         return "none yet"
