@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshcast.experiments.planning.graph import LayerGraph
-from meshcast.experiments.planning.graph_states import find_contained
+from meshcast.experiments.planning.graph import LayerGraph, find_contained
 
 
 class DeviceGraph:

@@ -160,11 +160,9 @@ class _Link:
         self.connection, self._reported = connection, 0.0
 
     def send(self, values: tuple[float, ...]) -> None:
-        """Tells the others of a plan that fits."""
         self.connection.send(("found", values))
 
     def receive(self) -> Iterator[tuple[float, ...]]:
-        """The plans that others have found."""
         while self.connection.poll():
             kind, values = self.connection.recv()
             if kind == "stop":

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.device_graph import DeviceGraph
-from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.documents.optional_package import import_optional
 from meshcast.simulator.ir.scheme import Paper

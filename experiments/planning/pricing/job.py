@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from numpy.typing import ArrayLike
 
@@ -66,9 +66,9 @@ class JobProblem:
         self.sequences = int(self.job.to_dict()["batch"]["global"])
         self.samples = self.sequences // self.microbatches
 
-    def with_microbatches(self, count: int) -> JobProblem:
+    def with_microbatches(self, count: int) -> Self:
         """The same job in another number of micro-batches."""
-        return JobProblem(self.job, self.shared, count)
+        return type(self)(self.job, self.shared, count)
 
     # ----------------------------------------------------------------------------------- jobs of plans
 

@@ -116,20 +116,15 @@ def _write_space(job: dict[str, Any], plans: Sequence[dict[str, Any]]) -> dict[s
     for field, name in FIELDS.items():
         values = list(dict.fromkeys(plan[name] for plan in plans if plan[name] is not None or name == "recomputed"))
         if name == "data":
-            made["plan"] |= _list_sharding(values)
+            # Fully sharded schemes are no value of a list.
+            zero = AUTO if "fsdp" in values else [state_scheme_name("data", value)["zero"] for value in values]
+            made["plan"] |= {"zero": zero} if values else {}
         elif values and values not in ([None], [()]):
             known = name != "partition" or {*values} <= {*PARTITIONS}
             listed = [list(value) if isinstance(value, tuple) else value for value in values]
             stated = listed[0] if len(listed) == 1 and field.startswith("framework.") else listed
             set_field(made, field, stated if known else AUTO, field)
     return made
-
-
-def _list_sharding(values: Sequence[str]) -> dict[str, Any]:
-    """The values of `plan.zero` for some data schemes: fully sharded ones are no value of a list."""
-    if "fsdp" in values:
-        return {"zero": AUTO}
-    return {"zero": [state_scheme_name("data", value)["zero"] for value in values]} if values else {}
 
 
 def _only(space: Space, forms: Sequence[ShortForm]) -> Expression:

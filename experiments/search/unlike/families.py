@@ -213,7 +213,6 @@ class StageBlock:
         return divide_layers_of_runs(self.option, self.stages, self.maker.layers)
 
     def bound(self) -> BlockBounds:
-        """The bounds of all pipelines."""
         maker, runs = self.maker, self.runs
         m = maker.total // self.step.micro
         table, schedule = maker.table(self.step.micro, self.options), maker.schedules[self.step.schedule]
@@ -287,11 +286,9 @@ class ReplicaBlock:
 
     @property
     def size(self) -> int:
-        """Number of plans."""
         return len(self.rows)
 
     def bound(self) -> BlockBounds:
-        """The bounds of all plans."""
         maker, k = self.maker, len(self.pipelines)
         table, schedule = maker.table(self.step.micro, self.options), maker.schedules[self.step.schedule]
         nothing = np.zeros(self.size)
@@ -365,11 +362,9 @@ class EqualDegreesBlock:
 
     @property
     def size(self) -> int:
-        """Number of plans."""
         return len(self.plans)
 
     def bound(self) -> BlockBounds:
-        """The bounds of all plans."""
         rows = [self._bound(one) for one in self.plans]
         return BlockBounds(*(np.array(column) for column in zip(*rows, strict=True)))
 
