@@ -160,9 +160,9 @@ class MixedProblem(JobProblem):
         return 2.0 * self.job.model.hidden * self.job.model.seq * self.samples / replicas
 
 
-def open_problem(job: Job | str | Path | Mapping[str, Any], shared: SharedWork | None = None) -> JobProblem:
+def open_problem(job: Job | str | Path | Mapping[str, Any]) -> JobProblem:
     """A job as a problem, on one or several kinds of nodes."""
-    found = MixedProblem(job, shared)
+    found = MixedProblem(job)
     return found if len(found.kinds) > 1 else JobProblem(found.job, found.shared)
 
 
