@@ -83,8 +83,8 @@ class LayerGraph:
     @property
     def is_chain(self) -> bool:
         """Whether ideals are as many as places between nodes."""
-        order = self.order
-        return all((a, b) in set(self.edges) for a, b in itertools.pairwise(order))
+        edges = set(self.edges)
+        return all(pair in edges for pair in itertools.pairwise(self.order))
 
 
 def find_contained(states: np.ndarray) -> np.ndarray:

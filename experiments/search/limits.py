@@ -48,12 +48,7 @@ class LimitedSpace(Space):
     """The points of a search within its limits. Raises PlanError for a constraint with unknown names."""
 
     def __init__(
-        self,
-        job: Mapping[str, Any],
-        base: Path,
-        limits: Limits,
-        names_cluster: bool = False,
-        run_open: bool = False,
+        self, job: Mapping[str, Any], base: Path, limits: Limits, names_cluster: bool = False, run_open: bool = False
     ) -> None:
         super().__init__(job, base, names_cluster, run_open)
         self.memory_margin, self.constraints = limits.memory_margin, limits.where

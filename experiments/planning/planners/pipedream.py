@@ -96,11 +96,7 @@ def _partition(
 
 
 def _stages(
-    tables: Sequence[dict[int, PartitionDP]],
-    levels: Sequence[NetworkLevel],
-    states: np.ndarray,
-    start: int,
-    end: int,
+    tables: Sequence[dict[int, PartitionDP]], levels: Sequence[NetworkLevel], states: np.ndarray, start: int, end: int
 ) -> Iterator[dict[str, Any]]:
     """Yields the stages between two states on all devices of the outermost level, with replicas at every level."""
     for piece in tables[-1][start].trace(levels[-1].width, end):

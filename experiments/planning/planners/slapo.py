@@ -26,11 +26,7 @@ SHARES = (1.0, 0.92, 0.84, 0.67, 0.5, 0.34, 0.25)
 
 class Slapo(Planner):
     paper = Paper("arXiv:2302.08005", "Slapo: A Schedule Language for Progressive Optimization of Large Models", 2024)
-    restrictions = (
-        "cut a pipeline",
-        "recompute less than a quarter of the layers",
-        "tune kernels and fusions",
-    )
+    restrictions = ("cut a pipeline", "recompute less than a quarter of the layers", "tune kernels and fusions")
     modes = ("paper", "ours")
     unit = "s of a step; of a profile s per sample"
 
@@ -121,10 +117,7 @@ class GridPoint(NamedTuple):
 
 
 def walk_grid(
-    batches: Sequence[int],
-    shares: Sequence[float],
-    measure: Callable[[int, float], float],
-    patience: int = 5,
+    batches: Sequence[int], shares: Sequence[float], measure: Callable[[int, float], float], patience: int = 5
 ) -> tuple[GridPoint | None, list[GridPoint]]:
     """Returns the best point of a walk over batch sizes, None if none fits, and all that were measured.
 

@@ -209,9 +209,8 @@ class JobProblem:
 
     def stage_plan(self, table: StageTable, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
         """The ``plan`` and ``batch`` of a job that executes stages of a table of `stages`."""
-        return self.entries_plan(
-            [{"layers": len(stage.layers), **table.options[stage.option].plan} for stage in stages], {}
-        )
+        entries = [{"layers": len(stage.layers), **table.options[stage.option].plan} for stage in stages]
+        return self.entries_plan(entries, {})
 
     def entries_plan(self, entries: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
         """The ``plan`` and ``batch`` of a job whose stages have degrees of their own.
@@ -222,8 +221,7 @@ class JobProblem:
         if len(entries) == 1:
             whole = {key: value for key, value in entries[0].items() if key != "layers"}
             return {"plan": whole, "batch": {**batch, "micro": self.samples // int(whole["dp"])}, **more}
-        stages = [dict(entry) for entry in entries]
-        plan = {"schedule": "1f1b", "stages": stages}
+        plan = {"schedule": "1f1b", "stages": [dict(entry) for entry in entries]}
         return {"plan": plan, "batch": {**batch, "microbatches": self.microbatches}, **more}
 
     # ------------------------------------------------------------------------------------------- layers

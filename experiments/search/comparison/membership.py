@@ -77,12 +77,7 @@ def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
         if any(one.order == pipeline.order for one in space.pipelines(group)):
             why = "the search took no such number of layers for stages of this size"
             return [OutsideField(FIELD_OF["recomputed"], values["recomputed"], None, why)]
-        named = {
-            "plan.schedule": values["schedule"],
-            "plan.chunks": values["chunks"],
-            "plan.partition": values["partition"],
-        }
-        stated = ", ".join(f"{key.partition('.')[2]} {state_value(value)}" for key, value in named.items())
+        stated = ", ".join(f"{name} {state_value(values[name])}" for name in ("schedule", "chunks", "partition"))
         why = "the search took no such combination of schedule, chunks and partition"
         return [OutsideField("plan.schedule", stated, None, why)]
     if step.shard is not None and step not in space.steps(group, *pipeline.place):

@@ -264,7 +264,8 @@ def describe_part(plan: LongPlan, field: str) -> Any:
     if field.startswith(SCHEMES):
         return _describe_family(plan, field.removeprefix(SCHEMES))
     if field in ("plan.mesh", "plan.views"):
-        return _describe_axes(plan.mesh if field == "plan.mesh" else plan.views.get("experts", {}))
+        axes = _wide(plan.mesh if field == "plan.mesh" else plan.views.get("experts", {}))
+        return " x ".join(f"{axis} {size}" for axis, size in axes.items()) or "one rank"
     return getattr(plan, field.partition(".")[2]) if field in FLAGS else None
 
 
@@ -280,10 +281,6 @@ def _roles(plan: LongPlan) -> list[tuple[str, int]]:
         for axis in entry.over:
             role.setdefault(axis, entry.use.partition("/")[0])
     return [(role.get(axis, axis), size) for axis, size in _wide(plan.mesh).items()]
-
-
-def _describe_axes(axes: Mapping[str, int]) -> str:
-    return " x ".join(f"{axis} {size}" for axis, size in _wide(axes).items()) or "one rank"
 
 
 def _describe_family(plan: LongPlan, family: str) -> str:

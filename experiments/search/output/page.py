@@ -43,9 +43,7 @@ def page(result: SearchResult) -> RenderableType:
     plans = result.best
     if not plans:
         found = result.certificate
-        words = (
-            "No plan of the space fits in memory." if found.complete else "No plan that was forecast fits in memory."
-        )
+        words = f"No plan {'of the space' if found.complete else 'that was forecast'} fits in memory."
         if not (found.complete or found.exact):
             words = "No plan was forecast before the interruption."
         need = result.smallest
@@ -63,9 +61,8 @@ def _plans(result: SearchResult) -> list[RenderableType]:
     objective = result.certificate.objectives[0] if len(result.certificate.objectives) == 1 else ""
     values = _values_of_plans(result)
     varying, below = _divide_fields(values)
-    common = describe_changes(
-        {name: plans[0].found.changes.get(name) for name in values if name not in varying + below}
-    )
+    equal = [name for name in values if name not in varying + below]
+    common = describe_changes({name: plans[0].found.changes.get(name) for name in equal})
     columns = _figure_columns(result)
     padding = 1 if len(varying) > (1 if by_runs else 4) else 2
     wide = columns | {name.split(".")[-1]: values[name] for name in varying}
@@ -234,17 +231,15 @@ def _certificate(found: Certificate) -> Table:
     table.add_column(justify="right")
     table.add_column()
     has = "may be taken of a GPU" if found.memory_margin else "a GPU has"
+    plans, groups = ("plan" + "s" * (found.plans != 1)), ("group" + "s" * (found.groups != 1))
+    exactly = f"exactly, {found.too_large:,} of them too large; no bound above its forecast"
     rows: list[tuple[str, str, str]] = [
-        ("space", f"{found.plans:,}", _count_groups(found)),
+        ("space", f"{found.plans:,}", f"{plans} in {found.groups:,} {groups} of {found.grouped}"),
         *_list_excluded(found),
         ("cut", f"{found.invalid:,}", "break a rule"),
         ("", f"{found.memory_bound:,}", f"need more memory than {has}, by their lower bound"),
         ("", f"{found.time_bound:,}", _cut_by_objective(found)),
-        (
-            "forecast",
-            f"{found.exact:,}",
-            f"exactly, {found.too_large:,} of them too large; no bound above its forecast",
-        ),
+        ("forecast", f"{found.exact:,}", exactly),
         *_count_simulated(found),
         ("proof", *_proof(found)),
         ("effort", f"{found.cpu:.1f} s", "of CPU time"),
@@ -272,11 +267,6 @@ def _list_excluded(found: Certificate) -> list[tuple[str, str, str]]:
     if found.memory_margin:
         rows.append(("margin", f"{found.memory_margin:.2%}", "of the memory of every GPU stays free"))
     return rows
-
-
-def _count_groups(found: Certificate) -> str:
-    plans, groups = ("plan" + "s" * (found.plans != 1)), ("group" + "s" * (found.groups != 1))
-    return f"{plans} in {found.groups:,} {groups} of {found.grouped}"
 
 
 def _proof(found: Certificate) -> tuple[str, str]:

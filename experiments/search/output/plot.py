@@ -123,8 +123,7 @@ def _draw_key(sheet: Sheet, top: float, entries: list[str], places: list[tuple[f
         face = hue if i != degrees + 1 else "white"
         place = [(x + 0.05) / sheet.width], [1 - (y - 0.035) / sheet.height]
         looks: dict[str, Any] = {"markersize": 4.2, "markerfacecolor": face, "markeredgecolor": hue, "linewidth": 0}
-        mark = Line2D(*place, marker=marker, transform=sheet.figure.transFigure, **looks)
-        sheet.figure.add_artist(mark)
+        sheet.figure.add_artist(Line2D(*place, marker=marker, transform=sheet.figure.transFigure, **looks))
         sheet.text(x + 0.16, y, words, fontsize=style.SMALL)
 
 

@@ -321,13 +321,14 @@ class ReplicaBlock:
             found.append([(option, int(runs.stages[own, 0]), int(runs.layers[own, 0]))])
         return found
 
-    def _share(self, number: int) -> str:
-        return "even" if self.even[number] else "by-speed"
-
     def changes(self, number: int) -> dict[str, Any]:
         """The pipeline of every replica as one entry, with the share of the batch."""
         replicas = [describe_run(*one) for (one,) in self._one(number)]
-        return {"plan.replicas": replicas, "plan.share": self._share(number), **step_changes(self.step)}
+        return {
+            "plan.replicas": replicas,
+            "plan.share": "even" if self.even[number] else "by-speed",
+            **step_changes(self.step),
+        }
 
     def job(self, number: int) -> dict[str, Any]:
         """The job with the stages of every replica one by one."""

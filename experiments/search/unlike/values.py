@@ -160,9 +160,7 @@ class UnlikeFields:
         experts = math.gcd(*model.moe.expert_counts) if model.moe else 1
         most = max(MOST_MICRO, gpus)
         tensor = [n for n in range(1, domain + 1) if domain % n == 0 and model.heads % n == 0]
-        schedules = [
-            schedule_name(one) for one in _list_values("plan.schedule", given["schedule"], SCHEDULES, ("1f1b",))
-        ]
+        schedules = [*map(schedule_name, _list_values("plan.schedule", given["schedule"], SCHEDULES, ("1f1b",)))]
         if wrong := [one for one in schedules if one not in SCHEDULES]:
             rule = f"with --unlike a schedule is one of {', '.join(SCHEDULES)}"
             raise PlanError("plan.schedule", rule, "Write one of them, or leave it out", wrong[0])
@@ -223,9 +221,8 @@ def _numbers(field: str, given: Any, every: Any, usual: Any, least: int = 1) -> 
         return None if found is None else tuple(found)
     values = _list_values(field, given, (), ())
     if wrong := [one for one in values if not isinstance(one, int) or isinstance(one, bool) or one < least]:
-        raise PlanError(
-            field, f"its values are whole numbers, {least} or more", "Correct them, or write auto", wrong[0]
-        )
+        rule = f"its values are whole numbers, {least} or more"
+        raise PlanError(field, rule, "Correct them, or write auto", wrong[0])
     return tuple(values)
 
 
