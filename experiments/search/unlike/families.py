@@ -324,11 +324,8 @@ class ReplicaBlock:
     def changes(self, number: int) -> dict[str, Any]:
         """The pipeline of every replica as one entry, with the share of the batch."""
         replicas = [describe_run(*one) for (one,) in self._one(number)]
-        return {
-            "plan.replicas": replicas,
-            "plan.share": "even" if self.even[number] else "by-speed",
-            **step_changes(self.step),
-        }
+        share = "even" if self.even[number] else "by-speed"
+        return {"plan.replicas": replicas, "plan.share": share, **step_changes(self.step)}
 
     def job(self, number: int) -> dict[str, Any]:
         """The job with the stages of every replica one by one."""
