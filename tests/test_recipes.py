@@ -130,8 +130,9 @@ def test_a_scheme_is_one_file_and_one_golden_job(project: Path) -> None:
     code = f"""
 from pathlib import Path
 from tools.pages.schemes import page
-from tests.golden.rewrite import forecasts, write
-write({job!r}, dict(forecasts([{job!r}]))[{job!r}])
+from tests.golden.rewrite import reports, stored, summary, write
+((_, report),) = reports([{job!r}])
+write({job!r}, summary(report, stored({job!r}).whole))
 Path("docs/schemes.md").write_text(page(), "utf-8")
 """
     tests = "tests/contract", "tests/golden", "tests/tools/pages/test_schemes_page.py"
