@@ -1,4 +1,8 @@
-"""Layer graphs: nodes in topological order, edges, and ideals (sets of nodes that hold all predecessors of theirs)."""
+"""Layer graphs: nodes in topological order, edges, and the states between which a partition cuts them.
+
+States are ideals (sets of nodes that hold all predecessors of theirs), or PipeDream's antichains as the ideals that
+they close.
+"""
 
 from __future__ import annotations
 

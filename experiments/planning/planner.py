@@ -1,4 +1,7 @@
-"""The base class of planners, and their registry: one planner a file, ``experiments/planning/planners/<name>.py``."""
+"""The base class of planners, what they find and prove, and their registry.
+
+One planner a file, ``experiments/planning/planners/<name>.py``.
+"""
 
 from __future__ import annotations
 

@@ -123,6 +123,7 @@ class JobProblem:
         return list_factors(self.resolve(plan), tuple(axes), self.shared, self.microbatches, allowed)
 
     def _restrict_table(self, axes: Mapping[str, int], allowed: Allowed) -> FactorTable:
+        """A part of the whole table, whose prices planners of several restrictions share."""
         whole = self.operators(axes)
 
         def keep(name: str, layout: Any) -> bool:
