@@ -120,7 +120,7 @@ def test_an_interrupted_count_proves_nothing(monkeypatch: pytest.MonkeyPatch, tm
     for place in (
         "meshcast.experiments.search.space.Space.size",
         "meshcast.experiments.search.workers.share_groups",
-        "meshcast.experiments.search.find.UnlikeSearch",
+        "meshcast.experiments.search.find.UnlikeFields",
     ):
         with monkeypatch.context() as patched:
             patched.setattr(place, interrupt)
