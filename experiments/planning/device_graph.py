@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.planning.graph import LayerGraph
-from meshcast.experiments.planning.graph_states import find_contained
+from meshcast.experiments.planning.graph import LayerGraph, find_contained
 
 
 class DeviceGraph:
@@ -65,6 +65,12 @@ class DeviceGraph:
         supported = figures.get("supported", np.ones(len(self.nodes.names)))
         fits = (pieces @ figures["bytes"] <= memory) & ~(pieces & (supported == 0)).any(axis=1)
         return np.where(fits, seconds, np.inf)
+
+    def write_pieces(self, groups: Iterable[np.ndarray | list[int]], accelerators: int) -> list[dict[str, Any]]:
+        """The nodes of every device that has some, accelerators first. groups: of every device."""
+        nodes = [np.flatnonzero(self.members[held].any(axis=0)).tolist() for held in groups]
+        kinds = ("accelerator" if device < accelerators else "cpu" for device in range(len(nodes)))
+        return [{"device": kind, "nodes": held} for kind, held in zip(kinds, nodes, strict=True) if held]
 
 
 def _merge_cycles(colours: np.ndarray, edges: Iterable[tuple[int, int]]) -> list[int]:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal, SpaceOptimum
 from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
 from meshcast.experiments.planning.table import Assignment, FactorTable, Optimum
 from meshcast.hardware.errors import PlanError

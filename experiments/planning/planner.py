@@ -1,4 +1,7 @@
-"""The base class of planners, and their registry: one planner a file, ``experiments/planning/planners/<name>.py``."""
+"""The base class of planners, what they find and prove, and their registry.
+
+One planner a file, ``experiments/planning/planners/<name>.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,37 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.stages import PlannedStage, StageTable
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.ir.scheme import Paper
 
 PLANNERS = Path(__file__).parent / "planners"
+
+
+class PlanProof(NamedTuple):
+    """A bound of the objective over the whole space of a planner.
+
+    bound: no plan of the space has a lower objective.
+    value: objective of the plan found.
+    method: how the bound was obtained, for example ``elimination`` or ``branch and bound``.
+    """
+
+    bound: float
+    value: float
+    method: str
+
+    @property
+    def gap(self) -> float:
+        """Share by which the plan may be worse than the best of the space."""
+        if not math.isfinite(self.bound) or self.bound <= 0.0:
+            return math.inf if self.value > self.bound else 0.0
+        return max(0.0, self.value / self.bound - 1)
+
+    @property
+    def optimal(self) -> bool:
+        """Whether no plan of the space is better, up to rounding."""
+        return self.gap <= 1e-6
 
 
 class Proposal(NamedTuple):

@@ -71,7 +71,6 @@ class PriceBounds:
         return self._lower(group, fused)
 
     def _lower_smallest(self, group: LayerGroup, fused: bool) -> list[LoweredUnits | None]:
-        """Returns the units of a group with micro-batches of one sequence and of two."""
         return [self._lower(group._replace(micro=micro), fused) for micro in (1, 2)]
 
     @remembered
@@ -165,7 +164,6 @@ class PriceBounds:
 
     @remembered
     def _price_kernels(self, group: LayerGroup) -> UnitPrices | None:
-        """Returns the prices of the kernels of a group, without communication."""
         units = self._units(group, self._fuses_gradients)
         return price_units(units.of_kernels, self.shared) if units is not None else None
 

@@ -188,7 +188,6 @@ def split_run_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def _move_open_fields(part: dict[str, Any], where: str, found: dict[str, Any]) -> None:
-    """Moves the open fields of a mapping to `found`."""
     for key, value in list(part.items()):
         name = f"{where}{key}"
         if isinstance(value, Mapping):

@@ -12,12 +12,12 @@ from meshcast.experiments.search.fields import CLUSTER, has_open_fields, split_c
 from meshcast.experiments.search.found import CountInterrupted
 from meshcast.experiments.search.limits import LimitedSpace, Limits
 from meshcast.experiments.search.objectives import OF_RUNS, check_objectives, simulates_runs
-from meshcast.experiments.search.output.notebook import ShownSearchResult
 from meshcast.experiments.search.result import SearchResult, rank
 from meshcast.experiments.search.runs.choices import refuse_open_run
 from meshcast.experiments.search.search import Search
 from meshcast.experiments.search.space import Space
-from meshcast.experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
+from meshcast.experiments.search.unlike.unlike_search import UnlikeSearch
+from meshcast.experiments.search.unlike.values import UnlikeFields
 from meshcast.experiments.search.workers import run_on_workers
 from meshcast.experiments.sweeps.expressions import parse_constraint
 from meshcast.hardware.cluster import Cluster
@@ -28,6 +28,17 @@ from meshcast.simulator.forecast.workers import count_cores
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.loading.load import read_job
 from meshcast.simulator.report.words import describe_value
+
+
+class ShownSearchResult(SearchResult):
+    """A `SearchResult` that shows itself in notebooks as the page of ``meshcast search``."""
+
+    def _repr_html_(self) -> str:
+        from meshcast.experiments.notebook.html import to_html
+        from meshcast.experiments.search.output.page import page
+
+        return to_html(page(self))
+
 
 MOST_PLANS = 1000
 """Maximum number of plans that a search keeps as the best ones."""
@@ -98,9 +109,8 @@ def check_options(within: float, top: int, workers: int | None = None, dashes: s
     """Refuses a gap, a number of plans or a number of processes outside of its range. dashes: before their names in
     error messages."""
     if not _is_number(within) or not 0 <= within < 1:
-        raise PlanError(
-            f"{dashes}within", "a gap is a share of the step from 0 to below 1", "Write 0.01 for 1 %", within
-        )
+        rule = "a gap is a share of the step from 0 to below 1"
+        raise PlanError(f"{dashes}within", rule, "Write 0.01 for 1 %", within)
     if not isinstance(top, int) or isinstance(top, bool) or not 1 <= top <= MOST_PLANS:
         raise PlanError(f"{dashes}top", f"it is a whole number from 1 to {MOST_PLANS:,}", "Write for example 10", top)
     if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
@@ -133,9 +143,6 @@ def make_limits(
     return Limits(tuple(parse_constraint(one, place) for one in where), float(memory_margin), bool(near_measured))
 
 
-IMPORT = "Or import it, and edit the job:"
-
-
 def open_search(
     job: str | Path | Mapping[str, Any],
     within: float = 0.0,
@@ -154,8 +161,9 @@ def open_search(
     with locate_errors(*origin):
         if read.launch is not None and not has_open_fields(read.data):
             rule = "a launch file states its whole plan, so there is nothing to search"
-            remedy = f"Open fields: --set plan=auto, or --set plan.tp=auto --set plan.zero=auto. {IMPORT} "
-            raise PlanError(read.where, rule, f"{remedy}meshcast import {read.launch.form} {read.where}")
+            remedy = "Open fields: --set plan=auto, or --set plan.tp=auto --set plan.zero=auto"
+            other = f"Or import it, and edit the job: meshcast import {read.launch.form} {read.where}"
+            raise PlanError(read.where, rule, f"{remedy}. {other}")
         rest, run_fields = split_run_fields(read.data)
         if not simulates_runs(objectives):
             by = " and ".join(objectives)
@@ -189,12 +197,7 @@ def check_options_of_unlike(
     dashes: str = "",
 ) -> None:
     """Refuses options that a search of unlike plans does not have. dashes: before their names in error messages."""
-    given = {
-        "where": bool(limits.where),
-        "near_measured": limits.near_measured,
-        "robust": robust,
-        "compare": bool(compare),
-    }
+    given = {"where": limits.where, "near_measured": limits.near_measured, "robust": robust, "compare": compare}
     for name, stated in given.items():
         if stated:
             place = dashes + (name.replace("_", "-") if dashes else name)
@@ -225,11 +228,9 @@ def open_unlike(
         if isinstance(read.data.get(CLUSTER), list):
             rule = "a search of unlike plans has one cluster"
             raise PlanError(CLUSTER, rule, "Write one of them", read.data[CLUSTER])
-        shared = SharedWork(calibration)
         try:
-            return open_unlike_search(
-                read.data, folder, within, top, objectives, shared, origin, limits.memory_margin, runs
-            )
+            fields = UnlikeFields(read.data, folder, limits.memory_margin)
+            return UnlikeSearch(fields, within, top, objectives, SharedWork(calibration), origin, runs)
         except KeyboardInterrupt:
             raise CountInterrupted from None
 

@@ -137,9 +137,11 @@ class PlanSearch:
         found.exact += 1
         found.ratios.append((bound / forecast.step_time, nbytes / forecast.peak_device))
         if max(found.ratios[-1]) > 1 + ROUNDING:
-            raise BoundViolation.of(changes, bound, nbytes, forecast)
+            times = f"{bound:.6g} s over {forecast.step_time:.6g} s"
+            memory = f"{nbytes / GIB:.4g} GiB over {forecast.peak_device / GIB:.4g} GiB"
+            raise BoundViolation.of(changes, f"{times}, or {memory}")
         if (least := use.energy.bound(bound)) > forecast.joules * (1 + ROUNDING) and energy:
-            raise BoundViolation.of_energy(changes, least, forecast)
+            raise BoundViolation.of(changes, f"{least:.6g} J over {forecast.joules:.6g} J")
         fits = forecast.fits and forecast.peak_device <= space.capacity
         found.too_large += not fits
         values = self.known.values(forecast, use)
@@ -149,7 +151,6 @@ class PlanSearch:
         return made, report
 
     def _note_step(self, made: FoundPlan) -> None:
-        """Notes the step of the best plan."""
         if made.values < self._best_values:
             self._best_values, self.certificate.step = made.values, made.forecast.step_time
 
@@ -162,26 +163,8 @@ class BoundViolation(PlanError):
     """A lower bound above the forecast of its plan: an error in meshcast, which makes the certificate void."""
 
     @classmethod
-    def of(cls, changes: dict[str, Any], bound: float, nbytes: float, forecast: StepAndMemory) -> BoundViolation:
-        """The error for a plan with its bounds [s] [bytes]."""
+    def of(cls, changes: dict[str, Any], figures: str) -> BoundViolation:
+        """The error for a plan. figures: the bound over the forecast, with their unit."""
         fields = ", ".join(f"{name}={value}" for name, value in changes.items())
-        times = f"{bound:.6g} s over {forecast.step_time:.6g} s"
-        memory = f"{nbytes / GIB:.4g} GiB over {forecast.peak_device / GIB:.4g} GiB"
-        return cls._with(f"{times}, or {memory}", fields)
-
-    @classmethod
-    def of_energy(cls, changes: dict[str, Any], least: float, forecast: StepAndMemory) -> BoundViolation:
-        """The error for a plan with its bound of the energy [J]."""
-        fields = ", ".join(f"{name}={value}" for name, value in changes.items())
-        return cls._with(f"{least:.6g} J over {forecast.joules:.6g} J", fields)
-
-    @classmethod
-    def of_runs(cls, changes: dict[str, Any], least: float, runs: PlanRuns) -> BoundViolation:
-        """The error for a plan with its bound of the mean length of its runs [s]."""
-        fields = ", ".join(f"{name}={value}" for name, value in changes.items())
-        return cls._with(f"{least:.6g} s over {runs.mean_seconds:.6g} s of the runs", fields)
-
-    @classmethod
-    def _with(cls, figures: str, fields: str) -> BoundViolation:
         rule = f"a lower bound is above the forecast of its plan ({figures}): {fields}"
         return cls("search", rule, "Please report it with the job: nothing is proven")

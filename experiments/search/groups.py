@@ -229,7 +229,6 @@ class GroupBounds:
         )
     )
     def _table(self, group: LayerGroup, layout: UnitLayout) -> GroupPipelines:
-        """The pipelines of a group."""
         pipelines, wrong, units = list[Pipeline](), list[Pipeline](), list[PipelineUnits]()
         for unchanged, same_order in groupby(self.space.pipelines(group), lambda pipeline: pipeline.order):
             variants, order = tuple(same_order), self.bounds.order(group, unchanged)

@@ -48,12 +48,7 @@ class LimitedSpace(Space):
     """The points of a search within its limits. Raises PlanError for a constraint with unknown names."""
 
     def __init__(
-        self,
-        job: Mapping[str, Any],
-        base: Path,
-        limits: Limits,
-        names_cluster: bool = False,
-        run_open: bool = False,
+        self, job: Mapping[str, Any], base: Path, limits: Limits, names_cluster: bool = False, run_open: bool = False
     ) -> None:
         super().__init__(job, base, names_cluster, run_open)
         self.memory_margin, self.constraints = limits.memory_margin, limits.where
@@ -86,7 +81,6 @@ class LimitedSpace(Space):
 
     @remembered
     def _count(self, group: LayerGroup) -> tuple[int, dict[str, int]]:
-        """The number of points of a group, and of its excluded ones by limit."""
         admitted, violating, unmeasured = 0, 0, 0
         for pipeline, count in self.count_pipelines(group):
             left = count * len(self._choices_by_constraints(group, pipeline))
@@ -115,7 +109,11 @@ class PointConstraint:
     def __init__(self, space: Space, constraint: Expression) -> None:
         self.space, self.constraint = space, constraint
         self._names = Names(space.job, space.base)
-        self._defaults = _default_values(space)
+        batch = space.loaded.batch
+        self._defaults: dict[str, Any] = {"batch.sequence": batch.sequence, "batch.global": batch.total}
+        """Values of keys that neither a job states nor a point has."""
+        if "plan.zero" not in space.open:
+            self._defaults |= {"plan.zero": 1, "plan.fsdp": False}
         needed = {name for field in constraint.names for name in self._parts_of(field)}
         self._keys = [[i for i, name in enumerate(part._fields) if name in needed] for part in PARTS]
 
@@ -182,14 +180,6 @@ class PointConstraint:
         if pipeline.pp == 1 and name in ("plan.schedule", "plan.chunks"):
             return "1f1b" if name == "plan.schedule" else 1
         return values_of_point(group, pipeline, step)[FIELDS[name]]
-
-
-def _default_values(space: Space) -> dict[str, Any]:
-    """The values of keys that neither a job states nor a point has."""
-    batch, sharding = space.loaded.batch, {}
-    if "plan.zero" not in space.open:
-        sharding = {"plan.zero": 1, "plan.fsdp": False}
-    return {**sharding, "batch.sequence": batch.sequence, "batch.global": batch.total}
 
 
 class MeasuredPoints:

@@ -95,11 +95,6 @@ class Search(PlanSearch):
         self._dominated_runs = 0
 
     @property
-    def capacity(self) -> float:
-        """Memory of a GPU of the first cluster that a plan may take [bytes]."""
-        return self.space.capacity
-
-    @property
     def space(self) -> Space:
         """The points of the first cluster."""
         return self.clusters[0].space
@@ -185,7 +180,6 @@ class Search(PlanSearch):
         self._taken = None
 
     def _state_open_bounds(self) -> None:
-        """States the bounds of what was not forecast."""
         found, waiting = self.certificate, [*self._heap, *([self._taken] if self._taken is not None else [])]
         found.open_bound = min((one.value for one in waiting), default=found.incumbent)
         self.open_bounds = self._bounds_of(waiting)
@@ -240,9 +234,7 @@ class Search(PlanSearch):
             if (item := waiting.item) is None:
                 return
         if isinstance(item, _Point):
-            forecast = self._forecast(cluster, item)
-            if forecast is not None and forecast[0].fits:
-                self._note_forecast(cluster, *forecast, others)
+            self._forecast(cluster, item, seconds, nbytes, others)
         elif isinstance(item, _Candidate):
             self._simulate(cluster, item)
         elif isinstance(item, _Variants):
@@ -336,7 +328,6 @@ class Search(PlanSearch):
                 self._push(cluster, _Family(group, pipeline, steps), *bounds)
 
     def _bound(self, cluster: SearchedCluster, one: _OnePipeline, seconds: float, nbytes: float) -> None:
-        """Bounds points that differ in whether messages between stages overlap."""
         group, pipeline, steps = one
         found = cluster.bounds.bound_points(group, pipeline, steps)
         if found is None:
@@ -346,21 +337,19 @@ class Search(PlanSearch):
         if bounds[1] > cluster.space.capacity:
             self.certificate.memory_bound += len(steps)
         elif len(steps) == 1:
-            self._push(cluster, _Point(group, pipeline, steps[0], *bounds), *bounds)
+            self._push(cluster, _Point(group, pipeline, steps[0]), *bounds)
         else:
             self._push(cluster, _Variants(group, pipeline, steps), *bounds)
 
-    def _forecast(self, cluster: SearchedCluster, point: _Point) -> tuple[FoundPlan, Report] | None:
-        """Forecasts a point, and holds the forecast against its bounds; None if it breaks a rule."""
-        group, pipeline, step, bound, nbytes = point
-        space = cluster.space
-        changes, job = space.changes(group, pipeline, step), space.job_of(group, pipeline, step)
-        return self.forecast_plan(changes, job, bound, nbytes, cluster.use, space)
-
-    def _note_forecast(
-        self, cluster: SearchedCluster, made: FoundPlan, report: Report, others: OtherProcesses | None
+    def _forecast(
+        self, cluster: SearchedCluster, point: _Point, seconds: float, nbytes: float, others: OtherProcesses | None
     ) -> None:
-        """Adds a plan that fits, or lets its runs wait with each choice."""
+        """Forecasts a point; if it fits, adds the plan, or lets its runs wait with each choice."""
+        changes, job = cluster.space.changes(*point), cluster.space.job_of(*point)
+        forecast = self.forecast_plan(changes, job, seconds, nbytes, cluster.use, cluster.space)
+        if forecast is None or not forecast[0].fits:
+            return
+        made, report = forecast
         if cluster.runs is None:
             self.note(made.values)
             if others is not None and self.known.is_kept(made.values):
@@ -386,7 +375,7 @@ class Search(PlanSearch):
         counts.simulated += 1
         changes = plan.changes | choice.changes
         if (least := choice.least.seconds(plan.forecast.step_time)) > runs.mean_seconds * (1 + ROUNDING):
-            raise BoundViolation.of_runs(changes, least, runs)
+            raise BoundViolation.of(changes, f"{least:.6g} s over {runs.mean_seconds:.6g} s of the runs")
         values = self.known.values(plan.forecast, cluster.use, runs)
         made = plan._replace(changes=changes, job=job, values=values, runs=runs)
         self.forecasts = [other for other in self.forecasts if other is not plan]
@@ -409,13 +398,11 @@ def _use_of(cluster: SearchedCluster, item: _Item | None) -> ClusterUse:
 
 
 class _Point(NamedTuple):
-    """A point with its bounds by the order of its passes [s], [bytes]."""
+    """A point, bounded by the order of its passes."""
 
     group: LayerGroup
     pipeline: Pipeline
     step: StepChoice
-    seconds: float
-    nbytes: float
 
 
 class _Candidate(NamedTuple):

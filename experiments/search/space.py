@@ -316,7 +316,6 @@ class Space:
         return found
 
     def _name_schemes(self, group: LayerGroup) -> list[LayerGroup]:
-        """A group with every scheme that makes a difference at its degrees."""
         v, experts = self.values, group.ep > 1 or (group.etp or 1) > 1
         tensors = v["tensor"] if group.tp > 1 else (None,)
         sequences = v["sequence"] if group.cp > 1 else (DEFAULTS["sequence"],)
@@ -348,7 +347,6 @@ class Space:
         return [pipeline for stages in self._stages(group) for pipeline in self._pipelines_of(stages)]
 
     def _stages(self, group: LayerGroup) -> Iterator[Stages]:
-        """The numbers of stages of a group."""
         gpus, total, ranks = self.loaded.cluster.gpus, self.loaded.batch.total, group.tp * group.cp
         orders = self.values["mesh_order"]
         assert total is not None

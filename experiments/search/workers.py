@@ -87,7 +87,6 @@ def _least_value(search: Search, groups: Groups) -> float:
 
 @contextmanager
 def _start_processes(search: Search, shares: Sequence[Groups]) -> Iterator[list[Connection]]:
-    """A process for each share of the groups, as connections."""
     context = multiprocessing.get_context("fork")
     pairs = [context.Pipe() for _ in shares]
     processes = []
@@ -161,11 +160,9 @@ class _Link:
         self.connection, self._reported = connection, 0.0
 
     def send(self, values: tuple[float, ...]) -> None:
-        """Tells the others of a plan that fits."""
         self.connection.send(("found", values))
 
     def receive(self) -> Iterator[tuple[float, ...]]:
-        """The plans that others have found."""
         while self.connection.poll():
             kind, values = self.connection.recv()
             if kind == "stop":

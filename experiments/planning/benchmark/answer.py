@@ -47,12 +47,15 @@ def _row_answer(problem: JobProblem, row: BenchmarkRow) -> dict[str, Any]:
     if row.proposal is None:
         return found | {"executable": str(row.refused), "refused": row.refused.to_dict() if row.refused else None}
     proof, report, space = row.proposal.proof, row.report, row.space
+    reason = "" if row.fits else "it does not fit in memory"
+    if report is None:
+        reason = row.not_executable or str(row.refused)
     found |= {
         "objective": row.proposal.value,
         "unit": find_planner(row.name).unit,
         "evaluations": row.proposal.visited,
         "proven_gap": proof.gap if proof and math.isfinite(proof.gap) else None,
-        "executable": explain_execution(row) or True,
+        "executable": reason or True,
         "step_time_s": report.step_time if report else None,
         "interval_90_s": [*report.interval_90] if report else None,
         "peak_device_gib": report.peak_device / GIB if report else None,
@@ -62,10 +65,3 @@ def _row_answer(problem: JobProblem, row: BenchmarkRow) -> dict[str, Any]:
         "outside": [*row.outside],
     }
     return found | ({} if row.not_executable else {"plan": problem.job_of(row.proposal.plan)})
-
-
-def explain_execution(row: BenchmarkRow) -> str:
-    """Why the plan of a row cannot be run; empty: it can."""
-    if row.report is None:
-        return row.not_executable or str(row.refused)
-    return "" if row.fits else "it does not fit in memory"

@@ -77,7 +77,7 @@ def _price_stages(problem: JobProblem, stages: Sequence[tuple[int, int, int]], r
             raise PlanError("stages", "no stage has these degrees", "Correct tp and dp", [layers, tensor, data])
         found.append(PlannedStage(range(first, first + layers), options[0]))
         first += layers
-    seconds = [float(table.seconds[one.layers[0], one.layers[-1], one.option]) for one in found]
+    seconds = [*map(table.stage_seconds, found)]
     value = sum(seconds) + (problem.microbatches - 1) * max(seconds)
     return Proposal(problem.stage_plan(table, tuple(found)), value, 0)
 

@@ -110,22 +110,17 @@ def _propose(problem: JobProblem, names: Iterable[str], budget: SearchBudget) ->
 def _judge(
     problem: JobProblem, row: BenchmarkRow, budget: SearchBudget, optimum: CertifiedOptimum | PlanError | None
 ) -> BenchmarkRow:
-    """A row with its regrets."""
     proposal = row.proposal
     if proposal is None or row.report is None or not row.fits:
         return row
     step = row.report.step_time
-    space = _space_optimum(problem, row.name, proposal, budget)
+    try:
+        space = find_planner(row.name)().find_space_optimum(problem, proposal, budget)
+    except (PlanError, ValueError):  # as in `_propose`
+        space = None
     if space is not None and space.value > 0:
         row = replace(row, space=space, own_regret=(step if space.forecast else proposal.value) / space.value - 1)
     if not isinstance(optimum, CertifiedOptimum) or not math.isfinite(optimum.step_time):
         return row
     outside = explain_faster(problem, dict(proposal.plan), step, optimum)
     return replace(row, regret=step / optimum.step_time - 1, outside=tuple(outside))
-
-
-def _space_optimum(problem: JobProblem, name: str, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-    try:
-        return find_planner(name)().find_space_optimum(problem, proposal, budget)
-    except (PlanError, ValueError):  # as in `_propose`
-        return None

@@ -87,10 +87,7 @@ class LocalSearch(Generic[State]):
 
 
 def improve_options(
-    table: FactorTable,
-    messages: Iterable[tuple[tuple[str, ...], np.ndarray]],
-    names: Sequence[str],
-    now: Assignment,
+    table: FactorTable, messages: Iterable[tuple[tuple[str, ...], np.ndarray]], names: Sequence[str], now: Assignment
 ) -> tuple[dict[str, int] | None, int]:
     """Returns the best options of some variables with all others fixed, or None if those of `now` are as good, and the
     number of their combinations.

@@ -168,9 +168,8 @@ class _StagePaths:
         first = np.arange(self.gpus - size, -1, -1)
         inside = first % per_node
         crosses = inside > 0 if size % per_node == 0 else inside + size > per_node
-        return StageGroup(
-            size, numbers, seconds, behind, ~crosses & (first >= place.start) & (first + size <= place.stop)
-        )
+        allowed = ~crosses & (first >= place.start) & (first + size <= place.stop)
+        return StageGroup(size, numbers, seconds, behind, allowed)
 
     def least_cost(self, limit: float) -> float:
         """Returns the least cost of stages none of which exceeds a limit [s]; infinite if there are none."""

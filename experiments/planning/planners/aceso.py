@@ -134,13 +134,7 @@ class StageWalk:
     """
 
     def __init__(
-        self,
-        layers: int,
-        shapes: Collection[Shape],
-        gpus: int,
-        microbatches: int,
-        most: int,
-        seconds: float = math.inf,
+        self, layers: int, shapes: Collection[Shape], gpus: int, microbatches: int, most: int, seconds: float = math.inf
     ) -> None:
         self.layers, self.shapes, self.gpus, self.microbatches, self.most = layers, shapes, gpus, microbatches, most
         self._end, self._limit = time.process_time() + seconds, 0
@@ -241,12 +235,7 @@ class StageWalk:
                 now = min(left, key=lambda state: self.price(state).rank)
 
     def _hop(
-        self,
-        state: State,
-        best: tuple[int, float],
-        depth: int,
-        entered: set[State],
-        passed: dict[State, float],
+        self, state: State, best: tuple[int, float], depth: int, entered: set[State], passed: dict[State, float]
     ) -> State | None:
         """Returns a plan of a better rank, at most `HOPS` primitives away; None if none is found.
 

@@ -191,9 +191,8 @@ class AdaPipePlanner(Planner):
         extra = np.where(plain.stage_bytes(stage, job.microbatches) <= job.memory, 0.0, extra)
         recomputed = np.rint(np.where(np.isfinite(extra), extra, 0.0) / max(seconds, 1e-300))
         inside = np.where(first <= last, 0.0, np.inf)
-        return StagePrices(
-            range_totals(units.forward) + inside, range_totals(units.backward) + extra + inside, recomputed
-        )
+        forward, backward = range_totals(units.forward) + inside, range_totals(units.backward) + extra + inside
+        return StagePrices(forward, backward, recomputed)
 
     def _write(
         self, job: JobProblem, pipeline: UniformPipeline, layers: tuple[int, ...], counts: list[int]

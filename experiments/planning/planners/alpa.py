@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.cores.stage_dp import plan_stages
-from meshcast.experiments.planning.planner import Planner, Proposal, write_stages
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal, write_stages
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.stages import StageTable
 from meshcast.simulator.ir.scheme import Paper

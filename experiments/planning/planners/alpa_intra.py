@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh, write_plan
-from meshcast.experiments.planning.planner import Proposal
+from meshcast.experiments.planning.planner import PlanProof, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.table import FactorTable, Optimum
 from meshcast.simulator.ir.scheme import Paper

@@ -66,9 +66,8 @@ class Amp(Planner):
         """By forecasts on nodes of one kind, by the objective of all candidates, fitting or not, on several."""
         mixed = require_kinds(problem)
         if len(mixed.kinds) > 1:
-            return SpaceOptimum(
-                min(candidate.value for candidate in self._price_all(mixed)), "enumeration of its space"
-            )
+            least = min(candidate.value for candidate in self._price_all(mixed))
+            return SpaceOptimum(least, "enumeration of its space")
         plan = {"tp": mixed.tensor_degrees, "pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": "none"}
         return search_space(mixed, plan, "auto", mixed.forecast(proposal.plan).step_time)
 

@@ -12,9 +12,8 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.graph import LayerGraph
-from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper

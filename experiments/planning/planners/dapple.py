@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.graph_states import antichain_states, find_contained, output_bytes
+from meshcast.experiments.planning.graph import antichain_states, find_contained, output_bytes
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel

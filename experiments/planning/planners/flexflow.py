@@ -50,11 +50,7 @@ class WalkState(NamedTuple):
 
 
 def walk_table(
-    table: FactorTable,
-    steps: int,
-    start: Assignment | None = None,
-    seed: int = 0,
-    memory: float = math.inf,
+    table: FactorTable, steps: int, start: Assignment | None = None, seed: int = 0, memory: float = math.inf
 ) -> Optimum:
     """Returns the best assignment that a walk of so many proposals meets.
 

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP
-from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.pricing.job import require_job
 from meshcast.experiments.planning.pricing.layer_strategies import (
     LayerStrategy,

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple, Union
 
 import numpy as np
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.graph import LayerGraph
-from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel
 from meshcast.hardware.errors import PlanError

@@ -8,9 +8,8 @@ give the memory of every range on every stage, with the micro-batches in flight 
 
 from __future__ import annotations
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.cores.ordered_stages import partition_stages
-from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.pricing.job import require_job
 from meshcast.experiments.planning.pricing.pipelines import pipeline_plan, uniform_pipelines
 from meshcast.experiments.planning.problem import Problem, SearchBudget

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.cores.ordered_stages import Partition, partition_stages
-from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.kind_stages import KindStages, StageChoice, bound_stages
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, require_kinds
 from meshcast.experiments.planning.problem import Problem, SearchBudget

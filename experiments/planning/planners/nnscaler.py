@@ -14,11 +14,10 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.cores.stage_dp import balance_stages
 from meshcast.experiments.planning.operator_planner import write_plan
-from meshcast.experiments.planning.planner import Planner, Proposal, write_stages
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal, write_stages
 from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
 from meshcast.experiments.planning.stages import StageOption, StageTable
 from meshcast.simulator.ir.scheme import Paper

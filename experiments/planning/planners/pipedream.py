@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
-from meshcast.experiments.planning.graph import LayerGraph
-from meshcast.experiments.planning.graph_states import antichain_states, output_bytes, piece_totals
-from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.graph import LayerGraph, antichain_states, output_bytes, piece_totals
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel
 from meshcast.hardware.errors import PlanError
@@ -98,11 +96,7 @@ def _partition(
 
 
 def _stages(
-    tables: Sequence[dict[int, PartitionDP]],
-    levels: Sequence[NetworkLevel],
-    states: np.ndarray,
-    start: int,
-    end: int,
+    tables: Sequence[dict[int, PartitionDP]], levels: Sequence[NetworkLevel], states: np.ndarray, start: int, end: int
 ) -> Iterator[dict[str, Any]]:
     """Yields the stages between two states on all devices of the outermost level, with replicas at every level."""
     for piece in tables[-1][start].trace(levels[-1].width, end):

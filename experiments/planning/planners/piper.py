@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
-from meshcast.experiments.planning.graph import LayerGraph
-from meshcast.experiments.planning.graph_states import find_contained
+from meshcast.experiments.planning.graph import LayerGraph, find_contained
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.errors import PlanError

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.pricing.kind_stages import KindStages
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, PricedNodes, require_kinds
 from meshcast.experiments.planning.problem import Problem, SearchBudget

@@ -26,11 +26,7 @@ SHARES = (1.0, 0.92, 0.84, 0.67, 0.5, 0.34, 0.25)
 
 class Slapo(Planner):
     paper = Paper("arXiv:2302.08005", "Slapo: A Schedule Language for Progressive Optimization of Large Models", 2024)
-    restrictions = (
-        "cut a pipeline",
-        "recompute less than a quarter of the layers",
-        "tune kernels and fusions",
-    )
+    restrictions = ("cut a pipeline", "recompute less than a quarter of the layers", "tune kernels and fusions")
     modes = ("paper", "ours")
     unit = "s of a step; of a profile s per sample"
 
@@ -62,7 +58,7 @@ class Slapo(Planner):
         for tensor, batches in self._grids(problem):
 
             def measure(batch: int, share: float, tensor: int = tensor) -> float:
-                return problem.sequences / _forecast_cell(problem, _write_cell(problem, tensor, batch, share))
+                return problem.sequences / problem.step_seconds(_write_cell(problem, tensor, batch, share))
 
             point, explored = walk_grid(batches, SHARES, measure)
             visited += len(explored)
@@ -83,7 +79,7 @@ class Slapo(Planner):
                 for batch in batches
                 for share in SHARES
             ]
-            shortest = min(_forecast_cell(problem, cell) for cell in cells)
+            shortest = min(map(problem.step_seconds, cells))
             return SpaceOptimum(shortest, "enumeration of its space", forecast=True)
         layers = int(problem.job.model.layers)
         again = sorted({max(1, round(share * layers)) for share in SHARES})
@@ -108,15 +104,6 @@ def _write_cell(problem: JobProblem, tensor: int, batch: int, share: float) -> d
     return {"plan": plan, "batch": {"global": problem.sequences, "micro": batch}}
 
 
-def _forecast_cell(problem: JobProblem, plan: dict[str, Any]) -> float:
-    """The step of a plan; infinite if it does not fit or breaks a rule [s]."""
-    try:
-        step = problem.forecast(plan)
-    except PlanError:
-        return math.inf
-    return step.step_time if step.fits else math.inf
-
-
 Cell = tuple[int, float]
 """A batch size and a share of recomputed layers."""
 
@@ -130,10 +117,7 @@ class GridPoint(NamedTuple):
 
 
 def walk_grid(
-    batches: Sequence[int],
-    shares: Sequence[float],
-    measure: Callable[[int, float], float],
-    patience: int = 5,
+    batches: Sequence[int], shares: Sequence[float], measure: Callable[[int, float], float], patience: int = 5
 ) -> tuple[GridPoint | None, list[GridPoint]]:
     """Returns the best point of a walk over batch sizes, None if none fits, and all that were measured.
 

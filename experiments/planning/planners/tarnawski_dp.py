@@ -12,10 +12,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
 from meshcast.experiments.planning.device_graph import DeviceGraph
-from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.simulator.ir.scheme import Paper
 

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.planning.certificate import PlanProof
 from meshcast.experiments.planning.device_graph import DeviceGraph
-from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.documents.optional_package import import_optional
 from meshcast.simulator.ir.scheme import Paper
@@ -171,11 +170,7 @@ class TarnawskiIP(Planner):
         placement = program.solve(budget.seconds)
         if placement is None:
             raise self.nothing_fits(problem, "Give more devices or memory, or the solver more time")
-        pieces = []
-        for device, groups in enumerate(placement.groups):
-            nodes = np.flatnonzero(graph.members[groups].any(axis=0))
-            kind = "accelerator" if device < problem.gpus else "cpu"
-            pieces += [{"device": kind, "nodes": nodes.tolist()}] if len(nodes) else []
+        pieces = graph.write_pieces(placement.groups, problem.gpus)
         proof = PlanProof(placement.bound, placement.load, "constraint programming")
         reason = "operators are placed on subsets of devices, one by one"
         return Proposal({"pieces": pieces}, placement.load, placement.branches, proof, reason)

@@ -17,7 +17,7 @@ import numpy as np
 from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked
 from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh
-from meshcast.experiments.planning.problem import Dims, Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.table import Factor, FactorTable, Optimum
 from meshcast.simulator.ir.scheme import Paper
 
@@ -96,7 +96,8 @@ class RewriteSearch:
         for layouts in table.choices.values():
             options: dict[Partition, list[int]] = {}
             for number, layout in enumerate(layouts):
-                options.setdefault(_partition_of(layout), []).append(number)  # type: ignore[arg-type]
+                part = frozenset(dim for _, dim in layout if dim)  # type: ignore[attr-defined]
+                options.setdefault(part, []).append(number)
             self.options.append(options)
         self.position = {name: number for number, name in enumerate(self.names)}
         self._restricted: dict[tuple[int, Graph], tuple[Factor, float]] = {}
@@ -180,10 +181,6 @@ class RewriteSearch:
                     rewritten[position] = part
                 if tuple(rewritten) != graph:
                     yield tuple(rewritten)
-
-
-def _partition_of(layout: Dims) -> Partition:
-    return frozenset(dim for _, dim in layout if dim)
 
 
 def bisect_weight(solve: Callable[[float], T], fits: Callable[[T], bool], high: float, rounds: int = 10) -> T | None:

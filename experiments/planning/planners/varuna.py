@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from meshcast.experiments.planning.certificate import PlanProof
-from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.pricing.job import JobProblem, require_job
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.search.counting.divisions import list_divisors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from numpy.typing import ArrayLike
 
@@ -14,7 +14,7 @@ from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import SpaceOptimum
 from meshcast.experiments.planning.pricing.operators import STREAM, list_factors
-from meshcast.experiments.planning.pricing.stage_prices import UnitCosts, price_stages, uniform_plan, unit_costs
+from meshcast.experiments.planning.pricing.stage_prices import UnitCosts, price_stages, unit_costs
 from meshcast.experiments.planning.problem import Allowed, Problem, allow_all
 from meshcast.experiments.planning.profile import NetworkLevel
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
@@ -66,9 +66,9 @@ class JobProblem:
         self.sequences = int(self.job.to_dict()["batch"]["global"])
         self.samples = self.sequences // self.microbatches
 
-    def with_microbatches(self, count: int) -> JobProblem:
+    def with_microbatches(self, count: int) -> Self:
         """The same job in another number of micro-batches."""
-        return JobProblem(self.job, self.shared, count)
+        return type(self)(self.job, self.shared, count)
 
     # ----------------------------------------------------------------------------------- jobs of plans
 
@@ -185,21 +185,19 @@ class JobProblem:
             for tensor in (one for one in powers if size % one == 0 and self.samples % (size // one) == 0):
                 for again in ("none", "full") if recompute else ("none",):
                     degrees = {"tp": tensor, "dp": size // tensor, "recompute": again}
-                    found.append(StageOption(size, degrees | self._expert_degree(size)))
+                    if self.expert_ranks > 1:
+                        degrees["ep"] = math.gcd(self.expert_ranks, size)
+                    found.append(StageOption(size, degrees))
         return found
-
-    def _expert_degree(self, gpus: int) -> dict[str, int]:
-        """The degree of expert parallelism of a stage, for models with experts."""
-        return {"ep": math.gcd(self.expert_ranks, gpus)} if self.expert_ranks > 1 else {}
 
     def _resolve_option(self, option: StageOption) -> Plan:
         # Stages of a part of the nodes do not fill the cluster: those that are priced are the ones that do.
         most = self.gpus // option.gpus if self.gpus % option.gpus == 0 else 1
         depth = max(one for one in list_divisors(self.job.model.layers) if one <= most)
-        plan = uniform_plan(option, depth)
-        stated = self.job_of({"plan": plan, "batch": self._batch_of(option)})
-        if plan["pp"] * option.gpus != self.gpus:
-            stated["cluster"] = _resize_cluster(stated["cluster"], plan["pp"] * option.gpus, self.job)
+        batch = {"global": self.sequences, "micro": self.samples // int(option.plan["dp"])}
+        stated = self.job_of({"plan": {**option.plan, "pp": depth, "partition": "even"}, "batch": batch})
+        if depth * option.gpus != self.gpus:
+            stated["cluster"] = _resize_cluster(stated["cluster"], depth * option.gpus, self.job)
         return resolve_plan(load_job(stated, base=self.job.folder), self.shared)
 
     def units_of(self, option: StageOption) -> UnitCosts:
@@ -210,14 +208,10 @@ class JobProblem:
         """The costs of the model's units in a plan whose stages are alike. Raises PlanError for a broken rule."""
         return unit_costs(self.resolve(changes), self.shared)
 
-    def _batch_of(self, option: StageOption) -> dict[str, Any]:
-        return {"global": self.sequences, "micro": self.samples // int(option.plan["dp"])}
-
     def stage_plan(self, table: StageTable, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
         """The ``plan`` and ``batch`` of a job that executes stages of a table of `stages`."""
-        return self.entries_plan(
-            [{"layers": len(stage.layers), **table.options[stage.option].plan} for stage in stages], {}
-        )
+        entries = [{"layers": len(stage.layers), **table.options[stage.option].plan} for stage in stages]
+        return self.entries_plan(entries, {})
 
     def entries_plan(self, entries: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
         """The ``plan`` and ``batch`` of a job whose stages have degrees of their own.
@@ -228,8 +222,7 @@ class JobProblem:
         if len(entries) == 1:
             whole = {key: value for key, value in entries[0].items() if key != "layers"}
             return {"plan": whole, "batch": {**batch, "micro": self.samples // int(whole["dp"])}, **more}
-        stages = [dict(entry) for entry in entries]
-        plan = {"schedule": "1f1b", "stages": stages}
+        plan = {"schedule": "1f1b", "stages": [dict(entry) for entry in entries]}
         return {"plan": plan, "batch": {**batch, "microbatches": self.microbatches}, **more}
 
     # ------------------------------------------------------------------------------------------- layers

@@ -132,10 +132,6 @@ def bound_stages(stages: KindStages, known: float, seconds: float) -> float:
     options = tuple(option for table in tables for option in table.options)
     arrays = (np.concatenate([table[place] for table in tables], axis=-1) for place in range(1, len(tables[0])))
     sequence = plan_stages(
-        StageTable(options, *arrays),
-        stages.problem.gpus,
-        stages.problem.microbatches,
-        seconds=seconds,
-        places=places,
+        StageTable(options, *arrays), stages.problem.gpus, stages.problem.microbatches, seconds=seconds, places=places
     )
     return sequence.bound if sequence is not None and sequence.bound < known else math.inf

@@ -98,9 +98,6 @@ class MixedProblem(JobProblem):
             found.append(PricedNodes(group.node.name, gpus, problem.job.cluster, problem))
         return found
 
-    def with_microbatches(self, count: int) -> MixedProblem:
-        return MixedProblem(self.job, self.shared, count)
-
     def order_kinds(self, kinds: Sequence[PricedNodes]) -> dict[str, Any]:
         """The ``cluster`` of a job that has these kinds, in this order, each with as many GPUs as it says; empty where
         the nodes are of one kind."""
@@ -135,13 +132,9 @@ class MixedProblem(JobProblem):
         return slowest_stages([kind.problem.stages(recompute) for kind in self.kinds])
 
     def units_of(self, option: StageOption) -> UnitCosts:
-        if len(self.kinds) == 1:
-            return super().units_of(option)
         return slowest_units([kind.problem.units_of(option) for kind in self.kinds])
 
     def units_of_plan(self, changes: Mapping[str, Any]) -> UnitCosts:
-        if len(self.kinds) == 1:
-            return super().units_of_plan(changes)
         return slowest_units([kind.problem.units_of_plan(changes) for kind in self.kinds])
 
     # ------------------------------------------------------------------------------------------ what kinds share
@@ -167,9 +160,9 @@ class MixedProblem(JobProblem):
         return 2.0 * self.job.model.hidden * self.job.model.seq * self.samples / replicas
 
 
-def open_problem(job: Job | str | Path | Mapping[str, Any], shared: SharedWork | None = None) -> JobProblem:
+def open_problem(job: Job | str | Path | Mapping[str, Any]) -> JobProblem:
     """A job as a problem, on one or several kinds of nodes."""
-    found = MixedProblem(job, shared)
+    found = MixedProblem(job)
     return found if len(found.kinds) > 1 else JobProblem(found.job, found.shared)
 
 

@@ -192,18 +192,15 @@ class UnitTable:
         size = self.count * param.size
         width, main = BYTES[framework.gradients], framework.main_copy_bytes
         moments = 2 * BYTES[framework.moments]
-        works: list[Collective | Memory] = [Memory("grad-norm", round(size * width), 0)]
-        works.append(
-            Memory(
-                "adam",
-                round(size * (width + main + moments)),
-                round(size * (BYTES[framework.weights] + main + moments)),
-            )
-        )
-        works.append(Memory("zero-grad", 0, round(size * width)))
+        written = BYTES[framework.weights] + main + moments
+        works = [
+            Memory("grad-norm", round(size * width), 0),
+            Memory("adam", round(size * (width + main + moments)), round(size * written)),
+            Memory("zero-grad", 0, round(size * width)),
+        ]
         reduced = self.seconds([Collective("all_reduce", round(size * width), param.partial)]) if param.partial else 0.0
         # Parameters share these kernels: their launches count once a step, not once a parameter.
-        launch = self.seconds([Memory(work.what, 0, 0) for work in works if isinstance(work, Memory)])
+        launch = self.seconds([Memory(work.what, 0, 0) for work in works])
         return reduced + max(0.0, self.seconds(works) - launch)
 
     def _saved_buffers(self, fragment: Fragment) -> dict[str, float]:

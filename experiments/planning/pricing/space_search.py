@@ -23,11 +23,7 @@ def search_space(
     batch = {"global": problem.sequences, "micro": micro}
     try:
         done = search(
-            problem.job_of({"plan": dict(plan), "batch": batch}),
-            top=1,
-            workers=1,
-            where=where,
-            base=problem.job.folder,
+            problem.job_of({"plan": dict(plan), "batch": batch}), top=1, workers=1, where=where, base=problem.job.folder
         )
     except PlanError:
         return None

@@ -8,8 +8,8 @@ stages behind it) and the peak of a pass do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -133,9 +133,3 @@ def _kind_costs(plan: Plan, lowered: LoweredUnits, shared: SharedWork) -> Iterat
         left, forward, backward = prices.stage_memory(((number, 1),))
         peak = max(forward - left, backward, 0.0)
         yield *times, float(elements), sum(resident_bytes(plan, params).values()), max(0.0, left), peak
-
-
-def uniform_plan(option: StageOption, stages: int) -> dict[str, Any]:
-    """The short plan in which all stages are of one option."""
-    keys: Mapping[str, Any] = option.plan
-    return {**keys, "pp": stages, "partition": "even"}

@@ -154,7 +154,7 @@ def compare_plans(search: Search, given: Sequence[GivenPlan]) -> list[ComparedPl
 def _compare(search: Search, given: GivenPlan, best: Report | None) -> ComparedPlan:
     searched, job = search.space.loaded, given.job
     form, report = read_short_form(job, search.space.named), simulate(job, shared_work=search.shared)
-    fits = report.fits and report.peak_device <= search.capacity
+    fits = report.fits and report.peak_device <= search.space.capacity
     settings = differing_settings(searched, job)
     outside = list_outside(search.space, form) + [
         OutsideField(field, own, [theirs], f"the job of the search has {state_value(theirs)}")

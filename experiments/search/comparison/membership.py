@@ -29,7 +29,6 @@ class OutsideField:
     why: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The field in the answer of ``search --compare --json``."""
         return {"field": self.field, "value": self.value, "searched": self.searched, "why": self.why}
 
 
@@ -39,17 +38,15 @@ def list_outside(space: Space, form: ShortForm) -> list[OutsideField]:
     A plan whose fields all have values of the space is still outside where the space has no such pipeline, or where a
     limit of the search excludes it.
     """
-    others = [_explain_other(field, *pair) for field, pair in form.others.items()]
+    others = []
+    for field, (stated, restated) in form.others.items():
+        instead = f"; in short form it would be {state_value(restated)}" if restated is not None else ""
+        others.append(OutsideField(field, stated, None, f"a search does not vary it{instead}"))
     if not form.values:
         return others
     found = [_wrong_value(space, field, form.values[name]) for field, name in space.fields.items()]
     outside = [one for one in found if one is not None]
     return [*(outside or _explain_point(space, form.values)), *others]
-
-
-def _explain_other(field: str, own: Any, theirs: Any) -> OutsideField:
-    instead = f"; in short form it would be {state_value(theirs)}" if theirs is not None else ""
-    return OutsideField(field, own, None, f"a search does not vary it{instead}")
 
 
 def _wrong_value(space: Space, field: str, value: Any) -> OutsideField | None:
@@ -80,12 +77,7 @@ def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
         if any(one.order == pipeline.order for one in space.pipelines(group)):
             why = "the search took no such number of layers for stages of this size"
             return [OutsideField(FIELD_OF["recomputed"], values["recomputed"], None, why)]
-        named = {
-            "plan.schedule": values["schedule"],
-            "plan.chunks": values["chunks"],
-            "plan.partition": values["partition"],
-        }
-        stated = ", ".join(f"{key.partition('.')[2]} {state_value(value)}" for key, value in named.items())
+        stated = ", ".join(f"{name} {state_value(values[name])}" for name in ("schedule", "chunks", "partition"))
         why = "the search took no such combination of schedule, chunks and partition"
         return [OutsideField("plan.schedule", stated, None, why)]
     if step.shard is not None and step not in space.steps(group, *pipeline.place):

@@ -34,7 +34,10 @@ def _describe_plan(one: ComparedPlan) -> Iterator[RenderableType]:
     yield Text()
     yield head
     if one.differences:
-        yield _differing_fields(one)
+        table = _table("field that differs")
+        for field, values in one.differences.items():
+            table.add_row(field, *(_shorten(value) for value in reversed(values)), "")
+        yield table
     if one.forecasts is not None and (rows := _differing_parts(one)):
         table = _table("part of the step")
         for part in rows:
@@ -70,15 +73,7 @@ def _describe_step(one: ComparedPlan) -> str:
     return words
 
 
-def _differing_fields(one: ComparedPlan) -> Table:
-    table = _table("field that differs")
-    for field, values in one.differences.items():
-        table.add_row(field, *(_shorten(value) for value in reversed(values)), "")
-    return table
-
-
 def _differing_parts(one: ComparedPlan) -> list[tuple[str, str, str, str]]:
-    """The parts of the step that carry the difference, the largest one first."""
     assert one.forecasts is not None
     parts = one.forecasts.parts
     most = sum(abs(own - best) for best, own in parts.values())

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from meshcast.experiments.search.comparison.membership import OutsideField, find_point, list_outside, state_value
+from meshcast.experiments.search.comparison.membership import find_point, list_outside, state_value
 from meshcast.experiments.search.comparison.settings import differing_settings
 from meshcast.experiments.search.comparison.short_form import ShortForm, read_short_form
 from meshcast.experiments.search.fields import AUTO, FIELDS, PARTITIONS, has_open_fields
@@ -94,16 +94,14 @@ def _open(group: PlanGroup) -> tuple[list[ShortForm], Search]:
         raise NoSearchError(kind, str(error)) from None
     for form, name in zip(forms, group.names, strict=True):
         if outside := list_outside(space, form):
-            raise NoSearchError("have what no search varies", _explain(name, outside[0]))
+            first = outside[0]
+            detail = f"{first.field} of {name} is {state_value(first.value)}; {first.why}"
+            raise NoSearchError("have what no search varies", detail)
     made = open_search(written, top=len(forms), limits=Limits((_only(space, forms),)))
     made.count()
     left = made.certificate.plans - sum(made.certificate.excluded.values())
     assert left == len({find_point(space, form.values) for form in forms}), "the space has other plans as well"
     return forms, made
-
-
-def _explain(name: str, one: OutsideField) -> str:
-    return f"{one.field} of {name} is {state_value(one.value)}; {one.why}"
 
 
 def _write_space(job: dict[str, Any], plans: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -118,20 +116,15 @@ def _write_space(job: dict[str, Any], plans: Sequence[dict[str, Any]]) -> dict[s
     for field, name in FIELDS.items():
         values = list(dict.fromkeys(plan[name] for plan in plans if plan[name] is not None or name == "recomputed"))
         if name == "data":
-            made["plan"] |= _list_sharding(values)
+            # Fully sharded schemes are no value of a list.
+            zero = AUTO if "fsdp" in values else [state_scheme_name("data", value)["zero"] for value in values]
+            made["plan"] |= {"zero": zero} if values else {}
         elif values and values not in ([None], [()]):
             known = name != "partition" or {*values} <= {*PARTITIONS}
             listed = [list(value) if isinstance(value, tuple) else value for value in values]
             stated = listed[0] if len(listed) == 1 and field.startswith("framework.") else listed
             set_field(made, field, stated if known else AUTO, field)
     return made
-
-
-def _list_sharding(values: Sequence[str]) -> dict[str, Any]:
-    """The values of `plan.zero` for some data schemes: fully sharded ones are no value of a list."""
-    if "fsdp" in values:
-        return {"zero": AUTO}
-    return {"zero": [state_scheme_name("data", value)["zero"] for value in values]} if values else {}
 
 
 def _only(space: Space, forms: Sequence[ShortForm]) -> Expression:

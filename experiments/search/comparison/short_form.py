@@ -150,7 +150,6 @@ def _name_entry(entry: SchemeEntry) -> NamedScheme:
 
 
 def _read_memory(plan: LongPlan) -> dict[str, Any]:
-    """Returns what is recomputed and offloaded."""
     found: dict[str, Any] = {}
     for key in PLAN_KEYS.values():
         if key.family == "memory" and key.option:
@@ -221,7 +220,6 @@ def _partition(given: str | tuple[int, ...], layers: int, parts: int) -> str | t
 
 
 def _write_plan(values: Mapping[str, Any], named: frozenset[str]) -> dict[str, Any]:
-    """A plan in short form."""
     plan = {key.name: values[key.point] for key in PLAN_KEYS.values() if key.part and key.point != "data"}
     if values["data"] and DATA_FIELD in named:
         plan[SCHEME_KEYS["data"]] = values["data"]
@@ -266,7 +264,8 @@ def describe_part(plan: LongPlan, field: str) -> Any:
     if field.startswith(SCHEMES):
         return _describe_family(plan, field.removeprefix(SCHEMES))
     if field in ("plan.mesh", "plan.views"):
-        return _describe_axes(plan.mesh if field == "plan.mesh" else plan.views.get("experts", {}))
+        axes = _wide(plan.mesh if field == "plan.mesh" else plan.views.get("experts", {}))
+        return " x ".join(f"{axis} {size}" for axis, size in axes.items()) or "one rank"
     return getattr(plan, field.partition(".")[2]) if field in FLAGS else None
 
 
@@ -282,10 +281,6 @@ def _roles(plan: LongPlan) -> list[tuple[str, int]]:
         for axis in entry.over:
             role.setdefault(axis, entry.use.partition("/")[0])
     return [(role.get(axis, axis), size) for axis, size in _wide(plan.mesh).items()]
-
-
-def _describe_axes(axes: Mapping[str, int]) -> str:
-    return " x ".join(f"{axis} {size}" for axis, size in _wide(axes).items()) or "one rank"
 
 
 def _describe_family(plan: LongPlan, family: str) -> str:

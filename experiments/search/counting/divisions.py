@@ -36,7 +36,6 @@ def list_divisions(
 
 
 def _has_chunks(schedule: str, chunks: int) -> bool:
-    """Whether a schedule takes a number of chunks a device."""
     if schedule in TWO_CHUNKS:
         return chunks == 2
     return chunks > 1 if schedule in ANY_CHUNKS else chunks == 1

@@ -21,10 +21,8 @@ def check_plan(plan: Any) -> None:
         return
     for key in CLOSED:
         if plan.get(key) is not None:
-            long = key in ("mesh", "schemes")
-            rule = (
-                f"a search takes a plan in short form, {'of degrees such as tp and pp' if long else f'without {key}'}"
-            )
+            words = "of degrees such as tp and pp" if key in ("mesh", "schemes") else f"without {key}"
+            rule = f"a search takes a plan in short form, {words}"
             raise PlanError(f"plan.{key}", rule, "Leave it out, or use `meshcast sweep`", plan[key])
     if isinstance(schedule := plan.get("schedule"), Mapping):
         rule = "a search takes a schedule by its name, without options"
@@ -41,9 +39,8 @@ def check_schedules(names: Sequence[str]) -> None:
     for name in names:
         options = find_scheme(f"pipeline/{name}").Options.model_fields
         if needed := [key for key, field in options.items() if field.is_required()]:
-            rule = (
-                f"it needs the option {', '.join(needed)}, and a search takes a schedule by its name, without options"
-            )
+            keys = ", ".join(needed)
+            rule = f"it needs the option {keys}, and a search takes a schedule by its name, without options"
             raise PlanError("plan.schedule", rule, "Leave it out, or use `meshcast sweep`", name)
 
 

@@ -14,7 +14,7 @@ from meshcast.experiments.search.certificate import Certificate
 from meshcast.experiments.search.found import PlanSearch
 from meshcast.experiments.search.objectives import NEAR, OF_RUNS
 from meshcast.experiments.search.output.progress import SearchProgress
-from meshcast.experiments.search.output.smallest import SmallestNeed, find_smallest
+from meshcast.experiments.search.output.smallest import find_smallest
 from meshcast.experiments.search.result import RankedPlan, SearchResult, rank
 from meshcast.experiments.search.runs.simulated import PlanRuns
 from meshcast.experiments.search.workers import run_search
@@ -43,12 +43,14 @@ def page(result: SearchResult) -> RenderableType:
     plans = result.best
     if not plans:
         found = result.certificate
-        words = (
-            "No plan of the space fits in memory." if found.complete else "No plan that was forecast fits in memory."
-        )
+        words = f"No plan {'of the space' if found.complete else 'that was forecast'} fits in memory."
         if not (found.complete or found.exact):
             words = "No plan was forecast before the interruption."
-        return Group(Text(words), *_describe_smallest(result.smallest), _certificate(found))
+        need = result.smallest
+        smallest: list[RenderableType] = []
+        if need is not None:
+            smallest = [line("smallest", str(need)), line("remedy", need.remedy), Text()]
+        return Group(Text(words), *smallest, _certificate(found))
     rows = [*_plans(result), Text(), _certificate(result.certificate), *_honesty(result)]
     return Group(*rows, *_compare_runs(result))
 
@@ -59,9 +61,8 @@ def _plans(result: SearchResult) -> list[RenderableType]:
     objective = result.certificate.objectives[0] if len(result.certificate.objectives) == 1 else ""
     values = _values_of_plans(result)
     varying, below = _divide_fields(values)
-    common = describe_changes(
-        {name: plans[0].found.changes.get(name) for name in values if name not in varying + below}
-    )
+    equal = [name for name in values if name not in varying + below]
+    common = describe_changes({name: plans[0].found.changes.get(name) for name in equal})
     columns = _figure_columns(result)
     padding = 1 if len(varying) > (1 if by_runs else 4) else 2
     wide = columns | {name.split(".")[-1]: values[name] for name in varying}
@@ -89,7 +90,6 @@ def _divide_fields(values: Mapping[str, Sequence[str]]) -> tuple[list[str], list
 
 
 def _values_of_plans(result: SearchResult) -> dict[str, list[str]]:
-    """Returns the values of the fields that some plan has, in words."""
     changes = [plan.found.changes for plan in result.best]
     names = dict.fromkeys(name for fields in changes for name in fields)
     stated = [name for name in names if any(fields.get(name) is not None for fields in changes)]
@@ -163,13 +163,11 @@ def _why_worse(best: RankedPlan, other: RankedPlan, of_gpus: bool) -> str:
 
 
 def _more_memory(best: RankedPlan, other: RankedPlan, _: bool) -> str:
-    """How much more memory a plan needs than the best one, and how much longer its step is."""
     one, two = best.report, other.report
     return f"{(two.peak_device - one.peak_device) / GIB:+.2f} GiB, step {two.step_time / one.step_time - 1:+.1%}"
 
 
 def _more_energy(best: RankedPlan, other: RankedPlan, _: bool) -> str:
-    """How much more energy a step needs than that of the best plan, its power, and how much longer it is."""
     one, two = best.report, other.report
     more = two.energy.kwh / one.energy.kwh - 1
     watts = two.energy.gpu_watts - one.energy.gpu_watts
@@ -177,7 +175,6 @@ def _more_energy(best: RankedPlan, other: RankedPlan, _: bool) -> str:
 
 
 def _longer_run(best: RankedPlan, other: RankedPlan, _: bool) -> str:
-    """By how much more days, or money, the runs of a plan take than those of the best one."""
     return f"{other.found.values[0] / best.found.values[0] - 1:+.2%}" if best.found.values[0] else ""
 
 
@@ -234,17 +231,15 @@ def _certificate(found: Certificate) -> Table:
     table.add_column(justify="right")
     table.add_column()
     has = "may be taken of a GPU" if found.memory_margin else "a GPU has"
+    plans, groups = ("plan" + "s" * (found.plans != 1)), ("group" + "s" * (found.groups != 1))
+    exactly = f"exactly, {found.too_large:,} of them too large; no bound above its forecast"
     rows: list[tuple[str, str, str]] = [
-        ("space", f"{found.plans:,}", _count_groups(found)),
+        ("space", f"{found.plans:,}", f"{plans} in {found.groups:,} {groups} of {found.grouped}"),
         *_list_excluded(found),
         ("cut", f"{found.invalid:,}", "break a rule"),
         ("", f"{found.memory_bound:,}", f"need more memory than {has}, by their lower bound"),
         ("", f"{found.time_bound:,}", _cut_by_objective(found)),
-        (
-            "forecast",
-            f"{found.exact:,}",
-            f"exactly, {found.too_large:,} of them too large; no bound above its forecast",
-        ),
+        ("forecast", f"{found.exact:,}", exactly),
         *_count_simulated(found),
         ("proof", *_proof(found)),
         ("effort", f"{found.cpu:.1f} s", "of CPU time"),
@@ -255,7 +250,6 @@ def _certificate(found: Certificate) -> Table:
 
 
 def _count_simulated(found: Certificate) -> list[tuple[str, str, str]]:
-    """Rows of the plans whose runs were simulated, and of those that were not."""
     if (runs := found.runs) is None:
         return []
     each = f" with {runs.choices:,} choices of the run" if runs.choices > 1 else ""
@@ -267,18 +261,12 @@ def _count_simulated(found: Certificate) -> list[tuple[str, str, str]]:
 
 
 def _list_excluded(found: Certificate) -> list[tuple[str, str, str]]:
-    """A row for each limit that excludes plans, and for the memory that stays free."""
     words = {"where": "by --where", "near_measured": "by --near-measured: nobody has run their combination"}
     counts = [(f"{count:,}", words[name]) for name, count in found.excluded.items() if count]
     rows = [("excluded" if i == 0 else "", *row) for i, row in enumerate(counts)]
     if found.memory_margin:
         rows.append(("margin", f"{found.memory_margin:.2%}", "of the memory of every GPU stays free"))
     return rows
-
-
-def _count_groups(found: Certificate) -> str:
-    plans, groups = ("plan" + "s" * (found.plans != 1)), ("group" + "s" * (found.groups != 1))
-    return f"{plans} in {found.groups:,} {groups} of {found.grouped}"
 
 
 def _proof(found: Certificate) -> tuple[str, str]:
@@ -297,7 +285,6 @@ def _proof(found: Certificate) -> tuple[str, str]:
 
 
 def _cut_by_objective(found: Certificate) -> str:
-    """Why plans were cut by their lower bound."""
     if len(found.objectives) > 1:
         left = "" if found.complete else "were not decided, or "
         return f"{left}are no better in both than a plan of the front, by their lower bounds"
@@ -343,7 +330,6 @@ def _list_omitted(result: SearchResult) -> list[RenderableType]:
 
 
 def _warn_of_full(best: RankedPlan) -> list[RenderableType]:
-    """That the best plan leaves little memory free."""
     room = 1 - best.report.peak_device / best.report.capacity
     if room >= LITTLE_ROOM:
         return []
@@ -351,13 +337,6 @@ def _warn_of_full(best: RankedPlan) -> list[RenderableType]:
     context = report.job.framework.memory.context_gib * GIB
     free = describe_room(-max(report.excess), report.peak_allocated, context, report.capacity)
     return [line("memory", f"plan 1: {free}; --memory-margin 5% leaves out plans that fill a GPU")]
-
-
-def _describe_smallest(smallest: SmallestNeed | None) -> list[RenderableType]:
-    """The plan that is closest to the memory of a GPU, and what to open."""
-    if smallest is None:
-        return []
-    return [line("smallest", str(smallest)), line("remedy", smallest.remedy), Text()]
 
 
 def line(name: str, words: str) -> Table:
@@ -370,7 +349,6 @@ def line(name: str, words: str) -> Table:
 
 
 def _compare_runs(result: SearchResult) -> list[RenderableType]:
-    """How many of the best plans simulated runs cannot tell apart from the first one."""
     runs, plans = result.certificate.runs, result.best
     if runs is None or len(result.certificate.objectives) > 1:
         return []

@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from meshcast.experiments.plots import style
 from meshcast.experiments.plots.sheet import (
@@ -77,7 +78,6 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
 
 
 def _describe(search: PlanSearch, result: SearchResult) -> Heading:
-    """Returns the heading: what was searched, and the best plans."""
     found, job = result.certificate, search.space.loaded
     words = [
         f"{found.exact:,} of {found.plans:,} plans were forecast, gap {found.gap:.2%}",
@@ -121,7 +121,9 @@ def _draw_key(sheet: Sheet, top: float, entries: list[str], places: list[tuple[f
         y = top + LINE * 1.1 * line
         marker, hue = (MARKERS[i % len(MARKERS)], HUES[i % len(HUES)]) if i < degrees else ("o", style.INK)
         face = hue if i != degrees + 1 else "white"
-        sheet.figure.add_artist(_key_marker(sheet, x + 0.05, y - 0.035, marker, hue, face))
+        place = [(x + 0.05) / sheet.width], [1 - (y - 0.035) / sheet.height]
+        looks: dict[str, Any] = {"markersize": 4.2, "markerfacecolor": face, "markeredgecolor": hue, "linewidth": 0}
+        sheet.figure.add_artist(Line2D(*place, marker=marker, transform=sheet.figure.transFigure, **looks))
         sheet.text(x + 0.16, y, words, fontsize=style.SMALL)
 
 
@@ -142,16 +144,7 @@ def _tensor_ranks(one: FoundPlan) -> int:
     return int(one.job["plan"].get("tp", 1))
 
 
-def _key_marker(sheet: Sheet, x: float, y: float, marker: str, colour: Any, face: Any) -> Any:
-    """A marker of the legend at a place of the sheet [in]."""
-    from matplotlib.lines import Line2D
-
-    looks = {"markersize": 4.2, "markerfacecolor": face, "markeredgecolor": colour, "linewidth": 0}
-    return Line2D([x / sheet.width], [1 - y / sheet.height], marker=marker, transform=sheet.figure.transFigure, **looks)
-
-
 def _draw_limits(axes: Any, search: PlanSearch) -> None:
-    """The memory of a GPU, and what a plan may take of it, as lines with labels."""
     lines = []
     for space in search.jobs:
         gpu, several = space.loaded.cluster.gpu, len({one.capacity for one in search.jobs}) > 1

@@ -30,18 +30,15 @@ class SearchProgress:
 
     def __call__(self, found: Certificate) -> None:
         if not self._terminal:
-            self._write_line(found)
+            now = time.monotonic()
+            if now - self._written >= SECONDS_BETWEEN_LINES:
+                self._written = now
+                typer.echo(f"meshcast: {now - self._began:,.0f} s: {describe_progress(found)}", err=True)
             return
         if not self.bar.task_ids:
             self.bar.start()
             self.bar.add_task("search", total=1.0)
         self.bar.update(self.bar.task_ids[0], description=describe_progress(found), completed=1.0 - found.gap)
-
-    def _write_line(self, found: Certificate) -> None:
-        now = time.monotonic()
-        if now - self._written >= SECONDS_BETWEEN_LINES:
-            self._written = now
-            typer.echo(f"meshcast: {now - self._began:,.0f} s: {describe_progress(found)}", err=True)
 
 
 def describe_progress(found: Certificate) -> str:
@@ -56,7 +53,6 @@ def describe_progress(found: Certificate) -> str:
 
 
 def _describe_incumbent(found: Certificate) -> str:
-    """The step of the best plan so far, or its objective of runs."""
     name = found.objectives[0]
     if not math.isfinite(found.incumbent if found.runs is not None else found.step):
         return "none yet"

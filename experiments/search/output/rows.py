@@ -93,7 +93,6 @@ def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[FoundP
 
 
 def _schema(search: PlanSearch, rows: list[Row]) -> pa.Schema:
-    """Columns: those of a sweep over the open fields, and the lower bound of the step time."""
     import pyarrow as pa
 
     names = list(dict.fromkeys(name for one in search.forecasts for name in one.changes)) or list(search.space.open)

@@ -48,9 +48,14 @@ def find_smallest(search: PlanSearch) -> SmallestNeed | None:
         return SmallestNeed(made.changes, made.forecast.peak_device, job.capacity, closed)
     if not isinstance(search, Search):
         return None
-    found = [(nbytes, i, j) for i, one in enumerate(search.list_groups()) for nbytes, j in _smallest_of(*one)]
-    for _, i, j in sorted(found):
-        cluster, group = search.list_groups()[i]
+    smallest = []
+    for number, (cluster, group) in enumerate(search.list_groups()):
+        opened = cluster.groups.open(group)[0]
+        nbytes = cluster.groups.bound_memory(opened) if opened is not None else None
+        if nbytes is not None and len(nbytes):
+            smallest.append((float(nbytes.min()), number, int(nbytes.argmin())))
+    for _, number, j in sorted(smallest):
+        cluster, group = search.list_groups()[number]
         opened = cluster.groups.open(group)[0]
         assert opened is not None
         space, step = cluster.space, cluster.groups.steps(opened, j)[0]
@@ -62,10 +67,3 @@ def find_smallest(search: PlanSearch) -> SmallestNeed | None:
             continue
         return SmallestNeed(changes, need, space.capacity, closed)
     return None
-
-
-def _smallest_of(cluster: Any, group: Any) -> list[tuple[float, int]]:
-    """The smallest bound of a group, with the number of its pipeline."""
-    opened = cluster.groups.open(group)[0]
-    nbytes = cluster.groups.bound_memory(opened) if opened is not None else None
-    return [] if nbytes is None or not len(nbytes) else [(float(nbytes.min()), int(nbytes.argmin()))]

@@ -159,7 +159,6 @@ def _divide_interval(job: dict[str, Any], changes: dict[str, Any], kind: str, ba
 
 
 def _read_word(job: Mapping[str, Any], part: str, key: str, default: str) -> str:
-    """A word of the run that a job states."""
     given = (job.get("run") or {}).get(part)
     if isinstance(given, str):
         return given

@@ -213,7 +213,6 @@ class StageBlock:
         return divide_layers_of_runs(self.option, self.stages, self.maker.layers)
 
     def bound(self) -> BlockBounds:
-        """The bounds of all pipelines."""
         maker, runs = self.maker, self.runs
         m = maker.total // self.step.micro
         table, schedule = maker.table(self.step.micro, self.options), maker.schedules[self.step.schedule]
@@ -287,11 +286,9 @@ class ReplicaBlock:
 
     @property
     def size(self) -> int:
-        """Number of plans."""
         return len(self.rows)
 
     def bound(self) -> BlockBounds:
-        """The bounds of all plans."""
         maker, k = self.maker, len(self.pipelines)
         table, schedule = maker.table(self.step.micro, self.options), maker.schedules[self.step.schedule]
         nothing = np.zeros(self.size)
@@ -324,13 +321,11 @@ class ReplicaBlock:
             found.append([(option, int(runs.stages[own, 0]), int(runs.layers[own, 0]))])
         return found
 
-    def _share(self, number: int) -> str:
-        return "even" if self.even[number] else "by-speed"
-
     def changes(self, number: int) -> dict[str, Any]:
         """The pipeline of every replica as one entry, with the share of the batch."""
         replicas = [describe_run(*one) for (one,) in self._one(number)]
-        return {"plan.replicas": replicas, "plan.share": self._share(number), **step_changes(self.step)}
+        share = "even" if self.even[number] else "by-speed"
+        return {"plan.replicas": replicas, "plan.share": share, **step_changes(self.step)}
 
     def job(self, number: int) -> dict[str, Any]:
         """The job with the stages of every replica one by one."""
@@ -365,11 +360,9 @@ class EqualDegreesBlock:
 
     @property
     def size(self) -> int:
-        """Number of plans."""
         return len(self.plans)
 
     def bound(self) -> BlockBounds:
-        """The bounds of all plans."""
         rows = [self._bound(one) for one in self.plans]
         return BlockBounds(*(np.array(column) for column in zip(*rows, strict=True)))
 

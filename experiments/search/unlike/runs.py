@@ -28,16 +28,13 @@ class Runs(NamedTuple):
     layers: np.ndarray
 
     def take(self, rows: Any) -> Runs:
-        """Some of the pipelines."""
         return Runs(self.option[rows], self.stages[rows], self.layers[rows])
 
 
-def list_options(fields: UnlikeFields, micro: int, kinds: Sequence[int] | None = None) -> list[RunOption]:
-    """The degrees of a stage with micro-batches of `micro` sequences. kinds: numbers of kinds of nodes, if not all."""
+def list_options(fields: UnlikeFields, micro: int) -> list[RunOption]:
+    """The degrees of a stage with micro-batches of `micro` sequences."""
     v, found = fields.values, []
     for number, kind in enumerate(fields.kinds):
-        if kinds is not None and number not in kinds:
-            continue
         for tp in v.tp:
             if kind.domain % tp:
                 continue

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -140,7 +139,6 @@ class UnlikeSearch(PlanSearch):
         block.forget()
 
     def _take_next(self, waiting: list[tuple[float, int, int]]) -> None:
-        """Forecasts the plan with the smallest bound."""
         _, number, at = heapq.heappop(waiting)
         rows = self._left[number]
         self._forecast_row(self.blocks[number], *(column[at] for column in rows))
@@ -157,23 +155,3 @@ class UnlikeSearch(PlanSearch):
             return False
         self.note(made[0].values)
         return True
-
-
-def open_unlike_search(
-    job: Mapping[str, Any],
-    base: Path,
-    within: float,
-    top: int,
-    objectives: tuple[str, ...],
-    shared: SharedWork,
-    origin: JobOrigin,
-    memory_margin: float = 0.0,
-    runs: int | None = None,
-) -> UnlikeSearch:
-    """The search of the unlike plans of a job, before it runs. Raises PlanError for a job without such plans."""
-    fields = UnlikeFields(job, base)
-    if memory_margin and len({kind.memory for kind in fields.kinds}) > 1:
-        rule = "a margin is a share of the memory of a GPU, and the kinds of nodes have unlike memory"
-        raise PlanError("memory_margin", rule, "Leave it out", memory_margin)
-    fields.memory_margin = memory_margin
-    return UnlikeSearch(fields, within, top, objectives, shared, origin, runs)

@@ -89,14 +89,12 @@ class UnlikeFields:
 
     job: as plain data; what a search finds is missing from its plan. loaded: the job with a plan of its own.
     kinds: of nodes, in the order of their ranks. open: the fields that vary.
+    memory_margin: share of the memory of every GPU that must stay free.
     Raises PlanError for a job that a search of unlike plans does not take.
     """
 
-    memory_margin = 0.0
-    """Share of the memory of every GPU that must stay free."""
-
-    def __init__(self, job: Mapping[str, Any], base: Path) -> None:
-        self.base = base
+    def __init__(self, job: Mapping[str, Any], base: Path, memory_margin: float = 0.0) -> None:
+        self.base, self.memory_margin = base, memory_margin
         self.job: dict[str, Any] = copy.deepcopy(dict(job))
         given = self._take_plan()
         batch = dict(self.job.get("batch") or {})
@@ -107,6 +105,9 @@ class UnlikeFields:
         _check_unlike_job(self.loaded, batch)
         self.kinds = list_kinds(self.loaded.cluster)
         self.values = self._read_values(given)
+        if memory_margin and len({kind.memory for kind in self.kinds}) > 1:
+            rule = "a margin is a share of the memory of a GPU, and the kinds of nodes have unlike memory"
+            raise PlanError("memory_margin", rule, "Leave it out", memory_margin)
         varying = {
             "plan.stages": True,
             "plan.replicas": True,
@@ -115,11 +116,6 @@ class UnlikeFields:
             "batch.micro": len(self.values.micro) > 1,
         }
         self.open = tuple(name for name, varies in varying.items() if varies)
-
-    @property
-    def names_cluster(self) -> bool:
-        """Whether the cluster is one of several: a search of unlike plans has one."""
-        return False
 
     @property
     def capacity(self) -> float:
@@ -164,9 +160,7 @@ class UnlikeFields:
         experts = math.gcd(*model.moe.expert_counts) if model.moe else 1
         most = max(MOST_MICRO, gpus)
         tensor = [n for n in range(1, domain + 1) if domain % n == 0 and model.heads % n == 0]
-        schedules = [
-            schedule_name(one) for one in _list_values("plan.schedule", given["schedule"], SCHEDULES, ("1f1b",))
-        ]
+        schedules = [*map(schedule_name, _list_values("plan.schedule", given["schedule"], SCHEDULES, ("1f1b",)))]
         if wrong := [one for one in schedules if one not in SCHEDULES]:
             rule = f"with --unlike a schedule is one of {', '.join(SCHEDULES)}"
             raise PlanError("plan.schedule", rule, "Write one of them, or leave it out", wrong[0])
@@ -210,7 +204,6 @@ def _kind(name: str, cluster: Cluster, gpus: int) -> NodeKind:
 
 
 def _list_values(field: str, given: Any, every: Sequence[Any], usual: Sequence[Any]) -> list[Any]:
-    """The values of a field: all of them, those that a job lists, or the usual ones."""
     if given is None:
         return [*usual]
     if given == AUTO:
@@ -228,14 +221,12 @@ def _numbers(field: str, given: Any, every: Any, usual: Any, least: int = 1) -> 
         return None if found is None else tuple(found)
     values = _list_values(field, given, (), ())
     if wrong := [one for one in values if not isinstance(one, int) or isinstance(one, bool) or one < least]:
-        raise PlanError(
-            field, f"its values are whole numbers, {least} or more", "Correct them, or write auto", wrong[0]
-        )
+        rule = f"its values are whole numbers, {least} or more"
+        raise PlanError(field, rule, "Correct them, or write auto", wrong[0])
     return tuple(values)
 
 
 def _check_unlike_job(job: Job, batch: Mapping[str, Any]) -> None:
-    """Refuses jobs for which there are no bounds."""
     check_batch(batch)
     reasons = {
         "model": ("a model is one chain of layers", bool(job.model.branches)),

@@ -62,10 +62,10 @@ def test_no_plan_fits(job: Path, strict: bool) -> None:
 def test_an_interrupted_search_answers_with_what_is_proven(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forecast = Search._forecast
 
-    def stop_at_the_second(self: Search, cluster: Any, point: Any) -> Any:
+    def stop_at_the_second(self: Search, *point: Any) -> Any:
         if self.certificate.exact == 1:
             raise KeyboardInterrupt
-        return forecast(self, cluster, point)
+        return forecast(self, *point)
 
     monkeypatch.setattr(Search, "_forecast", stop_at_the_second)
     result = run("predict", job, "--json", "--set", "batch.global=64")

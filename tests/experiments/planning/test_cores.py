@@ -13,7 +13,7 @@ from meshcast.experiments.planning.cores.elimination import bound_objective, eli
 from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
 from meshcast.experiments.planning.cores.stage_dp import plan_stages
-from meshcast.experiments.planning.graph_states import find_contained, piece_totals
+from meshcast.experiments.planning.graph import find_contained, piece_totals
 from meshcast.experiments.planning.planners.autoddl import descend_table
 from meshcast.experiments.planning.planners.automap import search_tree
 from meshcast.experiments.planning.planners.flexflow import walk_table

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.experiments.planning.graph import LayerGraph
-from meshcast.experiments.planning.graph_states import antichain_states, find_contained, output_bytes
+from meshcast.experiments.planning.graph import LayerGraph, antichain_states, find_contained, output_bytes
 from meshcast.experiments.planning.planner import find_planner, planner_names
 from meshcast.experiments.planning.planners.automap import Automap
 from meshcast.experiments.planning.planners.dapple import MachineNetwork, PlacedPipelines, PlacedStage

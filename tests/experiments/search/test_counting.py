@@ -120,11 +120,11 @@ def test_an_interrupted_count_proves_nothing(monkeypatch: pytest.MonkeyPatch, tm
     for place in (
         "meshcast.experiments.search.space.Space.size",
         "meshcast.experiments.search.workers.share_groups",
-        "meshcast.experiments.search.find.open_unlike_search",
+        "meshcast.experiments.search.find.UnlikeFields",
     ):
         with monkeypatch.context() as patched:
             patched.setattr(place, interrupt)
-            unlike = ["--unlike"] if "unlike" in place else []
+            unlike = ["--unlike"] if "Unlike" in place else []
             result = run("search", job, "--json", *unlike)
             assert (result.exit_code, result.stdout, result.stderr.strip()) == (130, "", words)
             with pytest.raises(CountInterrupted):

@@ -177,7 +177,7 @@ def test_an_interrupted_search_on_processes_says_what_is_proven(monkeypatch: pyt
 def test_an_error_on_a_process_is_the_error_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PLANS_OF_A_PROCESS", 10)
 
-    def fail(self: Any, cluster: Any, point: Any) -> None:
+    def fail(self: Any, *_: Any) -> None:
         raise PlanError("here", "a rule", "A remedy")
 
     monkeypatch.setattr(Search, "_forecast", fail)

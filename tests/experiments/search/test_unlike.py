@@ -18,9 +18,9 @@ from meshcast.experiments.cli.app import app
 from meshcast.experiments.search.found import ROUNDING
 from meshcast.experiments.search.output.page import page
 from meshcast.experiments.search.unlike.families import ReplicaBlock, share_bound
-from meshcast.experiments.search.unlike.unlike_search import UnlikeSearch, open_unlike_search
+from meshcast.experiments.search.unlike.unlike_search import UnlikeSearch
+from meshcast.experiments.search.unlike.values import UnlikeFields
 from meshcast.hardware.errors import MeshcastError, PlanError
-from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.loading.load import load_job
 from tests.thinning import thinned
@@ -43,7 +43,8 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 def open_small(job: dict[str, Any], **options: Any) -> UnlikeSearch:
-    return open_unlike_search(job, Path("."), 0.0, options.pop("top", 1), ("time",), SharedWork(), ("", ""), **options)
+    fields = UnlikeFields(job, Path("."), options.pop("memory_margin", 0.0))
+    return UnlikeSearch(fields, 0.0, options.pop("top", 1), **options)
 
 
 def forecast(search: UnlikeSearch, job: dict[str, Any]) -> StepAndMemory | None:

@@ -36,12 +36,8 @@ class LearnedPlacement(Planner):
         found = trainer.train_placement(group_features(graph), count, price, budget.steps, budget.seed, settings)
         if found is None:
             raise self.nothing_fits(problem, "All placements drawn failed: give more memory, or more steps")
-        pieces = []
-        for device in range(count):
-            nodes = np.flatnonzero(graph.members[np.array(found.devices) == device].any(axis=0))
-            if len(nodes):
-                kind = "accelerator" if device < problem.gpus else "cpu"
-                pieces.append({"device": kind, "nodes": nodes.tolist()})
+        devices = np.array(found.devices)
+        pieces = graph.write_pieces((devices == device for device in range(count)), problem.gpus)
         reason = "operators are placed on subsets of devices, one by one"
         return Proposal({"pieces": pieces}, found.seconds, found.visited, None, reason)
 

@@ -108,34 +108,23 @@ def train_placement(
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the network is small: threads cost more than they save
+    best: FoundPlacement | None = None
+    known: dict[bytes, float] = {}
+    drawn = 0
     try:
-        return _draw_and_train(features, devices, price, steps, seed, settings)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            generator = torch.Generator().manual_seed(seed)
+            while len(known) < steps and drawn < MOST_DRAWS * steps:
+                # A policy that draws what is known finds nothing: the next one begins from other weights.
+                policy = PlacementPolicy(features, devices)
+                for placements, seconds in _train(policy, price, steps, generator, settings, known):
+                    drawn += len(seconds)
+                    place = int(np.argmin(seconds))
+                    if math.isfinite(seconds[place]) and (best is None or seconds[place] < best.seconds):
+                        best = FoundPlacement(tuple(placements[place].tolist()), float(seconds[place]), 0)
     finally:
         torch.set_num_threads(threads)
-
-
-def _draw_and_train(
-    features: np.ndarray,
-    devices: int,
-    price: Callable[[np.ndarray], float],
-    steps: int,
-    seed: int,
-    settings: TrainingSettings,
-) -> FoundPlacement | None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        generator = torch.Generator().manual_seed(seed)
-        best: FoundPlacement | None = None
-        known: dict[bytes, float] = {}
-        drawn = 0
-        while len(known) < steps and drawn < MOST_DRAWS * steps:
-            # A policy that draws what is known finds nothing: the next one begins from other weights.
-            policy = PlacementPolicy(features, devices)
-            for placements, seconds in _train(policy, price, steps, generator, settings, known):
-                drawn += len(seconds)
-                place = int(np.argmin(seconds))
-                if math.isfinite(seconds[place]) and (best is None or seconds[place] < best.seconds):
-                    best = FoundPlacement(tuple(placements[place].tolist()), float(seconds[place]), 0)
     return best and best._replace(visited=len(known))
 
 
