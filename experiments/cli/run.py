@@ -58,7 +58,7 @@ def run(
         if out is not None:
             check_place(out, "--out")
         from meshcast.experiments.pages.forecast import show
-        from meshcast.experiments.pages.training.run import page
+        from meshcast.experiments.pages.run import page
         from meshcast.experiments.search.fields import split_run_fields
         from meshcast.experiments.search.runs.choices import refuse_open_run
         from meshcast.simulator import load_job, simulate
