@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from meshcast.experiments.cli.console import AsJson, answering, emit, plot_files, track
-from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.cli.console import AsJson, WidthOption, answering, choose_width, emit, plot_files, track
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.assumed_fields import AssumedField

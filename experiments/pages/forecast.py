@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.table import Column, Table
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from meshcast.experiments.explain.assumed_fields import AssumedField
@@ -54,6 +55,19 @@ BAR = 26
 
 PLAIN = str.maketrans("█▉▊▋▌▍▎▏─·", "######..-.")
 """Replaces bars, lines and dots that the output's encoding does not have."""
+
+HTML_FORMAT = (
+    '<pre style="white-space:pre;overflow-x:auto;line-height:normal;'
+    "font-family:Menlo,'DejaVu Sans Mono',consolas,'Courier New',monospace\"><code>{code}</code></pre>"
+)
+
+HTML_THEME = TerminalTheme(
+    (255, 255, 255),
+    (34, 34, 34),
+    [(128, 128, 128), (205, 60, 50), (0, 135, 70), (150, 118, 0), (50, 120, 210), (175, 75, 175), (0, 135, 140),
+     (128, 128, 128)],
+)  # fmt: skip
+"""Colours with a contrast of at least 3 to the white of a notebook and to the black of its dark theme."""
 
 SLOWEST = "time of the slowest stage"
 """Head of the breakdown."""
@@ -99,6 +113,13 @@ class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else escape_controls(text), style, control)
+
+
+def to_html(what: RenderableType) -> str:
+    """Returns a page as one HTML element with inline styles, the same in any notebook; names in it are escaped."""
+    console = SafeConsole(file=io.StringIO(), width=WIDTH, record=True, highlight=False, markup=False, emoji=False)
+    console.print(what)
+    return console.export_html(inline_styles=True, theme=HTML_THEME, code_format=HTML_FORMAT)
 
 
 def _console(file: IO[str], width: int) -> Console:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from meshcast.experiments.explain.communication_matrix import CommunicationMatrix, Grouping, communication_matrix
 from meshcast.experiments.plots import style
-from meshcast.experiments.plots.gantt.bars import LANES
+from meshcast.experiments.plots.gantt import LANES
 from meshcast.experiments.plots.sheet import EDGE, Sheet, make_heading, note_height, save
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.words import describe_plan, format_bytes

@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from meshcast.experiments.explain.roofline import KernelPoint, NetworkPoint, StepRoofline, step_roofline
 from meshcast.experiments.plots import style
-from meshcast.experiments.plots.gantt.bars import LANES
+from meshcast.experiments.plots.gantt import LANES
 from meshcast.experiments.plots.sheet import (
     EDGE,
     LINE,

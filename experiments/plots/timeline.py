@@ -15,24 +15,24 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from meshcast.experiments.plots import style
-from meshcast.experiments.plots.gantt.bars import (
+from meshcast.experiments.plots.gantt import (
     GAP,
     LANE,
     LANES,
     RIGHT,
     SEEN,
+    Occupation,
     Panel,
+    Row,
     bar_height,
+    choose_rows,
+    draw_legend,
     draw_panel,
     left_margin,
-    number_width,
-)
-from meshcast.experiments.plots.gantt.legend import draw_legend, legend_entries, legend_height
-from meshcast.experiments.plots.gantt.rows import (
-    Occupation,
-    Row,
-    choose_rows,
+    legend_entries,
+    legend_height,
     measure_occupation,
+    number_width,
     report_rows,
     usual_pass,
 )

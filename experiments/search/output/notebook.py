@@ -10,7 +10,7 @@ class ShownSearchResult(SearchResult):
 
     def _repr_html_(self) -> str:
         """The page of ``meshcast search``."""
-        from meshcast.experiments.notebook.html import to_html
+        from meshcast.experiments.pages.forecast import to_html
         from meshcast.experiments.search.output.page import page
 
         return to_html(page(self))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshcast.experiments.cli.console import answering, plot_files
-from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.cli.console import WidthOption, answering, choose_width, plot_files
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import PlanError, escape_controls, nearest
 
