@@ -32,6 +32,7 @@ from meshcast.experiments.cli.console import (
     INTERRUPTED,
     TOO_LARGE,
     AsJson,
+    Changes,
     PlainUsage,
     WidthOption,
     answering,
@@ -114,10 +115,7 @@ def top(
 @app.command()
 def predict(
     job: Annotated[Path | None, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job, e.g. plan.tp=4."),
-    ] = None,
+    change: Changes = None,
     as_json: AsJson = False,
     plot: Annotated[
         str | None,

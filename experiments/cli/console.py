@@ -75,6 +75,10 @@ def one_of(*words: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job, e.g. plan.tp=4."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 WidthOption = Annotated[
     str | None,

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshcast.experiments.cli.console import answering, check_place, track, unwritable, writing
-from meshcast.experiments.cli.explain import Changes
+from meshcast.experiments.cli.console import Changes, answering, check_place, track, unwritable, writing
 from meshcast.experiments.cli.launch import tell_launch
 from meshcast.hardware.errors import PlanError
 

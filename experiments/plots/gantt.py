@@ -31,10 +31,6 @@ WHOLE = 0.0, 1.0
 """Lower and upper end of an action that fills its bar, in shares of the height of a bar."""
 
 
-def _no_pairs() -> np.ndarray:
-    return np.empty((0, 2))
-
-
 @dataclass
 class Row:
     """One device: arrays with an entry for every action, and the busy intervals of its streams by axis."""
@@ -49,9 +45,9 @@ class Row:
     microbatch: np.ndarray
     part: np.ndarray
     """Lower and upper end of every action in shares of the bar's height (n, 2); the passes of a pair have halves."""
-    again: np.ndarray = field(default_factory=_no_pairs)
+    again: np.ndarray = field(default_factory=lambda: np.empty((0, 2)))
     """Start and end of recomputation within the actions [s] (n, 2)."""
-    waits: np.ndarray = field(default_factory=_no_pairs)
+    waits: np.ndarray = field(default_factory=lambda: np.empty((0, 2)))
     """Start and end of the times within the actions when no kernel computes [s] (n, 2), in their order."""
     lanes: dict[str, list[tuple[np.ndarray, np.ndarray]]] = field(default_factory=dict)
 

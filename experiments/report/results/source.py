@@ -54,10 +54,3 @@ def make_source(found: PlanRows) -> PlanSource:
             columns[figure.name] = numbers.astype(np.float32)
             figures.append(figure)
     return PlanSource(rows, fitting, ColumnDataSource(columns), fields, figures)
-
-
-def fitting_view(source: PlanSource) -> Any:
-    """The plans that fit, as a view of the source."""
-    from bokeh.models import CDSView, IndexFilter
-
-    return CDSView(filter=IndexFilter(list(range(source.fitting))))
