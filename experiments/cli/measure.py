@@ -191,12 +191,10 @@ def _call_in_own_process(function: Callable[..., Any], *given: Any, **options: A
 
 
 def _measure_kind(kind: str, *given: Any, **options: Any) -> Any:
-    """Measures one kind."""
     return _measuring_function(kind)(*given, **options)
 
 
 def _calibrate(device: str, folder: Path, processes: int) -> Any:
-    """Calibrates this machine into a folder."""
     from meshcast.experiments.pages.published import progress
     from meshcast.validation.calibration.device.calibrate import calibrate
 
@@ -214,7 +212,6 @@ def _select_options(kind: str, given: dict[str, Any], takes: Sequence[str]) -> d
 
 
 def _measuring_function(kind: str) -> Any:
-    """The function that measures a kind."""
     if kind == "kernels":
         from meshcast.validation.kernels.measure import measure as kernels
 

@@ -199,7 +199,6 @@ def _load_jobs(names: Sequence[str], changes: Sequence[str]) -> list[Any]:
 def _plot_jobs(
     kind: str, names: Sequence[str], changes: Sequence[str], by: str | None, file: Path, width: Width
 ) -> None:
-    """Draws a figure of a job, or of several where it has room for them."""
     if len(names) > 1 and kind != "breakdown":
         raise PlanError("NAME", f"plot {kind} is of one job", "Draw one after the other", names[1])
     jobs = _load_jobs(names, changes)

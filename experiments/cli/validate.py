@@ -183,7 +183,6 @@ def _json(paths: Sequence[Path]) -> bool:
 def _validate_measurement_files(
     kind: str, paths: Sequence[Path], as_json: bool, plot: str | None, width: Width
 ) -> None:
-    """Compares the samples in files of ``meshcast measure`` with the forecasts in them."""
     from meshcast.experiments.pages import measurements as pages
 
     if not paths:
@@ -198,7 +197,6 @@ def _validate_measurement_files(
 def _validate_trace(
     paths: Sequence[Path], job: Path | None, as_json: bool, plot: tuple[str | None, Width], more: tuple[Any, ...]
 ) -> None:
-    """Compares a profiler trace with the simulated step of its job."""
     from meshcast.experiments.pages import traces as pages
 
     if len(paths) != 1 or job is None:
@@ -218,7 +216,6 @@ def _validate_trace(
 def _validate_tables(
     kind: str, paths: Sequence[Path], as_json: bool, plot: tuple[str | None, Width], calibration: Path | None
 ) -> None:
-    """Compares forecasts with tables of measured kernels or collectives."""
     from meshcast.experiments.pages import calibration as pages
 
     require_files(paths, kind)
@@ -289,7 +286,6 @@ def calibrate(
 
 
 def _calibrate_campaign(folders: Sequence[Path], out: Path, as_json: bool) -> None:
-    """Fits a calibration to the folder of a campaign."""
     from meshcast.experiments.pages import calibration as pages
 
     require_torch()

@@ -96,10 +96,10 @@ class ForecastReport(Report):
 
         by: what a row is, ``rank``, ``node`` or ``stage``; by default the finest of at most 128 rows.
         """
-        from meshcast.experiments.explain.communication_matrix import communication_matrix
-        from meshcast.experiments.plots.communication import choose_clear_grouping, communication
+        from meshcast.experiments.explain.communication_matrix import choose_grouping, communication_matrix
+        from meshcast.experiments.plots.communication import CLEAR, communication
 
-        grouping: Grouping = by or choose_clear_grouping(self)
+        grouping: Grouping = by or choose_grouping(self.job.cluster, CLEAR)
         if grouping not in get_args(Grouping):
             raise PlanError("by", "there is no grouping of this name", nearest(str(by), get_args(Grouping)), by)
         found = communication_matrix(self, grouping, self.calibration)
@@ -180,7 +180,6 @@ def _save(figure: Figure, width: Width, target: Any, **options: Any) -> None:
 
 
 def _to_png(figure: Any, width: Width) -> bytes:
-    """The picture of a figure."""
     import matplotlib
     from matplotlib.figure import Figure
 

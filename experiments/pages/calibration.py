@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -49,13 +50,8 @@ def validate_tables(
         held = _forecast_samples(room, known, table)
         rows += table.answers(held)
         every += held
-    refusals: dict[str, int] = {}
-    for row in rows:
-        if row["reason"]:
-            refusals[row["reason"]] = refusals.get(row["reason"], 0) + 1
-    given = summary(every, len(rows), room.GOALS) | {
-        "refusals": dict(sorted(refusals.items(), key=lambda item: -item[1]))
-    }
+    refusals = Counter(row["reason"] for row in rows if row["reason"])
+    given = summary(every, len(rows), room.GOALS) | {"refusals": dict(refusals.most_common())}
     return {"rows": rows, "summary": given}, every
 
 

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.pages.published import progress
+from meshcast.experiments.pages.published import keep_until_interrupted, progress
 from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.hardware.errors import PlanError, nearest, shorten
 from meshcast.validation.claims.claim_file import Claim, ClaimFile, read_claims
@@ -43,12 +43,7 @@ def validate_claims(
     """
     tasks = _choose_tasks(read_claims(paths), family, system, claim)
     run = [one for one in tasks if slow or claim or not one.claim.slow]
-    rows: list[dict[str, Any]] = []
-    try:
-        for row in progress(judge_claims(run, workers, find_plan), len(run), "claims"):
-            rows.append(row)
-    except KeyboardInterrupt:
-        pass
+    rows = keep_until_interrupted(progress(judge_claims(run, workers, find_plan), len(run), "claims"))
     if claim is not None:
         for row, one in zip(rows, run, strict=False):
             row["jobs"] = list_jobs(*one)

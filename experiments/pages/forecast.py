@@ -233,7 +233,6 @@ def _describe_ranks(noise: dict[str, Any]) -> str:
 
 
 def _describe_steps(steps: dict[str, Any]) -> str:
-    """Durations of steps that differ."""
     times = steps["step_times_s"]
     mean, least, most = map(format_seconds, (steps["mean_s"], min(times), max(times)))
     return (

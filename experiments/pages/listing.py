@@ -97,20 +97,14 @@ def models() -> list[Row]:
     """Presets of models."""
     from meshcast.simulator.models.load import load_model, presets
 
+    keys = ("parameters", "active_parameters", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
     rows = []
     for name in presets():
         model = load_model(name)
         rows.append(
             {
                 "name": name,
-                "parameters": model.parameters,
-                "active_parameters": model.active_parameters,
-                "layers": model.layers,
-                "hidden": model.hidden,
-                "heads": model.heads,
-                "kv_heads": model.kv_heads,
-                "ffn": model.ffn,
-                "vocab": model.vocab,
+                **{key: getattr(model, key) for key in keys},
                 "sequence": model.seq,
                 "blocks": ", ".join(_blocks(model)) or None,
             }

@@ -95,7 +95,7 @@ def validate_published(paths: Sequence[Path], workers: int | None = None) -> tup
     from meshcast.validation.published.summary import summarize_answers
 
     runs = _read_runs(paths)
-    rows = _keep_until_interrupted(progress(answers(runs, workers), len(runs), "runs"))
+    rows = keep_until_interrupted(progress(answers(runs, workers), len(runs), "runs"))
     add_baselines(rows)
     choice = summarize_choices(choose_plans(runs, rows))
     return {"rows": rows, "summary": {**summarize_answers(rows), "choice": choice}}, len(runs) - len(rows)
@@ -111,11 +111,11 @@ def validate_choice(
     from meshcast.validation.published.choice import choose_plans, forecast_choices, group_plans, summarize_choices
 
     runs = _read_runs(paths)
-    rows = _keep_until_interrupted(progress(forecast_choices(runs, workers), len(runs), "runs"))
+    rows = keep_until_interrupted(progress(forecast_choices(runs, workers), len(runs), "runs"))
     groups, made = choose_plans(runs, rows), group_plans(runs, rows)
     summary, missing = summarize_choices(groups), len(runs) - len(rows)
     if search is not None:
-        found = _keep_until_interrupted(progress(map(search, made), len(made), "groups"))
+        found = keep_until_interrupted(progress(map(search, made), len(made), "groups"))
         groups = [{**group, "search": one} for group, one in zip(groups, found, strict=False)] + groups[len(found) :]
         missing += sum(len(group.runs) for group in made[len(found) :])
         searched = [one for one in found if one["reason"] is None]
@@ -143,7 +143,7 @@ def fit_published(
     from meshcast.validation.published.rows import PublishedRun
 
     runs = [run for run in _read_runs(paths) if isinstance(run, PublishedRun) and run.step_time is not None]
-    found = _keep_until_interrupted(progress(forecast_derivatives(runs, workers), len(runs), "runs"))
+    found = keep_until_interrupted(progress(forecast_derivatives(runs, workers), len(runs), "runs"))
     rows = [row for row in found if row["shares"] is not None]
     classes = sorted({row["class"] for row in rows})
     refits = {name: refit_class([row for row in rows if row["class"] == name]) for name in classes}
@@ -164,7 +164,7 @@ def _read_runs(paths: Sequence[Path]) -> list[Any]:
     return read_files(paths) if paths else list(read_shipped())
 
 
-def _keep_until_interrupted(steps: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def keep_until_interrupted(steps: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """All of some results, or those before an interruption."""
     found: list[dict[str, Any]] = []
     try:

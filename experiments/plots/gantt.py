@@ -418,7 +418,6 @@ def _write_number(axes: Any, x: float, y: float, label: str, face: style.RGB) ->
 
 
 def _draw_lanes(axes: Any, panel: Panel, row: Row, top: float, ends: tuple[float, float]) -> None:
-    """Draws the lanes of communication below the bar of a device."""
     edges = np.linspace(panel.start, panel.stop, BINS + 1)
     thin = LANE / panel.row
     for k, lane in enumerate(panel.lanes):

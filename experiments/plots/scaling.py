@@ -166,7 +166,6 @@ def step_shares(report: Report) -> list[float]:
 
 
 def _draw_shares(axes: Any, curve: Curve) -> None:
-    """Draws the parts of the step above each other, by number of GPUs."""
     x = [float(point.gpus) for point in curve.known]
     rows = [step_shares(point.report) for point in curve.known if point.report is not None]
     if len(x) == 1:  # an area needs two points
@@ -182,7 +181,6 @@ def _draw_shares(axes: Any, curve: Curve) -> None:
 
 
 def _draw_legend(sheet: Sheet, curve: Curve, top: float) -> None:
-    """Draws the legend of the curve: what dashes, band, dots and circles are."""
     band = Patch(facecolor=style.lighten(style.BLUE, 0.75), linewidth=0)
     entries: list[tuple[Any, str]] = [
         (Line2D([], [], color=style.BLUE, marker="o", markersize=3.6, linewidth=1.2), "forecast"),
@@ -215,7 +213,6 @@ TableRow = tuple[str, ...]
 
 
 def _table_rows(curve: Curve) -> list[TableRow]:
-    """The rows of the table, in their order."""
     rows: list[TableRow] = [("GPUs", "efficiency", "tokens/s", "step")]
     for number in choose_rows(len(curve.known), MOST_ROWS):
         point = curve.known[number]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.report.results.load import PlanRows
+from meshcast.experiments.report.load import PlanRows
 from meshcast.experiments.sweeps.selection import Row
 from meshcast.simulator.report.figures import Figure
 from meshcast.simulator.report.words import describe_value
