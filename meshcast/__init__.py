@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from meshcast.experiments.notebook.report import ForecastReport as Report
-    from meshcast.experiments.notebook.simulate import simulate
+    from meshcast.experiments.notebook.report import simulate
     from meshcast.experiments.notebook.sweep import SweepResult, sweep
     from meshcast.experiments.search.find import search
     from meshcast.experiments.search.result import SearchResult
@@ -52,7 +52,7 @@ _HOMES = {
     "load_cluster": ("meshcast.hardware", "load_cluster"),
     "load_job": ("meshcast.simulator.loading.load", "load_job"),
     "search": ("meshcast.experiments.search.find", "search"),
-    "simulate": ("meshcast.experiments.notebook.simulate", "simulate"),
+    "simulate": ("meshcast.experiments.notebook.report", "simulate"),
     "sweep": ("meshcast.experiments.notebook.sweep", "sweep"),
 }
 """Module and name of everything public but the version."""

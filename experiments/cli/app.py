@@ -16,32 +16,36 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from meshcast.experiments.cli import collectives as cli_collectives
 from meshcast.experiments.cli import explain as cli_explain
 from meshcast.experiments.cli import measure as cli_measure
 from meshcast.experiments.cli import plan as cli_plan
+from meshcast.experiments.cli import plot as cli_plot
 from meshcast.experiments.cli import report as cli_report
 from meshcast.experiments.cli import run as cli_run
 from meshcast.experiments.cli import schedule as cli_schedule
 from meshcast.experiments.cli import search as cli_search
 from meshcast.experiments.cli import selfcheck as cli_selfcheck
+from meshcast.experiments.cli import traces
 from meshcast.experiments.cli import validate as cli_validate
 from meshcast.experiments.cli.console import (
     INTERRUPTED,
     TOO_LARGE,
     AsJson,
+    Changes,
     PlainUsage,
+    WidthOption,
     answering,
     check_place,
+    choose_width,
     emit,
+    emit_or_show,
     one_of,
     plot_files,
     to_json,
     unwritable,
+    writing,
 )
-from meshcast.experiments.cli.drawing import plot as cli_plot
-from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
-from meshcast.experiments.cli.interchange import collectives as cli_collectives
-from meshcast.experiments.cli.interchange import traces as interchange
 from meshcast.experiments.cli.launch import show_unrecognised, tell_launch
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import OutOfMemory, PlanError, nearest
@@ -111,10 +115,7 @@ def top(
 @app.command()
 def predict(
     job: Annotated[Path | None, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job, e.g. plan.tp=4."),
-    ] = None,
+    change: Changes = None,
     as_json: AsJson = False,
     plot: Annotated[
         str | None,
@@ -124,8 +125,8 @@ def predict(
             help="Draw the timeline (.png, .svg or .pdf), or all figures into FOLDER/.",
         ),
     ] = None,
-    trace: interchange.Trace = None,
-    snapshot: interchange.Snapshot = None,
+    trace: traces.Trace = None,
+    snapshot: traces.Snapshot = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with code 3 if the plan does not fit in memory.")
     ] = False,
@@ -170,9 +171,9 @@ def predict(
             raise PlanError("predict", "it takes a JOB, or --jobs FILE with --out FILE", "See meshcast predict --help")
         files, paper = plot_files(plot) if plot is not None else {}, choose_width(width, plot)
         if trace is not None:
-            interchange.check_trace(trace, job)
+            traces.check_trace(trace, job)
         if snapshot is not None:
-            interchange.check_snapshot(snapshot, job)
+            traces.check_snapshot(snapshot, job)
         from meshcast.simulator import load_job, simulate
 
         cli_selfcheck.check_verify(verify, engine_of(engine))  # a wrong name is refused before a search
@@ -182,7 +183,7 @@ def predict(
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
         played, replays = cli_selfcheck.verify_forecast(report, verify)
         draw(played, files, paper)
-        interchange.write_files(played, trace, snapshot)
+        traces.write_files(played, trace, snapshot)
         more = cli_explain.find_more(report, verbose, replays)
         if as_json:
             emit(report.to_dict() | (cli_search.describe_search(found) if found else {}) | more.to_dict())
@@ -241,25 +242,17 @@ def _answers(out: Path | None) -> Iterator[Callable[[str], object]]:
         return
 
     def write(text: str) -> None:
-        with _writing(out):
+        with writing(out, "--out"):
             file.write(text)
             file.flush()
 
-    with _writing(out):
+    with writing(out, "--out"):
         file = out.open("w", encoding="utf-8")
     try:
         yield write
     finally:
         with suppress(OSError):  # every answer was flushed
             file.close()
-
-
-@contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise unwritable(out, error.strerror or str(error), "--out") from None
 
 
 def draw(report: Any, files: dict[str, Path], width: Width = "page") -> None:
@@ -270,11 +263,9 @@ def draw(report: Any, files: dict[str, Path], width: Width = "page") -> None:
 
     figures = {"timeline": timeline.draw, "memory": memory.draw, "breakdown": breakdown.draw}
     for name, path in files.items():
-        try:
+        with writing(path):
             path.parent.mkdir(exist_ok=True)
             figures[name](report, path, width)
-        except OSError as error:
-            raise unwritable(path, error.strerror or str(error)) from None
 
 
 # --------------------------------------------------------------------------------------------- sweep
@@ -304,13 +295,9 @@ def sweep(
     """Forecast a job at every point of a grid. The same command resumes an interrupted sweep."""
     with answering(as_json):
         from meshcast.experiments.pages import sweep as pages
-        from meshcast.experiments.pages.forecast import show
 
         fields, answer = pages.run_sweep(path, out, workers, on, shard, restart)
-        if as_json:
-            emit(answer)
-        else:
-            show(pages.page(fields, answer))
+        emit_or_show(as_json, answer, lambda: pages.page(fields, answer))
 
 
 @app.command()
@@ -322,13 +309,9 @@ def merge(
     """Join the shards of a sweep into the file of the whole sweep."""
     with answering(as_json):
         from meshcast.experiments.pages import sweep as pages
-        from meshcast.experiments.pages.forecast import show
 
         fields, answer = pages.run_merge(parts, out)
-        if as_json:
-            emit(answer)
-        else:
-            show(pages.page(fields, answer))
+        emit_or_show(as_json, answer, lambda: pages.page(fields, answer))
 
 
 # ---------------------------------------------------------------------------------------------- list
@@ -355,7 +338,6 @@ def list_(
         if kind == "schedule":
             cli_schedule.show_schedule(name, p, m, v, as_json)
             return
-        from meshcast.experiments.pages.forecast import show
         from meshcast.experiments.pages.listing import check_kind, list_rows, list_table
 
         check_kind(kind)
@@ -365,10 +347,7 @@ def list_(
                     option, f"list {kind} takes no such argument", "Leave it out, or write list schedule", given
                 )
         rows = list_rows(kind)
-        if as_json:
-            emit(rows)
-        else:
-            show(list_table(kind, rows))
+        emit_or_show(as_json, rows, lambda: list_table(kind, rows))
 
 
 # -------------------------------------------------------------------------------------- schema, init

@@ -15,7 +15,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from meshcast.hardware.errors import MeshcastError, PlanError, escape_controls
+from meshcast.experiments.plots.style import WIDTHS, Width
+from meshcast.hardware.errors import MeshcastError, PlanError, escape_controls, nearest
 
 VIOLATED, WRONG, TOO_LARGE, INTERRUPTED = 1, 2, 3, 130
 """Exit codes."""
@@ -74,7 +75,19 @@ def one_of(*words: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job, e.g. plan.tp=4."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+WidthOption = Annotated[
+    str | None,
+    typer.Option(
+        "--width",
+        metavar="|".join(WIDTHS),
+        help="What the plot is made for: a column of a paper (3.33 in), a page (7 in), a slide (13.33 in).",
+    ),
+]
 
 
 def track(items: Iterable[Any], label: str) -> Iterable[Any]:
@@ -116,6 +129,25 @@ def _refuse(error: MeshcastError, as_json: bool) -> NoReturn:
 def emit(answer: Any) -> None:
     """Prints an answer as JSON; equal answers give equal bytes."""
     typer.echo(to_json(answer, indent=2))
+
+
+def emit_or_show(as_json: bool, answer: Any, make_page: Callable[[], Any]) -> None:
+    """Prints an answer as JSON, or else as the page that `make_page` makes of it."""
+    if as_json:
+        emit(answer)
+        return
+    from meshcast.experiments.pages.forecast import show
+
+    show(make_page())
+
+
+@contextmanager
+def writing(path: Path, option: str = "--plot") -> Iterator[None]:
+    """Turns an OSError into the error for a file that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(path, error.strerror or str(error), option) from None
 
 
 def to_json(answer: Any, indent: int | None = None) -> str:
@@ -165,6 +197,20 @@ def plot_files(
     for place in files.values() if path.is_dir() else [path]:
         check_place(place, option)
     return files
+
+
+def choose_width(given: str | None, plot: object) -> Width:
+    """Returns the width of a plot, a page if none is given.
+
+    plot: what is to be drawn; None if nothing is. Raises PlanError for an unknown width, and for one without a plot.
+    """
+    if given is None:
+        return "page"
+    if given not in WIDTHS:
+        raise PlanError("--width", "there is no width of this name", nearest(given, WIDTHS), given)
+    if plot is None:
+        raise PlanError("--width", "it is for a plot", "Name the file with --plot, or leave it out", given)
+    return given  # type: ignore[return-value]
 
 
 def check_suffix(path: Path, suffixes: Sequence[str], what: str, option: str = "--out") -> None:

@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from meshcast.experiments.cli.console import AsJson, answering, emit, plot_files, track
-from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.cli.console import (
+    AsJson,
+    Changes,
+    WidthOption,
+    answering,
+    choose_width,
+    emit,
+    plot_files,
+    track,
+)
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.assumed_fields import AssumedField
     from meshcast.experiments.explain.fitting_changes import FittingChange
     from meshcast.simulator import Report
     from meshcast.validation.selfcheck.replay import Replay
-
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job, e.g. plan.tp=4."),
-]
 
 
 class MoreOfForecast(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from meshcast.experiments.cli.console import check_place, emit, to_json, unwritable
+from meshcast.experiments.cli.console import check_place, emit, to_json, writing
 from meshcast.hardware.errors import PlanError, cut_middle, escape_controls
 from meshcast.hardware.load import read_yaml
 
@@ -124,8 +124,6 @@ def _write(text: str, out: Path | None) -> None:
         typer.echo(text, nl=False)
         return
     check_place(out, "--out")
-    try:
+    with writing(out, "--out"):
         out.write_bytes(text.encode())
-    except OSError as error:
-        raise unwritable(out, error.strerror or str(error), "--out") from None
     typer.echo(f"wrote {out}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -150,7 +151,7 @@ def _campaign(file: Path, out: Path, minutes: float | None, as_json: bool) -> No
     done: dict[str, list[Path]] = {}
     answers: dict[str, dict[str, Any]] = {}
     total = len(planned.runs)
-    call = _call_in_own_process if planned.device == "cuda" else _call
+    call: Callable[..., Any] = _call_in_own_process if planned.device == "cuda" else operator.call
     tools = campaign.Tools(
         lambda kind: partial(call, _measure_kind, kind) if kind in IN_PROCESS else _measuring_function(kind),
         partial(call, _calibrate),
@@ -189,18 +190,11 @@ def _call_in_own_process(function: Callable[..., Any], *given: Any, **options: A
         return pool.submit(function, *given, **options).result()
 
 
-def _call(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Calls a function in this process."""
-    return function(*given, **options)
-
-
 def _measure_kind(kind: str, *given: Any, **options: Any) -> Any:
-    """Measures one kind."""
     return _measuring_function(kind)(*given, **options)
 
 
 def _calibrate(device: str, folder: Path, processes: int) -> Any:
-    """Calibrates this machine into a folder."""
     from meshcast.experiments.pages.published import progress
     from meshcast.validation.calibration.device.calibrate import calibrate
 
@@ -218,7 +212,6 @@ def _select_options(kind: str, given: dict[str, Any], takes: Sequence[str]) -> d
 
 
 def _measuring_function(kind: str) -> Any:
-    """The function that measures a kind."""
     if kind == "kernels":
         from meshcast.validation.kernels.measure import measure as kernels
 
@@ -327,7 +320,7 @@ def import_(
         others |= {"members": members, "rank": rank, "skip": skip, "tokens": tokens}
         if form == FAILURE_LOG:
             _select_options(form, {**others, "cluster": cluster, "model": model}, ("gpus", "out"))
-            from meshcast.experiments.cli.interchange.failures import import_failure_log
+            from meshcast.experiments.cli.failures import import_failure_log
 
             import_failure_log(file, gpus, out, as_json)
             return

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from meshcast.experiments.cli.console import AsJson, answering, emit
-from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.cli.console import AsJson, WidthOption, answering, choose_width, emit
 from meshcast.experiments.cli.launch import tell_launch
 
 

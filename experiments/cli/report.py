@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from meshcast.experiments.cli.console import answering, check_place, unwritable
-from meshcast.experiments.cli.explain import Changes
+from meshcast.experiments.cli.console import Changes, answering, check_place, track, unwritable, writing
 from meshcast.experiments.cli.launch import tell_launch
 from meshcast.hardware.errors import PlanError
 
@@ -53,23 +51,18 @@ def report(
             page = report_results(plans, title)
         else:
             page = _report_job(source, tuple(change or ()), sensitivity, title)
-        try:
+        with writing(out, "--out"):
             out.write_text(page, "utf-8")
-        except OSError as error:
-            raise unwritable(out, error.strerror or str(error), "--out") from None
         typer.echo(f"wrote {out}", err=True)
 
 
 def _report_job(source: Path, changes: tuple[str, ...], sensitivity: bool, title: str | None) -> str:
     """The page of a job, of a launch file, or of the answer of a forecast."""
-    from rich.console import Console
-    from rich.progress import track
-
     from meshcast.experiments.report.job_report import report_job
     from meshcast.experiments.report.load import check_step_time, load_answer, load_answered_job
     from meshcast.simulator import load_job, simulate
 
-    answer, console = load_answer(source), Console(stderr=True)
+    answer = load_answer(source)
     if answer is None:
         tell_launch(source, changes)
         job = load_job(source, changes)
@@ -78,8 +71,4 @@ def _report_job(source: Path, changes: tuple[str, ...], sensitivity: bool, title
     found = simulate(job)
     if answer is not None and not changes:
         check_step_time(source, answer, found.step_time)
-
-    def watch(steps: Iterable[Any], words: str) -> Iterable[Any]:
-        return track(list(steps), words, console=console, transient=True, disable=not console.is_terminal)
-
-    return report_job(job, found, sensitivity, watch, title)
+    return report_job(job, found, sensitivity, track, title)

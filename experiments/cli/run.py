@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshcast.experiments.cli.console import AsJson, answering, check_place, emit, plot_files, unwritable
-from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.cli.console import (
+    AsJson,
+    WidthOption,
+    answering,
+    check_place,
+    choose_width,
+    emit,
+    plot_files,
+    track,
+    writing,
+)
 from meshcast.experiments.cli.launch import add_checkpoints, tell_launch
 
 if TYPE_CHECKING:
@@ -58,7 +66,7 @@ def run(
         if out is not None:
             check_place(out, "--out")
         from meshcast.experiments.pages.forecast import show
-        from meshcast.experiments.pages.training.run import page
+        from meshcast.experiments.pages.run import page
         from meshcast.experiments.search.fields import split_run_fields
         from meshcast.experiments.search.runs.choices import refuse_open_run
         from meshcast.simulator import load_job, simulate
@@ -77,19 +85,16 @@ def run(
         if curves:
             from meshcast.experiments.runs.curves import draw_curves
 
-            with _progress() as each:
-                drawn = draw_curves(planned, workers, each)
+            drawn = draw_curves(planned, workers, lambda tasks: iter(track(tasks, "curves")))
         for name, path in files.items():
-            from meshcast.experiments.plots.training import runs as plots
+            from meshcast.experiments.plots import runs as plots
 
-            try:
+            with writing(path):
                 path.parent.mkdir(exist_ok=True)
                 if name == NAMES[0]:
                     plots.draw(answer, path, paper)
                 elif drawn is not None:
                     plots.draw_run_curves(answer, drawn, path, paper)
-            except OSError as error:
-                raise unwritable(path, error.strerror or str(error)) from None
         if as_json:
             emit(answer.to_dict() | (drawn.to_dict() if drawn else {}))
         else:
@@ -117,13 +122,3 @@ def _simulate(
             kept = f"{watch.done:,} of {plan.seeds:,} runs are stored in {parts_folder(out)}"
             typer.echo(f"meshcast: interrupted, {kept}; the same command resumes it", err=True)
             raise
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[list], Iterator]]:  # type: ignore[type-arg]
-    """Yields a function that shows progress over a list on a terminal."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    yield lambda tasks: iter(track(tasks, "curves", console=console, transient=True, disable=not console.is_terminal))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshcast.experiments.cli.console import answering, check_place, emit, unwritable
+from meshcast.experiments.cli.console import answering, check_place, emit, writing
 from meshcast.experiments.cli.launch import export_launch, print_changed_settings
 from meshcast.hardware.errors import PlanError, nearest
 
@@ -81,8 +81,6 @@ def export(
         if out is None:
             typer.echo(text, nl=False)
             return
-        try:
+        with writing(out, "--out"):
             out.write_bytes(text.encode())
-        except OSError as error:
-            raise unwritable(out, error.strerror or str(error), "--out") from None
         typer.echo(f"wrote {out}: read it with _load_csv, or name it as the path of pipeline/from-file", err=True)

@@ -14,15 +14,16 @@ from meshcast.experiments.cli.console import (
     INTERRUPTED,
     TOO_LARGE,
     AsJson,
+    WidthOption,
     answering,
     check_folder,
     check_place,
+    choose_width,
     emit,
     plot_files,
-    unwritable,
     unwritable_folder,
+    writing,
 )
-from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
 from meshcast.experiments.cli.launch import tell_launch
 
 if TYPE_CHECKING:
@@ -146,18 +147,14 @@ def search(
                 result = run_with_progress(ordinary, robust, workers)
             result = replace(result, compared=tuple(compare_plans(ordinary, given)))
         if out is not None:
-            try:
+            with writing(out, "--out"):
                 write_rows(wanted, result.best, out)
-            except OSError as error:
-                raise unwritable(out, error.strerror or str(error), "--out") from None
         for path in files.values():
             from meshcast.experiments.search.output.plot import draw
 
-            try:
+            with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 draw(wanted, result, path, paper)
-            except OSError as error:
-                raise unwritable(path, error.strerror or str(error)) from None
         if jobs_to is not None:
             try:
                 written = _write_jobs(jobs_to, [one.job for one in result.best], job.stem)

@@ -11,8 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
-from meshcast.experiments.cli.console import AsJson, answering, check_place, emit, one_of, plot_files
-from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.cli.console import (
+    AsJson,
+    WidthOption,
+    answering,
+    check_place,
+    choose_width,
+    emit,
+    emit_or_show,
+    one_of,
+    plot_files,
+)
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import PlanError, nearest
 
@@ -75,7 +84,6 @@ def validate(
     """Compare forecasts with what is known: schedules, published runs, measured kernels, collectives, steps, traces."""
     with answering(as_json):
         from meshcast.experiments.pages import published as pages
-        from meshcast.experiments.pages.forecast import show
 
         if kind not in KINDS:
             raise PlanError("KIND", "there is no kind of this name", nearest(kind, KINDS), kind)
@@ -103,10 +111,7 @@ def validate(
             return
         if kind == "pipeline":
             answer, table = pages.validate_pipeline(paths)
-            if as_json:
-                emit(answer)
-            else:
-                show(table)
+            emit_or_show(as_json, answer, lambda: table)
             return
         if is_measurement:
             _validate_measurement_files(kind, paths, as_json, plot, paper)
@@ -126,10 +131,7 @@ def validate(
         make_answer, make_page = pairs[kind]
         answer, missing = make_answer(paths, workers)
         pages.draw_plots(answer, files, paper)
-        if as_json:
-            emit(answer)
-        else:
-            show(make_page(answer))
+        emit_or_show(as_json, answer, lambda: make_page(answer))
         if missing:
             typer.echo(f"meshcast: interrupted, {missing:,} runs are not answered", err=True)
             raise KeyboardInterrupt
@@ -146,15 +148,11 @@ def _validate_choice(paths: Sequence[Path], workers: int | None) -> tuple[dict[s
 def _validate_claims(paths: Sequence[Path], workers: int | None, as_json: bool, chosen: tuple[Any, ...]) -> None:
     """Judges the claims of papers. chosen: family, system, claim, and whether the slow ones run."""
     from meshcast.experiments.pages import claims as pages
-    from meshcast.experiments.pages.forecast import show
     from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
 
     family, system, claim, slow = chosen
     answer, missing = pages.validate_claims(paths, workers, family, system, claim, slow, find_claimed_plan)
-    if as_json:
-        emit(answer)
-    else:
-        show(pages.claims_page(answer))
+    emit_or_show(as_json, answer, lambda: pages.claims_page(answer))
     if missing:
         typer.echo(f"meshcast: interrupted, {missing:,} claims are not judged", err=True)
         raise KeyboardInterrupt
@@ -185,9 +183,7 @@ def _json(paths: Sequence[Path]) -> bool:
 def _validate_measurement_files(
     kind: str, paths: Sequence[Path], as_json: bool, plot: str | None, width: Width
 ) -> None:
-    """Compares the samples in files of ``meshcast measure`` with the forecasts in them."""
     from meshcast.experiments.pages import measurements as pages
-    from meshcast.experiments.pages.forecast import show
 
     if not paths:
         remedy = f"Name files of meshcast measure {kind}: --data measured.json"
@@ -195,18 +191,13 @@ def _validate_measurement_files(
     files = plot_files(plot, pages.PLOTS) if plot is not None else {}
     answer = pages.validate_files(kind, paths)
     pages.draw_plots(answer, files, width)
-    if as_json:
-        emit(answer)
-    else:
-        show(pages.page(answer))
+    emit_or_show(as_json, answer, lambda: pages.page(answer))
 
 
 def _validate_trace(
     paths: Sequence[Path], job: Path | None, as_json: bool, plot: tuple[str | None, Width], more: tuple[Any, ...]
 ) -> None:
-    """Compares a profiler trace with the simulated step of its job."""
     from meshcast.experiments.pages import traces as pages
-    from meshcast.experiments.pages.forecast import show
 
     if len(paths) != 1 or job is None:
         rule = "it compares one trace with the job that ran"
@@ -217,15 +208,15 @@ def _validate_trace(
     if as_json:
         emit(found.to_dict())
     else:
+        from meshcast.experiments.pages.forecast import show
+
         show(pages.page(found))
 
 
 def _validate_tables(
     kind: str, paths: Sequence[Path], as_json: bool, plot: tuple[str | None, Width], calibration: Path | None
 ) -> None:
-    """Compares forecasts with tables of measured kernels or collectives."""
     from meshcast.experiments.pages import calibration as pages
-    from meshcast.experiments.pages.forecast import show
 
     require_files(paths, kind)
     files = plot_files(plot[0], pages.PLOTS) if plot[0] is not None else {}
@@ -233,10 +224,7 @@ def _validate_tables(
     pages.draw_plots(kind, held, files, plot[1])
     if files and not held:
         typer.echo("meshcast: no row is forecast, so nothing is drawn", err=True)
-    if as_json:
-        emit(answer)
-    else:
-        show(pages.page(kind, answer["summary"]))
+    emit_or_show(as_json, answer, lambda: pages.page(kind, answer["summary"]))
 
 
 def calibrate(
@@ -269,7 +257,6 @@ def calibrate(
     """Fit coefficients of GPUs or links to tables or a campaign, or measure this machine, and write them as YAML."""
     with answering(as_json):
         from meshcast.experiments.pages import calibration as pages
-        from meshcast.experiments.pages.forecast import show
 
         if device is not None:
             if kind is not None or data or more or only:
@@ -278,10 +265,7 @@ def calibrate(
             require_torch()
             check_writable_folder(out)
             answer = pages.calibrate_device(device, out, processes)
-            if as_json:
-                emit(answer)
-            else:
-                show(pages.device_page(answer, out))
+            emit_or_show(as_json, answer, lambda: pages.device_page(answer, out))
             return
         known = (*MEASURED, "campaign")
         if kind is None:
@@ -295,19 +279,14 @@ def calibrate(
         require_files(paths, kind)
         check_writable_folder(out)
         answer = pages.calibrate_tables(kind, paths, out, only or (), leave_out)
-        if as_json:
-            emit(answer)
-        else:
-            show(pages.calibration_page(answer, out))
+        emit_or_show(as_json, answer, lambda: pages.calibration_page(answer, out))
         if answer["missing"]:
             typer.echo(f"meshcast: interrupted, not fitted: {', '.join(answer['missing'])}", err=True)
             raise KeyboardInterrupt
 
 
 def _calibrate_campaign(folders: Sequence[Path], out: Path, as_json: bool) -> None:
-    """Fits a calibration to the folder of a campaign."""
     from meshcast.experiments.pages import calibration as pages
-    from meshcast.experiments.pages.forecast import show
 
     require_torch()
     from meshcast.validation.calibration.device.from_campaign import calibrate_from
@@ -316,10 +295,7 @@ def _calibrate_campaign(folders: Sequence[Path], out: Path, as_json: bool) -> No
         raise PlanError("campaign", "one folder is fitted", "Name the --out of meshcast measure campaign", len(folders))
     check_writable_folder(out)
     answer = calibrate_from(folders[0], out)
-    if as_json:
-        emit(answer)
-    else:
-        show(pages.device_page(answer, out))
+    emit_or_show(as_json, answer, lambda: pages.device_page(answer, out))
 
 
 def check_writable_folder(out: Path) -> None:

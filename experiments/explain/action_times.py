@@ -163,7 +163,6 @@ class _DeviceActions:
         return begin, end, found
 
     def _add_sends(self) -> None:
-        """Adds the messages that the device sends."""
         table = self.program.timetable
         sent, slots = np.array(self.play.sent), table.slot_array
         for slot, send in enumerate(self.program.sends):

@@ -103,7 +103,7 @@ def communication_matrix(
     calibration: with which the job was forecast; by default the one that ships with meshcast.
     """
     plan = metrics.play.plan
-    kind = grouping or choose_grouping(plan)
+    kind = grouping or choose_grouping(plan.job.cluster)
     names, group_of = group_ranks(plan, kind)
     size = len(names)
     found: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(size * size))
@@ -114,12 +114,11 @@ def communication_matrix(
     return CommunicationMatrix(kind, names, by_axis, _host_bytes(metrics, group_of, size))
 
 
-def choose_grouping(plan: Plan) -> Grouping:
-    """The finest grouping of at most `MOST_ROWS` rows, or pipeline devices if even nodes are more."""
-    gpus = plan.job.cluster.gpus
-    if gpus <= MOST_ROWS:
+def choose_grouping(cluster: Cluster, most: int = MOST_ROWS) -> Grouping:
+    """Returns the finest grouping of at most `most` rows, or pipeline devices if even nodes are more."""
+    if cluster.gpus <= most:
         return "rank"
-    return "node" if -(-gpus // plan.job.cluster.local_gpus) <= MOST_ROWS else "stage"
+    return "node" if -(-cluster.gpus // cluster.local_gpus) <= most else "stage"
 
 
 def group_ranks(plan: Plan, grouping: Grouping) -> tuple[tuple[str, ...], np.ndarray]:

@@ -53,7 +53,8 @@ class ForecastComparison:
     @property
     def memory(self) -> dict[str, tuple[float, float]]:
         """Memory of the fullest stage of each forecast by category [GiB]."""
-        one, other = (_fullest(report) for report in (self.first, self.second))
+        stages = (report.to_dict()["memory"]["stages"] for report in (self.first, self.second))
+        one, other = (max(every, key=lambda stage: stage["peak_allocated_gib"])["by"] for every in stages)
         kept = [category for category in CATEGORIES if one.get(category) or other.get(category)]
         return {category: (one.get(category, 0.0), other.get(category, 0.0)) for category in kept}
 
@@ -101,10 +102,3 @@ def _fields(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _fields({key: inner for key, inner in entry.items() if key != "use"}, f"{path}.{use}")
     else:
         yield path, value
-
-
-def _fullest(report: Report) -> dict[str, float]:
-    """Memory of the stage with the highest peak by category [GiB]."""
-    stages = report.to_dict()["memory"]["stages"]
-    found: dict[str, float] = max(stages, key=lambda stage: stage["peak_allocated_gib"])["by"]
-    return found

@@ -194,7 +194,7 @@ def step_roofline(metrics: Metrics, device: int | None = None, calibration: Cali
     nbytes: dict[tuple[str, str], float] = defaultdict(float)
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     for one in list_rank_messages(metrics, calibration, owner):
-        for tier, sent in _bytes_on_links(one, finder, owner, finder.cluster).items():
+        for tier, sent in _bytes_on_links(one, finder, owner).items():
             if sent:
                 nbytes[one.axis, tier] += sent * one.times / ranks
                 seconds[one.axis, tier] += one.seconds * one.times
@@ -233,7 +233,7 @@ def _kernel_points(metrics: Metrics, device: int, gpu: GPU, attention: str) -> t
     return tuple(sorted(points, key=lambda one: (-one.total_seconds, one.name, one.phase)))
 
 
-def _bytes_on_links(messages: RankMessages, finder: MessagesOfPlan, device: int, cluster: Cluster) -> dict[str, float]:
+def _bytes_on_links(messages: RankMessages, finder: MessagesOfPlan, device: int) -> dict[str, float]:
     """Bytes of one execution that all ranks of a device send over links of each tier."""
     work = messages.work
     if isinstance(work, Collective) and work.operation == "all_reduce":
@@ -242,7 +242,7 @@ def _bytes_on_links(messages: RankMessages, finder: MessagesOfPlan, device: int,
         if all(name.startswith("NVLS") for name in names):
             own, found = finder.plan.ranks.of_device(device), {"scale-up": 0.0, "network": 0.0}
             for ranks, name in zip(groups, names, strict=True):
-                nodes = (ranks // cluster.local_gpus).tolist()
+                nodes = (ranks // finder.cluster.local_gpus).tolist()
                 held = int(np.isin(ranks, own).sum())
                 for tier, share in zip(found, switch_link_shares(nodes, "SHARP" in name), strict=True):
                     found[tier] += share * work.nbytes * held

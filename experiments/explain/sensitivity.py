@@ -101,17 +101,9 @@ def explain(job: Job, watch: Watch = iter) -> Sensitivities:
     shared = SharedWork()
     report = simulate(job, shared_work=shared)
     found = change_figures(job, report, shared, watch)
-    assumed = [forecast_alternatives(field, report, shared) for field in watch(assumed_fields(report))]
-    return Sensitivities(
-        report,
-        found,
-        tuple(
-            sorted(
-                (one for one in assumed if one.alternatives),
-                key=lambda one: (-one.step_effect_s, -one.memory_effect_gib),
-            )
-        ),
-    )
+    effects = [forecast_alternatives(field, report, shared) for field in watch(assumed_fields(report))]
+    effects.sort(key=lambda effect: (-effect.step_effect_s, -effect.memory_effect_gib))
+    return Sensitivities(report, found, tuple(effect for effect in effects if effect.alternatives))
 
 
 def change_figures(job: Job, report: Report, shared_work: SharedWork, watch: Watch = iter) -> tuple[Sensitivity, ...]:

@@ -1,17 +1,22 @@
-"""`meshcast.Report`: a forecast that shows itself in notebooks, as a page, a table and figures."""
+"""`meshcast.simulate` and its `meshcast.Report`, which shows itself in notebooks: as a page, a table and figures."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from meshcast.experiments.explain.communication_matrix import Grouping
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate as simulate_step
+from meshcast.simulator.job.job import Job
 from meshcast.simulator.report.breakdown import Breakdown
 from meshcast.simulator.report.report import Report
 
@@ -51,8 +56,7 @@ class ForecastReport(Report):
 
     def _repr_html_(self) -> str:
         """The page of ``meshcast predict``."""
-        from meshcast.experiments.notebook.html import to_html
-        from meshcast.experiments.pages.forecast import page
+        from meshcast.experiments.pages.forecast import page, to_html
 
         return to_html(page(self))
 
@@ -92,10 +96,10 @@ class ForecastReport(Report):
 
         by: what a row is, ``rank``, ``node`` or ``stage``; by default the finest of at most 128 rows.
         """
-        from meshcast.experiments.explain.communication_matrix import communication_matrix
-        from meshcast.experiments.plots.communication import choose_clear_grouping, communication
+        from meshcast.experiments.explain.communication_matrix import choose_grouping, communication_matrix
+        from meshcast.experiments.plots.communication import CLEAR, communication
 
-        grouping: Grouping = by or choose_clear_grouping(self)
+        grouping: Grouping = by or choose_grouping(self.job.cluster, CLEAR)
         if grouping not in get_args(Grouping):
             raise PlanError("by", "there is no grouping of this name", nearest(str(by), get_args(Grouping)), by)
         found = communication_matrix(self, grouping, self.calibration)
@@ -111,6 +115,28 @@ class ForecastReport(Report):
         from meshcast.experiments.plots.breakdown import breakdown
 
         return _draw(lambda: breakdown([("", self)]), width)
+
+
+def simulate(
+    job: Job | str | Path | Mapping[str, Any],
+    engine: Engine = "matrices",
+    skip: bool = True,
+    shared_work: SharedWork | None = None,
+    calibration: Calibration | None = None,
+) -> ForecastReport:
+    """The forecast of one training step, or of the step of a forward-only job.
+
+    job: a job, the path of a job file, or its mapping.
+    engine: `matrices`, `sweep` and `simpy` give the same answer; `shared` adds contention for links and
+    multiprocessors.
+    skip: whether the engine may jump over a steady state that is proven to repeat.
+    shared_work: lowered units, timetables and prices that many jobs share; a loop over plans of one model is faster.
+    calibration: the coefficients of all costs; by default those of `shared_work`, or those that ship with meshcast.
+
+    Raises PlanError, ModelError or CatalogError for a wrong job. A job that does not fit in memory is no error.
+    """
+    used = calibration or (shared_work.calibration if shared_work is not None else None)
+    return ForecastReport.of(simulate_step(job, engine, skip, shared_work, calibration), used)
 
 
 def _draw(make: Callable[[], Figure], width: Width) -> Figure:
@@ -154,7 +180,6 @@ def _save(figure: Figure, width: Width, target: Any, **options: Any) -> None:
 
 
 def _to_png(figure: Any, width: Width) -> bytes:
-    """The picture of a figure."""
     import matplotlib
     from matplotlib.figure import Figure
 

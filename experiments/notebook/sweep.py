@@ -34,7 +34,7 @@ class SweepResult:
 
     def _repr_html_(self) -> str:
         """The page of ``meshcast sweep``."""
-        from meshcast.experiments.notebook.html import to_html
+        from meshcast.experiments.pages.forecast import to_html
         from meshcast.experiments.pages.sweep import page
 
         return to_html(page(self.fields, self.summary))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from meshcast.experiments.pages.published import format_percent, progress
+from meshcast.experiments.pages.tables import number_columns, reasons_table, ruled_table
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import CatalogError, PlanError, nearest
 from meshcast.simulator.costs.calibration.calibration import Calibration
@@ -49,13 +50,8 @@ def validate_tables(
         held = _forecast_samples(room, known, table)
         rows += table.answers(held)
         every += held
-    refusals: dict[str, int] = {}
-    for row in rows:
-        if row["reason"]:
-            refusals[row["reason"]] = refusals.get(row["reason"], 0) + 1
-    given = summary(every, len(rows), room.GOALS) | {
-        "refusals": dict(sorted(refusals.items(), key=lambda item: -item[1]))
-    }
+    refusals = Counter(row["reason"] for row in rows if row["reason"])
+    given = summary(every, len(rows), room.GOALS) | {"refusals": dict(refusals.most_common())}
     return {"rows": rows, "summary": given}, every
 
 
@@ -147,9 +143,9 @@ def page(kind: str, given: dict[str, Any]) -> RenderableType:
     parts += [
         cells_table(given),
         Text("goal: median / p90 of the absolute error; cells of fewer than 20 rows have none", "dim"),
+        Text("borrowed: the median with the coefficients of other hardware in place of its own", "dim"),
+        *(Text(), libraries_table(given["libraries"]), Text(), worst_table(given["worst"]), *_refusals(given)),
     ]
-    parts.append(Text("borrowed: the median with the coefficients of other hardware in place of its own", "dim"))
-    parts += [Text(), libraries_table(given["libraries"]), Text(), worst_table(given["worst"]), *_refusals(given)]
     if given["impossible"]:
         parts.append(
             Text(f"DEFECT: {given['impossible']:,} rows are forecast faster than the hardware can be", "bold red")
@@ -158,12 +154,13 @@ def page(kind: str, given: dict[str, Any]) -> RenderableType:
 
 
 def cells_table(given: dict[str, Any]) -> Table:
-    table = _table("operation, kind, class")
-    for head in ("rows", "median", "p90", "bias", "goal", "in 90%", "in 50%", "borrowed"):
-        table.add_column(head, justify="right", no_wrap=True)
+    numbers = ("rows", "median", "p90", "bias", "goal", "in 90%", "in 50%", "borrowed")
+    table = _table(("operation, kind, class",), numbers)
     gpu = ""
     for cell in given["cells"]:
-        gpu = _heading(table, gpu, cell["gpu"])
+        if cell["gpu"] != gpu:
+            gpu = cell["gpu"]
+            table.add_row(Text(gpu, style="bold"))
         goal = "" if cell["met"] is None else "/".join(format_percent(one, digits=0) for one in cell["goal"])
         mark = {True: " yes", False: " no", None: ""}[cell["met"]]
         name = f"  {cell['operation']} {cell['kind']} {cell['class']}"
@@ -176,29 +173,19 @@ def cells_table(given: dict[str, Any]) -> Table:
 
 
 def libraries_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = _table("library, operation, kind")
-    for head in ("rows", "median", "p90", "bias", "in 90%", "in 50%"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = _table(("library, operation, kind",), ("rows", "median", "p90", "bias", "in 90%", "in 50%"))
     gpu = ""
     for row in rows:
-        gpu = _heading(table, gpu, row["gpu"])
+        if row["gpu"] != gpu:
+            gpu = row["gpu"]
+            table.add_row(Text(gpu, style="bold"))
         name = f"  {row['library']} {row['operation']} {row['kind']}"
         table.add_row(name, f"{row['rows']:,}", *_errors(row), *_inside(row))
     return table
 
 
-def _heading(table: Table, before: str, gpu: str) -> str:
-    """Adds a heading for every GPU."""
-    if gpu != before:
-        table.add_row(Text(gpu, style="bold"))
-    return gpu
-
-
 def worst_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = _table("largest errors")
-    table.add_column("shape", overflow="fold")
-    for head in ("measured us", "forecast us", "error %"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = _table(("largest errors", "shape"), ("measured us", "forecast us", "error %"))
     for row in rows:
         times = [f"{row[key]:,.1f}" for key in ("measured_us", "predicted_us")]
         words = Text(f"{row['gpu']} {row['operation']} {row['kind']}\n  {row['library']}")
@@ -209,41 +196,28 @@ def worst_table(rows: Sequence[dict[str, Any]]) -> Table:
 def _refusals(given: dict[str, Any]) -> list[RenderableType]:
     if not given["refusals"]:
         return []
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("refused", justify="right")
-    table.add_column("because")
-    refusals = list(given["refusals"].items())
-    for reason, count in refusals[:MOST]:
-        table.add_row(f"{count:,}", reason)
-    if rest := [count for _, count in refusals[MOST:]]:
-        table.add_row(f"{sum(rest):,}", f"{len(rest):,} other reasons, which --json names")
-    return [Text(), table]
+    rest = "{} other reasons, which --json names"
+    return [Text(), reasons_table("refused", "because", list(given["refusals"].items()), MOST, rest)]
 
 
 def calibration_page(given: dict[str, Any], out: Path) -> RenderableType:
     """Errors of every library with its own coefficients, and when it was left out of the fit."""
-    table = _table("hardware", "section", "library")
-    for head in ("rows", "median", "p90", "unseen:\nmedian", "\np90"):
-        table.add_column(head, justify="right", no_wrap=True, vertical="bottom")
+    numbers = ("rows", "median", "p90", "unseen:\nmedian", "\np90")
+    table = _table(("hardware", "section", "library"), numbers, vertical="bottom")
     for one in given["calibrated"]:
         for row in one["libraries"]:
             errors = [format_percent(row[key]) for key in ("median", "p90", "blind_median", "blind_p90")]
             table.add_row(one["name"], row["section"], row["library"], f"{row['rows']:,}", *errors)
     count = len(given["calibrated"])
-    parts: list[RenderableType] = [
-        Text(f"wrote {count} file{'s' * (count != 1)} to {out}/", style="bold"),
-        Text(),
-        table,
-    ]
-    parts.append(Text("error %; unseen: fitted without the library, and priced as an unnamed library", "dim"))
-    return Group(*parts)
+    title = Text(f"wrote {count} file{'s' * (count != 1)} to {out}/", style="bold")
+    remark = Text("error %; unseen: fitted without the library, and priced as an unnamed library", "dim")
+    return Group(title, Text(), table, remark)
 
 
-def _table(*heads: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for head in heads:
-        table.add_column(head, overflow="fold")
-    return table
+def _table(words: Sequence[str], numbers: Sequence[str], **options: Any) -> Table:
+    """options: of the columns of numbers."""
+    folded = (Column(head, overflow="fold") for head in words)
+    return ruled_table(*folded, *number_columns(*numbers, no_wrap=True, **options), collapse_padding=True)
 
 
 def _errors(row: dict[str, Any]) -> list[str]:
@@ -278,9 +252,7 @@ def calibrate_device(kind: str, out: Path, processes: int) -> dict[str, Any]:
 
 def device_page(given: dict[str, Any], out: Path) -> RenderableType:
     """Errors of the fitted cost models on the measurements, the written files, and how to use them."""
-    table = _table("measured and fitted")
-    for head in ("rows", "median", "p90"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = _table(("measured and fitted",), ("rows", "median", "p90"))
     for one in given["libraries"]:
         table.add_row(
             f"{one['section']}, {one['library']}", f"{one['rows']:,}", *map(format_percent, (one["median"], one["p90"]))

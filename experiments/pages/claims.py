@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.pages.published import progress
+from meshcast.experiments.pages.published import keep_until_interrupted, progress
+from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.hardware.errors import PlanError, nearest, shorten
 from meshcast.validation.claims.claim_file import Claim, ClaimFile, read_claims
 from meshcast.validation.claims.judge import DEPENDS, MISSES, OPEN, ClaimTask, judge_claims
@@ -42,12 +43,7 @@ def validate_claims(
     """
     tasks = _choose_tasks(read_claims(paths), family, system, claim)
     run = [one for one in tasks if slow or claim or not one.claim.slow]
-    rows: list[dict[str, Any]] = []
-    try:
-        for row in progress(judge_claims(run, workers, find_plan), len(run), "claims"):
-            rows.append(row)
-    except KeyboardInterrupt:
-        pass
+    rows = keep_until_interrupted(progress(judge_claims(run, workers, find_plan), len(run), "claims"))
     if claim is not None:
         for row, one in zip(rows, run, strict=False):
             row["jobs"] = list_jobs(*one)
@@ -99,12 +95,12 @@ def claims_page(answer: dict[str, Any]) -> RenderableType:
 
 
 def _judgements_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("claim", style="bold", overflow="fold")
-    table.add_column("says", overflow="fold")
-    for head in ("ours", "theirs"):
-        table.add_column(head, justify="right", overflow="fold")
-    table.add_column("verdict", overflow="fold")
+    table = ruled_table(
+        Column("claim", style="bold", overflow="fold"),
+        Column("says", overflow="fold"),
+        *number_columns("ours", "theirs", overflow="fold"),
+        Column("verdict", overflow="fold"),
+    )
     system = None
     for row in rows:
         if row["system"] != system:
@@ -128,10 +124,7 @@ def word_verdict(row: dict[str, Any]) -> str:
 
 
 def _counts_table(summary: dict[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("family", style="bold")
-    for head in COUNTS.values():
-        table.add_column(head, justify="right")
+    table = ruled_table(Column("family", style="bold"), *number_columns(*COUNTS.values()))
     for name, counts in (*summary["by_family"].items(), ("all", summary)):
         table.add_row(name, *(str(counts[key]) for key in COUNTS), style="bold" if name == "all" else "")
     return table
@@ -148,15 +141,11 @@ def _claim_page(row: dict[str, Any]) -> RenderableType:
         "verdict": word_verdict(row),
         "note": row["note"],
     }
-    head = Table(box=None, show_header=False, pad_edge=False)
-    head.add_column(style="bold")
-    head.add_column(overflow="fold")
+    head = Table(Column(style="bold"), Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
     for name, text in lines.items():
         if text:
             head.add_row(name, text)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("assumed", "values", "ours", "miss", "status"):
-        table.add_column(name, overflow="fold")
+    table = ruled_table(*(Column(name, overflow="fold") for name in ("assumed", "values", "ours", "miss", "status")))
     for one in row["alternatives"]:
         assumed = ", ".join(f"{key} = {shorten(value)}" for key, value in one["assumed"].items())
         values = ", ".join(f"{name} {_word_quantity(value)}" for name, value in one["values"].items())
@@ -166,12 +155,8 @@ def _claim_page(row: dict[str, Any]) -> RenderableType:
     if unfit:
         parts.append(Text(f"does not fit in memory: {', '.join(unfit)}", "dim"))
     jobs = yaml.safe_dump(row["jobs"], sort_keys=False, default_flow_style=None, width=110)
-    return Group(*parts, Text(), Text(f"jobs:\n{_indent(jobs)}" if row["jobs"] else "no jobs"))
+    return Group(*parts, Text(), Text(f"jobs:\n{indent(jobs, '  ').rstrip()}" if row["jobs"] else "no jobs"))
 
 
 def _word_quantity(value: float | list[float]) -> str:
     return f"[{', '.join(f'{one:.4g}' for one in value)}]" if isinstance(value, list) else f"{value:.4g}"
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -6,9 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from meshcast.experiments.explain.assumed_fields import Alternative, AssumedFieldEffect
@@ -17,6 +16,7 @@ from meshcast.experiments.explain.fitting_changes import FittingChange
 from meshcast.experiments.explain.hardware_figures import HardwareFigure
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
 from meshcast.experiments.pages.forecast import list_fitting
+from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
 from meshcast.simulator.report.metrics import NAMED
 from meshcast.simulator.report.words import format_number, format_seconds
@@ -194,9 +194,6 @@ def _value(value: Any) -> str:
     return "-" if value in (None, "") else value if isinstance(value, str) else json.dumps(value)
 
 
-def _table(*heads: str, footer: bool = False) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_footer=footer)
-    table.add_column(heads[0], no_wrap=True)
-    for head in heads[1:]:
-        table.add_column(head, justify="right", no_wrap=True)
-    return table
+def _table(first: str, *numbers: str, footer: bool = False) -> Table:
+    columns = Column(first, no_wrap=True), *number_columns(*numbers, no_wrap=True)
+    return ruled_table(*columns, show_edge=False, show_footer=footer)

@@ -12,14 +12,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from meshcast.experiments.explain.assumed_fields import AssumedField
 from meshcast.experiments.explain.fitting_changes import FittingChange
+from meshcast.experiments.pages.tables import labelled_line, number_columns, ruled_table
 from meshcast.hardware.errors import escape_controls
 from meshcast.hardware.units import GIB
 from meshcast.simulator.job.framework import load_framework
@@ -54,6 +55,19 @@ BAR = 26
 
 PLAIN = str.maketrans("█▉▊▋▌▍▎▏─·", "######..-.")
 """Replaces bars, lines and dots that the output's encoding does not have."""
+
+HTML_FORMAT = (
+    '<pre style="white-space:pre;overflow-x:auto;line-height:normal;'
+    "font-family:Menlo,'DejaVu Sans Mono',consolas,'Courier New',monospace\"><code>{code}</code></pre>"
+)
+
+HTML_THEME = TerminalTheme(
+    (255, 255, 255),
+    (34, 34, 34),
+    [(128, 128, 128), (205, 60, 50), (0, 135, 70), (150, 118, 0), (50, 120, 210), (175, 75, 175), (0, 135, 140),
+     (128, 128, 128)],
+)  # fmt: skip
+"""Colours with a contrast of at least 3 to the white of a notebook and to the black of its dark theme."""
 
 SLOWEST = "time of the slowest stage"
 """Head of the breakdown."""
@@ -101,6 +115,13 @@ class SafeConsole(Console):
             yield Segment(text if control else escape_controls(text), style, control)
 
 
+def to_html(what: RenderableType) -> str:
+    """Returns a page as one HTML element with inline styles, the same in any notebook; names in it are escaped."""
+    console = SafeConsole(file=io.StringIO(), width=WIDTH, record=True, highlight=False, markup=False, emoji=False)
+    console.print(what)
+    return console.export_html(inline_styles=True, theme=HTML_THEME, code_format=HTML_FORMAT)
+
+
 def _console(file: IO[str], width: int) -> Console:
     return SafeConsole(file=file, width=width, highlight=False, markup=False, emoji=False)
 
@@ -130,34 +151,34 @@ def page(
         memory(report, answer),
         Text(),
         *list_fitting(fitting or (), report.capacity),
-        _field("limits", answer["limits"]),
-        _field("interval", _describe_interval(report)),
+        labelled_line("limits", answer["limits"]),
+        labelled_line("interval", _describe_interval(report)),
     ]
     if noise := answer.get("noise"):
-        parts.append(_field("ranks", _describe_ranks(noise)))
+        parts.append(labelled_line("ranks", _describe_ranks(noise)))
     if steps := answer.get("steps"):
-        parts.append(_field("steps", _describe_steps(steps)))
+        parts.append(labelled_line("steps", _describe_steps(steps)))
     if published := answer.get("published"):
-        parts.append(_field("published", _describe_published(published)))
-    parts += [_field("warning", warning, "bold yellow") for warning in answer["warnings"]]
-    parts += [_field("assumed", sentence) for sentence in answer["assumed"]]
+        parts.append(labelled_line("published", _describe_published(published)))
+    parts += [labelled_line("warning", warning, "bold yellow") for warning in answer["warnings"]]
+    parts += [labelled_line("assumed", sentence) for sentence in answer["assumed"]]
     parts += list_unstated(unstated or ())
-    parts += [_field("verified" if played.agrees else "differs", str(played)) for played in replays or ()]
+    parts += [labelled_line("verified" if played.agrees else "differs", str(played)) for played in replays or ()]
     if len(plots) == 1:
-        parts.append(_field("timeline", f"written to {plots[0]}"))
+        parts.append(labelled_line("timeline", f"written to {plots[0]}"))
     elif plots:
-        parts.append(_field("plots", f"{', '.join(path.name for path in plots)} written to {plots[0].parent}"))
+        parts.append(labelled_line("plots", f"{', '.join(path.name for path in plots)} written to {plots[0].parent}"))
     if trace:
-        parts.append(_field("trace", f"written to {trace}; open it in ui.perfetto.dev"))
+        parts.append(labelled_line("trace", f"written to {trace}; open it in ui.perfetto.dev"))
     if snapshot:
-        parts.append(_field("snapshot", f"written to {snapshot}; open it in pytorch.org/memory_viz"))
+        parts.append(labelled_line("snapshot", f"written to {snapshot}; open it in pytorch.org/memory_viz"))
     return Group(*parts)
 
 
 def list_fitting(fitting: Sequence[FittingChange], capacity: float) -> list[RenderableType]:
     """The changes that make the plan fit, with step time and memory of each. capacity: of a GPU [bytes]."""
     return [
-        _field(
+        labelled_line(
             "fits with" if i == 0 else "",
             f"{one}: step {format_seconds(one.forecast.step_time)}, "
             f"{_describe_need(one.forecast.peak_device, capacity)}",
@@ -175,7 +196,9 @@ def _describe_need(need: float, capacity: float) -> str:
 def list_unstated(unstated: Sequence[AssumedField]) -> list[RenderableType]:
     """The fields that a job does not state, with what is assumed of them."""
     return [
-        _field("unstated" if i == 0 else "", f"{one.name}: {'as other fields say' if one.value is None else one.value}")
+        labelled_line(
+            "unstated" if i == 0 else "", f"{one.name}: {'as other fields say' if one.value is None else one.value}"
+        )
         for i, one in enumerate(unstated)
     ]
 
@@ -210,7 +233,6 @@ def _describe_ranks(noise: dict[str, Any]) -> str:
 
 
 def _describe_steps(steps: dict[str, Any]) -> str:
-    """Durations of steps that differ."""
     times = steps["step_times_s"]
     mean, least, most = map(format_seconds, (steps["mean_s"], min(times), max(times)))
     return (
@@ -229,14 +251,6 @@ def _describe_published(beside: dict[str, Any]) -> str:
     else:
         words = f"{format_number(published)} {names[figure]}, forecast {format_number(ours)}"
     return f"{words}: the step is forecast {100 * beside['error']:+.1f} % ({beside['source']})"
-
-
-def _field(name: str, text: str, style: str = "bold") -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(width=9)
-    grid.add_column()
-    grid.add_row(Text(name, style=style), text)
-    return grid
 
 
 # --------------------------------------------------------------------------------------------- parts
@@ -258,10 +272,10 @@ def title(report: Report) -> RenderableType:
         passes = f"{sum(counts):,} micro-batches of {len(counts)} classes, {1 - report.tokens / padded:.1%} padding"
     return Group(
         Text(name, style="bold"),
-        _field("cluster", str(job.cluster), "dim"),
-        _field("plan", ", ".join(describe_plan(plan)), "dim"),
+        labelled_line("cluster", str(job.cluster), "dim"),
+        labelled_line("plan", ", ".join(describe_plan(plan)), "dim"),
         *_unlike_stages(plan),
-        _field(
+        labelled_line(
             "batch",
             f"{batch.total:,} sequences of {tokens} tokens, {passes}; {_describe_framework(job)}",
             "dim",
@@ -282,7 +296,7 @@ def _unlike_stages(plan: Plan) -> list[RenderableType]:
         lines.append(f"{name}: {describe_device(plan, device)}, {layers} layer{'' if layers == 1 else 's'}")
     if plan.ranks.devices > STAGES:
         lines.insert(STAGES // 2, f"... {plan.ranks.devices - STAGES} more")
-    return [_field("" if i else "stages", line, "dim") for i, line in enumerate(lines)]
+    return [labelled_line("" if i else "stages", line, "dim") for i, line in enumerate(lines)]
 
 
 def choose_ends(count: int) -> list[int]:
@@ -299,10 +313,7 @@ def _describe_framework(job: Job) -> str:
 
 def headline(report: Report) -> RenderableType:
     """Rows of the figures with a headline."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(width=9)
-    grid.add_column(style="bold", min_width=9)
-    grid.add_column()
+    grid = Table.grid(Column(width=9), Column(style="bold", min_width=9), Column(), padding=(0, 2))
     for figure in FIGURES.values():
         value = figure.compute(report) if figure.headline else None
         if figure.headline and value:
@@ -325,12 +336,15 @@ def times(answer: dict[str, Any], head: str = SLOWEST) -> RenderableType:
         rows.append((group, figure.part, figure.read(answer), hidden.get(key, 0.0) if group == "exposed" else 0.0))
     rows = [row for row in rows if row[2] > 0 or row[3] > 0]
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_footer=True)
-    table.add_column(head, footer="step", min_width=37)
-    table.add_column("ms", justify="right", footer=f"{step * 1e3:,.1f}")
-    table.add_column("%", justify="right", footer="100.0")
-    table.add_column("", min_width=BAR)
-    table.add_column("hidden ms", justify="right")
+    table = ruled_table(
+        Column(head, footer="step", min_width=37),
+        *number_columns("ms", footer=f"{step * 1e3:,.1f}"),
+        *number_columns("%", footer="100.0"),
+        Column("", min_width=BAR),
+        *number_columns("hidden ms"),
+        show_edge=False,
+        show_footer=True,
+    )
     before = ""
     for group, label, took, beside in rows:
         head = f"{group:<9}" if group in ("compute", "exposed") and group != before else " " * 9
@@ -364,21 +378,20 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
         f"peak: {held['peak_allocated_gib']:.1f} GiB allocated, {held['peak_reserved_gib']:.1f} reserved "
         f"by the allocator, {format_need(report.peak_device, report.capacity)} on the device"
     )
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(width=9)
-    grid.add_column()
-    grid.add_row(Text("memory", style="bold"), verdict)
+    grid = labelled_line("memory", verdict)
     grid.add_row("", sums)
 
     stages = held["stages"]
     names = [name for name in CATEGORIES if any(round(stage["by"][name], 2) for stage in stages)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     named = bool(report.play.plan.pipelines)  # names of replicas leave no room for bars
-    table.add_column("GiB, replica" if named else "GiB", no_wrap=True)
-    for name in names:
-        table.add_column(HEADS.get(name, name), justify="right", no_wrap=True)
-    table.add_column("allocated", justify="right", style="bold", no_wrap=True)
-    table.add_column("of GPU" if named else f"of {capacity:.4g} GiB", min_width=6 if named else 10)
+    table = ruled_table(
+        Column("GiB, replica" if named else "GiB", no_wrap=True),
+        *number_columns(*(HEADS.get(name, name) for name in names), no_wrap=True),
+        *number_columns("allocated", style="bold", no_wrap=True),
+        Column("of GPU" if named else f"of {capacity:.4g} GiB", min_width=6 if named else 10),
+        show_edge=False,
+        collapse_padding=True,
+    )
     before = -1
     for number in choose_stages(stages):
         if number > before + 1:

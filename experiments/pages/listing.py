@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
+from meshcast.experiments.pages.tables import ruled_table
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.units import GIB
 
@@ -97,20 +97,14 @@ def models() -> list[Row]:
     """Presets of models."""
     from meshcast.simulator.models.load import load_model, presets
 
+    keys = ("parameters", "active_parameters", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
     rows = []
     for name in presets():
         model = load_model(name)
         rows.append(
             {
                 "name": name,
-                "parameters": model.parameters,
-                "active_parameters": model.active_parameters,
-                "layers": model.layers,
-                "hidden": model.hidden,
-                "heads": model.heads,
-                "kv_heads": model.kv_heads,
-                "ffn": model.ffn,
-                "vocab": model.vocab,
+                **{key: getattr(model, key) for key in keys},
                 "sequence": model.seq,
                 "blocks": ", ".join(_blocks(model)) or None,
             }
@@ -231,8 +225,8 @@ def list_rows(kind: str) -> list[Row]:
 def list_table(kind: str, rows: Sequence[Row]) -> Table:
     """Makes a table of the rows, with the columns that `KINDS` names."""
     columns = KINDS[kind][1]
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    found.add_column("scheme" if kind == "schemes" else kind[:-1].replace("gpu", "GPU"), style="bold", no_wrap=True)
+    title = "scheme" if kind == "schemes" else kind[:-1].replace("gpu", "GPU")
+    found = ruled_table(Column(title, style="bold", no_wrap=True), collapse_padding=True)
     for key, (head, _) in columns.items():
         numeric = any(isinstance(row[key], int | float) for row in rows)
         found.add_column(head, justify="right" if numeric else "left", no_wrap=key == "paper")

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from meshcast.experiments.pages.forecast import SafeConsole
 from meshcast.experiments.pages.published import format_percent
+from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.units import GIB
 from meshcast.validation.measurements import row_errors
-from meshcast.validation.measurements.measurement import Measurement, read
+from meshcast.validation.measurements.measurement import read
 
 PLOTS = ("forecasts",)
 """Names of the plots."""
@@ -46,13 +46,12 @@ def validate_files(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
             raise PlanError("--data", rule, remedy, str(path))
         files.append((str(path), found))
     rows = row_errors.row_answers(files)
-    given = row_errors.summarize(rows) | {"files": [_describe_file(name, one) for name, one in files]}
-    return {"rows": rows, "summary": given}
-
-
-def _describe_file(name: str, found: Measurement) -> dict[str, Any]:
     keys = ("title", "forecast_written", "measured", "calibration", "command")
-    return {"file": name, **{key: getattr(found, key) for key in keys}, "notes": list(found.notes)}
+    described = [
+        {"file": name, **{key: getattr(found, key) for key in keys}, "notes": list(found.notes)}
+        for name, found in files
+    ]
+    return {"rows": rows, "summary": row_errors.summarize(rows) | {"files": described}}
 
 
 def page(answer: Mapping[str, Any], brief: bool = False) -> RenderableType:
@@ -94,13 +93,8 @@ def write_page(answers: Iterable[Mapping[str, Any]], path: Path, brief: bool = F
 
 def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> Table:
     """Measured values, and each forecast with its error. files: groups are named by their files."""
-    table = new_table("measurement")
-    by = [one for one in ("catalog", "calibration") if any(one in row["predicted"] for row in rows)]
-    table.add_column("measured", justify="right", no_wrap=True)
-    table.add_column("±", justify="right", no_wrap=True)
-    for one in by:
-        table.add_column(one, justify="right", no_wrap=True)
-        table.add_column("error", justify="right", no_wrap=True)
+    by = [source for source in ("catalog", "calibration") if any(source in row["predicted"] for row in rows)]
+    table = measurement_table("measurement", "measured", "±", *(head for source in by for head in (source, "error")))
     group = ""
     for row in rows:
         own = f"{Path(row['file']).stem}: {row['group']}" if files else row["group"]
@@ -110,20 +104,16 @@ def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> Table:
             table.add_row(Text(group, "bold"))
         cells = [f"  {row['name']}", format_amount(row["measured"], row["quantity"])]
         cells.append(f"{row['spread']:.0%}" if row["measured"] is not None and row["samples"] > 2 else "")
-        for one in by:
-            cells += [
-                format_amount(row["predicted"].get(one), row["quantity"]),
-                format_percent(row["error"].get(one), "+"),
-            ]
+        for source in by:
+            cells.append(format_amount(row["predicted"].get(source), row["quantity"]))
+            cells.append(format_percent(row["error"].get(source), "+"))
         table.add_row(*cells)
     return table
 
 
 def errors_table(forecasts: Sequence[Mapping[str, Any]]) -> Table:
     """Errors of every quantity, or class of rows, and forecast."""
-    table = new_table("forecast of, by")
-    for head in ("rows", "median", "p90", "worst", "bias", "in 90%"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = measurement_table("forecast of, by", "rows", "median", "p90", "worst", "bias", "in 90%")
     for one in forecasts:
         figures = (format_percent(one[key]) for key in ("median", "p90", "worst"))
         inside = "" if one["inside_90"] is None else format_percent(one["inside_90"], "", 0)
@@ -143,10 +133,8 @@ def format_amount(value: float | None, quantity: str) -> str:
     return f"{value * 1e3:.3f} ms" if value >= 1e-3 else f"{value * 1e6:.1f} us"
 
 
-def new_table(first: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column(first, no_wrap=True)
-    return table
+def measurement_table(first: str, *numbers: str) -> Table:
+    return ruled_table(Column(first, no_wrap=True), *number_columns(*numbers, no_wrap=True), show_edge=False)
 
 
 def draw_plots(answer: Mapping[str, Any], files: Mapping[str, Path], width: Width = "page") -> None:

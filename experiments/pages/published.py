@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from meshcast.experiments.pages.tables import number_columns, reasons_table, ruled_table
 from meshcast.experiments.plots.style import Width
 from meshcast.simulator.report.words import describe_value
 from meshcast.validation.measurements.jsonl import read_lines
@@ -68,15 +68,8 @@ def describe_inputs(case: Mapping[str, Any]) -> str:
 
 def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
     """The answers of ``validate pipeline`` as a table."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("schedule", style="bold")
-    table.add_column("p", justify="right")
-    table.add_column("m", justify="right")
-    table.add_column("v", justify="right")
-    table.add_column("times and options")
-    table.add_column("makespan", justify="right")
-    table.add_column("bubble %", justify="right")
-    table.add_column("chunks in flight")
+    shape, times = number_columns("p", "m", "v"), number_columns("makespan", "bubble %")
+    table = ruled_table(Column("schedule", style="bold"), *shape, "times and options", *times, "chunks in flight")
     for case, row in zip(cases, rows, strict=True):
         summary = case if isinstance(case, dict) else {}
         words = [Text(str(summary.get(key, 1 if key == "v" else ""))) for key in ("p", "m", "v")]
@@ -96,11 +89,13 @@ def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
 
 def validate_published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
     """Forecasts published runs: the answer, and the number of runs that an interruption has left out."""
+    from meshcast.validation.published.answer import answers
     from meshcast.validation.published.baseline import add_baselines
     from meshcast.validation.published.choice import choose_plans, summarize_choices
     from meshcast.validation.published.summary import summarize_answers
 
-    runs, rows = _forecast_runs(paths, workers)
+    runs = _read_runs(paths)
+    rows = keep_until_interrupted(progress(answers(runs, workers), len(runs), "runs"))
     add_baselines(rows)
     choice = summarize_choices(choose_plans(runs, rows))
     return {"rows": rows, "summary": {**summarize_answers(rows), "choice": choice}}, len(runs) - len(rows)
@@ -116,11 +111,11 @@ def validate_choice(
     from meshcast.validation.published.choice import choose_plans, forecast_choices, group_plans, summarize_choices
 
     runs = _read_runs(paths)
-    rows = _keep_until_interrupted(progress(forecast_choices(runs, workers), len(runs), "runs"))
+    rows = keep_until_interrupted(progress(forecast_choices(runs, workers), len(runs), "runs"))
     groups, made = choose_plans(runs, rows), group_plans(runs, rows)
     summary, missing = summarize_choices(groups), len(runs) - len(rows)
     if search is not None:
-        found = _keep_until_interrupted(progress(map(search, made), len(made), "groups"))
+        found = keep_until_interrupted(progress(map(search, made), len(made), "groups"))
         groups = [{**group, "search": one} for group, one in zip(groups, found, strict=False)] + groups[len(found) :]
         missing += sum(len(group.runs) for group in made[len(found) :])
         searched = [one for one in found if one["reason"] is None]
@@ -148,7 +143,7 @@ def fit_published(
     from meshcast.validation.published.rows import PublishedRun
 
     runs = [run for run in _read_runs(paths) if isinstance(run, PublishedRun) and run.step_time is not None]
-    found = _keep_until_interrupted(progress(forecast_derivatives(runs, workers), len(runs), "runs"))
+    found = keep_until_interrupted(progress(forecast_derivatives(runs, workers), len(runs), "runs"))
     rows = [row for row in found if row["shares"] is not None]
     classes = sorted({row["class"] for row in rows})
     refits = {name: refit_class([row for row in rows if row["class"] == name]) for name in classes}
@@ -169,15 +164,7 @@ def _read_runs(paths: Sequence[Path]) -> list[Any]:
     return read_files(paths) if paths else list(read_shipped())
 
 
-def _forecast_runs(paths: Sequence[Path], workers: int | None) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Published runs and the answers to as many of them as there were before an interruption."""
-    from meshcast.validation.published.answer import answers
-
-    runs = _read_runs(paths)
-    return runs, _keep_until_interrupted(progress(answers(runs, workers), len(runs), "runs"))
-
-
-def _keep_until_interrupted(steps: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def keep_until_interrupted(steps: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """All of some results, or those before an interruption."""
     found: list[dict[str, Any]] = []
     try:
@@ -220,7 +207,7 @@ def published_page(answer: dict[str, Any]) -> RenderableType:
     if summary["does_not_fit"]:
         parts += [Text(), *_misfit_blocks(answer["rows"])]
     if summary["refusals"]:
-        parts += [Text(), refusals_table(summary["refusals"])]
+        parts += [Text(), reasons_table("refused", "because", list(summary["refusals"].items()))]
     if (choice := summary["choice"])["groups"]:
         rho = f", rank correlation {choice['rho']:.2f}" if choice["rho"] is not None else ""
         plans = f"choice among {choice['plans']} plans in {choice['groups']} groups: mean regret"
@@ -236,13 +223,14 @@ def choice_page(answer: dict[str, Any]) -> RenderableType:
     summary, groups = answer["summary"], answer["groups"]
     if not groups:
         return Text("no three published plans of one training task: nothing to choose from", "bold")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("group", style="bold", no_wrap=True)
     robust = "robust_regret" in groups[0]
     keys = ("regret", *(("robust_regret",) if robust else ()), "random_regret")
-    for head in ("plans", "regret %", *(("robust %",) if robust else ()), "random %", "rho"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("chosen", overflow="fold")
+    heads = ("plans", "regret %", *(("robust %",) if robust else ()), "random %", "rho")
+    table = ruled_table(
+        Column("group", style="bold", no_wrap=True),
+        *number_columns(*heads, no_wrap=True),
+        Column("chosen", overflow="fold"),
+    )
 
     def add(name: str, of: dict[str, Any], chosen: str, style: str = "") -> None:
         rho = "" if of["rho"] is None else f"{of['rho']:.2f}"
@@ -317,7 +305,8 @@ def fit_page(answer: dict[str, Any]) -> RenderableType:
             effects.add_row(f"{name}: {one['kind']}", member, f"{one['value']:+.3f}", f"{one['standard_error']:.3f}")
     residuals = _table("residual of steps", ("runs", "sources", "5 % to 95 %", "below %", "above %", "shipped %"))
     for one in answer["residuals"]:
-        own = [_format_range(one["quantiles"]), *(format_percent(one[side]) for side in ("below", "above"))]
+        ends = " to ".join(f"{100 * quantile:+.1f}" for quantile in one["quantiles"] or ())
+        own = [ends, *(format_percent(one[side]) for side in ("below", "above"))]
         given = " / ".join(format_percent(one["shipped"][side]) for side in ("below", "above"))
         residuals.add_row(f"{one['class']}, {one['regime']}", f"{one['rows']:,}", str(one["sources"]), *own, given)
     constants = _table("source, median / p90 %", ("runs", "shipped", "without it", "constant"))
@@ -357,10 +346,6 @@ def _left_out_blocks(answer: dict[str, Any], grouping: str) -> list[RenderableTy
     return [table, Text(f"{remark}; all: all coefficients", "dim")]
 
 
-def _format_range(quantiles: Sequence[float] | None) -> str:
-    return "" if quantiles is None else " to ".join(f"{100 * one:+.1f}" for one in quantiles)
-
-
 def _format_pair(statistics: dict[str, Any] | None) -> str:
     """Median and 90th percentile of an error."""
     return "" if statistics is None else " / ".join(format_percent(statistics[key]) for key in ("median", "p90"))
@@ -368,8 +353,7 @@ def _format_pair(statistics: dict[str, Any] | None) -> str:
 
 def _table(first: str, heads: Sequence[str]) -> Table:
     """An empty table whose first column is wide."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, style="bold", overflow="fold")
+    table = ruled_table(Column(first, style="bold", overflow="fold"))
     for head in heads:
         table.add_column(head, justify="right" if head not in ("", "of") and " to" not in head else "left")
     return table
@@ -377,11 +361,8 @@ def _table(first: str, heads: Sequence[str]) -> Table:
 
 def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Measured and forecast step time of every run."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", style="bold", no_wrap=True)
-    table.add_column("GPU")
-    for head in ("measured s", "forecast s", "90% interval", "error %"):
-        table.add_column(head, justify="right")
+    numbers = number_columns("measured s", "forecast s", "90% interval", "error %")
+    table = ruled_table(Column("run", style="bold", no_wrap=True), "GPU", *numbers)
     for row in rows:
         measured = row["measured"].get("step_time_s")
         if row["error"] is not None:  # also of a run that publishes tokens/s only
@@ -398,11 +379,10 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def errors_table(summary: dict[str, Any]) -> Table:
     """Errors of the step time [%] by group."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("time error %", style="bold", no_wrap=True)
     heads = "runs", "timed", "median", "mean", "p90", "bias", "inside"
-    for head in (*heads, "naive\nmedian", "\np90", "blind\nmedian", "\np90"):
-        table.add_column(head, justify="right", no_wrap=True, vertical="bottom")
+    naive = "naive\nmedian", "\np90", "blind\nmedian", "\np90"
+    numbers = number_columns(*heads, *naive, no_wrap=True, vertical="bottom")
+    table = ruled_table(Column("time error %", style="bold", no_wrap=True), *numbers, collapse_padding=True)
 
     def add(name: str, of: dict[str, Any], style: str = "") -> None:
         naive, blind = of["baseline"], of["baseline_from_other_sources"]
@@ -417,10 +397,8 @@ def errors_table(summary: dict[str, Any]) -> Table:
 
 def memory_table(summary: dict[str, Any]) -> Table:
     """Errors of the peak memory [%] by group."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("memory error %", style="bold", no_wrap=True)
-    for head in ("compared", "median", "mean", "p90", "bias"):
-        table.add_column(head, justify="right")
+    numbers = number_columns("compared", "median", "mean", "p90", "bias")
+    table = ruled_table(Column("memory error %", style="bold", no_wrap=True), *numbers, collapse_padding=True)
 
     def add(name: str, of: dict[str, Any], style: str = "") -> None:
         held = of["memory"]
@@ -448,11 +426,11 @@ def _add_groups(table: Table, summary: dict[str, Any], add: Any) -> None:
 
 def _misfit_blocks(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
     """The runs whose forecast exceeds the memory of their GPU, the furthest first, and the likely reason."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("does not fit", style="bold", overflow="fold")
-    for head in ("GiB", "of", "time\nerror %"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("likely reason", overflow="fold")
+    table = ruled_table(
+        Column("does not fit", style="bold", overflow="fold"),
+        *number_columns("GiB", "of", "time\nerror %", no_wrap=True),
+        Column("likely reason", overflow="fold"),
+    )
     found = [row for row in rows if row["predicted"] and not row["predicted"]["fits"]]
     for row in sorted(found, key=lambda row: -row["predicted"]["peak_device_gib"] / row["predicted"]["capacity_gib"]):
         given = row["predicted"]
@@ -461,15 +439,6 @@ def _misfit_blocks(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
     runs = "1 run does" if len(found) == 1 else f"{len(found)} runs do"
     remark = "They ran: the reasons are the first assumed field with whose other value a run fits."
     return [table, Text(f"{runs} not fit in the memory of the GPU by its forecast. {remark}", "dim")]
-
-
-def refusals_table(refusals: dict[str, int]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("refused", justify="right")
-    table.add_column("because")
-    for reason, count in refusals.items():
-        table.add_row(f"{count:,}", reason)
-    return table
 
 
 def format_percent(value: float | None, sign: str = "", digits: int = 1) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.experiments.sweeps.scaling import Curve, shorten
 from meshcast.simulator.report.figures import shown_in
 
@@ -14,10 +13,8 @@ from meshcast.simulator.report.figures import shown_in
 def page(found: Curve) -> RenderableType:
     """A row for every number of GPUs, and where the bottleneck changes."""
     figures = shown_in("curve")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("GPUs", "batch", "tokens/s", "efficiency", *(figure.head for figure in figures)):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("largest cost")
+    heads = ("GPUs", "batch", "tokens/s", "efficiency", *(figure.head for figure in figures))
+    table = ruled_table(*number_columns(*heads, no_wrap=True), "largest cost")
     for point in found.points:
         report = point.report
         if report is None:

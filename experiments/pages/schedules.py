@@ -10,17 +10,16 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
+from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
 from meshcast.simulator.formats.torch_schedule import read_csv, write_csv
 from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from meshcast.simulator.job.shorthand import SCHEDULES_ELSEWHERE
-from meshcast.simulator.program.timetable import Timetable
 from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, Action, Schedule, actions_of
 from meshcast.validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
@@ -97,10 +96,8 @@ def export_csv(name: str, p: int | None, m: int | None, v: int | None) -> str:
 
 def tabulate_shown(shown: Sequence[ShownSchedule]) -> RenderableType:
     """The figures of schedules that were drawn, as a table."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("schedule" if "slots" in shown[0].cells else "job", style="bold")
-    for head in shown[0].cells:
-        table.add_column(head, justify="right")
+    title = "schedule" if "slots" in shown[0].cells else "job"
+    table = ruled_table(Column(title, style="bold"), *number_columns(*shown[0].cells), show_edge=False)
     for one in shown:
         table.add_row(Text(one.name), *one.cells.values())
     return table
@@ -175,7 +172,7 @@ def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cel
         at, length = round(begin / unit), max(1, round((end - begin) / unit))
         if action.kind in ACTIVATION_TRANSFERS:
             transfers[at].append(str(action))
-        elif _slot_of(table, device, number).follows:
+        elif table.slots[table.slot[table.starts[device] + number]].follows:
             passes[at] = (length, f"{passes[at][1]}+{_label(action, several)}", "cyan")
         else:
             passes[at] = (length, _label(action, several), COLOURS[action.kind])
@@ -184,10 +181,6 @@ def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cel
         cells = sorted((at, 1, " ".join(words), "bright_black") for at, words in transfers.items())
         found.append(("  transfers", cells))
     return found
-
-
-def _slot_of(table: Timetable, device: int, number: int) -> Any:
-    return table.slots[table.slot[table.starts[device] + number]]
 
 
 def _label(action: Action, several: bool) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshcast.experiments.pages.tables import number_columns
 from meshcast.validation.selfcheck.replay import Replay
 from meshcast.validation.selfcheck.run import reproduce
 
@@ -19,9 +20,7 @@ SHOWN = 5
 
 def checks_page(rows: Sequence[dict[str, Any]], replays: Sequence[Replay] = ()) -> RenderableType:
     """A row for every check, then replays of one job, then what is wrong, with the jobs that show it."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for column, justify in (("check", "left"), ("jobs", "right"), ("seconds", "right"), ("result", "left")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table = Table("check", *number_columns("jobs", "seconds"), "result", box=SIMPLE_HEAD)
     for row in rows:
         wrong = len(row["violations"])
         result = Text(f"{wrong} violations", "bold red") if wrong else Text("holds", "green")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from meshcast.experiments.pages.tables import labelled_line, number_columns, reasons_table, ruled_table
 from meshcast.experiments.sweeps.merge import merge
 from meshcast.experiments.sweeps.output import parts_folder
 from meshcast.experiments.sweeps.run import load_sweep, run
@@ -90,12 +90,11 @@ def page(fields: Sequence[str], given: dict[str, Any]) -> RenderableType:
     if given["best"]:
         parts.append(best_table(fields, given["best"]))
         if words := describe_order(given["equal"]):
-            grid = Table.grid(padding=(0, 2))
-            grid.add_column(width=9)
-            grid.add_row("order", words)
-            parts += [grid, Text()]
+            parts += [labelled_line("order", words, ""), Text()]
     if given["invalid"]:
-        parts.append(reasons_table(given["invalid"]))
+        reasons = [(reason["reason"], reason["count"]) for reason in given["invalid"]]
+        rest = "{} more reasons, see the column `reason`"
+        parts.append(reasons_table("invalid", "reason (of similar ones the first)", reasons, REASONS, rest))
     return Group(*parts, Text(f"rows       {given['out']}"))
 
 
@@ -104,37 +103,23 @@ STATUSES = {"fits": "fit", "does-not-fit": "do not fit", "invalid": "invalid"}
 
 def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> Table:
     """The plans that fit with the highest `RANKED_BY`, or of simulated runs with the most tokens per second."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("best", justify="right", style="bold")
-    for name in fields:
-        inside, _, last = name.rpartition(".")
-        head = f"{inside}.\n{last}" if inside else name
-        table.add_column(head, justify="right", overflow="fold", vertical="bottom")
+    parts = [name.rpartition(".") for name in fields]
+    heads = [f"{inside}.\n{last}" if inside else last for inside, _, last in parts]
     figures = sorted(shown_in("best"), key=lambda figure: figure.name != RANKED_BY)
     if RANKED_BY_RUN in rows[0]:  # the columns of simulated runs take the room of all but the step
         figures = [figure for figure in figures if figure.name == "step_time_s"]
-    for figure in figures:
-        table.add_column(figure.head, justify="right", no_wrap=True, vertical="bottom")
     simulated = [column for column in COLUMNS if column.name in rows[0]]
-    for column in simulated:
-        table.add_column(column.head, justify="right", no_wrap=True, vertical="bottom")
+    values = [*(figure.head for figure in figures), *(column.head for column in simulated)]
+    table = ruled_table(
+        Column("best", justify="right", style="bold"),
+        *number_columns(*heads, overflow="fold", vertical="bottom"),
+        *number_columns(*values, no_wrap=True, vertical="bottom"),
+        collapse_padding=True,
+    )
     for place, row in enumerate(rows, 1):
         words = (row[name] for name in fields)
         changed = ["" if word is None else describe_value(word) for word in words]
         cells = [figure.cell(row[figure.name]) for figure in figures]
         cells += [column.cell(row[column.name]) for column in simulated]
         table.add_row(str(place), *changed, *cells)
-    return table
-
-
-def reasons_table(found: list[dict[str, Any]]) -> Table:
-    """Reasons of invalid points, most frequent first; of reasons that differ in numbers only, the first."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("invalid", justify="right")
-    table.add_column("reason (of similar ones the first)")
-    for one in found[:REASONS]:
-        table.add_row(f"{one['count']:,}", one["reason"])
-    if len(found) > REASONS:
-        more = sum(one["count"] for one in found[REASONS:])
-        table.add_row(f"{more:,}", f"{len(found) - REASONS} more reasons, see the column `reason`")
     return table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshcast.experiments.pages.measurements import format_amount, new_table
+from meshcast.experiments.pages.measurements import format_amount, measurement_table
 from meshcast.experiments.pages.published import format_percent
 from meshcast.experiments.plots.style import Width
 from meshcast.simulator.costs.calibration.calibration import Calibration
@@ -41,9 +41,7 @@ def _forecast(job: Path, calibration: Path | None) -> Report:
 
 def page(found: Comparison) -> RenderableType:
     """Table of the seconds of every class of kernels on every stream."""
-    table = new_table("stream, class")
-    for head in ("real", "kernels", "simulated", "ops", "ratio"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = measurement_table("stream, class", "real", "kernels", "simulated", "ops", "ratio")
     stream = ""
     for line in found.lines:
         if line.stream != stream:

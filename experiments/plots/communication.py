@@ -14,9 +14,14 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 
-from meshcast.experiments.explain.communication_matrix import CommunicationMatrix, Grouping, communication_matrix
+from meshcast.experiments.explain.communication_matrix import (
+    CommunicationMatrix,
+    Grouping,
+    choose_grouping,
+    communication_matrix,
+)
 from meshcast.experiments.plots import style
-from meshcast.experiments.plots.gantt.bars import LANES
+from meshcast.experiments.plots.gantt import LANES
 from meshcast.experiments.plots.sheet import EDGE, Sheet, make_heading, note_height, save
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.words import describe_plan, format_bytes
@@ -38,16 +43,8 @@ def draw(report: Report, path: str | Path, width: style.Width = "page", grouping
 
     grouping: what a row is; by default the finest of at most `CLEAR` rows, or stages.
     """
-    found = communication_matrix(report, grouping or choose_clear_grouping(report))
+    found = communication_matrix(report, grouping or choose_grouping(report.job.cluster, CLEAR))
     save(lambda: communication(report, found), path, width)
-
-
-def choose_clear_grouping(report: Report) -> Grouping:
-    """The finest grouping of at most `CLEAR` rows, or stages if even nodes are more."""
-    cluster = report.job.cluster
-    if cluster.gpus <= CLEAR:
-        return "rank"
-    return "node" if -(-cluster.gpus // cluster.local_gpus) <= CLEAR else "stage"
 
 
 def communication(report: Report, found: CommunicationMatrix) -> Figure:

@@ -186,7 +186,6 @@ def _describe_others(cell: Cell, others: Sequence[str]) -> str:
 
 
 def _draw_blank(axes: Any, at: tuple[int, int], reason: str, cell: Cell | None, size: float) -> None:
-    """Draws a cell without a value, with the reason."""
     axes.add_patch(Rectangle(at, 1, 1, hatch=HATCHES[reason], **BLANK))
     axes.add_patch(Rectangle(at, 1, 1, facecolor="none", edgecolor="white", linewidth=1.2))
     words = wrap_text(reason, size - 0.04)

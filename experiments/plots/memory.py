@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.markers import CARETDOWN
 
 from meshcast.experiments.plots import style
-from meshcast.experiments.plots.gantt.legend import LegendEntry, draw_legend, legend_height
+from meshcast.experiments.plots.gantt import LegendEntry, draw_legend, legend_height
 from meshcast.experiments.plots.sheet import (
     EDGE,
     LINE,

@@ -18,11 +18,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from meshcast.experiments.explain.roofline import KernelPoint, NetworkPoint, StepRoofline, step_roofline
 from meshcast.experiments.plots import style
-from meshcast.experiments.plots.gantt.bars import LANES
+from meshcast.experiments.plots.gantt import LANES
 from meshcast.experiments.plots.sheet import (
     EDGE,
     LINE,
     Sheet,
+    format_large,
     make_heading,
     note_height,
     save,
@@ -143,8 +144,9 @@ def roofline(report: Report, found: StepRoofline) -> Figure:
 def numbered_lines(numbered: Sequence[KernelGroup], found: StepRoofline) -> list[str]:
     """A line for every numbered kernel: its share of the step and of its roof."""
     return [
-        f"{i}  {one.words}: {one.seconds / found.step_seconds:.1%} of the step, {share:.0%} of its roof"
-        for i, (one, share) in enumerate(((one, one.attained / one.roof) for one in numbered), 1)
+        f"{i}  {kernel.words}: {kernel.seconds / found.step_seconds:.1%} of the step, "
+        f"{kernel.attained / kernel.roof:.0%} of its roof"
+        for i, kernel in enumerate(numbered, 1)
     ]
 
 
@@ -172,16 +174,9 @@ def _format_rates(axes: Any) -> None:
         axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 300 else (1.0, 2.0, 5.0), numticks=8))
         axis.set_minor_locator(NullLocator())
         axis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_formatter(FuncFormatter(_write_power))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_large(value, "g")))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e12:,.10g}"))
     axes.set_ylabel("TFLOP/s of a GPU", labelpad=2)
-
-
-def _write_power(value: float, _: Any) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:g} {unit}"
-    return f"{value:g}"
 
 
 def _limits(values: Sequence[float], wider: float = 1.6) -> tuple[float, float]:
@@ -215,7 +210,9 @@ def _draw_kernels(
     _format_rates(axes)
     axes.set_xlabel("FLOPs a byte of memory traffic", labelpad=2)
     words = f"memory {found.memory_bandwidth / 1e12:.3g} TB/s"
-    _write_on_slope(axes, words, found.memory_bandwidth, left, low)
+    start = max(left, low / found.memory_bandwidth) * 1.15  # where the slanted roof enters the axes
+    spot: Any = {"textcoords": "offset points", "va": "top", "fontsize": style.SMALL, "color": style.FAINT}
+    axes.annotate(words, (start, start * found.memory_bandwidth), (5, -3), **spot)
     present = dict.fromkeys(one.kind if one.kind in LOOKS else "memory_bound" for one in kernels)
     for kind in present:
         axes.scatter([], [], s=14, linewidths=0, label=kind.replace("_", "-"), **LOOKS.get(kind, OTHER))
@@ -223,26 +220,17 @@ def _draw_kernels(
         axes.legend(loc="lower right", frameon=False, borderaxespad=0.2, handletextpad=0.2, labelspacing=0.25)
 
 
-def _write_on_slope(axes: Any, words: str, rate: float, left: float, low: float) -> None:
-    """Writes words below a slanted roof, where it enters the axes."""
-    x = max(left, low / rate) * 1.15
-    axes.annotate(
-        words, (x, x * rate), (5, -3), textcoords="offset points", va="top", fontsize=style.SMALL, color=style.FAINT
-    )
-
-
 def _write_numbers(axes: Any, numbered: Sequence[KernelGroup]) -> None:
     """Writes the numbers of kernels beside their points, each where it hits no other number and no roof."""
-    taken: list[tuple[float, float]] = []
     height = axes.figure.get_size_inches()[1] * axes.get_position().height * 72
     width = axes.figure.get_size_inches()[0] * axes.get_position().width * 72
     (x0, x1), (y0, y1) = np.log(axes.get_xlim()), np.log(axes.get_ylim())
-    for one in numbered:
-        place = (np.log(one.intensity) - x0) / (x1 - x0) * width, (np.log(one.attained) - y0) / (y1 - y0) * height
-        taken.append(place)
-    for i, one in enumerate(numbered, 1):
-        x = (np.log(one.intensity) - x0) / (x1 - x0) * width
-        y = (np.log(one.attained) - y0) / (y1 - y0) * height
+    places = [
+        ((np.log(one.intensity) - x0) / (x1 - x0) * width, (np.log(one.attained) - y0) / (y1 - y0) * height)
+        for one in numbered
+    ]
+    taken = [*places]
+    for i, (one, (x, y)) in enumerate(zip(numbered, places, strict=True), 1):
         roof = (np.log(one.roof) - y0) / (y1 - y0) * height
         tries = [
             (dx, dy) for r in (8, 15, 22, 30) for dx, dy in ((r, -2), (0, -r - 2), (-r, -2), (r, -r), (-r, -r), (0, r))

@@ -15,17 +15,19 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from meshcast.experiments.plots import style
+from meshcast.experiments.plots.gantt import choose_rows
 from meshcast.experiments.plots.sheet import (
     EDGE,
     LINE,
     Sheet,
+    format_large,
     make_heading,
     note_height,
     save,
     text_width,
     truncate_words,
 )
-from meshcast.experiments.sweeps.scaling import Curve, Point, shorten
+from meshcast.experiments.sweeps.scaling import Curve, shorten
 from meshcast.simulator.program.categories import EXPOSED
 from meshcast.simulator.report.report import Report
 
@@ -164,7 +166,6 @@ def step_shares(report: Report) -> list[float]:
 
 
 def _draw_shares(axes: Any, curve: Curve) -> None:
-    """Draws the parts of the step above each other, by number of GPUs."""
     x = [float(point.gpus) for point in curve.known]
     rows = [step_shares(point.report) for point in curve.known if point.report is not None]
     if len(x) == 1:  # an area needs two points
@@ -180,7 +181,6 @@ def _draw_shares(axes: Any, curve: Curve) -> None:
 
 
 def _draw_legend(sheet: Sheet, curve: Curve, top: float) -> None:
-    """Draws the legend of the curve: what dashes, band, dots and circles are."""
     band = Patch(facecolor=style.lighten(style.BLUE, 0.75), linewidth=0)
     entries: list[tuple[Any, str]] = [
         (Line2D([], [], color=style.BLUE, marker="o", markersize=3.6, linewidth=1.2), "forecast"),
@@ -213,22 +213,15 @@ TableRow = tuple[str, ...]
 
 
 def _table_rows(curve: Curve) -> list[TableRow]:
-    """The rows of the table, in their order."""
     rows: list[TableRow] = [("GPUs", "efficiency", "tokens/s", "step")]
-    for point in _choose_points(curve.known, MOST_ROWS):
+    for number in choose_rows(len(curve.known), MOST_ROWS):
+        point = curve.known[number]
         assert point.report is not None
         efficiency, step = f"{curve.efficiency(point):.1%}", _format_seconds(point.report.step_time)
-        rows.append((f"{point.gpus:,}", efficiency, _format_total(point.tokens_per_s), step))
+        rows.append((f"{point.gpus:,}", efficiency, format_large(point.tokens_per_s, ".3g"), step))
     rows.append(("largest cost besides matrix work",))
     rows += [(f"to {one.gpus:,}", shorten(one.bottleneck)) for one, _ in curve.changes][-3:]
     return [*rows, ("all" if not curve.changes else "then", shorten(curve.known[-1].bottleneck))]
-
-
-def _format_total(value: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g}"
 
 
 def _draw_table(sheet: Sheet, rows: list[TableRow], left: float, top: float) -> None:
@@ -254,13 +247,6 @@ def _draw_table(sheet: Sheet, rows: list[TableRow], left: float, top: float) -> 
         sheet.patch(left, y, 0.22, 0.1, **looks)
         sheet.text(left + 0.3, y + 0.09, part.words, fontsize=style.SMALL)
         y += 0.17
-
-
-def _choose_points(points: list[Point], most: int) -> list[Point]:
-    """At most `most` of the points, including the first and the last."""
-    if len(points) <= most:
-        return points
-    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
 
 
 def _format_seconds(value: float) -> str:

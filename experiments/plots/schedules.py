@@ -14,21 +14,21 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from meshcast.experiments.plots import style
-from meshcast.experiments.plots.gantt.bars import (
+from meshcast.experiments.plots.gantt import (
     GAP,
     KINDS,
     LANE,
     LANES,
     SEEN,
     Panel,
+    Row,
     bar_height,
+    choose_rows,
+    draw_legend,
     draw_panel,
     left_margin,
-)
-from meshcast.experiments.plots.gantt.legend import draw_legend, legend_entries, legend_height
-from meshcast.experiments.plots.gantt.rows import (
-    Row,
-    choose_rows,
+    legend_entries,
+    legend_height,
     measure_occupation,
     replay_rows,
     report_rows,

@@ -47,7 +47,8 @@ def make_heading(title: str, *parts: Sequence[str] | str) -> Heading:
     parts: each begins a line of its own; a sequence is of phrases, joined by commas.
     """
     room = style.layout_width() - 2 * EDGE
-    lines = [line for part in parts for line in wrap_words([part] if isinstance(part, str) else part)]
+    sentences = (part if isinstance(part, str) else ", ".join(part) for part in parts)
+    lines = [line for sentence in sentences for line in wrap_text(sentence, room, style.TEXT)]
     return Heading(wrap_text(title, room, style.TITLE, bold=True), lines)
 
 
@@ -104,11 +105,6 @@ class Sheet:
 def note_height(words: str) -> float:
     """Height of the lines of a note [in]."""
     return LINE * len(wrap_text(words, style.layout_width() - 2 * EDGE, style.SMALL)) if words else 0.0
-
-
-def wrap_words(parts: Sequence[str]) -> list[str]:
-    """Joins phrases of a sentence and breaks them into lines of the layout's width."""
-    return wrap_text(", ".join(parts), style.layout_width() - 2 * EDGE, style.TEXT)
 
 
 def wrap_text(words: str, room: float, size: float = style.SMALL, bold: bool = False) -> list[str]:
@@ -169,6 +165,14 @@ def space_ticks(axes: Any, write: Callable[[float], str]) -> None:
     ends = high - 0.5 * widest / inches * (high - low) + 0.08 / inches * (high - low)
     axes.set_xticks([tick for tick in ticks if tick <= ends])
     axes.xaxis.set_major_formatter(lambda value, _: write(value))
+
+
+def format_large(value: float, form: str) -> str:
+    """Formats a number with k, M or G for thousands, millions or billions. form: of the number before it."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:{form}} {unit}"
+    return f"{value:{form}}"
 
 
 def time_unit(span: float) -> tuple[float, str]:

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from meshcast.experiments.plots import style
-from meshcast.experiments.plots.gantt.legend import LegendEntry, draw_legend, legend_height
+from meshcast.experiments.plots.gantt import LegendEntry, draw_legend, legend_height
 from meshcast.experiments.plots.memory import (
     BINS,
     COLOURS,

@@ -11,28 +11,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from meshcast.experiments.plots import style
-from meshcast.experiments.plots.gantt.bars import (
+from meshcast.experiments.plots.gantt import (
     GAP,
     LANE,
     LANES,
     RIGHT,
     SEEN,
+    Occupation,
     Panel,
+    Row,
     bar_height,
+    choose_rows,
+    draw_legend,
     draw_panel,
     left_margin,
-    number_width,
-)
-from meshcast.experiments.plots.gantt.legend import draw_legend, legend_entries, legend_height
-from meshcast.experiments.plots.gantt.rows import (
-    Occupation,
-    Row,
-    choose_rows,
+    legend_entries,
+    legend_height,
     measure_occupation,
+    number_width,
     report_rows,
     usual_pass,
 )
@@ -76,7 +75,8 @@ def timeline(report: Report) -> Figure:
     notes = describe_idle(measure_occupation(rows, span), chunks)
     foot = legend_height(entries) + sum(map(note_height, notes)) + 0.12
     panels = choose_panels(rows, span, stages, lanes, style.layout_height() - heading.bottom - foot)
-    if not any(len(row.waits) and _longest(row.waits) >= SEEN * seconds_an_inch(panels) for row in rows):
+    least = SEEN * seconds_an_inch(panels)
+    if not any((row.waits[:, 1] - row.waits[:, 0] >= least).any() for row in rows):
         entries = legend_entries(rows, lanes, chunks)
 
     beside = is_beside(panels)
@@ -132,10 +132,6 @@ def describe_idle(found: Occupation, chunks: int) -> list[str]:
     )
     shades = f" Shades: chunk 0 (dark) to chunk {chunks - 1} (light)." if chunks > 1 else ""
     return [f"Numbers, where there is room: micro-batch.{shades}", given]
-
-
-def _longest(waits: np.ndarray) -> float:
-    return float((waits[:, 1] - waits[:, 0]).max())
 
 
 # ------------------------------------------------------------------------------------------- panels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshcast.experiments.plots import style
 from meshcast.experiments.plots.breakdown import LOOKS
-from meshcast.experiments.plots.gantt.bars import KINDS
+from meshcast.experiments.plots.gantt import KINDS
 from meshcast.experiments.plots.memory import COLOURS, WORDS
 from meshcast.experiments.report.charts import to_hex
 

@@ -55,7 +55,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "", f
     """A table whose cells are HTML; columns of numbers are right-aligned."""
     given = list(rows)
     numbers = [
-        all(_is_number(row[i]) for row in given if row[i]) and any(row[i] for row in given) for i in _places(heads)
+        all(_is_number(row[i]) for row in given if row[i]) and any(row[i] for row in given) for i in range(len(heads))
     ]
 
     def line(cells: Sequence[str], tag: str = "td") -> str:
@@ -108,10 +108,6 @@ def details(summary: str, body: str) -> str:
 def _is_number(cell: str) -> bool:
     """Whether a cell begins with a digit, or with a sign and one."""
     return cell.lstrip("+-")[:1].isdigit()
-
-
-def _places(heads: Sequence[str]) -> range:
-    return range(len(heads))
 
 
 def _class(kind: str) -> str:

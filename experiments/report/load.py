@@ -2,18 +2,120 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from meshcast.experiments.report.results.load import PlanRows, is_search_answer, load_rows, read_answer
+from meshcast.experiments.sweeps.selection import Row, read_rows, varied_fields
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.report.figures import FIGURES, Figure
+from meshcast.simulator.report.words import describe_value
 
 SAME = 1e-9
 """Relative difference up to which the step time of an answer and of its job are the same."""
+
+SEARCH_FIGURES = ("step_time_s", "tokens_per_s_per_gpu", "peak_device_gib", "cost")
+"""Figures of a plan in the answer of ``search --json`` that rows of a sweep have, too."""
+
+
+@dataclass(frozen=True)
+class PlanRows:
+    """Forecasts of many plans.
+
+    name: of the file.
+    rows: as in the file; every row has `status` and the varied fields.
+    fields: the varied ones.
+    job: the job whose fields vary; empty if the file does not state it.
+    certificate: of a search; None of a sweep.
+    excluded: points of a sweep that its `where` left out.
+    """
+
+    name: str
+    rows: list[Row]
+    fields: list[str]
+    job: Mapping[str, Any]
+    certificate: Mapping[str, Any] | None = None
+    excluded: int = 0
+
+    @cached_property
+    def fitting(self) -> list[Row]:
+        """Rows of plans that fit, the highest throughput of a GPU first."""
+        found = [row for row in self.rows if row["status"] == "fits"]
+        return sorted(found, key=lambda row: -(row.get("tokens_per_s_per_gpu") or 0.0))
+
+    @cached_property
+    def others(self) -> list[Row]:
+        """Rows of plans that were forecast and do not fit."""
+        return [row for row in self.rows if row["status"] == "does-not-fit"]
+
+    @cached_property
+    def several(self) -> list[str]:
+        """Varied fields that take several values."""
+        return [name for name in self.fields if len({repr(row.get(name)) for row in self.rows}) > 1]
+
+    @cached_property
+    def figures(self) -> list[Figure]:
+        """Figures that rows have a value of."""
+        known = {name for row in self.rows for name, value in row.items() if value is not None}
+        return [figure for figure in FIGURES.values() if figure.name in known]
+
+    @property
+    def statuses(self) -> Counter[str]:
+        return Counter(row["status"] for row in self.rows)
+
+    def describe(self, row: Row) -> str:
+        """The values of the varied fields of a row in words."""
+        names = self.several or self.fields
+        return ", ".join(f"{name.removeprefix('plan.')} {describe_value(row.get(name))}" for name in names)
+
+
+def load_rows(path: Path) -> PlanRows:
+    """Reads a Parquet file. Raises PlanError for one that is no result of a sweep or a search."""
+    import pyarrow.parquet as pq
+
+    rows = read_rows(path)
+    try:
+        about = json.loads((pq.read_schema(path).metadata or {}).get(b"meshcast", b"{}"))
+    except ValueError:
+        about = {}
+    about = about if isinstance(about, dict) else {}
+    points = about.get("points")
+    excluded = (
+        max(0, points - len(rows)) if isinstance(points, int) and "shard" not in about.get("fingerprint", {}) else 0
+    )
+    certificate = about.get("certificate")
+    job = about.get("job") or {}
+    return PlanRows(path.name, rows, varied_fields(rows), job, certificate, excluded)
+
+
+def is_search_answer(data: Any) -> bool:
+    """Whether JSON data is an answer of ``search --json``."""
+    return isinstance(data, dict) and isinstance(data.get("best"), list) and isinstance(data.get("certificate"), dict)
+
+
+def read_answer(name: str, data: Mapping[str, Any]) -> PlanRows:
+    """The best plans in an answer of ``search --json``. Raises PlanError if it has none, or is damaged."""
+    rows: list[Row] = []
+    try:
+        for index, one in enumerate(data["best"]):
+            figures = {figure: one.get(figure) for figure in SEARCH_FIGURES}
+            figures |= {"mfu_palm": one["mfu"]["palm"], "interval_low_s": one["interval_90_s"][0]}
+            figures["interval_high_s"] = one["interval_90_s"][1]
+            rows.append({"index": index, **one["plan"], "status": "fits", "reason": None, **figures})
+        fields = list(dict.fromkeys(field for one in data["best"] for field in one["plan"]))
+    except (LookupError, TypeError, AttributeError):
+        rule = "its list `best` is not that of an answer of meshcast search --json"
+        raise PlanError(name, rule, "Write the answer to a file again") from None
+    if not rows:
+        raise PlanError(name, "the search found no plan that fits", "See its certificate: meshcast search")
+    return PlanRows(name, [{**dict.fromkeys(fields), **row} for row in rows], fields, {}, data["certificate"])
 
 
 def load_plans(path: Path) -> PlanRows | None:

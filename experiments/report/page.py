@@ -62,20 +62,17 @@ def render_page(title: str, lead: str, sections: Sequence[PageSection]) -> str:
         f'<section id="{one.name}"><h2>{escape(one.title)}</h2>{FIGURE.sub(lambda at: divs[at[1]], one.html)}</section>'
         for one in sections
     )
+    style = (resources.files("meshcast.experiments.report") / "page.css").read_text("utf-8")
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title>\n'
-        f"<style>{_read_style()}</style>\n{bundle}</head>\n"
+        f"<style>{style}</style>\n{bundle}</head>\n"
         f"<body><header><h1>{escape(title)}</h1>{lead}<nav>{contents}</nav></header>\n<main>{bodies}</main>\n"
         f"<footer>Made by meshcast {escape(product_version())}. This file loads nothing.</footer>\n"
         f"{script}</body></html>\n"
     )
-
-
-def _read_style() -> str:
-    return (resources.files("meshcast.experiments.report") / "page.css").read_text("utf-8")
 
 
 def _embed(figures: dict[str, Any]) -> tuple[str, str, dict[str, str]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from meshcast.experiments.report.load import PlanRows
 from meshcast.experiments.report.page import check_library, render_page
 from meshcast.experiments.report.results import parallel, pareto, plan_table, summary
-from meshcast.experiments.report.results.load import PlanRows
 from meshcast.experiments.report.results.source import make_source
 
 

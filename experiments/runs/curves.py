@@ -199,19 +199,17 @@ def _at_scale(plan: RunPlan, gpus: float) -> RunPlan | None:
 
 def _find_worth(plan: RunPlan, workers: int | None) -> tuple[Worth, ...]:
     """What one spare node more and a store of twice the rate are worth."""
-    before, found = _answer(plan, workers), []
-    changed = [("a store of twice the rate", _faster_store(plan))] if plan.setting.tiers else []
+    before, found, changed = _answer(plan, workers), [], {}
     if plan.setting.spares is not None:
-        more = replace(plan, setting=replace(plan.setting, spares=plan.setting.spares + 1))
-        changed.insert(0, ("one spare node more", more))
-    for name, one in changed:
-        after = _answer(one, workers)
+        setting = replace(plan.setting, spares=plan.setting.spares + 1)
+        changed["one spare node more"] = replace(plan, setting=setting)
+    if plan.setting.tiers:
+        keys = plan.job.run.checkpoints
+        factor = 2 * (keys.bandwidth_factor if keys else 1.0)
+        changed["a store of twice the rate"] = _change(plan, checkpoints={"bandwidth_factor": factor})
+    for name, better in changed.items():
+        after = _answer(better, workers)
         costs = [answer.mean(answer.cost_of) for answer in (before, after)]
         cost = None if costs[0] is None or costs[1] is None else costs[1] - costs[0]
         found.append(Worth(name, after.days - before.days, after.goodput - before.goodput, cost))
     return tuple(found)
-
-
-def _faster_store(plan: RunPlan) -> RunPlan:
-    keys = plan.job.run.checkpoints
-    return _change(plan, checkpoints={"bandwidth_factor": 2 * (keys.bandwidth_factor if keys else 1.0)})

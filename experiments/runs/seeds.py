@@ -51,7 +51,7 @@ def simulate_runs(
 ) -> list[SimulatedRun]:
     """Simulates all runs of a job. workers: number of processes; one for each core that this process may use if None.
     Raises PlanError if a worker is killed."""
-    tasks = _make_tasks(plan, plan.seeds, _count_chunks(plan, CHUNK), CHUNK)
+    tasks = _make_tasks(plan, CHUNK)
     found: list[SimulatedRun] = []
     with _open_map(workers, len(tasks)) as each:
         for runs in each(simulate_seeds, tasks):
@@ -74,9 +74,7 @@ class RunSimulator:
         size = max(1, -(-plan.seeds // (2 * self._workers)))
         found: list[SimulatedRun] = []
         try:
-            for runs, cpu in self._pool.map(
-                _time_seeds, _make_tasks(plan, plan.seeds, _count_chunks(plan, size), size)
-            ):
+            for runs, cpu in self._pool.map(_time_seeds, _make_tasks(plan, size)):
                 found += runs
                 self.cpu += cpu
         except BrokenExecutor:
@@ -101,10 +99,6 @@ def _time_seeds(task: Seeds) -> tuple[list[SimulatedRun], float]:
     return simulate_seeds(task), time.process_time() - began
 
 
-def _count_chunks(plan: RunPlan, size: int) -> range:
-    return range(-(-plan.seeds // size))
-
-
 def store_runs(
     plan: RunPlan,
     job: dict[str, Any],
@@ -126,7 +120,7 @@ def store_runs(
         todo = [number for number in store.chunks if number not in store.kept]
         watch(store.points_kept, store.points)
         with _open_map(workers, len(todo)) as each:
-            answers = each(simulate_seeds, _make_tasks(plan, plan.seeds, todo, chunk))
+            answers = each(simulate_seeds, _make_tasks(plan, chunk, todo))
             for number, runs in zip(todo, answers, strict=True):
                 first = number * chunk
                 store.keep(number, [store.make_row(first + i, run) for i, run in enumerate(runs)])
@@ -135,9 +129,10 @@ def store_runs(
     return store.read_runs()
 
 
-def _make_tasks(plan: RunPlan, runs: int, numbers: Iterable[int], size: int) -> list[Seeds]:
-    starts = [number * size for number in numbers]
-    return [Seeds(plan.setting, plan.seed, start, min(size, runs - start)) for start in starts]
+def _make_tasks(plan: RunPlan, size: int, numbers: Iterable[int] | None = None) -> list[Seeds]:
+    """numbers: of the chunks; None: all."""
+    starts = [number * size for number in numbers] if numbers is not None else range(0, plan.seeds, size)
+    return [Seeds(plan.setting, plan.seed, start, min(size, plan.seeds - start)) for start in starts]
 
 
 @contextmanager

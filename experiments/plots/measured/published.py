@@ -53,7 +53,8 @@ def step_time_dots(rows: Sequence[dict[str, Any]]) -> list[Dot]:
     for row in rows:
         if row["error"] is not None:
             given = row["predicted"]
-            found.append(Dot(row["source"], *_pair(given["step_time_s"], row["error"]), *given["interval_90_s"]))
+            measured = given["step_time_s"] / (1 + row["error"])
+            found.append(Dot(row["source"], measured, given["step_time_s"], *given["interval_90_s"]))
     return found
 
 
@@ -63,12 +64,8 @@ def memory_dots(rows: Sequence[dict[str, Any]]) -> list[Dot]:
     for row in rows:
         if row["memory_error"] is not None:
             peak = row["predicted"]["peak_memory_gib"]
-            found.append(Dot(row["source"], *_pair(peak, row["memory_error"]), peak, peak))
+            found.append(Dot(row["source"], peak / (1 + row["memory_error"]), peak, peak, peak))
     return found
-
-
-def _pair(predicted: float, error: float) -> tuple[float, float]:
-    return predicted / (1 + error), predicted
 
 
 def draw_times(rows: Sequence[dict[str, Any]], path: str | Path, width: style.Width = "page") -> None:
@@ -105,7 +102,8 @@ def compare_dots(dots: Sequence[Dot], what: str, unit: str, of: int) -> Figure:
     sheet.head(heading)
     first = sheet.axes(LEFT, place.top, place.side, place.side)
     second = sheet.axes(*place.ratios)
-    ends = _axis_ends([*(dot.measured for dot in dots), *(dot.predicted for dot in dots)])
+    values = [value for dot in dots for value in (dot.measured, dot.predicted)]
+    ends = min(values) / 1.25, max(values) * 1.25
     _draw_diagonal(first, dots, looks, ends)
     _draw_ratios(second, dots, looks, ends)
     for axes in (first, second):
@@ -156,10 +154,6 @@ def _source_looks(dots: Sequence[Dot]) -> dict[str, dict[str, Any]]:
         name: {"color": HUES[i % len(HUES)], "marker": SHAPES[(i + i // len(HUES)) % len(SHAPES)]}
         for i, name in enumerate(names)
     }
-
-
-def _axis_ends(values: Sequence[float]) -> tuple[float, float]:
-    return min(values) / 1.25, max(values) * 1.25
 
 
 def _draw_diagonal(axes: Any, dots: Sequence[Dot], looks: dict[str, dict[str, Any]], ends: tuple[float, float]) -> None:
@@ -216,13 +210,11 @@ def _format_axis(axis: Any, ends: tuple[float, float], room: float) -> None:
     elif room / decades > 1.0:
         subs = (1.0, 2.0, 5.0)
     axis.set_major_locator(LogLocator(subs=subs, numticks=max(2, int(room / 0.5)) if subs == (1.0,) else None))
-    axis.set_major_formatter(FuncFormatter(_write_value))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.10g}" if 1e-4 <= value < 1e6 else f"{value:.0e}")
+    )
     axis.set_minor_locator(LogLocator(subs=()))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _write_value(value: float, _: Any) -> str:
-    return f"{value:,.10g}" if 1e-4 <= value < 1e6 else f"{value:.0e}"
 
 
 def _draw_key(sheet: Sheet, dots: Sequence[Dot], looks: dict[str, dict[str, Any]], place: Places) -> None:

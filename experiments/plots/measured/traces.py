@@ -160,7 +160,6 @@ def format_ratio(real: float, simulated: float) -> str:
 
 
 def _draw_bars(sheet: Sheet, rows: Sequence[KernelPair], top: float) -> None:
-    """Draws a line for every pair, with its bars and numbers."""
     longest = max((max(times) for _, _, times, _ in rows), default=0.0) or 1.0
     narrow = style.is_narrow()
     places = NARROW if narrow else {"LABEL": LABEL, "REAL": REAL, "FORECAST": FORECAST, "RATIO": RATIO}

@@ -11,7 +11,7 @@ from meshcast.experiments.report.charts import new_figure
 from meshcast.experiments.report.html import legend, paragraph
 from meshcast.experiments.report.page import PageSection
 from meshcast.experiments.report.results.plan_table import number_format
-from meshcast.experiments.report.results.source import PlanSource, fitting_view
+from meshcast.experiments.report.results.source import PlanSource
 from meshcast.simulator.report.figures import FIGURES, Figure
 
 PAIRS = (("peak_device_gib", "tokens_per_s_per_gpu"), ("cost", "days"), ("gpu_hours", "days"), ("cost", "step_time_s"))
@@ -77,7 +77,7 @@ def _draw(source: PlanSource, across: Figure, up: Figure) -> Any:
     for rows, colour, marker in parts:
         if not len(rows):
             continue
-        view = CDSView(filter=IndexFilter(list(rows))) if marker == "x" else fitting_view(source)
+        view = CDSView(filter=IndexFilter(list(rows)))
         made = figure.scatter(
             across.name, up.name, source=source.data, view=view, size=8, marker=marker, fill_color=colour,
             line_color=colour, fill_alpha=0.6, nonselection_alpha=0.12,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from meshcast.experiments.report.html import paragraph
+from meshcast.experiments.report.load import PlanRows
 from meshcast.experiments.report.page import PageSection
-from meshcast.experiments.report.results.load import PlanRows
 from meshcast.experiments.report.results.source import PlanSource
 from meshcast.simulator.report.figures import Figure
 

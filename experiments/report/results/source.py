@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.report.results.load import PlanRows
+from meshcast.experiments.report.load import PlanRows
 from meshcast.experiments.sweeps.selection import Row
 from meshcast.simulator.report.figures import Figure
 from meshcast.simulator.report.words import describe_value
@@ -54,10 +54,3 @@ def make_source(found: PlanRows) -> PlanSource:
             columns[figure.name] = numbers.astype(np.float32)
             figures.append(figure)
     return PlanSource(rows, fitting, ColumnDataSource(columns), fields, figures)
-
-
-def fitting_view(source: PlanSource) -> Any:
-    """The plans that fit, as a view of the source."""
-    from bokeh.models import CDSView, IndexFilter
-
-    return CDSView(filter=IndexFilter(list(range(source.fitting))))

@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 from meshcast.experiments.report.html import KeyFigure, details, escape, key_figures, listing, paragraph, table
+from meshcast.experiments.report.load import PlanRows
 from meshcast.experiments.report.page import PageSection
-from meshcast.experiments.report.results.load import PlanRows
 from meshcast.simulator.report.words import describe_value
 
 MOST_REASONS = 12
@@ -69,7 +69,6 @@ def count_reasons(found: PlanRows) -> list[str]:
 
 
 def _certificate(certificate: Any) -> str:
-    """The certificate of a search as a table."""
     rows = []
     for key, value in certificate.items():
         if key == "space" and isinstance(value, dict):

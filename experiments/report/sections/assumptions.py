@@ -24,6 +24,7 @@ def make_section(report: Report) -> PageSection:
         for row, above in zip(sources, before, strict=False)
     ]
     job = yaml.safe_dump(report.job.to_dict(), sort_keys=False, allow_unicode=True, width=100)
+    lines = "\n".join(map(escape, job.splitlines()))
     html = [
         listing(report.assumed),
         "<h3>Sources of the hardware's figures</h3>",
@@ -35,14 +36,9 @@ def make_section(report: Report) -> PageSection:
             "Ranks of every pipeline stage",
             table(["", "ranks"], [[escape(cell) for cell in row] for row in list_devices(report)]),
         ),
-        details("The job with all defaults filled", f"<pre>{escape_lines(job)}</pre>"),
+        details("The job with all defaults filled", f"<pre>{lines}</pre>"),
     ]
     return PageSection("assumptions", "Assumptions and sources", "".join(html))
-
-
-def escape_lines(text: str) -> str:
-    """Several lines as HTML, each escaped on its own."""
-    return "\n".join(escape(line) for line in text.splitlines())
 
 
 def list_sources(report: Report) -> list[list[str]]:
@@ -55,10 +51,9 @@ def list_sources(report: Report) -> list[list[str]]:
             if name in seen:
                 continue
             seen.add(name)
-            found += [
-                [name, path.replace("_", " ").replace(".", ", "), _text(one), one.kind, _source(one)]
-                for path, one in sourced_values(model)
-            ]
+            for path, value in sourced_values(model):
+                source = f"{value.source}{f' (read on {value.checked})' if value.checked else ''}"
+                found.append([name, path.replace("_", " ").replace(".", ", "), _text(value), value.kind, source])
     return found
 
 
@@ -76,10 +71,4 @@ def _models(node: Node) -> Iterator[Any]:
 def _text(item: Value | Fact[Any]) -> str:
     if isinstance(item, Value):
         return item.text
-    return (
-        {True: "yes", False: "no"}.get(item.value, str(item.value)) if isinstance(item.value, bool) else str(item.value)
-    )
-
-
-def _source(item: Value | Fact[Any]) -> str:
-    return f"{item.source}{f' (read on {item.checked})' if item.checked else ''}"
+    return ("no", "yes")[item.value] if isinstance(item.value, bool) else str(item.value)

@@ -67,7 +67,12 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
     scale = f'<div class="scale" style="background:linear-gradient(to right,{",".join(_palette()[::7])})"></div>'
     ends = f'<div class="ends"><span>{format_bytes(low)} or less</span><span>{format_bytes(high)}</span></div>'
     body = paragraph(words) + table(["axis", "sent in a step", "%", "of a rank in the mean"], rows, foot=foot)
-    body += scale + ends + f'<div class="grid square">{"".join(html)}</div>' + _host(found)
+    body += scale + ends + f'<div class="grid square">{"".join(html)}</div>'
+    out, back = found.host.sum(axis=0)
+    if out + back:
+        body += paragraph(
+            f"Copies between GPUs and hosts in a step: {format_bytes(out)} out, {format_bytes(back)} back."
+        )
     return PageSection("communication", "Communication", body, figures)
 
 
@@ -119,11 +124,3 @@ def _draw(
         axis.ticker.min_interval = 1
         axis.ticker.num_minor_ticks = 0
     return figure
-
-
-def _host(found: CommunicationMatrix) -> str:
-    """What is copied between GPUs and hosts."""
-    out, back = found.host.sum(axis=0)
-    if not out + back:
-        return ""
-    return paragraph(f"Copies between GPUs and hosts in a step: {format_bytes(out)} out, {format_bytes(back)} back.")

@@ -31,11 +31,11 @@ def make_section(report: Report) -> PageSection:
     words += f" The fullest stage needs {peak / GIB:,.1f} GiB"
     words += "." if report.fits else f"; the plan lacks memory: {report.missing}."
     rows = [
-        [names[device], *(f"{one[name]:,.2f}" for name in shown), f"{sum(one.values()):,.2f}", f"{room:,.1f}"]
-        for device, (one, room) in enumerate(zip(bars, _free(report), strict=True))
+        [names[device], *(f"{one[name]:,.2f}" for name in shown), f"{sum(one.values()):,.2f}", f"{-excess / GIB:,.1f}"]
+        for device, (one, excess) in enumerate(zip(bars, report.excess, strict=True))
     ]
-    numbers = table(["", *map(_name, shown), "total GiB", "free GiB"], rows)
-    key = legend([(_name(name), _colour(name)) for name in shown] + [("memory of the GPU (line)", RED)])
+    numbers = table(["", *map(memory_name, shown), "total GiB", "free GiB"], rows)
+    key = legend([(memory_name(name), _colour(name)) for name in shown] + [("memory of the GPU (line)", RED)])
     html = paragraph(words) + "{{memory}}" + key + details("The figures as a table [GiB]", numbers)
     return PageSection("memory", "Memory per stage", html, {"memory": _draw(report, bars, shown, names)})
 
@@ -51,17 +51,9 @@ def list_bars(report: Report) -> list[dict[str, float]]:
     return found
 
 
-def _free(report: Report) -> list[float]:
-    return [-excess / GIB for excess in report.excess]
-
-
 def _colour(name: str) -> str:
     pale = {FRAGMENTATION: style.lighten(style.GREY, 0.55), CONTEXT: style.lighten(style.GREY, 0.3)}
     return to_hex(pale[name]) if name in pale else memory_colour(name)
-
-
-def _name(name: str) -> str:
-    return name if name in (FRAGMENTATION, CONTEXT) else memory_name(name)
 
 
 def _draw(report: Report, bars: list[dict[str, float]], shown: list[str], names: list[str]) -> Any:
@@ -76,7 +68,7 @@ def _draw(report: Report, bars: list[dict[str, float]], shown: list[str], names:
             {"x": devices, "low": low, "high": high, "gib": [one[name] for one in bars], "device": names}
         )
         made = figure.vbar("x", 0.8, "high", "low", source=source, color=_colour(name), line_color="white")
-        tips = [("", "@device"), (_name(name), "@gib{0,0.00} GiB"), ("up to here", "@high{0,0.00} GiB")]
+        tips = [("", "@device"), (memory_name(name), "@gib{0,0.00} GiB"), ("up to here", "@high{0,0.00} GiB")]
         figure.add_tools(HoverTool(renderers=[made], tooltips=tips, visible=False))
         low = high
     ends = [capacity / GIB for capacity in report.capacities]

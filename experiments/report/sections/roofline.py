@@ -86,7 +86,10 @@ def _draw(found: StepRoofline, kernels: list[KernelPoint]) -> Any:
     for dtype, peak in found.peaks.items():
         figure.line([peak / found.memory_bandwidth, high], [peak / 1e12] * 2, line_color=style.INK, line_width=1.5)
         words = f"peak {dtype} {peak / 1e12:,.0f} TFLOP/s"
-        figure.text([high / 1.15], [peak / 1e12], [words], **_label(align="right", y_offset=-3))
+        figure.text(
+            [high / 1.15], [peak / 1e12], [words], text_align="right", text_font={"value": FONT},
+            text_font_size="12px", text_color=style.INK, y_offset=-3,
+        )  # fmt: skip
     kinds = dict.fromkeys(one.kind for one in kernels)
     longest = max((one.total_seconds for one in kernels), default=1.0)
     for kind in kinds:
@@ -126,16 +129,6 @@ def _draw(found: StepRoofline, kernels: list[KernelPoint]) -> Any:
         tips = [("", "@name"), ("sent in a step", "@bytes"), ("links busy at their rate", "@busy{0.0%} of the step")]
         figure.add_tools(HoverTool(renderers=[made], tooltips=tips, visible=False))
     return figure
-
-
-def _label(align: str = "left", **more: Any) -> dict[str, Any]:
-    return {
-        "text_align": align,
-        "text_font": {"value": FONT},
-        "text_font_size": "12px",
-        "text_color": style.INK,
-        **more,
-    }
 
 
 def _title(one: KernelPoint) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshcast.experiments.explain.action_times import UPDATE, ActionTimes, action_times, merge_bins
 from meshcast.experiments.explain.sensitivity import Watch
-from meshcast.experiments.plots.gantt.bars import LANES
+from meshcast.experiments.plots.gantt import LANES
 from meshcast.experiments.plots.sheet import time_unit
 from meshcast.experiments.report.charts import new_figure
 from meshcast.experiments.report.colours import AXES, AXIS_NAMES, action_looks

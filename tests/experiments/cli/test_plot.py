@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from meshcast.experiments.cli.app import app
-from meshcast.experiments.cli.drawing.plot import OF_JOBS
+from meshcast.experiments.cli.plot import OF_JOBS
 from meshcast.experiments.plots import style
 from tests.thinning import thinned
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.experiments.explain.communication_matrix import communication_matrix
+from meshcast.experiments.explain.communication_matrix import choose_grouping, communication_matrix
 from meshcast.experiments.explain.roofline import step_roofline
 from meshcast.experiments.plots import communication, memory, roofline, stage_memory, style
 from meshcast.simulator import simulate
@@ -83,9 +83,9 @@ def test_a_drawn_cell_is_the_largest_of_its_block() -> None:
 
 
 def test_the_finest_grouping_that_can_be_told_apart(report: Any) -> None:
-    assert communication.choose_clear_grouping(report) == "rank"
+    assert choose_grouping(report.job.cluster, communication.CLEAR) == "rank"
     large = simulate(JOB | {"cluster": "dgx-h100:32", "batch": {"global": 64, "sequence": 4096}})
-    assert communication.choose_clear_grouping(large) == "node"
+    assert choose_grouping(large.job.cluster, communication.CLEAR) == "node"
 
 
 def test_bytes_have_units() -> None:

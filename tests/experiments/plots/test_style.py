@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from meshcast.experiments.plots import breakdown, memory, scaling, sheet, style, tornado
-from meshcast.experiments.plots.gantt.bars import AGAIN, KINDS, LANES
+from meshcast.experiments.plots.gantt import AGAIN, KINDS, LANES
 from meshcast.experiments.plots.measured import calibration, measurements, published
 from meshcast.experiments.search.output import plot as search
 from tests.experiments.plots.checks import check_legend, lightness

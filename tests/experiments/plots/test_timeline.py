@@ -32,7 +32,7 @@ def report() -> Any:
 
 
 def rows(report: Any) -> list[Any]:
-    from meshcast.experiments.plots.gantt.rows import device_row
+    from meshcast.experiments.plots.gantt import device_row
 
     times = report.play.step.times
     return [device_row(report, d, np.asarray(times.begin), np.asarray(times.end)) for d in range(2)]
@@ -52,7 +52,7 @@ def test_bars_follow_each_other_within_the_step(report: Any) -> None:
 
 
 def test_the_loss_of_a_batch_is_drawn_between_its_phases() -> None:
-    from meshcast.experiments.plots.gantt.legend import legend_entries
+    from meshcast.experiments.plots.gantt import legend_entries
 
     plan = {"schedule": {"use": "distmm", "branches": 2}, "stages": [{"dp": 6}, {"dp": 2}]}
     batch = {"global": 48, "microbatches": 2}
@@ -89,7 +89,7 @@ def test_recomputation_lies_within_backward_bars(report: Any) -> None:
 
 
 def test_busy_shares_keep_the_total() -> None:
-    from meshcast.experiments.plots.gantt.rows import busy_share
+    from meshcast.experiments.plots.gantt import busy_share
 
     edges = np.linspace(0, 10, 41)
     share = busy_share([(np.array([0.1, 3.0]), np.array([1.2, 7.7]))], edges)
@@ -131,7 +131,7 @@ def waiting() -> Any:
 
 
 def all_rows(report: Any) -> list[Any]:
-    from meshcast.experiments.plots.gantt.rows import report_rows
+    from meshcast.experiments.plots.gantt import report_rows
 
     return report_rows(report, range(report.play.program.devices))
 
@@ -150,7 +150,7 @@ def waiting_figure(waiting: Any) -> Any:
 
 
 def test_waits_and_kernels_make_up_the_bars(waiting: Any, waiting_rows: list[Any]) -> None:
-    from meshcast.experiments.plots.gantt.rows import measure_occupation
+    from meshcast.experiments.plots.gantt import measure_occupation
 
     flat = waiting.play.step.flat
     found = waiting_rows
@@ -170,7 +170,7 @@ def test_waits_and_kernels_make_up_the_bars(waiting: Any, waiting_rows: list[Any
 
 def test_a_wait_has_not_the_colour_of_work(waiting_figure: Any, waiting_rows: list[Any]) -> None:
     """Where no kernel of a pass computes, a white, dotted area lies above its bar, if print can show it."""
-    from meshcast.experiments.plots.gantt.bars import SEEN
+    from meshcast.experiments.plots.gantt import SEEN
 
     figure = waiting_figure
     axes = figure.axes[1]
@@ -190,7 +190,7 @@ def test_a_wait_has_not_the_colour_of_work(waiting_figure: Any, waiting_rows: li
 
 
 def test_bubble_and_idle_time_are_both_named(waiting: Any, waiting_figure: Any, waiting_rows: list[Any]) -> None:
-    from meshcast.experiments.plots.gantt.rows import measure_occupation
+    from meshcast.experiments.plots.gantt import measure_occupation
 
     words = " ".join(text.get_text() for text in shown_texts(waiting_figure))
     share = waiting.breakdown.parts["bubble"] / waiting.step_time
@@ -206,7 +206,7 @@ def test_bubble_and_idle_time_are_both_named(waiting: Any, waiting_figure: Any, 
 
 
 def test_a_bar_is_split_at_its_waits() -> None:
-    from meshcast.experiments.plots.gantt.bars import computing_pieces
+    from meshcast.experiments.plots.gantt import computing_pieces
 
     waits = np.array([[1.0, 1.1], [2.0, 3.0], [8.0, 9.0]])
     assert computing_pieces(0.5, 5.0, waits, 0.5) == [(0.5, 2.0), (3.0, 5.0)]
@@ -254,7 +254,7 @@ def test_sixteen_stages_have_numbers(schedule: str) -> None:
 
 
 def test_rows_of_a_window_have_passes_in_it() -> None:
-    from meshcast.experiments.plots.gantt.rows import choose_rows
+    from meshcast.experiments.plots.gantt import choose_rows
     from meshcast.experiments.plots.timeline import choose_busy
 
     found = all_rows(simulate(SIXTEEN))
@@ -266,7 +266,7 @@ def test_rows_of_a_window_have_passes_in_it() -> None:
 
 def test_rows_of_a_replay_are_its_passes() -> None:
     from meshcast.experiments.pages.schedules import play_in_slots
-    from meshcast.experiments.plots.gantt.rows import measure_occupation, replay_rows
+    from meshcast.experiments.plots.gantt import measure_occupation, replay_rows
 
     for name, v in (("1f1b", None), ("zb-h1", None), ("dualpipe", None), ("interleaved-1f1b", 2)):
         run = play_in_slots(name, 4, 8, v)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("bokeh", reason="bokeh is not installed (pip install 'meshcast[report]')")
 
+from meshcast.experiments.report.load import PlanRows, load_rows, read_answer
 from meshcast.experiments.report.results import parallel, pareto, source
-from meshcast.experiments.report.results.load import PlanRows, load_rows, read_answer
 from meshcast.experiments.report.results.plan_table import number_format
 from meshcast.experiments.report.results.summary import count_reasons
 from meshcast.experiments.report.results_report import report_results

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from meshcast.experiments.plots.training import runs as plots
+from meshcast.experiments.plots import runs as plots
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves, draw_curves, find_best
 from meshcast.experiments.runs.seeds import simulate_runs
 from meshcast.simulator import load_job, simulate

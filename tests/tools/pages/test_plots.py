@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
-from meshcast.experiments.cli.drawing.plot import KINDS
+from meshcast.experiments.cli.plot import KINDS
 from meshcast.experiments.plots import style
 from tools.pages import plots
 

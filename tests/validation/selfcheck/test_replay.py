@@ -140,7 +140,7 @@ def test_a_trace_of_a_replay_has_the_events_of_simpy(job: Path, monkeypatch: pyt
 def test_files_are_made_of_simpys_report(job: Path, words: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(command_line, "draw", lambda report, *_: drawn.append(report))
-    monkeypatch.setattr(command_line.interchange, "write_files", lambda report, *_: drawn.append(report))
+    monkeypatch.setattr(command_line.traces, "write_files", lambda report, *_: drawn.append(report))
     for verify in ((), ("--verify",)):
         assert run("predict", job, words[0], job.parent / words[1], *verify).exit_code == 0
     assert [type(report.play.step) for report in drawn] == [ByMatrices, ByMatrices, ByOps, ByOps]

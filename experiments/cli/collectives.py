@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from meshcast.experiments.cli.console import AsJson, answering, emit
+from meshcast.experiments.cli.console import AsJson, Changes, answering, emit
 from meshcast.hardware.errors import PlanError, nearest
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -21,10 +21,7 @@ def collectives(
         str | None,
         typer.Option("--cluster", metavar="CLUSTER", help="Those of a cluster instead, e.g. dgx-h100:2, or its file."),
     ] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job, e.g. plan.tp=4."),
-    ] = None,
+    change: Changes = None,
     stage: Annotated[
         int | None,
         typer.Option("--stage", metavar="N", help="Pipeline stage; the one that computes longest if not given."),

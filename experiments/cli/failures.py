@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from meshcast.experiments.cli.console import check_place, emit, unwritable
+from meshcast.experiments.cli.console import check_place, emit, writing
 
 if TYPE_CHECKING:
     from meshcast.simulator.runs.failure_log import FittedRate, ObservedLog
@@ -29,10 +29,8 @@ def import_failure_log(file: Path, gpus: int | None, out: Path | None, as_json: 
     fragment = {"run": {"failures": failures}}
     if out is not None:
         check_place(out, "--out")
-        try:
+        with writing(out, "--out"):
             out.write_text(_render(fragment, rates), "utf-8")
-        except OSError as error:
-            raise unwritable(out, error.strerror or str(error), "--out") from None
     if as_json:
         emit({**fragment, "observed_hours": log.observed / 3600, "fits": [describe_fit(one) for one in rates]})
     elif out is None:

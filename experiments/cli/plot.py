@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshcast.experiments.cli.console import answering, plot_files
-from meshcast.experiments.cli.drawing.width import WidthOption, choose_width
+from meshcast.experiments.cli.console import WidthOption, answering, choose_width, plot_files
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import PlanError, escape_controls, nearest
 
@@ -200,7 +199,6 @@ def _load_jobs(names: Sequence[str], changes: Sequence[str]) -> list[Any]:
 def _plot_jobs(
     kind: str, names: Sequence[str], changes: Sequence[str], by: str | None, file: Path, width: Width
 ) -> None:
-    """Draws a figure of a job, or of several where it has room for them."""
     if len(names) > 1 and kind != "breakdown":
         raise PlanError("NAME", f"plot {kind} is of one job", "Draw one after the other", names[1])
     jobs = _load_jobs(names, changes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshcast.experiments.cli.console import check_folder, check_place, unwritable
+from meshcast.experiments.cli.console import check_folder, check_place, unwritable, writing
 from meshcast.hardware.errors import PlanError
 
 if TYPE_CHECKING:
@@ -74,14 +74,10 @@ def write_files(report: Report, trace: str | None, snapshot: Path | None) -> Non
     if trace is not None:
         from meshcast.simulator.report.trace import write_rank_traces, write_trace
 
-        try:
+        with writing(Path(trace), "--trace"):
             (write_rank_traces if names_folder(trace) else write_trace)(report, trace)
-        except OSError as error:
-            raise unwritable(Path(trace), error.strerror or str(error), "--trace") from None
     if snapshot is not None:
         from meshcast.simulator.report.tracing.memory_snapshot import write_snapshot
 
-        try:
+        with writing(snapshot, "--snapshot"):
             write_snapshot(report, snapshot)
-        except OSError as error:
-            raise unwritable(snapshot, error.strerror or str(error), "--snapshot") from None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves
 from meshcast.simulator.report.words import format_count, format_number, format_seconds
 from meshcast.simulator.runs.answer import LABELS, RunAnswer
@@ -47,10 +47,8 @@ def count_runs(answer: RunAnswer) -> str:
 
 def headline(answer: RunAnswer) -> Table:
     """The figures of the run, a row each."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column()
+    columns = Column(style="bold", no_wrap=True), Column(justify="right", no_wrap=True), Column()
+    table = Table(*columns, box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     plan, found = answer.plan, answer.to_dict()
     low, high = found["days_interval_90"]
     least, most = found["days_interval_90_simulated"]
@@ -105,11 +103,7 @@ COSTS = {"stops training": "stall_s", "usable after": "write_s", "loaded in": "l
 
 def times(answer: RunAnswer) -> Table:
     """Where the time goes, with bars."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("where the time goes")
-    table.add_column("hours", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("")
+    table = ruled_table("where the time goes", *number_columns("hours", "share"), "")
     for name in TIMES:
         seconds = answer.time_s[name]
         if seconds or name == TIMES[0]:
@@ -138,9 +132,7 @@ def curve_tables(answer: RunAnswer, curves: RunCurves) -> list[RenderableType]:
 
 
 def _table(head: str, rows: list[tuple[str, CurvePoint]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in (head, "goodput", "low", "high", "Daly", "days"):
-        table.add_column(name, justify="right")
+    table = ruled_table(*number_columns(head, "goodput", "low", "high", "Daly", "days"))
     for label, one in rows:
         formula = "" if one.formula is None else f"{one.formula:.2%}"
         low, high = one.interval

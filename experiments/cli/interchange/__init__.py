@@ -1,1 +1,0 @@
-"""What commands write for the tools of others: traces, memory snapshots, tables of nccl-tests."""
