@@ -175,26 +175,18 @@ def _cases(
     tensor = plan.family("tensor")
     own = plan.mesh.size(axis for scheme in tensor for axis in scheme.over)
     sequence = any(scheme.use == "tensor/megatron-sp" for scheme in tensor)
+    cluster, formats = job["cluster"], job.get("precision")
     for tp in tps or (own,):
         for dtype in dtypes or (plan.job.framework.weights,):
             case = {**job, "batch": plan.job.batch.model_dump(include={"micro", "sequence"})}
             case["plan"] = {"tp": tp, "zero": 0, "sequence_parallel": sequence}
-            case["cluster"] = _with_gpus(job["cluster"], tp)
+            if isinstance(cluster, Mapping) and "gpus" in cluster:
+                case["cluster"] = {**cluster, "gpus": tp}  # further GPUs would only add replicas
             if dtypes:
-                case["precision"] = {**_formats(job.get("precision")), "compute": dtype}
+                case["precision"] = {**(formats if isinstance(formats, Mapping) else {}), "compute": dtype}
             found = forecasters(case, calibration)
             check(found[0].plan)
             yield ModuleCase(found, f"tp {tp} {f'{dtype} ' if len(dtypes) > 1 else ''}")
-
-
-def _with_gpus(cluster: Any, tp: int) -> Any:
-    """Reduces a cluster that is described by its number of GPUs to `tp`: further ones would only add replicas."""
-    return {**cluster, "gpus": tp} if isinstance(cluster, Mapping) and "gpus" in cluster else cluster
-
-
-def _formats(precision: Any) -> dict[str, Any]:
-    """Returns the number formats that a job states one by one; {} if it states only that of its GEMMs."""
-    return dict(precision) if isinstance(precision, Mapping) else {}
 
 
 # --------------------------------------------------------------------------------------------- trials
