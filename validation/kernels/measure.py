@@ -28,7 +28,7 @@ from meshcast.validation.kernels.fp8_libraries import (
 from meshcast.validation.kernels.modes import Bench, check_modes, check_times, sample
 from meshcast.validation.kernels.operators import LocalOperator, local_operators, optimizer
 from meshcast.validation.kernels.works import kernel_class, work_fields
-from meshcast.validation.measurements.device import Device, record, versions
+from meshcast.validation.measurements.device import Device, Progress, record, versions
 from meshcast.validation.measurements.forecasts import Forecaster, forecasters
 from meshcast.validation.measurements.measurement import Measurement, MeasurementRow, describe_error, utc_now
 from meshcast.validation.measurements.row_errors import CLASS, WORK
@@ -45,9 +45,6 @@ COPIES = (2**20, 2**24, 2**28)
 
 WARM_UP_SIZE, WARM_UP_GEMMS = 8192, 100
 """Rows and columns of the GEMMs before a measurement, and their number between two looks at the clock: about 0.2 s."""
-
-Progress = Callable[[str], None]
-"""Called with the name of what is being measured."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ from meshcast.validation.measurements.measurement import GPUState, Machine, Meas
 
 Kind = Literal["cpu", "cuda"]
 
+Progress = Callable[[str], None]
+"""Takes one line of progress."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Torch's types by meshcast's names of number formats."""
 

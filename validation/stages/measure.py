@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 from meshcast.validation.kernels.modes import check_times
-from meshcast.validation.measurements.device import Device, record, versions
+from meshcast.validation.measurements.device import Device, Progress, record, versions
 from meshcast.validation.measurements.forecasts import Forecaster, forecasters
 from meshcast.validation.measurements.measurement import ForecastValue, Measurement, MeasurementRow, utc_now
 from meshcast.validation.reference.model import check
@@ -22,9 +22,6 @@ from meshcast.validation.reference.orders import KINDS, action_orders
 from meshcast.validation.stages.action_forecasts import StageAction, forecast_actions, make_price
 from meshcast.validation.stages.assembled_step import assemble_step
 from meshcast.validation.stages.replay import DeviceReplay, PlayedOrder
-
-Progress = Callable[[str], None]
-"""Takes one line of progress."""
 
 CLOCK = "time.perf_counter between synchronisations"
 
