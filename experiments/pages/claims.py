@@ -16,9 +16,8 @@ from meshcast.experiments.pages.published import keep_until_interrupted, progres
 from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.hardware.errors import PlanError, nearest, shorten
 from meshcast.validation.claims.claim_file import Claim, ClaimFile, read_claims
-from meshcast.validation.claims.judge import DEPENDS, MISSES, OPEN, ClaimTask, judge_claims
+from meshcast.validation.claims.judge import DEPENDS, MISSES, OPEN, ClaimTask, judge_claims, summarize_judgements
 from meshcast.validation.claims.planner_run import PlanFinder
-from meshcast.validation.claims.summary import summarize_judgements
 
 COUNTS = {
     "claims": "claims", "judged": "judged", "holds": "hold", "misses": "miss", "depends": "depend",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from rich.text import Text
 
 from meshcast.experiments.pages.tables import number_columns
 from meshcast.validation.selfcheck.replay import Replay
-from meshcast.validation.selfcheck.run import reproduce
 
 SHOWN = 5
 """Violations of one check that are written out."""
@@ -36,6 +36,6 @@ def _explain(row: dict[str, Any]) -> list[str]:
     for one in row["violations"][:SHOWN]:
         lines.append(f"{row['check']}: {one['what']}")
         if one["job"] is not None:
-            lines.append(f"  job: {reproduce(one['job'])}")
+            lines.append(f"  job: {json.dumps(one['job'])}")
     more = len(row["violations"]) - SHOWN
     return [*lines, f"{row['check']}: {more} more"] if more > 0 else lines

@@ -19,7 +19,6 @@ from meshcast.simulator.costs.coefficients import Coefficient, coefficients
 LOSS = 0.03
 """Residuals of log(forecast / measured) beyond this count linearly, not squared."""
 
-
 PRIOR_WIDTH = 0.3
 """Relative distance of a coefficient from its known value that weighs as much as one row that is `LOSS` off."""
 
@@ -74,7 +73,6 @@ def fit(
     predict: Callable[[S, Any], np.ndarray],
     held: Mapping[str, float] | None = None,
     most: int = 4000,
-    loss: float = LOSS,
     prior: Mapping[Name, float] | None = None,
 ) -> Fit:
     """Fits the coefficients of the cost model `model` to `samples`.
@@ -84,7 +82,6 @@ def fit(
     prior: known values, where the fit starts; a coefficient that the samples hardly determine stays near (a Gaussian
         prior, on the scale of the fit; see `PRIOR_WIDTH`). Without an entry every value is as likely.
     most: maximum number of evaluations.
-    loss: see `LOSS`.
     """
     least_squares = import_optional("scipy.optimize", "solvers", "calibrate").least_squares
 
@@ -126,14 +123,14 @@ def fit(
 
         def residuals_and_distances(x: np.ndarray) -> np.ndarray:
             found = residuals(at(x))
-            return np.concatenate([found, loss * (x[with_prior] - center) / width]) if with_prior else found
+            return np.concatenate([found, LOSS * (x[with_prior] - center) / width]) if with_prior else found
 
         found = least_squares(
             residuals_and_distances,
             np.clip(begin, low + 1e-6 * span, high - 1e-6 * span),
             bounds=(low, high),
             loss="soft_l1",
-            f_scale=loss,
+            f_scale=LOSS,
             x_scale=span,
             diff_step=1e-4,
             max_nfev=max(10, most // (len(free) + 1)),

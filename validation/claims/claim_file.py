@@ -204,7 +204,8 @@ def _expand_job(
 def read_claims(paths: Sequence[Path] = ()) -> list[ClaimFile]:
     """The files of claims; without paths those of meshcast. Raises PlanError for a malformed file and for an id that
     two claims have."""
-    files: list[Path | Traversable] = [*paths] or sorted(shipped_files(), key=lambda file: file.name)
+    shipped = (one for one in resources.files("meshcast.validation.claims").iterdir() if one.name.endswith(".yaml"))
+    files: list[Path | Traversable] = [*paths] or sorted(shipped, key=lambda file: file.name)
     found, places = [], dict[str, str]()
     for file in files:
         one = read_claim_file(file)
@@ -215,11 +216,6 @@ def read_claims(paths: Sequence[Path] = ()) -> list[ClaimFile]:
             places[claim.id] = file.name
         found.append(one)
     return found
-
-
-def shipped_files() -> list[Traversable]:
-    """The files of claims that ship with meshcast."""
-    return [one for one in resources.files("meshcast.validation.claims").iterdir() if one.name.endswith(".yaml")]
 
 
 def read_claim_file(path: Path | Traversable) -> ClaimFile:

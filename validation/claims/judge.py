@@ -6,7 +6,7 @@ it `depends`, and the answer says on which field. A claim that no job can repres
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from meshcast.simulator import Report, SharedWork, load_job, simulate
 from meshcast.validation.claims.claim_file import Claim, ClaimFile
 from meshcast.validation.claims.measures import better_of, read_case, read_measure
 from meshcast.validation.claims.planner_run import OF_PLAN, PlanFinder, PlannerRun, read_plan
-from meshcast.validation.claims.relation import Quantity
+from meshcast.validation.claims.relation import Quantity, flatten
 from meshcast.validation.pipelines.cases import answer as play_case
 from meshcast.validation.published.answer import map_chunks
 
@@ -24,6 +24,12 @@ HOLDS, MISSES, DEPENDS, OPEN = STATUSES = ("holds", "misses", "depends", "cannot
 
 NEAR = 0.25
 """Largest deviation of a claim that is near: of the alternative that misses least, or of all where it depends."""
+
+TARGET = ("value", "tolerance", "at_least", "at_most", "between")
+"""Fields of a claim that say what its number is held against."""
+
+ROUNDING = 1e-9
+"""Deviation beyond its tolerance at which a claim still holds."""
 
 Judgement = dict[str, Any]
 """The answer to one claim, plain data of ``--json``."""
@@ -78,7 +84,8 @@ def judge(
     known = {
         **{"id": claim.id, "system": file.system, "family": file.family, "reference": file.paper, "says": claim.says},
         **{"source": claim.source, "provenance": claim.provenance, "measure": claim.measure, "note": claim.note},
-        **{"relation": claim.relation, "theirs": describe_target(claim), "target": _target(claim)},
+        **{"relation": claim.relation, "theirs": describe_target(claim)},
+        "target": {key: value for key in TARGET if (value := getattr(claim, key)) is not None},
         **{"scored": claim.provenance == "checked", "tolerance": claim.tolerance, "paper": _paper_number(claim)},
     }
     found: Judgement = {
@@ -137,7 +144,7 @@ def _judge_alternative(
         "does_not_fit": unfit,
         "ours": ours,
         "miss": miss,
-        "status": MISSES if _is_missed(claim, miss) else HOLDS,
+        "status": MISSES if abs(miss) > (claim.tolerance or 0.0) + ROUNDING else HOLDS,
     }
 
 
@@ -155,9 +162,7 @@ def _read_plans(name: str, measure: str, runs: Sequence[dict[str, Any]], find_pl
         except MeshcastError as error:
             if len(runs) == 1:
                 raise error.at(f"plans.{name}") from None
-    if len(found) == 1:
-        return found[0]
-    return [one for each in found for one in (each if isinstance(each, list) else [each])]
+    return found[0] if len(found) == 1 else flatten(found)
 
 
 def _forecast_jobs(name: str, jobs: Sequence[dict[str, Any]], forecast: Forecaster) -> Iterator[Report]:
@@ -175,8 +180,7 @@ def _read_points(measure: str, reports: Sequence[Report]) -> Quantity:
     if len(reports) == 1:
         return read_measure(reports[0], measure)
     whole = measure.partition(".")[0] in WHOLE_LIST
-    points = [read_measure(report, measure) for report in reports if whole or report.fits]
-    return [one for point in points for one in (point if isinstance(point, list) else [point])]
+    return flatten(read_measure(report, measure) for report in reports if whole or report.fits)
 
 
 def drop_unfit(claim: Claim, alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -250,11 +254,6 @@ def _deviation(ours: float, theirs: float) -> float:
     return (ours - theirs) / abs(theirs) if theirs else ours
 
 
-def _is_missed(claim: Claim, miss: float) -> bool:
-    rounding = 1e-9
-    return abs(miss) > (claim.tolerance or 0.0) + rounding
-
-
 def _paper_number(claim: Claim) -> float | list[float] | None:
     """What the paper says of the relation: its number, the bound, or both ends; 1 of an order."""
     if claim.cannot_judge or claim.value is not None:
@@ -272,11 +271,6 @@ def _ratio(claim: Claim, ours: float) -> float | None:
     return ours / stated if stated else None
 
 
-def _target(claim: Claim) -> dict[str, Any]:
-    keys = ("value", "tolerance", "at_least", "at_most", "between")
-    return {key: getattr(claim, key) for key in keys if getattr(claim, key) is not None}
-
-
 def describe_target(claim: Claim) -> str:
     """What the paper says of the relation, in words."""
     if claim.cannot_judge:
@@ -290,3 +284,39 @@ def describe_target(claim: Claim) -> str:
     if low is not None and high is not None:
         return f"{low:.4g} to {high:.4g}"
     return f"at least {low:.4g}" if low is not None else f"at most {high:.4g}"
+
+
+# ------------------------------------------------------------------------------------------ counts
+
+
+def summarize_judgements(rows: Sequence[Judgement]) -> dict[str, Any]:
+    """Counts over all claims, by family and by system. Only claims whose source was read are scored."""
+    families = list(dict.fromkeys(row["family"] for row in rows))
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    return {
+        **count_statuss(rows),
+        "by_family": {name: count_statuss(row for row in rows if row["family"] == name) for name in families},
+        "by_system": {name: count_statuss(row for row in rows if row["system"] == name) for name in systems},
+    }
+
+
+def count_statuss(rows: Iterable[Judgement]) -> dict[str, Any]:
+    """Counts of statuses among scored claims.
+
+    judged: scored claims that hold, miss or depend. near: those that hold or deviate by at most `NEAR`.
+    share_holds, share_near: over the judged ones; None without any.
+    """
+    rows = list(rows)
+    scored = [row for row in rows if row["scored"]]
+    counts = {status: sum(row["status"] == status for row in scored) for status in STATUSES}
+    judged = [row for row in scored if row["ours"] is not None]
+    near = sum(row["near"] for row in judged)
+    return {
+        "claims": len(rows),
+        "recalled": len(rows) - len(scored),
+        "judged": len(judged),
+        **{status.replace("-", "_"): count for status, count in counts.items()},
+        "near": near,
+        "share_holds": counts[HOLDS] / len(judged) if judged else None,
+        "share_near": near / len(judged) if judged else None,
+    }

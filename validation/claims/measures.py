@@ -90,11 +90,6 @@ def _list_states(report: Report, category: str = "") -> Quantity:
     ]
 
 
-def _sum_tokens(report: Report) -> Quantity:
-    """Throughput of all GPUs [tokens/s]."""
-    return report.tokens_per_s_per_gpu * report.job.cluster.gpus
-
-
 def _count_model_tflops(report: Report, convention: str = "palm") -> Quantity:
     """FLOP/s of the model on a GPU / 1e12, without recomputation."""
     return report.flops_per_token(convention) * report.tokens_per_s_per_gpu / 1e12
@@ -156,7 +151,7 @@ class ReportMeasure:
 OF_REPORT = {
     "parameters": ReportMeasure(lambda report: report.job.model.parameters / 1e9),
     "fits": ReportMeasure(lambda report: float(report.fits), better="higher"),
-    "tokens_per_s": ReportMeasure(_sum_tokens, better="higher"),
+    "tokens_per_s": ReportMeasure(lambda one: one.tokens_per_s_per_gpu * one.job.cluster.gpus, better="higher"),
     "model_tflops": ReportMeasure(_count_model_tflops, (("palm", "causal"),), better="higher"),
     "executed_tflops": ReportMeasure(_count_executed_tflops, better="higher"),
     "run": ReportMeasure(_simulate_run, (RUN,), needed=1, better="higher"),
@@ -183,15 +178,11 @@ def check_measure(name: str, kind: str) -> None:
         raise PlanError("measure", "there is no such number of a forecast", nearest(head, [*FIGURES, *OF_REPORT]), name)
     allowed, needed = OF_REPORT[head].words, OF_REPORT[head].needed
     if not needed <= len(words) <= len(allowed):
-        raise PlanError("measure", f"{head} is followed by {_forms(head)}", "Correct the words after it", name)
+        forms = " and ".join(f".{{{'|'.join(valid)}}}" for valid in allowed) or "nothing"
+        raise PlanError("measure", f"{head} is followed by {forms}", "Correct the words after it", name)
     for word, valid in zip(words, allowed, strict=False):
         if word not in valid:
             raise PlanError("measure", f"{head} has no {word!r}", nearest(word, valid), name)
-
-
-def _forms(head: str) -> str:
-    allowed = OF_REPORT[head].words
-    return " and ".join(f".{{{'|'.join(valid)}}}" for valid in allowed) or "nothing"
 
 
 def read_measure(report: Report, name: str) -> Quantity:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn
@@ -156,7 +156,7 @@ class _Evaluation:
             case ast.Name() | ast.Attribute() if read := _read_of(node):
                 return self.values[read]
             case ast.Subscript(inner, ast.Constant(place)) if read := _read_of(inner):
-                every = _flatten([self.values[read]])
+                every = flatten([self.values[read]])
                 if not place < len(every):  # type: ignore[operator]
                     raise ValueError(f"{ast.unparse(inner)} has {len(every)} values. Count from 0")
                 return every[place]  # type: ignore[index]
@@ -167,7 +167,7 @@ class _Evaluation:
             case ast.Call(ast.Name(name), given):
                 if name == "same":
                     return self.share_of_equals(given[0], given[1:])
-                every = _flatten(map(self.quantity, given))
+                every = flatten(map(self.quantity, given))
                 if not every:
                     raise NothingFits
                 picks = {"min": min, "max": max, "sum": math.fsum, "best": min if self.better == "lower" else max}
@@ -180,10 +180,11 @@ class _Evaluation:
 
     def share_of_equals(self, node: ast.expr, stated: Sequence[ast.expr]) -> float:
         """Share of the values of a list that equal the stated ones, over the longer of the two."""
-        found, wanted = _flatten([self.quantity(node)]), [self.number(one) for one in stated]
+        found, wanted = flatten([self.quantity(node)]), [self.number(one) for one in stated]
         equal = sum(math.isclose(one, other, rel_tol=1e-9) for one, other in zip(found, wanted, strict=False))
         return equal / max(len(found), len(wanted))
 
 
-def _flatten(given: Sequence[Quantity] | map[Quantity]) -> list[float]:
+def flatten(given: Iterable[Quantity]) -> list[float]:
+    """All values in one list."""
     return [one for each in given for one in (each if isinstance(each, list) else [each])]

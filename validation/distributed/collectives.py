@@ -85,16 +85,12 @@ def _samples(task: Mapping[str, Any], device: Device, operation: str, nbytes: in
     spin = _issue_seconds(once, calls, device)
     sample = _time_after_own_work if busy else partial(_time_in_a_row, calls=calls, spin=spin)
     seconds = torch.tensor([sample(once, device) for _ in range(task["repeat"])], dtype=torch.float64)
-    seconds = seconds.to(device.torch) * _takes_part(operation)
-    dist.all_reduce(seconds)
     # Two ranks exchange messages, there and back.
+    takes_part = operation != "send_recv" or dist.get_rank() in (0, world - 1)
+    seconds = seconds.to(device.torch) * takes_part
+    dist.all_reduce(seconds)
     share = 1 / (calls * (4 if operation == "send_recv" else world))
     return [share * one for one in seconds.tolist()]
-
-
-def _takes_part(operation: str) -> bool:
-    """Whether this rank has a part in an operation."""
-    return operation != "send_recv" or dist.get_rank() in (0, dist.get_world_size() - 1)
 
 
 def _issue_seconds(once: Callable[[], Any], calls: int, device: Device) -> float:

@@ -13,12 +13,9 @@ from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.ir.ops import Collective, Transfer
 from meshcast.simulator.plan.plan import Plan
 from meshcast.validation.distributed import collectives, launch, serial_check, trainer
-from meshcast.validation.measurements.device import COUNTERS, Device, versions
+from meshcast.validation.measurements.device import COUNTERS, Device, Progress, versions
 from meshcast.validation.measurements.forecasts import Forecaster, forecasters, with_interval
 from meshcast.validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow, utc_now
-
-Progress = Callable[[str], None]
-"""Takes one line of progress."""
 
 AXIS = "world"
 """The only mesh axis of the plan with which single collectives are forecast."""

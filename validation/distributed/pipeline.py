@@ -49,18 +49,6 @@ def check(plan: Plan) -> None:
         raise PlanError("plan.schedule", rule, "Use 1f1b, or choose pp > 1", use)
 
 
-def passes(plan: Plan, modules: Mapping[int, nn.Module], place: ProcessPlace) -> Passes:
-    """The passes of this rank.
-
-    modules: its stages by number, from `data_parallel.wrap_stage`.
-    """
-    return (
-        GradientAccumulation(plan.shape.m, modules[0])
-        if place.pipeline.size == 1
-        else PipelinePasses(plan, modules, place)
-    )
-
-
 class GradientAccumulation:
     """Gradient accumulation over the micro-batches; DDP communicates in the last one only."""
 
@@ -84,8 +72,8 @@ class GradientAccumulation:
 class PipelinePasses:
     """The plan's order of actions, run by torch's pipeline runtime.
 
-    The last stage takes the targets and returns the loss, so that logits live only between its forward and backward
-    pass, as in the forecast.
+    modules: the stages of this rank by number, from `data_parallel.wrap_stage`. The last stage takes the targets and
+        returns the loss, so that logits live only between its forward and backward pass, as in the forecast.
     """
 
     def __init__(self, plan: Plan, modules: Mapping[int, nn.Module], place: ProcessPlace) -> None:

@@ -86,7 +86,7 @@ def compare_with_serial(trainer: Trainer) -> SerialCheck:
     largest, worst = max((_relative(have, want, whole), name) for name, have, want, whole in pairs)
     norm = float(trainer.optimizer.step())
     trainer.optimizer.zero_grad()
-    serial_norm = serial.norm() if serial else 0.0
+    serial_norm = float(serial.optimizer.step()) if serial else 0.0
     weights = None
     if _format(plan) == "fp32":
         differences = [((have - want).abs().sum(), want.numel()) for _, have, want, _ in _pairs(trainer, serial, False)]
@@ -127,10 +127,6 @@ class _SerialTrainer:
                 loss.backward()
                 self.loss += loss.item()
 
-    def norm(self) -> float:
-        """Gradient norm; makes the optimizer step."""
-        return float(self.optimizer.step())
-
 
 def _pairs(
     trainer: Trainer, serial: _SerialTrainer | None, gradients: bool
@@ -165,8 +161,7 @@ def _reduce_over_replicas(param: Any, trainer: Trainer) -> Tensor:
 
 def _unshard(one: Any) -> Tensor:
     """The whole of a tensor that FSDP may shard."""
-    found: Tensor = one.full_tensor() if hasattr(one, "full_tensor") else one
-    return found
+    return one.full_tensor() if hasattr(one, "full_tensor") else one  # type: ignore[no-any-return]
 
 
 def _relative(have: Tensor, want: Tensor, whole: Tensor) -> float:

@@ -69,7 +69,11 @@ class Trainer:
         model.share_tied_embedding(self.stages.values())
         modules = {i: data.wrap_stage(plan, stage, place) for i, stage in self.stages.items()}
         self.optimizer = data.make_optimizer(plan, self.stages.values(), place)
-        self.passes = pipeline.passes(plan, modules, place)
+        self.passes: pipeline.Passes = (
+            pipeline.GradientAccumulation(plan.shape.m, modules[0])
+            if place.pipeline.size == 1
+            else pipeline.PipelinePasses(plan, modules, place)
+        )
 
     def make_inputs(self, step: int) -> Inputs:
         """Token ids (on ranks with the first stage) and targets (with the last stage) on the device: [m b, s/cp]."""
@@ -129,13 +133,10 @@ class CapturedStep:
             self.cuda.current_stream().wait_stream(self.stream)
             return
         if self.graph is None:
-            self.inputs = _copy(inputs[0]), _copy(inputs[1])
+            ids, targets = (None if given is None else given.clone() for given in inputs)
+            self.inputs = ids, targets
             self.graph, _ = self.cuda.capture_graph(lambda: self.trainer.step(self.inputs))
         for kept, given in zip(self.inputs, inputs, strict=True):
             if kept is not None and given is not None:
                 kept.copy_(given)
         self.graph.replay()
-
-
-def _copy(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()

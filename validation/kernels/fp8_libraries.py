@@ -90,12 +90,9 @@ class QuantisedLinear:
 
 def in_recipe(forecasters: Sequence[Forecaster], recipe: str) -> list[Forecaster]:
     """Forecasters of the same job with linear layers in a recipe."""
-    found = []
-    for one in forecasters:
-        given = one.job.get("precision")
-        formats = dict(given) if isinstance(given, dict) else {}
-        found.append(replace(one, job={**one.job, "precision": {**formats, "compute": recipe}}))
-    return found
+    given = forecasters[0].job.get("precision")
+    precision = {**(given if isinstance(given, dict) else {}), "compute": recipe}
+    return [replace(one, job={**one.job, "precision": precision}) for one in forecasters]
 
 
 def quantised_linears(forecaster: Forecaster) -> Iterator[QuantisedLinear]:

@@ -28,7 +28,7 @@ from meshcast.validation.kernels.fp8_libraries import (
 from meshcast.validation.kernels.modes import Bench, check_modes, check_times, sample
 from meshcast.validation.kernels.operators import LocalOperator, local_operators, optimizer
 from meshcast.validation.kernels.works import kernel_class, work_fields
-from meshcast.validation.measurements.device import Device, record, versions
+from meshcast.validation.measurements.device import Device, Progress, record, versions
 from meshcast.validation.measurements.forecasts import Forecaster, forecasters
 from meshcast.validation.measurements.measurement import Measurement, MeasurementRow, describe_error, utc_now
 from meshcast.validation.measurements.row_errors import CLASS, WORK
@@ -45,9 +45,6 @@ COPIES = (2**20, 2**24, 2**28)
 
 WARM_UP_SIZE, WARM_UP_GEMMS = 8192, 100
 """Rows and columns of the GEMMs before a measurement, and their number between two looks at the clock: about 0.2 s."""
-
-Progress = Callable[[str], None]
-"""Called with the name of what is being measured."""
 
 
 @dataclass(frozen=True)
@@ -175,26 +172,18 @@ def _cases(
     tensor = plan.family("tensor")
     own = plan.mesh.size(axis for scheme in tensor for axis in scheme.over)
     sequence = any(scheme.use == "tensor/megatron-sp" for scheme in tensor)
+    cluster, formats = job["cluster"], job.get("precision")
     for tp in tps or (own,):
         for dtype in dtypes or (plan.job.framework.weights,):
             case = {**job, "batch": plan.job.batch.model_dump(include={"micro", "sequence"})}
             case["plan"] = {"tp": tp, "zero": 0, "sequence_parallel": sequence}
-            case["cluster"] = _with_gpus(job["cluster"], tp)
+            if isinstance(cluster, Mapping) and "gpus" in cluster:
+                case["cluster"] = {**cluster, "gpus": tp}  # further GPUs would only add replicas
             if dtypes:
-                case["precision"] = {**_formats(job.get("precision")), "compute": dtype}
+                case["precision"] = {**(formats if isinstance(formats, Mapping) else {}), "compute": dtype}
             found = forecasters(case, calibration)
             check(found[0].plan)
             yield ModuleCase(found, f"tp {tp} {f'{dtype} ' if len(dtypes) > 1 else ''}")
-
-
-def _with_gpus(cluster: Any, tp: int) -> Any:
-    """Reduces a cluster that is described by its number of GPUs to `tp`: further ones would only add replicas."""
-    return {**cluster, "gpus": tp} if isinstance(cluster, Mapping) and "gpus" in cluster else cluster
-
-
-def _formats(precision: Any) -> dict[str, Any]:
-    """Returns the number formats that a job states one by one; {} if it states only that of its GEMMs."""
-    return dict(precision) if isinstance(precision, Mapping) else {}
 
 
 # --------------------------------------------------------------------------------------------- trials

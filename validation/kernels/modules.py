@@ -98,13 +98,13 @@ class Modules:
         makers: dict[str, Callable[[LocalOperator], ShardedModule]] = {
             "embedding": self._embedding,
             "positions": self._positions,
-            "qkv": self._of_attention,
-            "rope": self._rope,
+            "qkv": lambda local: self._shard_linear(local, self.layer.attention.qkv),
+            "rope": lambda local: ShardedModule(local, self.layer.attention.split_heads, (self._qkv(local),)),
             "core": self._core,
-            "proj": self._of_attention,
-            "up": self._of_mlp,
+            "proj": lambda local: self._shard_linear(local, self.layer.attention.proj),
+            "up": lambda local: self._shard_linear(local, self.dense.mlp.up),
             "act": self._act,
-            "down": self._of_mlp,
+            "down": lambda local: self._shard_linear(local, self.dense.mlp.down),
             "router": lambda local: self._linear(local, self.layer.mlp.router),
             "top_k": lambda local: ShardedModule(local, self.layer.mlp.combine_weights, (self._input(local),)),
             "permute": lambda local: ShardedModule(local, self.layer.mlp.permute, (self._input(local),)),
@@ -144,12 +144,6 @@ class Modules:
     def _positions(self, local: LocalOperator) -> ShardedModule:
         return ShardedModule(local, self.first.positions, (self._input(local),), (self.first.positions.weight,))
 
-    def _of_attention(self, local: LocalOperator) -> ShardedModule:
-        return self._shard_linear(local, getattr(self.layer.attention, local.name))
-
-    def _of_mlp(self, local: LocalOperator) -> ShardedModule:
-        return self._shard_linear(local, getattr(self.dense.mlp, local.name))
-
     def _shard_linear(self, local: LocalOperator, linear: ColumnLinear | RowLinear) -> ShardedModule:
         """A linear of a layer. The bias of a row-parallel one is added after its all-reduce."""
         later = self.tensor.size > 1 and isinstance(linear, RowLinear)
@@ -160,9 +154,6 @@ class Modules:
         b, s, width = self.sizes(local)
         attention = self.layer.attention
         return self._random(b, s, width // attention.queries * (attention.queries + 2 * attention.keys))
-
-    def _rope(self, local: LocalOperator) -> ShardedModule:
-        return ShardedModule(local, self.layer.attention.split_heads, (self._qkv(local),))
 
     def _core(self, local: LocalOperator) -> ShardedModule:
         q, k, v = (one.detach().requires_grad_() for one in self.layer.attention.split_heads(self._qkv(local)))

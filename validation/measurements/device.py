@@ -28,6 +28,9 @@ from meshcast.validation.measurements.measurement import GPUState, Machine, Meas
 
 Kind = Literal["cpu", "cuda"]
 
+Progress = Callable[[str], None]
+"""Takes one line of progress."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Torch's types by meshcast's names of number formats."""
 
@@ -241,7 +244,8 @@ class Device:
         common: dict[str, Any] = {"device": self.kind, "count": count, "processors": len(os.sched_getaffinity(0))}
         common["system"] = f"{platform.system()} {platform.release()}"
         if not self.cuda:
-            return Machine(name=_processor_name(), memory=_host_memory(), **common)
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            return Machine(name=_processor_name(), memory=memory, **common)
         driver = self.cuda.query(["driver_version"])
         name, memory = self.cuda.name_and_memory()
         return Machine(name=name, memory=memory, driver=driver[0] if driver else None, **common)
@@ -341,8 +345,3 @@ def _processor_name() -> str:
     except OSError:
         lines = []
     return lines[0] if lines else platform.processor() or platform.machine()
-
-
-def _host_memory() -> int:
-    """Memory of this machine [bytes]."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

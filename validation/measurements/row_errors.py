@@ -19,24 +19,24 @@ CLASS, WORK = "class", "work"
 
 def row_answers(files: Sequence[tuple[str, Measurement]]) -> list[dict[str, Any]]:
     """All rows of all files as plain data, in file order: the answer of ``--json``."""
-    return [_row_answer(name, row) for name, measurement in files for row in measurement.rows]
-
-
-def _row_answer(file: str, row: MeasurementRow) -> dict[str, Any]:
-    return {
-        "file": file,
-        "name": row.name,
-        "group": row.group,
-        "class": row_class(row),
-        "quantity": row.quantity,
-        "measured": row.median,
-        "spread": row.scatter,
-        "samples": len(row.samples),
-        "instrument": row.instrument,
-        "predicted": {by: forecast.value for by, forecast in row.forecasts.items()},
-        "interval_90": {by: [forecast.low, forecast.high] for by, forecast in row.forecasts.items()},
-        "error": {by: row.error(by) for by in row.forecasts},
-    }
+    return [
+        {
+            "file": file,
+            "name": row.name,
+            "group": row.group,
+            "class": row_class(row),
+            "quantity": row.quantity,
+            "measured": row.median,
+            "spread": row.scatter,
+            "samples": len(row.samples),
+            "instrument": row.instrument,
+            "predicted": {by: forecast.value for by, forecast in row.forecasts.items()},
+            "interval_90": {by: [forecast.low, forecast.high] for by, forecast in row.forecasts.items()},
+            "error": {by: row.error(by) for by in row.forecasts},
+        }
+        for file, measurement in files
+        for row in measurement.rows
+    ]
 
 
 def row_class(row: MeasurementRow) -> str:

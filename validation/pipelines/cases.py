@@ -342,11 +342,6 @@ def _value(case: ScheduleCase, name: str, schedule: Schedule, shape: PipelineSha
     return float(given)
 
 
-def _time(case: ScheduleCase, name: str, schedule: Schedule, shape: PipelineShape, stage: int) -> float:
-    """The time `name` (t_f, t_b, t_w or t_r) of one virtual stage."""
-    return _value(case, name, schedule, shape, stage) * shape.p * schedule.directions / shape.stages
-
-
 def _kept_for_weights(case: ScheduleCase, schedule: Schedule, shape: PipelineShape) -> tuple[float, ...] | None:
     """By stage, the share of its activations that stays until W; None if the case does not state it."""
     if case.m_w is None:
@@ -358,7 +353,8 @@ def _stage(
     case: ScheduleCase, schedule: Schedule, shape: PipelineShape, stage: int, slices: Sequence[float]
 ) -> list[StageOps]:
     """The ops of a stage, by slice (or by share of the samples): one op for each kind of pass."""
-    times = [_time(case, name, schedule, shape, stage) for name in ("t_f", "t_b", "t_w", "t_r")]
+    given = (_value(case, name, schedule, shape, stage) for name in ("t_f", "t_b", "t_w", "t_r"))
+    times = [time * shape.p * schedule.directions / shape.stages for time in given]
     loss = Op("loss", work=FixedDuration(case.t_loss or 0.0))  # type: ignore[arg-type]
     found = [_stage_ops(f"{stage}", *(share * time for time in times)) for share in slices]
     return [replace(one, batch_loss=UnitRun("loss", Fragment([loss]))) for one in found] if shape.batch_loss else found

@@ -83,7 +83,7 @@ def add_baselines(rows: Sequence[dict[str, Any]]) -> None:
     sources: of the same GPU and format, else of the same format, else of all.
     """
     known = [row for row in rows if row["status"] == "predicted" and row["error"] is not None and row["at_peak_s"]]
-    efficiencies = [_efficiency(row) for row in known]
+    efficiencies = [float(row["at_peak_s"]) / measured_step(row) for row in known]  # shares of the peak rate
     in_sample = {
         key: median(found) for key, found in _group_values(zip(map(_kind, known), efficiencies, strict=True)).items()
     }
@@ -105,11 +105,6 @@ def add_baselines(rows: Sequence[dict[str, Any]]) -> None:
 
 def _kind(row: dict[str, Any]) -> tuple[str, str]:
     return row["gpu"], row["peak"]
-
-
-def _efficiency(row: dict[str, Any]) -> float:
-    """Share of the peak rate that a run reached."""
-    return float(row["at_peak_s"]) / measured_step(row)
 
 
 def _group_values(pairs: Iterable[tuple[Any, float]]) -> dict[Hashable, list[float]]:

@@ -5,12 +5,14 @@ and adapters are equal. The plan is everything else: degrees, micro-batch, sched
 overlap, compilation and CUDA graphs. A plan that was published several times counts once, with its median time.
 
 The regret of a choice is the measured time of the chosen plan over that of the best one, minus 1. A robust choice is of
-the smallest upper end of the interval, which is wider for plans unlike what was run: the other runs, without the group.
+the smallest upper end of the interval, which is wider for plans unlike what was run. A published plan is itself among
+what was run, so it is held against the combinations of the other runs alone, without the group.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +22,10 @@ from typing import Any
 import numpy as np
 
 from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.report.metrics import Z90
 from meshcast.validation.published.answer import Answer, map_chunks
-from meshcast.validation.published.measured_range.held_out import held_out_distances, upper_end
+from meshcast.validation.published.measured_range.combinations import condense
+from meshcast.validation.published.measured_range.distance import Distance, known_combinations, measure_distance
 from meshcast.validation.published.measured_range.survey import SurveyedRun, survey
 from meshcast.validation.published.releases import month_of
 from meshcast.validation.published.rows import PublishedRun, UnreadableLine
@@ -179,6 +183,21 @@ def _judge_robust(group: PlanGroup, runs: Sequence[SurveyedRun]) -> dict[str, An
         "robust_regret": measured[chosen] / min(measured) - 1,
         "schedules_not_run": sum("schedule" in distances[same[0][0].id].outside for same in group.plans),
     }
+
+
+def held_out_distances(group: Sequence[SurveyedRun], runs: Sequence[SurveyedRun]) -> list[Distance]:
+    """The distance of each run of a group from the combinations of all runs that are not of the group."""
+    own = {run.id for run in group}
+    table = condense(run.plan for run in runs if run.id not in own)
+    return [
+        measure_distance(one.task, one.fields, known_combinations(one.task, table))
+        for one in (run.plan for run in group)
+    ]
+
+
+def upper_end(run: SurveyedRun, distance: Distance) -> float:
+    """The upper end of the 90 % interval of a forecast [s], wider by its distance from what was run."""
+    return run.step_time * math.exp(Z90 * math.hypot(run.sides[1], run.others, distance.sigma))
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:

@@ -131,7 +131,6 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
     """
     row = fill_launched(row)
     spec = row.spec
-    refuse_undescribed(spec)
     refuse_unknown(spec)
     defaults, assumptions = stack(spec.stack), Assumptions(spec.model.moe is not None)
     recipe = recipe_of(row, defaults)
@@ -169,14 +168,10 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
 # ------------------------------------------------------------------------------------------ refusals
 
 
-def refuse_undescribed(spec: Spec) -> None:
-    """Raises PlanError for kinds of runs that no job can describe."""
+def refuse_unknown(spec: Spec) -> None:
+    """Raises PlanError for a run of a kind that no job can describe, or without a field that a forecast needs."""
     if spec.kind == "other":
         raise _refusal("class", "its kind of attention is not supported", spec.kind)
-
-
-def refuse_unknown(spec: Spec) -> None:
-    """Raises PlanError for a run that does not state a field without which it cannot be forecast."""
     needed: dict[str, Any] = {
         "gpu": spec.gpu,
         "gpus": spec.gpus,
@@ -337,7 +332,8 @@ def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions)
         # engine.py: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism").
         data = {"use": "data/fsdp", "over": "dp", "reshard": False}
     if sharding != "none" and dp * cp > 1:
-        group = assumptions.value_or_usual("shard_group", spec.shard_group, _usual_group(spec, sharding))
+        usual = (spec.gpus_per_node or 1) if sharding == "fsdp-hybrid" else dp * cp
+        group = assumptions.value_or_usual("shard_group", spec.shard_group, usual)
         if group != dp * cp and sharding != "fsdp-grad-op":
             if "replicate" not in _options(data["use"]) or dp * cp % group or group % cp:
                 rule = f"{data['use']} over {group} of {dp * cp} data-parallel ranks is not supported"
@@ -373,11 +369,6 @@ def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions)
 def _options(use: str) -> Container[str]:
     """Returns the options of a scheme; empty if there is no such scheme."""
     return find_scheme(use).Options.model_fields if is_scheme(use) else ()
-
-
-def _usual_group(spec: Spec, sharding: str) -> int:
-    """Returns the number of ranks that shard states: those of a node with hybrid sharding, otherwise all replicas."""
-    return (spec.gpus_per_node or 1) if sharding == "fsdp-hybrid" else spec.width("dp") * spec.width("cp")
 
 
 def _only_chunk_count(use: str) -> int | None:

@@ -8,7 +8,6 @@ the run fits is its likely reason.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.units import GIB
@@ -59,8 +58,5 @@ def _alternatives(spec: Spec, assumed: tuple[str, ...]) -> Iterator[tuple[str, s
             group *= 2
     if "recompute.kind" in assumed:
         for kind in ("selective", "full"):
-            yield "recompute.kind", kind, _update(spec, "recompute", kind=kind)
-
-
-def _update(spec: Spec, part: str, **values: Any) -> Spec:
-    return spec.model_copy(update={part: getattr(spec, part).model_copy(update=values)})
+            recompute = spec.recompute.model_copy(update={"kind": kind})
+            yield "recompute.kind", kind, spec.model_copy(update={"recompute": recompute})

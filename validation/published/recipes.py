@@ -114,10 +114,7 @@ class Launcher:
         return (month_of(row, framework(row.spec.stack)) or self.until) < self.until
 
 
-def _remat(policy: str) -> dict[str, Any]:
-    """Recomputation by a policy of `KEPT`."""
-    return {"kind": "selective", "modules": [policy]}
-
+SELECTIVE: dict[str, Any] = {"kind": "selective"}
 
 LAUNCHED = (
     # NVIDIA/NeMo-Framework-Launcher, tags 24.01 to 24.09, launcher_scripts/conf/peft/llama/sft.yaml: grad_sync_dtype.
@@ -126,7 +123,7 @@ LAUNCHED = (
     Launcher("nemo", "dense", "GPT3-175B", "2024-11", {"grad_dtype": "bf16"}),
     # The same, tags 24.07 and 24.09, training/nemotron/nemotron_340b.yaml: grad_sync_dtype, activations_checkpoint_
     # granularity. The latter is null in all other files of training/ and peft/llama/.
-    Launcher("nemo", "dense", "Nemotron4-340B", "2024-11", {"grad_dtype": "bf16", "recompute": {"kind": "selective"}}),
+    Launcher("nemo", "dense", "Nemotron4-340B", "2024-11", {"grad_dtype": "bf16", "recompute": SELECTIVE}),
     *(
         Launcher("nemo", kind, None, "2024-11", {"recompute": {"kind": "none"}})
         for kind in ("dense", "lora", "sft-packed")
@@ -136,8 +133,8 @@ LAUNCHED = (
     Launcher("jax", "dense", "GPT3-175B", "2025-01", {"shard_group": 128}),
     # The same, tags v24.11.1 and v25.02.02, maxtext/configure.sh: remat_policy=custom with query_proj, key_proj,
     # value_proj, out_proj on the device; save_qkv_proj. In bf16 the former also keeps mlpwo, which no gradient reads.
-    Launcher("jax", "dense", "Llama2-70B", "2025-01", {"recompute": _remat("save_qkv_out_proj")}),
-    Launcher("jax", "dense", "Llama3-70B", "2025-05", {"recompute": _remat("save_qkv_proj")}),
+    Launcher("jax", "dense", "Llama2-70B", "2025-01", {"recompute": SELECTIVE | {"modules": ["save_qkv_out_proj"]}}),
+    Launcher("jax", "dense", "Llama3-70B", "2025-05", {"recompute": SELECTIVE | {"modules": ["save_qkv_proj"]}}),
 )
 """Fields that launchers set and the tables of their runs leave open."""
 

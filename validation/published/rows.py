@@ -307,12 +307,9 @@ def _parse_run(where: str, found: dict[str, Any] | str) -> PublishedRun | Unread
 
 def read_shipped() -> list[PublishedRun]:
     """The runs that ship with meshcast: tables of three papers."""
-    files = sorted(
-        resources.files("meshcast.validation.published").joinpath("shipped").iterdir(), key=lambda file: file.name
-    )
-    return [
-        row for file in files if file.name.endswith(".yaml") for row in _expand_table(file.name, read_yaml(file).data)
-    ]
+    folder = resources.files("meshcast.validation.published").joinpath("shipped")
+    files = sorted((one for one in folder.iterdir() if one.name.endswith(".yaml")), key=lambda file: file.name)
+    return [row for file in files for row in _expand_table(file.name, read_yaml(file).data)]
 
 
 def _expand_table(name: str, table: Mapping[str, Any]) -> list[PublishedRun]:

@@ -196,5 +196,4 @@ def regime_of(name: str, profile: Framework) -> Regime:
     """How well a program is known by the profile that stands for it."""
     if name == profile.name:
         return profile.regime
-    is_near = bool(stack(name).near) or name in MEGATRON_BASED
-    return least_known("family" if is_near else "unknown", profile.regime)
+    return least_known("family" if stack(name).near or name in MEGATRON_BASED else "unknown", profile.regime)

@@ -33,6 +33,7 @@ def compute_figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     timed = [row for row in done if row["error"] is not None]
     naive = [row["baseline"] for row in timed if row["baseline"]]
     blind = [each["error_from_other_sources"] for each in naive]
+    memory = [row["memory_error"] for row in done if row["memory_error"] is not None]
     return {
         "rows": len(rows),
         "predicted": len(done),
@@ -42,7 +43,7 @@ def compute_figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "inside_interval": fmean(map(_inside, timed)) if timed else None,
         "baseline": error_statistics([each["error"] for each in naive]),
         "baseline_from_other_sources": error_statistics([error for error in blind if error is not None]),
-        "memory": _memory([row["memory_error"] for row in done if row["memory_error"] is not None]),
+        "memory": {"compared": len(memory), **error_statistics(memory)},
     }
 
 
@@ -65,10 +66,6 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 def beats_its_flops(row: dict[str, Any]) -> bool:
     """Whether a forecast is faster than its FLOPs at peak, which would be a defect."""
     return bool(row["at_peak_s"]) and row["predicted"]["step_time_s"] < row["at_peak_s"]
-
-
-def _memory(found: Sequence[float]) -> dict[str, Any]:
-    return {"compared": len(found), **error_statistics(found)}
 
 
 def measured_step(row: dict[str, Any]) -> float:

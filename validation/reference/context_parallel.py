@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from meshcast.validation.reference import functions
-from meshcast.validation.reference.tensor_parallel import AllGatherPositions, AxisGroup
+from meshcast.validation.reference.tensor_parallel import AxisGroup, Exchange
 
 KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -58,7 +58,7 @@ class ContextGroup(AxisGroup):
         q, k, v = (one.transpose(1, 2) for one in (q, k, v))
         if self.gathers:
             # The copy of the queries frees the fused QKV tensor with this rank's keys and values.
-            q, k, v = q.contiguous(), AllGatherPositions.apply(k, self), AllGatherPositions.apply(v, self)
+            q, (k, v) = q.contiguous(), (Exchange.apply(x, self.all_gather, self.reduce_scatter) for x in (k, v))
         else:
             q, k, v = (self._positions_to_heads(one) for one in (q, k, v))
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

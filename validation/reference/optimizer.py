@@ -42,14 +42,11 @@ class Optimizer:
         self.main_dtype = DTYPES[framework.main_weights]
         for param in self.params:
             allocate_gradient(param, DTYPES[framework.gradients])
-        pairs = [(param, self._main(param)) for param in self.params]
+        main = self.main_dtype
+        pairs = [(p, p if p.dtype == main else nn.Parameter(p.detach().to(main))) for p in self.params]
         converts = any(gradient(param).dtype != self.main_dtype for param in self.params)
         parts = _conversion_batches(pairs) if converts else [pairs]
         self.adams = [(fused_adamw([main for _, main in part]), part) for part in parts]
-
-    def _main(self, param: nn.Parameter) -> nn.Parameter:
-        same = param.dtype == self.main_dtype
-        return param if same else nn.Parameter(param.detach().to(self.main_dtype))
 
     def _update(self, adam: torch.optim.Optimizer, pairs: Sequence[MainWeightPair]) -> None:
         """A step of one AdamW over its parameters and their main weights."""

@@ -69,13 +69,9 @@ def attach_sharding(parameter: Tensor, sharding: ParameterSharding) -> None:
     partial_gradient: see `ParameterSharding.partial_gradient`.
     in_norm: whether this rank adds it to the gradient norm; of replicas rank 0 does.
     """
-    attributes = {
-        "sharding": sharding,
-        "partial_gradient": sharding.partial_gradient,
-        "in_norm": not sharding.replicated or sharding.tensor.rank == 0,
-    }
-    for name, value in attributes.items():
-        setattr(parameter, name, value)
+    parameter.sharding = sharding  # type: ignore[attr-defined]
+    parameter.partial_gradient = sharding.partial_gradient  # type: ignore[attr-defined]
+    parameter.in_norm = not sharding.replicated or sharding.tensor.rank == 0  # type: ignore[attr-defined]
 
 
 def holds_experts(param: Tensor) -> bool:

@@ -6,6 +6,7 @@ along the positions (arXiv 2205.05198, section 4.2.2). All of them take activati
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,15 @@ class AxisGroup:
 
         The backward pass sends their gradients back.
         """
-        return _AllToAll.apply(parts, self)  # type: ignore[no-any-return]
+        return Exchange.apply(parts, self._exchange, self._exchange)  # type: ignore[no-any-return]
+
+    def _exchange(self, parts: Tensor) -> Tensor:
+        parts = parts.contiguous()
+        if self.group is None:
+            return parts.clone()
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=self.group)
+        return received
 
 
 ONE_RANK = AxisGroup()
@@ -95,13 +104,18 @@ class TensorGroup(AxisGroup):
         """Input of a column-parallel linear, from the residual stream."""
         if self.size == 1:
             return x
-        return AllGatherPositions.apply(x, self) if self.sequence else _CopyToRegion.apply(x, self)
+        if self.sequence:
+            return Exchange.apply(x, self.all_gather, self.reduce_scatter)  # type: ignore[no-any-return]
+        # Megatron's f. The gradient is overwritten: nobody else reads it.
+        return Exchange.apply(x, lambda whole: whole.view_as(whole), self.all_reduce)  # type: ignore[no-any-return]
 
     def leave_region(self, x: Tensor) -> Tensor:
         """Residual stream, from the output of a row-parallel linear; overwrites `x` without sequence parallelism."""
         if self.size == 1:
             return x
-        return _ReduceScatterFromRegion.apply(x, self) if self.sequence else _ReduceFromRegion.apply(x, self)
+        if self.sequence:
+            return Exchange.apply(x, self.reduce_scatter, self.all_gather)  # type: ignore[no-any-return]
+        return _ReduceFromRegion.apply(x, self)
 
 
 def all_gather_into(whole: Tensor, mine: Tensor, group: Any) -> None:
@@ -119,17 +133,19 @@ _ALL_GATHER = dist.all_gather_single if hasattr(dist, "all_gather_single") else 
 _REDUCE_SCATTER = dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
 
 
-class _CopyToRegion(Function):
-    """Megatron's f: identity forward, all-reduce backward. The gradient is overwritten: nobody else reads it."""
+class Exchange(Function):
+    """A collective of the activations forward, and its counterpart of the gradients backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Any:
-        ctx.tensor = tensor
-        return x.view_as(x)
+    def forward(
+        ctx: Any, x: Tensor, collective: Callable[[Tensor], Tensor], counterpart: Callable[[Tensor], Tensor]
+    ) -> Any:
+        ctx.counterpart = counterpart
+        return collective(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.tensor.all_reduce(grad.contiguous()), None
+        return ctx.counterpart(grad.contiguous()), None, None
 
 
 class _ReduceFromRegion(Function):
@@ -143,52 +159,3 @@ class _ReduceFromRegion(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return grad, None
-
-
-class AllGatherPositions(Function):
-    """All-gather along the positions forward, reduce-scatter backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: AxisGroup) -> Any:
-        ctx.ranks = ranks
-        return ranks.all_gather(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.ranks.reduce_scatter(grad.contiguous()), None
-
-
-class _ReduceScatterFromRegion(Function):
-    """Reduce-scatter forward, all-gather backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Any:
-        ctx.tensor = tensor
-        return tensor.reduce_scatter(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.tensor.all_gather(grad), None
-
-
-class _AllToAll(Function):
-    """All-to-all forward and backward."""
-
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor, ranks: AxisGroup) -> Any:
-        ctx.ranks = ranks
-        return _exchange(parts, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _exchange(grad, ctx.ranks), None
-
-
-def _exchange(parts: Tensor, ranks: AxisGroup) -> Tensor:
-    """Exchanges parts [size, ...] between the ranks."""
-    parts = parts.contiguous()
-    if ranks.group is None:
-        return parts.clone()
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=ranks.group)
-    return received

@@ -25,19 +25,17 @@ def draw_jobs(seed: int) -> Iterator[tuple[dict[str, Any], Job]]:
     """Endless valid jobs, each as a mapping and as it was loaded. Equal seeds give equal jobs."""
     source = random.Random(seed)
     while True:
-        yield _draw_valid(source)
-
-
-def _draw_valid(source: random.Random) -> tuple[dict[str, Any], Job]:
-    for _ in range(TRIES):
-        described = draw_job(source)
-        try:
-            job = load_job(described)
-            resolve_plan(job)
-        except MeshcastError:
-            continue
-        return described, job
-    raise RuntimeError(f"none of {TRIES} drawn jobs is valid")  # pragma: no cover  every tenth draw is
+        for _ in range(TRIES):
+            described = draw_job(source)
+            try:
+                job = load_job(described)
+                resolve_plan(job)
+            except MeshcastError:
+                continue
+            yield described, job
+            break
+        else:
+            raise RuntimeError(f"none of {TRIES} drawn jobs is valid")  # pragma: no cover  every tenth draw is
 
 
 def draw_job(source: random.Random) -> dict[str, Any]:

@@ -86,7 +86,8 @@ def faster_is_not_slower(described: Described, report: Report, shared: SharedWor
         "launches twice as long": {"launch_s": 2 * report.job.framework.launch_s},
     }
     for what, change in slower.items():
-        other = simulate(_with_framework(described, change), shared_work=shared)
+        framework = {"name": described["framework"], "set": change}
+        other = simulate({**described, "framework": framework}, shared_work=shared)
         if other.step_time < report.step_time * (1 - near):
             return f"{what}: {other.step_time!r} s, without: {report.step_time!r} s"
     return ""
@@ -132,8 +133,3 @@ def _turn(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _turn(value[key]) for key in reversed(value)}
     return [_turn(one) for one in value] if isinstance(value, list) else value
-
-
-def _with_framework(described: Described, change: dict[str, Any]) -> Described:
-    """The job with other fields of its framework."""
-    return {**described, "framework": {"name": described["framework"], "set": change}}

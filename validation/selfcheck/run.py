@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -81,8 +80,3 @@ def _hold(
 def has_violations(rows: Iterable[dict[str, Any]]) -> bool:
     """Whether any check found something wrong."""
     return any(row["violations"] for row in rows)
-
-
-def reproduce(described: dict[str, Any]) -> str:
-    """A job in one line, for a file and `meshcast predict`."""
-    return json.dumps(described)

@@ -50,8 +50,7 @@ def set_duration(task: Task, seconds: float) -> Task:
 def _stretch(part: PricedBlock, factor: float) -> PricedBlock:
     """The block with the durations of its kernels multiplied by `factor`."""
     times = np.where(_measured_ops(part.block.ops), factor, 1.0) * np.array(part.seconds)
-    seconds = tuple(times.tolist())
-    return PricedBlock(BlockPrices(part.block, seconds, part.sigma, part.latency), part.count)
+    return PricedBlock(BlockPrices(part.block, tuple(times.tolist()), part.sigma, part.latency), part.count)
 
 
 def _measured_ops(ops: Sequence[Op]) -> Any:

@@ -16,13 +16,12 @@ from typing import Any
 from meshcast.hardware import GPU, gpus
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.kineto import Event, Trace
-from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.ir.ops import COMPUTE, Collective, HostCopy, HostLaunch, HostUpdate
 from meshcast.simulator.plan.checks import check_alike
 from meshcast.simulator.report.report import Report
-from meshcast.validation.traces.gpu_timeline import gpu_timeline
+from meshcast.validation.traces.gpu_timeline import families_of, gpu_timeline
 from meshcast.validation.traces.host_timeline import host_timeline
-from meshcast.validation.traces.kernel_classes import CLASSES
-from meshcast.validation.traces.simulated_timeline import simulated_timeline
+from meshcast.validation.traces.kernel_classes import CLASSES, class_of
 from meshcast.validation.traces.timeline import STREAMS, UNATTRIBUTED, Slice, Timeline
 
 
@@ -205,3 +204,23 @@ def attribute_communication(real: Timeline, forecast: Timeline) -> tuple[Timelin
 
     measured, played = (Timeline(tuple(map(attribute, side.slices)), side.span) for side in (real, forecast))
     return measured, played, sorted(kind for kind in ambiguous if len(homes[kind]) > 1)
+
+
+def simulated_timeline(report: Report, device: int) -> Timeline:
+    """Timeline of a pipeline device: its own ops on the GPU, and the messages that it receives."""
+    flat, times = report.play.step.flat, report.play.step.times
+    families = families_of(report.play.plan)
+    slices: list[Slice] = []
+    received = [(number, "pipeline") for number, _, receiver in flat.sent if receiver == device]
+    own = [(n, stream) for (owner, stream), queue in flat.queues.items() if owner == device for n in queue]
+    for number, stream in (*own, *received):
+        op, begin = flat.ops[number], times.begin[number]
+        seconds = times.end[number] + flat.latency[number] - begin
+        if op.work is not None and seconds > 0 and not isinstance(op.work, HostLaunch | HostUpdate):
+            # Copies of the host count for the GPU's own work: a trace does not say what they are for.
+            served = {COMPUTE if isinstance(op.work, HostCopy) else stream.partition("-")[0]}
+            if stream == COMPUTE and isinstance(op.work, Collective):  # the optimizer runs its collectives in sequence
+                served = {families.get(report.play.plan.ranks.axis_of(part), UNATTRIBUTED) for part in op.work.axes}
+            family = served.pop() if len(served) == 1 else UNATTRIBUTED
+            slices.append(Slice(family, class_of(op), begin, seconds, op.name))
+    return Timeline(tuple(sorted(slices, key=lambda one: one.begin)), report.step_time)

@@ -18,11 +18,12 @@ from meshcast.validation.published.choice import (
     choose_plans,
     forecast_choices,
     group_plans,
+    held_out_distances,
     judge_group,
     rank_correlation,
     summarize_choices,
+    upper_end,
 )
-from meshcast.validation.published.measured_range.held_out import held_out_distances, upper_end
 from meshcast.validation.published.measured_range.survey import SurveyedRun, survey
 from meshcast.validation.published.rows import PublishedRun, UnreadableLine
 

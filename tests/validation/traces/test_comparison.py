@@ -21,9 +21,8 @@ from meshcast.simulator.formats import kineto
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.program.categories import COMPUTING
 from meshcast.simulator.report.report import Report
-from meshcast.validation.traces.comparison import Comparison, compare_step, differs
+from meshcast.validation.traces.comparison import Comparison, compare_step, differs, simulated_timeline
 from meshcast.validation.traces.gpu_timeline import ranks_along, stream_of
-from meshcast.validation.traces.simulated_timeline import simulated_timeline
 from meshcast.validation.traces.timeline import UNATTRIBUTED, Slice
 from tests.experiments.plots.checks import check_figure, draw_styled
 from tests.simulator.formats.samples import event, kernel, launch

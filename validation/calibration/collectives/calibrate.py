@@ -20,8 +20,7 @@ from meshcast.validation.calibration.collectives.fit import (
     start_links,
     start_model,
 )
-from meshcast.validation.calibration.collectives.predict import node_models
-from meshcast.validation.calibration.collectives.sample import CollectiveSample, predict
+from meshcast.validation.calibration.collectives.sample import CollectiveSample, node_models, predict
 from meshcast.validation.calibration.fit import Fit
 from meshcast.validation.calibration.tables.calibrated import (
     FEWEST,

@@ -1,34 +1,35 @@
-"""Samples of measured collectives, and their forecasts by cost models."""
+"""Samples of measured collectives, and their forecasts by cost models and by a calibration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.errors import CatalogError
 from meshcast.hardware.topology import Reach
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.calibration.cost_models import family
+from meshcast.simulator.costs.coefficients import estimate_sigma
 from meshcast.simulator.costs.collectives import collective, p2p
-from meshcast.simulator.costs.collectives.links import Links, TierCostModels, crosses_host
+from meshcast.simulator.costs.collectives.links import LinkCostModels, Links, TierCostModels, crosses_host
 from meshcast.simulator.ir.ops import Collective, Transfer
+from meshcast.validation.calibration.kernels import predict as kernels
+from meshcast.validation.calibration.tables.rows import RowForecasts, SampleComparison
 
 
 @dataclass(frozen=True, eq=False)
 class CollectiveSample:
-    """Rows of a table that differ in bytes only: one group of GPUs, one library, one operation.
+    """`tables.rows.Rows` of collectives of one group of GPUs, which differ in bytes only.
 
     Attributes:
-        operation: section of the cost model that prices them: ring, all_to_all, p2p or network.
-        gpu: its name in the catalog.
         library: program that called and timed them, by the names of calibrations.
         cluster: that they ran on.
         reach: where the group sits in the cluster.
         work: with an array of bytes.
         nvls: whether NVLS may be used (it adds no 8-bit integers, and it can be turned off).
-        index: rows of the table, from 0.
-        seconds: measured [s].
-        kind: the collective operation.
-        classes: named sets of the rows, scored separately.
     """
 
     operation: str
@@ -78,3 +79,54 @@ def lower_bound(sample: CollectiveSample, models: TierCostModels) -> np.ndarray:
     if isinstance(sample.work, Transfer):
         return p2p.lower_bound(sample.work.nbytes, sample.reach, links)
     return collective.lower_bound(sample.work, sample.reach, links)
+
+
+def tier_models(
+    calibration: Calibration, sample: CollectiveSample, without: bool = False, library: str | None = None
+) -> TierCostModels:
+    """The cost models of a sample's tiers.
+
+    without: those of other links and networks. library: program that called them, instead of the sample's ("": plain
+    NCCL).
+    """
+    network = sample.cluster.scale_out
+    outer = calibration.network_model(network, sample.kind, family(network.kind) if without else "").model
+    return TierCostModels(*node_models(calibration, sample, without, library), outer)
+
+
+def node_models(
+    calibration: Calibration, sample: CollectiveSample, without: bool = False, library: str | None = None
+) -> tuple[LinkCostModels, LinkCostModels]:
+    """The same of the tiers within a node: scale-up links and links to the host."""
+    used, cluster = sample.library if library is None else library, sample.cluster
+    scale_up, host = (
+        calibration.link_models(tier, used, sample.kind, family(tier.kind) if without else "").model
+        for tier in (cluster.scale_up if cluster.node.scale_up else cluster.host, cluster.host)
+    )
+    return scale_up, host
+
+
+def price(sample: CollectiveSample, models: TierCostModels) -> RowForecasts:
+    """The forecasts of a sample by these cost models."""
+    seconds, launch = predict(sample, models)
+    return RowForecasts(seconds, launch, estimate_sigma(model_of(sample, models), seconds, launch) + 0 * seconds)
+
+
+def model_of(sample: CollectiveSample, models: TierCostModels) -> Any:
+    """The cost model that a sample is fitted to."""
+    if sample.operation == "network":
+        return models.network
+    return getattr(models.host if sample.link == sample.cluster.host.kind else models.scale_up, sample.operation)
+
+
+def compare_sample(calibration: Calibration, sample: Any) -> SampleComparison:
+    """A sample of collectives, or of calls that dispatch tokens, beside its forecasts."""
+    if not isinstance(sample, CollectiveSample):
+        return kernels.compare_sample(calibration, sample)
+    models = tier_models(calibration, sample)
+    bound = lower_bound(sample, models) + np.zeros(len(sample.index))
+    try:
+        borrowed = price(sample, tier_models(calibration, sample, without=True)).seconds
+    except CatalogError:  # no other links have such a section
+        borrowed = np.full(len(sample.index), np.nan)
+    return SampleComparison(sample, price(sample, models), borrowed, bound)

@@ -1,7 +1,7 @@
 """Tables of measured collectives: readers of their formats, forecasts, calibrations of links, and goals.
 
 ``reader`` reads tables of collectives, ``validation.calibration.kernels.dispatch`` those of calls that dispatch tokens;
-``predict`` forecasts, ``calibrate`` fits.
+``sample`` forecasts, ``calibrate`` fits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from meshcast.validation.calibration.collectives import reader
 from meshcast.validation.calibration.collectives.calibrate import calibrate, names, title
-from meshcast.validation.calibration.collectives.predict import compare_sample
+from meshcast.validation.calibration.collectives.sample import compare_sample
 from meshcast.validation.calibration.kernels import dispatch
 from meshcast.validation.calibration.tables import table
 from meshcast.validation.calibration.tables.summary import Goals

@@ -64,15 +64,11 @@ def calibrate(kind: str, out: Path, processes: int, progress: Progress) -> dict[
     measured = measured.model_copy(update={"machine": machine})
     out.mkdir(parents=True, exist_ok=True)
     measured.write(out / MEASURED)
-    catalog_model = out / DEVICE
     name = _name_device(measured, works, device, out)
     source = f"meshcast calibrate --device {kind} on {measured.machine.name}, torch {measured.versions['torch']}"
     found = fit_all(measured, works, name, source, out)
     found["files"].insert(1, str(refresh(kind, out, processes)))
-    return found | {
-        "title": measured.title,
-        "device": str(catalog_model) if catalog_model.is_file() else "",
-    }
+    return found | {"title": measured.title, "device": str(out / DEVICE) if (out / DEVICE).is_file() else ""}
 
 
 def refresh(kind: str, out: Path, processes: int) -> Path:
@@ -132,8 +128,8 @@ def measure(
         )
     stream = describe.measure_stream(device)
     rows.append(MeasurementRow(name="stream", samples=(stream,), quantity="bytes", instrument="bytes/s"))
-    launches = tuple(_measure_launch(device))
-    rows.append(MeasurementRow(name="host launch", samples=launches, instrument="time.perf_counter"))
+    launches = _measure_launch(device)
+    rows.append(MeasurementRow(name="host launch", samples=tuple(launches), instrument="time.perf_counter"))
     made = Measurement(
         kind="calibration",
         title=f"calibration of {device.machine().name}",
@@ -162,8 +158,7 @@ def _measure_launch(device: Device) -> list[float]:
 def _name(work: Work) -> str:
     if isinstance(work, Gemm):
         return f"gemm {work.layout}"
-    what = getattr(work, "what", "attention backward" if getattr(work, "backward", False) else "attention")
-    return str(what)
+    return str(getattr(work, "what", "attention backward" if getattr(work, "backward", False) else "attention"))
 
 
 def _name_device(measured: Measurement, works: Sequence[Work], device: Device, out: Path) -> str:
@@ -176,9 +171,7 @@ def _name_device(measured: Measurement, works: Sequence[Work], device: Device, o
     stream = next(row.samples[0] for row in measured.rows if row.name == "stream")
     is_cpu = device.kind == "cpu"
     found = describe.core(measured.machine, flops, stream) if is_cpu else describe.gpu(device, flops, stream)
-    file = out / DEVICE
-    file.write_text(
-        "# Measured; in the form of hardware/catalog/gpus.\n" + yaml.safe_dump(found, sort_keys=False), "utf-8"
-    )
+    text = "# Measured; in the form of hardware/catalog/gpus.\n" + yaml.safe_dump(found, sort_keys=False)
+    (out / DEVICE).write_text(text, "utf-8")
     load.cache_clear()
-    return str(file)
+    return str(out / DEVICE)

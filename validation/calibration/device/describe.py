@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,6 @@ def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
     machine, properties = device.machine(), device.cuda.properties
     given = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {utc_now()[:10]}"}
     major, minor = properties.major, properties.minor
-    power = {"value": "400 W", "kind": "assumed", "source": "not asked for"}
     return {
         "name": "this-gpu",
         "title": machine.name,
@@ -93,7 +92,7 @@ def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
         "l2": {"value": f"{properties.L2_cache_size} B", **given},
         "multiprocessors": {"value": properties.multi_processor_count, "per": "gpu", **given},
         "peak": {name: {"value": f"{flops / 1e9:.4g} GFLOP/s", **given} for name in ("bf16", "fp16")},
-        "power": power,
+        "power": {"value": "400 W", "kind": "assumed", "source": "not asked for"},
         "host": "pcie4",
     }
 
@@ -101,11 +100,7 @@ def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
 def measure_stream(device: Device) -> float:
     """Rate at which a long tensor is scaled in place, reads and writes in sum [bytes/s]: no write allocates."""
     tensor = torch.ones(LARGE // 4, device=device.torch)
-    return 2 * LARGE / _middle(device.seconds(lambda: tensor.mul_(1.0), 3, 15))
-
-
-def _middle(samples: Sequence[float]) -> float:
-    return sorted(samples)[len(samples) // 2]
+    return 2 * LARGE / statistics.median(device.seconds(lambda: tensor.mul_(1.0), 3, 15))
 
 
 def _cache() -> int:

@@ -36,8 +36,7 @@ def fit_all(measured: Measurement, works: Sequence[Work], name: str, source: str
     works: of the first rows. name: of the device in the catalog, or the file that describes it. source: for the files.
     """
     out.mkdir(parents=True, exist_ok=True)
-    samples = _make_samples(measured, works, name)
-    tables: Any = [Recorded(samples, source)]
+    tables: Any = [Recorded(_make_samples(measured, works, name), source)]
     found = kernels.calibrate(Calibration.shipped(), tables, name, leave_out=False, prior=True)
     file = out / f"{load('gpus', name).name}.yaml"
     write(file, str(load("gpus", name).title), found.data)
@@ -56,7 +55,8 @@ def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> li
     priced = [(make_eager_kernels(work, kinds) or work) if isinstance(work, Memory) else work for work in works]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for at, work in enumerate(priced):
-        words = ((k, getattr(work, k)) for k in work.__dataclass_fields__ if not _number(getattr(work, k)))
+        fields = ((k, getattr(work, k)) for k in work.__dataclass_fields__)
+        words = ((k, value) for k, value in fields if isinstance(value, bool) or not isinstance(value, int | float))
         groups.setdefault((type(work), *words), []).append(at)
     found = []
     for (kind, *plain), index in groups.items():
@@ -70,10 +70,6 @@ def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> li
             library = attention_library(reference.attention_library, gpu.architecture).library
         found.append(KernelSample(part, name, library, (work,), np.array(index), seconds, "measured"))
     return found
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _calibrate_links(

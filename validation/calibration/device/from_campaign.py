@@ -60,14 +60,11 @@ def _kernels(found: Measurement, path: Path) -> Iterator[tuple[MeasurementRow, W
         where = f"{path} rows[{i}].shape"
         if not isinstance(fields, Mapping):
             raise PlanError(where, f"{WORK} must be a mapping of keys to values", "Measure again", fields)
-        if row.samples and (found.kind == "calibration" or _is_eager(row)) and (work := work_of(fields, where)):
+        is_fitted = found.kind == "calibration" or row.group.split()[-1:] == [MODE]
+        if row.samples and is_fitted and (work := work_of(fields, where)):
             yield row, work
 
 
 def _has_links(found: Measurement) -> bool:
     """Whether collectives were measured as the calibration measures them: on a CPU between computations."""
     return found.kind == "calibration" or found.machine.device == "cuda" or bool(found.settings.get("busy"))
-
-
-def _is_eager(row: MeasurementRow) -> bool:
-    return row.group.split()[-1:] == [MODE]

@@ -89,8 +89,7 @@ class _KernelMaker:
         self.device, self.dtype = device, dtype
 
     def _new(self, *shape: int, grad: bool = False) -> torch.Tensor:
-        measured_pass = torch.randn(shape, dtype=self.device.dtype(self.dtype), device=self.device.torch)
-        return measured_pass.requires_grad_(grad)
+        return torch.randn(shape, dtype=self.device.dtype(self.dtype), device=self.device.torch, requires_grad=grad)
 
     def gemms(self, m: int, n: int, k: int) -> Iterator[KernelCase]:
         """Yields the forward GEMM of a linear and the GEMMs of its input and weight gradients."""
@@ -121,9 +120,8 @@ class _KernelMaker:
             q, k, v = inputs(False)
             return lambda: functions.attention(q, k, v)
 
-        work = Attention(b, s, s, heads, keys, width, width, 0.5, False, self.dtype)
-        yield KernelCase(work, forward)
-        back = Attention(b, s, s, heads, keys, width, width, 0.5, True, self.dtype)
+        ahead, back = (Attention(b, s, s, heads, keys, width, width, 0.5, way, self.dtype) for way in (False, True))
+        yield KernelCase(ahead, forward)
         yield KernelCase(back, lambda: _backward(functions.attention, inputs(True)))
 
     def streams(self, rows: int, columns: int) -> Iterator[KernelCase]:
@@ -152,19 +150,16 @@ class _KernelMaker:
         gelu = of(lambda x: F.gelu(x, approximate="tanh"), (1, rows, columns))
         yield KernelCase(Memory("gelu", size, size), gelu(False))
         yield KernelCase(Memory("gelu", 2 * size, size, True), gelu(True))
-        yield KernelCase(
-            Memory("residual", 2 * size, size), of(lambda x, y: x + y, (rows, columns), (rows, columns))(False)
-        )
-        yield KernelCase(Memory("zero-grad", 0, size), of(lambda x: x.zero_(), (rows, columns))(False))
-        yield KernelCase(
-            Memory("add", 2 * size, size), of(lambda x, y: x.add_(y), (rows, columns), (rows, columns))(False)
-        )
+        shape = rows, columns
+        yield KernelCase(Memory("residual", 2 * size, size), of(lambda x, y: x + y, shape, shape)(False))
+        yield KernelCase(Memory("zero-grad", 0, size), of(lambda x: x.zero_(), shape)(False))
+        yield KernelCase(Memory("add", 2 * size, size), of(lambda x, y: x.add_(y), shape, shape)(False))
         yield from self._rope(rows, columns)
         yield KernelCase(Memory("embedding", size, size), self._rows(rows, columns))
         norm = _clip if self.device.cuda else torch.linalg.vector_norm
-        yield KernelCase(Memory("grad-norm", size, 0), of(norm, (rows, columns))(False))
+        yield KernelCase(Memory("grad-norm", size, 0), of(norm, shape)(False))
         if self.device.cuda:
-            yield KernelCase(Memory("bias-gradient", size, 0), of(lambda x: x.sum(0), (rows, columns))(False))
+            yield KernelCase(Memory("bias-gradient", size, 0), of(lambda x: x.sum(0), shape)(False))
             yield KernelCase(Memory("convert", 6 * rows * columns, 6 * rows * columns), self._convert(rows, columns))
         yield self._adam(rows, columns)
 

@@ -55,19 +55,12 @@ def measure_sustained_rate(kind: str, gpu: str, out: Path) -> dict[str, Any]:
     lines = [line for line in seen.lines if line.kind in GEMM_KINDS]
     real = sum(line.real for line in lines)
     simulated = sum(line.simulated for line in lines)
-    source = f"meshcast calibrate --device {kind} on {found.machine.name}, a step of a small model"
     return {
-        "sustained": _entry(
-            forecaster.sustained_rate * simulated / real, "rate of GEMMs and attention in a training step", source
-        ),
-    }
-
-
-def _entry(value: float, what: str, source: str) -> dict[str, Any]:
-    return {
-        "value": float(f"{value:.4g}"),
-        "sigma": SIGMA,
-        "rows": 1,
-        "meaning": f"{what} against the same kernel alone",
-        "source": source,
+        "sustained": {
+            "value": float(f"{forecaster.sustained_rate * simulated / real:.4g}"),
+            "sigma": SIGMA,
+            "rows": 1,
+            "meaning": "rate of GEMMs and attention in a training step against the same kernel alone",
+            "source": f"meshcast calibrate --device {kind} on {found.machine.name}, a step of a small model",
+        },
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -97,7 +96,7 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
 def library(source: str, gpu: str, dtype: str, width: int) -> str:
     """The library that a source measured, "" if it is unknown."""
     name = next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
-    architecture = _gpu(gpu).architecture
+    architecture = load("gpus", GPUS[gpu]).architecture
     for pattern, where, concerned, other in OTHERS:
         if re.fullmatch(pattern, name) and where in architecture and concerned(width):
             name += other
@@ -110,7 +109,7 @@ def _refusal(row: dict[str, Any]) -> str:
     gpu, dtype = str(row["gpu"]), DTYPES.get(str(row["dtype"]), "")
     if gpu not in GPUS:
         return f"the GPU {gpu} is not known"
-    if dtype not in _gpu(gpu).peak:
+    if dtype not in load("gpus", GPUS[gpu]).peak:
         return f"{gpu} has no peak rate for {row['dtype']}"
     if row["pass"] not in PARTS:
         return f"the pass {row['pass']} is not one of {', '.join(PARTS)}"
@@ -173,9 +172,3 @@ def _width(name: str, gpu: str, dtype: str, width: np.ndarray) -> np.ndarray:
             at = np.searchsorted(known, width)
             return np.where(at < len(known), np.array(known)[np.minimum(at, len(known) - 1)], width).astype(float)
     return width
-
-
-@cache
-def _gpu(name: str) -> GPU:
-    """A GPU by its name in tables."""
-    return load("gpus", GPUS[name])

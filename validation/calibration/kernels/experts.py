@@ -53,7 +53,8 @@ CACHED = r"moe_torch_flow_(?:cutlass|nongated)"
 
 SIZES = ("num_tokens", "hidden", "inter", "topk", "num_experts", "tp", "ep", "gated")
 SHAPE = ("groups", "m_per_group", "n", "k")
-PASSES = ("fwd", "dgrad", "wgrad")
+PASSES: dict[str, Any] = {"fwd": "tn", "dgrad": "nn", "wgrad": "nt"}
+"""Layouts of the GEMMs, by the column `pass`."""
 
 ROUTED = 16
 """Most experts of a token that TensorRT-LLM selects in one kernel; for more, PyTorch reads the logits once for each
@@ -72,8 +73,9 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
     blocks = set(table.columns) >= BLOCKS
     names = SIZES if blocks else SHAPE
     table = table.assign(**{name: _numbers(table, name) for name in (*names, "time_us")})
-    refused = _refusals(table, names)
-    refused |= _no_blocks(table, refused) if blocks else _no_products(table, refused)
+    refuse = _refuse_block if blocks else _refuse_product
+    records = table.to_dict("records")
+    refused = {at: reason for at, row in enumerate(records) if (reason := _refuse(row, names) or refuse(row))}
     if not blocks:
         table["out_dtype"] = _results(table)
     own: dict[tuple[str, ...], list[int]] = {}
@@ -140,12 +142,9 @@ def _product(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
     first = rows.iloc[0]
     form, out, accumulate = DTYPES[first["dtype"]], first["out_dtype"], _true(first.get("accumulate"))
     equal: Any = ((groups, m),)
-    if first["pass"] == "wgrad":
-        part = Gemm(n, k, m, groups, form, "nt", accumulate, out, "experts", equal)
-    elif first["pass"] == "dgrad":
-        part = Gemm(m, k, n, groups, form, "nn", accumulate, out, "experts", equal)
-    else:
-        part = Gemm(m, n, k, groups, form, "tn", accumulate, out, "experts", equal)
+    sizes: dict[str, Any] = {"fwd": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}
+    height, width, depth = sizes[first["pass"]]
+    part = Gemm(height, width, depth, groups, form, PASSES[first["pass"]], accumulate, out, "experts", equal)
     return _sample(rows, index, name, (part,), "grouped", groups * m)
 
 
@@ -196,51 +195,36 @@ def _tuned_for_another(rows: pd.DataFrame) -> pd.Series:
     return several & rows["source"].astype(str).str.contains(CACHED) & (rows["dtype"] != "fp8_block")
 
 
-def _refusals(table: pd.DataFrame, names: tuple[str, ...]) -> dict[int, str]:
-    """Reasons of rows that cannot be priced, in both formats."""
-    refused = {}
-    for at, row in enumerate(table.to_dict("records")):
-        if row["gpu"] not in GPUS:
-            refused[at] = f"the GPU {row['gpu']} is not known"
-        elif row["dtype"] not in DTYPES:
-            refused[at] = f"the number format {row['dtype']} is not known"
-        elif DTYPES[row["dtype"]] not in load("gpus", GPUS[row["gpu"]]).peak:
-            refused[at] = f"{row['gpu']} has no peak rate in {DTYPES[row['dtype']]}"
-        elif odd := [n for n in names if n != "gated" and not (row[n] >= 1 and row[n] % 1 == 0)]:
-            refused[at] = f"{', '.join(f'{n} = {row[n]:g}' for n in odd)}: must be whole numbers above 0"
-        elif not 0 < row["time_us"] < np.inf:
-            refused[at] = f"time_us is {row['time_us']:g}, which is no time"
-    return refused
+def _refuse(row: dict[Any, Any], names: tuple[str, ...]) -> str:
+    """The reason why a row of either format cannot be priced, "" if it can."""
+    if row["gpu"] not in GPUS:
+        return f"the GPU {row['gpu']} is not known"
+    if row["dtype"] not in DTYPES:
+        return f"the number format {row['dtype']} is not known"
+    if DTYPES[row["dtype"]] not in load("gpus", GPUS[row["gpu"]]).peak:
+        return f"{row['gpu']} has no peak rate in {DTYPES[row['dtype']]}"
+    if odd := [n for n in names if n != "gated" and not (row[n] >= 1 and row[n] % 1 == 0)]:
+        return f"{', '.join(f'{n} = {row[n]:g}' for n in odd)}: must be whole numbers above 0"
+    return "" if 0 < row["time_us"] < np.inf else f"time_us is {row['time_us']:g}, which is no time"
 
 
-def _no_blocks(table: pd.DataFrame, known: dict[int, str]) -> dict[int, str]:
-    refused = {}
-    for at, row in enumerate(table.to_dict("records")):
-        if at in known:
-            continue
-        if row["gated"] not in (0, 1):
-            given = "not given" if np.isnan(row["gated"]) else f"{row['gated']:g}, which is neither 0 nor 1"
-            refused[at] = f"gated is {given}"
-        elif row["topk"] > row["num_experts"]:
-            refused[at] = f"topk is {row['topk']:g}, which is more than {row['num_experts']:g} experts"
-        elif row["num_experts"] % row["ep"] or row["inter"] % row["tp"]:
-            shares = f"{row['num_experts']:g} by ep {row['ep']:g}, or inter {row['inter']:g} by tp {row['tp']:g}"
-            refused[at] = f"num_experts cannot be divided evenly: {shares}"
-        elif not routing.is_supported(row["distribution"]):
-            refused[at] = f"the distribution {row['distribution']} is not known"
-    return refused
+def _refuse_block(row: dict[Any, Any]) -> str:
+    if row["gated"] not in (0, 1):
+        return "gated is " + ("not given" if np.isnan(row["gated"]) else f"{row['gated']:g}, which is neither 0 nor 1")
+    if row["topk"] > row["num_experts"]:
+        return f"topk is {row['topk']:g}, which is more than {row['num_experts']:g} experts"
+    if row["num_experts"] % row["ep"] or row["inter"] % row["tp"]:
+        shares = f"{row['num_experts']:g} by ep {row['ep']:g}, or inter {row['inter']:g} by tp {row['tp']:g}"
+        return f"num_experts cannot be divided evenly: {shares}"
+    known = routing.is_supported(row["distribution"])
+    return "" if known else f"the distribution {row['distribution']} is not known"
 
 
-def _no_products(table: pd.DataFrame, known: dict[int, str]) -> dict[int, str]:
-    refused = {}
-    for at, row in enumerate(table.to_dict("records")):
-        if at in known:
-            continue
-        if row["pass"] not in PASSES:
-            refused[at] = f"the pass {row['pass']} is not known"
-        elif str(row["out_dtype"]) not in {*DTYPES, "fp32", "float32"}:
-            refused[at] = f"the number format {row['out_dtype']} is not known"
-    return refused
+def _refuse_product(row: dict[Any, Any]) -> str:
+    if row["pass"] not in PASSES:
+        return f"the pass {row['pass']} is not known"
+    known = str(row["out_dtype"]) in {*DTYPES, "fp32", "float32"}
+    return "" if known else f"the number format {row['out_dtype']} is not known"
 
 
 def _numbers(table: pd.DataFrame, name: str) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,8 @@ def price_by(
 ) -> Callable[[Any], RowForecasts]:
     """A function from the cost model of the sample's operation to its forecasts."""
     gpu, nothing = load("gpus", sample.gpu), np.zeros(len(sample.index))
-    parts = [(part, _section_of(part, gpu)) for part in sample.parts]
+    works: Sequence[Any] = sample.parts
+    parts = [(part, part.operation if isinstance(part, Dispatch) else sections.section_of(part, gpu)) for part in works]
     own = [part for part, section in parts if section == sample.operation]
     rest = [
         _seconds(part, gpu, _model(calibration, sample, section, without, library))
@@ -53,10 +54,6 @@ def price_by(
     return by
 
 
-def _section_of(part: Any, gpu: Any) -> str:
-    return part.operation if isinstance(part, Dispatch) else sections.section_of(part, gpu)
-
-
 def _seconds(part: Any, gpu: Any, model: Any) -> tuple[Any, Any]:
     if isinstance(part, Dispatch):
         return dispatch.seconds(part, gpu, *links_of(gpu.name), model)
@@ -66,8 +63,7 @@ def _seconds(part: Any, gpu: Any, model: Any) -> tuple[Any, Any]:
 def _model(calibration: Calibration, sample: KernelSample, section: str, without: str, library: str | None) -> Any:
     dtypes = [part.dtype for part in sample.parts if hasattr(part, "dtype")] or ["bf16"]
     used = sample.library if library is None else library
-    gpu = load("gpus", sample.gpu)
-    return calibration.kernel_model(gpu, section, used, dtypes[0], sample.kind, without).model
+    return calibration.kernel_model(load("gpus", sample.gpu), section, used, dtypes[0], sample.kind, without).model
 
 
 def compare_sample(calibration: Calibration, sample: KernelSample) -> SampleComparison:

@@ -12,17 +12,10 @@ from meshcast.simulator.ir.ops import Work
 
 @dataclass(frozen=True, eq=False)
 class KernelSample:
-    """Rows of a table that differ in sizes only: one GPU, one library, one operation.
+    """`tables.rows.Rows` of kernels. Their library is "" if unknown.
 
     Attributes:
-        operation: section of the cost model that prices it (gemm, attention, memory, ...).
-        gpu: its name in the catalog.
-        library: whose kernels they are, by the names of calibrations; "" if unknown.
         parts: kernels of a row one after another, with arrays in their numeric fields; their times add up.
-        index: rows of the table, from 0.
-        seconds: measured [s].
-        kind: by which errors are grouped (bf16, fp8, backward, ...).
-        classes: named sets of the rows, scored separately ("large": all of m, n, k at least 1024).
         tuned: whether the kernels were tuned for these sizes; others say little of the GPU.
         own: coefficients of the GPU that the library has of its own, since its kernels use the hardware in another way.
     """

@@ -112,7 +112,11 @@ def _number(cell: str) -> float:
 
 def sheet(path: Path) -> CsvSheet:
     """Reads a .csv or .csv.gz file. Raises PlanError for a file that cannot be read."""
-    rows = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    try:
+        text = read_text(path, DATA)
+    except Unreadable as error:
+        raise error.error(PlanError, "--data", "Name a .csv or .csv.gz file, saved as UTF-8", str(path)) from None
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         kept = [row for row in rows if row]
     except csv.Error as error:
@@ -124,13 +128,6 @@ def sheet(path: Path) -> CsvSheet:
         if len(columns) == 1 and mark in columns[0]:
             raise _unread(path, f"its columns are separated by {word}", "Separate them by commas")
     return CsvSheet(path, columns, kept[1:])
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_text(path, DATA)
-    except Unreadable as error:
-        raise error.error(PlanError, "--data", "Name a .csv or .csv.gz file, saved as UTF-8", str(path)) from None
 
 
 def _unread(path: Path, reason: str, remedy: str) -> PlanError:

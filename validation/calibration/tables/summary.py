@@ -76,7 +76,7 @@ def figures(held: Sequence[SampleComparison], name: str | None = None) -> dict[s
         (
             one.errors[mask],
             (np.abs(one.log_ratio) / np.maximum(one.priced.sigma, 1e-12))[mask],
-            _error_of_borrowed_rates(one)[mask],
+            np.abs(one.borrowed_seconds / one.sample.seconds - 1)[mask],
         )
         for one, mask in zip(held, masks, strict=True)
     ]
@@ -92,10 +92,6 @@ def figures(held: Sequence[SampleComparison], name: str | None = None) -> dict[s
         "inside_50": float(np.mean(apart <= Z50)),
         "borrowed": float(np.median(other)) if len(other := other[np.isfinite(other)]) else None,
     }
-
-
-def _error_of_borrowed_rates(one: SampleComparison) -> np.ndarray:
-    return np.abs(one.borrowed_seconds / one.sample.seconds - 1)
 
 
 def worst(held: Sequence[SampleComparison], count: int = 12) -> list[dict[str, Any]]:

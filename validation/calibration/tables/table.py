@@ -166,7 +166,7 @@ def _by_form(stated: CsvSheet, forms: Sequence[tuple[frozenset[str], Reader]]) -
 
 def _read(stated: CsvSheet, own: frozenset[str], reader: Reader, rows: np.ndarray) -> tuple[list[Any], dict[int, str]]:
     """Reads the rows of one format: samples, and by row the reason of its refusal."""
-    frame, faults = stated.frame(own | optional(reader) | {"source"}, own)
+    frame, faults = stated.frame(own | getattr(reader, "OPTIONAL", frozenset()) | {"source"}, own)
     faults = {at: faults[at] for at in rows.tolist() if at in faults}
     good = np.array([at for at in rows.tolist() if at not in faults], int)
     if not len(good):
@@ -175,11 +175,6 @@ def _read(stated: CsvSheet, own: frozenset[str], reader: Reader, rows: np.ndarra
     samples, refused = reader.read(given.iloc[good])
     samples = [replace(sample, index=good[sample.index]) for sample in samples]
     return samples, faults | {int(good[at]): reason for at, reason in refused.items()}
-
-
-def optional(reader: Reader) -> frozenset[str]:
-    """Returns further columns that a reader uses where a table has them."""
-    return getattr(reader, "OPTIONAL", frozenset())
 
 
 def _nearest(columns: set[str], readers: Sequence[Reader]) -> str:

@@ -28,7 +28,7 @@ from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.plan.checks import check_alike
 from meshcast.simulator.plan.plan import Plan
 from meshcast.validation.distributed.layouts.operators import RankShards, compute
-from meshcast.validation.reference.model import Stage, build_stage
+from meshcast.validation.reference.model import build_stage
 from meshcast.validation.reference.tensor_parallel import TensorGroup
 from meshcast.validation.reference.tokens import make_tokens
 
@@ -55,11 +55,14 @@ def compare_layouts(job: Mapping[str, Any]) -> dict[str, Any]:
     plan = resolve_plan(load_job(job))
     check_alike(plan, "the check of layouts")
     _check(plan)
-    tokens = _make_tokens(plan)
-    serial = _serial_stage(job, plan)
+    replicas = (make_tokens(plan, 0, 0, replica) for replica in range(plan.ranks.replicas))
+    tokens = [torch.cat(part) for part in zip(*replicas, strict=True)]
+    # The whole reference model on one rank, in fp64.
+    alone = {**job, "cluster": {**job["cluster"], "gpus": 1}, "plan": {"mesh": dict.fromkeys(plan.mesh.named_axes, 1)}}
+    serial = build_stage(resolve_plan(load_job(alone)), None, TensorGroup(), torch.device("cpu"), torch.float64)
     loss = serial(*tokens)
     loss.backward()
-    executor = LayoutExecutor(plan, {name: param for name, param in serial.named_parameters()})
+    executor = LayoutExecutor(plan, dict(serial.named_parameters()))
     difference = abs(executor.run(*tokens) / float(loss) - 1)
     off = {name: float((have - part.gradient).abs().max()) / part.largest for name, have, part in executor.gradients()}
     worst = max(off, key=lambda name: off[name])
@@ -75,18 +78,6 @@ def _check(plan: Plan) -> None:
             raise PlanError(f"plan.schemes[{i}].use", rule, "Use tensor/annotated", scheme.use)
     if plan.job.model.tied:
         raise PlanError("model.tied", "the executor of layouts has no tied embedding", "Give false", True)
-
-
-def _make_tokens(plan: Plan) -> tuple[Tensor, Tensor]:
-    """Tokens and targets of the first micro-batch of all replicas."""
-    ids, targets = zip(*(make_tokens(plan, 0, 0, replica) for replica in range(plan.ranks.replicas)), strict=True)
-    return torch.cat(ids), torch.cat(targets)
-
-
-def _serial_stage(job: Mapping[str, Any], plan: Plan) -> Stage:
-    """The whole reference model on one rank, in fp64."""
-    alone = {**job, "cluster": {**job["cluster"], "gpus": 1}, "plan": {"mesh": dict.fromkeys(plan.mesh.named_axes, 1)}}
-    return build_stage(resolve_plan(load_job(alone)), None, TensorGroup(), torch.device("cpu"), torch.float64)
 
 
 class LayoutExecutor:
@@ -128,9 +119,7 @@ class LayoutExecutor:
         values = {unit.residual_in.name if unit.residual_in is not None else "ids": x}
         for operator in unit.operators():
             divide = self.scope.division(operator)
-            tokens = NamedTensor(
-                "targets", {dim: size for dim, size in self.plan.model_parts.architecture.token_dims.items()}
-            )
+            tokens = NamedTensor("targets", dict(self.plan.model_parts.architecture.token_dims))
             own = self._reshard(targets, tokens, ({}, required_layout(tokens, divide)), ({}, {}))
             at = RankShards(divide, self.mesh, self.plan.job.model, own)
             ins = [self._input(tensor, values[tensor.name], operator) for tensor in operator.ins]
@@ -156,10 +145,8 @@ class LayoutExecutor:
         divide, rest = self.scope.division(operator), self.scope.at_rest(operator, weight)
         name = f"{prefix}{weight.name}"
         if name not in self.shards:
-            whole, placements = (
-                WholeWeight.of(weight, operator, prefix, self.parameters),
-                self._placements(weight.dims, rest),
-            )
+            whole = WholeWeight.of(weight, operator, prefix, self.parameters)
+            placements = self._placements(weight.dims, rest)
             shard = distribute_tensor(whole.value.contiguous(), self.mesh, placements).to_local()
             self.shards[name] = shard.clone().requires_grad_(), placements, whole
         used = required_layout(weight, divide)

@@ -45,7 +45,7 @@ class RankShards:
         """Place of this rank's shard of `size` elements along a dim."""
         shard = 0
         for axis in self.axes(dim):
-            shard = shard * self.mesh.size(self._number(axis)) + self.mesh.get_local_rank(axis)
+            shard = shard * self.mesh[axis].size() + self.mesh.get_local_rank(axis)
         return shard * size
 
     def is_first(self, dim: str) -> bool:
@@ -68,9 +68,6 @@ class RankShards:
         for axis in self.axes(dim):
             dist.all_reduce(x, dist.ReduceOp.MAX, self.mesh.get_group(axis))
         return x
-
-    def _number(self, axis: str) -> int:
-        return (self.mesh.mesh_dim_names or ()).index(axis)
 
 
 class _SumOver(Function):
@@ -146,8 +143,8 @@ def _residual(operator: Operator, ins: Sequence[Tensor], weights: Sequence[Tenso
         y = y + other
     for weight in weights:
         if operator.name == "positions":
-            first, count = at.start("s", y.shape[1]), y.shape[1]
-            weight = weight[first : first + count]
+            first = at.start("s", y.shape[1])
+            weight = weight[first : first + y.shape[1]]
         y = y + weight
     return y
 

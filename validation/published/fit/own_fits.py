@@ -18,7 +18,8 @@ from typing import Any
 
 from meshcast.hardware.load import load
 from meshcast.simulator.costs.kernels.gemm import UNALIGNED_RATE
-from meshcast.simulator.costs.kernels.libraries import RELATIVE_LIBRARIES, RELATIVE_ON
+from meshcast.simulator.costs.kernels.libraries import RELATIVE_LIBRARIES as LIBRARIES
+from meshcast.simulator.costs.kernels.libraries import RELATIVE_ON
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.report.report import Report
@@ -26,11 +27,6 @@ from meshcast.validation.published.clusters import forget_cluster
 from meshcast.validation.published.mapping import map_run
 from meshcast.validation.published.open_plans import forecast_run
 from meshcast.validation.published.rows import PublishedRun
-
-
-def _triton_by_document() -> float:
-    """Rate of attention in Triton on Hopper by its authors' range, against the fitted one."""
-    return RELATIVE_LIBRARIES["triton"].rate / RELATIVE_ON["triton", "hopper"].rate
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,8 @@ OWN_FITS: dict[str, tuple[OwnFit, ...]] = {
     ),
     "foundry": (
         OwnFit("rates.memory_bound", lambda: load_framework("megatron-core").rates["memory_bound"]),
-        OwnFit("rates.attention", _triton_by_document, "hopper"),
+        # Triton by its authors' range, against the fitted rate.
+        OwnFit("rates.attention", lambda: LIBRARIES["triton"].rate / RELATIVE_ON["triton", "hopper"].rate, "hopper"),
     ),
 }
 """Fits to steps of one source alone. Those to steps of many sources are fitted again without it, see `refit.FITTED`."""

@@ -173,11 +173,9 @@ def family_of(row: Row) -> str:
     return _program(row)[0]
 
 
-def model_of(row: Row) -> str:
-    return str(row["model"])
-
-
-GROUPINGS: dict[str, Callable[[Row], str]] = {"source": source_of, "family": family_of, "model": model_of}
+GROUPINGS: dict[str, Callable[[Row], str]] = {
+    "source": source_of, "family": family_of, "model": lambda row: str(row["model"])
+}  # fmt: skip
 """What is left out: a source, a family of programs, or a model."""
 
 

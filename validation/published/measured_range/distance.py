@@ -27,7 +27,7 @@ from meshcast.validation.published.measured_range.plan_fields import (
     PlanFields,
     TrainingTask,
     fields_of_plan,
-    task_of,
+    task_of_job,
 )
 
 SIGMAS = {"schedule": 0.070}
@@ -87,7 +87,7 @@ class Distance:
 
 def distance_from_measured(plan: Plan) -> Distance:
     """How far a plan is from the nearest combination that somebody has run on its architecture."""
-    task = task_of(plan)
+    task = task_of_job(plan.job)
     known = known_combinations(task)
     found = [measure_distance(task, fields, known) for fields in fields_of_plan(plan)]
     return max(found, key=lambda one: (one.nearest is None, len(one.outside)))

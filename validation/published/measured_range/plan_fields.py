@@ -82,20 +82,11 @@ class PlanFields:
     gpus: int
 
 
-def program_family(stack: str) -> str:
-    """Family of a training program or framework profile; a program without relatives is its own."""
-    return FAMILIES.get(stack, stack)
-
-
-def task_of(plan: Plan, stack: str = "") -> TrainingTask:
-    """The task of a plan. stack: the training program, where it is not that of the framework profile."""
-    return task_of_job(plan.job, stack)
-
-
 def task_of_job(job: Job, stack: str = "") -> TrainingTask:
-    """The task of a job. stack: as in `task_of`."""
+    """The task of a job. stack: the training program, where it is not that of the framework profile."""
     kind = step_class(job.model.moe is not None, job.adapters is not None)
-    return TrainingTask(job.cluster.gpu.architecture, program_family(stack or job.framework.name), kind)
+    program = stack or job.framework.name
+    return TrainingTask(job.cluster.gpu.architecture, FAMILIES.get(program, program), kind)
 
 
 def fields_of_plan(plan: Plan) -> list[PlanFields]:
@@ -120,11 +111,10 @@ def _read_fields(plan: Plan, pipeline: Plan) -> PlanFields:
 
     job, cp, tp = plan.job, ranks("sequence"), ranks("tensor")
     overlaps = [one.use for one in plan.family("tensor") if not one.axes]  # they act on the ranks of another scheme
-    schedule = pipeline.schedule.use if pipeline.shape.p > 1 else ""
     return PlanFields(
         tensor=names("tensor"),
         tensor_overlap=" + ".join(sorted(overlaps)) if tp > 1 else "",
-        schedule=schedule,
+        schedule=pipeline.schedule.use if pipeline.shape.p > 1 else "",
         context=names("sequence"),
         experts=names("expert"),
         sharding=names("data"),

@@ -14,7 +14,7 @@ from meshcast.simulator.report.report import Report
 from meshcast.validation.published.answer import Answer, map_chunks
 from meshcast.validation.published.measured_range.combinations import MeasuredPlan
 from meshcast.validation.published.measured_range.envelope import class_of, format_of
-from meshcast.validation.published.measured_range.plan_fields import fields_of_plan, task_of
+from meshcast.validation.published.measured_range.plan_fields import fields_of_plan, task_of_job
 from meshcast.validation.published.open_plans import forecast_run
 from meshcast.validation.published.rows import PublishedFigures, PublishedRun
 
@@ -85,7 +85,7 @@ def _describe(run: PublishedRun, job: dict[str, Any], report: Report) -> Surveye
     fields, *_ = fields_of_plan(plan)
     return SurveyedRun(
         id=run.id,
-        plan=MeasuredPlan(task_of(plan, run.spec.stack), fields, run.source),
+        plan=MeasuredPlan(task_of_job(plan.job, run.spec.stack), fields, run.source),
         gpu=run.spec.gpu or "",
         number=format_of(report.job),
         kind=class_of(report.job),
