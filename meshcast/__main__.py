@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    gc.set_threshold(50_000)  # imports and forecasts leave little garbage; collecting it more often costs 5 %
+    gc.set_threshold(200_000)  # imports and forecasts leave little garbage; collecting it more often costs 5 %
     # pydantic would look through all installed packages for plugins of its own, of which meshcast needs none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from meshcast.experiments.cli.app import main as run

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection, parent_process
 from types import FrameType
 
-ALLOCATIONS = 50_000
+ALLOCATIONS = 200_000
 """Allocations after which garbage is looked for while forecasts follow each other; Python's default is 700."""
 
 
