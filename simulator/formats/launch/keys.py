@@ -19,7 +19,14 @@ from meshcast.simulator.formats.launch.table import Keys
 from meshcast.simulator.ir.registry import find_scheme, is_scheme
 from meshcast.simulator.job.framework import Framework, load_framework
 from meshcast.simulator.job.job import Job, LongPlan, SchemeEntry, plan_to_dict
-from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, option_keys, state_scheme_name
+from meshcast.simulator.job.plan_keys import (
+    PLAN_KEYS,
+    SCHEME_KEYS,
+    PlanKey,
+    keys_alike,
+    option_keys,
+    state_scheme_name,
+)
 from meshcast.simulator.job.shorthand import CARRIED, expand_plan, family_degree, usual_schedule
 from meshcast.simulator.models.load import PRESETS, load_model
 from meshcast.simulator.models.model import Model
@@ -180,29 +187,40 @@ def drop_idle_overlap(keys: Mapping[str, Any]) -> Keys:
 # ------------------------------------------------------------------------------------- keys to job
 
 
-def compose_job(keys: Mapping[str, Any], cluster: Any, model: Any, folder: Path = Path()) -> dict[str, Any]:
+def compose_job(
+    keys: Mapping[str, Any],
+    cluster: Any,
+    model: Any,
+    folder: Path = Path(),
+    stated: frozenset[str] = frozenset(),
+    plan_changes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """The job file of some keys, without what meshcast fills in anyway.
 
     cluster: that of the job. model: preset or path, in place of the keys of the model; None: those.
-    folder: of relative paths.
+    folder: of relative paths. stated: keys that are written also where they equal what meshcast fills in.
+    plan_changes: keys of a short plan that replace those that `keys` make.
     """
     framework = keys.get("framework.name", "megatron-core")
     profile = load_framework(framework)
     sequence = keys.get("batch.sequence")
     named = model if model is not None else compose_model(nest(keys, "model"))
     job: dict[str, Any] = {"model": named, "cluster": cluster, "framework": framework}
-    traits = nest(
-        {key: one for key, one in keys.items() if flatten_framework(profile).get(key, one) != one}, "framework.set"
-    )
-    if traits:
-        job["framework"] = {"name": framework, "set": traits}
-    job["batch"] = {key: one for key, one in nest(keys, "batch").items() if one is not None}
-    if precision := {key: one for key, one in nest(keys, "precision").items() if one != _format(profile, key)}:
-        job["precision"] = precision
-    if (train := nest(keys, "train")).get("mode", "full") != "full":
+    usual = flatten_framework(profile) | {"framework.set.regime": profile.regime}
+    traits = {key: value for key, value in keys.items() if key in stated or usual.get(key, value) != value}
+    if nested := nest(traits, "framework.set"):
+        job["framework"] = {"name": framework, "set": nested}
+    job["batch"] = {key: value for key, value in nest(keys, "batch").items() if value is not None}
+    precision = nest(keys, "precision").items()
+    if written := {
+        key: value for key, value in precision if f"precision.{key}" in stated or value != _format(profile, key)
+    }:
+        job["precision"] = written
+    if (train := nest(keys, "train")).get("mode", "full") != "full" or "train.mode" in stated:
         job["train"] = train
     gpus = load_cluster(cluster, base=folder)
-    if plan := compose_plan(keys, load_model(named, base=folder), gpus.gpus, gpus.gpus_per_node):
+    loaded = load_model(named, base=folder)
+    if plan := compose_plan(keys, loaded, gpus.gpus, gpus.gpus_per_node, stated, plan_changes or {}):
         job["plan"] = plan
     if keys.get("run.tokens"):
         job["run"] = {"tokens": keys["run.tokens"]}
@@ -215,10 +233,21 @@ def _format(profile: Framework, key: str) -> str:
     return profile.quantised or profile.weights if key == "compute" else str(getattr(profile, key))
 
 
-def compose_plan(keys: Mapping[str, Any], model: Model, gpus: int, node: int) -> dict[str, Any]:
-    """The plan: in short form if that can say it, otherwise in long form. model: of the job. node: GPUs of a node."""
-    said = {key: one for key, one in keys.items() if key.startswith("plan.") and one is not None}
-    given = {key: one for key, one in said.items() if DEFAULTS.get(key) != one}
+def compose_plan(
+    keys: Mapping[str, Any],
+    model: Model,
+    gpus: int,
+    node: int,
+    stated: frozenset[str] = frozenset(),
+    changes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The plan: in short form if that can say it, otherwise in long form.
+
+    model: of the job. node: GPUs of a node. stated: keys that are written also where they equal the default.
+    changes: keys of a short plan that replace those that `keys` make.
+    """
+    said = {key: value for key, value in keys.items() if key.startswith("plan.") and value is not None}
+    given = {key: value for key, value in said.items() if key in stated or DEFAULTS.get(key) != value}
     if said.get("plan.ep", 1) == 1 and said.get("plan.etp") == said.get("plan.tp", 1):
         given.pop("plan.etp", None)
     if given.get("plan.etp") == 1 and said.get("plan.ep", 1) > 1:
@@ -231,11 +260,20 @@ def compose_plan(keys: Mapping[str, Any], model: Model, gpus: int, node: int) ->
     if (copies := given.get("plan.replicate", 1)) > 1:
         degrees = [given.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp")]
         short["shard"] = given.get("plan.dp", gpus // math.prod(degrees)) // copies
-    short |= _name_schemes(given)
+    short |= _name_schemes(given, stated)
+    changes = changes or {}
+    for key, value in changes.items():
+        for name in (key, *keys_alike(key)):
+            short.pop(name, None)
+        short[key] = value
+    replaced = {PLAN_KEYS[key].flat.partition(".")[0] for key in changes}
     rest = {
-        key: one
-        for key, one in given.items()
-        if key.count(".") == 2 and not _is_short(key, one, given) and one != _usual(key, given)
+        key: value
+        for key, value in given.items()
+        if key.count(".") == 2
+        and key.split(".")[1] not in replaced
+        and not _is_short(key, value, given)
+        and value != _usual(key, given)
     }
     if not rest:
         return short
@@ -248,8 +286,8 @@ def compose_plan(keys: Mapping[str, Any], model: Model, gpus: int, node: int) ->
     return long
 
 
-def _name_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a short plan that name schemes, where they are not the defaults."""
+def _name_schemes(given: Mapping[str, Any], written: frozenset[str]) -> dict[str, Any]:
+    """The keys of a short plan that name schemes, where they are not the defaults, or are to be written."""
     short: dict[str, Any] = {}
     options: dict[str, Any] = {
         key.rpartition(".")[2]: list(one) if isinstance(one, tuple) else one
@@ -267,8 +305,12 @@ def _name_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
     elif schedule != default:
         short["schedule"] = schedule
     for family in ("data", "sequence", "expert", "tensor"):
-        stated = state_scheme_name(family, given.get(f"plan.{family}", DEFAULTS[f"plan.{family}"]))
-        short |= {name: value for name, value in stated.items() if value != PLAN_KEYS[name].usual}
+        scheme = given.get(f"plan.{family}", DEFAULTS[f"plan.{family}"])
+        for name, value in state_scheme_name(family, scheme).items():
+            key = PLAN_KEYS[name]
+            is_written = f"plan.{family}" in written and key.chooses.get(value) == scheme and _acts(key, given)
+            if value != key.usual or is_written:
+                short[name] = value
     for key in option_keys("data"):
         usual = _usual(f"plan.{key.flat}", given)
         if (value := given.get(f"plan.{key.flat}", usual)) != usual:
@@ -278,6 +320,11 @@ def _name_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("plan.recompute.layers") is not None and given.get("plan.recompute") == "full":
         short["recompute_layers"] = given["plan.recompute.layers"]
     return short
+
+
+def _acts(key: PlanKey, given: Mapping[str, Any]) -> bool:
+    """Whether the degree of a key is above 1, so that it has an effect."""
+    return key.degree in ("", "dp") or given.get(f"plan.{key.degree}", 1) > 1
 
 
 def _is_short(key: str, value: Any, given: Mapping[str, Any]) -> bool:
