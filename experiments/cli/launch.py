@@ -47,14 +47,14 @@ def takes_launch_files(command: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(command, eval_str=True)
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
-        options = {name: given.pop(name, default) for name, (_, default) in OPTIONS.items()}
+    def run(**words: Any) -> None:
+        options = {name: words.pop(name, default) for name, (_, default) in OPTIONS.items()}
         from meshcast.experiments.cli.console import answering
 
-        with answering(bool(given.get("as_json"))):
+        with answering(bool(words.get("as_json"))):
             reading = _read_options(**options)
         with reading:
-            command(**given)
+            command(**words)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     added = [

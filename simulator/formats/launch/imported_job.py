@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.table import SomeKeys
 from meshcast.simulator.formats.launch.verdicts import Findings, Question
 
 
@@ -46,13 +47,13 @@ class ImportedJob:
     job: dict[str, Any]
     comments: Mapping[str, str]
     assumed: Mapping[str, str]
-    assumed_values: Mapping[str, Any]
+    assumed_values: SomeKeys
     findings: Findings
     where: str
     form: str
     places: Mapping[str, str] = field(default_factory=dict)
     microbatches: int | None = None
-    checkpoints: Mapping[str, Any] = field(default_factory=dict)
+    checkpoints: SomeKeys = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``import --json``."""
