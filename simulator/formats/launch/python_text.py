@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +77,9 @@ class _Return(Exception):
         self.value = value
 
 
+PARSED = "parse_args"
+"""Name of the arguments of a command line (``argparse``)."""
+
 WRAPPERS = ("Config", "Partial", "partial", "ConfigContainer")
 """Calls of ``nemo_run`` and ``functools`` whose first argument is what is configured."""
 
@@ -109,8 +113,13 @@ class PythonText:
     names: values of the names of the module. calls: everything that was built by a call, in order.
     """
 
-    def __init__(self, text: str, where: str, names: Mapping[str, Any] | None = None) -> None:
-        """text, where: content and name of the file. names: values that names have from the start."""
+    def __init__(
+        self, text: str, where: str, names: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """text, where: content and name of the file.
+
+        names: values that names have from the start. options: of the command line, for ``argparse``.
+        """
         try:
             self.tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -120,16 +129,23 @@ class PythonText:
         self.names: dict[str, Any] = dict(names or {})
         self.calls: list[Built] = []
         self._known = frozenset(self.names)
+        self._options = dict(options or {})
         self._steps = 0
         self._depth = 0
 
     def follow(self) -> None:
         """Follows the statements of the module, and what it does when it is started."""
         self.names["__name__"] = "__main__"
-        try:
+        with suppress(_Return, RecursionError):
             self._run(self.tree.body, self.names)
-        except (_Return, RecursionError):
-            pass
+
+    def call_functions(self) -> None:
+        """Follows the functions of the module that need no arguments, as a program does that is given one of them."""
+        for function in list(self.names.values()):
+            if isinstance(function, ast.FunctionDef):
+                needed = len(function.args.args) - len(function.args.defaults)
+                if not needed and function.name != "main":
+                    self._call_function(function, [], {})
 
     # ------------------------------------------------------------------------------------- statements
 
@@ -239,7 +255,11 @@ class PythonText:
                 return {str(self.evaluate(key, scope)): self.evaluate(value, scope) for key, value in pairs}
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 chosen = self.evaluate(test, scope)
-                return Open(ast.unparse(node)) if isinstance(chosen, Open) else self.evaluate(body if chosen else orelse, scope)
+                return (
+                    Open(ast.unparse(node))
+                    if isinstance(chosen, Open)
+                    else self.evaluate(body if chosen else orelse, scope)
+                )
             case ast.JoinedStr():
                 return self._join(node, scope)
             case _:
@@ -256,7 +276,9 @@ class PythonText:
         return values
 
     def _join(self, node: ast.JoinedStr, scope: dict[str, Any]) -> Any:
-        parts = [self.evaluate(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in node.values]
+        parts = [
+            self.evaluate(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in node.values
+        ]
         plain = all(isinstance(part, str | int | float) for part in parts)
         return "".join(map(str, parts)) if plain else Open(ast.unparse(node))
 
@@ -297,8 +319,12 @@ class PythonText:
         if any(isinstance(value, Open | Built | Named) for value in values) or type(op) not in OPERATORS:
             is_null = isinstance(op, ast.Is | ast.IsNot) and values[1] is None and isinstance(values[0], Built)
             return isinstance(op, ast.IsNot) if is_null else opened
-        if isinstance(op, ast.Mult | ast.Pow) and not all(isinstance(v, int | float) and abs(v) < 10**6 for v in values):
-            sizes = [len(value) if isinstance(value, list | str) else abs(value) for value in values if value is not None]
+        if isinstance(op, ast.Mult | ast.Pow) and not all(
+            isinstance(v, int | float) and abs(v) < 10**6 for v in values
+        ):
+            sizes = [
+                len(value) if isinstance(value, list | str) else abs(value) for value in values if value is not None
+            ]
             if isinstance(op, ast.Pow) or len(sizes) < 2 or sizes[0] * sizes[1] > 100_000:
                 return opened
         if isinstance(op, ast.Pow) and abs(values[1]) > 60:
@@ -310,6 +336,8 @@ class PythonText:
 
     def _get_attribute(self, owner: Any, name: str, node: ast.expr) -> Any:
         match owner:
+            case Built() if owner.last_name == PARSED:
+                return self._read_option(name, node)
             case Built():
                 if name not in owner.fields and owner.name and not owner.name.islower():
                     owner.set_field(name, Built("", 0), node.lineno)
@@ -318,6 +346,17 @@ class PythonText:
                 return Named(f"{module}.{name}")
             case _:
                 return Open(ast.unparse(node))
+
+    def _read_option(self, name: str, node: ast.expr) -> Any:
+        """The value of an argument of the command line, or its default."""
+        if name in self._options:
+            return _parse_word(self._options[name])
+        for call in self.calls:
+            flags = [str(word).lstrip("-").replace("-", "_") for word in call.arguments]
+            if call.last_name == "add_argument" and (name in flags or call.fields.get("dest") == name):
+                usual = False if call.fields.get("action") == "store_true" else None
+                return Open(ast.unparse(node)) if call.fields.get("required") else call.fields.get("default", usual)
+        return Open(ast.unparse(node))
 
     # ------------------------------------------------------------------------------------------ calls
 
@@ -371,6 +410,8 @@ class PythonText:
                 return None
             case Built() if isinstance(owner.fields.get(name), ast.FunctionDef):
                 return self._call_function(owner.fields[name], arguments, named)
+            case Built() if name == "parse_known_args":
+                return [Built(PARSED, node.lineno), []]
             case Built():
                 built = Built(f"{owner.name}.{name}", node.lineno, [*owner.arguments, *arguments], {**named})
                 built.lines = dict.fromkeys(named, node.lineno)
@@ -434,6 +475,14 @@ def _apply_builtin(name: str, arguments: list[Any], named: dict[str, Any]) -> An
             except (TypeError, ValueError, OverflowError):
                 return Open(f"{word}({value!r})")
     return _NO_BUILTIN
+
+
+def _parse_word(word: Any) -> Any:
+    """A word of a command line as a number, if it is one."""
+    try:
+        return ast.literal_eval(word) if isinstance(word, str) else word
+    except (ValueError, SyntaxError):
+        return word
 
 
 def _as_load(target: ast.expr) -> ast.expr:

@@ -65,7 +65,9 @@ LEGACY = (
 """Settings that no release after September 2023 has: before Megatron-Core, and without Transformer Engine by default
 (NVIDIA/Megatron-LM @3fb3e95ec6 of 2023-09-05 ends --DDP-impl, @bbab79f869 of 2022-05-16 the last three)."""
 
-OTHER_MODELS = re.compile(r"pretrain_(t5|bert|retro|ict|vision|vlm|biencoder|realm)|finetune_race|pretrain_megatron_llava")
+OTHER_MODELS = re.compile(
+    r"pretrain_(t5|bert|retro|ict|vision|vlm|biencoder|realm)|finetune_race|pretrain_megatron_llava"
+)
 """Entries that train other models than decoders of text."""
 
 SECTIONS = ("language_model", "model_parallel", "MODEL_ARGS")
@@ -368,9 +370,9 @@ def is_with_deepspeed(file: LaunchFile) -> bool:
 def has_megatron_arguments(arguments: Mapping[str, Stated]) -> bool:
     """Whether arguments are among those that only Megatron-LM and its forks have."""
     shape = {"num_layers", "hidden_size", "num_attention_heads"}
-    return bool({"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_mcore_models"} & arguments.keys()) or (
-        "micro_batch_size" in arguments and bool(shape & arguments.keys())
-    )
+    return bool(
+        {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_mcore_models"} & arguments.keys()
+    ) or ("micro_batch_size" in arguments and bool(shape & arguments.keys()))
 
 
 MEGATRON = LaunchFormat(

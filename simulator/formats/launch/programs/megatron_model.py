@@ -46,7 +46,11 @@ POSITIONS = SettingRow(
     "text",
     {
         **{"learned_absolute": "learned", "rope": "rope", "none": "none", "yarn": "rope", "mrope": "rope"},
-        **{"absolute": "learned", "rotary": "rope", "alibi": "alibi"},  # words of bigscience-workshop/Megatron-DeepSpeed
+        **{
+            "absolute": "learned",
+            "rotary": "rope",
+            "alibi": "alibi",
+        },  # words of bigscience-workshop/Megatron-DeepSpeed
     },
     silent="learned",
 )
@@ -239,7 +243,9 @@ def _read_experts(reading: Reading) -> None:
     dense = has.index(True) if True in has else len(has)
     every = next((n for n in range(1, len(has) + 1) if sum(has[dense:]) == len(range(dense, len(has), n))), 1)
     if sum(has) != len(range(dense, len(has), every)):
-        why = f"experts are forecast in every {every}. layer behind {dense} dense layers, not in {sum(has)} listed layers"
+        why = (
+            f"experts are forecast in every {every}. layer behind {dense} dense layers, not in {sum(has)} listed layers"
+        )
         reading.approximate(stated, why)
     reading.set_key("model.moe.every", every, "moe_layer_freq")
     reading.set_key("model.moe.first_dense", dense if every == 1 else 0, "moe_layer_freq")

@@ -62,8 +62,14 @@ FIRST = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stag
 LAST = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
 """Layers of the stages at the ends, on the command line and in the configuration."""
 
-OFFLOADED = ("fine_grained_activation_offloading", "cpu_offloading", "cpu_offloading_activations")
+OFFLOADED = ("fine_grained_activation_offloading", "cpu_offloading")
 """Settings that offload activations."""
+
+OFFLOAD_DETAILS = (
+    *("cpu_offloading_activations", "cpu_offloading_weights", "cpu_offloading_double_buffering", "offload_modules"),
+    *("activation_offload_fraction", "cpu_offloading_retain_pinned_cpu_buffers", "min_offloaded_tensor_size"),
+)
+"""Settings of offloading, which count with one of `OFFLOADED` alone."""
 
 ADAMS = ("adam", "adamw", "fused_adam", "distributed_fused_adam", "mcore_distributed_optim")
 """Words for Adam in these programs."""
@@ -94,8 +100,10 @@ def read_plan(reading: Reading) -> None:
 def _read_offload(reading: Reading) -> None:
     """Reads what lies in host memory: activations, and states of the optimizer or a share of them."""
     states = "optimizer_cpu_offload"
-    offload = ("activations",) if reading.take_switch(*OFFLOADED) else ()
-    reading.take(*OFFLOADED)
+    offload = ("activations",) if any([reading.take_switch(name) for name in OFFLOADED]) else ()
+    if not offload:
+        for name in OFFLOAD_DETAILS:
+            reading.ignore(reading.take(name), "no activations are offloaded")
     fraction = reading.take("optimizer_offload_fraction")
     share = 1 if fraction is None or is_null(fraction.value) else read_number(fraction)
     if reading.take_switch(states) and share > 0:
@@ -110,8 +118,8 @@ def _read_offload(reading: Reading) -> None:
 
 
 def _read_optimizer(reading: Reading) -> None:
-    """Reads the kind of the optimizer. Sources: megatron/core/optimizer/__init__.py and muon.py of Megatron-LM: SGD keeps
-    one buffer of momentum, Muon one for matrices, and Lion one."""
+    """Reads the kind of the optimizer. SGD keeps one buffer of momentum, Muon one for matrices, and Lion one
+    (megatron/core/optimizer/__init__.py and muon.py of Megatron-LM)."""
     word = reading.take_word("optimizer")
     if word not in ("", *ADAMS):
         why = f"Adam is forecast, which keeps two moments for every weight, not {word}"

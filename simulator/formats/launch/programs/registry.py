@@ -7,6 +7,7 @@ from meshcast.simulator.formats.launch.program import LaunchFormat
 from meshcast.simulator.formats.launch.programs.accelerate import ACCELERATE
 from meshcast.simulator.formats.launch.programs.deepspeed import DEEPSPEED
 from meshcast.simulator.formats.launch.programs.megatron import MEGATRON
+from meshcast.simulator.formats.launch.programs.megatron_bridge import BRIDGE
 from meshcast.simulator.formats.launch.programs.nemo import NEMO
 from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
 
@@ -17,6 +18,7 @@ FORMATS: dict[str, LaunchFormat] = {
         TORCHTITAN,
         DEEPSPEED,
         NEMO,
+        BRIDGE,
         ACCELERATE,
     )
 }
