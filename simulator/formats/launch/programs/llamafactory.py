@@ -210,9 +210,8 @@ def recognise(file: LaunchFile) -> Evidence:
         names = set(file.launch.arguments)
     if "finetuning_type" in names and {"stage", "template", "cutoff_len"} & names:
         return Evidence.CERTAIN
-    if "stage" in names and len(STRONG & names) >= 2:
-        return Evidence.CERTAIN
-    return Evidence.LIKELY if "finetuning_type" in names else Evidence.NONE
+    is_likely = "finetuning_type" in names or ("stage" in names and STRONG & names)
+    return Evidence.LIKELY if is_likely else Evidence.NONE
 
 
 LLAMAFACTORY = LaunchFormat(
