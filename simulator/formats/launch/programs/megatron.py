@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from meshcast.simulator.formats.launch import shell
+from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import DemandedVariable, Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.deepspeed import flatten_settings
 from meshcast.simulator.formats.launch.programs.megatron_model import (
     COMMAND_LINE,
     EXPERTS,

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.deepspeed import flatten_settings
 from meshcast.simulator.formats.launch.programs.megatron_model import CONFIGURATION, EXPERTS, LATENT, SHAPE, read_shape
 from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, read_plan, read_recipe
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, judge
