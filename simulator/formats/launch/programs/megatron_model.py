@@ -173,6 +173,8 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
     _read_attention(reading)
     if "model.moe.experts" in keys:
         _read_experts(reading)
+    else:
+        _ignore_idle(reading, EXPERTS, "the model has no experts")
     _read_hybrid(reading)
     if "model.seq" not in keys and "batch.sequence" in keys:
         reading.set_key("model.seq", keys["batch.sequence"], "seq_length")
@@ -192,6 +194,14 @@ def _read_attention(reading: Reading) -> None:
             reading.keys.pop(key, None)
         reading.set_key("model.positions", "rope", "multi_latent_attention")
         reading.set_key("model.qkv_bias", False, "multi_latent_attention")
+    else:
+        _ignore_idle(reading, LATENT, "latent attention is off")
+
+
+def _ignore_idle(reading: Reading, rows: tuple[SettingRow, ...], why: str) -> None:
+    """Lists the settings of a part that the model does not have."""
+    for row in rows:
+        reading.ignore(reading.take(row.name), why)
 
 
 def _assume_vocabulary(reading: Reading) -> None:

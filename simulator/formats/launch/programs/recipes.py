@@ -30,6 +30,7 @@ class Recipes:
     recipes: settings by name.
     aliases: further names of recipes.
     classes: presets by the classes of models.
+    trainers, models: settings of modules, and shapes of models, by the names of their files.
     """
 
     source: str
@@ -37,6 +38,8 @@ class Recipes:
     recipes: Mapping[str, Mapping[str, Any]]
     aliases: Mapping[str, str]
     classes: Mapping[str, str]
+    trainers: Mapping[str, Mapping[str, Any]]
+    models: Mapping[str, Mapping[str, Any]]
 
     def find(self, name: str) -> dict[str, Stated] | None:
         """The settings of a recipe, each with its name as its place; None if there is none of this name."""
@@ -51,9 +54,8 @@ class Recipes:
 def load_recipes(program: str) -> Recipes:
     """The recipes of a program, by the name of its file."""
     data = json.loads((FOLDER / f"{program}.json").read_text("utf-8"))
-    return Recipes(
-        data["source"], data["usual"], data.get("recipes", {}), data.get("aliases", {}), data.get("classes", {})
-    )
+    parts = ("recipes", "aliases", "classes", "trainers", "models")
+    return Recipes(data["source"], data["usual"], *(data.get(part, {}) for part in parts))
 
 
 # ------------------------------------------------------------------------------------- Python files
