@@ -212,7 +212,7 @@ def _compare_models(expected: Shape | str | None, model: Model) -> Iterator[tupl
     experts = model.moe
     read = {name: getattr(model, name, None) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")}
     if experts is not None:
-        read |= {"experts": experts.experts, "top_k": experts.top_k, "expert_ffn": experts.ffn}
+        read |= {"experts": experts.experts, "top_k": experts.top_k, "expert_ffn": experts.expert_ffn}
     for name, size in sizes.items():
         if read.get(name) != size and not (name == "vocab" and _is_padded(size, read["vocab"])):
             yield f"model.{name}", size, read.get(name)
