@@ -28,7 +28,7 @@ from meshcast.simulator.formats.launch.program import LaunchFormat
 from meshcast.simulator.formats.launch.programs.megatron_model import NO_VOCABULARY
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS, find_format
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, Stated
+from meshcast.simulator.formats.launch.table import DEGREES, Keys, SomeKeys, Stated
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.job.plan_keys import ShortPlan
@@ -36,9 +36,6 @@ from meshcast.simulator.models.load import load_model
 
 MODELS_ELSEWHERE = ("torchtitan", "deepspeed")
 """Programs whose models are code beside the launch file."""
-
-DEGREES = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.etp")
-"""Keys of a short plan that changes of a launch file may set even where the file needs one in long form."""
 
 GIVEN = ("model", "cluster")
 """Keys of a job that most launch files leave out."""
@@ -70,12 +67,12 @@ def import_file(
     """
     program = find_format(form) if form is not None else detect_program(file)
     answers = {name.strip(): value.strip() for name, _, value in (change.partition("=") for change in changes)}
-    given = {name: read_yaml(answers[name], f"--set {name}", PlanError).data for name in answers if name in GIVEN}
-    cluster, model = given.get("cluster", cluster), given.get("model", model)
+    parts = {name: read_yaml(answers[name], f"--set {name}", PlanError).data for name in answers if name in GIVEN}
+    cluster, model = parts.get("cluster", cluster), parts.get("model", model)
     answers |= {"model": str(model)} if model is not None else {}
     changed = {key: int(value) for key, value in answers.items() if key in DERIVED_FROM and value.isdecimal()}
     changed = {key: value for key, value in changed.items() if value}
-    reading = Reading(program.program, file, program.read(file), answers, _degrees(changed))
+    reading = Reading(program.program, file, program.read(file), answers)
     if not reading.stated:
         rule = f"it states no setting of {program.program}"
         raise PlanError(file.where, rule, f"Name a {program.suffix} file of {program.program}")
@@ -132,9 +129,14 @@ def _finish_import(
     stated = frozenset(places)
     places |= {key: f"--set {key}" for key in _degrees(changed)}
     plan_changes = _read_plan_changes(reading.answers)
+
+    def compose(some: SomeKeys) -> dict[str, Any]:
+        return compose_job(some, cluster, model, file.folder, stated, plan_changes)
+
     with locate_errors(file.where, "", places):
         _fill_vocabulary(reading)
-        job = compose_job(keys, cluster, model, file.folder, stated, plan_changes)
+        job = compose(keys)
+        bounding = [(entry, compose({**keys, **entry.other})) for entry in reading.findings.approximated if entry.other]
     return ImportedJob(
         job,
         _comment_keys(reading, None if model is not None else job["model"]),
@@ -146,6 +148,7 @@ def _finish_import(
         places,
         microbatches,
         nest(keys, "run.checkpoints"),
+        tuple(bounding),
     )
 
 
@@ -207,7 +210,7 @@ def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
         return cluster
     why = f"{reading.program} does not say which GPUs"
     stated = gpus or keys.get("cluster.gpus")
-    least = _fewest_gpus({**keys, **{key: 1 for key in reading.changed}, **reading.own})
+    least = _fewest_gpus(reading.keys_of_file())
     total: int = least if "plan.dp" in keys else math.lcm(least, NODE_GPUS)
     if stated and (gpus or stated % least == 0):
         total = stated
@@ -293,7 +296,7 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
     return Exported(chosen.write(keys, header), unsaid)
 
 
-def compare_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def compare_keys(wanted: SomeKeys, found: SomeKeys) -> dict[str, tuple[Any, Any]]:
     """The keys in which two jobs differ, with both values.
 
     Traits of another framework, and options of another scheme, do not count on top of its name.

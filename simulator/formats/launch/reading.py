@@ -11,9 +11,11 @@ from typing import Any
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.table import (
+    DEGREES,
     UNSTATED,
     Keys,
     SettingRow,
+    SomeKeys,
     Stated,
     is_null,
     read_count,
@@ -47,29 +49,29 @@ class Reading:
     program: name of the program for messages.
     file: the launch file.
     stated: all settings of the file by their normalised names.
-    answers: what the user sets, by field of the job (``plan.zero``).
-    changed: degrees that a change sets in place of those of the file: what the program derives from them follows.
+    answers: what the user sets, by field of the job (``plan.zero``). Degrees replace those of the file, so that what
+        the program derives from them follows.
     keys: the keys of the job so far.
     origins: the setting behind each key, or "default of PROGRAM".
     assumed: keys that the file cannot or does not state, each with the reason.
-    used: names of settings that were asked for.
-    credits: names of settings that state a key, with the keys.
     findings: settings by class.
-    own: degrees of the file, where `changed` replaces them.
     """
 
     program: str
     file: LaunchFile
     stated: dict[str, Stated]
     answers: Mapping[str, str] = field(default_factory=dict)
-    changed: Mapping[str, Any] = field(default_factory=dict)
     keys: Keys = field(default_factory=dict, init=False)
     origins: dict[str, Stated | str] = field(default_factory=dict, init=False)
     assumed: dict[str, str] = field(default_factory=dict, init=False)
-    used: set[str] = field(default_factory=set, init=False)
-    credits: dict[str, list[str]] = field(default_factory=dict, init=False)
     findings: Findings = field(default_factory=Findings, init=False)
-    own: Keys = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        numbers = {key: int(word) for key, word in self.answers.items() if key in DEGREES and word.isdecimal()}
+        self._changed = {key: number for key, number in numbers.items() if number}
+        self._replaced: Keys = {}  # degrees of the file that a change replaces
+        self._used: set[str] = set()  # names of settings that were asked for
+        self._credits: dict[str, list[str]] = {}  # keys that each setting states
 
     # ------------------------------------------------------------------------------------ taking settings
 
@@ -78,7 +80,7 @@ class Reading:
 
         decisive: whether a value that holds what nothing sets (``$TP``) is asked for. It counts as not stated.
         """
-        self.used.update(names)
+        self._used.update(names)
         stated = next((self.stated[name] for name in names if name in self.stated), None)
         if stated is None or not stated.unknown:
             return stated
@@ -162,13 +164,17 @@ class Reading:
 
     def set_key(self, key: str, value: Any, *names: str) -> None:
         """Sets a key. names: the settings that say so, each of which is listed with it; none: a default."""
-        if key in self.changed:
-            self.own[key] = value
-        self.keys[key] = self.changed.get(key, value)
+        if key in self._changed:
+            self._replaced[key] = value
+        self.keys[key] = self._changed.get(key, value)
         stated = [name for name in names if name in self.stated]
         for name in stated:
-            self.credits.setdefault(name, []).append(key)
+            self._credits.setdefault(name, []).append(key)
         self.origins[key] = self.stated[stated[0]] if stated else f"default of {self.program}"
+
+    def keys_of_file(self) -> Keys:
+        """The keys without the degrees that a change replaces: of those that the file leaves out, 1."""
+        return {**self.keys, **dict.fromkeys(self._changed, 1), **self._replaced}
 
     def assume(self, key: str, value: Any, why: str) -> None:
         """Sets a key that no file of this program states."""
@@ -188,9 +194,7 @@ class Reading:
         if stated is not None:
             self.findings.ignored.append(IgnoredSetting(stated.shown, stated.place, why))
 
-    def approximate(
-        self, stated: Stated | None, why: str, errs: str = "", other: Mapping[str, Any] | None = None
-    ) -> None:
+    def approximate(self, stated: Stated | None, why: str, errs: str = "", other: SomeKeys | None = None) -> None:
         """Lists a setting that the forecast does not follow.
 
         why: what is forecast instead. errs: which way the answer errs.
@@ -224,10 +228,10 @@ class Reading:
 
     def _ask_unresolved(self, stated: Stated, *answers: str) -> None:
         names = [name for name in stated.unknown if re.fullmatch(r"\w+", name)]
-        given = tuple(f"--env {name}=..." if not name.isdigit() else "--args ..." for name in names)
+        options = (f"--env {name}=..." if not name.isdigit() else "--args ..." for name in names)
         what = ", ".join(f"${name}" if re.fullmatch(r"\w+", name) else name for name in stated.unknown)
         why = f"it is {stated.value!r}, and nothing here says what {what} is"
-        self.ask(stated, why, *dict.fromkeys(given), *answers)
+        self.ask(stated, why, *dict.fromkeys(options), *answers)
 
     # ----------------------------------------------------------------------------------- sorting the rest
 
@@ -235,16 +239,16 @@ class Reading:
         """Puts every setting of the file into one of the four classes. verdicts: on those that nothing has taken."""
         self._list_taken()
         for name, stated in self.stated.items():
-            if name not in self.used and (stated.shown, stated.place) not in self.findings.listed:
+            if name not in self._used and (stated.shown, stated.place) not in self.findings.listed:
                 self._judge(name, stated, verdicts)
 
     def _list_taken(self) -> None:
         listed = self.findings.listed
         for name, stated in self.stated.items():
-            if name not in self.used and name not in self.credits:
+            if name not in self._used and name not in self._credits:
                 continue
-            if name in self.credits:
-                keys = {key: self.keys[key] for key in self.credits[name] if key in self.keys}
+            if name in self._credits:
+                keys = {key: self.keys[key] for key in self._credits[name] if key in self.keys}
                 self.findings.taken.append(TakenSetting(stated.shown, stated.place, stated.value, keys))
             elif (stated.shown, stated.place) in listed:
                 continue
@@ -276,7 +280,7 @@ class Reading:
 
     def _suggest(self, name: str, stated: Stated) -> str:
         """The known setting that a name is close to, as the file would write it."""
-        known = sorted(self.used - self.stated.keys())
+        known = sorted(self._used - self.stated.keys())
         close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)
         if not close:
             return ""

@@ -19,6 +19,12 @@ UNSTATED: Any = object()
 Keys = dict[str, Any]
 """Dotted keys of a job, such as ``plan.tp``, with their values."""
 
+SomeKeys = Mapping[str, Any]
+"""The same, for reading."""
+
+DEGREES = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.etp")
+"""Keys of a short plan that changes of a launch file may set even where the file needs one in long form."""
+
 
 @dataclass(frozen=True)
 class Stated:

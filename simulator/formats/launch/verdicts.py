@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshcast.simulator.formats.launch.table import Stated
+from meshcast.simulator.formats.launch.table import SomeKeys, Stated
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TakenSetting:
     shown: str
     place: str
     value: Any
-    keys: Mapping[str, Any] = field(default_factory=dict)
+    keys: SomeKeys = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ApproximatedSetting:
     place: str
     why: str
     errs: str = ""
-    other: Mapping[str, Any] = field(default_factory=dict)
+    other: SomeKeys = field(default_factory=dict)
     is_known: bool = True
 
 
