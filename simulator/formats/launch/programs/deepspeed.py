@@ -90,9 +90,6 @@ def _read_precision(reading: Reading) -> None:
             reading.ask_key("precision.compute", "bf16", why, auto)
         else:
             reading.set_key("precision.compute", "fp32")
-    accumulate = reading.take_word("deepspeed.data_types.grad_accum_dtype")
-    if accumulate in ("fp32", "bf16", "fp16"):
-        reading.set_key("precision.gradients", accumulate, "deepspeed.data_types.grad_accum_dtype")
 
 
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
