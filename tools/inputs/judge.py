@@ -46,6 +46,7 @@ KEYS = {
 
 ASKED_BY = {
     **{"model": ("model",), "cluster": ("cluster",), "gpus": ("cluster",), "mode": ("train",), "command": ("--",)},
+    "lora_rank": ("train.rank",),
     **{"sequence": ("batch.sequence",), "micro": ("batch.micro",), "global": ("batch.",), "accumulate": ("batch.",)},
     **{"precision": ("precision",), "recompute": ("plan.recompute",), "sharding": ("plan.zero", "plan.fsdp")},
 }
@@ -211,7 +212,7 @@ def _compare_models(expected: Shape | str | None, model: Model) -> Iterator[tupl
     experts = model.moe
     read = {name: getattr(model, name, None) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")}
     if experts is not None:
-        read |= {"experts": experts.experts, "top_k": experts.top_k, "expert_ffn": experts.ffn}
+        read |= {"experts": experts.experts, "top_k": experts.top_k, "expert_ffn": experts.expert_ffn}
     for name, size in sizes.items():
         if read.get(name) != size and not (name == "vocab" and _is_padded(size, read["vocab"])):
             yield f"model.{name}", size, read.get(name)
@@ -220,5 +221,3 @@ def _compare_models(expected: Shape | str | None, model: Model) -> Iterator[tupl
 def _is_padded(stated: int, read: int | None) -> bool:
     """Whether a vocabulary is the stated one, padded."""
     return read is not None and stated <= read < stated * 1.05 + 1024
-
-

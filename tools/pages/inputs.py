@@ -74,7 +74,10 @@ def render_page(judged: Sequence[tuple[Judgement, bool]]) -> str:
     public = sum(is_public for _, is_public in judged)
     lines = [INTRODUCTION, f"{len(judged)} files, {public} of them as they are public; of the others a small one that "]
     lines[-1] += "states the same.\n"
-    lines += ["| program | files | right | asked | needless | another plan | answered |", "|---|--:|--:|--:|--:|--:|--:|"]
+    lines += [
+        "| program | files | right | asked | needless | another plan | answered |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
     programs = sorted({judgement.entry.program for judgement, _ in judged})
     for program in (*programs, "all"):
         chosen = [judgement for judgement, _ in judged if program in ("all", judgement.entry.program)]
