@@ -145,7 +145,11 @@ def test_changed_settings_of_a_script(folder: Path) -> None:
     old, *new = found.stdout.splitlines()
     assert old.endswith("--num-layers-per-virtual-pipeline-stage: leave it out")
     assert new == ["new  --num-virtual-stages-per-pipeline-rank: add 4"]
-    refused = run("export", "made.yaml", "--against", "fsdp.yaml")
+    (folder / "recipe_of_trl.yaml").write_text(
+        "{model_name_or_path: llama3-8b, max_length: 512, use_peft: false, dataset_num_proc: 1, fsdp: full_shard}",
+        "utf-8",
+    )
+    refused = run("export", "made.yaml", "--against", "recipe_of_trl.yaml")
     assert refused.exit_code == 2 and "such files are read, not written" in refused.stderr
 
 
