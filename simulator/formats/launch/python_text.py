@@ -448,9 +448,9 @@ class PythonText:
         defaults = function.args.defaults
         for parameter, default in zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True):
             scope[parameter.arg] = self.evaluate(default, self.names)
-        for parameter, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
-            if default is not None:
-                scope[parameter.arg] = self.evaluate(default, self.names)
+        for parameter, usual in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+            if usual is not None:
+                scope[parameter.arg] = self.evaluate(usual, self.names)
         scope |= {parameter.arg: value for parameter, value in zip(parameters, arguments, strict=False)}
         scope |= named
         for parameter in parameters:

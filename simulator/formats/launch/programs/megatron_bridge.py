@@ -228,8 +228,13 @@ def recognise(file: LaunchFile) -> Evidence:
         return Evidence.CERTAIN if is_ours and (named or "model" in file.launch.arguments) else Evidence.NONE
     if not isinstance(file.data, Mapping) or {"cluster", "trainer"} & file.keys:
         return Evidence.NONE
-    is_ours = isinstance(file.data.get("model"), Mapping) and {"train", "ddp", "dataset", "comm_overlap"} & file.keys
-    return Evidence.LIKELY if is_ours or any(str(key).startswith("model.") for key in file.keys) else Evidence.NONE
+    has_sections = bool({"train", "ddp", "dataset", "comm_overlap"} & file.keys)
+    has_model = isinstance(file.data.get("model"), Mapping)
+    return (
+        Evidence.LIKELY
+        if (has_model and has_sections) or any(str(key).startswith("model.") for key in file.keys)
+        else Evidence.NONE
+    )
 
 
 def write(keys: Keys, header: list[str]) -> str:
