@@ -57,7 +57,7 @@ Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-class Shape(Strict):
+class ExpectedShape(Strict):
     """Sizes of a model that a file states itself, in numbers of the model's description.
 
     Attributes:
@@ -136,10 +136,10 @@ class Facts(Strict):
     batch: Count | None = Field(default=None, alias="global")
     optimizer: Text | None = None
     packing: bool | None = None
-    model: Shape | Text | None = None
+    model: ExpectedShape | Text | None = None
 
 
-class Entry(Strict):
+class PublicFile(Strict):
     """A public file and what is expected of a reader; the fields are described in the package."""
 
     repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
@@ -182,28 +182,28 @@ class Entry(Strict):
 class CorpusFile(Strict):
     """The entries about one program."""
 
-    entries: Annotated[list[Entry], Field(min_length=1)]
+    entries: Annotated[list[PublicFile], Field(min_length=1)]
 
 
-def load_corpus(folder: Path = CORPUS) -> tuple[Entry, ...]:
+def load_corpus(folder: Path = CORPUS) -> tuple[PublicFile, ...]:
     """Returns the entries of all files of a folder, by file name.
 
     Raises:
         PlanError: an entry is not valid, or stands in the corpus twice.
     """
-    entries: list[Entry] = []
+    entries: list[PublicFile] = []
     for path in sorted(folder.glob("*.yaml")):
         entries += _read_file(path)
     _refuse_twins(entries, folder)
     return tuple(entries)
 
 
-def _read_file(path: Path) -> list[Entry]:
+def _read_file(path: Path) -> list[PublicFile]:
     document = read_yaml(path, error=PlanError)
     return validate_data(CorpusFile, {"entries": document.data}, str(path), PlanError, document.text).entries
 
 
-def _refuse_twins(entries: Sequence[Entry], folder: Path) -> None:
+def _refuse_twins(entries: Sequence[PublicFile], folder: Path) -> None:
     seen: set[str] = set()
     for entry in entries:
         if entry.name in seen:
