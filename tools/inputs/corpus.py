@@ -48,8 +48,9 @@ PROGRAMS = (
 """Programs by the name that a user would say; `own-trainer` is a script of the repository itself."""
 
 ASKS = frozenset({
-    "accumulate", "cluster", "command", "companion", "cp", "ep", "global", "gpus", "micro", "mode", "model",
-    "offload", "optimizer", "packing", "pp", "precision", "recompute", "schedule", "sequence", "sharding", "tp",
+    "accumulate", "cluster", "command", "companion", "cp", "ep", "global", "gpus", "lora_rank",
+    "micro", "mode", "model", "offload", "optimizer", "packing", "pp", "precision",
+    "recompute", "schedule", "sequence", "sharding", "tp",
 })  # fmt: skip
 """Names of what a reader may have to ask for; `command` where several trainings stand in a file."""
 
@@ -86,6 +87,7 @@ class Facts(Strict):
 
     Attributes:
         mode: which weights are trained.
+        lora_rank: rank of adapters.
         gpus: GPUs of the run, where the launcher or the scheduler's lines state them.
         tp, pp, cp, ep: tensor, pipeline, context (Ulysses too) and expert ranks.
         replicate: copies of a group that shards, of hybrid sharding.
@@ -104,10 +106,12 @@ class Facts(Strict):
         batch: sequences a step (`global` in the files).
         optimizer: its family.
         packing: whether sequences are filled with several samples.
+        attention: kernels of attention, where the file or its program chooses them.
         model: a name as the file writes it, or the sizes that it states.
     """
 
     mode: Literal["full", "lora", "qlora", "freeze"] | None = None
+    lora_rank: Count | None = None
     gpus: Count | None = None
     tp: Count | None = None
     pp: Count | None = None
@@ -136,6 +140,7 @@ class Facts(Strict):
     batch: Count | None = Field(default=None, alias="global")
     optimizer: Text | None = None
     packing: bool | None = None
+    attention: Literal["flash", "sdpa", "eager"] | None = None
     model: ExpectedShape | Text | None = None
 
 

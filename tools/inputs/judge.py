@@ -46,6 +46,7 @@ KEYS = {
 
 ASKED_BY = {
     **{"model": ("model",), "cluster": ("cluster",), "gpus": ("cluster",), "mode": ("train",), "command": ("--",)},
+    "lora_rank": ("train.rank",),
     **{"sequence": ("batch.sequence",), "micro": ("batch.micro",), "global": ("batch.",), "accumulate": ("batch.",)},
     **{"precision": ("precision",), "recompute": ("plan.recompute",), "sharding": ("plan.zero", "plan.fsdp")},
 }
@@ -220,5 +221,3 @@ def _compare_models(expected: ExpectedShape | str | None, model: Model) -> Itera
 def _is_padded(stated: int, read: int | None) -> bool:
     """Whether a vocabulary is the stated one, padded."""
     return read is not None and stated <= read < stated * 1.05 + 1024
-
-
