@@ -17,7 +17,7 @@ from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job, read_launch_job
 from meshcast.simulator.models.load import find_preset, load_model
 from meshcast.simulator.models.model import Model
-from tools.inputs.corpus import PublicFile, Facts, ExpectedShape
+from tools.inputs.corpus import ExpectedShape, Facts, PublicFile
 
 Outcome = Literal["right", "asked", "refused", "asked needlessly", "not read", "another plan"]
 """`right`, `asked` and `refused` are what the entry expects; `asked needlessly` and `not read` give no answer to a file
