@@ -181,7 +181,10 @@ def read_gpus(reading: Reading, nodes: str, each: str) -> None:
 
 
 NODES = ("num_nodes", "nodes", "sbatch_nodes")
-GPUS = ("num_gpus", "gpus_per_node", "ntasks_per_node", "sbatch_gpus_per_node", "sbatch_ntasks_per_node")
+GPUS = (
+    *("num_gpus", "gpus_per_node", "ntasks_per_node", "gres", "sbatch_gpus_per_node", "sbatch_gres"),
+    "sbatch_ntasks_per_node",
+)
 """Settings of launchers for the number of nodes, and of GPUs of each."""
 
 

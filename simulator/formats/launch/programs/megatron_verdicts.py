@@ -359,6 +359,14 @@ REST: Verdicts = {
         "tune_mm.*|num_frames|spatial_merge.*|temporal_patch.*|disable_vision.*|max_num_tiles|use_(tiling|thumbnail)|cvcuda.*",
         "allow_missing_vision.*",
     ),
+    **judge(
+        NoInfluence("it is about how processes start"),
+        "mpi|export|container_\\w+|no_container\\w*|cpus_per_task|gpus_per_task|cpu_bind|gpu_bind|mem(_\\w+)?|partition|account",
+        "job_name|output|error|exclusive|label|unbuffered|ntasks|nodelist|constraint|qos|chdir|wait|kill_on_\\w+|comment|dependency",
+        "overlap|open_mode|distribution|network|signal|requeue|mail_\\w+|array|begin|hint|gpus|bind_to|map_by|allow_run_as_root|np",
+        "rdma|host|hostfile|x|mca|oversubscribe|tag_output|start_method|log_line_prefix_template|num_accelerators|save_pid|env",
+        "module|no_ssh(_\\w+)?|force_multi|launcher|launcher_args|ssh_port|bind_cores\\w*|enable_each_rank_log|no_local_rank|no_python",
+    ),
     **judge(NoInfluence("the vocabulary counts: state model.vocab"), "extra_vocab_size"),
     **judge(Approximation("attention is forecast over whole sequences", SLOW), "sliding_window"),
 }
