@@ -11,7 +11,8 @@ from typing import Any
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import read_yaml
-from meshcast.simulator.formats.launch import shell
+from meshcast.simulator.formats.launch import arguments
+from meshcast.simulator.formats.launch.arguments import read_arguments
 from meshcast.simulator.formats.launch.imported_job import DemandedVariable, LaunchFormat
 from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.programs.megatron_model import (
@@ -32,7 +33,6 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
     write_plan,
     write_recipe,
 )
-from meshcast.simulator.formats.launch.shell import read_arguments
 from meshcast.simulator.formats.launch.table import OFF, UNSTATED, Keys, Reading, SettingRow, Stated, write_rows
 
 OWN = (
@@ -118,7 +118,7 @@ def read(text: str, where: str) -> dict[str, Stated]:
 def read_variable(text: str, where: str, name: str) -> Stated | None:
     """A variable that a script sets, or the ``ENV_VARS`` of a file of Megatron's functional tests."""
     if re.search(r"^MODEL_ARGS:", text, re.MULTILINE) is None:
-        return shell.read_variable(text, where, name)
+        return arguments.read_variable(text, where, name)
     found = re.search(rf"^\s+{name}:\s*['\"]?(\w+)", text, re.MULTILINE)
     return Stated(found[1], name, f"{where}:{text.count(chr(10), 0, found.start(1)) + 1}") if found else None
 

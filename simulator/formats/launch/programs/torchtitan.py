@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.arguments import read_arguments
 from meshcast.simulator.formats.launch.imported_job import LaunchFormat
 from meshcast.simulator.formats.launch.keys import flatten_model
-from meshcast.simulator.formats.launch.shell import read_arguments
 from meshcast.simulator.formats.launch.table import (
     ON,
     Keys,
