@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshcast.simulator.formats.launch.bash.conditions import Status
-from meshcast.simulator.formats.launch.bash.expansion import Expander
+from meshcast.simulator.formats.launch.bash.expansion import Expander, group_nodes
 from meshcast.simulator.formats.launch.bash.grammar import Source
 from meshcast.simulator.formats.launch.bash.state import Shell, Variable
 from meshcast.simulator.formats.launch.bash.values import Segment, Value, is_resolved, merge_segments, read_as_bash
@@ -85,9 +85,8 @@ class Declarations:
         elements = dict(old.elements) if adds else {}
         self.shell.limits.spend(len(elements))
         number = 1 + max((key for key in elements if isinstance(key, int)), default=-1)
-        for child in node.children:
-            if not child.is_named or child.type == "comment":
-                continue
+        words = [child for child in node.children[1:-1] if child.type != "comment"]
+        for child, *others in group_nodes(source, words):
             keyed = _KEYED.match(source.text(child)) if child.type in ("concatenation", "word") else None
             if keyed is not None:
                 start = child.start_byte + len(keyed[0].encode())
@@ -97,7 +96,7 @@ class Declarations:
                     elements[key] = merge_segments(value)
                     number = key + 1 if isinstance(key, int) else number
                 continue
-            for value in self.expander.fields(source, child):
+            for value in self.expander.fields(source, child, *others):
                 elements[number] = merge_segments(value)
                 number += 1
         self._set(name, replace(old, elements=elements, is_array=True), adds)

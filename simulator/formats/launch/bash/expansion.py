@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,8 @@ DOLLARS = ("simple_expansion", "expansion", "command_substitution", "arithmetic_
 INSIDE = (*QUOTES, *DOLLARS, "process_substitution", "brace_expression", "concatenation", "array")
 """Nodes inside of a word that stand for something else than their text."""
 
+VARIABLE = re.compile(rb"\\.|\$([A-Za-z_]\w*|[0-9@*#?])", re.DOTALL)
+
 _ANSI = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
 
 
@@ -47,18 +49,20 @@ class Expander(ParameterExpander):
 
     # ------------------------------------------------------------------------------------------------ whole words
 
-    def fields(self, source: Source, node: Node) -> list[Value]:
-        """Returns the words that a word of a command stands for."""
-        text = source.text(node)
-        if node.type in ("word", "concatenation", "number") and "{" in text and not re.search(r"[$'\"`\\]", text):
-            line = source.line_of(node)
+    def fields(self, source: Source, *nodes: Node) -> list[Value]:
+        """Returns the words that a word of a command stands for, which may be of several nodes without a space."""
+        start, end = nodes[0].start_byte, nodes[-1].end_byte
+        text = source.text_of(start, end)
+        if "{" in text and not re.search(r"[$'\"`\\]", text):
+            line = source.line_of(nodes[0])
             words = expand_braces(text, MOST_ROUNDS)
             if len(words) > MOST_ROUNDS:
                 raise self.shell.limits.refuse(f"{text[:40]!r} stands for more than {MOST_ROUNDS:,} words")
             self.shell.limits.spend(sum(map(len, words)) + 16 * len(words))
             return [(Segment(word, line, file=source.file),) for word in words]
         builder = FieldBuilder()
-        for part in self.parts(source, node, quoted=False):
+        parts = self.parts(source, nodes[0], False) if len(nodes) == 1 else self.expand(source, nodes, start, end)
+        for part in parts:
             if part.quoted or part.literal:
                 builder.add_fields(part.values)
             else:
@@ -124,29 +128,44 @@ class Expander(ParameterExpander):
         elif node.child_count and node.type != "extglob_pattern":
             yield from self.expand_span(source, node, node.start_byte, node.end_byte, quoted, raw)
         else:
-            style = "raw" if raw else "quoted" if quoted else "plain"
-            yield Part((self.literal(source, node.start_byte, node.end_byte, style),), quoted, literal=True)
+            yield from self._plain_parts(source, node.start_byte, node.end_byte, quoted, raw)
         limits.leave()
 
     def expand_span(
         self, source: Source, node: Node, start: int, end: int, quoted: bool, raw: bool = False
     ) -> Iterator[Part]:
         """Yields the parts between two places of a node; what none of its children stands for is literal."""
-        style = "raw" if raw else "quoted" if quoted else "plain"
-        for child in node.children:
-            if child.type not in INSIDE or child.start_byte < start or child.end_byte > end:
+        return self.expand(source, node.children, start, end, quoted, raw)
+
+    def expand(
+        self, source: Source, nodes: Sequence[Node], start: int, end: int, quoted: bool = False, raw: bool = False
+    ) -> Iterator[Part]:
+        """Yields the parts between two places, in which these nodes lie."""
+        for child in nodes:
+            first = source.start_of(child)
+            if child.type not in INSIDE or first < start or child.end_byte > end:
                 continue
-            if child.start_byte > start:
-                yield Part((self.literal(source, start, child.start_byte, style),), quoted, literal=True)
+            yield from self._plain_parts(source, start, first, quoted, raw)
             yield from self.parts(source, child, quoted, raw)
             start = child.end_byte
+        yield from self._plain_parts(source, start, end, quoted, raw)
+
+    def _plain_parts(self, source: Source, start: int, end: int, quoted: bool, raw: bool) -> Iterator[Part]:
+        """Yields the parts of a text without nodes: literal ones, and variables that the grammar took for letters."""
+        style = "raw" if raw else "quoted" if quoted else "plain"
+        for variable in VARIABLE.finditer(source.content, start, end):
+            if variable[1] is None:
+                continue
+            if variable.start() > start:
+                yield Part((self.literal(source, start, variable.start(), style),), quoted, literal=True)
+            yield from self.named_parts(source, variable[1].decode(), variable.start(), quoted)
+            start = variable.end()
         if end > start:
             yield Part((self.literal(source, start, end, style),), quoted, literal=True)
 
     def _string(self, source: Source, node: Node) -> Iterator[Part]:
         closed = node.child_count > 1 and node.children[-1].type == '"' and not node.children[-1].is_missing
-        start, end = node.start_byte + 1, node.end_byte - closed
-        start += source.content[node.start_byte : start] == b"$"
+        start, end = source.content.find(b'"', node.start_byte) + 1, node.end_byte - closed
         if end <= start:
             yield Part(((Segment("", source.line_of(node), file=source.file),),), quoted=True)
         yield from self.expand_span(source, node, start, end, quoted=True)
@@ -174,7 +193,7 @@ class Expander(ParameterExpander):
 
     def opaque(self, source: Source, node: Node, names: Iterable[str] = ()) -> Value:
         """Returns a part of a word as it is written, for nothing knows its value."""
-        text = source.text(node)
+        text = source.text_of(source.start_of(node), node.end_byte)
         unknown = tuple(names) or (text,)
         return (Segment(text, source.line_of(node), unknown, file=source.file),)
 
@@ -232,6 +251,17 @@ class Expander(ParameterExpander):
             return Formula(formula, read, self.shell.assign_number).compute(), ()
         except (ArithmeticError, KeyError):
             return None, tuple(dict.fromkeys(unknown))
+
+
+def group_nodes(source: Source, nodes: Iterable[Node]) -> list[list[Node]]:
+    """Returns nodes by words: what follows without a space belongs to the same one, though the grammar divides it."""
+    groups: list[list[Node]] = []
+    for node in nodes:
+        if groups and groups[-1][-1].end_byte == source.start_of(node):
+            groups[-1].append(node)
+        else:
+            groups.append([node])
+    return groups
 
 
 def find_dollars(node: Node) -> Iterator[Node]:

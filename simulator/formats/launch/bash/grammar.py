@@ -49,6 +49,11 @@ class Source:
             return self.lines[0][1] + int(node.start_point.row)
         return self.line_at(node.start_byte)
 
+    def start_of(self, node: Node) -> int:
+        """Returns where a node begins, without spaces in front, which the grammar counts to some."""
+        part = self.content[node.start_byte : node.end_byte]
+        return int(node.start_byte) + len(part) - len(part.lstrip())
+
     def line_at(self, place: int) -> int:
         """Returns the line of the script that a place lies on."""
         start, line = self.lines[max(0, bisect_right(self.lines, (place, 1 << 62)) - 1)]
@@ -83,7 +88,8 @@ def find_errors(source: Source) -> Iterator[LostPlace]:
             continue
         line = source.line_of(node)
         if node.is_missing or node.is_error:
-            if line not in lines:
+            harmless = node.is_error and not source.text(node).strip("\\ \t\n")
+            if line not in lines and not harmless:
                 lines.add(line)
                 yield LostPlace(line, _describe(source, node))
         else:

@@ -173,10 +173,20 @@ class ParameterExpander(ABC):
             values = (self.join([Part(values)]),)
         yield Part(values, quoted)
 
+    def named_parts(self, source: Source, name: str, place: int, quoted: bool) -> Iterator[Part]:
+        """Yields the parts that ``$NAME`` at a place stands for."""
+        content = self.fetch(Parameter(name, many=name if name in ("@", "*") else ""))
+        if content.is_set:
+            yield Part(content.values, quoted)
+        else:
+            shown = f"${name}" if name.isdigit() else name
+            line = source.line_at(place)
+            yield Part(((Segment(f"${name}", line, (shown,), unset=True, file=source.file),),), quoted)
+
     def _read_parameter(self, source: Source, node: Node) -> Parameter | None:
         """Returns a parameter; None for a form that is not understood."""
         if node.type == "simple_expansion":
-            name = source.text(node)[1:]
+            name = source.text(node).lstrip()[1:]
             return Parameter(name, many=name if name in ("@", "*") else "")
         children = node.children[1:-1]
         if len(children) > 1 and children[0].type in ("!", "#"):

@@ -18,7 +18,7 @@ from meshcast.simulator.formats.launch.bash.conditions import UNKNOWN, Condition
 from meshcast.simulator.formats.launch.bash.declarations import Declarations
 from meshcast.simulator.formats.launch.bash.directives import read_directives
 from meshcast.simulator.formats.launch.bash.doubts import find_doubtful, hides_launch
-from meshcast.simulator.formats.launch.bash.expansion import Expander
+from meshcast.simulator.formats.launch.bash.expansion import Expander, group_nodes
 from meshcast.simulator.formats.launch.bash.files import read_file, resolve
 from meshcast.simulator.formats.launch.bash.grammar import Source, find_errors, parse
 from meshcast.simulator.formats.launch.bash.patterns import matches
@@ -269,7 +269,7 @@ class Interpreter:
         if label is None or body is None:
             return self._sequence(source, node)
         words = node.children_by_field_name("value")
-        values = [value for word in words for value in self.expander.fields(source, word)]
+        values = [value for group in group_nodes(source, words) for value in self.expander.fields(source, *group)]
         if not any(child.type == "in" for child in node.children):
             values = list(self.shell.frame.arguments)
         name = source.text(label)
@@ -421,19 +421,17 @@ class Interpreter:
         self.expander.lost = []
         line, before = source.line_of(node), self.shell.stdin
         assignments: list[Node] = []
-        values: list[Value] = []
+        parts: list[Node] = []
         for child in node.children:
             if child.type == "variable_assignment":
                 assignments.append(child)
             elif child.type == "command_name":
-                for part in child.children:
-                    values += self.expander.fields(source, part)
+                parts += child.children
             elif child.type.endswith("_redirect"):
                 self._read_redirects(source, [child])
-            elif child.is_named and child.type != "comment":
-                values += self.expander.fields(source, child)
-            elif not child.is_named and child.type not in ("$",):
-                values.append((Segment(source.text(child), source.line_of(child), file=source.file),))
+            elif child.type != "comment":
+                parts.append(child)
+        values = [value for group in group_nodes(source, parts) for value in self.expander.fields(source, *group)]
         lost = tuple(dict.fromkeys(self.expander.lost))
         if not values:
             for assignment in assignments:
