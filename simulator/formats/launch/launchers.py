@@ -76,7 +76,10 @@ FORMS: Mapping[str, LauncherForm] = {
         short=MPI_SHORT,
     ),
     "deepspeed": LauncherForm(
-        "deepspeed", _set("module m no_python no_local_rank no_ssh no_ssh_check force_multi save_pid")
+        "deepspeed",
+        _set(
+            "module m no_python no_local_rank no_ssh no_ssh_check force_multi save_pid bind_cores_to_rank elastic_training quiet"
+        ),
     ),
     "nohup": LauncherForm("nohup"),
     "time": LauncherForm("time", _set("p v")),
@@ -190,6 +193,11 @@ def find_form(words: Sequence[Word]) -> tuple[LauncherForm, int] | None:
     return None
 
 
+def is_unset(word: Word) -> bool:
+    """Returns whether a word is nothing but a variable that nothing sets."""
+    return bool(word.unknown) and re.fullmatch(r"\$\{?[\w@*]+(\[[@*]\])?\}?", word.text) is not None
+
+
 def find_module(words: Sequence[Word]) -> int:
     """Returns the place of the module behind ``python -m``; 0 without."""
     for place, word in enumerate(words[1:], 1):
@@ -211,6 +219,9 @@ def split_command(words: Sequence[Word]) -> SplitCommand | None:
     before, is_module = form.before, False
     while place < len(words):
         text = words[place].text
+        if is_unset(words[place]):  # bash drops it
+            place += 1
+            continue
         if text == "--" or text == form.mark:
             place += 1
             if form.mark or not before:
@@ -243,7 +254,7 @@ def _count_values(form: LauncherForm, words: Sequence[Word], place: int, name: s
     if has_value or name in form.switches or place + 1 >= len(words):
         return 0
     if name in form.pairs:
-        return 2
+        return 1 if "=" in words[place + 1].text else 2
     compact = form.switches and not words[place].text.startswith("--") and set(name) <= form.switches
     after = words[place + 1].text
     return 0 if compact or (after.startswith("-") and not re.fullmatch(r"-\d+", after)) else 1

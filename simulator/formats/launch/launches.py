@@ -12,12 +12,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.bash.directives import read_directives
 from meshcast.simulator.formats.launch.bash.files import read_beside
 from meshcast.simulator.formats.launch.bash.records import Command, LostPlace, ScriptRun, Word
 from meshcast.simulator.formats.launch.bash.script import run_text
 from meshcast.simulator.formats.launch.bash.state import StepLimits
 from meshcast.simulator.formats.launch.bash.values import FieldBuilder, Segment, Value, as_word, from_word
-from meshcast.simulator.formats.launch.launchers import INTERPRETERS, SHELLS, SplitCommand, find_module, split_command
+from meshcast.simulator.formats.launch.launchers import (
+    INTERPRETERS,
+    SHELLS,
+    SplitCommand,
+    find_module,
+    is_unset,
+    split_command,
+)
 from meshcast.simulator.formats.launch.table import Stated
 
 DEEPEST = 8
@@ -116,6 +124,8 @@ def _follow(
 ) -> Iterator[Launch]:
     """Yields the starts of a command, whose launchers are taken off one by one."""
     environment = {**command.environment, **environment}
+    while len(words) > 1 and is_unset(words[0]):  # bash drops it
+        words = words[1:]
     for _ in range(DEEPEST):
         parts = split_command(words) if words else None
         if parts is None:
@@ -240,13 +250,29 @@ def _follow_sbatch(
     parts = split_command([replace(words[0], text="srun"), *words[1:]])
     if parts is None:
         return
-    launcher = replace(_read_launcher(context, parts), name="sbatch")
-    context = replace(context, launchers=(*context.launchers, launcher))
+    options = _read_launcher(context, parts).settings
+    script = ""
+    if parts.rest:
+        script = read_beside(context.folder, parts.rest[0].text) or ""
+    elif command.stdin is not None:
+        script = command.stdin.text
+    settings = {**_read_directives(context, script), **options}
+    context = replace(context, launchers=(*context.launchers, Launcher("sbatch", settings)))
     wrapped = next((value[0] for _, name, value in parts.options if name == "wrap" and value), None)
     if wrapped is not None:
         yield from _follow_text(context, command, from_word(wrapped), environment)
     elif parts.rest:
         yield from _follow_file(context, command, parts.rest, environment)
+    elif command.stdin is not None:
+        yield from _follow_text(context, replace(command, stdin=None), from_word(command.stdin), environment)
+
+
+def _read_directives(context: _Context, script: str) -> dict[str, Stated]:
+    """Returns what the comments of a script that sbatch starts say to it."""
+    return {
+        name.replace("-", "_"): Stated(word.text or True, f"#SBATCH --{name}", context.where)
+        for name, word in read_directives(script).items()
+    }
 
 
 def _join(words: Sequence[Word]) -> Value:

@@ -61,8 +61,7 @@ class Expander(ParameterExpander):
             self.shell.limits.spend(sum(map(len, words)) + 16 * len(words))
             return [(Segment(word, line, file=source.file),) for word in words]
         builder = FieldBuilder()
-        parts = self.parts(source, nodes[0], False) if len(nodes) == 1 else self.expand(source, nodes, start, end)
-        for part in parts:
+        for part in self._word_parts(source, nodes):
             if part.quoted or part.literal:
                 builder.add_fields(part.values)
             else:
@@ -74,9 +73,21 @@ class Expander(ParameterExpander):
         self.shell.limits.spend(sum(map(measure, builder.fields)))
         return builder.fields
 
+    def _word_parts(self, source: Source, nodes: Sequence[Node]) -> Iterator[Part]:
+        if len(nodes) == 1:
+            return self.parts(source, nodes[0], quoted=False)
+        inner = [part for node in nodes for part in (node.children if node.type == "concatenation" else (node,))]
+        return self.expand(source, inner, nodes[0].start_byte, nodes[-1].end_byte)
+
     def text(self, source: Source, node: Node) -> Value:
         """Returns the text that a word stands for where it is not divided, as behind ``X=``."""
-        return self.join(self.parts(source, node, quoted=False))
+        nodes = [node]
+        parent, after = node.parent, node.next_sibling
+        if after is None and parent is not None and parent.type == "variable_assignment":
+            after = parent.next_sibling
+        if after is not None and after.type in ("word", "concatenation") and after.start_byte == node.end_byte:
+            nodes.append(after)  # the grammar divides words such as a_$X.txt at the $
+        return self.join(self._word_parts(source, nodes))
 
     def join(self, parts: Iterable[Part]) -> Value:
         """Returns the text of the parts of a word; words of arrays have spaces between them."""
@@ -114,7 +125,7 @@ class Expander(ParameterExpander):
         limits.enter()
         if node.type == "string":
             yield from self._string(source, node)
-        elif node.type == "raw_string":
+        elif node.type == "raw_string" and not quoted:
             yield Part((self.literal(source, node.start_byte + 1, node.end_byte - 1, "raw"),), quoted=True)
         elif node.type == "ansi_c_string":
             line, text = source.line_of(node), unescape_ansi(source.text(node)[2:-1])
@@ -126,7 +137,7 @@ class Expander(ParameterExpander):
         elif node.type in ("command_substitution", "process_substitution"):
             yield Part((self._substitution(source, node),), quoted)
         elif node.child_count and node.type != "extglob_pattern":
-            yield from self.expand_span(source, node, node.start_byte, node.end_byte, quoted, raw)
+            yield from self.expand_span(source, node, source.start_of(node), node.end_byte, quoted, raw)
         else:
             yield from self._plain_parts(source, node.start_byte, node.end_byte, quoted, raw)
         limits.leave()

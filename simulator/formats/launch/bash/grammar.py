@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from meshcast.simulator.formats.launch.bash.records import LostPlace
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
+
+_SPACES = re.compile(rb"(?:\s|\\\n)*")
 
 LARGEST = 1_000_000
 """Bytes of the largest script."""
@@ -51,8 +54,8 @@ class Source:
 
     def start_of(self, node: Node) -> int:
         """Returns where a node begins, without spaces in front, which the grammar counts to some."""
-        part = self.content[node.start_byte : node.end_byte]
-        return int(node.start_byte) + len(part) - len(part.lstrip())
+        spaces = _SPACES.match(self.content, node.start_byte, node.end_byte)
+        return spaces.end() if spaces is not None else int(node.start_byte)
 
     def line_at(self, place: int) -> int:
         """Returns the line of the script that a place lies on."""
