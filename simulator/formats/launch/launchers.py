@@ -78,7 +78,8 @@ FORMS: Mapping[str, LauncherForm] = {
     "deepspeed": LauncherForm(
         "deepspeed",
         _set(
-            "module m no_python no_local_rank no_ssh no_ssh_check force_multi save_pid bind_cores_to_rank elastic_training quiet"
+            "module m no_python no_local_rank no_ssh no_ssh_check force_multi save_pid quiet bind_cores_to_rank"
+            " elastic_training"
         ),
     ),
     "nohup": LauncherForm("nohup"),
@@ -142,6 +143,7 @@ FORMS: Mapping[str, LauncherForm] = {
 """Launchers by the words that begin their command."""
 
 SAME = {
+    "ft_launcher": "torchrun",
     "mpiexec": "mpirun",
     "orterun": "mpirun",
     "prun": "mpirun",

@@ -160,6 +160,14 @@ def _start(
         yield from _follow_file(context, command, words, environment)
     elif len(words) > 1 and words[1].text in SUBCOMMANDS.get(name, ()):
         yield _start_subcommand(context, command, name, words, environment)
+    elif name not in SUBCOMMANDS:  # a launcher of their own
+        names = [word.text.rpartition("/")[2] for word in words]
+        place = next((place for place, name in enumerate(names) if place and _is_known_launcher(name)), 0)
+        yield from _follow(context, command, words[place:], environment) if place else ()
+
+
+def _is_known_launcher(name: str) -> bool:
+    return name in ("torchrun", "accelerate", "deepspeed", "mpirun") or INTERPRETERS.match(name) is not None
 
 
 def _start_subcommand(
@@ -291,7 +299,7 @@ def _read_passed(parts: SplitCommand) -> dict[str, Word]:
         if name in ("e", "env", "x", "genv", "export") and value:
             label, sign, rest = value[0].text.partition("=")
             if sign and re.fullmatch(r"[A-Za-z_]\w*", label):
-                passed[label] = replace(value[0], text=rest, lines=())
+                passed[label] = replace(value[0], text=rest, parts=())
     return passed
 
 
@@ -383,9 +391,9 @@ def divide_word(word: Word) -> Sequence[Word]:
     if re.match(r"\s*--[A-Za-z][\w.-]*\s", word.text) is None:
         return (word,)
     builder = FieldBuilder()
-    builder.add_divided(from_word(replace(word, unknown=())))
+    builder.add_divided(from_word(word))
     builder.end_field()
-    return tuple(replace(as_word(value, word.line), unknown=word.unknown) for value in builder.fields)
+    return tuple(as_word(value, word.line) for value in builder.fields)
 
 
 def _read_arguments(context: _Context, words: Iterable[Word]) -> tuple[dict[str, Stated], tuple[Stated, ...]]:

@@ -186,7 +186,7 @@ class ParameterExpander(ABC):
     def _read_parameter(self, source: Source, node: Node) -> Parameter | None:
         """Returns a parameter; None for a form that is not understood."""
         if node.type == "simple_expansion":
-            name = source.text(node).lstrip()[1:]
+            name = source.text_of(source.start_of(node) + 1, node.end_byte)
             return Parameter(name, many=name if name in ("@", "*") else "")
         children = node.children[1:-1]
         if len(children) > 1 and children[0].type in ("!", "#"):

@@ -18,6 +18,22 @@ class LostPlace:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a text that stands on one line.
+
+    unknown: variables that nothing sets, or the command substitution, that the part stands for.
+    unset: whether bash would put nothing here, for nothing sets the variable.
+    file: the file of the line, if it is not the script itself.
+    """
+
+    text: str
+    line: int
+    unknown: tuple[str, ...] = ()
+    unset: bool = False
+    file: str = ""
+
+
 @dataclass(frozen=True)
 class Word:
     """A word of a command after all expansions.
@@ -26,14 +42,14 @@ class Word:
     line: on which the word stands; 0 for what comes from outside of the script.
     unknown: variables that nothing sets, and command substitutions that are not computed, of which the word has a part.
     file: the file that has the line, where it is not the script but one that it sources.
-    lines: (letter, line) where parts of a long text come from other lines.
+    parts: the text by its lines; () where it has one.
     """
 
     text: str
     line: int
     unknown: tuple[str, ...] = ()
     file: str = ""
-    lines: tuple[tuple[int, int], ...] = field(default=(), compare=False, repr=False)
+    parts: tuple[Segment, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -5,24 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from meshcast.simulator.formats.launch.bash.records import Word
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of a text that stands on one line.
-
-    unknown: variables that nothing sets, or the command substitution, that the part stands for.
-    unset: whether bash would put nothing here, for nothing sets the variable.
-    file: the file of the line, if it is not the script itself.
-    """
-
-    text: str
-    line: int
-    unknown: tuple[str, ...] = ()
-    unset: bool = False
-    file: str = ""
-
+from meshcast.simulator.formats.launch.bash.records import Segment, Word
 
 Value = tuple[Segment, ...]
 """A text."""
@@ -91,23 +74,12 @@ def as_word(value: Value, line: int) -> Word:
     place = next((segment for segment in value if segment.text), value[0] if value else None)
     if place is None:
         return Word("", line)
-    lines, letters = [], 0
-    if len(value) > 1:
-        for segment in value:
-            lines.append((letters, segment.line))
-            letters += len(segment.text)
-    return Word(read_text(value), place.line, name_unknown(value), place.file, tuple(lines))
+    return Word(read_text(value), place.line, name_unknown(value), place.file, value)
 
 
 def from_word(word: Word) -> Value:
     """Returns the text of a word."""
-    if not word.lines:
-        return (Segment(word.text, word.line, word.unknown, file=word.file),)
-    ends = [letter for letter, _ in word.lines[1:]] + [len(word.text)]
-    return tuple(
-        Segment(word.text[letter:end], line, word.unknown, file=word.file)
-        for (letter, line), end in zip(word.lines, ends, strict=True)
-    )
+    return word.parts or (Segment(word.text, word.line, word.unknown, file=word.file),)
 
 
 @dataclass(frozen=True, slots=True)
