@@ -12,7 +12,7 @@ from meshcast.simulator.formats.launch.bash.arithmetic import read_whole_number
 from meshcast.simulator.formats.launch.bash.expansion import Expander
 from meshcast.simulator.formats.launch.bash.files import file_exists
 from meshcast.simulator.formats.launch.bash.grammar import Source
-from meshcast.simulator.formats.launch.bash.patterns import matches
+from meshcast.simulator.formats.launch.bash.patterns import MOST_COMPARISONS, matches
 from meshcast.simulator.formats.launch.bash.state import Shell
 from meshcast.simulator.formats.launch.bash.values import Segment, Value, is_resolved, read_as_bash, read_text
 
@@ -130,7 +130,10 @@ class Conditions:
             return self._search(source, value, right)
         pattern = self.expander.pattern(source, right)
         if sign in ("=", "==", "!="):
-            return judge(matches(read_as_bash(value), read_as_bash(pattern)) == (sign != "!="), value, pattern)
+            text, form = read_as_bash(value), read_as_bash(pattern)
+            if form.count("*") * len(text) > MOST_COMPARISONS:
+                return UNKNOWN
+            return judge(matches(text, form) == (sign != "!="), value, pattern)
         return self.compare_texts(value, sign, pattern)
 
     def _search(self, source: Source, value: Value, node: Node) -> Status:

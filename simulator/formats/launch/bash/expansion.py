@@ -11,7 +11,7 @@ from meshcast.simulator.formats.launch.bash.arithmetic import Formula, read_whol
 from meshcast.simulator.formats.launch.bash.grammar import Source
 from meshcast.simulator.formats.launch.bash.parameters import ParameterExpander
 from meshcast.simulator.formats.launch.bash.patterns import escape
-from meshcast.simulator.formats.launch.bash.state import MOST_ROUNDS, Shell
+from meshcast.simulator.formats.launch.bash.state import MOST_ROUNDS, MOST_WORDS, Shell
 from meshcast.simulator.formats.launch.bash.values import (
     FieldBuilder,
     Part,
@@ -69,6 +69,8 @@ class Expander(ParameterExpander):
                     if index:
                         builder.end_field()
                     builder.add_divided(value)
+            if len(builder.fields) > MOST_WORDS:
+                raise self.shell.limits.refuse(f"a word stands for more than {MOST_WORDS:,} words")
         builder.end_field()
         self.shell.limits.spend(sum(map(measure, builder.fields)))
         return builder.fields
@@ -320,7 +322,7 @@ def _first_braces(word: str, most: int) -> list[str] | None:
     """Returns the words for the first braces of a word that hold a list or a range; None without."""
     for braces in re.finditer(r"\{([^{}]*)\}", word):
         before, inside, after = word[: braces.start()], braces[1], word[braces.end() :]
-        span = re.fullmatch(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?", inside)
+        span = re.fullmatch(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?", inside)
         if "," in inside:
             return [before + choice + after for choice in inside.split(",")]
         if span:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from meshcast.simulator.formats.launch.bash.grammar import Source
-from meshcast.simulator.formats.launch.bash.patterns import LONGEST_TEXT, cut_back, cut_front, find_parts
+from meshcast.simulator.formats.launch.bash.patterns import cut_back, cut_front, find_parts, is_costly
 from meshcast.simulator.formats.launch.bash.records import LostPlace
 from meshcast.simulator.formats.launch.bash.state import Shell, Variable
 from meshcast.simulator.formats.launch.bash.values import (
@@ -279,22 +279,23 @@ class ParameterExpander(ABC):
         changed = []
         for value in content.values:
             text = read_as_bash(value)
-            if change is None or name_unknown(value) or len(text) > LONGEST_TEXT:
+            result = None if change is None or name_unknown(value) else change(text)
+            if result is None:
                 changed.append(self.opaque(source, node, name_unknown(value)))
             else:
-                self.shell.limits.spend(len(text))
+                self.shell.limits.spend(len(text) + len(result))
                 where = value[0] if value else Segment("", line)
-                changed.append((Segment(change(text), where.line, file=where.file),))
+                changed.append((Segment(result, where.line, file=where.file),))
         return tuple(changed)
 
-    def _find_change(self, source: Source, node: Node, parameter: Parameter) -> Callable[[str], str] | None:
-        """Returns what is done with a text; None for what is not computed."""
+    def _find_change(self, source: Source, node: Node, parameter: Parameter) -> Callable[[str], str | None] | None:
+        """Returns what is done with a text, or None for what is not computed."""
         sign, start, end = parameter.sign, parameter.start, parameter.end
         if parameter.prefix == "#":
             return lambda text: str(len(text))
         if sign in CUTS:
             pattern = read_as_bash(self.pattern_between(source, node, start, end))
-            return lambda text: CUTS[sign](text, pattern)
+            return lambda text: None if is_costly(text, pattern) else CUTS[sign](text, pattern)
         if sign in CASES:
             return CASES[sign]
         if sign in ("/", "//", "/#", "/%"):
@@ -305,7 +306,7 @@ class ParameterExpander(ABC):
         operation = source.text_of(start, end)
         return TRANSFORMED.get(operation) if sign == "@" else None
 
-    def _find_replacement(self, source: Source, node: Node, parameter: Parameter) -> Callable[[str], str]:
+    def _find_replacement(self, source: Source, node: Node, parameter: Parameter) -> Callable[[str], str | None]:
         """Returns the replacement of ``${X/old/new}``."""
         slash = find_sign(node, "/", parameter.start)
         middle = slash.start_byte if slash is not None else parameter.end
@@ -314,7 +315,9 @@ class ParameterExpander(ABC):
         if slash is not None:
             new = read_as_bash(self.join(self.expand_span(source, node, slash.end_byte, parameter.end, quoted=False)))
 
-        def change(text: str) -> str:
+        def change(text: str) -> str | None:
+            if is_costly(text, pattern):
+                return None
             if parameter.sign == "/#":
                 length = cut_front(text, pattern, longest=True)
                 return new + text[length:] if length else text

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-LONGEST_TEXT = 10_000
-"""Letters of the longest text from which a part is cut: every length of the part is tried."""
+MOST_COMPARISONS = 1_000_000
+"""Comparisons of letters to cut a part off a text, for which every length of the part is tried."""
+
+
+def is_costly(text: str, pattern: str) -> bool:
+    """Returns whether too many comparisons are needed to cut off a text, or to replace in it, what a pattern matches."""
+    wild = sum(sign in "*?[" for sign in pattern)
+    return wild > 0 and (len(text) + 1) ** 2 * wild > MOST_COMPARISONS
+
 
 CLASSES = {
     "[:digit:]": str.isdigit,

@@ -27,17 +27,23 @@ if TYPE_CHECKING:
 LONGEST = 1_000_000
 """Letters of the longest variable: scripts may double one again and again."""
 
-MOST_STEPS = 200_000
+MOST_STEPS = 50_000
 """Nodes of the syntax tree that are followed, loops counted anew in each round."""
 
-MOST_LETTERS = 20_000_000
+MOST_LETTERS = 10_000_000
 """Letters that all expansions together may make."""
 
-MOST_ROUNDS = 10_000
+MOST_ROUNDS = 2_000
 """Rounds of a loop, and words of a range such as {1..8}."""
 
 DEEPEST = 60
 """Statements, functions and files inside of each other."""
+
+MOST_WORDS = 20_000
+"""Words that a word of a command may stand for."""
+
+COPY_COST = 4
+"""Letters of a variable that are as quickly copied, when it is set anew, as a letter is made."""
 
 REMEDY = "Write out the command that starts the training program"
 
@@ -160,7 +166,7 @@ class Shell:
     def assign(self, name: str, variable: Variable) -> None:
         """Sets a variable. Raises PlanError for one that is too long."""
         size = sum(measure(value) for value in variable.elements.values())
-        self.limits.spend(size)
+        self.limits.spend(size // COPY_COST)
         letters = sum(len(segment.text) for value in variable.elements.values() for segment in value)
         if letters > LONGEST or size > LONGEST * COST_OF_A_SEGMENT:
             raise self.limits.refuse(
@@ -196,7 +202,7 @@ class Shell:
         for name, variable in self.variables.items():
             if variable.exported and 0 in variable.elements:
                 exported[name] = as_word(variable.elements[0], self.limits.line)
-        self.limits.spend(sum(len(word.text) for word in exported.values()))
+        self.limits.spend(COST_OF_A_SEGMENT * len(self.variables) + sum(len(word.text) for word in exported.values()))
         return exported
 
     def write_file(self, name: str, value: Value, append: bool) -> None:

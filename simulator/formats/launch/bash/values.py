@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -45,7 +46,7 @@ def merge_segments(value: Value) -> Value:
     texts: list[str] = []
     for segment in value:
         last = merged[-1] if merged else None
-        if last is not None and not segment.unknown and replace(last, text="") == replace(segment, text=""):
+        if last is not None and not segment.unknown and not last.unknown and last.line == segment.line:
             texts.append(segment.text)
             continue
         if last is not None:
@@ -143,12 +144,5 @@ class FieldBuilder:
 
 def _split(text: str) -> Iterator[tuple[bool, str]]:
     """Yields (whether it is a space, text) of the parts of a text."""
-    start, inside = 0, None
-    for position, letter in enumerate(text):
-        space = letter in " \t\n"
-        if inside is not None and space != inside:
-            yield inside, text[start:position]
-            start = position
-        inside = space
-    if inside is not None:
-        yield inside, text[start:]
+    for part in re.finditer(r"[ \t\n]+|[^ \t\n]+", text):
+        yield part[0][0] in " \t\n", part[0]
