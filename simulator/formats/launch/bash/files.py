@@ -9,23 +9,35 @@ from meshcast.simulator.formats.launch.bash.grammar import LARGEST
 from meshcast.simulator.formats.launch.bash.state import Shell
 from meshcast.simulator.formats.launch.bash.values import read_as_bash
 
+LONGEST_PATH = 1_000
+"""Letters of a path that is looked for."""
+
+SCRIPT_SUFFIXES = (".sh", ".bash", ".env", ".slurm", ".sbatch")
+
 FOLDERS_ABOVE = 4
 """Folders above the script's that a path may start from: examples are started from the root of their repository."""
 
 
 def find_beside(folder: Path | None, path: str) -> Path | None:
-    """Returns the file that a path of a script names, in the folder of the script or one that holds it; None without.
+    """Returns the file that a path of a script names, in the folder of the script or near it; None without.
 
-    Absolute paths, and those that lead out of the folder that they start from, name none.
+    Relative paths start from the folder of the script, or from one that holds it; a path that leads up may name a
+    script within two folders above. All others name none.
     """
     path = posixpath.normpath(path)
-    if folder is None or path.startswith(("/", "..", "~", "$")) or "\0" in path or len(path) > LARGEST // 1000:
+    leads_up = path.startswith("..")
+    if folder is None or path.startswith(("/", "~", "$")) or "\0" in path or len(path) > LONGEST_PATH:
         return None
     try:
         start = folder.resolve()
-        for base in (start, *start.parents[:FOLDERS_ABOVE]):
+        if leads_up:
+            bases, root = (start,), start.parents[min(1, len(start.parents) - 1)] if start.parents else start
+        else:
+            bases, root = (start, *start.parents[:FOLDERS_ABOVE]), None
+        for base in bases:
             file = (base / path).resolve()
-            if file.is_relative_to(base) and file.is_file() and file.stat().st_size <= LARGEST:
+            inside = file.is_relative_to(root or base) and (not leads_up or file.suffix in SCRIPT_SUFFIXES)
+            if inside and file.is_file() and file.stat().st_size <= LARGEST:
                 return file
     except (OSError, RuntimeError, ValueError):
         return None

@@ -9,7 +9,7 @@ MOST_COMPARISONS = 1_000_000
 
 
 def is_costly(text: str, pattern: str) -> bool:
-    """Returns whether too many comparisons are needed to cut off a text, or to replace in it, what a pattern matches."""
+    """Returns whether it takes too many comparisons to cut off a text, or replace in it, what a pattern matches."""
     wild = sum(sign in "*?[" for sign in pattern)
     return wild > 0 and (len(text) + 1) ** 2 * wild > MOST_COMPARISONS
 
