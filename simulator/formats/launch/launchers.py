@@ -18,7 +18,7 @@ class LauncherForm:
     pairs: options that take two words.
     before: words in front of the command: the image of a container, a host.
     short: what its options of one letter are called.
-    mark: a word behind which the command begins; "" if it begins at the first word that is no option.
+    dashes: whether the command begins behind ``--``, and not at the first word that is no option.
     joined: whether the command is a text for a shell of its own, as ssh's is.
     assigns: whether ``NAME=value`` may stand in front of the command.
     """
@@ -28,7 +28,7 @@ class LauncherForm:
     pairs: frozenset[str] = frozenset()
     before: int = 0
     short: Mapping[str, str] | None = None
-    mark: str = ""
+    dashes: bool = False
     joined: bool = False
     assigns: bool = False
 
@@ -109,8 +109,8 @@ FORMS: Mapping[str, LauncherForm] = {
     "ssh": LauncherForm("ssh", _set("n q t T tt f v x X A a C N 4 6"), before=1, joined=True),
     "pdsh": LauncherForm("pdsh", _set("S N"), joined=True),
     "clush": LauncherForm("clush", _set("a L b B"), joined=True),
-    "kubectl exec": LauncherForm("kubectl", mark="--"),
-    "ray job submit": LauncherForm("ray job submit", mark="--"),
+    "kubectl exec": LauncherForm("kubectl", dashes=True),
+    "ray job submit": LauncherForm("ray job submit", dashes=True),
     "ray submit": LauncherForm("ray submit", before=1),
     "nsys profile": LauncherForm("nsys profile"),
     "nsys launch": LauncherForm("nsys launch"),
@@ -224,36 +224,41 @@ def split_command(words: Sequence[Word]) -> SplitCommand | None:
         if is_unset(words[place]):  # bash drops it
             place += 1
             continue
-        if text == "--" or text == form.mark:
+        if text == "--":
             place += 1
-            if form.mark or not before:
+            if form.dashes or not before:
                 break
             continue
         option = re.match(r"--?([A-Za-z0-9][\w.-]*)(?:=(.*))?$", text, re.DOTALL)
         if option is not None:
-            name = option[1].replace("-", "_")
-            count = _count_values(form, words, place, name, option[2] is not None)
-            if option[2] is not None:
-                value: Sequence[Word] = [_drop_front(words[place], len(text) - len(option[2]))]
-            else:
-                value = words[place + 1 : place + 1 + count]
+            name, value = _read_option(form, words, place, option)
             is_module = is_module or (name in ("m", "module") and name in form.switches)
             options.append((words[place], (form.short or {}).get(name, name), value))
-            place += 1 + count
+            place += 1 + (len(value) if option[2] is None else 0)
         elif form.assigns and (assignment := re.match(r"([A-Za-z_]\w*)=", text)):
             assigned[assignment[1]] = _drop_front(words[place], assignment.end())
             place += 1
-        elif form.mark or before:
-            before -= not form.mark
+        elif form.dashes or before:
+            before -= not form.dashes
             place += 1
         else:
             break
     return SplitCommand(form, options, assigned, words[place:], is_module)
 
 
-def _count_values(form: LauncherForm, words: Sequence[Word], place: int, name: str, has_value: bool) -> int:
+def _read_option(
+    form: LauncherForm, words: Sequence[Word], place: int, option: re.Match[str]
+) -> tuple[str, Sequence[Word]]:
+    """Returns the name of an option and the words of its value."""
+    name = option[1].replace("-", "_")
+    if option[2] is not None:
+        return name, [_drop_front(words[place], option.start(2))]
+    return name, words[place + 1 : place + 1 + _count_values(form, words, place, name)]
+
+
+def _count_values(form: LauncherForm, words: Sequence[Word], place: int, name: str) -> int:
     """Returns how many words behind an option are its value."""
-    if has_value or name in form.switches or place + 1 >= len(words):
+    if name in form.switches or place + 1 >= len(words):
         return 0
     if name in form.pairs:
         return 1 if "=" in words[place + 1].text else 2

@@ -19,7 +19,7 @@ _LAUNCH = re.compile(
 _FLAG = re.compile(r"(?:^|[\s\"'(=])--?([A-Za-z][\w.-]*)")
 
 _WITHOUT_INFLUENCE = re.compile(
-    r"(no-)?(load|save|ckpt|checkpoint-(dir|path)|resume|data|tokenizer|vocab|merge|wandb|tensorboard|log|output|cache|dir|path"
+    r"(no-)?(load|save|ckpt|checkpoint-(dir|path)|resume|auto-resume|data|tokenizer|vocab|merge|wandb|tensorboard|log|output|cache|dir|path"
     r"|name|master|rdzv|host|port|node-rank|rank|finetune|seed|exit|eval|test|mock|container|export|account|partition|job|v$"
     r"|volume|mount|rm$|it$|name|user|entrypoint|pretrained|image|env|p$|o$|e$|x$|f$|d$).*",
     re.IGNORECASE,
@@ -27,7 +27,7 @@ _WITHOUT_INFLUENCE = re.compile(
 
 _PLACES = re.compile(
     r".*(ADDR|PORT|DIR|PATH|FILE|HOST|RANK|CKPT|CHECKPOINT|LOG|DATA|TOKENIZER|IMAGE|CONTAINER|ROOT|HOME|IFNAME|NCCL"
-    r"|CUDA_VISIBLE|PYTHON|WANDB|URL|USER|TOKEN$|CACHE|TAG|TIME|DATE|NAME|JOB|VENV|CONDA|PROJECT|FOLDER|MOUNT|IP$).*",
+    r"|CUDA_VISIBLE|NVLINK|NVLS|PYTHON|WANDB|URL|USER|TOKEN$|CACHE|TAG|TIME|DATE|NAME|JOB|VENV|CONDA|PROJECT|FOLDER|MOUNT|IP$).*",
     re.IGNORECASE,
 )
 """Names of variables that say where things are, and not what is computed."""

@@ -12,6 +12,9 @@ from meshcast.simulator.formats.launch.bash.values import read_as_bash
 LONGEST_PATH = 1_000
 """Letters of a path that is looked for."""
 
+STEPS_UP = 2
+"""Folders above the script's that a path with ``..`` may lead to."""
+
 SCRIPT_SUFFIXES = (".sh", ".bash", ".env", ".slurm", ".sbatch")
 
 FOLDERS_ABOVE = 4
@@ -30,13 +33,11 @@ def find_beside(folder: Path | None, path: str) -> Path | None:
         return None
     try:
         start = folder.resolve()
-        if leads_up:
-            bases, root = (start,), start.parents[min(1, len(start.parents) - 1)] if start.parents else start
-        else:
-            bases, root = (start, *start.parents[:FOLDERS_ABOVE]), None
-        for base in bases:
+        above = [start, *start.parents]
+        for base in [start] if leads_up else above[: FOLDERS_ABOVE + 1]:
             file = (base / path).resolve()
-            inside = file.is_relative_to(root or base) and (not leads_up or file.suffix in SCRIPT_SUFFIXES)
+            root = above[: STEPS_UP + 1][-1] if leads_up else base
+            inside = file.is_relative_to(root) and (not leads_up or file.suffix in SCRIPT_SUFFIXES)
             if inside and file.is_file() and file.stat().st_size <= LARGEST:
                 return file
     except (OSError, RuntimeError, ValueError):
