@@ -1,39 +1,106 @@
-"""``meshcast import PROGRAM FILE``, ``meshcast export JOB --to PROGRAM``, and what `predict` says of a launch file."""
+"""Launch files on the command line: ``meshcast import``, ``meshcast export``, the options of every command that takes
+such a file, and what is said of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshcast.experiments.cli.console import check_place, emit, to_json, writing
 from meshcast.hardware.errors import PlanError, cut_middle, escape_controls
-from meshcast.hardware.load import read_yaml
 
 if TYPE_CHECKING:
     from meshcast.simulator.formats.launch.imported_job import ImportedJob
 
+Environment = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME=VALUE", help="A variable of the shell that starts a launch script."),
+]
+Arguments = Annotated[
+    str | None, typer.Option("--args", metavar="WORDS", help="Arguments of a launch script, in quotes: '8 --lr 1e-4'.")
+]
+Program = Annotated[
+    str | None, typer.Option("--program", metavar="NAME", help="The program of a launch file that may be of several.")
+]
+AssumeDefaults = Annotated[
+    bool, typer.Option("--assume-defaults", help="Go on where a launch file leaves open what decides the answer.")
+]
+
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "env": (Environment, None),
+    "args": (Arguments, None),
+    "program": (Program, None),
+    "assume_defaults": (AssumeDefaults, False),
+}
+"""Options of every command that takes a launch file, each with its default."""
+
+
+def takes_launch_files(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command that has the options for launch files, too, and reads such files with them."""
+    signature = inspect.signature(command, eval_str=True)
+
+    @functools.wraps(command)
+    def run(**words: Any) -> None:
+        options = {name: words.pop(name, default) for name, (_, default) in OPTIONS.items()}
+        from meshcast.experiments.cli.console import answering
+
+        with answering(bool(words.get("as_json"))):
+            reading = _read_options(**options)
+        with reading:
+            command(**words)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [
+        inspect.Parameter(name, keyword, default=default, annotation=kind) for name, (kind, default) in OPTIONS.items()
+    ]
+    parameters = [parameter.replace(kind=keyword) for parameter in signature.parameters.values()]
+    vars(run)["__signature__"] = signature.replace(parameters=[*parameters, *added])
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*parameters, *added)}
+    return run
+
+
+def _read_options(env: list[str] | None, args: str | None, program: str | None, assume_defaults: bool) -> Any:
+    """Returns the context in which launch files are read with these options."""
+    if not (env or args or program or assume_defaults):
+        return nullcontext()
+    from meshcast.simulator.formats.launch.launch_file import LaunchOptions, reading_launch_files
+
+    variables = {}
+    for word in env or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise PlanError("--env", "a variable is written NAME=VALUE", "For example --env TP=4", word)
+        variables[name] = value
+    try:
+        words = tuple(shlex.split(args or ""))
+    except ValueError as error:
+        raise PlanError("--args", f"its quotes are not balanced ({error})", "Close them", args) from None
+    return reading_launch_files(LaunchOptions(variables, words, program, assume_defaults))
+
 
 def import_launch(
-    form: str, file: Path, out: Path | None, cluster: str | None, model: str | None, gpus: int | None, as_json: bool
+    form: str, file: Path, out: Path | None, changes: Sequence[str], gpus: int | None, as_json: bool
 ) -> None:
     """Prints or writes the job of a launch file."""
-    from meshcast.simulator.formats.launch.convert import import_text
-    from meshcast.simulator.formats.launch.detect import REMEDY, read_file
     from meshcast.simulator.formats.launch.render import render_job
-    from meshcast.simulator.loading.load import load_job
+    from meshcast.simulator.loading.load import load_job, read_launch_job
 
-    given = {"cluster": cluster, "model": model}
-    options = {key: read_yaml(word, f"--{key}", PlanError).data for key, word in given.items() if word is not None}
-    found = import_text(read_file(file, REMEDY), str(file), form, gpus=gpus, folder=file.parent, **options)
-    load_job(found.job, base=file.parent)  # a job that would be refused is refused here
+    read = read_launch_job(file, changes, form, gpus)
+    imported = read.launch
+    assert imported is not None
+    load_job(read.data, base=file.parent)  # a job that would be refused is refused here
     if as_json:
-        emit(found.to_dict())
+        emit(imported.to_dict())
     if out is not None or not as_json:
         in_json = out is not None and out.suffix.lower() == ".json"  # which has no place for comments
-        _write(f"{to_json(found.job, indent=2)}\n" if in_json else render_job(found), out)
+        _write(f"{to_json(imported.job, indent=2)}\n" if in_json else render_job(imported), out)
 
 
 def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[str]) -> None:
@@ -53,62 +120,78 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
 def print_changed_settings(job: Path, against: Path, changes: Sequence[str]) -> None:
     """Prints the settings of an existing launch file that a job changes."""
     from meshcast.simulator.formats.launch.changed_settings import list_changed_settings
-    from meshcast.simulator.formats.launch.convert import EXPORTS, import_text
-    from meshcast.simulator.formats.launch.detect import read_launch_file
+    from meshcast.simulator.formats.launch.convert import import_file
+    from meshcast.simulator.formats.launch.detect import detect_program
+    from meshcast.simulator.formats.launch.launch_file import read_launch_file
+    from meshcast.simulator.formats.launch.programs.registry import EXPORTS
     from meshcast.simulator.loading.load import load_job
 
-    text, form = read_launch_file(against)
+    file = read_launch_file(against)
+    form = detect_program(file).name
     if form not in EXPORTS:
         rule = "its settings cannot be compared: such files are read, not written"
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
     after = load_job(job, changes)
     written = after.as_written
     try:
-        found = import_text(text, str(against), form, written["cluster"], folder=after.folder)
+        found = import_file(file, (), written["cluster"], form=form)
     except PlanError:  # the file leaves the model to code
-        found = import_text(text, str(against), form, written["cluster"], written["model"], folder=after.folder)
+        found = import_file(file, (), written["cluster"], written["model"], form=form)
     before = load_job(found.job, base=after.folder)
-    listed = list_changed_settings(found, text, before, after)
+    listed = list_changed_settings(found, file, before, after)
     for one in listed:
         typer.echo(escape_controls(str(one)))
     if not listed:
         typer.echo(f"{against} says the same already")
 
 
-def tell_launch(job: Path, changes: Sequence[str]) -> tuple[str, ...]:
-    """Says on stderr what a launch file does not state, and what of it was not understood.
+def tell_launch(job: Path, changes: Sequence[str]) -> ImportedJob | None:
+    """Says on stderr what a launch file does not state, and what of it the forecast does not follow.
 
-    Returns the settings of names that nothing knows.
+    Returns the launch file as a job; None for a job file.
     """
     from meshcast.simulator.loading.load import read_job
 
-    found = read_job(job, changes).launch
-    if found is None:
-        return ()
-    from meshcast.simulator.formats.launch.convert import FORMATS
+    imported = read_job(job, changes).launch
+    if imported is None:
+        return None
+    from meshcast.simulator.formats.launch.programs.registry import FORMATS
     from meshcast.simulator.formats.launch.render import to_flow
 
     lines = [
-        f"assumed {key} {cut_middle(to_flow(found.assumed_values[key]), 80)} "
-        f"({why}; change it with --set {_field(key, found)}=...)"
-        for key, why in found.assumed.items()
+        f"assumed {key} {cut_middle(to_flow(imported.assumed_values[key]), 80)} "
+        f"({why}; change it with --set {_field(key, imported)}=...)"
+        for key, why in imported.assumed.items()
     ]
-    lines += [f"not understood: {flag}: {why}" for flag, why in found.not_understood.items()]
-    more = f"the job it makes: meshcast import {found.form} {job}"
-    for line in (f"{job} is read as a launch file of {FORMATS[found.form].program}", *lines, more):
+    for entry in imported.findings.approximated:
+        lines.append(f"approximated {entry.shown}: {entry.why}{f'; {entry.errs}' if entry.errs else ''}")
+    more = f"every setting, and the job it makes: meshcast import {job}"
+    for line in (f"{job} is read as a launch file of {FORMATS[imported.form].program}", *lines, more):
         typer.echo(escape_controls(f"meshcast: {line}"), err=True)
-    return found.unrecognised
+    return imported
 
 
-def _field(key: str, found: ImportedJob) -> str:
+def _field(key: str, imported: ImportedJob) -> str:
     """The field that changes an assumed key: that of the model as a whole, where it is a preset."""
-    return "model" if key.startswith("model.") and isinstance(found.job["model"], str) else key
+    return "model" if key.startswith("model.") and isinstance(imported.job["model"], str) else key
 
 
-def show_unrecognised(settings: Sequence[str]) -> None:
+def show_open_questions(imported: ImportedJob | None) -> None:
+    """Prints above a forecast what of a launch file is open, and was assumed."""
+    questions = imported.findings.questions if imported is not None else []
+    for number, question in enumerate(questions):
+        head = "open      " if number == 0 else "          "
+        typer.echo(escape_controls(f"{head} {question}"))
+    if questions:
+        typer.echo("           this forecast goes on without an answer, and its interval is that of the unknown")
+
+
+def show_unrecognised(imported: ImportedJob | None) -> None:
     """Repeats below a forecast the settings that it leaves out because nothing knows their names."""
-    if settings:
-        typer.echo(escape_controls(f"unknown    {', '.join(settings)}: not in this forecast"))
+    approximated = imported.findings.approximated if imported is not None else []
+    unknown = [entry.shown for entry in approximated if not entry.is_known]
+    if unknown:
+        typer.echo(escape_controls(f"unknown    {', '.join(unknown)}: not in this forecast"))
 
 
 def add_checkpoints(launch: ImportedJob | None, changes: Sequence[str]) -> list[str]:
