@@ -137,7 +137,8 @@ class RunLength(JobPart):
     """Length, price and electricity of a training run, and what ``meshcast run`` simulates of it."""
 
     tokens: TokensOfRun | None = None
-    """Tokens to train on; K, M, B, T are powers of 1,000. Default: unknown, and no days, energy or money are forecast."""
+    """Tokens to train on; K, M, B and T are powers of 1,000. Default: unknown, and no days, energy or money are
+    forecast."""
     price_per_gpu_hour: float | None = Field(default=None, strict=True, ge=0, le=1e9, allow_inf_nan=False)
     """Money for a GPU and hour, in any currency."""
     pue: float | None = Field(default=None, strict=True, ge=1, le=5, allow_inf_nan=False)

@@ -69,3 +69,25 @@ def test_sweeps_of_bare_keys_and_of_launch_files(tmp_path: Path) -> None:
     (launch := tmp_path / "run.sh").write_text("torchrun pretrain_gpt.py --num-layers 2\n")
     refused = run("sweep", str(launch), "--out", out).stderr
     assert "this is a launch file" in refused and "`job: run.sh` and `vary: {plan.tp: [2, 4, 8]}`" in refused
+
+
+def test_import_finds_the_program_of_a_launch_file(tmp_path: Path) -> None:
+    shape = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+    launch = tmp_path / "run.sh"
+    launch.write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {shape} --micro-batch-size 1 --vocab-size 512\n")
+    detected, named = (run("import", *words, launch, "--cluster", "dgx-h100:1") for words in ((), ("megatron",)))
+    assert detected.exit_code == 0, detected.stderr
+    assert detected.stdout == named.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("import", "nosuch.sh"), "there is no such file, nor a program of this name. Name a launch file"),
+        (("import", "megatron"), "Write meshcast import megatron FILE"),
+        (("import", "kineto"), "Write meshcast import kineto FILE"),
+    ],
+)
+def test_import_of_a_single_word_that_is_no_file(arguments: tuple[str, ...], words: str) -> None:
+    refused = run(*arguments)
+    assert refused.exit_code == 2 and words in refused.stderr
