@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
-from meshcast.hardware import Cluster
+from meshcast.hardware import GPU, Cluster
 from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
 from meshcast.simulator.job.counts import read_tokens
 from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe
@@ -298,6 +298,8 @@ class Job(JobPart):
     cluster: Cluster
     framework: Framework
     release: str | None
+    without_flash: GPU | None = None
+    """A GPU that is too old for the fused attention of the framework, whose attention is therefore unfused."""
     batch: Batch
     precision: Precision
     train: Train = Train()

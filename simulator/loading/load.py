@@ -17,6 +17,7 @@ from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES, is_workload_manifest
 from meshcast.simulator.job.batch import Batch
 from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
+from meshcast.simulator.job.fused_attention import find_gpu_without_flash
 from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.job.remedies import suggest_key
@@ -144,6 +145,9 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         "moments": precision.moments,
     }
     framework = load_framework(choice.name, choice.set | formats, choice.release)
+    old_gpu = None if "attention" in choice.set else find_gpu_without_flash(framework, cluster)
+    if old_gpu is not None:
+        framework = load_framework(choice.name, choice.set | formats | {"attention": "unfused"}, choice.release)
     plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model, cluster.gpus_per_node, file.batch))
     if framework.overlap.tp:
         plan = plan.with_schemes(lambda one: add_tensor_overlap(one.schemes, framework.tensor_overlap))
@@ -158,6 +162,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         cluster=cluster,
         framework=framework,
         release=choice.release,
+        without_flash=old_gpu,
         batch=_batch(batch, model, plan),
         precision=precision,
         train=_train(file.train, model),
