@@ -91,3 +91,19 @@ def test_import_finds_the_program_of_a_launch_file(tmp_path: Path) -> None:
 def test_import_of_a_single_word_that_is_no_file(arguments: tuple[str, ...], words: str) -> None:
     refused = run(*arguments)
     assert refused.exit_code == 2 and words in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("predict", "JOB", "--out", "o.json"), "--json > o.json, or --jobs FILE"),
+        (("sweep", "JOB", "--out", "o.parquet"), "this is a job, and a sweep says what varies. Write `job: FILE`"),
+        (("plot", "JOB"), "a job is drawn by meshcast plot breakdown"),
+        (("predict", "JOB", "--set", "plan.schedule=zerobubble"), "It is 'zb-h1' here"),
+        (("calibrate", "collectives", "NCCL"), "meshcast import nccl-tests"),
+    ],
+)
+def test_a_message_leads_on(job: Path, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    (log := tmp_path / "nccl.txt").write_text("# nThread 1\n")
+    refused = run(*({"JOB": job, "NCCL": log}.get(word, word) for word in arguments))
+    assert refused.exit_code == 2 and words in refused.stderr
