@@ -47,8 +47,10 @@ from meshcast.experiments.cli.console import (
     writing,
 )
 from meshcast.experiments.cli.launch import (
+    bound_launch,
+    describe_launch,
+    show_approximations,
     show_open_questions,
-    show_unrecognised,
     takes_launch_files,
     tell_launch,
 )
@@ -189,13 +191,19 @@ def predict(
         imported = tell_launch(job, change or ())
         found = cli_search.find_plan(job, tuple(change or ()), known, strict)
         wanted = load_job(job, change or ()) if found is None else load_job(found.best[0].job, base=job.parent)
+        wanted, bounded = bound_launch(imported, wanted)
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
         played, replays = cli_selfcheck.verify_forecast(report, verify)
         draw(played, files, paper)
         traces.write_files(played, trace, snapshot)
         more = cli_explain.find_more(report, verbose, replays)
         if as_json:
-            emit(report.to_dict() | (cli_search.describe_search(found) if found else {}) | more.to_dict())
+            emit(
+                report.to_dict()
+                | (cli_search.describe_search(found) if found else {})
+                | more.to_dict()
+                | describe_launch(imported, bounded)
+            )
         else:
             from meshcast.experiments.pages.forecast import page, show
 
@@ -203,7 +211,7 @@ def predict(
                 cli_search.show_search(found)
             show_open_questions(imported)
             show(page(report, list(files.values()), trace, snapshot, *more))
-            show_unrecognised(imported)
+            show_approximations(imported, bounded)
         if found is not None:
             cli_search.end_search(found)
         cli_selfcheck.end_verify(replays)

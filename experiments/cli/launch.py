@@ -17,7 +17,9 @@ from meshcast.experiments.cli.console import check_place, emit, to_json, writing
 from meshcast.hardware.errors import PlanError, cut_middle, escape_controls
 
 if TYPE_CHECKING:
+    from meshcast.experiments.explain.bounded_approximations import BoundedApproximation
     from meshcast.simulator.formats.launch.imported_job import ImportedJob
+    from meshcast.simulator.job.job import Job
 
 Environment = Annotated[
     list[str] | None,
@@ -186,8 +188,29 @@ def show_open_questions(imported: ImportedJob | None) -> None:
         typer.echo("           this forecast goes on without an answer, and its interval is that of the unknown")
 
 
-def show_unrecognised(imported: ImportedJob | None) -> None:
-    """Repeats below a forecast the settings that it leaves out because nothing knows their names."""
+def bound_launch(imported: ImportedJob | None, job: Job) -> tuple[Job, list[BoundedApproximation]]:
+    """Returns the job of a launch file with an interval that holds the errors of its approximations, and these."""
+    if imported is None or not imported.bounding:
+        return job, []
+    from meshcast.experiments.explain.bounded_approximations import bound_approximations, widen_interval
+
+    bounded = bound_approximations(imported, job)
+    return widen_interval(job, bounded), bounded
+
+
+def describe_launch(imported: ImportedJob | None, bounded: Sequence[BoundedApproximation]) -> dict[str, Any]:
+    """The keys of ``predict --json`` on a launch file."""
+    if imported is None:
+        return {}
+    answer = imported.to_dict() | {"program": imported.form, "bounded": [entry.to_dict() for entry in bounded]}
+    del answer["job"]
+    return {"launch_file": answer}
+
+
+def show_approximations(imported: ImportedJob | None, bounded: Sequence[BoundedApproximation]) -> None:
+    """Prints below a forecast what approximated settings may be worth, and repeats those that nothing knows."""
+    for entry in bounded:
+        typer.echo(escape_controls(f"approx     {entry}"))
     approximated = imported.findings.approximated if imported is not None else []
     unknown = [entry.shown for entry in approximated if not entry.is_known]
     if unknown:

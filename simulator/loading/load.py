@@ -123,10 +123,13 @@ def read_launch_job(path: Path, changes: Iterable[str], form: str | None = None,
     changes = _split_changes(changes)
     file = read_launch_file(path, suffix="" if form is None else find_format(form).suffix)
     imported = import_file(file, changes, gpus=gpus, form=form)
-    data = apply_changes(imported, changes, _apply_change)
+    data = apply_changes(imported.job, changes, _apply_change)
+    bounding = [(entry, apply_changes(job, changes, _apply_change)) for entry, job in imported.bounding]
     changed = {change.partition("=")[0].strip() for change in changes}
     places = {key: place for key, place in imported.places.items() if key not in changed}
-    return ReadJob(data, "", str(path), path.parent, replace(imported, job=data, places=places))
+    return ReadJob(
+        data, "", str(path), path.parent, replace(imported, job=data, places=places, bounding=tuple(bounding))
+    )
 
 
 def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> Job:

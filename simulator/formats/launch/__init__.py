@@ -18,8 +18,11 @@ def is_workload_manifest(path: Path) -> bool:
     """Whether a file is a manifest of Kubernetes, which may hold several documents."""
     if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
         return False
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return is_manifest_text(file.read(HEAD))
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return is_manifest_text(file.read(HEAD))
+    except OSError:  # whoever reads the whole file says why it cannot be read
+        return False
 
 
 def is_manifest_text(text: str) -> bool:

@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.table import DEGREES, SomeKeys
 from meshcast.simulator.job.job import LongPlan
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan, keys_alike
 
 
-def apply_changes(imported: ImportedJob, changes: Iterable[str], apply: Callable[[dict[str, Any], str], None]) -> Any:
+def apply_changes(job: SomeKeys, changes: Iterable[str], apply: Callable[[dict[str, Any], str], None]) -> Any:
     """The job of a launch file with changes made. apply: makes one.
 
     Raises PlanError for a key of a short plan that is to be searched, where the file needs a plan in long form.
     """
-    data = copy.deepcopy(imported.job)
+    data = copy.deepcopy(dict(job))
     plan = data.get("plan", {})
     for change in changes:
         field, _, value = (word.strip() for word in change.partition("="))

@@ -129,9 +129,14 @@ def _finish_import(
     stated = frozenset(places)
     places |= {key: f"--set {key}" for key in _degrees(changed)}
     plan_changes = _read_plan_changes(reading.answers)
+
+    def compose(some: SomeKeys) -> dict[str, Any]:
+        return compose_job(some, cluster, model, file.folder, stated, plan_changes)
+
     with locate_errors(file.where, "", places):
         _fill_vocabulary(reading)
-        job = compose_job(keys, cluster, model, file.folder, stated, plan_changes)
+        job = compose(keys)
+        bounding = [(entry, compose({**keys, **entry.other})) for entry in reading.findings.approximated if entry.other]
     return ImportedJob(
         job,
         _comment_keys(reading, None if model is not None else job["model"]),
@@ -143,6 +148,7 @@ def _finish_import(
         places,
         microbatches,
         nest(keys, "run.checkpoints"),
+        tuple(bounding),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.table import SomeKeys
-from meshcast.simulator.formats.launch.verdicts import Findings, Question
+from meshcast.simulator.formats.launch.verdicts import ApproximatedSetting, Findings, Question
 
 
 class OpenQuestions(PlanError):
@@ -42,6 +42,7 @@ class ImportedJob:
     microbatches: of a replica, where the file leaves out the global batch, which then follows from them.
     checkpoints: ``run.checkpoints`` as the file states them. They are no keys of `job`, for a sweep of a job with such
         keys simulates whole runs; ``meshcast run`` alone reads them.
+    bounding: approximated settings whose error a second forecast bounds, each with the job of that forecast.
     """
 
     job: dict[str, Any]
@@ -54,6 +55,7 @@ class ImportedJob:
     places: Mapping[str, str] = field(default_factory=dict)
     microbatches: int | None = None
     checkpoints: SomeKeys = field(default_factory=dict)
+    bounding: tuple[tuple[ApproximatedSetting, dict[str, Any]], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``import --json``."""

@@ -29,10 +29,28 @@ class RefusedProgram:
             return True
         if self.keys and self.keys <= file.keys:
             return True
-        return bool(self.text and file.suffix == ".py" and re.search(self.text, file.text))
+        return bool(self.text and file.suffix == ".py" and re.search(self.text, file.text, re.MULTILINE))
 
 
-REFUSED: tuple[RefusedProgram, ...] = ()
+REFUSED: tuple[RefusedProgram, ...] = (
+    RefusedProgram("GPT-NeoX", r"(^|/)deepy\.py$", frozenset({"pipe_parallel_size"})),
+    RefusedProgram("GPT-NeoX", "", frozenset({"pipe-parallel-size"})),
+    RefusedProgram("LitGPT", r"^litgpt ", frozenset({"model_name", "train", "eval"})),
+    RefusedProgram("LitGPT", "", frozenset({"checkpoint_dir", "train", "eval"})),
+    RefusedProgram("OLMo-core", "", text=r"^\s*(from|import) olmo_core\b"),
+    RefusedProgram("OLMo", r"(^|/)scripts/train\.py$", frozenset({"run_name", "fsdp", "max_duration", "model"})),
+    RefusedProgram("ColossalAI", r"^colossalai run", text=r"^\s*(from|import) colossalai\b"),
+    RefusedProgram("OpenRLHF", r"^openrlhf\."),
+    RefusedProgram("slime", "", text=r"^\s*(from|import) slime\b"),
+    RefusedProgram("picotron", "", frozenset({"distributed", "model", "training", "dataset", "checkpoint", "logging"})),
+    RefusedProgram("LLM Foundry", r"^composer ", frozenset({"max_seq_len", "model", "train_loader", "optimizer"})),
+    RefusedProgram("MaxText", r"^(MaxText|maxtext)\.", frozenset({"base_emb_dim", "run_name"})),
+    RefusedProgram("Levanter", r"^levanter\."),
+    RefusedProgram("DeepSpeed-Chat", "", text=r"^\s*from (deepspeed_chat|dschat)\b"),
+    RefusedProgram("Unsloth", "", text=r"^\s*(from|import) unsloth\b"),
+    RefusedProgram("Lightning", "", text=r"^\s*(from|import) (lightning|pytorch_lightning)\b"),
+)
+"""Programs by what starts them, by the keys of their files, or by what their Python files import."""
 
 
 def find_refused(file: LaunchFile) -> RefusedProgram | None:
