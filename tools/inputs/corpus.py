@@ -48,8 +48,9 @@ PROGRAMS = (
 """Programs by the name that a user would say; `own-trainer` is a script of the repository itself."""
 
 ASKS = frozenset({
-    "accumulate", "cluster", "command", "companion", "cp", "ep", "global", "gpus", "micro", "mode", "model",
-    "offload", "optimizer", "packing", "pp", "precision", "recompute", "schedule", "sequence", "sharding", "tp",
+    "accumulate", "cluster", "command", "companion", "cp", "ep", "global", "gpus", "lora_rank",
+    "micro", "mode", "model", "offload", "optimizer", "packing", "pp", "precision",
+    "recompute", "schedule", "sequence", "sharding", "tp",
 })  # fmt: skip
 """Names of what a reader may have to ask for; `command` where several trainings stand in a file."""
 
@@ -57,7 +58,7 @@ Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-class Shape(Strict):
+class ModelSizes(Strict):
     """Sizes of a model that a file states itself, in numbers of the model's description.
 
     Attributes:
@@ -86,6 +87,7 @@ class Facts(Strict):
 
     Attributes:
         mode: which weights are trained.
+        lora_rank: rank of adapters.
         gpus: GPUs of the run, where the launcher or the scheduler's lines state them.
         tp, pp, cp, ep: tensor, pipeline, context (Ulysses too) and expert ranks.
         replicate: copies of a group that shards, of hybrid sharding.
@@ -104,10 +106,12 @@ class Facts(Strict):
         batch: sequences a step (`global` in the files).
         optimizer: its family.
         packing: whether sequences are filled with several samples.
+        attention: kernels of attention, where the file or its program chooses them.
         model: a name as the file writes it, or the sizes that it states.
     """
 
     mode: Literal["full", "lora", "qlora", "freeze"] | None = None
+    lora_rank: Count | None = None
     gpus: Count | None = None
     tp: Count | None = None
     pp: Count | None = None
@@ -136,10 +140,11 @@ class Facts(Strict):
     batch: Count | None = Field(default=None, alias="global")
     optimizer: Text | None = None
     packing: bool | None = None
-    model: Shape | Text | None = None
+    attention: Literal["flash", "sdpa", "eager"] | None = None
+    model: ModelSizes | Text | None = None
 
 
-class Entry(Strict):
+class CorpusEntry(Strict):
     """A public file and what is expected of a reader; the fields are described in the package."""
 
     repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
@@ -182,28 +187,28 @@ class Entry(Strict):
 class CorpusFile(Strict):
     """The entries about one program."""
 
-    entries: Annotated[list[Entry], Field(min_length=1)]
+    entries: Annotated[list[CorpusEntry], Field(min_length=1)]
 
 
-def load_corpus(folder: Path = CORPUS) -> tuple[Entry, ...]:
+def load_corpus(folder: Path = CORPUS) -> tuple[CorpusEntry, ...]:
     """Returns the entries of all files of a folder, by file name.
 
     Raises:
         PlanError: an entry is not valid, or stands in the corpus twice.
     """
-    entries: list[Entry] = []
+    entries: list[CorpusEntry] = []
     for path in sorted(folder.glob("*.yaml")):
         entries += _read_file(path)
     _refuse_twins(entries, folder)
     return tuple(entries)
 
 
-def _read_file(path: Path) -> list[Entry]:
+def _read_file(path: Path) -> list[CorpusEntry]:
     document = read_yaml(path, error=PlanError)
     return validate_data(CorpusFile, {"entries": document.data}, str(path), PlanError, document.text).entries
 
 
-def _refuse_twins(entries: Sequence[Entry], folder: Path) -> None:
+def _refuse_twins(entries: Sequence[CorpusEntry], folder: Path) -> None:
     seen: set[str] = set()
     for entry in entries:
         if entry.name in seen:

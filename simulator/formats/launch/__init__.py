@@ -16,12 +16,12 @@ HEAD = 4096
 
 def is_workload_manifest(path: Path) -> bool:
     """Whether a file is a manifest of Kubernetes, which may hold several documents."""
-    if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
+    if path.suffix.lower() not in (".yaml", ".yml"):
         return False
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return is_manifest_text(file.read(HEAD))
-    except OSError:  # whoever reads the whole file says why it cannot be read
+    except OSError:  # none, or one that may not be read: whoever reads the whole file says so
         return False
 
 
