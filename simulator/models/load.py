@@ -14,6 +14,7 @@ A new preset is a new file in ``presets/``: the fields of `Model`, and their pub
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -136,7 +137,7 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     text: text of the last of these files, if `spec` is its content.
     """
     if isinstance(spec, str):
-        if (preset := find_preset(spec)) and (is_preset(spec) or not (base / spec).exists()):
+        if (preset := find_preset(spec)) and (is_preset(spec) or not os.path.exists(base / spec)):
             return dict(_preset(preset))
         return _from_file(_find(spec, where, base), where, depth, Path(spec) != Path("config.json"))
     if not isinstance(spec, Mapping):

@@ -80,3 +80,7 @@ def test_a_file_of_that_name_goes_first(tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 64, "n_positions": 64}
     (folder / "config.json").write_text(json.dumps(config))
     assert load_model("meta-llama/Llama-3.1-8B", base=tmp_path).layers == 2
+
+
+def test_a_path_that_no_file_can_have_is_still_a_name() -> None:
+    assert load_model(f"{'x' * 300}/llama3-8b") is load_model("llama3-8b")
