@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshcast.simulator.formats.launch.keys import find_preset_vocabulary
 from meshcast.simulator.models.load import ALIASES, find_preset, load_model, presets
 from meshcast.simulator.models.names import hub_names
 from tests.simulator.models.test_load import EXACT
@@ -84,3 +85,15 @@ def test_a_file_of_that_name_goes_first(tmp_path: Path) -> None:
 
 def test_a_path_that_no_file_can_have_is_still_a_name() -> None:
     assert load_model(f"{'x' * 300}/llama3-8b") is load_model("llama3-8b")
+
+
+@pytest.mark.parametrize(
+    ("preset", "sequence"), [("llama2-7b", 4096), ("llama3-8b", 4096), ("llama3-8b", 8192), ("llama3-8b", 32768)]
+)
+def test_a_vocabulary_that_nothing_states_is_that_of_the_best_known_model_of_the_shape(
+    preset: str, sequence: int
+) -> None:
+    model = load_model(preset)
+    fields = {key: value for key, value in model.model_dump(exclude_unset=True).items() if key not in ("name", "vocab")}
+    found = find_preset_vocabulary(fields | {"seq": sequence})
+    assert found is not None and found[1] == model.vocab
