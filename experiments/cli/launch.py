@@ -94,9 +94,9 @@ def _read_options(
 
 
 def import_launch(
-    form: str, file: Path, out: Path | None, changes: Sequence[str], gpus: int | None, as_json: bool
+    form: str | None, file: Path, out: Path | None, changes: Sequence[str], gpus: int | None, as_json: bool
 ) -> None:
-    """Prints or writes the job of a launch file."""
+    """Prints or writes the job of a launch file. form: name of its format; None: it is found by what the file holds."""
     from meshcast.simulator.formats.launch.render import render_job
     from meshcast.simulator.loading.load import load_job, read_launch_job
 
