@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshcast.simulator.formats.launch import shell
+from meshcast.simulator.formats.launch.arguments import merge_settings
 from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
@@ -82,10 +82,7 @@ def read(file: LaunchFile) -> dict[str, Stated]:
 
 def read_launch_arguments(file: LaunchFile) -> dict[str, Stated]:
     """The arguments of the start that counts, and those of its launchers."""
-    if file.launch is None:
-        return {}
-    around = {name: stated for launcher in file.launch.launchers for name, stated in launcher.settings.items()}
-    return {**around, **file.launch.arguments}
+    return merge_settings(file.launch) if file.launch is not None else {}
 
 
 def read_named_settings(file: LaunchFile) -> dict[str, Stated]:
@@ -103,7 +100,9 @@ def read_variable(file: LaunchFile, name: str) -> Stated | None:
     """A variable that a script sets, or the ``ENV_VARS`` of a file of Megatron's functional tests."""
     text, where = file.text, file.where
     if "MODEL_ARGS" not in file.keys:
-        return shell.read_variable(text, where, name)
+        words = file.run.variables.get(name, ()) if file.run is not None else ()
+        known = len(words) == 1 and not words[0].unknown
+        return Stated(words[0].text, name, f"{where}:{words[0].line}") if known else None
     found = re.search(rf"^\s+{name}:\s*['\"]?(\w+)", text, re.MULTILINE)
     return Stated(found[1], name, f"{where}:{text.count(chr(10), 0, found.start(1)) + 1}") if found else None
 
