@@ -66,7 +66,7 @@ LEGACY = (
 (NVIDIA/Megatron-LM @3fb3e95ec6 of 2023-09-05 ends --DDP-impl, @bbab79f869 of 2022-05-16 the last three)."""
 
 OTHER_MODELS = re.compile(
-    r"pretrain_(t5|bert|retro|ict|vision|vlm|biencoder|realm)|finetune_race|pretrain_megatron_llava"
+    r"pretrain_(t5|bert|retro|ict|vision|vlm|biencoder|realm|mimo)|finetune_race|pretrain_megatron_llava"
 )
 """Entries that train other models than decoders of text."""
 
@@ -135,6 +135,8 @@ def refuse_other_models(reading: Reading) -> None:
     if OTHER_MODELS.search(entry):
         why = f"{entry} trains a model that is not a decoder of text alone, and its settings would be read as one"
         reading.ask(None, why, "model=model.yaml")
+    elif reading.take_word("model_provider") not in ("", "gpt", "mamba", "hybrid"):
+        reading.ask(reading.take("model_provider"), "it names a model that is in code", "model=model.yaml")
 
 
 def read_batch(reading: Reading) -> None:
