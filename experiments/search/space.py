@@ -83,6 +83,10 @@ MOST_TENSOR_RANKS, MOST_EXPERT_RANKS, MOST_MICRO, TOKENS_OF_A_RANK = 32, 8, 32, 
 least tokens of a sequence on a rank with context parallelism."""
 
 
+NOTHING_EXCLUDED: Mapping[str, int] = {"where": 0, "program": 0, "near_measured": 0}
+"""Numbers of points that limits exclude, by limit, where none excludes any."""
+
+
 class LayerGroup(NamedTuple):
     """Values of the fields that change the ops of a layer."""
 
@@ -453,6 +457,10 @@ class Space:
         """Whether limits of the search exclude points."""
         return False
 
+    def explain_program(self) -> str:
+        """Why the program of the job does not run the first point that it does not run, in words."""
+        return ""
+
     def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
         """The choices between the passes of a pipeline that a search admits."""
         return self.steps(group, *pipeline.place)
@@ -483,7 +491,7 @@ class Space:
 
     def count_excluded(self, group: LayerGroup) -> dict[str, int]:
         """Number of points of a group that are not among `choices`, by the limit that excludes them."""
-        return {"where": 0, "near_measured": 0}
+        return dict(NOTHING_EXCLUDED)
 
     def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The values of the open fields at a point."""

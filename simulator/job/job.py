@@ -321,6 +321,11 @@ class Job(JobPart):
         return Adapters(self.train.rank, self.train.targets)
 
     @property
+    def states_framework(self) -> bool:
+        """Whether the job names its framework; otherwise it has the default one, and no program is meant."""
+        return "name" in self.as_written["framework"]
+
+    @property
     def forward_only(self) -> bool:
         """Whether a step runs forward passes alone."""
         return self.train.mode == "forward-only"

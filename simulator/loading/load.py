@@ -18,6 +18,7 @@ from meshcast.simulator.job.batch import Batch
 from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
 from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.job.program_rules import broken_rules
 from meshcast.simulator.job.remedies import suggest_key
 from meshcast.simulator.job.samples import join_samples
 from meshcast.simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
@@ -47,7 +48,10 @@ def load_job(
     file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
 
     with locate_errors(*read.origin):
-        return _job(file, data, folder if base is None else Path(base), read.origin)
+        job = _job(file, data, folder if base is None else Path(base), read.origin)
+        if read.launch is not None:
+            _refuse_stop(job, read.launch)
+        return job
 
 
 class ReadJob(NamedTuple):
@@ -115,6 +119,17 @@ def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:
     changed = {change.partition("=")[0].strip() for change in changes}
     places = {key: place for key, place in found.places.items() if key not in changed}
     return ReadJob(data, "", str(path), path.parent, replace(found, places=places))
+
+
+def _refuse_stop(job: Job, launch: ImportedJob) -> None:
+    """Raises PlanError for a setting of a launch file with which its program stops at its start. What follows from
+    assumptions and changes, and what the program does not have, remains a warning."""
+    for broken in broken_rules(job):
+        key = next((key for key in (broken.flat_key, broken.key) if key in launch.places), "")
+        if broken.stops and key:
+            remedy = "Change it; or forecast it all the same, as a job: "
+            remedy += f"meshcast import {launch.form} {launch.where} --out job.yaml"
+            raise PlanError(key, str(broken), remedy)
 
 
 def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> Job:
