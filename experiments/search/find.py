@@ -203,7 +203,7 @@ def check_clusters(spaces: Sequence[Space]) -> None:
 def check_options_of_unlike(
     limits: Limits,
     robust: bool,
-    compare: Sequence[Any],
+    compare: Sequence[object],
     runs: int | None,
     objectives: tuple[str, ...],
     dashes: str = "",
@@ -247,5 +247,5 @@ def open_unlike(
             raise CountInterrupted from None
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -68,19 +68,19 @@ class LimitedSpace(Space):
         self._program = ProgramPoints(self, self._rules) if self._rules else None
         self._measured = MeasuredPoints(self) if limits.near_measured else None
 
-    def _automatic(self, name: str, found: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
-        values = super()._automatic(name, found)
+    def _automatic(self, name: str, before: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
+        values = super()._automatic(name, before)
         return keep_own_values(name, values, self._rules) if self._rules else values
 
     def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
-        found = self._choices_of_program(group, pipeline, self._choices_by_constraints(group, pipeline))
-        return found if self._measured is None or self._measured.may_admit(group, pipeline) else ()
+        steps = self._choices_of_program(group, pipeline, self._choices_by_constraints(group, pipeline))
+        return steps if self._measured is None or self._measured.may_admit(group, pipeline) else ()
 
     def _choices_by_constraints(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
-        found = super().choices(group, pipeline)
-        for one in self._constraints:
-            found = one.select(group, pipeline, found)
-        return found
+        steps = super().choices(group, pipeline)
+        for constraint in self._constraints:
+            steps = constraint.select(group, pipeline, steps)
+        return steps
 
     def _choices_of_program(
         self, group: LayerGroup, pipeline: Pipeline, steps: tuple[StepChoice, ...]
@@ -150,7 +150,7 @@ class PointConstraint(PointRule):
         self.space, self.constraint = space, constraint
         self._names = Names(space.job, space.base)
         batch = space.loaded.batch
-        self._defaults: dict[str, Any] = {"batch.sequence": batch.sequence, "batch.global": batch.total}
+        self._defaults: dict[str, object] = {"batch.sequence": batch.sequence, "batch.global": batch.total}
         """Values of keys that neither a job states nor a point has."""
         if "plan.zero" not in space.open:
             self._defaults |= {"plan.zero": 1, "plan.fsdp": False}
@@ -186,7 +186,7 @@ class PointConstraint(PointRule):
     def evaluate(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         return bool(self.constraint(lambda name: self._look_up(name, group, pipeline, step)))
 
-    def _look_up(self, name: str, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Any:
+    def _look_up(self, name: str, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> object:
         if name == DEGREE:
             return self.space.data_ranks(group, pipeline.place)[0]
         if name == "plan.etp":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Hashable, Sequence
 
 from meshcast.experiments.search.space import LayerGroup, Pipeline, StepChoice
 from meshcast.hardware.remembered import remembered_by
@@ -35,7 +34,7 @@ class PointRule(ABC):
     def _select(self, group: LayerGroup, pipeline: Pipeline, steps: tuple[StepChoice, ...]) -> tuple[StepChoice, ...]:
         return tuple(step for step in steps if self._holds(group, pipeline, step))
 
-    def key_of(self, part: int, values: Any) -> tuple[Any, ...]:
+    def key_of(self, part: int, values: Sequence[Hashable]) -> tuple[Hashable, ...]:
         """The values of a part of a point that determine the rule."""
         return tuple([values[i] for i in self._keys[part]])
 

@@ -288,11 +288,11 @@ def framework_generations(name: str) -> tuple[dict[str, Any], ...]:
 def framework_rules(name: str) -> dict[str, Any]:
     """What the program of a framework has and refuses, as its file states it, on top of the rules of their `base`;
     empty where none are known."""
-    own = dict(_file(name).get("rules", {}))
-    base = framework_rules(own.pop("base")) if "base" in own else {}
-    has = base.get("has", {}) | own.get("has", {})
-    refuses = [*base.get("refuses", ()), *own.get("refuses", ())]
-    return {**base, **own, "has": has, "refuses": refuses} if base or own else {}
+    stated = dict(_file(name).get("rules", {}))
+    base = framework_rules(stated.pop("base")) if "base" in stated else {}
+    has = base.get("has", {}) | stated.get("has", {})
+    refuses = [*base.get("refuses", ()), *stated.get("refuses", ())]
+    return {**base, **stated, "has": has, "refuses": refuses} if base or stated else {}
 
 
 def load_framework(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from meshcast.hardware import Cluster
 from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
@@ -48,6 +48,8 @@ class FrameworkChoice(JobPart):
     release: str | None = None
     """Month ("2023-06"), NVIDIA container ("24.05") or version of the code; its traits are those of that time. Default:
     the newest that the profile describes."""
+    rules: StrictBool = True
+    """Whether the job means the program of this name, whose rules then count; false: the profile stands for another."""
     set: dict[str, Any] = {}
 
 
@@ -321,9 +323,11 @@ class Job(JobPart):
         return Adapters(self.train.rank, self.train.targets)
 
     @property
-    def states_framework(self) -> bool:
-        """Whether the job names its framework; otherwise it has the default one, and no program is meant."""
-        return "name" in self.as_written["framework"]
+    def means_program(self) -> bool:
+        """Whether the job names its framework, and means the program of this name, not another one for which the
+        profile stands."""
+        framework = self.as_written["framework"]
+        return "name" in framework and framework.get("rules", True)
 
     @property
     def forward_only(self) -> bool:
@@ -339,6 +343,7 @@ class Job(JobPart):
                 "name": self.framework.name,
                 "release": self.release,
                 "set": self.as_written["framework"].get("set", {}),
+                **({} if self.as_written["framework"].get("rules", True) else {"rules": False}),
             },
             "batch": self.batch.to_dict(),
             "precision": self.precision.model_dump(),

@@ -10,7 +10,7 @@ import pytest
 import meshcast
 from meshcast.experiments.search.find import open_search, search
 from meshcast.experiments.search.limits import LimitedSpace
-from meshcast.experiments.search.program_points import facts_of_point
+from meshcast.experiments.search.space import facts_of_point
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.job.program_rules import broken_rules, facts_of_job, shared_facts
@@ -41,7 +41,7 @@ def test_points_have_the_facts_of_their_jobs(program: str, model: str) -> None:
             except MeshcastError:
                 continue
             runs = not broken_rules(job)
-            assert shared_facts(job) | facts_of_point(space, group, pipeline, step) == facts_of_job(job)
+            assert {**shared_facts(job), **facts_of_point(space, group, pipeline, step)} == facts_of_job(job)
             assert runs == (step in space.choices(group, pipeline))
             seen.add(runs)
     assert seen == {True, False}
@@ -79,8 +79,8 @@ def test_the_best_plan_is_the_best_that_the_program_runs() -> None:
 def test_any_program_and_an_unnamed_framework_lift_the_restriction() -> None:
     whole = meshcast.search(TINY, top=1000, any_program=True)
     assert whole.certificate.excluded["program"] == 0 and 4 in {plan.changes["plan.tp"] for plan in whole.best}
-    unnamed = meshcast.search({key: value for key, value in TINY.items() if key != "framework"}, top=1)
-    assert unnamed.certificate.excluded["program"] == 0
+    for framework in ({}, {"name": "torchtitan", "rules": False}):
+        assert meshcast.search(TINY | {"framework": framework}, top=1).certificate.excluded["program"] == 0
 
 
 def test_a_space_of_which_the_program_runs_nothing_is_an_error_that_says_why() -> None:
