@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
 from collections.abc import Sequence
+from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from meshcast.experiments.cli.console import check_place, emit, to_json, writing
+from meshcast.experiments.cli.console import VIOLATED, check_place, emit, to_json, writing
 from meshcast.hardware.errors import PlanError, cut_middle, escape_controls
 from meshcast.hardware.load import read_yaml
 
 if TYPE_CHECKING:
     from meshcast.simulator.formats.launch.imported_job import ImportedJob
+    from meshcast.simulator.job.job import Job
 
 
 def import_launch(
@@ -50,10 +55,14 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
         )
 
 
-def print_changed_settings(job: Path, against: Path, changes: Sequence[str]) -> None:
-    """Prints the settings of an existing launch file that a job changes."""
-    from meshcast.simulator.formats.launch.changed_settings import list_changed_settings
-    from meshcast.simulator.formats.launch.convert import EXPORTS, import_text
+def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -> None:
+    """Prints the edits of an existing launch file that make it a job, as a unified diff, and says whether the edited
+    file is forecast as the job is; if not, the command ends with an exit code of its own.
+
+    write: whether the file is written.
+    """
+    from meshcast.simulator.formats.launch.changed_settings import apply_setting_changes, list_changed_settings
+    from meshcast.simulator.formats.launch.convert import EXPORTS
     from meshcast.simulator.formats.launch.detect import read_launch_file
     from meshcast.simulator.loading.load import load_job
 
@@ -61,18 +70,105 @@ def print_changed_settings(job: Path, against: Path, changes: Sequence[str]) -> 
     if form not in EXPORTS:
         rule = "its settings cannot be compared: such files are read, not written"
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
-    after = load_job(job, changes)
-    written = after.as_written
-    try:
-        found = import_text(text, str(against), form, written["cluster"], folder=after.folder)
-    except PlanError:  # the file leaves the model to code
-        found = import_text(text, str(against), form, written["cluster"], written["model"], folder=after.folder)
-    before = load_job(found.job, base=after.folder)
-    listed = list_changed_settings(found, text, before, after)
-    for one in listed:
-        typer.echo(escape_controls(str(one)))
-    if not listed:
+    wanted = load_job(job, changes)
+    edited, (launch, back) = text, _import_beside(text, against, form, wanted, own_gpus=True)
+    for _ in range(MOST_ROUNDS):
+        listed = list_changed_settings(launch, edited, back, wanted)
+        if not listed and edited != text:
+            break
+        edited = apply_setting_changes(edited, str(against), listed)
+        try:
+            launch, back = _import_beside(edited, against, form, wanted)
+        except PlanError as error:
+            raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
+    for line in unified_diff(text.splitlines(), edited.splitlines(), str(against), str(against), lineterm=""):
+        typer.echo(escape_controls(line))
+    agrees, words = compare_edited(wanted, back, str(against), form)
+    typer.echo(escape_controls(f"meshcast: {words}"), err=True)
+    if not agrees:
+        raise typer.Exit(VIOLATED)
+    if edited == text:
         typer.echo(f"{against} says the same already")
+    elif write:
+        _replace(against, edited)
+
+
+def _import_beside(text: str, file: Path, form: str, job: Job, own_gpus: bool = False) -> tuple[ImportedJob, Job]:
+    """A launch file, as keys and loaded, on the cluster of another job, and with its model if it leaves it to code.
+
+    own_gpus: whether it may be on as many GPUs as its own degrees ask for, where those of the job do not do.
+    """
+    from meshcast.simulator.formats.launch.convert import import_text
+    from meshcast.simulator.loading.load import load_job
+
+    cluster, model = job.as_written["cluster"], job.as_written["model"]
+    tried = [(cluster, None), (cluster, model), *([(None, None), (None, model)] if own_gpus else [])]
+    for number, options in enumerate(tried, 1):
+        try:
+            launch = import_text(text, str(file), form, *options, folder=job.folder)
+            return launch, load_job(launch.job, base=job.folder)
+        except PlanError:
+            if number == len(tried):
+                raise
+    raise AssertionError("the last one is returned or raised")
+
+
+MOST_ROUNDS = 3
+"""Most rounds of edits: what a file leaves to its program, such as a global batch, may follow from what the first one
+changes, and has to be stated then."""
+
+SAME = 1e-6
+"""Largest relative difference of figures that are the same."""
+
+
+def compare_edited(wanted: Job, back: Job, file: str, form: str) -> tuple[bool, str]:
+    """Whether an edited launch file is forecast as the job that it is to be, and a sentence on it.
+
+    wanted: the job. back: that of the edited file. form: name of its format.
+    """
+    from meshcast.hardware.units import GIB
+    from meshcast.simulator.forecast.step import forecast_step
+    from meshcast.simulator.formats.launch.convert import FORMATS, compare_keys
+    from meshcast.simulator.formats.launch.keys import flatten_for_export
+    from meshcast.simulator.job.program_rules import broken_rules
+
+    steps = [forecast_step(job) for job in (wanted, back)]
+    figures = [
+        f"{step.step_time:.4g} s a step and {step.peak_device / GIB:.1f} GiB{'' if step.fits else ', does not fit'}"
+        for step in steps
+    ]
+    pairs = [(step.step_time, step.peak_allocated) for step in steps]
+    broken = "".join(f". {rule}" for rule in broken_rules(back) if rule.stops)
+    if all(math.isclose(left, right, rel_tol=SAME) for left, right in zip(*pairs, strict=True)):
+        return True, f"{file} with these edits is forecast as the job is: {figures[0]}{broken}"
+    unsaid = compare_keys(flatten_for_export(wanted), flatten_for_export(back))
+    keys = [f"{key} ({_word(mine)}; here {_word(theirs)})" for key, (mine, theirs) in unsaid.items()]
+    reason = f": {FORMATS[form].program} cannot be told {', '.join(keys)}" if keys else ", and no key says why"
+    return False, f"{file} with these edits is another job, {figures[1]}, not {figures[0]}{reason}{broken}"
+
+
+def _word(value: object) -> str:
+    return cut_middle(", ".join(map(str, value)) if isinstance(value, tuple) else str(value), 60)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Writes another content to a file at once, with the mode that it has.
+
+    Raises PlanError for a link to a file in another folder: what it points to is not the file that was named.
+    """
+    target = file.resolve()
+    if target.parent != file.parent.resolve():
+        rule = "it is a link to a file in another folder, which is not written"
+        raise PlanError("--write", rule, f"Name {target} itself", str(file))
+    with writing(file, "--write"):
+        beside = target.with_name(f".{target.name}.writing")
+        try:
+            beside.write_bytes(text.encode())
+            shutil.copymode(target, beside)
+            os.replace(beside, target)
+        finally:
+            beside.unlink(missing_ok=True)
+    typer.echo(f"wrote {file}", err=True)
 
 
 def tell_launch(job: Path, changes: Sequence[str]) -> tuple[str, ...]:

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
 from typing import Any
 
+from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES
 from meshcast.simulator.formats.launch.convert import FORMATS
+from meshcast.simulator.formats.launch.edits.setting_change import ENVIRONMENT, SettingChange
+from meshcast.simulator.formats.launch.edits.shell_edits import edit_script, order_neighbours
+from meshcast.simulator.formats.launch.edits.toml_edits import edit_toml
+from meshcast.simulator.formats.launch.edits.yaml_edits import edit_yaml
 from meshcast.simulator.formats.launch.imported_job import ImportedJob, LaunchFormat
 from meshcast.simulator.formats.launch.keys import drop_inactive, flatten_for_export, flatten_job
 from meshcast.simulator.formats.launch.table import Stated
 from meshcast.simulator.job.job import Job
-
-
-@dataclass(frozen=True)
-class SettingChange:
-    """A setting to change in a launch file.
-
-    name: as the file writes it. place: where it stands (``run.sh:12``); empty of one to add.
-    before, after: values; None where the file does not have it, or is to leave it out.
-    """
-
-    name: str
-    place: str
-    before: Any
-    after: Any
-
-    def __str__(self) -> str:
-        if self.after is None:
-            words = "leave it out"
-        elif self.before is None:
-            words = "add" if self.after is True else f"add {_show(self.after)}"
-        else:
-            words = f"{_show(self.before)} -> {_show(self.after)}"
-        return f"{self.place or 'new'}  {self.name}: {words}"
 
 
 def list_changed_settings(found: ImportedJob, text: str, before: Job, after: Job) -> list[SettingChange]:
@@ -54,8 +37,10 @@ def list_changed_settings(found: ImportedJob, text: str, before: Job, after: Job
             changes.append(SettingChange(one.shown, one.place, one.value, new[name].value if name in new else None))
         elif name not in old and name not in new and own & changed:  # says by another name what is now said otherwise
             changes.append(SettingChange(one.shown, one.place, one.value, None))
+    of_plan = {where for key, where in found.places.items() if key.startswith(("plan.", "framework.", "precision."))}
+    apart = {name for name, setting in stated.items() if setting.where not in of_plan}
     changes += [
-        SettingChange(new[name].shown, "", None, new[name].value)
+        SettingChange(new[name].shown, "", None, new[name].value, order_neighbours(name, [*new], stated, apart))
         for name in new
         if name in differing and name not in stated
     ]
@@ -69,9 +54,9 @@ def _list_changed_variables(form: LaunchFormat, text: str, where: str, before: J
     for one in form.demand_variables(flatten_for_export(after)):
         stated = form.read_variable(text, where, one.name)
         if stated is not None and not one.takes(stated.value):
-            changes.append(SettingChange(f"environment {one.name}", stated.place, stated.value, one.value))
+            changes.append(SettingChange(f"{ENVIRONMENT}{one.name}", stated.place, stated.value, one.value))
         elif stated is None and one.value is not None and one not in old:
-            changes.append(SettingChange(f"environment {one.name}", "", None, one.value))
+            changes.append(SettingChange(f"{ENVIRONMENT}{one.name}", "", None, one.value))
     return changes
 
 
@@ -92,5 +77,18 @@ def _value(stated: Stated | None) -> Any:
         return str(stated.value).lower()
 
 
-def _show(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def apply_setting_changes(text: str, where: str, changes: Sequence[SettingChange]) -> str:
+    """The content of a launch file with settings changed: in place where it has them, the others beside their
+    neighbours. where: its name, whose suffix says how it is written.
+
+    Raises PlanError for a setting that is written in a way that is not edited.
+    """
+    suffix = re.search(r"\.\w+$", where)
+    edit = edit_yaml
+    if suffix is not None and suffix[0].lower() in LAUNCH_SUFFIXES:
+        edit = edit_toml if suffix[0].lower() == ".toml" else edit_script
+    for change in sorted(
+        changes, key=lambda change: -change.line
+    ):  # from the last line on, for edits shift those behind
+        text = edit(text, change)
+    return text
