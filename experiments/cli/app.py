@@ -46,7 +46,14 @@ from meshcast.experiments.cli.console import (
     unwritable,
     writing,
 )
-from meshcast.experiments.cli.launch import show_unrecognised, tell_launch
+from meshcast.experiments.cli.launch import (
+    bound_launch,
+    describe_launch,
+    show_approximations,
+    show_open_questions,
+    takes_launch_files,
+    tell_launch,
+)
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import OutOfMemory, PlanError, nearest
 
@@ -113,6 +120,7 @@ def top(
 
 
 @app.command()
+@takes_launch_files
 def predict(
     job: Annotated[Path | None, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")] = None,
     change: Changes = None,
@@ -177,23 +185,30 @@ def predict(
         from meshcast.simulator import load_job, simulate
 
         cli_selfcheck.check_verify(verify, engine_of(engine))  # a wrong name is refused before a search
-        unrecognised = tell_launch(job, change or ())
+        imported = tell_launch(job, change or ())
         found = cli_search.find_plan(job, tuple(change or ()), known, strict)
         wanted = load_job(job, change or ()) if found is None else load_job(found.best[0].job, base=job.parent)
+        wanted, bounded = bound_launch(imported, wanted)
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
         played, replays = cli_selfcheck.verify_forecast(report, verify)
         draw(played, files, paper)
         traces.write_files(played, trace, snapshot)
         more = cli_explain.find_more(report, verbose, replays)
         if as_json:
-            emit(report.to_dict() | (cli_search.describe_search(found) if found else {}) | more.to_dict())
+            emit(
+                report.to_dict()
+                | (cli_search.describe_search(found) if found else {})
+                | more.to_dict()
+                | describe_launch(imported, bounded)
+            )
         else:
             from meshcast.experiments.pages.forecast import page, show
 
             if found is not None:
                 cli_search.show_search(found)
+            show_open_questions(imported)
             show(page(report, list(files.values()), trace, snapshot, *more))
-            show_unrecognised(unrecognised)
+            show_approximations(imported, bounded)
         if found is not None:
             cli_search.end_search(found)
         cli_selfcheck.end_verify(replays)
@@ -388,6 +403,7 @@ def init(
 
 
 @app.command()
+@takes_launch_files
 def scale(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")],
     gpus: Annotated[
@@ -429,20 +445,20 @@ def scale(
 
 # ------------------------------------------- plot, compare, why, validate, calibrate, measure, import
 
-app.command()(cli_explain.compare)
-app.command()(cli_explain.why)
-app.command()(cli_collectives.collectives)
-app.command()(cli_plan.plan)
-app.command()(cli_plot.plot)
-app.command()(cli_report.report)
-app.command()(cli_run.run)
-app.command()(cli_search.search)
-app.command()(cli_selfcheck.check)
+app.command()(takes_launch_files(cli_explain.compare))
+app.command()(takes_launch_files(cli_explain.why))
+app.command()(takes_launch_files(cli_collectives.collectives))
+app.command()(takes_launch_files(cli_plan.plan))
+app.command()(takes_launch_files(cli_plot.plot))
+app.command()(takes_launch_files(cli_report.report))
+app.command()(takes_launch_files(cli_run.run))
+app.command()(takes_launch_files(cli_search.search))
+app.command()(takes_launch_files(cli_selfcheck.check))
 app.command()(cli_validate.validate)
 app.command()(cli_validate.calibrate)
 app.command()(cli_measure.measure)
-app.command("import")(cli_measure.import_)
-app.command()(cli_schedule.export)
+app.command("import")(takes_launch_files(cli_measure.import_))
+app.command()(takes_launch_files(cli_schedule.export))
 
 for _command in app.registered_commands:
     _command.cls = PlainUsage

@@ -1,44 +1,113 @@
-"""``meshcast import PROGRAM FILE``, ``meshcast export JOB --to PROGRAM``, and what `predict` says of a launch file."""
+"""Launch files on the command line: ``meshcast import``, ``meshcast export``, the options of every command that takes
+such a file, and what is said of it."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import os
+import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from difflib import unified_diff
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshcast.experiments.cli.console import VIOLATED, check_place, emit, to_json, writing
 from meshcast.hardware.errors import PlanError, cut_middle, escape_controls
-from meshcast.hardware.load import read_yaml
 
 if TYPE_CHECKING:
+    from meshcast.experiments.explain.bounded_approximations import BoundedApproximation
     from meshcast.simulator.formats.launch.imported_job import ImportedJob
+    from meshcast.simulator.formats.launch.launch_file import LaunchFile
     from meshcast.simulator.job.job import Job
+
+Environment = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME=VALUE", help="A variable of the shell that starts a launch script."),
+]
+Arguments = Annotated[
+    str | None, typer.Option("--args", metavar="WORDS", help="Arguments of a launch script, in quotes: '8 --lr 1e-4'.")
+]
+Program = Annotated[
+    str | None, typer.Option("--program", metavar="NAME", help="The program of a launch file that may be of several.")
+]
+AssumeDefaults = Annotated[
+    bool, typer.Option("--assume-defaults", help="Go on where a launch file leaves open what decides the answer.")
+]
+
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "env": (Environment, None),
+    "args": (Arguments, None),
+    "program": (Program, None),
+    "assume_defaults": (AssumeDefaults, False),
+}
+"""Options of every command that takes a launch file, each with its default."""
+
+
+def takes_launch_files(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command that has the options for launch files, too, and reads such files with them."""
+    signature = inspect.signature(command, eval_str=True)
+
+    @functools.wraps(command)
+    def run(**words: Any) -> None:
+        options = {name: words.pop(name, default) for name, (_, default) in OPTIONS.items()}
+        from meshcast.experiments.cli.console import answering
+
+        with answering(bool(words.get("as_json"))):
+            reading = _read_options(**options)
+        with reading:
+            command(**words)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [
+        inspect.Parameter(name, keyword, default=default, annotation=kind) for name, (kind, default) in OPTIONS.items()
+    ]
+    parameters = [parameter.replace(kind=keyword) for parameter in signature.parameters.values()]
+    vars(run)["__signature__"] = signature.replace(parameters=[*parameters, *added])
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*parameters, *added)}
+    return run
+
+
+def _read_options(env: list[str] | None, args: str | None, program: str | None, assume_defaults: bool) -> Any:
+    """Returns the context in which launch files are read with these options."""
+    if not (env or args or program or assume_defaults):
+        return nullcontext()
+    from meshcast.simulator.formats.launch.launch_file import LaunchOptions, reading_launch_files
+
+    variables = {}
+    for word in env or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise PlanError("--env", "a variable is written NAME=VALUE", "For example --env TP=4", word)
+        variables[name] = value
+    try:
+        words = tuple(shlex.split(args or ""))
+    except ValueError as error:
+        raise PlanError("--args", f"its quotes are not balanced ({error})", "Close them", args) from None
+    return reading_launch_files(LaunchOptions(variables, words, program, assume_defaults))
 
 
 def import_launch(
-    form: str, file: Path, out: Path | None, cluster: str | None, model: str | None, gpus: int | None, as_json: bool
+    form: str, file: Path, out: Path | None, changes: Sequence[str], gpus: int | None, as_json: bool
 ) -> None:
     """Prints or writes the job of a launch file."""
-    from meshcast.simulator.formats.launch.convert import import_text
-    from meshcast.simulator.formats.launch.detect import REMEDY, read_file
     from meshcast.simulator.formats.launch.render import render_job
-    from meshcast.simulator.loading.load import load_job
+    from meshcast.simulator.loading.load import load_job, read_launch_job
 
-    given = {"cluster": cluster, "model": model}
-    options = {key: read_yaml(word, f"--{key}", PlanError).data for key, word in given.items() if word is not None}
-    found = import_text(read_file(file, REMEDY), str(file), form, gpus=gpus, folder=file.parent, **options)
-    load_job(found.job, base=file.parent)  # a job that would be refused is refused here
+    read = read_launch_job(file, changes, form, gpus)
+    imported = read.launch
+    assert imported is not None
+    load_job(read.data, base=file.parent)  # a job that would be refused is refused here
     if as_json:
-        emit(found.to_dict())
+        emit(imported.to_dict())
     if out is not None or not as_json:
         in_json = out is not None and out.suffix.lower() == ".json"  # which has no place for comments
-        _write(f"{to_json(found.job, indent=2)}\n" if in_json else render_job(found), out)
+        _write(f"{to_json(imported.job, indent=2)}\n" if in_json else render_job(imported), out)
 
 
 def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[str]) -> None:
@@ -62,51 +131,63 @@ def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -
     write: whether the file is written.
     """
     from meshcast.simulator.formats.launch.changed_settings import apply_setting_changes, list_changed_settings
-    from meshcast.simulator.formats.launch.convert import EXPORTS
-    from meshcast.simulator.formats.launch.detect import read_launch_file
+    from meshcast.simulator.formats.launch.detect import detect_program
+    from meshcast.simulator.formats.launch.launch_file import read_launch_file
+    from meshcast.simulator.formats.launch.programs.registry import EXPORTS
     from meshcast.simulator.loading.load import load_job
 
-    text, form = read_launch_file(against)
+    file = read_launch_file(against)
+    form = detect_program(file).name
     if form not in EXPORTS:
         rule = "its settings cannot be compared: such files are read, not written"
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
     wanted = load_job(job, changes)
-    edited, (launch, back) = text, _import_beside(text, against, form, wanted, own_gpus=True)
+    edited, (launch, back) = file, _import_beside(file, form, wanted, own_gpus=True)
     for _ in range(MOST_ROUNDS):
         listed = list_changed_settings(launch, edited, back, wanted)
-        if not listed and edited != text:
+        if not listed and edited.text != file.text:
             break
-        edited = apply_setting_changes(edited, str(against), listed)
+        edited = parse_again(edited, apply_setting_changes(edited, listed))
         try:
-            launch, back = _import_beside(edited, against, form, wanted)
+            launch, back = _import_beside(edited, form, wanted)
         except PlanError as error:
             raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
-    for line in unified_diff(text.splitlines(), edited.splitlines(), str(against), str(against), lineterm=""):
+    lines = file.text.splitlines(), edited.text.splitlines()
+    for line in unified_diff(*lines, str(against), str(against), lineterm=""):
         typer.echo(escape_controls(line))
     agrees, words = compare_edited(wanted, back, str(against), form)
     typer.echo(escape_controls(f"meshcast: {words}"), err=True)
     if not agrees:
         raise typer.Exit(VIOLATED)
-    if edited == text:
+    if edited.text == file.text:
         typer.echo(f"{against} says the same already")
     elif write:
-        _replace(against, edited)
+        _replace(against, edited.text)
 
 
-def _import_beside(text: str, file: Path, form: str, job: Job, own_gpus: bool = False) -> tuple[ImportedJob, Job]:
-    """A launch file, as keys and loaded, on the cluster of another job, and with its model if it leaves it to code.
+def parse_again(file: LaunchFile, text: str) -> LaunchFile:
+    """The launch file with another content. Raises PlanError for one that breaks the syntax."""
+    from meshcast.simulator.formats.launch.launch_file import parse_launch_text
+
+    return parse_launch_text(text, file.where, file.suffix, file.folder, file.options)
+
+
+def _import_beside(file: LaunchFile, form: str, job: Job, own_gpus: bool = False) -> tuple[ImportedJob, Job]:
+    """A launch file, as keys and loaded, on the cluster of another job, and with what of that it leaves open.
 
     own_gpus: whether it may be on as many GPUs as its own degrees ask for, where those of the job do not do.
     """
-    from meshcast.simulator.formats.launch.convert import import_text
-    from meshcast.simulator.loading.load import load_job
+    from meshcast.simulator.loading.load import load_job, read_job_of_file
 
-    cluster, model = job.as_written["cluster"], job.as_written["model"]
-    tried = [(cluster, None), (cluster, model), *([(None, None), (None, model)] if own_gpus else [])]
-    for number, options in enumerate(tried, 1):
+    answers = [f"model={to_json(job.as_written['model'])}", f"batch.sequence={job.batch.sequence}"]
+    cluster = [f"cluster={to_json(job.as_written['cluster'])}"]
+    tried = [cluster, [*cluster, answers[0]], [*cluster, *answers]]
+    tried += [[], answers[:1], answers] if own_gpus else []
+    for number, answered in enumerate(tried, 1):
         try:
-            launch = import_text(text, str(file), form, *options, folder=job.folder)
-            return launch, load_job(launch.job, base=job.folder)
+            read = read_job_of_file(file, answered, form)
+            assert read.launch is not None
+            return read.launch, load_job(read.data, base=job.folder)
         except PlanError:
             if number == len(tried):
                 raise
@@ -128,8 +209,9 @@ def compare_edited(wanted: Job, back: Job, file: str, form: str) -> tuple[bool, 
     """
     from meshcast.hardware.units import GIB
     from meshcast.simulator.forecast.step import forecast_step
-    from meshcast.simulator.formats.launch.convert import FORMATS, compare_keys
+    from meshcast.simulator.formats.launch.convert import compare_keys
     from meshcast.simulator.formats.launch.keys import flatten_for_export
+    from meshcast.simulator.formats.launch.programs.registry import FORMATS
     from meshcast.simulator.job.program_rules import broken_rules
 
     steps = [forecast_step(job) for job in (wanted, back)]
@@ -171,40 +253,74 @@ def _replace(file: Path, text: str) -> None:
     typer.echo(f"wrote {file}", err=True)
 
 
-def tell_launch(job: Path, changes: Sequence[str]) -> tuple[str, ...]:
-    """Says on stderr what a launch file does not state, and what of it was not understood.
+def tell_launch(job: Path, changes: Sequence[str]) -> ImportedJob | None:
+    """Says on stderr what a launch file does not state, and what of it the forecast does not follow.
 
-    Returns the settings of names that nothing knows.
+    Returns the launch file as a job; None for a job file.
     """
     from meshcast.simulator.loading.load import read_job
 
-    found = read_job(job, changes).launch
-    if found is None:
-        return ()
-    from meshcast.simulator.formats.launch.convert import FORMATS
+    imported = read_job(job, changes).launch
+    if imported is None:
+        return None
+    from meshcast.simulator.formats.launch.programs.registry import FORMATS
     from meshcast.simulator.formats.launch.render import to_flow
 
     lines = [
-        f"assumed {key} {cut_middle(to_flow(found.assumed_values[key]), 80)} "
-        f"({why}; change it with --set {_field(key, found)}=...)"
-        for key, why in found.assumed.items()
+        f"assumed {key} {cut_middle(to_flow(imported.assumed_values[key]), 80)} "
+        f"({why}; change it with --set {_field(key, imported)}=...)"
+        for key, why in imported.assumed.items()
     ]
-    lines += [f"not understood: {flag}: {why}" for flag, why in found.not_understood.items()]
-    more = f"the job it makes: meshcast import {found.form} {job}"
-    for line in (f"{job} is read as a launch file of {FORMATS[found.form].program}", *lines, more):
+    for entry in imported.findings.approximated:
+        lines.append(f"approximated {entry.shown}: {entry.why}{f'; {entry.errs}' if entry.errs else ''}")
+    more = f"every setting, and the job it makes: meshcast import {job}"
+    for line in (f"{job} is read as a launch file of {FORMATS[imported.form].program}", *lines, more):
         typer.echo(escape_controls(f"meshcast: {line}"), err=True)
-    return found.unrecognised
+    return imported
 
 
-def _field(key: str, found: ImportedJob) -> str:
+def _field(key: str, imported: ImportedJob) -> str:
     """The field that changes an assumed key: that of the model as a whole, where it is a preset."""
-    return "model" if key.startswith("model.") and isinstance(found.job["model"], str) else key
+    return "model" if key.startswith("model.") and isinstance(imported.job["model"], str) else key
 
 
-def show_unrecognised(settings: Sequence[str]) -> None:
-    """Repeats below a forecast the settings that it leaves out because nothing knows their names."""
-    if settings:
-        typer.echo(escape_controls(f"unknown    {', '.join(settings)}: not in this forecast"))
+def show_open_questions(imported: ImportedJob | None) -> None:
+    """Prints above a forecast what of a launch file is open, and was assumed."""
+    questions = imported.findings.questions if imported is not None else []
+    for number, question in enumerate(questions):
+        head = "open      " if number == 0 else "          "
+        typer.echo(escape_controls(f"{head} {question}"))
+    if questions:
+        typer.echo("           this forecast goes on without an answer, and its interval is that of the unknown")
+
+
+def bound_launch(imported: ImportedJob | None, job: Job) -> tuple[Job, list[BoundedApproximation]]:
+    """Returns the job of a launch file with an interval that holds the errors of its approximations, and these."""
+    if imported is None or not imported.bounding:
+        return job, []
+    from meshcast.experiments.explain.bounded_approximations import bound_approximations, widen_interval
+
+    bounded = bound_approximations(imported, job)
+    return widen_interval(job, bounded), bounded
+
+
+def describe_launch(imported: ImportedJob | None, bounded: Sequence[BoundedApproximation]) -> dict[str, Any]:
+    """The keys of ``predict --json`` on a launch file."""
+    if imported is None:
+        return {}
+    answer = imported.to_dict() | {"program": imported.form, "bounded": [entry.to_dict() for entry in bounded]}
+    del answer["job"]
+    return {"launch_file": answer}
+
+
+def show_approximations(imported: ImportedJob | None, bounded: Sequence[BoundedApproximation]) -> None:
+    """Prints below a forecast what approximated settings may be worth, and repeats those that nothing knows."""
+    for entry in bounded:
+        typer.echo(escape_controls(f"approx     {entry}"))
+    approximated = imported.findings.approximated if imported is not None else []
+    unknown = [entry.shown for entry in approximated if not entry.is_known]
+    if unknown:
+        typer.echo(escape_controls(f"unknown    {', '.join(unknown)}: not in this forecast"))
 
 
 def add_checkpoints(launch: ImportedJob | None, changes: Sequence[str]) -> list[str]:

@@ -325,8 +325,10 @@ def import_(
             import_failure_log(file, gpus, out, as_json)
             return
         if form in LAUNCH_FORMS:
-            _select_options(form, others, ("gpus", "cluster", "model", "out"))
-            import_launch(form, file, out, cluster, model, gpus, as_json)
+            _select_options(form, {**others, "set": None}, ("gpus", "cluster", "model", "out", "set"))
+            named = {"cluster": cluster, "model": model}
+            words = [f"{key}={word}" for key, word in named.items() if word is not None]
+            import_launch(form, file, out, (*words, *(change or ())), gpus, as_json)
             return
         out = out or Path("measured.json")
         given = {"operation": operation, "members": members, "rank": rank, "skip": skip, "tokens": tokens, "gpus": gpus}

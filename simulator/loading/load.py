@@ -13,7 +13,7 @@ from meshcast.hardware.documents.explain import valid_keys
 from meshcast.hardware.documents.plain_data import to_plain_data
 from meshcast.hardware.errors import PlanError, shorten
 from meshcast.hardware.load import read_yaml, validate_data
-from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES
+from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES, is_workload_manifest
 from meshcast.simulator.job.batch import Batch
 from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
 from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
@@ -28,6 +28,7 @@ from meshcast.simulator.models.model import Model
 
 if TYPE_CHECKING:
     from meshcast.simulator.formats.launch.imported_job import ImportedJob
+    from meshcast.simulator.formats.launch.launch_file import LaunchFile
 
 
 def load_job(
@@ -80,18 +81,19 @@ def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
     else:
         path = Path(source)
         folder = path.parent
-        if path.suffix.lower() in LAUNCH_SUFFIXES:
-            return _read_launch_file(path, changes)
+        if path.suffix.lower() in LAUNCH_SUFFIXES or is_workload_manifest(path):
+            return read_launch_job(path, changes)
         if is_preset(str(source)) and not path.exists():
             rule = "this is a preset of a model, and no job file has this name"
             remedy = f"Write `model: {source}` and `cluster: dgx-h100:8` into job.yaml, or begin with meshcast init"
             raise PlanError(str(source), rule, remedy)
         data, text, where = read_yaml(path, str(source), PlanError)
         if isinstance(data, dict) and not {"model", "cluster"} <= data.keys():
-            from meshcast.simulator.formats.launch.detect import is_launch_data
+            from meshcast.simulator.formats.launch.detect import is_launch_file
+            from meshcast.simulator.formats.launch.launch_file import read_launch_file
 
-            if is_launch_data(data):
-                return _read_launch_file(path, changes)
+            if is_launch_file(read_launch_file(path)):
+                return read_launch_job(path, changes)
         _refuse_model_config(data, path, where)
     if not isinstance(data, dict):
         raise PlanError(where, "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
@@ -109,16 +111,36 @@ def _refuse_model_config(data: Any, path: Path, where: str) -> None:
         raise PlanError(f"{where} model_type", rule, remedy, data["model_type"])
 
 
-def _read_launch_file(path: Path, changes: Iterable[str]) -> ReadJob:
+def read_launch_job(path: Path, changes: Iterable[str], form: str | None = None, gpus: int | None = None) -> ReadJob:
+    """Reads the job of a launch file, with its changes made.
+
+    form: name of its format; None: it is found by what the file holds. gpus: their number, without a cluster.
+    Raises PlanError for a file that cannot be read, OpenQuestions for one that leaves open what decides the answer.
+    """
     # Only launch files need the modules of all programs.
-    from meshcast.simulator.formats.launch.detect import apply_changes, import_path
+    from meshcast.simulator.formats.launch.launch_file import read_launch_file
+    from meshcast.simulator.formats.launch.programs.registry import find_format
+
+    file = read_launch_file(path, suffix="" if form is None else find_format(form).suffix)
+    return read_job_of_file(file, changes, form, gpus)
+
+
+def read_job_of_file(
+    file: LaunchFile, changes: Iterable[str], form: str | None = None, gpus: int | None = None
+) -> ReadJob:
+    """Reads the job of a launch file that is read; see `read_launch_job`."""
+    from meshcast.simulator.formats.launch.changes import apply_changes
+    from meshcast.simulator.formats.launch.convert import import_file
 
     changes = list(changes)
-    found = import_path(path, changes)
-    data = apply_changes(found, changes, _apply_change)
+    imported = import_file(file, changes, gpus=gpus, form=form)
+    data = apply_changes(imported.job, changes, _apply_change)
+    bounding = [(entry, apply_changes(job, changes, _apply_change)) for entry, job in imported.bounding]
     changed = {change.partition("=")[0].strip() for change in changes}
-    places = {key: place for key, place in found.places.items() if key not in changed}
-    return ReadJob(data, "", str(path), path.parent, replace(found, places=places))
+    places = {key: place for key, place in imported.places.items() if key not in changed}
+    return ReadJob(
+        data, "", file.where, file.folder, replace(imported, job=data, places=places, bounding=tuple(bounding))
+    )
 
 
 def _refuse_stop(job: Job, launch: ImportedJob) -> None:
@@ -128,7 +150,7 @@ def _refuse_stop(job: Job, launch: ImportedJob) -> None:
         key = next((key for key in (broken.flat_key, broken.key) if key in launch.places), "")
         if broken.stops and key:
             remedy = "Change it; or forecast it all the same, as a job: "
-            remedy += f"meshcast import {launch.form} {launch.where} --out job.yaml"
+            remedy += f"meshcast import {launch.where} --out job.yaml"
             raise PlanError(key, str(broken), remedy)
 
 

@@ -65,6 +65,11 @@ def is_preset(name: str) -> bool:
     return name in ALIASES or name in presets()
 
 
+def find_preset(name: str) -> str | None:
+    """Returns the preset that a name means; None if there is none."""
+    return name if is_preset(name) else None
+
+
 def _suggest_preset(name: str) -> str:
     """The presets that a name, also one of Hugging Face, is closest to: those of the same size first."""
     plain = name.rpartition("/")[2].lower().removeprefix("meta-")

@@ -223,7 +223,7 @@ class Report(Metrics):
             "energy.assumed": list(self.energy.assumed),
             "assumed": self.assumed,
             "warnings": self.warnings,
-            **({"program": [rule.to_dict() for rule in self.broken_rules]} if self.broken_rules else {}),
+            **({"broken_rules": [rule.to_dict() for rule in self.broken_rules]} if self.broken_rules else {}),
             **({"noise": self._noise()} if self.steps else {}),
             **({"steps": self._describe_steps()} if self.play.plan.passes.steps > 1 else {}),
             **({"published": self._compare_published()} if self.job.published else {}),

@@ -88,12 +88,12 @@ NEMO_1_UNTIL = "2024-11"
 """Month before which runs of NeMo are of NeMo 1 and its launcher."""
 
 GPT_DROPOUT = 0.1
-"""Dropout of GPT-3 on hidden states and attention: NVIDIA/NeMo-Framework-Launcher, launcher_scripts/conf/training/gpt3,
+"""Dropout of GPT-3 on hidden states and attention: NVIDIA/NeMo-Framework-RecipeSettings, launcher_scripts/conf/training/gpt3,
 all files (those of Llama and Nemotron have none); the default of Megatron-LM, megatron/training/arguments.py."""
 
 
 @dataclass(frozen=True)
-class Launcher:
+class RecipeSettings:
     """What a public launcher sets for some runs of a program.
 
     stack, kind: program and class of the runs; model: its name as sources print it, None for any.
@@ -117,24 +117,26 @@ class Launcher:
 SELECTIVE: dict[str, Any] = {"kind": "selective"}
 
 LAUNCHED = (
-    # NVIDIA/NeMo-Framework-Launcher, tags 24.01 to 24.09, launcher_scripts/conf/peft/llama/sft.yaml: grad_sync_dtype.
-    Launcher("nemo", "sft-packed", None, "2024-11", {"grad_dtype": "bf16"}),
+    # NVIDIA/NeMo-Framework-RecipeSettings, tags 24.01 to 24.09, launcher_scripts/conf/peft/llama/sft.yaml: grad_sync_dtype.
+    RecipeSettings("nemo", "sft-packed", None, "2024-11", {"grad_dtype": "bf16"}),
     # The same, tags 24.01 to 24.07, training/gpt3/175b_fp8.yaml: grad_sync_dtype. All runs in question are in 8 bits.
-    Launcher("nemo", "dense", "GPT3-175B", "2024-11", {"grad_dtype": "bf16"}),
+    RecipeSettings("nemo", "dense", "GPT3-175B", "2024-11", {"grad_dtype": "bf16"}),
     # The same, tags 24.07 and 24.09, training/nemotron/nemotron_340b.yaml: grad_sync_dtype, activations_checkpoint_
     # granularity. The latter is null in all other files of training/ and peft/llama/.
-    Launcher("nemo", "dense", "Nemotron4-340B", "2024-11", {"grad_dtype": "bf16", "recompute": SELECTIVE}),
+    RecipeSettings("nemo", "dense", "Nemotron4-340B", "2024-11", {"grad_dtype": "bf16", "recompute": SELECTIVE}),
     *(
-        Launcher("nemo", kind, None, "2024-11", {"recompute": {"kind": "none"}})
+        RecipeSettings("nemo", kind, None, "2024-11", {"recompute": {"kind": "none"}})
         for kind in ("dense", "lora", "sft-packed")
     ),
     # NVIDIA/dgxc-benchmarking @143b90dd, paxml/configure.sh: FSDP=16 nodes, of eight GPUs each (DCN_MESH_SHAPE times
     # the ICI_MESH_SHAPE of paxml's Synthetic175B).
-    Launcher("jax", "dense", "GPT3-175B", "2025-01", {"shard_group": 128}),
+    RecipeSettings("jax", "dense", "GPT3-175B", "2025-01", {"shard_group": 128}),
     # The same, tags v24.11.1 and v25.02.02, maxtext/configure.sh: remat_policy=custom with query_proj, key_proj,
     # value_proj, out_proj on the device; save_qkv_proj. In bf16 the former also keeps mlpwo, which no gradient reads.
-    Launcher("jax", "dense", "Llama2-70B", "2025-01", {"recompute": SELECTIVE | {"modules": ["save_qkv_out_proj"]}}),
-    Launcher("jax", "dense", "Llama3-70B", "2025-05", {"recompute": SELECTIVE | {"modules": ["save_qkv_proj"]}}),
+    RecipeSettings(
+        "jax", "dense", "Llama2-70B", "2025-01", {"recompute": SELECTIVE | {"modules": ["save_qkv_out_proj"]}}
+    ),
+    RecipeSettings("jax", "dense", "Llama3-70B", "2025-05", {"recompute": SELECTIVE | {"modules": ["save_qkv_proj"]}}),
 )
 """Fields that launchers set and the tables of their runs leave open."""
 

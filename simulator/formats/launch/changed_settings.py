@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES
-from meshcast.simulator.formats.launch.convert import FORMATS
 from meshcast.simulator.formats.launch.edits.setting_change import ENVIRONMENT, SettingChange
 from meshcast.simulator.formats.launch.edits.shell_edits import edit_script, order_neighbours
 from meshcast.simulator.formats.launch.edits.toml_edits import edit_toml
 from meshcast.simulator.formats.launch.edits.yaml_edits import edit_yaml
-from meshcast.simulator.formats.launch.imported_job import ImportedJob, LaunchFormat
+from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.keys import drop_inactive, flatten_for_export, flatten_job
+from meshcast.simulator.formats.launch.launch_file import LaunchFile, parse_launch_text
+from meshcast.simulator.formats.launch.program import LaunchFormat
+from meshcast.simulator.formats.launch.programs.registry import FORMATS
 from meshcast.simulator.formats.launch.table import Stated
 from meshcast.simulator.job.job import Job
 
 
-def list_changed_settings(found: ImportedJob, text: str, before: Job, after: Job) -> list[SettingChange]:
+def list_changed_settings(found: ImportedJob, file: LaunchFile, before: Job, after: Job) -> list[SettingChange]:
     """The settings of a launch file that differ in another job; first those that it has, then those to add.
 
-    found, text: the file as a job, and its content. before: the checked job of the file. after: the other job.
+    found, file: the file as a job, and the file. before: the checked job of the file. after: the other job.
     Both jobs are written as launch files, so that only what differs in meaning counts: a flag that states a default, or
     the same by another name, is no change.
     """
     form = FORMATS[found.form]
     assert form.write is not None
-    stated = form.read(text, found.where)
-    old, new = (form.read(form.write(flatten_for_export(job), []), "") for job in (before, after))
+    stated = form.read(file)
+    texts = (form.write(flatten_for_export(job), []) for job in (before, after))
+    old, new = (form.read(parse_launch_text(text, "", form.suffix)) for text in texts)
     differing = {name for name in {**old, **new} if _value(old.get(name)) != _value(new.get(name))}
     changed, changes = _changed_keys(before, after), []
     for name, one in stated.items():
@@ -44,15 +45,15 @@ def list_changed_settings(found: ImportedJob, text: str, before: Job, after: Job
         for name in new
         if name in differing and name not in stated
     ]
-    return changes + _list_changed_variables(form, text, found.where, before, after)
+    return changes + _list_changed_variables(form, file, before, after)
 
 
-def _list_changed_variables(form: LaunchFormat, text: str, where: str, before: Job, after: Job) -> list[SettingChange]:
+def _list_changed_variables(form: LaunchFormat, file: LaunchFile, before: Job, after: Job) -> list[SettingChange]:
     """The variables of the environment that a script sets as the program refuses for the other job, or does not set
     though only the other job needs them."""
     old, changes = form.demand_variables(flatten_for_export(before)), []
     for one in form.demand_variables(flatten_for_export(after)):
-        stated = form.read_variable(text, where, one.name)
+        stated = form.read_variable(file, one.name)
         if stated is not None and not one.takes(stated.value):
             changes.append(SettingChange(f"{ENVIRONMENT}{one.name}", stated.place, stated.value, one.value))
         elif stated is None and one.value is not None and one not in old:
@@ -77,18 +78,20 @@ def _value(stated: Stated | None) -> Any:
         return str(stated.value).lower()
 
 
-def apply_setting_changes(text: str, where: str, changes: Sequence[SettingChange]) -> str:
+def apply_setting_changes(file: LaunchFile, changes: Sequence[SettingChange]) -> str:
     """The content of a launch file with settings changed: in place where it has them, the others beside their
-    neighbours. where: its name, whose suffix says how it is written.
+    neighbours.
 
-    Raises PlanError for a setting that is written in a way that is not edited.
+    Raises PlanError for a setting that is written in a way that is not edited, or that stands in another file.
     """
-    suffix = re.search(r"\.\w+$", where)
-    edit = edit_yaml
-    if suffix is not None and suffix[0].lower() in LAUNCH_SUFFIXES:
-        edit = edit_toml if suffix[0].lower() == ".toml" else edit_script
+    edit = edit_script
+    if file.data is not None:
+        edit = edit_toml if file.suffix == ".toml" else edit_yaml
+    text = file.text
     for change in sorted(
         changes, key=lambda change: -change.line
     ):  # from the last line on, for edits shift those behind
+        if change.place and change.place.rpartition(":")[0] != file.where:
+            raise change.refuse()
         text = edit(text, change)
     return text

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import PlanError, nearest
-from meshcast.simulator.formats.launch.imported_job import Exported, ImportedJob, LaunchFormat
+from meshcast.hardware.load import read_yaml
+from meshcast.simulator.formats.launch.detect import detect_program
+from meshcast.simulator.formats.launch.imported_job import Exported, ImportedJob, OpenQuestions
 from meshcast.simulator.formats.launch.keys import (
     compose_job,
     drop_idle_overlap,
@@ -21,33 +23,63 @@ from meshcast.simulator.formats.launch.keys import (
     join_offload,
     nest,
 )
-from meshcast.simulator.formats.launch.programs.accelerate import ACCELERATE
-from meshcast.simulator.formats.launch.programs.deepspeed import DEEPSPEED
-from meshcast.simulator.formats.launch.programs.megatron import MEGATRON
+from meshcast.simulator.formats.launch.launch_file import LaunchFile, LaunchOptions, parse_launch_text
+from meshcast.simulator.formats.launch.program import LaunchFormat
 from meshcast.simulator.formats.launch.programs.megatron_model import NO_VOCABULARY
-from meshcast.simulator.formats.launch.programs.nemo import NEMO
-from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
-from meshcast.simulator.formats.launch.table import Keys, Reading, Stated
+from meshcast.simulator.formats.launch.programs.registry import EXPORTS, find_format
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import DEGREES, Keys, SomeKeys, Stated
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.job.plan_keys import ShortPlan
 from meshcast.simulator.models.load import load_model
-
-FORMATS: dict[str, LaunchFormat] = {one.name: one for one in (MEGATRON, TORCHTITAN, DEEPSPEED, NEMO, ACCELERATE)}
-"""All formats by their names."""
-
-EXPORTS = tuple(one.name for one in FORMATS.values() if one.write is not None)
-"""Names of the formats that a job can be exported to."""
 
 MODELS_ELSEWHERE = ("torchtitan", "deepspeed")
 """Programs whose models are code beside the launch file."""
 
-DEGREES = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.etp")
-"""Keys of a short plan that changes of a launch file may set even where the file needs one in long form."""
+GIVEN = ("model", "cluster")
+"""Keys of a job that most launch files leave out."""
 
 SHAPE_OF_FILE = "the preset of the shape that the file states"
 
+DERIVED_FROM = (*DEGREES, "batch.micro", "batch.global")
+"""Keys of a job that training programs derive others from: the global batch from the number of replicas, say."""
+
 NODE, NODE_GPUS = "dgx-h100", 8
 """The node that is assumed: no launch file says what GPUs it runs on."""
+
+
+def import_file(
+    file: LaunchFile,
+    changes: Iterable[str] = (),
+    cluster: Any = None,
+    model: Any = None,
+    gpus: int | None = None,
+    form: str | None = None,
+) -> ImportedJob:
+    """The job of a launch file.
+
+    changes: of the job, such as ``plan.tp=4``: what follows from them in the program, such as a global batch that the
+        file leaves out, is derived from these, and what they say is not asked for.
+    cluster, model: of the job, which most files do not state. gpus: their number, without a cluster.
+    form: name of its format; None: it is found by what the file holds.
+    Raises PlanError for a file that cannot be read, OpenQuestions for one that leaves open what decides the answer.
+    """
+    program = find_format(form) if form is not None else detect_program(file)
+    answers = {name.strip(): value.strip() for name, _, value in (change.partition("=") for change in changes)}
+    parts = {name: read_yaml(answers[name], f"--set {name}", PlanError).data for name in answers if name in GIVEN}
+    cluster, model = parts.get("cluster", cluster), parts.get("model", model)
+    answers |= {"model": str(model)} if model is not None else {}
+    changed = {key: int(value) for key, value in answers.items() if key in DERIVED_FROM and value.isdecimal()}
+    changed = {key: value for key, value in changed.items() if value}
+    reading = Reading(program.program, file, program.read(file), answers)
+    if not reading.stated:
+        rule = f"it states no setting of {program.program}"
+        raise PlanError(file.where, rule, f"Name a {program.suffix} file of {program.program}")
+    if model is not None:
+        reading.keys |= flatten_model(load_model(model, base=file.folder))
+    program.interpret(reading)
+    return _finish_import(reading, program, cluster, model, gpus, changed)
 
 
 def import_text(
@@ -58,68 +90,94 @@ def import_text(
     model: Any = None,
     gpus: int | None = None,
     folder: Path = Path(),
-    changed: Keys | None = None,
+    changes: Iterable[str] = (),
+    options: LaunchOptions | None = None,
 ) -> ImportedJob:
-    """The job of a launch file.
+    """The job of the text of a launch file.
 
-    text, where: content and name of the file. form: name of its format.
-    cluster, model: of the job, which most files do not state. gpus: their number, without a cluster.
-    folder: of relative paths.
-    changed: degrees and batch sizes that are changed: what follows from them in the program, such as the chunks of a
-        stage or a global batch that the file leaves out, is derived from these.
-    Raises PlanError for a file that cannot be read, or that does not say what a job needs.
+    where, form: name of the file and of its format, whose suffix counts where the name has none; see `import_file`.
     """
-    program = find_format(form)
-    changed = changed or {}
-    degrees = {key: value for key, value in changed.items() if key in DEGREES}
-    reading = Reading(program.program, program.read(text, where), changed=degrees)
-    if not reading.stated:
-        rule = f"it states no setting of {program.program}"
-        raise PlanError(where, rule, f"Name a {program.suffix} file of {program.program}")
-    if model is not None:
-        reading.keys |= flatten_model(load_model(model, base=folder))
-    program.interpret(reading)
-    keys = reading.keys
-    keys |= degrees
-    model = model if model is not None else _read_model(reading, program, where)
+    file = parse_launch_text(text, where, Path(where).suffix.lower() or find_format(form).suffix, folder, options)
+    return import_file(file, changes, cluster, model, gpus, form)
+
+
+def _degrees(changed: Keys) -> Keys:
+    return {key: value for key, value in changed.items() if key in DEGREES}
+
+
+def _finish_import(
+    reading: Reading, program: LaunchFormat, cluster: Any, model: Any, gpus: int | None, changed: Keys
+) -> ImportedJob:
+    """Returns the job of a reading that the program has filled: with a model, a cluster, a batch and a plan."""
+    keys, file = reading.keys, reading.file
+    keys |= _degrees(changed)
+    model = model if model is not None else _read_model(reading, program)
     cluster = _choose_cluster(reading, cluster, gpus)
-    loaded = load_cluster(cluster, base=folder)
+    loaded = load_cluster(cluster, base=file.folder)
     microbatches = _fill_batch(reading, loaded.gpus, changed)
     if "batch.sequence" not in keys and model is not None:
-        sequence = load_model(model, base=folder).seq
-        reading.assume("batch.sequence", sequence, f"the file states no length of sequences: {sequence:,}, the model's")
+        sequence = load_model(model, base=file.folder).seq
+        reading.ask_key("batch.sequence", sequence, "the file states no length of sequences")
     _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node, changed)
+    reading.sort_settings(program.verdicts)
+    questions = reading.findings.questions
+    if questions and not file.options.assume_defaults:
+        raise OpenQuestions(file.where, tuple(questions))
+    if questions:
+        keys["framework.set.regime"] = "unknown"
     places = {key: origin.where for key, origin in reading.origins.items() if not isinstance(origin, str)}
-    places |= {key: f"--set {key}" for key in degrees}
-    with locate_errors(where, "", places):
+    stated = frozenset(places)
+    places |= {key: f"--set {key}" for key in _degrees(changed)}
+    plan_changes = _read_plan_changes(reading.answers)
+
+    def compose(some: SomeKeys) -> dict[str, Any]:
+        return compose_job(some, cluster, model, file.folder, stated, plan_changes)
+
+    with locate_errors(file.where, "", places):
         _fill_vocabulary(reading)
-        job = compose_job(keys, cluster, model, folder)
-    ignored = reading.sort_rest(program.without_influence, program.reasons)
+        job = compose(keys)
+        bounding = [(entry, compose({**keys, **entry.other})) for entry in reading.findings.approximated if entry.other]
     return ImportedJob(
         job,
         _comment_keys(reading, None if model is not None else job["model"]),
         reading.assumed,
-        reading.unknown,
-        tuple(ignored),
-        where,
-        form,
+        {key: keys.get(key) for key in reading.assumed},
+        reading.findings,
+        file.where,
+        program.name,
         places,
         microbatches,
         nest(keys, "run.checkpoints"),
-        tuple(reading.unrecognised),
-        {key: keys.get(key) for key in reading.assumed},
+        tuple(bounding),
     )
 
 
-def _read_model(reading: Reading, program: LaunchFormat, where: str) -> Any:
-    """Returns the preset that a file names; None if it states a shape. Raises PlanError if it does neither."""
+def _read_plan_changes(answers: Mapping[str, str]) -> dict[str, Any]:
+    """The changes of keys of a short plan other than degrees, for the plan may need to be in long form."""
+    fields = {field.removeprefix("plan."): value for field, value in answers.items() if field.startswith("plan.")}
+    values = {
+        key: read_yaml(value, f"--set plan.{key}", PlanError).data
+        for key, value in fields.items()
+        if key in ShortPlan.model_fields and f"plan.{key}" not in DEGREES
+    }
+    return {key: value for key, value in values.items() if not _is_open(value)}
+
+
+def _is_open(value: Any) -> bool:
+    """Whether a value leaves a choice to a search."""
+    return value == "auto" or (isinstance(value, list) and "auto" in value)
+
+
+def _read_model(reading: Reading, program: LaunchFormat) -> Any:
+    """Returns the preset that a file names; None if it states a shape. Raises OpenQuestions if it does neither."""
     if "model.preset" in reading.keys:
         return reading.keys["model.preset"]
     if not {"model.layers", "model.hidden", "model.heads"} <= reading.keys.keys():
-        rule = "it does not state the layers, hidden size and heads of a model"
-        rule += f", which {program.program} takes from elsewhere" if program.name in MODELS_ELSEWHERE else ""
-        rule += "".join(f"; {flag}: {why}" for flag, why in reading.unknown.items() if "preset" in why)
-        raise PlanError(where, rule, "Name the model: --model llama3-8b (on predict: --set model=llama3-8b)")
+        why = "it does not state the layers, hidden size and heads of a model"
+        why += f", which {program.program} takes from elsewhere" if program.name in MODELS_ELSEWHERE else ""
+        if not any(question.answers[:1] == ("model=llama3-8b",) for question in reading.findings.questions):
+            reading.ask(None, why, "model=llama3-8b")
+        raise OpenQuestions(reading.file.where, tuple(reading.findings.questions))
     return None
 
 
@@ -137,13 +195,6 @@ def _comment_keys(reading: Reading, model: Any) -> dict[str, str]:
     return comments
 
 
-def find_format(name: str) -> LaunchFormat:
-    """The format of this name."""
-    if name not in FORMATS:
-        raise PlanError("FORM", "there is no format of this name", nearest(name, FORMATS), name)
-    return FORMATS[name]
-
-
 def _fill_vocabulary(reading: Reading) -> None:
     """A vocabulary that nothing tells: that of a preset of otherwise the same shape, if there is one."""
     if reading.assumed.get("model.vocab", "").startswith(NO_VOCABULARY):
@@ -159,7 +210,7 @@ def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
         return cluster
     why = f"{reading.program} does not say which GPUs"
     stated = gpus or keys.get("cluster.gpus")
-    least = _fewest_gpus({**keys, **{key: 1 for key in reading.changed}, **reading.own})
+    least = _fewest_gpus(reading.keys_of_file())
     total: int = least if "plan.dp" in keys else math.lcm(least, NODE_GPUS)
     if stated and (gpus or stated % least == 0):
         total = stated
@@ -197,11 +248,11 @@ def _fill_batch(reading: Reading, gpus: int, changed: Keys) -> int | None:
         reading.set_key("batch.micro", now["batch.global"] // (own * replicas), "train_batch_size")
     if drained and now.get("batch.global", 0) > replicas * drained:
         origin, rounds = reading.origins.get("batch.global"), now["batch.global"] / (replicas * drained)
-        reading.reject(
+        reading.approximate(
             origin if isinstance(origin, Stated) else None,
             f"{reading.program} accumulates gradients over {rounds:.4g} passes through the pipeline of {drained} "
-            "sequences each, and drains it after every one; the forecast has all micro-batches in one pass, which is "
-            "faster",
+            "sequences each, and drains it after every one; the forecast has all micro-batches in one pass",
+            "the forecast is too fast",
         )
     if keys.get("batch.global") is not None:
         return None
@@ -237,16 +288,15 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
     keys = flatten_for_export(job)
     text = chosen.write(keys, [])
     model = job.as_written["model"] if form in MODELS_ELSEWHERE else None
-    back = import_text(
-        text, f"exported {chosen.suffix} file", form, job.as_written["cluster"], model, folder=job.folder
-    )
+    silent = LaunchOptions(assume_defaults=True)
+    back = import_text(text, "exported file", form, job.as_written["cluster"], model, folder=job.folder, options=silent)
     unsaid = compare_keys(keys, flatten_job(load(back.job, job.folder)))
     header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
     header += [*describe_unsaid(unsaid, chosen.program, job), *chosen.remark(keys)]
     return Exported(chosen.write(keys, header), unsaid)
 
 
-def compare_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def compare_keys(wanted: SomeKeys, found: SomeKeys) -> dict[str, tuple[Any, Any]]:
     """The keys in which two jobs differ, with both values.
 
     Traits of another framework, and options of another scheme, do not count on top of its name.

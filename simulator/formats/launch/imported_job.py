@@ -1,58 +1,33 @@
-"""What a format of launch files is, and what an import and an export give."""
+"""What an import and an export of a launch file give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from meshcast.simulator.formats.launch.table import Keys, Reading, Stated
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.table import SomeKeys
+from meshcast.simulator.formats.launch.verdicts import ApproximatedSetting, Findings, Question
 
 
-@dataclass(frozen=True)
-class DemandedVariable:
-    """A variable of the environment that a program checks when it starts.
+class OpenQuestions(PlanError):
+    """What of a launch file decides the plan or the memory, and was not understood: no forecast is made of it.
 
-    value: the only one that it takes; None: it takes any other than `refused`, or none.
+    Args:
+        where: the file.
+        questions: what is open, each with its line and what answers it.
     """
 
-    name: str
-    value: str | None = None
-    refused: str | None = None
+    def __init__(self, where: str, questions: tuple[Question, ...]) -> None:
+        lines = "".join(f"\n  {question}" for question in questions)
+        rule = f"it leaves open what decides the answer:{lines}\nEach line ends with what answers it"
+        super().__init__(where, rule, "--assume-defaults forecasts without an answer")
+        self.questions = questions
 
-    def takes(self, value: str) -> bool:
-        """Whether the program starts with this value."""
-        return value == self.value if self.value is not None else value != self.refused
-
-
-@dataclass(frozen=True)
-class LaunchFormat:
-    """A format of launch files.
-
-    name: as commands call it. program: as messages call it. suffix: of its files.
-    recognise: whether data of a YAML, JSON or TOML file, or the text of another one, are of this format.
-    read: settings of a text by their normalised names, from a text and its place.
-    interpret: fills a `Reading` with keys.
-    write: the text of a launch file from the keys of a job and the lines of a header; None: files are read only.
-    without_influence: pattern of the names of settings that change neither time nor memory.
-    reasons: patterns of names that are known and have no place in a job, with the reason.
-    demand_variables: of the environment, for the keys of a job.
-    read_variable: a variable of the environment that a file sets, from its text, place and the name.
-    remark: lines of a header on what a file that is written is, and is not.
-    """
-
-    name: str
-    program: str
-    suffix: str
-    recognise: Callable[[Any, str], bool]
-    read: Callable[[str, str], dict[str, Stated]]
-    interpret: Callable[[Reading], None]
-    write: Callable[[Keys, list[str]], str] | None
-    without_influence: str
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    demand_variables: Callable[[Keys], tuple[DemandedVariable, ...]] = lambda keys: ()
-    read_variable: Callable[[str, str, str], Stated | None] = lambda text, where, name: None
-    remark: Callable[[Keys], list[str]] = lambda keys: []
+    def to_dict(self) -> dict[str, Any]:
+        """The error object in answers of ``--json``."""
+        return super().to_dict() | {"questions": [asdict(question) for question in self.questions]}
 
 
 @dataclass(frozen=True)
@@ -60,36 +35,37 @@ class ImportedJob:
     """A launch file as a job.
 
     job: the keys of a job file. comments: what is behind its dotted keys.
-    assumed: keys that the file does not state, with the reason. not_understood: settings with the reason.
-    assumed_values: what is assumed of them.
-    ignored: settings without influence on time or memory. where: the file. form: name of its format.
+    assumed: keys that the file does not state, with the reason. assumed_values: what is assumed of them.
+    findings: the settings of the file: taken, without influence, approximated, open.
+    where: the file. form: name of its format.
     places: file, line and name of the setting behind each key.
-    unrecognised: settings of names that nothing knows, which are among those not understood.
     microbatches: of a replica, where the file leaves out the global batch, which then follows from them.
     checkpoints: ``run.checkpoints`` as the file states them. They are no keys of `job`, for a sweep of a job with such
         keys simulates whole runs; ``meshcast run`` alone reads them.
+    bounding: approximated settings whose error a second forecast bounds, each with the job of that forecast.
     """
 
     job: dict[str, Any]
     comments: Mapping[str, str]
     assumed: Mapping[str, str]
-    not_understood: Mapping[str, str]
-    ignored: tuple[str, ...]
+    assumed_values: SomeKeys
+    findings: Findings
     where: str
     form: str
     places: Mapping[str, str] = field(default_factory=dict)
     microbatches: int | None = None
-    checkpoints: Mapping[str, Any] = field(default_factory=dict)
-    unrecognised: tuple[str, ...] = ()
-    assumed_values: Mapping[str, Any] = field(default_factory=dict)
+    checkpoints: SomeKeys = field(default_factory=dict)
+    bounding: tuple[tuple[ApproximatedSetting, dict[str, Any]], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``import --json``."""
         return {
             "job": self.job,
-            "assumed": list(self.assumed),
-            "not_understood": [{"flag": flag, "why": why} for flag, why in self.not_understood.items()],
-            "ignored": list(self.ignored),
+            "assumed": [{"key": key, "why": why} for key, why in self.assumed.items()],
+            "taken": [asdict(entry) for entry in self.findings.taken],
+            "without_influence": [asdict(entry) for entry in self.findings.ignored],
+            "approximated": [asdict(entry) for entry in self.findings.approximated],
+            "questions": [asdict(question) for question in self.findings.questions],
         }
 
 

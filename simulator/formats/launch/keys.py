@@ -15,11 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from meshcast.hardware import load_cluster
-from meshcast.simulator.formats.launch.table import Keys
+from meshcast.simulator.formats.launch.table import Keys, SomeKeys
 from meshcast.simulator.ir.registry import find_scheme, is_scheme
 from meshcast.simulator.job.framework import Framework, load_framework
 from meshcast.simulator.job.job import Job, LongPlan, SchemeEntry, plan_to_dict
-from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, option_keys, state_scheme_name
+from meshcast.simulator.job.plan_keys import (
+    PLAN_KEYS,
+    SCHEME_KEYS,
+    PlanKey,
+    keys_alike,
+    option_keys,
+    state_scheme_name,
+)
 from meshcast.simulator.job.shorthand import CARRIED, expand_plan, family_degree, usual_schedule
 from meshcast.simulator.models.load import PRESETS, load_model
 from meshcast.simulator.models.model import Model
@@ -30,7 +37,7 @@ FAMILIES = ("pipeline", "data", "sequence", "tensor", "expert")
 UNWRITTEN = ("name", "title", "source", "fitted", "sigmas", "regime", "weights", "quantised")
 """Fields of a framework that are no traits, or that are those of the precision."""
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: SomeKeys = {
     f"plan.{key.flat}": key.usual
     for key in PLAN_KEYS.values()
     if key.usual not in (None, ()) and not (key.chooses and key.family in SCHEME_KEYS)
@@ -45,7 +52,7 @@ def flatten(prefix: str, value: Any) -> Keys:
     return {key: one for name, inner in value.items() for key, one in flatten(f"{prefix}.{name}", inner).items()}
 
 
-def nest(keys: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def nest(keys: SomeKeys, prefix: str = "") -> dict[str, Any]:
     """The nested mapping of the keys below a prefix; without one, of all keys."""
     found: dict[str, Any] = {}
     below = f"{prefix}." if prefix else ""
@@ -136,7 +143,7 @@ def _flatten_scheme(entry: SchemeEntry, plan: LongPlan, keys: Keys) -> Keys:
     return {f"plan.{family}": name} | flatten(f"plan.{family}", options)
 
 
-def drop_inactive(keys: Mapping[str, Any]) -> Keys:
+def drop_inactive(keys: SomeKeys) -> Keys:
     """The keys without schemes and options that have no effect: those of degree 1."""
     found = dict(keys)
     inactive = {
@@ -154,7 +161,7 @@ def drop_inactive(keys: Mapping[str, Any]) -> Keys:
     return found
 
 
-def join_offload(keys: Mapping[str, Any]) -> Keys:
+def join_offload(keys: SomeKeys) -> Keys:
     """The keys with one word for optimizer states on the host: ZeRO-Offload is ZeRO-2 with them there."""
     found, data = dict(keys), keys.get("plan.data")
     states = keys.get("plan.offload", ())
@@ -167,7 +174,7 @@ def join_offload(keys: Mapping[str, Any]) -> Keys:
     return found
 
 
-def drop_idle_overlap(keys: Mapping[str, Any]) -> Keys:
+def drop_idle_overlap(keys: SomeKeys) -> Keys:
     """The keys without the overlap of what is not communicated."""
     idle = []
     if keys.get("plan.data") == "ddp":
@@ -180,29 +187,40 @@ def drop_idle_overlap(keys: Mapping[str, Any]) -> Keys:
 # ------------------------------------------------------------------------------------- keys to job
 
 
-def compose_job(keys: Mapping[str, Any], cluster: Any, model: Any, folder: Path = Path()) -> dict[str, Any]:
+def compose_job(
+    keys: SomeKeys,
+    cluster: Any,
+    model: Any,
+    folder: Path = Path(),
+    stated: frozenset[str] = frozenset(),
+    plan_changes: SomeKeys | None = None,
+) -> dict[str, Any]:
     """The job file of some keys, without what meshcast fills in anyway.
 
     cluster: that of the job. model: preset or path, in place of the keys of the model; None: those.
-    folder: of relative paths.
+    folder: of relative paths. stated: keys that are written also where they equal what meshcast fills in.
+    plan_changes: keys of a short plan that replace those that `keys` make.
     """
     framework = keys.get("framework.name", "megatron-core")
     profile = load_framework(framework)
     sequence = keys.get("batch.sequence")
     named = model if model is not None else compose_model(nest(keys, "model"))
     job: dict[str, Any] = {"model": named, "cluster": cluster, "framework": framework}
-    traits = nest(
-        {key: one for key, one in keys.items() if flatten_framework(profile).get(key, one) != one}, "framework.set"
-    )
-    if traits:
-        job["framework"] = {"name": framework, "set": traits}
-    job["batch"] = {key: one for key, one in nest(keys, "batch").items() if one is not None}
-    if precision := {key: one for key, one in nest(keys, "precision").items() if one != _format(profile, key)}:
-        job["precision"] = precision
-    if (train := nest(keys, "train")).get("mode", "full") != "full":
+    usual = flatten_framework(profile) | {"framework.set.regime": profile.regime}
+    traits = {key: value for key, value in keys.items() if key in stated or usual.get(key, value) != value}
+    if nested := nest(traits, "framework.set"):
+        job["framework"] = {"name": framework, "set": nested}
+    job["batch"] = {key: value for key, value in nest(keys, "batch").items() if value is not None}
+    precision = nest(keys, "precision").items()
+    if written := {
+        key: value for key, value in precision if f"precision.{key}" in stated or value != _format(profile, key)
+    }:
+        job["precision"] = written
+    if (train := nest(keys, "train")).get("mode", "full") != "full" or "train.mode" in stated:
         job["train"] = train
     gpus = load_cluster(cluster, base=folder)
-    if plan := compose_plan(keys, load_model(named, base=folder), gpus.gpus, gpus.gpus_per_node):
+    loaded = load_model(named, base=folder)
+    if plan := compose_plan(keys, loaded, gpus.gpus, gpus.gpus_per_node, stated, plan_changes or {}):
         job["plan"] = plan
     if keys.get("run.tokens"):
         job["run"] = {"tokens": keys["run.tokens"]}
@@ -215,28 +233,30 @@ def _format(profile: Framework, key: str) -> str:
     return profile.quantised or profile.weights if key == "compute" else str(getattr(profile, key))
 
 
-def compose_plan(keys: Mapping[str, Any], model: Model, gpus: int, node: int) -> dict[str, Any]:
-    """The plan: in short form if that can say it, otherwise in long form. model: of the job. node: GPUs of a node."""
-    said = {key: one for key, one in keys.items() if key.startswith("plan.") and one is not None}
-    given = {key: one for key, one in said.items() if DEFAULTS.get(key) != one}
-    if said.get("plan.ep", 1) == 1 and said.get("plan.etp") == said.get("plan.tp", 1):
-        given.pop("plan.etp", None)
-    if given.get("plan.etp") == 1 and said.get("plan.ep", 1) > 1:
-        del given["plan.etp"]
-    short: dict[str, Any] = {}
-    for key in ("tp", "pp", "cp", "dp", "ep", "etp", "order", "partition", "pad_heads", "share", "offload"):
-        if f"plan.{key}" in given:
-            value = given[f"plan.{key}"]
-            short[key] = list(value) if isinstance(value, tuple) else value
-    if (copies := given.get("plan.replicate", 1)) > 1:
-        degrees = [given.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp")]
-        short["shard"] = given.get("plan.dp", gpus // math.prod(degrees)) // copies
-    short |= _name_schemes(given)
-    rest = {
-        key: one
-        for key, one in given.items()
-        if key.count(".") == 2 and not _is_short(key, one, given) and one != _usual(key, given)
-    }
+def compose_plan(
+    keys: SomeKeys,
+    model: Model,
+    gpus: int,
+    node: int,
+    stated: frozenset[str] = frozenset(),
+    changes: SomeKeys | None = None,
+) -> dict[str, Any]:
+    """The plan: in short form if that can say it, otherwise in long form.
+
+    model: of the job. node: GPUs of a node. stated: keys that are written also where they equal the default.
+    changes: keys of a short plan that replace those that `keys` make.
+    """
+    kept = _drop_defaults(keys, stated)
+    names = ("tp", "pp", "cp", "dp", "ep", "etp", "order", "partition", "pad_heads", "share", "offload")
+    values = {key: kept[f"plan.{key}"] for key in names if f"plan.{key}" in kept}
+    short: dict[str, Any] = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    if (copies := kept.get("plan.replicate", 1)) > 1:
+        degrees = [kept.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp")]
+        short["shard"] = kept.get("plan.dp", gpus // math.prod(degrees)) // copies
+    short |= _name_schemes(kept, stated)
+    changes = changes or {}
+    short = _replace_keys(short, changes)
+    rest = _list_options(kept, {PLAN_KEYS[key].flat.partition(".")[0] for key in changes})
     if not rest:
         return short
     long = plan_to_dict(expand_plan(short, gpus, model, node))
@@ -248,52 +268,94 @@ def compose_plan(keys: Mapping[str, Any], model: Model, gpus: int, node: int) ->
     return long
 
 
-def _name_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a short plan that name schemes, where they are not the defaults."""
+def _drop_defaults(keys: SomeKeys, stated: frozenset[str]) -> Keys:
+    """The keys of a plan that are not what a short plan means without them, or that are stated."""
+    said = {key: value for key, value in keys.items() if key.startswith("plan.") and value is not None}
+    kept = {key: value for key, value in said.items() if key in stated or DEFAULTS.get(key) != value}
+    has_experts = said.get("plan.ep", 1) > 1
+    if said.get("plan.etp") == (1 if has_experts else said.get("plan.tp", 1)):
+        kept.pop("plan.etp", None)
+    return kept
+
+
+def _replace_keys(short: SomeKeys, changes: SomeKeys) -> dict[str, Any]:
+    """The plan in short form with changed keys, each in place of all that choose the same scheme."""
+    replaced = {name for key in changes for name in (key, *keys_alike(key))}
+    return {key: value for key, value in short.items() if key not in replaced} | dict(changes)
+
+
+def _list_options(kept: SomeKeys, replaced: set[str]) -> Keys:
+    """The options that only a plan in long form states. replaced: families whose schemes a change replaces."""
+    return {
+        key: value
+        for key, value in kept.items()
+        if key.count(".") == 2
+        and key.split(".")[1] not in replaced
+        and not _is_short(key, value, kept)
+        and value != _usual(key, kept)
+    }
+
+
+def _name_schemes(kept: SomeKeys, written: frozenset[str]) -> dict[str, Any]:
+    """The keys of a short plan that name schemes, where they are not the defaults, or are to be written."""
+    short = _name_schedule(kept)
+    for family in ("data", "sequence", "expert", "tensor"):
+        scheme = kept.get(f"plan.{family}", DEFAULTS[f"plan.{family}"])
+        for name, value in state_scheme_name(family, scheme).items():
+            key = PLAN_KEYS[name]
+            is_written = f"plan.{family}" in written and key.chooses.get(value) == scheme and _acts(key, kept)
+            if value != key.usual or is_written:
+                short[name] = value
+    for key in option_keys("data"):
+        usual = _usual(f"plan.{key.flat}", kept)
+        if (value := kept.get(f"plan.{key.flat}", usual)) != usual:
+            short[key.name] = value
+    if "plan.recompute" in kept:
+        short["recompute"] = kept["plan.recompute"]
+    if kept.get("plan.recompute.layers") is not None and kept.get("plan.recompute") == "full":
+        short["recompute_layers"] = kept["plan.recompute.layers"]
+    return short
+
+
+def _name_schedule(kept: SomeKeys) -> dict[str, Any]:
+    """The keys of a short plan that name its schedule, where it is not the default."""
     short: dict[str, Any] = {}
     options: dict[str, Any] = {
-        key.rpartition(".")[2]: list(one) if isinstance(one, tuple) else one
-        for key, one in given.items()
-        if key.startswith("plan.pipeline.") and (key.endswith(".chunks") or one != _usual(key, given))
+        key.rpartition(".")[2]: list(value) if isinstance(value, tuple) else value
+        for key, value in kept.items()
+        if key.startswith("plan.pipeline.") and (key.endswith(".chunks") or value != _usual(key, kept))
     }
     chunks = options.pop("chunks", 1)
-    schedule = given.get("plan.pipeline", DEFAULTS["plan.pipeline"])
-    default = usual_schedule(chunks)
+    schedule = kept.get("plan.pipeline", DEFAULTS["plan.pipeline"])
     usual = find_scheme(f"pipeline/{schedule}").Options.model_fields["chunks"].default
     if chunks > 1 and (schedule == "interleaved-1f1b" or chunks != usual):
         short["chunks"] = chunks
     if options:
         short["schedule"] = {"use": schedule, **options}
-    elif schedule != default:
+    elif schedule != usual_schedule(chunks):
         short["schedule"] = schedule
-    for family in ("data", "sequence", "expert", "tensor"):
-        stated = state_scheme_name(family, given.get(f"plan.{family}", DEFAULTS[f"plan.{family}"]))
-        short |= {name: value for name, value in stated.items() if value != PLAN_KEYS[name].usual}
-    for key in option_keys("data"):
-        usual = _usual(f"plan.{key.flat}", given)
-        if (value := given.get(f"plan.{key.flat}", usual)) != usual:
-            short[key.name] = value
-    if "plan.recompute" in given:
-        short["recompute"] = given["plan.recompute"]
-    if given.get("plan.recompute.layers") is not None and given.get("plan.recompute") == "full":
-        short["recompute_layers"] = given["plan.recompute.layers"]
     return short
 
 
-def _is_short(key: str, value: Any, given: Mapping[str, Any]) -> bool:
+def _acts(key: PlanKey, kept: SomeKeys) -> bool:
+    """Whether the degree of a key is above 1, so that it has an effect."""
+    return key.degree in ("", "dp") or kept.get(f"plan.{key.degree}", 1) > 1
+
+
+def _is_short(key: str, value: Any, kept: SomeKeys) -> bool:
     """Whether a short plan says the option of a scheme."""
     _, family, option = key.split(".")
     if family == "pipeline" or (family == "data" and option in [key.option for key in option_keys(family)]):
         return True
     if family == "recompute" and option == "layers":
-        return given.get("plan.recompute") == "full"
+        return kept.get("plan.recompute") == "full"
     return family == "recompute" and option == "modules" and tuple(value) == ("core_attn",)
 
 
-def _usual(key: str, given: Mapping[str, Any]) -> Any:
+def _usual(key: str, kept: SomeKeys) -> Any:
     _, family, option = key.split(".")
     usual = DEFAULTS.get(f"plan.{family}")
-    name = given.get(f"plan.{family}", usual)
+    name = kept.get(f"plan.{family}", usual)
     use = {"recompute": f"memory/recompute-{name}", "offload": "memory/offload"}.get(family, f"{family}/{name}")
     field = find_scheme(use).Options.model_fields.get(option) if is_scheme(use) else None
     return None if field is None or field.is_required() else field.default

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
+from meshcast.simulator.formats.launch.verdicts import TakenSetting
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
 
 WIDTH = 118
@@ -23,12 +24,9 @@ def render_job(imported: ImportedJob) -> str:
         lines += ["#", "# Assumed, because the file does not state it:"]
         for key, why in imported.assumed.items():
             lines += _wrap(f"{key}: {why}")
-    if imported.not_understood:
-        lines += ["#", "# Not understood:"]
-        for flag, why in imported.not_understood.items():
-            lines += _wrap(f"{flag}: {why}")
-    if imported.ignored:
-        lines += ["#", "# Without influence on time and memory:", *_wrap(", ".join(imported.ignored))]
+    for title, entries in _list_settings(imported):
+        if entries:
+            lines += ["#", f"# {title}:", *(line for entry in entries for line in _wrap(entry))]
     lines.append("")
     for key, value in imported.job.items():
         lines += _render(key, value, key, imported.comments, 0)
@@ -39,6 +37,27 @@ def render_job(imported: ImportedJob) -> str:
             f"  # checkpoints: {to_flow(imported.checkpoints)}  # {setting}; meshcast run reads it from the file"
         )
     return "\n".join(lines) + "\n"
+
+
+def _list_settings(imported: ImportedJob) -> Iterator[tuple[str, list[str]]]:
+    """Yields the classes of settings, each with a line for every setting, or for all of one reason."""
+    found = imported.findings
+    yield "Open, and assumed", [str(question) for question in found.questions]
+    whys = [(entry, f"; {entry.errs}" if entry.errs else "") for entry in found.approximated]
+    yield "Approximated", [f"{entry.shown}: {entry.why}{errs}" for entry, errs in whys]
+    shown = {comment for comment in imported.comments.values()}
+    taken = [entry for entry in found.taken if entry.shown not in shown]
+    yield "Taken, beside those that stand behind a key", [", ".join(map(_describe_taken, taken))] if taken else []
+    reasons: dict[str, list[str]] = {}
+    for entry in found.ignored:
+        reasons.setdefault(entry.why, []).append(entry.shown)
+    yield "Without influence on time and memory", [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
+
+
+def _describe_taken(entry: TakenSetting) -> str:
+    """A setting with the first key that it states."""
+    key = next(iter(entry.keys), None)
+    return entry.shown if key is None else f"{entry.shown} ({key} {to_flow(entry.keys[key])})"
 
 
 def _wrap(text: str) -> list[str]:

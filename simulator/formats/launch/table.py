@@ -1,4 +1,4 @@
-"""The core of all formats: settings as a launch file states them, rows between settings and keys, and a `Reading`.
+"""Settings as a launch file states them, their values, and rows between settings and keys.
 
 A job is here a flat mapping of dotted keys (see `keys`). A format turns its file into a mapping of
 setting names to `Stated` values; rows of its table turn those into keys, and keys into settings.
@@ -6,10 +6,9 @@ setting names to `Stated` values; rows of its table turn those into keys, and ke
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
@@ -20,6 +19,12 @@ UNSTATED: Any = object()
 Keys = dict[str, Any]
 """Dotted keys of a job, such as ``plan.tp``, with their values."""
 
+SomeKeys = Mapping[str, Any]
+"""The same, for reading."""
+
+DEGREES = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.etp")
+"""Keys of a short plan that changes of a launch file may set even where the file needs one in long form."""
+
 
 @dataclass(frozen=True)
 class Stated:
@@ -28,11 +33,13 @@ class Stated:
     value: text, True for a flag without a value, or what YAML, JSON or TOML hold.
     shown: the name as the file writes it (``--tensor-model-parallel-size``).
     place: where the file says it (``run.sh:12``).
+    unknown: names of variables in the value that nothing sets.
     """
 
     value: Any
     shown: str
     place: str = ""
+    unknown: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -146,137 +153,9 @@ def _in_small(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-DOES_NOT_KNOW = "meshcast does not know it"
-
-CLOSE = 0.8
-"""Likeness of a name to a known one that it may have been meant for."""
-
 ON: Mapping[Any, Any] = {True: True, False: False}
 OFF: Mapping[Any, Any] = {True: False, False: True}
 """Switches, and switches that turn something off."""
-
-
-# ------------------------------------------------------------------------------------------- reading
-
-
-@dataclass
-class Reading:
-    """What a launch file says, while it becomes a job.
-
-    program: name of the program for messages.
-    stated: all settings of the file by their normalised names.
-    keys: the keys of the job so far. origins: the setting behind each, or "default of PROGRAM".
-    assumed: keys that the file cannot or does not state, each with the reason.
-    unknown: settings that were not understood, as the file writes them, each with the reason.
-    used: names of settings that were asked for. unrecognised: settings of names that nothing knows.
-    changed: degrees that a change sets in place of those of the file: what the program derives from them follows.
-    own: those of the file.
-    """
-
-    program: str
-    stated: Mapping[str, Stated]
-    keys: Keys = field(default_factory=dict)
-    origins: dict[str, Stated | str] = field(default_factory=dict)
-    assumed: dict[str, str] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-    unrecognised: list[str] = field(default_factory=list)
-    changed: Mapping[str, Any] = field(default_factory=dict)
-    own: Keys = field(default_factory=dict)
-
-    def take(self, *names: str) -> Stated | None:
-        """The setting of the first of these names that the file has; all of them count as understood."""
-        self.used.update(names)
-        return next((self.stated[name] for name in names if name in self.stated), None)
-
-    def take_switch(self, *names: str) -> bool:
-        """Whether a switch is on."""
-        found = self.take(*names)
-        return found is not None and read_switch(found)
-
-    def take_count(self, *names: str) -> int | None:
-        """A whole number, if the file has the setting and it is not null."""
-        found = self.take(*names)
-        return read_count(found) if found is not None and not is_null(found.value) else None
-
-    def take_word(self, *names: str) -> str:
-        """A word in small letters; empty if the file does not have the setting."""
-        found = self.take(*names)
-        return "" if found is None or is_null(found.value) else str(found.value).strip("'\"").lower()
-
-    def set_key(self, key: str, value: Any, *names: str) -> None:
-        """Sets a key. names: the settings that say so; none: a default of the program."""
-        if key in self.changed:
-            self.own[key] = value
-        self.keys[key] = self.changed.get(key, value)
-        stated = next((self.stated[name] for name in names if name in self.stated), None)
-        self.origins[key] = stated or f"default of {self.program}"
-
-    def assume(self, key: str, value: Any, why: str) -> None:
-        """Sets a key that the file does not state."""
-        self.keys[key] = value
-        self.assumed[key] = why
-
-    def set_checkpoints(self, every: int | None, asynchronous: bool, *names: str) -> None:
-        """The checkpoints of a run, if the file says how often. names: of the settings of the interval."""
-        if every:
-            self.set_key("run.checkpoints.kind", "asynchronous" if asynchronous else "sharded", *names)
-            self.set_key("run.checkpoints.every_steps", every, *names)
-
-    def reject(self, stated: Stated | None, why: str) -> None:
-        """Lists a setting that was not understood."""
-        if stated is not None:
-            self.unknown[stated.shown] = why
-
-    def read_rows(self, rows: Iterable[SettingRow]) -> None:
-        """Reads all settings of a table; keys of settings that the file does not have get their silent value."""
-        silent: Keys = {}
-        for row in rows:
-            stated = self.take(row.name)
-            if stated is None or (is_null(stated.value) and not row.means(stated.value)):
-                if row.silent is not UNSTATED:
-                    silent.setdefault(row.key, row.silent)
-                continue
-            value = row.read(stated)
-            if value is UNSTATED:
-                known = ", ".join(str(word) for word in row.words or ())
-                self.reject(stated, f"{stated.value!r} has no counterpart in a job; understood are {known}")
-            elif row.key not in self.origins:
-                self.set_key(row.key, value, row.name)
-        for key, value in silent.items():
-            if key not in self.keys:
-                self.set_key(key, value)
-
-    def sort_rest(self, without_influence: str, reasons: Mapping[str, str]) -> list[str]:
-        """Lists the settings that nothing has read. Returns those without influence on time or memory.
-
-        without_influence: pattern of their names. reasons: patterns of names that are known and have no place in a job.
-        """
-        ignored = []
-        for name, stated in self.stated.items():
-            if name in self.used:
-                continue
-            if stated.value is False or is_null(stated.value):  # what is off
-                ignored.append(stated.shown)
-            elif (
-                why := next((why for pattern, why in reasons.items() if re.fullmatch(pattern, name)), None)
-            ) is not None:
-                self.reject(stated, why)
-            elif re.fullmatch(without_influence, name):
-                ignored.append(stated.shown)
-            else:
-                self.unrecognised.append(stated.shown)
-                self.reject(stated, f"{DOES_NOT_KNOW}{self._suggest(name, stated)}")
-        return ignored
-
-    def _suggest(self, name: str, stated: Stated) -> str:
-        """The known setting that a name is close to, as the file would write it."""
-        known = sorted(self.used - self.stated.keys())
-        close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)
-        if not close:
-            return ""
-        written = f"--{close[0].replace('_', '-')}" if stated.shown.startswith("--") else close[0]
-        return f". Did you mean {written}?"
 
 
 def is_null(value: Any) -> bool:

@@ -53,7 +53,7 @@ def test_what_the_page_shows_is_printed(folder: Path, command: str, printed: str
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "job.yaml"])
 def test_predict_takes_every_file_of_the_page(folder: Path, name: str) -> None:
-    model = ["--set", "model=llama3-8b"] if name in ("ds.json", "fsdp.yaml") else []
+    model = ["--set", "model=llama3-8b", "--set", "batch.sequence=4096"] if name in ("ds.json", "fsdp.yaml") else []
     model = ["--set", "model=deepseek-v3"] if name == "recipe.yaml" else model
     found = run("predict", name, "--set", "cluster=dgx-h100:128", *model, "--json")
     assert found.exit_code == 0, found.stderr
@@ -65,8 +65,8 @@ def test_predict_says_what_it_assumed_and_did_not_understand(folder: Path) -> No
     found = run("predict", "small.sh")
     assumed = "assumed cluster dgx-h100:2 (Megatron-LM does not say which GPUs; change it with --set cluster=...)"
     assert assumed in found.stderr
-    assert "not understood: --some-new-flag: meshcast does not know it" in found.stderr
-    assert "meshcast import megatron small.sh" in found.stderr
+    assert "approximated --some-new-flag: meshcast does not know it" in found.stderr
+    assert "meshcast import small.sh" in found.stderr
     assert "16 x h100-sxm in 2 nodes" in found.stdout
     assert found.stdout.splitlines()[-1] == "unknown    --some-new-flag: not in this forecast"
 
@@ -83,9 +83,10 @@ def test_predict_says_what_it_assumed_and_did_not_understand(folder: Path) -> No
 )
 def test_a_mistyped_setting_is_told_the_nearest_one(folder: Path, program: str, text: str, message: str) -> None:
     (folder / "mistyped").write_text(text, "utf-8")
-    found = answer("import", program, "mistyped", "--model", "gpt2-124m", "--json")
-    whys = [one["why"] for one in found["not_understood"] if "--some-new" not in one["flag"]]
-    assert whys == [f"meshcast does not know it. Did you mean {message}"]
+    found = run("import", program, "mistyped", "--model", "gpt2-124m", "--json")
+    assert found.exit_code == 2
+    whys = [entry["why"] for entry in json.loads(found.stdout)["error"]["questions"]]
+    assert any(why.startswith("meshcast does not know it") and why.endswith(f"Did you mean {message}") for why in whys)
 
 
 def test_an_ordinary_job_is_predicted_without_a_word(folder: Path) -> None:
@@ -93,10 +94,12 @@ def test_an_ordinary_job_is_predicted_without_a_word(folder: Path) -> None:
     assert run("predict", "plain.yaml").stderr == ""
 
 
-def test_the_answer_in_json_lists_what_was_not_understood(folder: Path) -> None:
+def test_the_answer_in_json_lists_every_class_of_settings(folder: Path) -> None:
     found = answer("import", "megatron", "small.sh", "--json")
-    assert found["not_understood"] == [{"flag": "--some-new-flag", "why": "meshcast does not know it"}]
-    assert found["assumed"] == ["cluster"] and "--lr" in found["ignored"]
+    unknown = [entry["shown"] for entry in found["approximated"] if not entry["is_known"]]
+    assert unknown == ["--some-new-flag"] and found["questions"] == []
+    assert [entry["key"] for entry in found["assumed"]] == ["cluster"]
+    assert "--lr" in [entry["shown"] for entry in found["without_influence"]]
     assert found["job"]["plan"] == {"tp": 2, "zero": 0, "sequence_parallel": False}
     assert load_job(found["job"]).cluster.gpus == 16
 
@@ -158,15 +161,20 @@ def test_dropout_hides_no_preset(folder: Path) -> None:
 
 def test_what_is_assumed_is_said_with_its_value(folder: Path) -> None:
     (folder / "auto.json").write_text('{"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}')
-    found = run("predict", "auto.json", "--set", "model=gpt2-124m").stderr
+    found = run("predict", "auto.json", "--set", "model=gpt2-124m", "--assume-defaults").stderr
     for words in ("cluster dgx-h100:1 (DeepSpeed", "batch.micro 1 (auto:", "precision.compute bf16 (auto:"):
         assert f"assumed {words}" in found
     assert found.count("change it with --set ") == 4  # the length of sequences, too
 
 
-def test_a_length_of_sequences_that_nothing_states_is_an_assumption(folder: Path) -> None:
-    found = answer("import", "deepspeed", "ds.json", "--model", "llama3-8b", "--json")
-    assert "batch.sequence" in found["assumed"] and found["job"]["batch"]["sequence"] == 8192
+def test_what_decides_and_is_not_stated_is_asked_for_until_it_is_answered(folder: Path) -> None:
+    words = ("predict", "ds.json", "--json", "--set", "model=llama3-8b")
+    asked = run(*words)
+    questions = json.loads(asked.stdout)["error"]["questions"]
+    assert asked.exit_code == 2 and [entry["answers"] for entry in questions] == [["batch.sequence=8192"]]
+    assumed, answered = answer(*words, "--assume-defaults"), answer(*words, "--set", "batch.sequence=8192")
+    assert assumed["step_time_s"] == answered["step_time_s"]
+    assert assumed["interval"]["regime"] == "unknown"
 
 
 @pytest.mark.parametrize("command", ["compare", pytest.param("why", marks=pytest.mark.slow), "scale"])
@@ -183,8 +191,7 @@ def test_other_commands_take_launch_files(folder: Path, command: str) -> None:
         (["predict", "uneven.sh"], "uneven.sh:5 --tensor-model-parallel-size (plan.tp) is 3: model.heads"),
         (["predict", "empty.sh"], "it is no launch file of a program that meshcast reads: Megatron-LM, torchtitan"),
         (["import", "megatron", "job.toml"], "job.toml: it states no setting of Megatron-LM. Name a .sh file"),
-        (["import", "torchtitan", "ds.json"], "not valid TOML"),
-        (["import", "deepspeed", "ds.json"], "Name the model: --model llama3-8b (on predict: --set model=llama3-8b)"),
+        (["import", "deepspeed", "ds.json"], "takes from elsewhere (--set model=llama3-8b)"),
         (["import", "megatorn", "small.sh"], "there is no format of this name. Did you mean 'megatron'?"),
         (["import", "megatron", "small.sh", "--tokens", "4"], "--tokens is 4: megatron takes no such option"),
         (["import", "kineto", "small.sh", "--model", "gpt2"], "--model is 'gpt2': kineto takes no such option"),

@@ -78,7 +78,8 @@ pipeline_parallel_degree = {pp}
 def test_several_passes_through_a_pipeline_of_torchtitan_are_named(total: int, pp: int, passes: int) -> None:
     text = TORCHTITAN.format(total=total, pp=pp)
     found = import_text(text, "job.toml", "torchtitan", cluster="dgx-h100:2")
-    why = found.not_understood.get("training.global_batch_size", "")
+    whys = {entry.shown: entry.why for entry in found.findings.approximated}
+    why = whys.get("training.global_batch_size", "")
     assert bool(why) == bool(passes)
     if passes:
         assert f"over {passes} passes through the pipeline" in why

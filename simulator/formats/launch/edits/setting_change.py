@@ -48,7 +48,7 @@ class SettingChange:
 
     def refuse(self) -> PlanError:
         """The error for a setting that is written in a way in which it is not edited."""
-        rule = "it is written in a way that is not edited in place"
+        rule = "it stands in another file, or is written in a way that is not edited in place"
         return PlanError(f"{self.place} {self.name}".strip(), rule, f"Edit it by hand: {self}")
 
 

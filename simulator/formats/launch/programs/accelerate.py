@@ -8,21 +8,14 @@ huggingface/transformers, src/transformers/training_args.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from meshcast.hardware.errors import PlanError
-from meshcast.hardware.load import read_yaml
-from meshcast.simulator.formats.launch.imported_job import LaunchFormat
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.deepspeed import flatten_settings
-from meshcast.simulator.formats.launch.table import (
-    Reading,
-    SettingRow,
-    Stated,
-    is_null,
-    read_count,
-    read_number,
-    read_switch,
-)
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null, read_count, read_number, read_switch
+from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
 from meshcast.simulator.models.load import ALIASES, presets
 
 ROWS = (
@@ -67,12 +60,17 @@ REASONS = {
 }
 
 
-def read(text: str, where: str) -> dict[str, Stated]:
+VERDICTS: Verdicts = {
+    **{pattern: Approximation(why) for pattern, why in REASONS.items()},
+    WITHOUT_INFLUENCE: NoInfluence("it changes neither time nor memory"),
+}
+
+
+def read(file: LaunchFile) -> dict[str, Stated]:
     """The settings of a YAML file by their dotted names."""
-    data = read_yaml(text + "\n", where, PlanError).data
-    if not isinstance(data, Mapping):
-        raise PlanError(where, "such a file is a mapping of keys to values", "Start with distributed_type: FSDP")
-    return flatten_settings(data, text, where)
+    if not isinstance(file.data, Mapping):
+        raise PlanError(file.where, "such a file is a mapping of keys to values", "Start with distributed_type: FSDP")
+    return flatten_settings(file.data, file.text, file.where)
 
 
 def interpret(reading: Reading) -> None:
@@ -100,7 +98,7 @@ def _read_training(reading: Reading) -> None:
     if (optimizer := reading.take_word("optim", "optimizer")) and (
         not optimizer.startswith("adam") or "8bit" in optimizer
     ):
-        reading.reject(reading.take("optim", "optimizer"), "Adam with 32-bit states is the only optimizer so far")
+        reading.approximate(reading.take("optim", "optimizer"), "Adam with 32-bit states is the only optimizer so far")
     if reading.take_word("dynamo_config.dynamo_backend", "dynamo_backend") not in ("", "no"):
         reading.set_key("framework.set.compile", True, "dynamo_config.dynamo_backend", "dynamo_backend")
     if "batch.micro" not in reading.keys:
@@ -140,7 +138,7 @@ def _read_model(reading: Reading) -> None:
     known = sorted({*presets(), *ALIASES}, key=len, reverse=True)
     name = next((one for one in known if word == one or word.startswith(f"{one}-") or word.startswith(f"{one}_")), None)
     if name is None:
-        reading.reject(stated, "no preset has this name: give the model")
+        reading.approximate(stated, "no preset has this name: give the model")
         return
     reading.assume("model.preset", name, f"the preset closest to {stated.value}")
 
@@ -187,7 +185,7 @@ def _read_fsdp(reading: Reading) -> None:
     if take("offload_params") == "true":
         reading.set_key("plan.offload", ("optimizer",), "fsdp_config.fsdp_offload_params")
         why = "of what FSDP offloads, only the optimizer states are forecast in host memory"
-        reading.reject(reading.take("fsdp_config.fsdp_offload_params"), why)
+        reading.approximate(reading.take("fsdp_config.fsdp_offload_params"), why)
 
 
 def _read_deepspeed(reading: Reading) -> None:
@@ -206,13 +204,10 @@ def _read_deepspeed(reading: Reading) -> None:
             reading.set_key("plan.data.optimizer", offload, device)
 
 
-def recognise(data: Any, text: str) -> bool:
+def recognise(file: LaunchFile) -> Evidence:
     """A mapping with keys of Accelerate, or of the Trainer."""
-    return isinstance(data, Mapping) and bool(
-        {"distributed_type", "fsdp_config", "per_device_train_batch_size", "base_model"} & data.keys()
-    )
+    named = {"distributed_type", "fsdp_config", "per_device_train_batch_size", "base_model"} & file.keys
+    return Evidence.LIKELY if named else Evidence.NONE
 
 
-ACCELERATE = LaunchFormat(
-    "accelerate", "Hugging Face Accelerate", ".yaml", recognise, read, interpret, None, WITHOUT_INFLUENCE, REASONS
-)
+ACCELERATE = LaunchFormat("accelerate", "Hugging Face Accelerate", ".yaml", recognise, read, interpret, None, VERDICTS)

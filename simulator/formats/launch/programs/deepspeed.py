@@ -7,18 +7,18 @@ Source: microsoft/DeepSpeed @38327e07f, deepspeed/runtime/config.py, runtime/zer
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
-from meshcast.hardware.load import line_of, read_yaml
-from meshcast.simulator.formats.launch.imported_job import LaunchFormat
+from meshcast.hardware.load import line_of
 from meshcast.simulator.formats.launch.keys import nest
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
     ON,
     Keys,
-    Reading,
     SettingRow,
     Stated,
     is_null,
@@ -27,6 +27,7 @@ from meshcast.simulator.formats.launch.table import (
     read_switch,
     write_rows,
 )
+from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
 
 BUCKET = SettingRow("zero_optimization.reduce_bucket_size", "framework.set.bucket.elements", "number")
 """Gradient buckets, of the stages that do not shard weights."""
@@ -59,7 +60,7 @@ PERSISTENCE = SettingRow(
 OVERLAP = SettingRow("zero_optimization.overlap_comm", "framework.set.overlap.dp", "switch", ON)
 
 WITHOUT_INFLUENCE = (
-    r"optimizer\.params\..*|optimizer\.legacy_fusion|scheduler.*|fp16\.(?!enabled).*|bf16\.(?!enabled).*|steps_per_print|wall_clock_breakdown"
+    r"_meshcast.*|optimizer\.params\..*|optimizer\.legacy_fusion|scheduler.*|fp16\.(?!enabled).*|bf16\.(?!enabled).*|steps_per_print|wall_clock_breakdown"
     r"|gradient_clipping|gradient_predivide_factor|prescale_gradients|zero_allow_untested.*|zero_force_ds.*|dump_state|tensorboard.*|wandb.*"
     r"|csv_monitor.*|comet.*|comms_logger.*|flops_profiler.*|autotuning.*|elasticity.*|checkpoint.*|data_efficiency.*|curriculum.*|aio.*"
     r"|zero_optimization\.(contiguous_gradients|sub_group_size|stage3_gather_16bit.*|stage3_gather_fp16.*|cpu_offload_use_pin.*"
@@ -100,12 +101,17 @@ def flatten_settings(data: Any, text: str, where: str) -> dict[str, Stated]:
     return found
 
 
-def read(text: str, where: str) -> dict[str, Stated]:
+VERDICTS: Verdicts = {
+    **{pattern: Approximation(why) for pattern, why in REASONS.items()},
+    WITHOUT_INFLUENCE: NoInfluence("it changes neither time nor memory"),
+}
+
+
+def read(file: LaunchFile) -> dict[str, Stated]:
     """The settings of a JSON file."""
-    data = read_yaml(text + "\n", where, PlanError).data
-    if not isinstance(data, Mapping):
-        raise PlanError(where, "a DeepSpeed configuration is one object", "Start with {")
-    return flatten_settings(data, text, where)
+    if not isinstance(file.data, Mapping):
+        raise PlanError(file.where, "a DeepSpeed configuration is one object", "Start with {")
+    return flatten_settings(file.data, file.text, file.where)
 
 
 def interpret(reading: Reading) -> None:
@@ -117,7 +123,7 @@ def interpret(reading: Reading) -> None:
         reading.set_key("plan.sequence", "ulysses", "sequence_parallel_size")
     _read_precision(reading)
     if (kind := reading.take_word("optimizer.type")) and kind not in ADAMS:
-        reading.reject(reading.take("optimizer.type"), REASONS[r"optimizer\.type"])
+        reading.approximate(reading.take("optimizer.type"), REASONS[r"optimizer\.type"])
     _read_zero(reading)
     micro, _ = reading.take("train_micro_batch_size_per_gpu"), reading.take("train_batch_size")
     if micro is not None and str(micro.value) == "auto":
@@ -171,7 +177,7 @@ def _read_zero(reading: Reading) -> None:
         reading.set_key("plan.data", "zero-offload", f"{ZERO}.offload_optimizer.device", f"{ZERO}.cpu_offload")
     if devices["param"] in ("cpu", "nvme") and devices["optimizer"] not in ("cpu", "nvme"):
         why = "where weights lie in host memory, so do the optimizer states"
-        reading.reject(reading.take(f"{ZERO}.offload_param.device"), why)
+        reading.approximate(reading.take(f"{ZERO}.offload_param.device"), why)
     _read_coordinator(reading, stage)
 
 
@@ -211,7 +217,7 @@ def _read_coordinator(reading: Reading, stage: int) -> None:
     else:
         stated = reading.take(PERSISTENCE.name)
         if stage == 3 and stated is not None and not is_null(stated.value):
-            reading.reject(stated, f"with data/{reading.keys['plan.data']} all parameters are sharded")
+            reading.approximate(stated, f"with data/{reading.keys['plan.data']} all parameters are sharded")
     reading.take(*(row.name for row in COORDINATOR))
 
 
@@ -255,13 +261,10 @@ def write(keys: Keys, header: list[str]) -> str:
     return json.dumps({**comment, **nest(write_settings(keys))}, indent=2) + "\n"
 
 
-def recognise(data: Any, text: str) -> bool:
+def recognise(file: LaunchFile) -> Evidence:
     """A mapping with keys that only a DeepSpeed configuration has."""
-    return isinstance(data, Mapping) and any(
-        re.fullmatch(r"zero_optimization|train_micro_batch_size_per_gpu|train_batch_size", str(key)) for key in data
-    )
+    named = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"} & file.keys
+    return Evidence.LIKELY if named else Evidence.NONE
 
 
-DEEPSPEED = LaunchFormat(
-    "deepspeed", "DeepSpeed", ".json", recognise, read, interpret, write, rf"_meshcast.*|{WITHOUT_INFLUENCE}", REASONS
-)
+DEEPSPEED = LaunchFormat("deepspeed", "DeepSpeed", ".json", recognise, read, interpret, write, VERDICTS)

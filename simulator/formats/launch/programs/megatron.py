@@ -12,8 +12,9 @@ from typing import Any
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator.formats.launch import shell
-from meshcast.simulator.formats.launch.imported_job import DemandedVariable, LaunchFormat
 from meshcast.simulator.formats.launch.keys import drop_inactive
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.program import DemandedVariable, Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.megatron_model import (
     COMMAND_LINE,
     EXPERTS,
@@ -32,8 +33,9 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
     write_plan,
     write_recipe,
 )
-from meshcast.simulator.formats.launch.shell import read_arguments
-from meshcast.simulator.formats.launch.table import OFF, UNSTATED, Keys, Reading, SettingRow, Stated, write_rows
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import OFF, UNSTATED, Keys, SettingRow, Stated, write_rows
+from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
 
 OWN = (
     SettingRow("no_gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", OFF, silent=True),
@@ -102,9 +104,16 @@ REASONS = {
 }
 
 
-def read(text: str, where: str) -> dict[str, Stated]:
+VERDICTS: Verdicts = {
+    **{pattern: Approximation(why) for pattern, why in REASONS.items()},
+    WITHOUT_INFLUENCE: NoInfluence("it changes neither time nor memory"),
+}
+
+
+def read(file: LaunchFile) -> dict[str, Stated]:
     """The arguments of a script or list, or the ``MODEL_ARGS`` of a YAML file of Megatron's functional tests."""
-    if re.search(r"^MODEL_ARGS:", text, re.MULTILINE):
+    text, where = file.text, file.where
+    if "MODEL_ARGS" in file.keys:
         found = {}
         for number, line in enumerate(text.splitlines(), 1):  # these files state some flags twice; the last one counts
             given = re.fullmatch(r"\s+(--[\w-]+|[\w-]+(?:\.[\w-]+)+):\s*(.*?)(?:\s+#.*)?", line)
@@ -112,12 +121,13 @@ def read(text: str, where: str) -> dict[str, Stated]:
                 value = read_yaml(given[2] or "null", where, PlanError).data
                 found[given[1].lstrip("-").replace("-", "_")] = Stated(value, given[1], f"{where}:{number}")
         return found
-    return read_arguments(text, where)
+    return dict(file.launch.arguments) if file.launch is not None else {}
 
 
-def read_variable(text: str, where: str, name: str) -> Stated | None:
+def read_variable(file: LaunchFile, name: str) -> Stated | None:
     """A variable that a script sets, or the ``ENV_VARS`` of a file of Megatron's functional tests."""
-    if re.search(r"^MODEL_ARGS:", text, re.MULTILINE) is None:
+    text, where = file.text, file.where
+    if "MODEL_ARGS" not in file.keys:
         return shell.read_variable(text, where, name)
     found = re.search(rf"^\s+{name}:\s*['\"]?(\w+)", text, re.MULTILINE)
     return Stated(found[1], name, f"{where}:{text.count(chr(10), 0, found.start(1)) + 1}") if found else None
@@ -135,7 +145,7 @@ def interpret(reading: Reading) -> None:
         reading.set_key("framework.set.attention_library", "cudnn", "attention_backend")
     if (kernels := reading.take_word("transformer_impl")) not in ("", "transformer_engine"):
         why = f"kernels of {kernels!r} are forecast as if they were those of Transformer Engine"
-        reading.reject(reading.take("transformer_impl"), why)
+        reading.approximate(reading.take("transformer_impl"), why)
     _read_precision(reading)
     _read_graphs(reading)
     read_gpus(reading, "nnodes", "nproc_per_node")
@@ -314,11 +324,11 @@ def _write_kernels(keys: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def recognise(data: Any, text: str) -> bool:
-    """Arguments of a program on the command line, or a file of Megatron's functional tests."""
-    if isinstance(data, Mapping):
-        return isinstance(data.get("MODEL_ARGS"), Mapping)
-    return data is None and re.search(r"(^|\s|\"|')--[a-z]", text) is not None
+def recognise(file: LaunchFile) -> Evidence:
+    """Arguments that Megatron-LM alone has, or a file of its functional tests."""
+    if "MODEL_ARGS" in file.keys:
+        return Evidence.CERTAIN
+    return Evidence.POSSIBLE if file.launch is not None else Evidence.NONE
 
 
 MEGATRON = LaunchFormat(
@@ -329,8 +339,7 @@ MEGATRON = LaunchFormat(
     read,
     interpret,
     write,
-    WITHOUT_INFLUENCE,
-    REASONS,
+    VERDICTS,
     demand_variables,
     read_variable,
     remark,

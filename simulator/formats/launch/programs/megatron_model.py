@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from meshcast.simulator.formats.launch.table import OFF, ON, Keys, Reading, SettingRow, is_null, read_words
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import OFF, ON, Keys, SettingRow, is_null, read_words
 
 SHAPE = (
     SettingRow("num_layers", "model.layers"),
@@ -207,12 +208,12 @@ def _read_experts(reading: Reading) -> None:
         return
     has = _expert_layers(stated.value, keys["model.layers"])
     if has is None:
-        reading.reject(stated, "it is no number and no list of layers; experts are assumed in every layer")
+        reading.approximate(stated, "it is no number and no list of layers; experts are assumed in every layer")
         return
     dense = has.index(True) if True in has else len(has)
     every = next((n for n in range(1, len(has) + 1) if sum(has[dense:]) == len(range(dense, len(has), n))), 1)
     if sum(has) != len(range(dense, len(has), every)):
-        reading.reject(stated, "experts are in layers that no first_dense and every describes")
+        reading.approximate(stated, "experts are in layers that no first_dense and every describes")
     reading.set_key("model.moe.every", every, "moe_layer_freq")
     reading.set_key("model.moe.first_dense", dense if every == 1 else 0, "moe_layer_freq")
 
@@ -252,7 +253,7 @@ def _read_hybrid(reading: Reading) -> None:
         return
     pattern = str(stated.value).replace("|", "")
     if not re.fullmatch(r"[-M*E]+", pattern):
-        reading.reject(stated, "a pattern has the letters M, *, - and E, with | between stages")
+        reading.approximate(stated, "a pattern has the letters M, *, - and E, with | between stages")
         return
     reading.set_key("model.ssm.pattern", pattern, "hybrid_override_pattern", "hybrid_layer_pattern")
     reading.set_key("model.layers", len(pattern), "hybrid_override_pattern", "hybrid_layer_pattern")

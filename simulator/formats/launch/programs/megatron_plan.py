@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from meshcast.simulator.formats.launch.table import ON, Reading, SettingRow, Stated, is_null, read_words
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated, is_null, read_words
 
 DEGREES = (
     SettingRow("micro_batch_size", "batch.micro", silent=1, demanded=True),
@@ -69,7 +70,7 @@ def read_plan(reading: Reading) -> None:
     reading.take("cp_comm_type")
     sizes = reading.take("hierarchical_context_parallel_sizes")
     if keys["plan.cp"] > 1 and sizes is not None and not is_null(sizes.value):
-        reading.reject(sizes, "one level of context parallelism is understood; two are a plan in long form (USP)")
+        reading.approximate(sizes, "one level of context parallelism is understood; two are a plan in long form (USP)")
     _read_experts(reading)
     _read_recompute(reading)
     of_activations, of_states = ("fine_grained_activation_offloading", "cpu_offloading"), "optimizer_cpu_offload"
@@ -94,7 +95,7 @@ def _read_pipeline(reading: Reading) -> None:
         reading.set_key("plan.partition", "ends-as-layers", "account_for_embedding_in_pipeline_split")
     elif any(ends):
         end = reading.take("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-        reading.reject(end, "a job counts both ends as layers, or none")
+        reading.approximate(end, "a job counts both ends as layers, or none")
     if chunks > 1 and pp > 1:
         reading.set_key("plan.pipeline", "interleaved-1f1b", *names)
         reading.set_key("plan.pipeline.chunks", chunks, *names)
@@ -144,7 +145,7 @@ def _read_end_stages(reading: Reading, chunks: int, divided: bool) -> None:
         return
     why = "the other layers do not divide over the other stages, or stages have chunks"
     for name in names:
-        reading.reject(reading.take(name), why)
+        reading.approximate(reading.take(name), why)
 
 
 def _read_layout_setting(reading: Reading, layout: Stated, pp: int) -> tuple[int, ...]:
@@ -247,7 +248,7 @@ def _read_context(reading: Reading) -> None:
     if set(words) <= {"p2p", "all_gather", "a2a"} and len(set(words)) <= 1:
         reading.set_key("plan.sequence.comm", words[0] if words else "p2p", "cp_comm_type")
     else:
-        reading.reject(
+        reading.approximate(
             stated, "one kind of communication for all layers is understood: p2p, all_gather or a2a; p2p is taken"
         )
 
@@ -271,13 +272,13 @@ def _read_experts(reading: Reading) -> None:
         _set_backend(reading, backend, sms)
     elif kind == "allgather" and keys.get("plan.etp", 1) > 1:
         stated = reading.take("moe_token_dispatcher_type")
-        reading.reject(stated, "it is forecast for whole experts only; all-to-all is taken")
+        reading.approximate(stated, "it is forecast for whole experts only; all-to-all is taken")
         reading.set_key("plan.expert", "all-to-all")
     elif kind in DISPATCHERS:
         reading.set_key("plan.expert", DISPATCHERS[kind], *DISPATCHER_NAMES)
     else:
         stated = reading.take("moe_token_dispatcher_type")
-        reading.reject(stated, "there is no scheme of this kind; all-to-all is taken")
+        reading.approximate(stated, "there is no scheme of this kind; all-to-all is taken")
 
 
 DISPATCHER_NAMES = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep")
@@ -286,7 +287,9 @@ DISPATCHER_NAMES = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", 
 def _set_backend(reading: Reading, backend: str, sms: int | None) -> None:
     """Sets the scheme of a flexible dispatcher. sms: multiprocessors of its kernels, if stated."""
     if backend not in BACKENDS:
-        reading.reject(reading.take("moe_flex_dispatcher_backend"), "there is no scheme of this kind; deepep is taken")
+        reading.approximate(
+            reading.take("moe_flex_dispatcher_backend"), "there is no scheme of this kind; deepep is taken"
+        )
         backend = "deepep"
     reading.set_key("plan.expert", BACKENDS[backend], *DISPATCHER_NAMES)
     if backend == "deepep":
@@ -312,11 +315,11 @@ def _read_recompute(reading: Reading) -> None:
         if number and method == "block":
             reading.set_key("plan.recompute.layers", number, *counts)
         elif number and number > 1:
-            reading.reject(stated, "layers are recomputed one by one here, not in groups of several")
+            reading.approximate(stated, "layers are recomputed one by one here, not in groups of several")
     elif kind == "selective":
         _read_modules(reading, modules, names)
     elif kind:
-        reading.reject(reading.take(*names), "understood are full and selective")
+        reading.approximate(reading.take(*names), "understood are full and selective")
 
 
 def _read_modules(reading: Reading, modules: Stated | None, names: tuple[str, ...]) -> None:
@@ -324,7 +327,7 @@ def _read_modules(reading: Reading, modules: Stated | None, names: tuple[str, ..
     words = read_words(modules) if modules is not None and not is_null(modules.value) else ("core_attn",)
     known = tuple(word for word in words if word in MODULES)
     if len(known) < len(words):
-        reading.reject(modules, f"no such module: {', '.join(word for word in words if word not in MODULES)}")
+        reading.approximate(modules, f"no such module: {', '.join(word for word in words if word not in MODULES)}")
     reading.set_key("plan.recompute", "selective" if known else "none", *names)
     if known:
         reading.set_key("plan.recompute.modules", known, "recompute_modules")
@@ -421,7 +424,7 @@ def read_recipe(reading: Reading, base: str) -> None:
         reading.set_key("precision.compute", "nvfp4", "fp4_format", "fp4")
     elif fp8 not in ("", "false"):
         if recipe not in RECIPES:
-            reading.reject(reading.take("fp8_recipe"), f"understood are {', '.join(RECIPES)}; delayed is taken")
+            reading.approximate(reading.take("fp8_recipe"), f"understood are {', '.join(RECIPES)}; delayed is taken")
         reading.set_key("precision.compute", RECIPES.get(recipe, "fp8-delayed"), "fp8_recipe", "fp8_format", "fp8")
     else:
         reading.set_key("precision.compute", base, base)

@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from meshcast.hardware.errors import PlanError
-from meshcast.hardware.load import read_yaml
-from meshcast.simulator.formats.launch.imported_job import LaunchFormat
 from meshcast.simulator.formats.launch.keys import drop_inactive
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.deepspeed import flatten_settings
 from meshcast.simulator.formats.launch.programs.megatron_model import (
     CONFIGURATION,
@@ -29,16 +29,9 @@ from meshcast.simulator.formats.launch.programs.megatron_model import (
     write_shape,
 )
 from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, GROUPS, read_plan, read_recipe, write_plan
-from meshcast.simulator.formats.launch.table import (
-    ON,
-    Keys,
-    Reading,
-    SettingRow,
-    Stated,
-    is_null,
-    read_switch,
-    write_rows,
-)
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import ON, Keys, SettingRow, Stated, is_null, read_switch, write_rows
+from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
 
 SECTIONS = [
     *("model", "model.config", "model.optim", "model.data", "train", "training", "ddp", "trainer"),
@@ -127,9 +120,15 @@ REASONS = {
 }
 
 
-def read(text: str, where: str) -> dict[str, Stated]:
+VERDICTS: Verdicts = {
+    **{pattern: Approximation(why) for pattern, why in REASONS.items()},
+    WITHOUT_INFLUENCE: NoInfluence("it changes neither time nor memory"),
+}
+
+
+def read(file: LaunchFile) -> dict[str, Stated]:
     """The settings of a YAML file: by their names in known sections, elsewhere by their dotted names."""
-    data = read_yaml(text + "\n", where, PlanError).data
+    data, text, where = file.data, file.text, file.where
     if not isinstance(data, Mapping):
         raise PlanError(where, "such a file is a mapping of keys to values", "Start with model:")
     if isinstance(data.get("MODEL_ARGS"), Mapping):
@@ -165,7 +164,7 @@ def interpret(reading: Reading) -> None:
     for name in FUSIONS:
         stated = reading.take(name)
         if stated is not None and stated.value is False:
-            reading.reject(stated, "kernels are fused as in the profile")
+            reading.approximate(stated, "kernels are fused as in the profile")
     reading.set_key("framework.name", "nemo")
     _read_precision(reading)
     switches = ("enable_cuda_graph", "external_cuda_graph")
@@ -195,7 +194,7 @@ def _read_precision(reading: Reading) -> None:
     if named in RECIPES:
         reading.set_key("precision.compute", RECIPES[named], "mixed_precision")
     elif named:
-        reading.reject(reading.take("mixed_precision"), f"understood are {', '.join(RECIPES)}")
+        reading.approximate(reading.take("mixed_precision"), f"understood are {', '.join(RECIPES)}")
     else:
         _read_trainer_precision(reading)
     in_fp32 = reading.take("grad_reduce_in_fp32")
@@ -276,16 +275,16 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def recognise(data: Any, text: str) -> bool:
+def recognise(file: LaunchFile) -> Evidence:
     """A mapping with the sections of NeMo or Megatron-Bridge."""
+    data = file.data
     if not isinstance(data, Mapping) or "cluster" in data:
-        return False
+        return Evidence.NONE
     training = data.get("training")
     inner: Mapping[Any, Any] = training if isinstance(training, Mapping) and "model" in training else data
     named = any(re.match(r"(trainer|model|data)\.", str(key)) for key in data)
-    return named or (
-        isinstance(inner.get("model"), Mapping) and bool({"trainer", "train", "ddp", "dataset"} & inner.keys())
-    )
+    sections = isinstance(inner.get("model"), Mapping) and {"trainer", "train", "ddp", "dataset"} & inner.keys()
+    return Evidence.LIKELY if named or sections else Evidence.NONE
 
 
-NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, write, WITHOUT_INFLUENCE, REASONS)
+NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, write, VERDICTS)

@@ -8,24 +8,15 @@ whose batches are in tokens. Models are flavors in Python code; a file names one
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from meshcast.hardware.errors import PlanError
-from meshcast.simulator.formats.launch.imported_job import LaunchFormat
 from meshcast.simulator.formats.launch.keys import flatten_model
-from meshcast.simulator.formats.launch.shell import read_arguments
-from meshcast.simulator.formats.launch.table import (
-    ON,
-    Keys,
-    Reading,
-    SettingRow,
-    Stated,
-    is_null,
-    read_words,
-    write_rows,
-)
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import ON, Keys, SettingRow, Stated, is_null, read_words, write_rows
+from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
 from meshcast.simulator.models.load import load_model
 
 FLAVORS: Mapping[tuple[str, str], Any] = {
@@ -119,15 +110,17 @@ REASONS = {
 }
 
 
-def read(text: str, where: str) -> dict[str, Stated]:
+VERDICTS: Verdicts = {
+    **{pattern: Approximation(why) for pattern, why in REASONS.items()},
+    WITHOUT_INFLUENCE: NoInfluence("it changes neither time nor memory"),
+}
+
+
+def read(file: LaunchFile) -> dict[str, Stated]:
     """The settings of a TOML file, or of a command line, by section and name."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        found = read_arguments(text, where)
-        if any("." in name for name in found):
-            return {RENAMED.get(name, name): stated for name, stated in found.items()}
-        raise PlanError(where, f"not valid TOML ({error})", "Correct this line of the file") from None
+    if file.launch is not None:
+        return {RENAMED.get(name, name): stated for name, stated in file.launch.arguments.items()}
+    data, text, where = file.data, file.text, file.where
     found = {}
     lines = text.splitlines()
 
@@ -171,7 +164,7 @@ def interpret(reading: Reading) -> None:
             reading.set_key("plan.sequence.merge", "eager")
         if (order := reading.take_word("parallelism.context_parallel_load_balancer")) not in ("", "headtail"):
             why = f"the order headtail is forecast, not {order}"
-            reading.reject(reading.take("parallelism.context_parallel_load_balancer"), why)
+            reading.approximate(reading.take("parallelism.context_parallel_load_balancer"), why)
     _read_pipeline(reading)
     _read_data(reading)
     _read_batch(reading)
@@ -181,10 +174,10 @@ def interpret(reading: Reading) -> None:
     components = reading.take("compile.components")
     if components is not None and "model" not in read_words(components) and reading.take_switch("compile.enable"):
         reading.set_key("framework.set.compile", False, "compile.components")
-        reading.reject(components, "layers are not compiled, and neither is the loss in the forecast")
+        reading.approximate(components, "layers are not compiled, and neither is the loss in the forecast")
     if reading.take_switch("training.enable_cpu_offload"):
         reading.set_key("plan.offload", ("optimizer",), "training.enable_cpu_offload")
-        reading.reject(reading.stated["training.enable_cpu_offload"], REASONS[r"training\.enable_cpu_offload"])
+        reading.approximate(reading.stated["training.enable_cpu_offload"], REASONS[r"training\.enable_cpu_offload"])
     if reading.take_switch("checkpoint.enable", "checkpoint.enable_checkpoint"):
         every = reading.take_count("checkpoint.interval") or 500
         mode = reading.take_word("checkpoint.async_mode")
@@ -203,7 +196,7 @@ def _read_model(reading: Reading) -> None:
     preset = FLAVORS.get((name, plain))
     if preset is None:
         stated = reading.take("model.flavor", "model.name", "config")
-        reading.reject(stated, f"no preset is known for {name} {flavor}")
+        reading.approximate(stated, f"no preset is known for {name} {flavor}")
         return
     if "model.layers" not in reading.keys:  # no other model is given
         reading.set_key("model.preset", preset, "model.flavor", "config")
@@ -225,7 +218,7 @@ def _read_pipeline(reading: Reading) -> None:
     schedule = SCHEDULES.get(word)
     if schedule is None:
         schedule, why = "interleaved-1f1b", "there is no schedule of this kind; Interleaved1F1B is taken"
-        reading.reject(reading.take("parallelism.pipeline_parallel_schedule"), why)
+        reading.approximate(reading.take("parallelism.pipeline_parallel_schedule"), why)
     layers = keys.get("model.layers", 0)
     looped = schedule in ("interleaved-1f1b", "breadth-first")
     chunks = 2 if looped or schedule in ("zb-v", "dualpipe-v") else 1
@@ -316,7 +309,9 @@ def _read_experts(reading: Reading) -> None:
     if reading.keys["plan.ep"] == 1:
         return
     if backend not in EXPERTS:
-        reading.reject(reading.take("parallelism.expert_parallel_comm_backend"), f"understood are {', '.join(EXPERTS)}")
+        reading.approximate(
+            reading.take("parallelism.expert_parallel_comm_backend"), f"understood are {', '.join(EXPERTS)}"
+        )
     reading.set_key("plan.expert", EXPERTS.get(backend, "all-to-all"), "parallelism.expert_parallel_comm_backend")
     reading.set_key("plan.etp", etp or 1, "parallelism.expert_tensor_parallel_degree")
 
@@ -338,12 +333,12 @@ def _read_checkpoints(reading: Reading) -> None:
             reading.set_key("plan.recompute.layers", layers, "activation_checkpoint.selective_ac_option")
     elif mode == "selective":
         reading.set_key("plan.recompute", "selective", *names)
-        reading.reject(
+        reading.approximate(
             reading.stated.get("activation_checkpoint.selective_ac_option"),
             "attention is recomputed, not every second product",
         )
     elif mode == "memory_budget":
-        reading.reject(budget or reading.take(*names), "what a compiler would recompute is not known; nothing is")
+        reading.approximate(budget or reading.take(*names), "what a compiler would recompute is not known; nothing is")
 
 
 def _read_precision(reading: Reading) -> None:
@@ -373,11 +368,13 @@ def _read_precision(reading: Reading) -> None:
         )
 
 
-def recognise(data: Any, text: str) -> bool:
-    """A mapping with torchtitan's sections, or its arguments on a command line."""
-    if isinstance(data, Mapping):
-        return isinstance(data.get("parallelism"), Mapping) and isinstance(data.get("training"), Mapping)
-    return re.search(r"--(parallelism|training)\.\w", text) is not None
+def recognise(file: LaunchFile) -> Evidence:
+    """TOML, or arguments in sections of torchtitan's configuration."""
+    if file.launch is not None:
+        sections = ("training.", "parallelism.", "activation_checkpoint.", "job.")
+        named = any(name.startswith(sections) for name in file.launch.arguments)
+        return Evidence.LIKELY if named else Evidence.NONE
+    return Evidence.LIKELY if file.suffix == ".toml" else Evidence.NONE
 
 
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -506,6 +503,4 @@ def _to_toml(value: Any) -> str:
     return f"[{', '.join(map(_to_toml, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
-TORCHTITAN = LaunchFormat(
-    "torchtitan", "torchtitan", ".toml", recognise, read, interpret, write, WITHOUT_INFLUENCE, REASONS
-)
+TORCHTITAN = LaunchFormat("torchtitan", "torchtitan", ".toml", recognise, read, interpret, write, VERDICTS)

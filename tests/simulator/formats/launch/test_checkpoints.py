@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from meshcast.simulator.formats.launch.convert import import_text
+from meshcast.simulator.formats.launch.launch_file import LaunchOptions
 from meshcast.simulator.formats.launch.render import render_job
 from meshcast.simulator.loading.load import load_job
 from tests.experiments.cli.samples import run
@@ -18,6 +19,8 @@ SCRIPT = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-si
 SCRIPT += " --seq-length 256 --global-batch-size 8 --vocab-size 1000 --train-iters 50 --bf16"
 
 TITAN = "[training]\nseq_len = 256\n[checkpoint]\nenable = true\n"
+
+SILENT = LaunchOptions(assume_defaults=True)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ TITAN = "[training]\nseq_len = 256\n[checkpoint]\nenable = true\n"
     ],
 )
 def test_what_files_say_of_checkpoints(form: str, text: str, checkpoints: dict[str, Any]) -> None:
-    found = import_text(text, "file", form, "dgx-h100:1", None if form == "megatron" else "gpt2-124m")
+    found = import_text(text, "file", form, "dgx-h100:1", None if form == "megatron" else "gpt2-124m", options=SILENT)
     assert found.checkpoints == checkpoints
     assert "checkpoints" not in found.job.get("run", {})  # a sweep of the file would simulate whole runs
     printed = render_job(found)

@@ -30,7 +30,7 @@ FILES = {
 }
 """Launch files with micro-batches of 2 and no global batch, and the micro-batches that they accumulate."""
 
-SETS = ("model=gpt2-124m", "cluster=dgx-h100:1")
+SETS = ("model=gpt2-124m", "cluster=dgx-h100:1", "batch.sequence=256")
 
 
 @pytest.fixture(params=FILES)

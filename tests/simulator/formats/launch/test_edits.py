@@ -10,10 +10,11 @@ import pytest
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.changed_settings import apply_setting_changes, list_changed_settings
-from meshcast.simulator.formats.launch.convert import compare_keys, import_text
+from meshcast.simulator.formats.launch.convert import compare_keys, import_file
 from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
 from meshcast.simulator.formats.launch.edits.shell_edits import edit_script
 from meshcast.simulator.formats.launch.keys import flatten_job
+from meshcast.simulator.formats.launch.launch_file import LaunchFile, parse_launch_text
 from meshcast.simulator.formats.launch.table import Stated
 from meshcast.simulator.loading.load import load_job
 
@@ -116,11 +117,13 @@ PLANS: list[dict[str, Any]] = [
 def edit(name: str, plan: dict[str, Any]) -> tuple[str, str, int, dict[str, Any]]:
     """The content of a file, the same with another plan, the number of changes, and the keys that still differ."""
     form, text, model = FILES[name]
-    launch = import_text(text, name, form, "dgx-h100:1", model, folder=Path())
+    answers = [f"model={model}", "batch.sequence=2048"] if model else []
+    file = parse_launch_text(text, name, Path(name).suffix)
+    launch = import_file(file, answers, "dgx-h100:1", form=form)
     wanted = load_job({**launch.job, "plan": plan})
-    changes = list_changed_settings(launch, text, load_job(launch.job), wanted)
-    edited = apply_setting_changes(text, name, changes)
-    back = load_job(import_text(edited, name, form, "dgx-h100:1", model, folder=Path()).job)
+    changes = list_changed_settings(launch, file, load_job(launch.job), wanted)
+    edited = apply_setting_changes(file, changes)
+    back = load_job(import_file(parse_launch_text(edited, name, file.suffix), answers, "dgx-h100:1", form=form).job)
     return text, edited, len(changes), compare_keys(flatten_job(wanted), flatten_job(back))
 
 
@@ -168,17 +171,24 @@ def test_values_that_the_shell_would_divide_are_quoted() -> None:
     assert "--micro-batch-size 1 --recompute-modules moe mlp --global" in edit_script(MEGATRON, modules)
 
 
+def titan(text: str) -> LaunchFile:
+    return parse_launch_text(text, "job.toml", ".toml")
+
+
 def test_a_value_over_several_lines_of_toml() -> None:
     change = SettingChange("parallelism.module_fqns_per_model_part", "job.toml:13", [["a"]], None)
-    edited = apply_setting_changes(TITAN, "job.toml", [change])
+    edited = apply_setting_changes(titan(TITAN), [change])
     assert edited == TITAN.partition("module_fqns")[0]
     other = SettingChange("activation_checkpoint.mode", "", None, "full")
-    assert apply_setting_changes(TITAN, "job.toml", [other]).endswith('\n\n[activation_checkpoint]\nmode = "full"\n')
+    assert apply_setting_changes(titan(TITAN), [other]).endswith('\n\n[activation_checkpoint]\nmode = "full"\n')
 
 
 def test_what_is_written_in_another_way_is_named() -> None:
     inline = "training = {local_batch_size = 2}\n"
     change = SettingChange("training.local_batch_size", "job.toml", 2, 4)
     with pytest.raises(PlanError, match="not edited in place") as raised:
-        apply_setting_changes(inline, "job.toml", [change])
+        apply_setting_changes(titan(inline), [change])
     assert "2 -> 4" in raised.value.remedy
+    elsewhere = SettingChange("zero_optimization.stage", "ds.json:3", 2, 3)
+    with pytest.raises(PlanError, match="not edited in place"):
+        apply_setting_changes(titan(TITAN), [elsewhere])

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.simulator.formats.launch.convert import EXPORTS, compare_keys, export_job, import_text
+from meshcast.simulator.formats.launch.convert import compare_keys, export_job, import_text
 from meshcast.simulator.formats.launch.keys import compose_job, flatten_job
+from meshcast.simulator.formats.launch.launch_file import LaunchOptions
+from meshcast.simulator.formats.launch.programs.registry import EXPORTS
 from meshcast.simulator.formats.launch.programs.torchtitan import FLAVORS
 from meshcast.simulator.formats.launch.table import Keys
 from meshcast.simulator.job.job import Job
@@ -29,7 +31,8 @@ def assert_round_trip(job: Job, form: str) -> None:
     exported = export_job(job, form, load)
     assert exported.unsaid == {}, exported.text
     model = job.as_written["model"] if form in ("torchtitan", "deepspeed") else None
-    back = load(import_text(exported.text, "file", form, job.as_written["cluster"], model).job)
+    silent = LaunchOptions(assume_defaults=True)
+    back = load(import_text(exported.text, "file", form, job.as_written["cluster"], model, options=silent).job)
     assert compare_keys(flatten_job(job), flatten_job(back)) == {}
     for part in ("cluster", "batch", "precision", "run", "framework"):
         assert getattr(back, part) == getattr(job, part), part

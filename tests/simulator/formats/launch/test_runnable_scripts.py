@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from meshcast.simulator.formats.launch.changed_settings import list_changed_settings
-from meshcast.simulator.formats.launch.convert import FORMATS, export_job, import_text
+from meshcast.simulator.formats.launch.convert import export_job, import_text
+from meshcast.simulator.formats.launch.launch_file import parse_launch_text
+from meshcast.simulator.formats.launch.programs.registry import FORMATS
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
 
@@ -77,7 +79,8 @@ def test_a_script_says_what_it_is() -> None:
 
 def test_the_environment_of_a_functional_test() -> None:
     text = f"ENV_VARS:\n  {CONNECTIONS}: 1\nMODEL_ARGS:\n  --num-layers: 8\n"
-    found = FORMATS["megatron"].read_variable(text, "config.yaml", CONNECTIONS)
+    file = parse_launch_text(text, "config.yaml", ".yaml")
+    found = FORMATS["megatron"].read_variable(file, CONNECTIONS)
     assert found is not None and (found.value, found.place) == ("1", "config.yaml:2")
 
 
@@ -97,5 +100,6 @@ def test_the_environment_of_a_functional_test() -> None:
 def test_the_environment_of_a_script_that_exists(script: str, plan: dict[str, Any], printed: list[str]) -> None:
     found = import_text(script, "run.sh", "megatron", "dgx-h100:1", folder=Path())
     after = load_job({**found.job, "plan": plan})
-    changes = list_changed_settings(found, script, load_job(found.job), after)
+    file = parse_launch_text(script, "run.sh", ".sh")
+    changes = list_changed_settings(found, file, load_job(found.job), after)
     assert [str(one) for one in changes if "environment" in str(one)] == printed

@@ -1,0 +1,178 @@
+"""A launch file as it lies there: its text, what it holds as data, and the starts of programs in it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from meshcast.hardware.documents.input_file import DESCRIPTION
+from meshcast.hardware.errors import PlanError
+from meshcast.hardware.load import read_yaml
+from meshcast.simulator.formats.files import text as read_text
+from meshcast.simulator.formats.launch import is_manifest_text
+from meshcast.simulator.formats.launch.launches import Launch, find_text_launches
+
+REMEDY = "Name a launch script, a TOML, YAML, JSON or Python file of a training program, or a job"
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What a user gives beside a launch file.
+
+    environment: variables of the shell that started it.
+    arguments: those of its command line.
+    program: the training program, where the file leaves it open.
+    assume_defaults: whether what is open is assumed instead of asked for.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    program: str | None = None
+    assume_defaults: bool = False
+
+
+_OPTIONS: ContextVar[LaunchOptions | None] = ContextVar("launch_options", default=None)
+
+
+def current_options() -> LaunchOptions:
+    """Returns the options that `reading_launch_files` has set; otherwise none are given."""
+    return _OPTIONS.get() or LaunchOptions()
+
+
+@contextmanager
+def reading_launch_files(options: LaunchOptions) -> Iterator[None]:
+    """Reads the launch files inside with these options."""
+    token = _OPTIONS.set(options)
+    try:
+        yield
+    finally:
+        _OPTIONS.reset(token)
+
+
+@dataclass(frozen=True)
+class LaunchFile:
+    """A launch file.
+
+    where: its path, as errors name it.
+    text: its content.
+    suffix: the end of its name, in small letters.
+    folder: of relative paths.
+    data: what YAML, JSON or TOML hold; None for scripts and Python.
+    launches: the starts of programs in a script; the first is the one that counts.
+    written: files that a script writes, text by name.
+    """
+
+    where: str
+    text: str
+    suffix: str
+    folder: Path = Path()
+    data: Any = None
+    launches: tuple[Launch, ...] = ()
+    written: Mapping[str, str] = field(default_factory=dict)
+    options: LaunchOptions = field(default_factory=LaunchOptions)
+
+    @property
+    def launch(self) -> Launch | None:
+        """The start of a program that counts, if there is one."""
+        return self.launches[0] if self.launches else None
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The top-level keys of its data."""
+        return frozenset(map(str, self.data)) if isinstance(self.data, Mapping) else frozenset()
+
+    def find_companion(self, name: str) -> LaunchFile | None:
+        """Returns the file that a setting names, if it is there.
+
+        It is one that the script writes, or lies relative to the folder of this file, to one above it, or to the
+        current folder; of a path that the script's machine has, the end counts.
+        """
+        plain = name.strip().strip("'\"")
+        base = Path(plain).name
+        for written, text in self.written.items():
+            if plain == written or base == Path(written).name:
+                return parse_launch_text(text, f"{self.where} ({base})", Path(base).suffix, self.folder, self.options)
+        tail = [part for part in Path(plain).parts if part not in ("/", ".", "..") and "$" not in part]
+        folders = [self.folder, Path(), *list(self.folder.resolve().parents)[:4]]
+        candidates = [self.folder / plain] if plain and "$" not in plain else []
+        candidates += [folder.joinpath(*tail[i:]) for i in range(len(tail)) for folder in folders]
+        for path in candidates:
+            if path.is_file() and path.suffix.lower() in (".json", ".yaml", ".yml", ".toml", ".py", ".sh"):
+                return read_launch_file(path, self.options)
+        return None
+
+
+def read_launch_file(path: Path, options: LaunchOptions | None = None, suffix: str = "") -> LaunchFile:
+    """Reads a file. suffix: of its syntax, where its name has none.
+
+    Raises PlanError for one that cannot be read, or that breaks the syntax of its kind.
+    """
+    text = read_text(path, REMEDY, DESCRIPTION)
+    return parse_launch_text(text, str(path), path.suffix.lower() or suffix, path.parent, options)
+
+
+def parse_launch_text(
+    text: str, where: str, suffix: str, folder: Path = Path(), options: LaunchOptions | None = None
+) -> LaunchFile:
+    """The launch file of a text.
+
+    suffix: the end of its name, which says its syntax: ``.toml``, ``.json``, ``.yaml``, ``.py``; all others are
+        scripts of a shell, or lists of arguments.
+    Raises PlanError for what breaks the syntax.
+    """
+    options = options or current_options()
+    file = LaunchFile(where, text, suffix, folder, options=options)
+    if suffix == ".toml":
+        try:
+            return replace(file, data=tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            launches = find_text_launches(text, where)
+            if any("." in name for launch in launches for name in launch.arguments):
+                return replace(file, launches=launches)
+            raise PlanError(where, f"not valid TOML ({error})", "Correct this line of the file") from None
+    if suffix in (".yaml", ".yml", ".json"):
+        if (script := _find_workload_script(text)) is not None:
+            return replace(parse_launch_text(script, where, ".sh", folder, options), text=text)
+        return replace(file, data=read_yaml(text + "\n", where, PlanError).data)
+    if suffix == ".py":
+        return file
+    return replace(file, launches=find_text_launches(text, where))
+
+
+def _find_workload_script(text: str) -> str | None:
+    """Returns the commands of the containers in a Kubernetes manifest, as a script; None if the text is none."""
+    if not is_manifest_text(text):
+        return None
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError:
+        return None
+    return "\n".join(_collect_commands(documents))
+
+
+def _collect_commands(node: Any) -> list[str]:
+    """The commands with their arguments of all containers below a node, a line each."""
+    if isinstance(node, list):
+        return [line for inner in node for line in _collect_commands(inner)]
+    if not isinstance(node, Mapping):
+        return []
+    command = [word for key in ("command", "args") if isinstance(node.get(key), list) for word in node[key]]
+    words = [str(word) for word in command]
+    if len(words) >= 3 and words[0].rsplit("/", 1)[-1] in ("bash", "sh") and words[1].startswith("-"):
+        return [words[2]]
+    own = (
+        [" ".join(word if re.fullmatch(r"[\w./=:,@%+$-]+", word) else _quote(word) for word in words)] if words else []
+    )
+    return own + [line for value in node.values() for line in _collect_commands(value)]
+
+
+def _quote(word: str) -> str:
+    return "'" + word.replace("'", "'\\''") + "'"

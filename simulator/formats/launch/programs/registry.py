@@ -1,0 +1,33 @@
+"""All programs whose launch files are read."""
+
+from __future__ import annotations
+
+from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.formats.launch.program import LaunchFormat
+from meshcast.simulator.formats.launch.programs.accelerate import ACCELERATE
+from meshcast.simulator.formats.launch.programs.deepspeed import DEEPSPEED
+from meshcast.simulator.formats.launch.programs.megatron import MEGATRON
+from meshcast.simulator.formats.launch.programs.nemo import NEMO
+from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
+
+FORMATS: dict[str, LaunchFormat] = {
+    program.name: program
+    for program in (
+        MEGATRON,
+        TORCHTITAN,
+        DEEPSPEED,
+        NEMO,
+        ACCELERATE,
+    )
+}
+"""All formats by their names."""
+
+EXPORTS = tuple(name for name, program in FORMATS.items() if program.write is not None)
+"""Names of the formats that a job can be exported to."""
+
+
+def find_format(name: str) -> LaunchFormat:
+    """The format of this name."""
+    if name not in FORMATS:
+        raise PlanError("FORM", "there is no format of this name", nearest(name, FORMATS), name)
+    return FORMATS[name]
