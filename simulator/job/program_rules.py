@@ -440,7 +440,7 @@ def facts_of_job(job: Job) -> Facts:
         **_facts_of_schemes(plan, ranks),
         **_facts_of_memory(plan),
         "padding": name_padding(job.model, ranks["tp"]),
-        "microbatches": (batch.total or 0) // (batch.micro * ranks["dp"]) if whole else None,
+        "microbatches": ((batch.total or 0) // (batch.micro * ranks["dp"]) or None) if whole else None,
     }
 
 
