@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
-    ask_sharding,
     follow_file,
     read_trainer_file,
     read_training,
@@ -52,7 +52,7 @@ RANK_NAMES = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r", "rank")
 TARGET_NAMES = ("lora_target_modules", "lora_target", "target_modules", "lora_target_module")
 
 
-def interpret(reading: Reading) -> None:
+def read_script(reading: Reading) -> None:
     """Fills the keys of a job."""
     launch = reading.file.launch
     if launch is not None:
@@ -120,5 +120,5 @@ def recognise(file: LaunchFile) -> Evidence:
 
 
 TRAINER = LaunchFormat(
-    "trainer", "Hugging Face Trainer", ".yaml", recognise, read_trainer_file, interpret, None, VERDICTS
+    "trainer", "Hugging Face Trainer", ".yaml", recognise, read_trainer_file, read_script, None, VERDICTS
 )

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from meshcast.simulator.formats.launch.flat_settings import flatten_file, split_objects
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import (
     ACCELERATE_KEYS,
+    has_fsdp,
     name_launch_flags,
     name_settings,
+    offload_checkpoints,
     read_accelerate,
     read_degrees,
     read_fsdp,
@@ -28,6 +30,7 @@ from meshcast.simulator.formats.launch.programs.sharding import (
 )
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
+    SomeKeys,
     Stated,
     is_null,
     read_count,
@@ -75,10 +78,10 @@ def read_trainer_file(file: LaunchFile) -> dict[str, Stated]:
     if file.launch is not None:
         settings = dict(split_objects(file.launch.arguments))
         for launcher in file.launch.launchers:
-            if launcher.name == "accelerate":
+            if launcher.name == "accelerate launch":
                 settings |= name_launch_flags(launcher.settings)
             else:
-                settings |= {f"{launcher.name}.{name}": stated for name, stated in launcher.settings.items()}
+                settings |= {f"launcher.{name}": stated for name, stated in launcher.settings.items()}
         return name_settings(settings)
     settings = flatten_file(file, example="per_device_train_batch_size: 1")
     if "distributed_type" in settings or "compute_environment" in settings:
@@ -174,16 +177,11 @@ def read_sequence(reading: Reading, program: TrainerProgram) -> None:
 def _read_sharding(reading: Reading, program: TrainerProgram) -> None:
     """Reads DeepSpeed, FSDP, or plain data parallelism: arguments of the Trainer count more than Accelerate's file."""
     kind = reading.take_word("accelerate.distributed_type")
-    fsdp = reading.take("fsdp")
     reading.set_key("framework.name", "hf-trainer")
     if any(name.startswith("deepspeed.") for name in reading.stated):
         read_zero(reading)
-    elif (fsdp is not None and not is_null(fsdp.value) and str(fsdp.value).lower() != "false" and fsdp.value != []) or (
-        kind == "fsdp"
-    ):
+    elif has_fsdp(reading):
         read_fsdp(reading, program.fsdp_version)
-        if kind != "fsdp" and reading.take("fsdp_config.auto_wrap_policy") is None:
-            _read_wrapping(reading)
     elif kind == "megatron_lm":
         why = "Accelerate hands over to Megatron-LM, whose degrees meshcast does not read from this file"
         reading.ask(reading.take("accelerate.distributed_type"), why, "plan.tp=1")
@@ -192,25 +190,6 @@ def _read_sharding(reading: Reading, program: TrainerProgram) -> None:
         if mebibytes := reading.take_count("ddp_bucket_cap_mb"):
             reading.set_key("framework.set.bucket.elements", mebibytes * 2**18, "ddp_bucket_cap_mb")
     read_degrees(reading)
-
-
-def ask_sharding(reading: Reading) -> None:
-    """Asks what a file of arguments leaves to the command that it is given to: whether DeepSpeed or FSDP shards."""
-    sections = ("deepspeed", "fsdp", "accelerate.")
-    if reading.file.launch is None and not any(name.startswith(sections) for name in reading.stated):
-        why = "the command that starts it, or the configuration of Accelerate, says whether DeepSpeed or FSDP shards"
-        reading.ask(None, why, "plan.zero=3", "plan.fsdp=true", "plan.zero=0")
-
-
-def _read_wrapping(reading: Reading) -> None:
-    """Reads whether ``fsdp`` wraps layers: before release 5 of transformers the word ``auto_wrap`` says so."""
-    stated = reading.take("fsdp")
-    wraps = any(name.startswith(("fsdp_transformer_layer", "fsdp_config.transformer_layer")) for name in reading.stated)
-    if stated is None or isinstance(stated.value, bool) or "auto_wrap" in str(stated.value) or wraps:
-        return
-    why = "without auto_wrap transformers before release 5 wraps the whole model as one unit; layers are forecast"
-    errs = "the forecast needs less memory, and overlaps more"
-    reading.approximate(stated, why, errs, {"plan.data.reshard": False})
 
 
 # ----------------------------------------------------------------------------------------- precision
@@ -315,12 +294,7 @@ def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
         offload_checkpoints(reading, *offloads)
 
 
-def offload_checkpoints(reading: Reading, *names: str) -> None:
-    """Sets that the saved inputs of layers lie in host memory. names: of the settings that say so."""
-    reading.set_key("plan.offload", (*reading.keys.get("plan.offload", ()), "activations"), *names)
-
-
-ATTENTIONS: Mapping[str, Mapping[str, Any]] = {
+ATTENTIONS: Mapping[str, SomeKeys] = {
     "sdpa": {"attention_library": "sdpa"},
     "flash_attention_2": {"attention_library": "flash-2"},
     "flash_attention_3": {"attention_library": "flash-3"},
@@ -478,9 +452,50 @@ def _read_length(reading: Reading) -> None:
 
 def _read_processes(reading: Reading) -> None:
     """Reads how many GPUs the launcher starts processes on."""
-    if count := reading.take_count("accelerate.num_processes"):
-        reading.set_key("cluster.gpus", count, "accelerate.num_processes")
-    reading.take("accelerate.num_machines")
+    names: tuple[str, ...] = ("accelerate.num_processes", "launcher.nproc_per_node", "launcher.num_gpus")
+    each = reading.take_count(*names, decisive=False) if _is_number(reading, *names) else None
+    if each is None:
+        each, names = _count_devices(reading), ("launcher.include",)
+    elif names[0] not in reading.stated:
+        each *= _count_nodes(reading)
+    reading.take("accelerate.num_machines", decisive=False)
+    if each:
+        reading.set_key("cluster.gpus", each, *names)
+
+
+def _is_number(reading: Reading, *names: str) -> bool:
+    """Whether the first of these settings is a number: torchrun also takes ``gpu`` and ``auto``."""
+    stated = next((reading.stated[name] for name in names if name in reading.stated), None)
+    return stated is not None and not stated.unknown and str(stated.value).isdecimal() and int(str(stated.value)) > 0
+
+
+def _count_nodes(reading: Reading) -> int:
+    """The nodes of torchrun or DeepSpeed; of an elastic range, the most."""
+    stated = reading.take("launcher.nnodes", "launcher.num_nodes", decisive=False)
+    last = str(stated.value).rpartition(":")[2] if stated is not None else ""
+    return int(last) if last.isdecimal() and int(last) else 1
+
+
+def _count_devices(reading: Reading) -> int | None:
+    """The GPUs that a script names, or the single one of a program without a launcher; None: those of the machine."""
+    launch = reading.file.launch
+    included = reading.take("launcher.include", decisive=False)
+    if included is not None:
+        return sum(host.count(",") + 1 for host in str(included.value).split("@") if ":" in host) or None
+    if launch is None:
+        return None
+    visible = launch.environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.unknown and visible.text.strip():
+        return visible.text.count(",") + 1
+    starts = {launcher.name for launcher in launch.launchers} & STARTERS
+    return None if starts or not launch.entry.endswith(".py") else 1
+
+
+STARTERS = {
+    *("accelerate launch", "torchrun", "deepspeed", "python -m torch.distributed.run", "srun", "mpirun"),
+    "python -m torch.distributed.launch",
+}
+"""Launchers of several processes."""
 
 
 def take_on(reading: Reading, *names: str) -> Stated | None:

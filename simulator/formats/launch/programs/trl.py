@@ -10,10 +10,10 @@ import re
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
     approximate_reference,
-    ask_sharding,
     double_samples,
     follow_file,
     read_trainer_file,
@@ -30,7 +30,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     OPTIMISATION,
     SHORT,
     VERDICTS,
-    table,
+    list_verdicts,
 )
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated
@@ -55,7 +55,7 @@ PAIRS = ("dpo", "orpo", "cpo", "reward")
 REFERENCES = ("dpo", "kto", "bco")
 """Trainers with a reference model."""
 
-TRL_VERDICTS = table(
+TRL_VERDICTS = list_verdicts(
     ("dataset_* truncation_mode eval_packing packing_strategy padding_free packing assistant_only_loss", DATA),
     ("completion_only_loss max_prompt_length max_completion_length formatting* max_num_* prompt_template", DATA),
     ("conversation* num_proc auto_insert* system_prompt", DATA),
