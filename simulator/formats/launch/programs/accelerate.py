@@ -12,7 +12,12 @@ import shlex
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.hf_trainer import read_script
-from meshcast.simulator.formats.launch.programs.trainer import TrainerProgram, read_trainer_file, read_training
+from meshcast.simulator.formats.launch.programs.trainer import (
+    TrainerProgram,
+    assume_no_recomputation,
+    read_trainer_file,
+    read_training,
+)
 from meshcast.simulator.formats.launch.programs.trainer_settings import VERDICTS
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
     MODULES,
@@ -35,6 +40,9 @@ from meshcast.simulator.formats.launch.yaml_text import write_yaml
 SEQUENCE_NAMES = ("max_length", "max_seq_length", "model_max_length", "block_size", "cutoff_len", "sequence_len")
 """Lengths of sequences, as programs on Accelerate name them."""
 
+SECTIONS = ("fsdp_config", "accelerate.fsdp_config")
+"""Sections with settings of FSDP."""
+
 TRAINER = "per_device_train_batch_size"
 """The argument of the Trainer without which the file says nothing of a step."""
 
@@ -48,9 +56,10 @@ def interpret(reading: Reading) -> None:
     read_training(reading, program)
     if TRAINER not in reading.stated and "deepspeed.train_micro_batch_size_per_gpu" not in reading.stated:
         reading.ask_key("batch.micro", 1, "the script, or arguments of the Trainer, say the batch of a process")
-    if not set(program.checkpointing_names) & reading.stated.keys() and reading.keys["plan.recompute"] == "none":
+    switches = {*program.checkpointing_names, *(f"{name}.activation_checkpointing" for name in SECTIONS)}
+    if not switches & reading.stated.keys():
         why = "no setting of this file recomputes layers; the script, or arguments of the Trainer, may"
-        reading.assume("plan.recompute", "none", why)
+        assume_no_recomputation(reading, why)
 
 
 def recognise(file: LaunchFile) -> Evidence:

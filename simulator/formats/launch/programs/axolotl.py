@@ -16,7 +16,6 @@ from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import set_replicas, state_fsdp
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
-    approximate_freezing,
     approximate_reference,
     double_samples,
     follow_file,
@@ -107,8 +106,12 @@ AXOLOTL_VERDICTS = list_verdicts(
         "selective_checkpointing*",
         Approximation("whole layers are recomputed", "the forecast is too slow"),
     ),
-    ("relora* lisa*", Decision("it changes which weights are trained from step to step", ("train.mode=full",))),
-    ("fp8_config* fp8_enable* qat* quantization*", Approximation("the usual recipe is forecast", LITTLE)),
+    (
+        "relora* lisa* spectrum* unfrozen_parameters freeze_*",
+        Decision("it says which weights are trained; meshcast trains all, or adapters", ("train.mode=full",)),
+    ),
+    ("qat*", Decision("training for quantisation adds kernels and formats", ("precision.compute=bf16",))),
+    ("fp8_config* fp8_enable* quantization*", Approximation("the usual recipe is forecast", LITTLE)),
     ("deepcompile", Approximation("compilation by DeepSpeed is left out", LONG)),
     ("trl* vllm*", NoInfluence("rollouts are left out")),
     ("layer_offloading ple_cpu_offload", Decision("weights lie in host memory", ("plan.zero=3",))),
@@ -232,8 +235,6 @@ def _read_adapters(reading: Reading) -> None:
         for name, entry in reading.stated.items():
             if name.startswith("lora_"):
                 reading.ignore(reading.take(name) or entry, "no adapter is set")
-        for name in ("unfrozen_parameters", "spectrum_top_fraction", "freeze_mm_modules"):
-            approximate_freezing(reading, take_on(reading, name))
         return
     everywhere = take_on(reading, "lora_target_linear") is not None
     set_adapters(reading, stated, 8, ("lora_r",), "lora_target_modules", everywhere=everywhere)

@@ -97,6 +97,7 @@ LLAMAFACTORY_VERDICTS = list_verdicts(
     ("fp8_enable*", Approximation("weights are gathered in 16 bits", LONG)),
     ("shift_attn use_llama_pro additional_target", Approximation("it is left out", EITHER)),
     ("mixture_of_depths", Decision("it changes the model", ("model=config.json",))),
+    ("freeze_*", NoInfluence("finetuning_type says whether weights are frozen")),
     ("use_mca", NoInfluence("settings of Megatron-Core say it")),
     ("use_hyper_parallel*", Decision("it is not read", ("plan.tp=1",))),
     ("dist_config.* init_config.* kernel_config.* peft_config.* batching_*", LOADING),
@@ -155,6 +156,11 @@ def _read_first(reading: Reading) -> None:
         reading.set_key("plan.cp", size, "cp_size")
         scheme = "ulysses" if reading.take_word("cp_mode") == "ulysses" else "ring"
         reading.set_key("plan.sequence", scheme, "cp_mode", "cp_size")
+    precision = reading.stated.get("bf16")
+    if precision is None:
+        reading.stated["bf16"] = Stated(True, "bf16", reading.file.where)
+    elif not read_switch(precision):
+        reading.ask_key("precision.compute", "bf16", "the checkpoint decides the format of weights", precision)
     if "finetuning_type" not in reading.stated:
         kind = reading.take_word("peft_config.name") or "full"
         reading.stated["finetuning_type"] = Stated(kind, "peft_config.name", reading.file.where)
@@ -192,8 +198,11 @@ def _read_workers(reading: Reading) -> None:
     }
     if each := counts.get("NPROC_PER_NODE"):
         reading.set_key("cluster.gpus", each * counts.get("NNODES", 1))
-    if take_on(reading, "galore_layerwise", "apollo_layerwise") is not None:  # parser.py: on one GPU alone
+    layerwise = take_on(reading, "galore_layerwise", "apollo_layerwise")
+    if layerwise is not None:  # parser.py refuses more GPUs
         reading.set_key("cluster.gpus", 1, "galore_layerwise", "apollo_layerwise")
+        why = "gradients of a layer are gone before those of the next are there, which meshcast does not describe"
+        reading.ask(layerwise, why, "precision.moments=bf16")
 
 
 MEGATRON = {row.name for row in DEGREES if row.key in ("plan.tp", "plan.pp", "plan.cp", "plan.ep")}

@@ -294,6 +294,13 @@ def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
         offload_checkpoints(reading, *offloads)
 
 
+def assume_no_recomputation(reading: Reading, why: str, stated: Stated | None = None) -> None:
+    """Assumes that no layer is recomputed. stated: a setting of how layers are, which bounds the error."""
+    reading.assume("plan.recompute", "none", why)
+    errs = "with recomputation the step is longer and needs less memory"
+    reading.approximate(stated, why, errs, {"plan.recompute": "full"})
+
+
 ATTENTIONS: Mapping[str, SomeKeys] = {
     "sdpa": {"attention_library": "sdpa"},
     "flash_attention_2": {"attention_library": "flash-2"},
