@@ -15,6 +15,7 @@ from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
     follow_file,
+    list_names,
     read_trainer_file,
     read_training,
     set_adapters,
@@ -23,7 +24,6 @@ from meshcast.simulator.formats.launch.programs.trainer import (
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import VERDICTS
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import is_null
 
 SEQUENCE_NAMES = (
     *("model_max_length", "max_seq_length", "max_seq_len", "block_size", "cutoff_len", "max_length", "seq_length"),
@@ -83,34 +83,39 @@ def read_script(reading: Reading) -> None:
 
 def _read_adapters(reading: Reading) -> None:
     stated = take_on(reading, *LORA_NAMES)
-    bits = reading.take_count("bits", "quantization_bit") or 16
+    bits = reading.take_count(*BITS_NAMES) or 16
     four = take_on(reading, "load_in_4bit", "use_4bit", "q_lora", "use_qlora", "qlora", "use_4bit_quantization")
     eight = take_on(reading, "load_in_8bit", "use_8bit", "use_8bit_quantization")
-    if stated is not None or bits < 16 or four is not None or eight is not None:
-        switch = stated or four or eight or reading.take("bits", "quantization_bit")
-        set_adapters(reading, switch, 8, RANK_NAMES, *TARGET_NAMES, everywhere=False)
-    elif any(name in reading.stated for name in RANK_NAMES[:2]):
-        rank = reading.take(*RANK_NAMES[:2])
+    entry = reading.file.launch.entry if reading.file.launch is not None else ""
+    switch = stated or four or eight or (reading.take(*BITS_NAMES) if bits < 16 else None)
+    if switch is not None:
+        set_adapters(reading, switch, None, RANK_NAMES, *TARGET_NAMES, everywhere=False)
+    elif re.search("lora|peft", entry):
+        set_adapters(reading, None, None, RANK_NAMES, *TARGET_NAMES, everywhere=False)
+        reading.assume("train.mode", "lora", f"{entry} has it in its name")
+    elif (rank := reading.take(*RANK_NAMES[:2])) is not None:
         why = "it sets the rank of adapters, and no setting says that the script has adapters"
         reading.ask(rank, why, "train.mode=lora", "train.mode=full")
     if four is not None or bits == 4:
-        set_quantised_weights(reading, 4, four or reading.take("bits", "quantization_bit"))
+        set_quantised_weights(reading, 4, four or reading.take(*BITS_NAMES))
     elif eight is not None or bits == 8:
-        set_quantised_weights(reading, 8, eight or reading.take("bits", "quantization_bit"))
+        set_quantised_weights(reading, 8, eight or reading.take(*BITS_NAMES))
+
+
+BITS_NAMES = ("bits", "quantization_bit", "load_in_kbits", "load_in_bits")
+"""Bits of the weights under adapters."""
 
 
 def recognise(file: LaunchFile) -> Evidence:
     """A script or a mapping with arguments of the Trainer."""
+    names, starts = list_names(file), set[str]()
     if file.launch is not None:
-        names = {name for name, stated in file.launch.arguments.items() if not is_null(stated.value)}
         starts = {launcher.name for launcher in file.launch.launchers}
         if (
-            re.search(r"(^|/)run_(clm|mlm|translation|summarization|seq2seq)\w*\.py$", file.launch.entry)
+            re.search(r"run_(clm|mlm|translation|summarization|seq2seq)\w*\.py$", file.launch.entry)
             and DISTINCTIVE & names
         ):
             return Evidence.CERTAIN
-    else:
-        names, starts = set(file.keys), set()
     known = len(names & DISTINCTIVE)
     if known >= MANY or (known and starts & {"accelerate launch"}):
         return Evidence.LIKELY

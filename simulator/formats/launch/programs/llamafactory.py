@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, TRAITS, read_plan
@@ -20,6 +21,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     approximate_reference,
     double_samples,
     follow_file,
+    list_names,
     read_trainer_file,
     read_training,
     set_adapters,
@@ -123,6 +125,9 @@ def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
     if (stated := reading.take("configuration")) is not None:
         follow_file(reading, stated)
+    if "tokenized_path" in reading.stated and take_on(reading, "do_train") is None:
+        rule = "it prepares a data set (tokenized_path without do_train), and trains nothing"
+        raise PlanError(reading.file.where, rule, "Name the file of the training")
     if FIRST & reading.stated.keys():
         _read_first(reading)
     _read_switches(reading)
@@ -283,11 +288,9 @@ STRONG = {"finetuning_type", "cutoff_len", "template", "dataset_dir", "lora_targ
 
 def recognise(file: LaunchFile) -> Evidence:
     """Its command, or its settings."""
-    names = set(file.keys)
-    if file.launch is not None:
-        if re.search(r"llamafactory-cli|llama_factory|llamafactory|^lmf ", file.launch.entry):
-            return Evidence.CERTAIN
-        names = set(file.launch.arguments)
+    names = list_names(file)
+    if file.launch is not None and re.search(r"llamafactory-cli|llama_factory|llamafactory|^lmf ", file.launch.entry):
+        return Evidence.CERTAIN
     if "finetuning_type" in names and {"stage", "template", "cutoff_len"} & names:
         return Evidence.CERTAIN
     if "model" in names and {"dist_config", "peft_config", "init_config", "kernel_config"} & names:

@@ -93,6 +93,19 @@ def _name_accelerate(name: str) -> str:
     return f"accelerate.{name}" if name.partition(".")[0] in ACCELERATE_KEYS else name
 
 
+def list_names(file: LaunchFile) -> set[str]:
+    """The names of the settings of a file: of a command also those of the file that it gives to the program."""
+    if file.launch is None:
+        return set(file.keys)
+    names = {name for name, stated in file.launch.arguments.items() if not is_null(stated.value)}
+    given_files = [*file.launch.positional, *(file.launch.arguments[name] for name in ("config",) if name in names)]
+    for stated in given_files:
+        if not stated.unknown and str(stated.value).lower().endswith((".yaml", ".yml", ".json")):
+            companion = file.find_companion(str(stated.value))
+            names |= set(companion.keys) if companion is not None else set()
+    return names
+
+
 def follow_file(reading: Reading, stated: Stated) -> None:
     """Adds the settings of the YAML or JSON file that a command names in place of arguments."""
     if (file := reading.read_companion(stated)) is not None:
@@ -151,7 +164,8 @@ def _read_batch(reading: Reading, program: TrainerProgram) -> None:
 
 def _read_agreeing(reading: Reading, key: str, default: int, *names: str) -> None:
     """Reads a count that several files may state. Where they differ, the Trainer stops."""
-    counts = {name: count for name in names if (count := reading.take_count(name)) is not None}
+    answers = ("batch.micro=...",) if key == "batch.micro" else ("batch.global=...",)
+    counts = {name: count for name in names if (count := reading.take_count(name, answers=answers)) is not None}
     if len(set(counts.values())) > 1:
         first, *rest = (reading.stated[name] for name in counts)
         why = f"it differs from {first.shown}, which is {first.value}: the Trainer stops there"
@@ -165,7 +179,7 @@ def _read_agreeing(reading: Reading, key: str, default: int, *names: str) -> Non
 def read_sequence(reading: Reading, program: TrainerProgram) -> None:
     """Reads the length of sequences; of a script that does not state it, it is asked for."""
     names = program.sequence_names
-    if count := reading.take_count(*names):
+    if count := reading.take_count(*names, answers=("batch.sequence=...",)):
         reading.set_key("batch.sequence", count, *(name for name in names if name in reading.stated))
     elif program.sequence is not None:
         reading.set_key("batch.sequence", program.sequence)
@@ -380,31 +394,41 @@ EVERYWHERE = ("all", "all-linear", "all_linear", "lora_all_linear")
 def set_adapters(
     reading: Reading,
     stated: Stated | None,
-    rank: int,
+    rank: int | None,
     rank_names: tuple[str, ...],
     *target_names: str,
     everywhere: bool,
 ) -> None:
     """Sets low-rank adapters.
 
-    stated: the setting that says so. rank: without a setting. rank_names, target_names: of the settings.
+    stated: the setting that says so. rank: without a setting; None: a script decides, and it is asked for.
+    rank_names, target_names: of the settings.
     everywhere: whether all linear layers have adapters without a setting; otherwise queries and values.
     """
     mode = [name for name, entry in reading.stated.items() if entry is stated]
     reading.set_key("train.mode", "lora", *mode)
-    reading.set_key("train.rank", reading.take_count(*rank_names) or rank, *rank_names)
-    words = [word.lower() for word in read_words(entry)] if (entry := reading.take(*target_names)) is not None else []
+    count = reading.take_count(*rank_names, answers=("train.rank=...",))
+    if count is None and rank is None:
+        reading.ask_key("train.rank", 8, "the script decides the rank of adapters, and no setting says it")
+    else:
+        reading.set_key("train.rank", count or rank, *rank_names)
+    _read_targets(reading, target_names, everywhere)
+
+
+def _read_targets(reading: Reading, names: tuple[str, ...], everywhere: bool) -> None:
+    """Reads which linear layers have adapters. everywhere: all of them, without a setting."""
+    stated = reading.take(*names)
+    words = [word.lower() for word in read_words(stated)] if stated is not None else []
     words = [word for word in words if word not in ("none", "null")]
     if (not words and everywhere) or set(words) & set(EVERYWHERE):
-        reading.take(*target_names)
         return
     targets = list(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS)) if words else ["attn_qkv"]
     unknown = [word for word in words if word not in TARGETS]
     if unknown:
         why = f"meshcast does not know which layers {', '.join(unknown)} are"
-        reading.approximate(entry, why, "the memory and time of adapters err a little")
+        reading.approximate(stated, why, "the memory and time of adapters err a little")
     if targets:
-        reading.set_key("train.targets", tuple(targets), *target_names)
+        reading.set_key("train.targets", tuple(targets), *names)
 
 
 def approximate_freezing(reading: Reading, stated: Stated | None) -> None:

@@ -72,6 +72,12 @@ TRAINER_VERDICTS = list_verdicts(
     ("local_rank ray_* use_mps_device average_tokens_across_devices dispatch_batches torchdynamo jit_mode_eval", START),
     ("trust_remote_code low_cpu_mem_usage config_name config_overrides use_safetensors *revision resize_*", LOADING),
     ("add_tokens model_type type_of_model model_init_kwargs* use_cache ds3_gather*", LOADING),
+    ("lora_alpha peft_lora_alpha lora_dropout lora_bias lora_weight_path lora_task_type use_rslora", OPTIMISATION),
+    ("packing eval_packing group_texts block_diag*", DATA),
+    (
+        "modules_to_save lora_modules_to_save",
+        Approximation("whole modules that are trained beside adapters are left out", "the forecast needs less memory"),
+    ),
     ("fsdp_transformer_layer* fsdp_min_num_params", UNITS),
     ("num_train_epochs num_epochs epochs max_train_steps", LENGTH),
     ("group_by_length length_column_name pad_to_* dynamic_padding sequence_bucketing", PADDING),

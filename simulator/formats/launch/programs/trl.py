@@ -16,6 +16,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     approximate_reference,
     double_samples,
     follow_file,
+    list_names,
     read_trainer_file,
     read_training,
     set_adapters,
@@ -135,11 +136,10 @@ STRONG = {
 
 def recognise(file: LaunchFile) -> Evidence:
     """Its command, its scripts, or its settings."""
-    names = set(file.keys)
+    names = list_names(file)
     if file.launch is not None:
         if re.match(r"trl\b", file.launch.entry) or re.search(r"trl[/.]scripts", file.launch.entry):
             return Evidence.CERTAIN
-        names = set(file.launch.arguments)
         script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", file.launch.entry)
         recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in file.launch.positional)
         if script and (recipe or names & (STRONG | {"dataset_name", "model_name_or_path", "config"})):
