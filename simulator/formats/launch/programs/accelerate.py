@@ -121,8 +121,13 @@ def _write_fsdp_section(keys: SomeKeys) -> Keys:
     section: Keys = {f"fsdp_{name}": value for name, value in write_fsdp(keys).items()}
     if not is_second_fsdp(keys):
         section["fsdp_sharding_strategy"] = name_strategy(keys).upper()
-    section["fsdp_activation_checkpointing"] = recomputes(keys)
+    section["fsdp_activation_checkpointing"] = recomputes(keys) and not _is_reentrant(keys)
     return section
+
+
+def _is_reentrant(keys: SomeKeys) -> bool:
+    """Whether checkpoints are reentrant, which those of FSDP are not."""
+    return not keys.get("framework.set.recompute_early_stop", True)
 
 
 def _write_degrees(keys: SomeKeys) -> Keys:
@@ -148,12 +153,11 @@ def write_arguments(keys: SomeKeys) -> Keys:
         "per_device_train_batch_size": keys["batch.micro"],
         "gradient_accumulation_steps": count_passes(keys),
         **write_formats(keys),
-        "gradient_checkpointing": recomputes(keys) and not shards_by_fsdp(keys),
+        "gradient_checkpointing": recomputes(keys) and (_is_reentrant(keys) or not shards_by_fsdp(keys)),
         "optim": "adamw_torch_fused",
     }
     if settings["gradient_checkpointing"]:
-        reentrant = not keys.get("framework.set.recompute_early_stop", True)
-        settings["gradient_checkpointing_kwargs"] = json.dumps({"use_reentrant": reentrant})
+        settings["gradient_checkpointing_kwargs"] = json.dumps({"use_reentrant": _is_reentrant(keys)})
     if (name := name_attention(keys)) is not None:
         settings["attn_implementation"] = name
     if keys.get("framework.set.compile"):

@@ -42,10 +42,10 @@ DISTINCTIVE = {
 }
 """Arguments by which a script on the Trainer is known."""
 
-FEW, MANY = 3, 5
+FEW, MANY = 2, 5
 """Distinctive arguments that make it possible, and likely, that a file is of the Trainer."""
 
-LORA_NAMES = ("use_lora", "lora_enable", "lora", "use_peft", "peft", "q_lora", "use_qlora", "qlora")
+LORA_NAMES = ("use_lora", "use_peft_lora", "lora_enable", "lora", "use_peft", "peft", "q_lora", "use_qlora", "qlora")
 """Switches of scripts for low-rank adapters."""
 
 RANK_NAMES = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r", "rank")

@@ -243,7 +243,7 @@ def _find_switches(reading: Reading) -> Iterator[tuple[str, str]]:
     """The settings that say the format of mixed precision, those that count more first."""
     for word in ("bf16", "fp16"):
         for name in (word, f"deepspeed.{word}.enabled", f"deepspeed.{'bfloat16' if word == 'bf16' else word}.enabled"):
-            stated = reading.take(name)
+            stated = reading.take(name, answers=("precision.compute=bf16",))
             if stated is not None and not is_null(stated.value) and read_switch(stated):
                 yield name, word
     word = reading.take_word("accelerate.mixed_precision")
