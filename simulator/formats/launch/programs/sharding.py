@@ -330,9 +330,9 @@ def read_fsdp(reading: Reading, version: int = 1) -> None:
         reading.set_key("framework.set.gathers_apart", True, *_fsdp_names("version"))
     else:
         # Accelerate's FullyShardedDataParallelPlugin prefetches nothing unless it is told to.
-        names = (*_fsdp_names("backward_prefetch"), *_fsdp_names("backward_prefetch_policy"))
-        ahead = reading.take_word(*names) in ("backward_pre", "1")
-        reading.set_key("plan.data.backward_prefetch", ahead, *names)
+        prefetch = (*_fsdp_names("backward_prefetch"), *_fsdp_names("backward_prefetch_policy"))
+        ahead = reading.take_word(*prefetch) in ("backward_pre", "1")
+        reading.set_key("plan.data.backward_prefetch", ahead, *prefetch)
     _read_units(reading)
     _read_wrapping(reading)
     _read_fsdp_offload(reading, words)
