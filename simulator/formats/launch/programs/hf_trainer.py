@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
+from meshcast.simulator.formats.launch.programs.sharding import ask_sharding, state_chat
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
     follow_file,
@@ -66,19 +67,34 @@ def read_script(reading: Reading) -> None:
             follow_file(reading, stated)
     entry = launch.entry if launch is not None else ""
     sequence = next((length for script, length in SEQUENCES.items() if re.search(script, entry)), None)
-    names = (
-        "model_name_or_path",
-        "model_name",
-        "model_id",
-        "pretrained_model_name_or_path",
-        "model_path",
-        "base_model",
-    )
-    read_training(reading, TrainerProgram(sequence=sequence, sequence_names=SEQUENCE_NAMES, model_names=names))
-    if not DISTINCTIVE & reading.stated.keys() and "deepspeed.train_micro_batch_size_per_gpu" not in reading.stated:
-        reading.ask_key("batch.micro", 1, "the script says the batch of a process")
+    program = TrainerProgram(sequence=sequence, sequence_names=SEQUENCE_NAMES, model_names=MODEL_NAMES)
+    if "zero_stage" in reading.stated and "deepspeed" in reading.stated:
+        program = replace(program, micro=16, sequence=512)
+        _read_chat(reading)
+    elif not DISTINCTIVE & reading.stated.keys():
+        program = replace(program, micro=None)
+    read_training(reading, program)
+    if program.micro is None and (stated := reading.take(*BATCH_NAMES)) is not None:
+        reading.ignore(stated, "the configuration of DeepSpeed, or --set batch.micro, says the batch")
     ask_sharding(reading)
     _read_adapters(reading)
+
+
+BATCH_NAMES = ("batch_size", "train_batch_size", "global_batch_size")
+"""Batches as scripts without the Trainer name them."""
+
+MODEL_NAMES = (
+    *("model_name_or_path", "model_name", "model_id", "pretrained_model_name_or_path", "model_path", "base_model"),
+)
+"""Models as scripts name them."""
+
+
+def _read_chat(reading: Reading) -> None:
+    """States what DeepSpeed-Chat makes of its flags."""
+    state_chat(reading)
+    rank = reading.stated.get("lora_dim")
+    if rank is not None and str(rank.value) not in ("0", "none"):
+        set_adapters(reading, rank, None, ("lora_dim",), everywhere=True)
 
 
 def _read_adapters(reading: Reading) -> None:
@@ -93,7 +109,7 @@ def _read_adapters(reading: Reading) -> None:
     elif re.search("lora|peft", entry):
         set_adapters(reading, None, None, RANK_NAMES, *TARGET_NAMES, everywhere=False)
         reading.assume("train.mode", "lora", f"{entry} has it in its name")
-    elif (rank := reading.take(*RANK_NAMES[:2])) is not None:
+    elif "train.mode" not in reading.keys and (rank := reading.take(*RANK_NAMES[:2])) is not None:
         why = "it sets the rank of adapters, and no setting says that the script has adapters"
         reading.ask(rank, why, "train.mode=lora", "train.mode=full")
     if four is not None or bits == 4:

@@ -286,6 +286,29 @@ def _read_sub_groups(reading: Reading, stage: int) -> None:
     reading.approximate(stated, why, errs)
 
 
+CHAT = {
+    **{"overlap_comm": True, "stage3_param_persistence_threshold": 10_000, "stage3_max_live_parameters": 30_000_000},
+    "stage3_prefetch_bucket_size": 30_000_000,
+}
+"""What DeepSpeed-Chat sets beside its flags (deepspeedai/DeepSpeedExamples @38ef1962d938,
+applications/DeepSpeed-Chat/dschat/utils/ds_utils.py; defaults of its flags in training/step1_supervised_finetuning)."""
+
+
+def state_chat(reading: Reading) -> None:
+    """States the configuration that DeepSpeed-Chat makes of its flags."""
+    stage = reading.stated["zero_stage"]
+    settings = {f"{Z}.{name}": replace(stage, value=value) for name, value in CHAT.items()}
+    settings[f"{Z}.stage"] = stage
+    if reading.take_switch("offload"):
+        stated = reading.stated["offload"]
+        settings |= {f"{Z}.offload_{what}.device": replace(stated, value="cpu") for what in ("param", "optimizer")}
+    word = reading.take_word("dtype") or "fp16"
+    settings[f"deepspeed.{word}.enabled"] = replace(reading.stated.get("dtype", stage), value=True)
+    reading.stated.pop("dtype", None)
+    reading.take("zero_stage", "deepspeed")
+    reading.add_stated(settings)
+
+
 # ------------------------------------------------------------------------------------------------ FSDP
 
 FSDP = "fsdp"

@@ -44,7 +44,7 @@ from meshcast.simulator.formats.launch.table import (
 class TrainerProgram:
     """A program on the Trainer, by its names and defaults where these differ from the Trainer's.
 
-    micro: sequences of a micro-batch of a process. micro_names: of the setting.
+    micro: sequences of a micro-batch of a process; None: a script decides. micro_names: of the setting.
     sequence: tokens of a sequence; None: a script decides. sequence_names: of the setting.
     model_names: of the setting of the model.
     compute: format of the computation without a switch.
@@ -56,7 +56,7 @@ class TrainerProgram:
     packs: what of a batch is padding or packed, as a question about `batch.documents` may put it.
     """
 
-    micro: int = 8
+    micro: int | None = 8
     micro_names: tuple[str, ...] = ("per_device_train_batch_size", "per_gpu_train_batch_size")
     sequence: int | None = None
     sequence_names: tuple[str, ...] = ()
@@ -132,13 +132,14 @@ def read_training(reading: Reading, program: TrainerProgram) -> None:
     _read_processes(reading)
 
 
+DEEPSPEED_FILES = ("deepspeed", "deepspeed_config", "ds_config", "deepspeed_config_file", "deepspeed_config_path")
+"""Arguments of scripts that name a configuration of DeepSpeed."""
+
+
 def _add_companions(reading: Reading) -> None:
     """Adds the files of DeepSpeed and FSDP that arguments of the Trainer name."""
-    for name, prefix in (
-        ("deepspeed", "deepspeed."),
-        ("deepspeed_config", "deepspeed."),
-        ("fsdp_config", "fsdp_config."),
-    ):
+    files = {**dict.fromkeys(DEEPSPEED_FILES, "deepspeed."), "fsdp_config": "fsdp_config."}
+    for name, prefix in files.items():
         stated = reading.stated.get(name)
         if stated is None or is_null(stated.value) or isinstance(stated.value, bool):
             continue
@@ -160,9 +161,15 @@ def _read_batch(reading: Reading, program: TrainerProgram) -> None:
     stated = reading.take("deepspeed.train_batch_size")
     if stated is not None and not is_null(stated.value):
         reading.set_key("batch.global", read_count(stated), "deepspeed.train_batch_size")
+    if "batch.micro" not in reading.keys and program.micro is None:
+        if "batch.global" in reading.keys:
+            # DeepSpeedConfig._set_batch_related_parameters
+            reading.keys["batch.per_rank"] = reading.keys.get("batch.accumulated", 1)
+        else:
+            reading.ask_key("batch.micro", 1, "the script says the batch of a process")
 
 
-def _read_agreeing(reading: Reading, key: str, default: int, *names: str) -> None:
+def _read_agreeing(reading: Reading, key: str, default: int | None, *names: str) -> None:
     """Reads a count that several files may state. Where they differ, the Trainer stops."""
     answers = ("batch.micro=...",) if key == "batch.micro" else ("batch.global=...",)
     counts = {name: count for name in names if (count := reading.take_count(name, answers=answers)) is not None}
@@ -172,7 +179,7 @@ def _read_agreeing(reading: Reading, key: str, default: int, *names: str) -> Non
         reading.ask(rest[0], why, f"{key}={first.value}")
     if counts:
         reading.set_key(key, next(iter(counts.values())), *counts)
-    elif not any(reading.stated[name].unknown for name in names if name in reading.stated):
+    elif default is not None and not any(reading.stated[name].unknown for name in names if name in reading.stated):
         reading.set_key(key, default)
 
 

@@ -73,6 +73,7 @@ TRAINER_VERDICTS = list_verdicts(
     ("trust_remote_code low_cpu_mem_usage config_name config_overrides use_safetensors *revision resize_*", LOADING),
     ("add_tokens model_type type_of_model model_init_kwargs* use_cache ds3_gather*", LOADING),
     ("lora_alpha peft_lora_alpha lora_dropout lora_bias lora_weight_path lora_task_type use_rslora", OPTIMISATION),
+    ("data_split data_output_path lora_module_name only_optimize_lora lora_learning_rate print_loss", DATA),
     ("packing eval_packing group_texts block_diag*", DATA),
     (
         "modules_to_save lora_modules_to_save",
@@ -222,7 +223,10 @@ DEEPSPEED_VERDICTS = list_verdicts(
         Approximation("all-gathers are forecast in one step, module by module", LITTLE),
     ),
     (name_zero("offload_*.ratio"), Approximation("all states are forecast in host memory", LONG)),
-    (name_zero("zero_quantized_nontrainable_weights zenflow*"), Approximation("it is left out", EITHER)),
+    (
+        name_zero("zero_quantized_nontrainable_weights zenflow* *.super_offload *.cpuadam_cores_perc"),
+        Approximation("it is left out", EITHER),
+    ),
     (name_zero("offload_optimizer offload_param"), NoInfluence("nothing is offloaded")),
     (name_zero("cpu_offload_param*"), NoInfluence("the section offload_param replaces it")),
     (
