@@ -164,11 +164,10 @@ def _rename(reading: Reading) -> None:
     if checkpointing is not None and re.match("offload|unsloth", str(checkpointing.value).lower()):
         stated["gradient_checkpointing"] = Stated(True, checkpointing.shown, checkpointing.place)
         stated.setdefault("activation_offloading", checkpointing)
-    micro, total = stated.get("micro_batch_size"), stated.get("batch_size")
-    if total is not None and "gradient_accumulation_steps" not in stated and micro is not None:
-        count = int(str(total.value)) // int(str(micro.value))
-        stated["gradient_accumulation_steps"] = Stated(count, total.shown, total.place)
-        reading.take("batch_size")
+    total = stated.get("batch_size")
+    if total is not None and "gradient_accumulation_steps" not in stated:
+        micro, count = reading.take_count("micro_batch_size") or 1, reading.take_count("batch_size") or 1
+        stated["gradient_accumulation_steps"] = replace(total, value=max(1, count // micro))
 
 
 def _read_degrees(reading: Reading) -> None:

@@ -25,6 +25,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import VERDICTS
 from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import Stated
 
 SEQUENCE_NAMES = (
     *("model_max_length", "max_seq_length", "max_seq_len", "block_size", "cutoff_len", "max_length", "seq_length"),
@@ -98,12 +99,9 @@ def _read_chat(reading: Reading) -> None:
 
 
 def _read_adapters(reading: Reading) -> None:
-    stated = take_on(reading, *LORA_NAMES)
-    bits = reading.take_count(*BITS_NAMES) or 16
-    four = take_on(reading, "load_in_4bit", "use_4bit", "q_lora", "use_qlora", "qlora", "use_4bit_quantization")
-    eight = take_on(reading, "load_in_8bit", "use_8bit", "use_8bit_quantization")
+    stated, (bits, quantised) = take_on(reading, *LORA_NAMES), _find_bits(reading)
     entry = reading.file.launch.entry if reading.file.launch is not None else ""
-    switch = stated or four or eight or (reading.take(*BITS_NAMES) if bits < 16 else None)
+    switch = stated or quantised
     if switch is not None:
         set_adapters(reading, switch, None, RANK_NAMES, *TARGET_NAMES, everywhere=False)
     elif re.search("lora|peft", entry):
@@ -112,11 +110,24 @@ def _read_adapters(reading: Reading) -> None:
     elif "train.mode" not in reading.keys and (rank := reading.take(*RANK_NAMES[:2])) is not None:
         why = "it sets the rank of adapters, and no setting says that the script has adapters"
         reading.ask(rank, why, "train.mode=lora", "train.mode=full")
-    if four is not None or bits == 4:
-        set_quantised_weights(reading, 4, four or reading.take(*BITS_NAMES))
-    elif eight is not None or bits == 8:
-        set_quantised_weights(reading, 8, eight or reading.take(*BITS_NAMES))
+    if quantised is not None:
+        set_quantised_weights(reading, bits, quantised)
 
+
+def _find_bits(reading: Reading) -> tuple[int, Stated | None]:
+    """The bits of frozen weights, and the setting that says so; None: they have 16."""
+    for bits, names in QUANTISED.items():
+        if (stated := take_on(reading, *names)) is not None:
+            return bits, stated
+    bits = reading.take_count(*BITS_NAMES) or 16
+    return bits, reading.take(*BITS_NAMES) if bits < 16 else None
+
+
+QUANTISED: Mapping[int, tuple[str, ...]] = {
+    4: ("load_in_4bit", "use_4bit", "q_lora", "use_qlora", "qlora", "use_4bit_quantization"),
+    8: ("load_in_8bit", "use_8bit", "use_8bit_quantization"),
+}
+"""Switches of scripts for frozen weights of few bits."""
 
 BITS_NAMES = ("bits", "quantization_bit", "load_in_kbits", "load_in_bits")
 """Bits of the weights under adapters."""
