@@ -15,6 +15,7 @@ from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.sharding import ask_sharding, state_chat
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
+    approximate_loading,
     follow_file,
     list_names,
     read_trainer_file,
@@ -112,6 +113,8 @@ def _read_adapters(reading: Reading) -> None:
         reading.ask(rank, why, "train.mode=lora", "train.mode=full")
     if quantised is not None:
         set_quantised_weights(reading, bits, quantised)
+    else:
+        approximate_loading(reading, switch)
 
 
 def _find_bits(reading: Reading) -> tuple[int, Stated | None]:

@@ -207,10 +207,21 @@ def _read_sharding(reading: Reading, program: TrainerProgram) -> None:
         why = "Accelerate hands over to Megatron-LM, whose degrees meshcast does not read from this file"
         reading.ask(reading.take("accelerate.distributed_type"), why, "plan.tp=1")
     else:
-        reading.set_key("plan.data", "ddp", "accelerate.distributed_type")
+        _set_replicas_alone(reading)
         if mebibytes := reading.take_count("ddp_bucket_cap_mb"):
             reading.set_key("framework.set.bucket.elements", mebibytes * 2**18, "ddp_bucket_cap_mb")
     read_degrees(reading)
+
+
+def _set_replicas_alone(reading: Reading) -> None:
+    """Sets plain data parallelism, which is assumed where Accelerate has the file of another machine."""
+    launch = reading.file.launch
+    starts = {launcher.name for launcher in launch.launchers} if launch is not None else set()
+    if "accelerate launch" in starts and "accelerate.distributed_type" not in reading.stated:
+        why = "accelerate launch without --config_file takes the configuration of the machine, which is not here"
+        reading.assume("plan.data", "ddp", why)
+    else:
+        reading.set_key("plan.data", "ddp", "accelerate.distributed_type")
 
 
 # ----------------------------------------------------------------------------------------- precision
@@ -438,6 +449,13 @@ def _read_targets(reading: Reading, names: tuple[str, ...], everywhere: bool) ->
         reading.set_key("train.targets", tuple(targets), *names)
 
 
+def approximate_loading(reading: Reading, stated: Stated | None) -> None:
+    """Lists that frozen weights are forecast in 16 bits, where a script loads them in fp32."""
+    if not any(name in reading.stated for name in LOADING) and reading.keys.get("precision.compute") != "fp32":
+        why = "frozen weights are forecast in the format of the computation; without dtype they are loaded in fp32"
+        reading.approximate(stated, why, "the forecast needs up to 2 bytes a frozen parameter less")
+
+
 def approximate_freezing(reading: Reading, stated: Stated | None) -> None:
     """Lists a setting that trains a part of the weights: all are forecast, and adapters bound the error."""
     why = "all weights are forecast as trained, though some are frozen"
@@ -522,10 +540,15 @@ def _count_devices(reading: Reading) -> int | None:
         return sum(host.count(",") + 1 for host in str(included.value).split("@") if ":" in host) or None
     if launch is None:
         return None
+    starts = {launcher.name for launcher in launch.launchers} & STARTERS
     visible = launch.environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not visible.unknown and visible.text.strip():
-        return visible.text.count(",") + 1
-    starts = {launcher.name for launcher in launch.launchers} & STARTERS
+        count = visible.text.count(",") + 1
+        if count > 1 and not starts and launch.entry.endswith(".py"):
+            why = "one process copies the model to all GPUs (nn.DataParallel); a process for each is forecast"
+            stated = Stated(visible.text, "CUDA_VISIBLE_DEVICES", launch.place)
+            reading.approximate(stated, why, "the forecast is too fast")
+        return count
     return None if starts or not launch.entry.endswith(".py") else 1
 
 

@@ -13,6 +13,7 @@ from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
+    approximate_loading,
     approximate_reference,
     double_samples,
     follow_file,
@@ -124,6 +125,8 @@ def _read_adapters(reading: Reading) -> None:
         set_adapters(reading, stated, 16, ("lora_r",), "lora_target_modules", everywhere=False)
     if quantised is not None:
         set_quantised_weights(reading, bits, quantised)
+    else:
+        approximate_loading(reading, stated)
 
 
 STRONG = {
