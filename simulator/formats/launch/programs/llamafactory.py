@@ -291,12 +291,11 @@ def recognise(file: LaunchFile) -> Evidence:
     names = list_names(file)
     if file.launch is not None and re.search(r"llamafactory-cli|llama_factory|llamafactory|^lmf ", file.launch.entry):
         return Evidence.CERTAIN
-    if "finetuning_type" in names and {"stage", "template", "cutoff_len"} & names:
+    if "finetuning_type" in names or ("stage" in names and STRONG & names):
         return Evidence.CERTAIN
     if "model" in names and {"dist_config", "peft_config", "init_config", "kernel_config"} & names:
         return Evidence.LIKELY
-    is_likely = "finetuning_type" in names or ("stage" in names and STRONG & names)
-    return Evidence.LIKELY if is_likely else Evidence.NONE
+    return Evidence.NONE
 
 
 # ---------------------------------------------------------------------------------------------- writing

@@ -145,12 +145,13 @@ def recognise(file: LaunchFile) -> Evidence:
             return Evidence.CERTAIN
         script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", file.launch.entry)
         recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in file.launch.positional)
-        if script and (recipe or names & (STRONG | {"dataset_name", "model_name_or_path", "config"})):
-            return Evidence.CERTAIN if recipe or "config" in names else Evidence.LIKELY
+        if script and (recipe or names & (STRONG | {"dataset_name", "config"})):
+            return Evidence.CERTAIN
+        return Evidence.CERTAIN if len(STRONG & names) > 1 else Evidence.NONE
     strong = len(STRONG & names)
-    if file.launch is None and {"model_name_or_path", "dataset_name"} <= names:
-        strong = max(strong, 1)
-    return Evidence.CERTAIN if strong > 1 else Evidence.LIKELY if strong else Evidence.NONE
+    if strong > 1:
+        return Evidence.CERTAIN
+    return Evidence.LIKELY if strong or {"model_name_or_path", "dataset_name"} <= names else Evidence.NONE
 
 
 TRL = LaunchFormat("trl", "TRL", ".yaml", recognise, read_trainer_file, interpret, None, {**TRL_VERDICTS, **VERDICTS})
