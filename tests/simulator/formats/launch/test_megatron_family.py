@@ -493,3 +493,9 @@ def test_a_script_of_primus_names_its_experiment(tmp_path: Path) -> None:
     direct = import_file(parse(experiment, "exp.yaml", folder=tmp_path), cluster="dgx-h100:1").job
     script = parse("EXP=exp.yaml bash ./examples/run_pretrain.sh\n", "run.sh", folder=tmp_path)
     assert import_file(script, cluster="dgx-h100:1").job == direct and direct["plan"]["tp"] == 2
+
+
+def test_a_test_that_only_reports_an_error_hides_no_launch() -> None:
+    guard = 'if [ ! -f "$ENTRY" ]; then\n  echo "Error: pretrain_gpt.py is not here" >&2\n  exit 1\nfi\n'
+    launch = f"ENTRY=pretrain_gpt.py\n{guard}torchrun --nproc_per_node 8 $ENTRY {SHAPE} --bf16\n"
+    assert load_job(read(launch, "run.sh").job).batch.micro == 1
