@@ -348,5 +348,13 @@ def _write_sharding(keys: SomeKeys) -> Keys:
 
 
 LLAMAFACTORY = LaunchFormat(
-    "llamafactory", "LLaMA-Factory", ".yaml", recognise, read, interpret, write, {**LLAMAFACTORY_VERDICTS, **VERDICTS}
+    "llamafactory",
+    "LLaMA-Factory",
+    ".yaml",
+    recognise,
+    read,
+    interpret,
+    write,
+    {**LLAMAFACTORY_VERDICTS, **VERDICTS},
+    remark=lambda keys: ["It names no data set and no template of a chat: add dataset, and the template of the model."],
 )
