@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.deepspeed import flatten_settings
 from meshcast.simulator.formats.launch.programs.megatron_model import (
     CONFIGURATION,
     EXPERTS,
