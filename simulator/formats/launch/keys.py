@@ -2,8 +2,8 @@
 
 Most keys are those of a job file (``batch.micro``, ``model.moe.top_k``, ``framework.set.overlap.dp``, ``plan.tp``).
 Schemes have keys by their family: ``plan.data: zero-1`` and ``plan.sequence: megatron-cp`` name a scheme, and
-``plan.sequence.comm`` is one of its options. ``plan.recompute`` is none, selective or full, ``run.steps`` the steps of
-the training.
+``plan.sequence.comm`` is one of its options. ``plan.recompute`` is none, selective, operators or full, ``run.steps``
+the steps of the training.
 """
 
 from __future__ import annotations
