@@ -213,11 +213,6 @@ class Framework(FrameworkPart):
         return main - int(BYTES[self.weights]) if self.keeps_remainders else main
 
     @property
-    def stops_early(self) -> bool:
-        """Whether recomputation of a layer ends with the last tensor that its backward pass reads."""
-        return self.compile if self.recompute_early_stop == "compiled" else self.recompute_early_stop
-
-    @property
     def keeps_remainders(self) -> bool:
         """Whether main weights are weights and remainders: only bf16 is the upper half of fp32."""
         return self.weight_remainders and (self.weights, self.main_weights) == ("bf16", "fp32")

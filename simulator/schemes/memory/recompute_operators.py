@@ -113,8 +113,8 @@ class RecomputeOperators(MemoryScheme):
 
     def _saved_keys(self, fragment: Fragment, names: set[str]) -> set[str]:
         """Keys of the memory that is kept, of a lowered unit. names: of tensors that compute operators make."""
-        made = [use for use in fragment.tensor_uses if use.made and use.op.phase == "F"]
-        return {use.key for use in made if use.key.partition("@")[0] in names or self._is_saved_message(use.op)}
+        written = [use for use in fragment.tensor_uses if use.made and use.op.phase == "F"]
+        return {use.key for use in written if use.key.partition("@")[0] in names or self._is_saved_message(use.op)}
 
     def _is_saved_message(self, op: Op) -> bool:
         if op.stream == "expert":
