@@ -35,7 +35,7 @@ RENAMED = {
     "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
     **{
         f"experimental.pipeline_parallel_{name}": f"parallelism.pipeline_parallel_{name}"
-        for name in ("degree", "schedule", "schedule_csv", "microbatch_size")
+        for name in ("degree", "schedule", "schedule_csv", "microbatch_size", "microbatches", "split_points")
     },
 }
 """Settings of earlier releases, and what they are called since."""
@@ -99,7 +99,6 @@ VERDICTS: Verdicts = {
         "it is the same work by other code"
     ),
     r"parallelism\.pipeline_parallel_expert_parallel_overlap": NoInfluence("DualPipe-V overlaps in the forecast, too"),
-    r".*\.pipeline_parallel_split_points": Approximation("layers are divided by torchtitan's default rule"),
     r"fault_tolerance\..*": Decision("the file does not say how many replicas torchft adds", ("plan.dp=8",)),
     r"loss\..*": NoInfluence("it changes no bytes"),
     r"master_.*|rdzv.*|local_ranks_filter|role|tee|module|config|sbatch_.*|standalone": NoInfluence("of the launcher"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS
@@ -40,11 +41,16 @@ EXPERTS = {"standard": "all-to-all", "deepep": "deepep", "hybridep": "hybrid-ep"
 
 FORMATS = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
+PARTS = "parallelism.module_fqns_per_model_part"
+
 ADAM = ("adam", "adamw")
 
 COMPILED_LOSS = {"forward": 4, "backward": 4, "kept": 2, "peak": 4}
 """Bytes a logit of the loss as Inductor compiles it since PyTorch 2.7 (online softmax): logits and their gradient in
 bf16; both passes read the logits, the backward pass writes the gradient."""
+
+MICROBATCH_SIZES_SINCE = "2025-04"
+"""Before, a pipeline has a number of micro-batches, by default one for every stage (@5e2033c75 of 2025-04-07)."""
 
 CHUNKS = 8
 """Chunks of the sequence in ``ChunkedLossWrapper`` and ``ChunkedCELoss``: their default."""
@@ -55,6 +61,7 @@ LAST_TOML = "2026-01"
 RELEASES = (
     (r"(experimental|training)\..*_parallel.*", "2025-02"),  # [parallelism] since @785c34c99 of 2025-03-18
     (r"training\.batch_size", "2025-05"),  # local_batch_size since @8570415c3 of 2025-06-05
+    (r".*\.pipeline_parallel_split_points", "2025-09"),  # gone with @6e06a49cd of 2025-10-13
 )
 """Last months of settings of TOML files that have other names since."""
 
@@ -160,21 +167,19 @@ def _read_pipeline(reading: Reading) -> None:
     section = "parallelism.pipeline_parallel"
     names = ("schedule", "schedule_csv", "layers_per_stage", "first_stage_less_layers", "last_stage_less_layers")
     if pp == 1:
-        for name in (*(f"{section}_{end}" for end in names), "parallelism.module_fqns_per_model_part"):
+        for name in (*(f"{section}_{end}" for end in (*names, "split_points")), PARTS):
             reading.ignore(reading.take(name, decisive=False), "there is no pipeline")
         return
     schedule = _read_schedule(reading)
     less = [reading.take(f"{section}_{end}_stage_less_layers") for end in ("first", "last")]
     first, last = (1 if fewer is None or is_null(fewer.value) else int(fewer.value) for fewer in less)
     each = reading.take_count(f"{section}_layers_per_stage")
-    parts = reading.take("parallelism.module_fqns_per_model_part")
     layers = keys.get("model.layers", 0)
     looped = schedule in ("interleaved-1f1b", "breadth-first")
     chunks = 2 if looped or schedule in ("zb-v", "dualpipe-v") else 1
-    if parts is not None and isinstance(parts.value, list):
-        counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts.value)
+    if counts := _read_parts(reading):
         chunks = max(1, len(counts) // pp)
-        reading.set_key("plan.partition", counts, "parallelism.module_fqns_per_model_part")
+        reading.set_key("plan.partition", counts, PARTS, f"{section}_split_points")
     elif layers:
         if each and looped:
             chunks = max(1, -(-(layers + first + last) // each) // pp)
@@ -190,6 +195,17 @@ def _read_pipeline(reading: Reading) -> None:
         return
     reading.set_key("plan.pipeline", schedule, f"{section}_schedule")
     reading.set_key("plan.pipeline.chunks", chunks, f"{section}_layers_per_stage", f"{section}_schedule")
+
+
+def _read_parts(reading: Reading) -> tuple[int, ...]:
+    """Returns the layers of stages that the file states: by names of modules or, until 2025-09, by where they end."""
+    parts, points = reading.take(PARTS), reading.take("parallelism.pipeline_parallel_split_points")
+    if parts is not None and isinstance(parts.value, list):
+        return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts.value)
+    words = read_words(points) if points is not None and not is_null(points.value) else ()
+    ends = [int(word.rpartition(".")[2]) for word in words if word.rpartition(".")[2].isdigit()]
+    edges = [0, *ends, reading.keys.get("model.layers", 0)] if ends else []
+    return tuple(later - earlier for earlier, later in pairwise(edges))
 
 
 def _read_schedule(reading: Reading) -> str:
@@ -242,33 +258,51 @@ def _read_data(reading: Reading) -> None:
         reading.ignore(reading.stated.get(name), "weights are not sharded")
 
 
+IN_SEQUENCES, IN_TOKENS = "training.local_batch_size", "training.num_tokens_per_microbatch_per_dp_rank"
+
+PIECES = {
+    "size": "parallelism.pipeline_parallel_microbatch_size",
+    "tokens": "parallelism.num_pp_microbatches",
+    "number": "parallelism.pipeline_parallel_microbatches",
+}
+"""Settings of the micro-batches of a pipeline: their size, and until 2025-03 and since 2026-08 their number."""
+
+
 def _read_batch(reading: Reading) -> None:
     """Batches in sequences; since 2026-08 they are stated in tokens, and those of a pipeline by their number."""
     keys, pp = reading.keys, reading.keys["plan.pp"]
-    sequence = keys.get("batch.sequence", 2048)
     if "batch.sequence" not in keys:
-        reading.set_key("batch.sequence", sequence)
-    in_sequences, in_tokens = "training.local_batch_size", "training.num_tokens_per_microbatch_per_dp_rank"
-    size_name, pieces_name = "parallelism.pipeline_parallel_microbatch_size", "parallelism.num_pp_microbatches"
-    local, tokens = reading.take_count(in_sequences), reading.take_count(in_tokens)
-    size, pieces = reading.take_count(size_name) or 1, reading.take_count(pieces_name) or 1
-    if tokens and local is None:
-        local = max(1, tokens // sequence) * (pieces if pp > 1 else 1)
-        size = max(1, tokens // sequence)
-    local = local or 8
+        reading.set_key("batch.sequence", 2048)
+    sequence = keys["batch.sequence"]
+    local, size = _read_local_batch(reading, sequence)
     if pp == 1:
-        for name in (size_name, pieces_name):
+        for name in PIECES.values():
             reading.ignore(reading.stated.get(name), "there is no pipeline")
-        reading.set_key("batch.micro", local, in_sequences, in_tokens)
-        reading.set_key("batch.accumulated", 1, in_sequences, in_tokens)
+        reading.set_key("batch.micro", local, IN_SEQUENCES, IN_TOKENS)
+        reading.set_key("batch.accumulated", 1, IN_SEQUENCES, IN_TOKENS)
     else:
-        reading.set_key("batch.micro", size, size_name, in_tokens)
-        reading.set_key("batch.accumulated", max(1, local // size), in_sequences, in_tokens, pieces_name)
+        reading.set_key("batch.micro", size, PIECES["size"], PIECES["number"], IN_TOKENS)
+        reading.set_key("batch.accumulated", max(1, local // size), IN_SEQUENCES, IN_TOKENS, PIECES["tokens"])
         keys["batch.drained"] = local
     for name, tokens_each in (("training.global_batch_size", 1), ("training.num_tokens_per_train_step", sequence)):
         total = reading.take(name)
         if total is not None and not is_null(total.value) and int(total.value) > 0:
             reading.set_key("batch.global", max(1, int(total.value) // tokens_each), name)
+
+
+def _read_local_batch(reading: Reading, sequence: int) -> tuple[int, int]:
+    """Returns the sequences of a replica between two updates, but for accumulation, and those of a micro-batch of a
+    pipeline."""
+    keys, pp = reading.keys, reading.keys["plan.pp"]
+    local, tokens = reading.take_count(IN_SEQUENCES), reading.take_count(IN_TOKENS)
+    size, pieces, number = (reading.take_count(name) for name in PIECES.values())
+    if tokens and local is None:
+        micro = max(1, tokens // sequence)
+        return micro * (pieces or 1 if pp > 1 else 1), micro
+    local = local or 8
+    if number or keys.get("framework.release", LAST_TOML) < MICROBATCH_SIZES_SINCE:
+        size = max(1, local // (number or pp * keys.get("plan.pipeline.chunks", 1)))
+    return local, size or 1
 
 
 def _read_experts(reading: Reading) -> None:
@@ -351,7 +385,7 @@ def _read_converters(reading: Reading) -> None:
     """Quantised linear layers, and adapters."""
     stated = reading.take("model.converters")
     words = [word.lower() for word in read_words(stated)] if stated is not None and not is_null(stated.value) else []
-    if reading.take_switch(*CONVERTERS[1:]):
+    if reading.take_switch(*CONVERTERS[1:]) or reading.take_word("training.fp8_linear"):
         words.append("float8")
     for word in words:
         if not KNOWN_CONVERTERS.fullmatch(word):

@@ -229,6 +229,21 @@ def test_selective_checkpointing_is_of_every_second_layer_or_by_operator(option:
     assert (plan["recompute"], plan.get("recompute_layers")) == kind
 
 
+def test_pipelines_of_2024_have_a_number_of_microbatches_and_ends_of_stages() -> None:
+    """By default a micro-batch for every stage; `pipeline_parallel_split_points` names the layers that begin one."""
+    text = "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nbatch_size = 16\n[experimental]\n"
+    text += "pipeline_parallel_degree = 2\npipeline_parallel_schedule = 'Interleaved1F1B'\n"
+    keys = [
+        flatten_job(load_job(read(text + line, ".toml").job))
+        for line in (
+            "pipeline_parallel_split_points = ['layers.6', 'layers.15', 'layers.24']",
+            "pipeline_parallel_microbatches = 8",
+        )
+    ]
+    assert [one["batch.micro"] for one in keys] == [4, 2]
+    assert (keys[0]["plan.partition"], keys[0]["plan.pipeline.chunks"]) == ((6, 9, 9, 8), 2)
+
+
 def test_weights_and_states_in_bf16_have_no_copy_in_fp32() -> None:
     text = "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\ndtype = 'bfloat16'\n"
     precision = load_job(read(text, ".toml").job).framework
