@@ -11,7 +11,7 @@ from typing import Any
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import read_yaml
-from meshcast.simulator.formats.launch import shell
+from meshcast.simulator.formats.launch.arguments import merge_settings
 from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import DemandedVariable, Evidence, LaunchFormat
@@ -121,14 +121,16 @@ def read(file: LaunchFile) -> dict[str, Stated]:
                 value = read_yaml(given[2] or "null", where, PlanError).data
                 found[given[1].lstrip("-").replace("-", "_")] = Stated(value, given[1], f"{where}:{number}")
         return found
-    return dict(file.launch.arguments) if file.launch is not None else {}
+    return merge_settings(file.launch) if file.launch is not None else {}
 
 
 def read_variable(file: LaunchFile, name: str) -> Stated | None:
     """A variable that a script sets, or the ``ENV_VARS`` of a file of Megatron's functional tests."""
     text, where = file.text, file.where
     if "MODEL_ARGS" not in file.keys:
-        return shell.read_variable(text, where, name)
+        words = file.run.variables.get(name, ()) if file.run is not None else ()
+        known = len(words) == 1 and not words[0].unknown
+        return Stated(words[0].text, name, f"{where}:{words[0].line}") if known else None
     found = re.search(rf"^\s+{name}:\s*['\"]?(\w+)", text, re.MULTILINE)
     return Stated(found[1], name, f"{where}:{text.count(chr(10), 0, found.start(1)) + 1}") if found else None
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.arguments import merge_settings
+from meshcast.simulator.formats.launch.bash.records import Word
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.launches import read_words
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import find_stock_config
 from meshcast.simulator.formats.launch.programs.torchtitan_plan import interpret_settings
@@ -42,6 +46,9 @@ RENAMED = {
 
 OFF = re.compile(r"(?P<section>(?:\w+\.)+)no_(?P<name>\w+)")
 """Arguments that turn a switch off (``--compile.no_enable``)."""
+
+SUBCOMMAND = re.compile(r"activation[-_]checkpoint:([\w-]+)")
+"""The word of a command line that chooses how activations are checkpointed, since 2026-06."""
 
 SCRIPT = {"MODULE": "module", "CONFIG": "config", "CONFIG_FILE": "job.config_file", "NGPU": "NGPU"}
 """Variables that ``run_train.sh`` reads, and the settings that they are."""
@@ -187,16 +194,19 @@ def _read_command(file: LaunchFile) -> dict[str, Stated]:
     """The arguments of a command, with the variables that ``run_train.sh`` reads and the settings of torchrun."""
     launch = file.launch
     assert launch is not None
-    found = {name: stated for launcher in launch.launchers for name, stated in launcher.settings.items()}
+    found = merge_settings(replace(launch, arguments={}))
     for variable, name in SCRIPT.items():
         if variable in launch.environment and launch.entry == "run_train.sh":
             word = launch.environment[variable]
-            text, unknown = getattr(word, "text", str(word)), tuple(getattr(word, "unknown", ()))
-            found[name] = Stated(text, variable, launch.place, unknown)
-    for stated in launch.positional:  # a subcommand of tyro
-        if (policy := re.fullmatch(r"activation[-_]checkpoint:([\w-]+)", str(stated.value))) is not None:
-            found["activation_checkpoint.mode"] = Stated(policy[1].replace("-", "_"), stated.shown, stated.place)
-    return found | name_settings(launch.arguments)
+            found[name] = Stated(word.text, variable, launch.place, word.unknown)
+    arguments = dict(launch.arguments)
+    for name, stated in [("", stated) for stated in launch.positional] + [*launch.arguments.items()]:
+        if (policy := SUBCOMMAND.fullmatch(str(stated.value))) is not None:
+            mode = policy[1].replace("-", "_")
+            found["activation_checkpoint.mode"] = Stated(mode, str(stated.value), stated.place)
+            if name:  # behind a switch
+                arguments[name] = Stated(True, stated.shown, stated.place)
+    return found | name_settings(arguments)
 
 
 def name_settings(arguments: Mapping[str, Stated]) -> dict[str, Stated]:
@@ -213,25 +223,11 @@ def name_settings(arguments: Mapping[str, Stated]) -> dict[str, Stated]:
 
 def _read_module(file: LaunchFile, module: ConfigModule) -> dict[str, Stated]:
     """The configuration of a Python file that ``--args "--config NAME"`` names, or that is its only one."""
-    given = name_settings(_read_options(file.options.arguments))
+    given = name_settings(read_words([Word(text, 0) for text in file.options.arguments], "--args"))
     chosen = given.get("config") or Stated("", "", file.where)
     if not chosen.value and len(module.configs) == 1:
         chosen = Stated(module.configs[0], "config", f"{file.where}:{module.functions[module.configs[0]].lineno}")
     return {**given, "config": chosen}
-
-
-def _read_options(words: Iterable[str]) -> dict[str, Stated]:
-    """The options among the arguments of a command line."""
-    found: dict[str, Stated] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, given, value = word[2:].partition("=")
-            found[name] = Stated(value if given else True, f"--{name}", "--args")
-        elif name:
-            found[name] = Stated(word, f"--{name}", "--args")
-            name = ""
-    return found
 
 
 # ------------------------------------------------------------------------------------------- companions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ from meshcast.simulator.formats.launch.convert import import_file, import_text
 from meshcast.simulator.formats.launch.imported_job import ImportedJob, OpenQuestions
 from meshcast.simulator.formats.launch.keys import flatten_job
 from meshcast.simulator.formats.launch.launch_file import LaunchOptions, parse_launch_text, read_launch_file
-from meshcast.simulator.formats.launch.launches import Launch
 from meshcast.simulator.formats.launch.program import Evidence
 from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS, STOCK_CONFIGS
-from meshcast.simulator.formats.launch.table import Stated
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.load import load_model
 from tests.thinning import thinned
@@ -104,29 +101,13 @@ def test_the_three_forms_say_the_same(tmp_path: Path) -> None:
     assert (keys["batch.micro"], keys["batch.global"], keys["run.steps"]) == (1, 8, 100)
 
 
-@dataclass(frozen=True)
-class Variable:
-    """A variable of the environment of a command."""
-
-    text: str
-    unknown: tuple[str, ...] = ()
-
-
 def test_the_script_of_its_readme_reads_variables_and_subcommands() -> None:
-    """``MODULE=llama3 CONFIG=llama3_8b NGPU=16 ./run_train.sh --compile.no-enable activation-checkpoint:full``."""
-    environment = {"MODULE": Variable("llama3"), "CONFIG": Variable("llama3_8b"), "NGPU": Variable("16")}
-    arguments = {"compile.no_enable": Stated(True, "--compile.no-enable")}
-    policy = (Stated("activation-checkpoint:full", "activation-checkpoint:full"),)
-    launch = Launch((), "run_train.sh", policy, arguments, environment)
-    file = replace(parse_launch_text("", "run.sh", ".sh"), launches=(launch,))
+    command = "MODULE=llama3 CONFIG=llama3_8b NGPU=16 ./run_train.sh --compile.no-enable activation-checkpoint:full\n"
+    file = parse_launch_text(command, "run.sh", ".sh")
     assert TORCHTITAN.recognise(file) is Evidence.CERTAIN
-    found = import_file(file, form="torchtitan")
-    assert (found.job["model"], found.job["cluster"], found.job["plan"]["recompute"]) == (
-        "llama3-8b",
-        "dgx-h100:2",
-        "full",
-    )
-    assert not load_job(found.job).framework.compile
+    job = import_file(file).job
+    assert (job["model"], job["cluster"], job["plan"]["recompute"]) == ("llama3-8b", "dgx-h100:2", "full")
+    assert not load_job(job).framework.compile
 
 
 def test_converters_of_spring_2026_are_scaled_by_tensor() -> None:
