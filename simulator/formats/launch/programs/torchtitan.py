@@ -108,7 +108,9 @@ VERDICTS: Verdicts = {
     r"parallelism\.pipeline_parallel_expert_parallel_overlap": NoInfluence("DualPipe-V overlaps in the forecast, too"),
     r"fault_tolerance\..*": Decision("the file does not say how many replicas torchft adds", ("plan.dp=8",)),
     r"loss\..*": NoInfluence("it changes no bytes"),
-    r"master_.*|rdzv.*|local_ranks_filter|role|tee|module|config|sbatch_.*|standalone": NoInfluence("of the launcher"),
+    r"master_.*|rdzv.*|m|local_ranks_filter|role|tee|module|config|sbatch_.*|standalone": NoInfluence(
+        "of the launcher"
+    ),
 }
 
 

@@ -52,6 +52,9 @@ bf16; both passes read the logits, the backward pass writes the gradient."""
 MICROBATCH_SIZES_SINCE = "2025-04"
 """Before, a pipeline has a number of micro-batches, by default one for every stage (@5e2033c75 of 2025-04-07)."""
 
+MESSAGES_SAVED_SINCE = "2025-09"
+"""Before, dispatch and combine of experts are repeated (@c4e229115 of 2025-09-06)."""
+
 CHUNKS = 8
 """Chunks of the sequence in ``ChunkedLossWrapper`` and ``ChunkedCELoss``: their default."""
 
@@ -106,14 +109,15 @@ def _date_release(reading: Reading) -> None:
 
 
 def _read_gpus(reading: Reading) -> None:
-    """The number of GPUs, as torchrun or ``NGPU`` say it."""
+    """The number of GPUs, as torchrun or ``NGPU`` say it; 8 by default in ``run_train.sh``."""
     nodes = reading.take("nnodes", "sbatch_nodes", decisive=False)
     each = reading.take("nproc_per_node", "NGPU", decisive=False)
+    launch, names = reading.file.launch, ("nproc_per_node", "NGPU", "nnodes", "sbatch_nodes")
     if each is not None and str(each.value).isdigit():
         count = int(str(nodes.value)) if nodes is not None and str(nodes.value).isdigit() else 1
-        reading.set_key(
-            "cluster.gpus", count * int(str(each.value)), "nproc_per_node", "NGPU", "nnodes", "sbatch_nodes"
-        )
+        reading.set_key("cluster.gpus", count * int(str(each.value)), *names)
+    elif each is None and launch is not None and launch.entry == "run_train.sh":
+        reading.set_key("cluster.gpus", 8)
 
 
 def _read_model(reading: Reading) -> None:
@@ -349,6 +353,8 @@ def _read_checkpointing(reading: Reading) -> None:
             reading.set_key("plan.recompute.layers", layers, *option_names)
     elif mode == "selective":
         reading.set_key("plan.recompute", "operators", *names, *option_names)
+        if of_toml and reading.keys["framework.release"] < MESSAGES_SAVED_SINCE and "model.moe.experts" in reading.keys:
+            reading.set_key("plan.recompute.save", ("attention", "alternate_linear"))
     else:
         budget = reading.take("activation_checkpoint.memory_budget")
         why = "what the compiler recomputes within a budget of memory is not known"
