@@ -18,7 +18,7 @@ from meshcast.simulator.formats.launch.bash.records import Word
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.launches import read_words
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.torchtitan_configs import find_stock_config
+from meshcast.simulator.formats.launch.programs.torchtitan_configs import find_model_name, find_stock_config
 from meshcast.simulator.formats.launch.programs.torchtitan_plan import interpret_settings
 from meshcast.simulator.formats.launch.programs.torchtitan_registry import ConfigModule, flatten_config, make_section
 from meshcast.simulator.formats.launch.programs.torchtitan_write import write_job
@@ -32,6 +32,10 @@ RENAMED = {
     **{
         f"training.{name}": f"parallelism.{name}"
         for name in ("data_parallel_shard_degree", "data_parallel_replicate_degree", "tensor_parallel_degree")
+    },
+    **{
+        f"training.pipeline_parallel_{name}": f"parallelism.pipeline_parallel_{name}"
+        for name in ("degree", "schedule", "split_points")
     },
     "training.compile": "compile.enable",
     "training.sequence_parallel_degree": "parallelism.tensor_parallel_degree",
@@ -106,7 +110,8 @@ VERDICTS: Verdicts = {
         "it is the same work by other code"
     ),
     r"parallelism\.pipeline_parallel_expert_parallel_overlap": NoInfluence("DualPipe-V overlaps in the forecast, too"),
-    r"fault_tolerance\..*": Decision("the file does not say how many replicas torchft adds", ("plan.dp=8",)),
+    r"fault_tolerance\.enable": Decision("the file does not say how many replicas torchft adds", ("plan.dp=8",)),
+    r"fault_tolerance\..*": NoInfluence("it is of torchft"),
     r"loss\..*": NoInfluence("it changes no bytes"),
     r"master_.*|rdzv.*|m|local_ranks_filter|role|tee|module|config|sbatch_.*|standalone": NoInfluence(
         "of the launcher"
@@ -261,7 +266,7 @@ def _add_config(reading: Reading) -> None:
         return
     registry = registry or _find_registry(reading, module, name)
     if registry is not None:
-        settings = registry.settings_of(name, module or re.split(r"_\d|_debug", name)[0])
+        settings = registry.settings_of(name, module or find_model_name(name))
         if "model.flavor" not in settings:
             why = f"what {name} returns does not follow from its text"
             reading.ask(chosen, why, "model=llama3-8b")

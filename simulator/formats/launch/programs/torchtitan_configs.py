@@ -6,6 +6,7 @@ are no longer there @v0.2.2, and Llama 2 before @4d88a8a44 (2024-12-03).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys
@@ -259,6 +260,14 @@ STOCK_CONFIGS: Mapping[str, SomeKeys] = {
     for name, model, flavor, sequences, tokens, steps, mode, others in _ROWS
 }
 """Settings of its configurations, where they are not the defaults, by the name of the function."""
+
+
+def find_model_name(function: str) -> str:
+    """Returns the model of torchtitan that the name of a function has in it (``sft_qwen3_8b``); empty: none."""
+    if function in STOCK_CONFIGS:
+        return str(STOCK_CONFIGS[function]["model_spec.name"])
+    names = {name for name, _ in FLAVORS}
+    return next((name for name in names if re.search(rf"(^|_){name}(_|$)", function)), "")
 
 
 def find_stock_config(name: str, module: str) -> SomeKeys | None:

@@ -130,10 +130,11 @@ def _read_model(reading: Reading) -> None:
         for setting in ("model.name", "model.flavor"):
             reading.ignore(reading.take(setting), "the job states the model")
         return
-    if "config" in reading.stated and not flavor:  # which was asked for
+    of_function = "config" in reading.stated
+    if of_function and not flavor:  # which was asked for
         return
     plain = re.sub(r"_(flex|varlen|irope)(_attn)?$", "", flavor or "debugmodel")
-    preset = FLAVORS.get((name or "llama3", plain))
+    preset = FLAVORS.get((name or ("" if of_function else "llama3"), plain))
     if preset is None:
         stated = reading.take("model.flavor", "model.name")
         reading.ask(
@@ -383,6 +384,11 @@ KNOWN_CONVERTERS = re.compile(
     r"float8|mx|(quantize\.)?(linear|dense|grouped_mm|moe)\.(float8|mx)|(float8|mxfp8)\w*converter|loraconverter"
 )
 
+WHOLE_PRODUCTS = frozenset({"output", "lm_head", "router.gate", "moe.router.gate"})
+"""Products that the forecast quantises in no recipe."""
+
+NVFP4 = "NVFP4LinearConverter"
+
 CONVERTERS = ("model.converters", "float8.enable_float8_linear", "training.enable_fp8_linear")
 """Settings that quantise; the last ones are of 2024."""
 
@@ -393,10 +399,8 @@ def _read_converters(reading: Reading) -> None:
     words = [word.lower() for word in read_words(stated)] if stated is not None and not is_null(stated.value) else []
     if reading.take_switch(*CONVERTERS[1:]) or reading.take_word("training.fp8_linear"):
         words.append("float8")
-    for word in words:
-        if not KNOWN_CONVERTERS.fullmatch(word):
-            why = f"meshcast does not know what the converter {word} makes of the model"
-            reading.ask(stated, why, "precision.compute=bf16", "precision.compute=nvfp4")
+    _check_converters(reading, words)
+    _ignore_idle_quantisation(reading, bool(words))
     experts = [word for word in words if re.search(r"grouped|moe", word)]
     linear = [word for word in words if word not in experts and "lora" not in word]
     if experts and not linear:
@@ -407,6 +411,30 @@ def _read_converters(reading: Reading) -> None:
         rank = reading.take_count("converters.LoRAConverter.rank") or 8
         reading.set_key("train.mode", "lora", "model.converters")
         reading.set_key("train.rank", rank, "converters.LoRAConverter.rank")
+
+
+def _check_converters(reading: Reading, converters: list[str]) -> None:
+    """Asks what converters make of the model that meshcast does not know."""
+    layers = reading.stated.get(f"converters.{NVFP4}.fqns")
+    whole = layers is not None and read_words(layers) == ("layers",)
+    for word in converters:
+        if word == NVFP4.lower() and whole:
+            reading.set_key("precision.compute", "nvfp4", "model.converters", f"converters.{NVFP4}.fqns")
+        elif not KNOWN_CONVERTERS.fullmatch(word):
+            why = f"meshcast does not know what the converter {word} makes of the model"
+            stated = reading.stated["model.converters"]
+            reading.ask(stated, why, "precision.compute=bf16", "precision.compute=nvfp4")
+
+
+def _ignore_idle_quantisation(reading: Reading, quantises: bool) -> None:
+    """Lists what quantisation says without a converter, and what it leaves out that is not quantised anyway."""
+    for name, stated in reading.stated.items():
+        if not name.startswith(("quantize.", "float8.", "mx.", "converters.")):
+            continue
+        if not quantises:
+            reading.ignore(reading.take(name, decisive=False), "no converter quantises")
+        elif name.endswith("filter_fqns") and {*read_words(stated)} <= WHOLE_PRODUCTS:
+            reading.ignore(reading.take(name), "the forecast has these products in 16 bits, too")
 
 
 def _read_recipe(reading: Reading, converters: list[str]) -> None:
