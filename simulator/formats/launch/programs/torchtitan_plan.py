@@ -8,7 +8,7 @@ from itertools import pairwise
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import ON, SettingRow, is_null, read_words
+from meshcast.simulator.formats.launch.table import ON, SettingRow, is_null, read_number, read_words
 from meshcast.simulator.models.load import load_model
 
 ROWS = (
@@ -177,7 +177,7 @@ def _read_pipeline(reading: Reading) -> None:
         return
     schedule = _read_schedule(reading)
     less = [reading.take(f"{section}_{end}_stage_less_layers") for end in ("first", "last")]
-    first, last = (1 if fewer is None or is_null(fewer.value) else int(fewer.value) for fewer in less)
+    first, last = (1 if fewer is None or is_null(fewer.value) else int(read_number(fewer)) for fewer in less)
     each = reading.take_count(f"{section}_layers_per_stage")
     layers = keys.get("model.layers", 0)
     looped = schedule in ("interleaved-1f1b", "breadth-first")
@@ -226,6 +226,8 @@ def _read_schedule(reading: Reading) -> str:
 
 def _divide_layers(layers: int, stages: int, first: int, last: int) -> str | tuple[int, ...]:
     """Layers of the stages: the first has `first` fewer, the last `last` fewer; a word where there is one."""
+    if stages > layers + first + last:  # which is refused
+        return "even"
     each, more = divmod(layers + first + last, stages)
     counts = [each + (stage < more) for stage in range(stages)]
     counts[0] -= first
@@ -244,7 +246,7 @@ def _read_data(reading: Reading) -> None:
     replicated, sharded = (f"parallelism.data_parallel_{kind}_degree" for kind in ("replicate", "shard"))
     replicate = reading.take_count(replicated) or 1
     stated = reading.take(sharded)
-    shard = -1 if stated is None or is_null(stated.value) else int(stated.value)
+    shard = -1 if stated is None or is_null(stated.value) else int(read_number(stated))
     if reading.take_word("training.data_parallel_type") == "ddp":  # mid 2024
         replicate, shard = (shard if shard > 0 else replicate), 1
     if shard == 1 and keys["plan.cp"] == 1:
@@ -291,8 +293,8 @@ def _read_batch(reading: Reading) -> None:
         keys["batch.drained"] = local
     for name, tokens_each in (("training.global_batch_size", 1), ("training.num_tokens_per_train_step", sequence)):
         total = reading.take(name)
-        if total is not None and not is_null(total.value) and int(total.value) > 0:
-            reading.set_key("batch.global", max(1, int(total.value) // tokens_each), name)
+        if total is not None and not is_null(total.value) and (number := int(read_number(total))) > 0:
+            reading.set_key("batch.global", max(1, number // tokens_each), name)
 
 
 def _read_local_batch(reading: Reading, sequence: int) -> tuple[int, int]:

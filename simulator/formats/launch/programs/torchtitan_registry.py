@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -80,7 +81,8 @@ class ConfigModule:
     def __init__(self, text: str, where: str, environment: Mapping[str, str]) -> None:
         self.where, self.environment = where, environment
         try:
-            tree = ast.parse(text)
+            with warnings.catch_warnings(action="ignore"):  # on the syntax of the file
+                tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             tree = ast.Module([], [])
         self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
