@@ -151,8 +151,7 @@ def recognise(file: LaunchFile) -> Evidence:
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a file or of a command line, by section and name; of Python, and of configurations that a command
-    names, only which they are."""
+    """The settings of a file or of a command line, by section and name; of what a command names only the name."""
     if file.launch is not None:
         return _read_command(file)
     if file.suffix == ".py":
@@ -229,12 +228,16 @@ def name_settings(arguments: Mapping[str, Stated]) -> dict[str, Stated]:
 
 
 def _read_module(file: LaunchFile, module: ConfigModule) -> dict[str, Stated]:
-    """The configuration of a Python file that ``--args "--config NAME"`` names, or that is its only one."""
+    """The configuration of a Python file that ``--args "--config NAME"`` names, or that is its only one, with the
+    settings of the arguments."""
     given = name_settings(read_words([Word(text, 0) for text in file.options.arguments], "--args"))
     chosen = given.get("config") or Stated("", "", file.where)
     if not chosen.value and len(module.configs) == 1:
         chosen = Stated(module.configs[0], "config", f"{file.where}:{module.functions[module.configs[0]].lineno}")
-    return {**given, "config": chosen}
+    name = str(chosen.value)
+    models = str(given["module"].value) if "module" in given else find_model_name(name)
+    settings = module.settings_of(name, models) if name in module.functions else {}
+    return {**settings, **given, "config": chosen}
 
 
 # ------------------------------------------------------------------------------------------- companions
@@ -251,32 +254,33 @@ def interpret(reading: Reading) -> None:
 
 
 def _add_config(reading: Reading) -> None:
-    """Adds the settings of the configuration that a command or the arguments name."""
+    """Adds the settings of the configuration that a command names; asks for that of a file that has several."""
     chosen, module = reading.take("config"), reading.take_word("module")
     if chosen is None:
         return
     name, file = str(chosen.value), reading.file
-    registry = ConfigModule(file.text, file.where, file.options.environment) if file.suffix == ".py" else None
-    if registry is not None and name not in registry.functions:
-        listed = ", ".join(registry.configs)
-        why = f"the file has no function {name}" if name else "the file has several configurations"
-        reading.ask(
-            None if not name else chosen, f"{why}: {listed}", f'--args "--config {next(iter(registry.configs), "")}"'
-        )
-        return
-    registry = registry or _find_registry(reading, module, name)
-    if registry is not None:
-        settings = registry.settings_of(name, module or find_model_name(name))
-        if "model.flavor" not in settings:
-            why = f"what {name} returns does not follow from its text"
-            reading.ask(chosen, why, "model=llama3-8b")
-        reading.add_stated(settings)
+    if file.suffix == ".py":
+        _check_module(reading, chosen)
+    elif (registry := _find_registry(reading, module, name)) is not None:
+        reading.add_stated(registry.settings_of(name, module or find_model_name(name)))
     elif (stock := find_stock_config(name, module)) is not None:
-        settings = dict(flatten_config(make_section(stock), f"{name} of torchtitan @b5bcd76c6"))
-        reading.add_stated(settings)
+        reading.add_stated(dict(flatten_config(make_section(stock), f"{name} of torchtitan @b5bcd76c6")))
     else:
         why = f"meshcast does not know the configuration {name}, and its registry is not beside this file"
-        reading.ask(chosen, why, "--args ..." if file.suffix == ".py" else "model=llama3-8b")
+        reading.ask(chosen, why, "model=llama3-8b")
+
+
+def _check_module(reading: Reading, chosen: Stated) -> None:
+    """Asks which configuration of a Python file is meant, and for one that does not follow from its text."""
+    name, file = str(chosen.value), reading.file
+    registry = ConfigModule(file.text, file.where, file.options.environment)
+    if name not in registry.functions:
+        listed = ", ".join(registry.configs)
+        why = f"the file has no function {name}" if name else "the file has several configurations"
+        answer = f'--args "--config {next(iter(registry.configs), "")}"'
+        reading.ask(chosen if name else None, f"{why}: {listed}", answer)
+    elif "model.flavor" not in reading.stated:
+        reading.ask(chosen, f"what {name} returns does not follow from its text", "model=llama3-8b")
 
 
 def _find_registry(reading: Reading, module: str, name: str) -> ConfigModule | None:

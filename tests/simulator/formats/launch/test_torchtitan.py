@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from meshcast.simulator import simulate
+from meshcast.simulator.formats.launch.changed_settings import apply_setting_changes, list_changed_settings
 from meshcast.simulator.formats.launch.convert import import_file, import_text
 from meshcast.simulator.formats.launch.imported_job import ImportedJob, OpenQuestions
 from meshcast.simulator.formats.launch.keys import flatten_job
@@ -292,3 +293,17 @@ def test_a_run_of_experts_that_fits_with_half_the_batch() -> None:
 def test_text_of_another_program_is_refused() -> None:
     with pytest.raises(Exception, match="neither a configuration of torchtitan"):
         import_text("a: [1", "file", "torchtitan")
+
+
+def test_edits_of_a_function_are_assignments_before_it_returns() -> None:
+    file = parse_launch_text(REGISTRY, "run.py", ".py")
+    found = import_file(file, form="torchtitan", cluster="dgx-h100:2")
+    before = load_job(found.job)
+    plan = {**found.job["plan"], "tp": 4, "recompute": "operators"}
+    after = load_job({**found.job, "plan": plan, "batch": {**found.job["batch"], "global": 4}})
+    changes = list_changed_settings(found, file, before, after)
+    edited = apply_setting_changes(file, changes)
+    assert "    config.parallelism.tensor_parallel_degree = 4\n" in edited
+    assert edited.index("SelectiveAC.Config()\n    ") < edited.rindex("    return config\n")
+    back = import_file(parse_launch_text(edited, "run.py", ".py"), form="torchtitan", cluster="dgx-h100:2")
+    assert flatten_job(load_job(back.job)) == flatten_job(after)
