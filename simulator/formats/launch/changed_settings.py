@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshcast.simulator.formats.launch.edits.python_edits import edit_python
 from meshcast.simulator.formats.launch.edits.setting_change import ENVIRONMENT, SettingChange
 from meshcast.simulator.formats.launch.edits.shell_edits import edit_script, order_neighbours
 from meshcast.simulator.formats.launch.edits.toml_edits import edit_toml
@@ -84,6 +85,8 @@ def apply_setting_changes(file: LaunchFile, changes: Sequence[SettingChange]) ->
 
     Raises PlanError for a setting that is written in a way that is not edited, or that stands in another file.
     """
+    if file.suffix == ".py":
+        return edit_python(file, changes)
     edit = edit_script
     if file.data is not None:
         edit = edit_toml if file.suffix == ".toml" else edit_yaml
