@@ -91,6 +91,10 @@ class LaunchFile:
         """The top-level keys of its data."""
         return frozenset(map(str, self.data)) if isinstance(self.data, Mapping) else frozenset()
 
+    def writes(self, name: str) -> bool:
+        """Whether the script writes the file of this name, which may hold variables that nothing sets."""
+        return self.run is not None and name in self.run.files
+
     def find_companion(self, name: str) -> LaunchFile | None:
         """Returns the file that a setting names, if it is there.
 

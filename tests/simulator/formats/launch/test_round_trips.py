@@ -298,7 +298,7 @@ def compose(keys: Keys, model: Any = None) -> Job:
 # ------------------------------------------------------------------------------------------- testing
 
 
-@pytest.mark.parametrize(("form", "framework"), [("megatron", "megatron-core"), ("nemo", "nemo")])
+@pytest.mark.parametrize(("form", "framework"), [("megatron", "megatron-core"), ("megatron-bridge", "nemo")])
 @given(st.data())
 @examples(400)
 def test_jobs_of_megatron_and_nemo(form: str, framework: str, data: st.DataObject) -> None:
