@@ -37,7 +37,7 @@ def list_changed_settings(found: ImportedJob, file: LaunchFile, before: Job, aft
         own = {key for key, where in found.places.items() if where == one.where}
         if name in differing:
             changes.append(SettingChange(one.shown, one.place, one.value, new[name].value if name in new else None))
-        elif name not in old and name not in new and own & changed:  # says by another name what is now said otherwise
+        elif name not in old and name not in new and own and own <= changed:  # what is now said by another name
             changes.append(SettingChange(one.shown, one.place, one.value, None))
     of_plan = {where for key, where in found.places.items() if key.startswith(("plan.", "framework.", "precision."))}
     apart = {name for name, setting in stated.items() if setting.where not in of_plan}
