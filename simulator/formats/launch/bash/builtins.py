@@ -157,6 +157,26 @@ def _translate(text: str, words: list[str]) -> str | None:
     return None
 
 
+_SUBSTITUTION = re.compile(r"s([/|#,@:])((?:(?!\1)[^\\\n])+)\1((?:(?!\1)[^\\&\n])*)\1(g?)")
+
+
+def _edit(shell: Shell, words: list[Value]) -> Value | None:
+    """Prints what ``sed s/WORD/VALUE/ [FILE]`` makes of a text; patterns that are no plain words are not followed."""
+    if not words or any(map(name_unknown, words)):
+        return None
+    program = _SUBSTITUTION.fullmatch(read_as_bash(words[0]))
+    names = [read_as_bash(word) for word in words[1:]]
+    if program is None or re.search(r"[][.*^$]", program[2]) or any(name.startswith("-") for name in names):
+        return None
+    source = _cat(shell, words[1:])
+    if source is None or name_unknown(source):
+        return None
+    lines = read_as_bash(source).split("\n")
+    shell.limits.spend(sum(map(len, lines)))
+    count = -1 if program[4] else 1
+    return _as_value(shell, "\n".join(line.replace(program[2], program[3], count) for line in lines))
+
+
 def _cut_columns(text: str, words: list[str]) -> str | None:
     """Returns what ``cut -d X -f N`` makes of a text."""
     options = re.fullmatch(r"-d ?(.) ?-f ?(\d{1,3})|-f ?(\d{1,3}) ?-d ?(.)", " ".join(words))
@@ -214,6 +234,7 @@ PRINTING: Mapping[str, Print] = {
     "realpath": _path(posixpath.normpath),
     "readlink": _path(posixpath.normpath),
     "pwd": _pwd,
+    "sed": _edit,
     "expr": _expr,
     "bc": _filter(lambda text, words: _compute(text)),
     "tr": _filter(_translate),

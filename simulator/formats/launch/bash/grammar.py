@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SPACES = re.compile(rb"(?:\s|\\\n)*")
 
-_PLACEHOLDER = re.compile(rb"(?<==)<[A-Za-z][^<>\n|;&\"'`$]{0,200}>")
+_PLACEHOLDER = re.compile(rb"(?<==)<[A-Za-z][^<>\n|;&\"'`$]{0,200}>|(?<=\s)<[A-Z][A-Za-z]* [\w ./-]{0,200}>(?=\s)")
 
 LARGEST = 1_000_000
 """Bytes of the largest script."""
@@ -80,7 +80,7 @@ def parse(text: str, where: str, lines: tuple[tuple[int, int], ...] = ((0, 1),),
         rule = f"the script has more than {LARGEST:,} bytes"
         raise PlanError(where, rule, "Write the command that starts the training program into a script of its own")
     root = _parser().parse(content).root_node
-    if root.has_error:  # places that a user is to fill in, as X=<path to data>, which bash takes for files
+    if root.has_error or b" <" in content:  # places to fill in, as X=<path to data>, which bash takes for files
         filled = _PLACEHOLDER.sub(lambda place: re.sub(rb"[^\w./-]", b"_", place[0]), content)
         if filled != content:
             content, root = filled, _parser().parse(filled).root_node

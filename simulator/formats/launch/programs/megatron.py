@@ -141,7 +141,7 @@ def refuse_other_models(reading: Reading) -> None:
 
 def read_batch(reading: Reading) -> None:
     """Asks for a micro-batch, without which the program does not start, and reads a schedule of global batches."""
-    if "micro_batch_size" not in reading.stated:
+    if not {"micro_batch_size", "batch_size"} & reading.stated.keys():
         reading.ask_key("batch.micro", 1, f"{reading.program} does not start without --micro-batch-size")
     schedule = reading.take("step_batch_size_schedule")
     sizes = re.findall(r":\s*(\d+)", str(schedule.value)) if schedule is not None else ()
@@ -376,7 +376,7 @@ def has_megatron_arguments(arguments: Mapping[str, Stated]) -> bool:
     shape = {"num_layers", "hidden_size", "num_attention_heads"}
     return bool(
         {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_mcore_models"} & arguments.keys()
-    ) or ("micro_batch_size" in arguments and bool(shape & arguments.keys()))
+    ) or (bool({"micro_batch_size", "model_parallel_size"} & arguments.keys()) and bool(shape & arguments.keys()))
 
 
 MEGATRON = LaunchFormat(

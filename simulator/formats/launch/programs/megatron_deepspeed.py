@@ -106,8 +106,13 @@ def _read_configuration(reading: Reading) -> None:
         value = reading.stated.get(name)
         if value is None or is_null(value.value):
             continue
-        if plain not in reading.stated:
+        given = reading.stated.get(plain)
+        if given is None:
             reading.add_stated({plain: value})
+        elif not (given.unknown or value.unknown) and str(given.value) != str(value.value):
+            why = f"it is {value.value}, and --{plain.replace('_', '-')} is {given.value}: they contradict each other"
+            reading.ask(reading.take(name), why, f"{key}={given.value}")
+            continue
         reading.ignore(reading.take(name), f"--{plain.replace('_', '-')} says it, too")
     reading.ignore(reading.take("deepspeed.gradient_accumulation_steps"), "the batches say it, too")
 
@@ -139,6 +144,9 @@ def _read_engine(reading: Reading) -> None:
         read_zero(reading)
         if offload and "plan.offload" not in keys:
             keys["plan.offload"] = offload
+    if keys["plan.data"] == "ddp" and keys["precision.compute"] == "bf16":
+        # BF16_Optimizer, which the engine takes without ZeRO, shares out the states (runtime/bf16_optimizer.py)
+        reading.set_key("plan.data", "zero-1", "bf16", f"{Z}.stage")
     reading.set_key("framework.name", "megatron-deepspeed", "deepspeed")
     if stated is not None and stage is not None and read_number(stated) != read_number(stage):
         reading.ignore(stated, "the stage of the configuration counts; this one says where weights are made")

@@ -21,6 +21,8 @@ DEGREES = (
     SettingRow("encoder_seq_length", "batch.sequence"),
     SettingRow("tensor_model_parallel_size", "plan.tp", silent=1),
     SettingRow("pipeline_model_parallel_size", "plan.pp", silent=1),
+    SettingRow("model_parallel_size", "plan.tp"),  # of releases until 2020, as the next one
+    SettingRow("batch_size", "batch.micro"),
     SettingRow("context_parallel_size", "plan.cp", silent=1),
     SettingRow("expert_model_parallel_size", "plan.ep", silent=1),
     SettingRow(
