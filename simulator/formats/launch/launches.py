@@ -381,8 +381,10 @@ class _Arguments:
         self._keep(Stated(True, shown, place))
 
     def _belongs(self, word: Word) -> bool:
-        """Returns whether a word is a value of the last option: overrides and variables that nothing sets behind a value,
-        and variables that may hold more arguments, are not."""
+        """Returns whether a word is a value of the last option.
+
+        Overrides and variables that nothing sets behind a value, and variables that may hold more arguments, are not.
+        """
         if word.unknown and word.text.startswith("$") and _MORE_ARGUMENTS.match(word.text):
             return False
         if self.values and _is_unset(word) and not _is_unset(self.values[-1]):

@@ -161,20 +161,32 @@ _SUBSTITUTION = re.compile(r"s([/|#,@:])((?:(?!\1)[^\\\n])+)\1((?:(?!\1)[^\\&\n]
 
 
 def _edit(shell: Shell, words: list[Value]) -> Value | None:
-    """Prints what ``sed s/WORD/VALUE/ [FILE]`` makes of a text; patterns that are no plain words are not followed."""
-    if not words or any(map(name_unknown, words)):
+    """Prints what ``sed s/WORD/VALUE/ [FILE]`` makes of a text, or writes it with ``-i``.
+
+    Patterns that are no plain words are not followed; what then is in the files that it writes is not known.
+    """
+    in_place = bool(words) and read_as_bash(words[0]) == "-i"
+    program, *files = (words[1:] if in_place else words) or [()]
+    if not in_place:
+        return _substitute(shell, program, _cat(shell, files))
+    for file in files:
+        name, changed = read_as_bash(file), _substitute(shell, program, _cat(shell, [file]))
+        if changed is None:
+            shell.files.pop(name, None)
+        else:
+            shell.write_file(name, changed, append=False)
+    return ()
+
+
+def _substitute(shell: Shell, program: Value, value: Value | None) -> Value | None:
+    """Returns what a program of sed makes of a text; None where that is not known."""
+    rule = _SUBSTITUTION.fullmatch(read_as_bash(program))
+    if value is None or rule is None or re.search(r"[][.*^$]", rule[2]) or name_unknown((*program, *value)):
         return None
-    program = _SUBSTITUTION.fullmatch(read_as_bash(words[0]))
-    names = [read_as_bash(word) for word in words[1:]]
-    if program is None or re.search(r"[][.*^$]", program[2]) or any(name.startswith("-") for name in names):
-        return None
-    source = _cat(shell, words[1:])
-    if source is None or name_unknown(source):
-        return None
-    lines = read_as_bash(source).split("\n")
-    shell.limits.spend(sum(map(len, lines)))
-    count = -1 if program[4] else 1
-    return _as_value(shell, "\n".join(line.replace(program[2], program[3], count) for line in lines))
+    text = read_as_bash(value)
+    shell.limits.spend(len(text))
+    count = -1 if rule[4] else 1
+    return _as_value(shell, "\n".join(line.replace(rule[2], rule[3], count) for line in text.split("\n")))
 
 
 def _cut_columns(text: str, words: list[str]) -> str | None:

@@ -177,8 +177,17 @@ def read_gpus(reading: Reading, nodes: str, each: str) -> None:
     """The number of GPUs, from the arguments of the launcher or those of the resource manager."""
     count = next((number for name in (nodes, *NODES) if (number := _count(reading, name))), None)
     width = next((number for name in (each, *GPUS) if (number := _count(reading, name))), None)
-    if width:
+    included = reading.take("include", "i", decisive=False)
+    if included is not None and (slots := _count_included(str(included.value))):
+        reading.set_key("cluster.gpus", slots, "include", "i")
+    elif width:
         reading.set_key("cluster.gpus", (count or 1) * width, each, nodes, *GPUS, *NODES)
+
+
+def _count_included(text: str) -> int | None:
+    """The GPUs that ``deepspeed --include host:0,1@other:0,1`` names; None where a host is without numbers."""
+    hosts = [host.partition(":")[2] for host in text.split("@")]
+    return sum(len(host.split(",")) for host in hosts) if all(hosts) else None
 
 
 NODES = ("num_nodes", "nodes", "sbatch_nodes")

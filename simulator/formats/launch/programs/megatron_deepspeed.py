@@ -171,8 +171,15 @@ def _read_recompute(reading: Reading) -> None:
     """Reads checkpoints of activations that lie in host memory or are divided among tensor ranks."""
     reading.take("deepspeed_activation_checkpointing")
     host = reading.take("checkpoint_in_cpu", "deepspeed.activation_checkpointing.cpu_checkpointing")
-    if host is not None and not is_null(host.value) and read_switch(host):
-        reading.approximate(host, "the inputs of recomputed layers stay on the GPU", f"{FAST}, {LARGE}")
+    if (
+        host is not None
+        and not is_null(host.value)
+        and read_switch(host)
+        and reading.keys.get("plan.recompute") == "full"
+    ):
+        offload = (*reading.keys.get("plan.offload", ()), "activations")
+        names = ("checkpoint_in_cpu", "deepspeed.activation_checkpointing.cpu_checkpointing")
+        reading.set_key("plan.offload", offload, *names)
     divided = reading.take("partition_activations", "deepspeed.activation_checkpointing.partition_activations")
     if divided is not None and not is_null(divided.value) and read_switch(divided):
         reading.approximate(divided, "every tensor-parallel rank keeps the inputs of recomputed layers whole", LARGE)

@@ -162,7 +162,9 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
     if not reading.take_switch("group_query_attention") and "use_checkpoint_args" not in reading.stated:
         if "group_query_attention" in reading.stated:
             keys.pop("model.kv_heads", None)
-    if reading.take_word("attention_head_type") == "multiquery":  # of bigcode-project/Megatron-LM, arguments.py line 575
+    if (
+        reading.take_word("attention_head_type") == "multiquery"
+    ):  # of bigcode-project/Megatron-LM, arguments.py line 575
         reading.set_key("model.kv_heads", 1, "attention_head_type")
     _read_biases(reading)
     centred = ("apply_layernorm_1p", "layernorm_zero_centered_gamma")

@@ -73,7 +73,11 @@ OFFLOAD_DETAILS = (
 )
 """Settings of offloading, which count with one of `OFFLOADED` alone."""
 
-ADAMS = ("adam", "adamw", "fused_adam", "distributed_fused_adam", "mcore_distributed_optim")
+HYBRID = "hybridadam"
+"""Adam with states in host memory, half of them without another fraction (alibaba/Pai-Megatron-Patch @a098ca5a,
+megatron_patch/arguments.py line 477)."""
+
+ADAMS = ("adam", "adamw", HYBRID, "fused_adam", "distributed_fused_adam", "mcore_distributed_optim")
 """Words for Adam in these programs."""
 
 WHOLE = ("checkpoint_activations", "activations_checkpoint_method")
@@ -107,14 +111,20 @@ def _read_offload(reading: Reading) -> None:
         for name in OFFLOAD_DETAILS:
             reading.ignore(reading.take(name), "no activations are offloaded")
     fraction = reading.take("optimizer_offload_fraction")
-    share = 1 if fraction is None or is_null(fraction.value) else read_number(fraction)
-    if reading.take_switch(states) and share > 0:
+    is_hybrid = reading.take_word("optimizer") == HYBRID
+    share = (0.5 if is_hybrid else 1) if fraction is None or is_null(fraction.value) else read_number(fraction)
+    if reading.take_word("optimizer_offload_policy") == "auto" and is_hybrid:
+        why = "all states of the optimizer are offloaded, not as many as the memory of the GPU demands"
+        reading.approximate(reading.take("optimizer_offload_policy"), why, SLOW, {"plan.offload": offload})
+        share = 1
+    if (reading.take_switch(states) or is_hybrid) and share > 0:
         if share < 1:
             why = f"all states of the optimizer are offloaded, not {share:.0%}"
-            reading.approximate(fraction, why, f"{SLOW}, {SMALL}", {"plan.offload": offload})
+            stated = fraction if fraction is not None else reading.take("optimizer")
+            reading.approximate(stated, why, f"{SLOW}, {SMALL}", {"plan.offload": offload})
         offload = (*offload, "optimizer")
     if offload:
-        reading.set_key("plan.offload", offload, *OFFLOADED, states)
+        reading.set_key("plan.offload", offload, *OFFLOADED, states, *(("optimizer",) if is_hybrid else ()))
     if layers := reading.take_count("cpu_offloading_num_layers"):
         reading.set_key("plan.offload.layers", layers, "cpu_offloading_num_layers")
 
