@@ -271,8 +271,8 @@ def _follow_sbatch(
     elif command.stdin is not None:
         script = command.stdin.text
     settings = {**_read_directives(context, script), **options}
-    given = {name.replace("_", "-"): Word(str(stated.value), command.line) for name, stated in options.items()}
-    environment = {**environment, **list_slurm_variables({**read_directives(script), **given})}
+    submitted = {name.replace("_", "-"): Word(str(stated.value), command.line) for name, stated in options.items()}
+    environment = {**environment, **list_slurm_variables({**read_directives(script), **submitted})}
     context = replace(context, launchers=(*context.launchers, Launcher("sbatch", settings)))
     wrapped = next((value[0] for _, name, value in parts.options if name == "wrap" and value), None)
     if wrapped is not None:

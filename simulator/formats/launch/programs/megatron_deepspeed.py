@@ -106,12 +106,12 @@ def _read_configuration(reading: Reading) -> None:
         value = reading.stated.get(name)
         if value is None or is_null(value.value):
             continue
-        given = reading.stated.get(plain)
-        if given is None:
+        flag = reading.stated.get(plain)
+        if flag is None:
             reading.add_stated({plain: value})
-        elif not (given.unknown or value.unknown) and str(given.value) != str(value.value):
-            why = f"it is {value.value}, and --{plain.replace('_', '-')} is {given.value}: they contradict each other"
-            reading.ask(reading.take(name), why, f"{key}={given.value}")
+        elif not (flag.unknown or value.unknown) and str(flag.value) != str(value.value):
+            why = f"it is {value.value}, and --{plain.replace('_', '-')} is {flag.value}: they contradict each other"
+            reading.ask(reading.take(name), why, f"{key}={flag.value}")
             continue
         reading.ignore(reading.take(name), f"--{plain.replace('_', '-')} says it, too")
     reading.ignore(reading.take("deepspeed.gradient_accumulation_steps"), "the batches say it, too")

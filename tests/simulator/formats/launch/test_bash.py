@@ -266,6 +266,11 @@ def test_slurm_sets_variables_by_its_directives(tmp_path: Path) -> None:
     assert chosen.arguments["x"].value == ["3", "24", "2"]
 
 
+def test_a_test_of_a_file_starts_nothing() -> None:
+    assert not run_script("if [ ! -f train.py ]; then exit 1; fi\nt.py --x 1", "run.sh").lost
+    assert run_script("if [ ! -f a ]; then python train.py; fi\nt.py --x 1", "run.sh").lost
+
+
 def test_what_nothing_sets_is_no_second_value_and_placeholders_are_one_word() -> None:
     assert values('t.py --pp 1 $MAYBE --tp $TP\neval "u.py --pp 1"') == {"pp": "1", "tp": "$TP"}
     filled = values('sh -c "t.py --dir <PATH TO DATA> --vocab <VOCAB FILE> --fp16 --x 1"')
