@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -34,7 +33,7 @@ Made = TypeVar("Made")
 
 
 class PriceBounds:
-    """Makes the prices of groups."""
+    """Makes the units of groups, and the bounds that these give alone."""
 
     def __init__(self, space: Space, shared: SharedWork) -> None:
         self.space, self.shared = space, shared
@@ -151,12 +150,12 @@ class StateBounds:
     def __init__(self, prices: PriceBounds) -> None:
         self.prices, self.space, self.shared = prices, prices.space, prices.shared
 
-    def schedule(self, pipeline: Pipeline) -> tuple[Schedule, PipelineShape]:
-        """Returns the schedule of a pipeline, and its shape with one micro-batch."""
+    def schedule(self, pipeline: Pipeline, m: int = 1) -> tuple[Schedule, PipelineShape]:
+        """Returns the schedule of a pipeline, and its shape with m micro-batches."""
         name, chunks = (pipeline.schedule, pipeline.chunks) if pipeline.pp > 1 else ("1f1b", 1)
         schedule = make_schedule(name, pipeline.pp, chunks, self.space.loaded.framework)
         alone = self.space.loaded.forward_only
-        return schedule, PipelineShape(pipeline.pp, 1, schedule.chunks_per_device(), forward_only=alone)
+        return schedule, PipelineShape(pipeline.pp, m, schedule.chunks_per_device(), forward_only=alone)
 
     def states(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
         """Returns the states of devices for degrees, partition and data scheme; None if they break a rule."""
@@ -239,8 +238,7 @@ class PointBounds:
 
     @remembered
     def _order(self, pipeline: Pipeline, m: int) -> OrderBounds | None:
-        schedule, single = self.states.schedule(pipeline)
-        shape = replace(single, m=m)
+        schedule, shape = self.states.schedule(pipeline, m)
         try:
             schedule.check(shape)
             parts = shape.stages // schedule.directions
