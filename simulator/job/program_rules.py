@@ -293,7 +293,11 @@ def _overlap_with_compile(tensor: str, overlap_tp: bool, compiles: bool) -> str:
 
 @_condition
 def _fsdp_in_rank_order(data: str, rank_order: str) -> str:
-    return "FSDP needs the usual order of the ranks" if data == "fsdp" and rank_order == "dp-pp-cp-tp" else ""
+    return (
+        "FSDP needs the usual order of the ranks"
+        if f"data/{data}" == "data/fsdp" and rank_order == "dp-pp-cp-tp"
+        else ""
+    )
 
 
 @_condition
@@ -327,7 +331,7 @@ def _full_recompute_with_graphs(recomputation: str, cuda_graphs: bool | str) -> 
 
 @_condition
 def _fsdp_with_graphs(data: str, cuda_graphs: bool | str) -> str:
-    if data not in ("zero-2", "fsdp") or cuda_graphs != "outside-experts":
+    if f"data/{data}" not in ("data/zero-2", "data/fsdp") or cuda_graphs != "outside-experts":
         return ""
     return "FSDP does not go with CUDA graphs of parts of a layer"
 
@@ -436,7 +440,7 @@ def facts_of_job(job: Job) -> Facts:
         **_facts_of_schemes(plan, ranks),
         **_facts_of_memory(plan),
         "padding": name_padding(job.model, ranks["tp"]),
-        "microbatches": (batch.total or 0) // (batch.micro * ranks["dp"]) if whole else None,
+        "microbatches": ((batch.total or 0) // (batch.micro * ranks["dp"]) or None) if whole else None,
     }
 
 

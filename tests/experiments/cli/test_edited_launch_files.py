@@ -125,3 +125,16 @@ def test_files_that_are_only_read_and_options_alone_are_refused(folder: Path) ->
     refused = run("export", job_with(folder, tp=2), "--against", "fsdp.yaml")
     assert refused.exit_code == 2 and "such files are read, not written" in refused.stderr
     assert run("export", "wanted.yaml", "--to", "megatron", "--write").exit_code == 2
+
+
+@pytest.mark.parametrize("words", [["predict", "two.yaml"], ["run", "two.yaml"], ["compare", "two.yaml", "two.yaml"]])
+def test_every_page_of_a_forecast_names_what_the_program_would_refuse(folder: Path, words: list[str]) -> None:
+    job = {
+        "model": {"preset": "llama3-8b", "layers": 4, "kv_heads": 2},
+        **{"cluster": "dgx-h100:1", "framework": "torchtitan", "batch": {"global": 8}},
+        **{"plan": {"tp": 4, "fsdp": True}, "run": {"steps": 100, "seeds": 1}},
+    }
+    (folder / "two.yaml").write_text(yaml.safe_dump(job), "utf-8")
+    found = run(*words)
+    assert found.exit_code == 0, found.stderr
+    assert "torchtitan would refuse this: 4 tensor ranks do not divide 2 key/value" in " ".join(found.stdout.split())
