@@ -12,7 +12,6 @@ import numpy as np
 
 from meshcast.experiments.search.keys.data_schemes import gathers_ahead
 from meshcast.experiments.search.space import LayerGroup, Pipeline, Place, Space, StepChoice
-from meshcast.experiments.sweeps.grid import apply_changes
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.hardware.units import GIB
@@ -24,7 +23,7 @@ from meshcast.simulator.bounds.schedule_bound import StageTimes
 from meshcast.simulator.bounds.unit_prices import LoweredUnits, UnitLayout, UnitPrices, lower_units
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.loading.load import load_job, set_field
 from meshcast.simulator.plan.partition import layers_of_stages
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, make_schedule
@@ -43,10 +42,10 @@ class PriceBounds:
     ) -> Made | None:
         """Makes something of the plan of a point with two micro-batches a stage; None if it breaks a rule. changes: of
         options of its framework."""
-        group, gpus = point[0], self.space.loaded.cluster.gpus
-        stated: dict[str, object] = {"batch.global": 2 * group.micro * gpus // (group.tp * group.cp)}
-        stated |= {f"framework.set.{name}": value for name, value in changes.items()}
-        job = apply_changes(self.space.job_of(*point), stated)
+        (group, *_), gpus, job = point, self.space.loaded.cluster.gpus, self.space.job_of(*point)
+        set_field(job, "batch.global", 2 * group.micro * gpus // (group.tp * group.cp), "batch.global")
+        for name, value in changes.items():
+            set_field(job, f"framework.set.{name}", value, "framework")
         try:
             return make(resolve_plan(load_job(job, base=self.space.base), self.shared))
         except MeshcastError:

@@ -58,7 +58,7 @@ def _least_collectives(layout: UnitLayout, stages: Stages, costs: ParameterCosts
         sum((seconds[axes] * sizes[axes] for axes in sizes), np.zeros(len(layout.elements)))
         for seconds, sizes in ((costs.reductions, layout.reduced), (costs.gathers, layout.matrices))
     )
-    of_units = np.concatenate([np.repeat(*np.transpose(stage)) for stage in stages])
+    of_units = np.repeat(*np.transpose([run for stage in stages for run in stage]))
     nothing = np.zeros(len(of_units))
     if costs.each_reduction:
         reduced, gathered = costs.each_reduction * reduced[of_units], costs.each_gather * gathered[of_units]

@@ -305,7 +305,7 @@ class LoweredUnits:
 
         return replace(self, price=price_new)
 
-    @property
+    @cached_property
     def layout(self) -> UnitLayout:
         """The kinds of units without recomputed layers."""
         return UnitLayout(self.elements, self.count_reduced(), self.count_reduced(matrices=True), self.of_layer, None)
