@@ -1,0 +1,341 @@
+"""LLaMA-Factory: its arguments in a YAML or JSON file or a command, for ``llamafactory-cli train``.
+
+Source: hiyouga/LLaMA-Factory v0.9.5, src/llamafactory/hparams (parser.py, model_args.py, data_args.py,
+finetuning_args.py), model/model_utils/checkpointing.py, model/adapter.py, launcher.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
+from meshcast.simulator.formats.launch.programs.trainer import (
+    TrainerProgram,
+    approximate_freezing,
+    approximate_reference,
+    double_samples,
+    follow_file,
+    offload_checkpoints,
+    read_trainer_file,
+    read_training,
+    set_adapters,
+    set_attention,
+    set_fused_loss,
+    set_quantised_weights,
+    take_on,
+)
+from meshcast.simulator.formats.launch.programs.trainer_settings import (
+    DATA,
+    EITHER,
+    LITTLE,
+    LOADING,
+    LONG,
+    NAMES,
+    OPTIMISATION,
+    SHORT,
+    VERDICTS,
+    table,
+)
+from meshcast.simulator.formats.launch.programs.trainer_writing import (
+    MODULES,
+    count_passes,
+    name_attention,
+    name_model,
+    name_strategy,
+    shards_by_deepspeed,
+    write_deepspeed,
+    write_formats,
+    write_fsdp,
+)
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import ON, Keys, SettingRow, Stated, is_null, read_switch
+from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
+from meshcast.simulator.formats.launch.yaml_text import write_yaml
+
+PROGRAM = TrainerProgram(
+    sequence=2048,
+    sequence_names=("cutoff_len",),
+    loads="fp32",
+    checkpointing=True,
+    checkpointing_names=("gradient_checkpointing", "activation_checkpointing"),
+    reentrant=True,
+)
+"""model_args.py: ``disable_gradient_checkpointing`` and ``use_reentrant_gc``; data_args.py: ``cutoff_len``; adapter.py:
+trained weights are cast to fp32."""
+
+OLD_SEQUENCE = 1024
+"""``cutoff_len`` before v0.8, whose script was train_bash.py."""
+
+PREFERENCES = ("dpo", "kto")
+"""Stages with a reference model."""
+
+LLAMAFACTORY_VERDICTS = table(
+    ("template tool_format default_system media_dir tokenized_path packing neat_packing buffer_size max_samples", DATA),
+    ("enable_thinking preserve_thinking image_* video_* audio_* use_audio* crop_to_patches split_special*", DATA),
+    ("new_special* init_special* add_special* disable_shuffling train_on_prompt mask_history data_shared*", DATA),
+    ("use_swanlab swanlab* print_param_status ms_hub_token om_hub_token hf_hub_token profiler* profile_modules", NAMES),
+    ("export_* infer_* vllm_* sglang_* do_sample temperature top_p top_k num_beams max_new_tokens max_length", NAMES),
+    ("repetition_penalty length_penalty skip_special* use_kv_cache offload_folder enable_torch_profiler", NAMES),
+    (
+        "lora_alpha lora_dropout use_rslora loraplus* pref_* dpo_label* kto_* simpo_gamma ld_alpha eaft_alpha",
+        OPTIMISATION,
+    ),
+    ("moe_aux_loss_coef asft_alpha use_dft_loss use_eaft_loss rope_scaling galore_* apollo_* badam_*", OPTIMISATION),
+    ("quantization_method quantization_type double_quantization quantization_device_map train_from_scratch", LOADING),
+    ("create_new_adapter adapter_name_or_path adapter_folder ref_model* reward_model*", LOADING),
+    ("use_dora pissa_*", Approximation("adapters of plain LoRA are forecast", SHORT)),
+    ("upcast_layernorm upcast_lmhead_output", Approximation("the usual formats are forecast", LITTLE)),
+    ("use_asft_loss", Approximation("the pass of a reference model is left out", SHORT)),
+    ("use_unsloth use_v1_kernels use_kt kt_*", Approximation("kernels of transformers are forecast", LONG)),
+    ("fp8_enable*", Approximation("weights are gathered in 16 bits", LONG)),
+    ("shift_attn use_llama_pro additional_target", Approximation("it is left out", EITHER)),
+    ("mixture_of_depths", Decision("it changes the model", ("model=config.json",))),
+    ("use_mca", NoInfluence("settings of Megatron-Core say it")),
+    ("use_hyper_parallel*", Decision("it is not read", ("plan.tp=1",))),
+    ("dist_config.* init_config.* kernel_config.* peft_config.* batching_*", LOADING),
+    ("bias_activation_fusion apply_rope_fusion moe_grouped_gemm moe_token_dispatcher_type", LOADING),
+    ("recompute_method recompute_num_layers", Approximation("all layers of a stage are recomputed", EITHER)),
+)
+
+
+def read(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of a file or a command; those behind its configuration file (``key=value``) count more."""
+    settings = read_trainer_file(file)
+    if file.launch is not None:
+        for stated in file.launch.positional:
+            name, equals, value = str(stated.value).partition("=")
+            if equals and re.fullmatch(r"[\w.]+", name):
+                settings[name] = Stated(value, name, stated.place, stated.unknown)
+            else:
+                settings.setdefault("configuration", stated)
+    return settings
+
+
+def interpret(reading: Reading) -> None:
+    """Fills the keys of a job."""
+    if (stated := reading.take("configuration")) is not None:
+        follow_file(reading, stated)
+    if FIRST & reading.stated.keys():
+        _read_first(reading)
+    _read_switches(reading)
+    launch = reading.file.launch
+    old = launch is not None and re.search(r"train_bash\.py$", launch.entry) is not None
+    read_training(reading, replace(PROGRAM, sequence=OLD_SEQUENCE) if old else PROGRAM)
+    if (workers := reading.take_count("ray_num_workers")) is not None:
+        reading.set_key("cluster.gpus", workers, "ray_num_workers")
+    _read_kernels(reading)
+    _read_tuning(reading)
+    _read_stage(reading)
+    if MEGATRON & reading.stated.keys():
+        _read_megatron(reading)
+
+
+def _read_first(reading: Reading) -> None:
+    """Gives the settings of the trainer of release 1 (USE_V1=1) the names of the older one.
+
+    Source: src/llamafactory/v1/config/training_args.py, plugins/trainer_plugins/distributed/fsdp2.py.
+    """
+    names = {"model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size"}
+    for name, older in names.items():
+        if name in reading.stated:
+            reading.stated[older] = reading.stated.pop(name)
+    stated = reading.take("enable_activation_checkpointing")
+    if stated is not None:
+        reading.stated["activation_checkpointing"] = stated
+    if reading.take_word("dist_config.name").startswith("fsdp"):
+        reading.stated["fsdp"] = reading.stated["dist_config.name"]
+        reading.stated["fsdp_config.version"] = Stated(2, "dist_config.name", reading.stated["fsdp"].place)
+    if size := reading.take_count("cp_size"):
+        reading.set_key("plan.cp", size, "cp_size")
+        scheme = "ulysses" if reading.take_word("cp_mode") == "ulysses" else "ring"
+        reading.set_key("plan.sequence", scheme, "cp_mode", "cp_size")
+    if "finetuning_type" not in reading.stated:
+        kind = reading.take_word("peft_config.name") or "full"
+        reading.stated["finetuning_type"] = Stated(kind, "peft_config.name", reading.file.where)
+
+
+FIRST = {"dist_config.name", "cp_mode", "peft_config.name", "init_config.name", "kernel_config.name"}
+"""Settings of the trainer of release 1."""
+
+
+def _read_switches(reading: Reading) -> None:
+    """Turns the switch that disables checkpointing into the one of the Trainer."""
+    stated = reading.take("disable_gradient_checkpointing")
+    if stated is not None and not is_null(stated.value):
+        is_on = not read_switch(stated)
+        reading.stated["activation_checkpointing"] = Stated(is_on, stated.shown, stated.place)
+    stated = reading.take("use_reentrant_gc")
+    if stated is not None and not is_null(stated.value):
+        reading.stated["gradient_checkpointing_kwargs.use_reentrant"] = stated
+    if reading.take_word("accelerate.fsdp_config.version") == "2":
+        # prepare_model_for_training: FSDP 2 takes no reentrant checkpoints.
+        reading.stated["gradient_checkpointing_kwargs.use_reentrant"] = Stated(False, "fsdp_version")
+    if take_on(reading, "pure_bf16") is not None:
+        reading.stated |= {"torch_dtype": Stated("bfloat16", "pure_bf16", reading.stated["pure_bf16"].place)}
+
+
+MEGATRON_ROWS = (
+    SettingRow("tensor_model_parallel_size", "plan.tp", silent=1),
+    SettingRow("pipeline_model_parallel_size", "plan.pp", silent=1),
+    SettingRow("context_parallel_size", "plan.cp", silent=1),
+    SettingRow("expert_model_parallel_size", "plan.ep", silent=1),
+    SettingRow("expert_tensor_parallel_size", "plan.etp"),
+    SettingRow("virtual_pipeline_model_parallel_size", "plan.pipeline.chunks"),
+    SettingRow("sequence_parallel", "plan.tensor", "switch", {True: "megatron-sp", False: "megatron"}, "megatron"),
+    SettingRow("use_distributed_optimizer", "plan.data", "switch", {True: "zero-1", False: "ddp"}, "zero-1"),
+    SettingRow("overlap_grad_reduce", "framework.set.overlap.dp", "switch", ON, False),
+    SettingRow("overlap_param_gather", "framework.set.overlap.updated_weights", "switch", ON, False),
+    SettingRow("recompute_granularity", "plan.recompute", "text", {"full": "full", "selective": "selective"}),
+)
+"""Settings of Megatron-Core (USE_MCA=1: alibaba/ROLL, mcore_adapter/src/mcore_adapter/training_args.py)."""
+
+MEGATRON = {row.name for row in MEGATRON_ROWS[:6]}
+
+
+def _read_megatron(reading: Reading) -> None:
+    """Reads the settings of Megatron-Core, which then runs the training in place of the Trainer."""
+    for key in [key for key in reading.keys if key.startswith(("framework.set.", "plan.", "precision."))]:
+        if key != "precision.compute":
+            reading.keys.pop(key)
+            reading.origins.pop(key, None)
+    reading.set_key("framework.name", "megatron-core", *MEGATRON)
+    reading.read_rows(MEGATRON_ROWS)
+    if reading.keys.get("plan.pipeline.chunks", 1) > 1:
+        reading.set_key("plan.pipeline", "interleaved-1f1b", "virtual_pipeline_model_parallel_size")
+    if "plan.recompute" not in reading.keys:
+        why = "disable_gradient_checkpointing does not count for Megatron-Core, and no other setting says it"
+        reading.ask_key("plan.recompute", "none", why)
+
+
+ATTENTIONS = {
+    **{"fa2": "flash_attention_2", "fa3": "flash_attention_3", "sdpa": "sdpa", "disabled": "eager", "off": "eager"},
+    **{"flash_attention_2": "flash_attention_2", "flash_attention_3": "flash_attention_3"},
+}
+"""``attn_implementation`` by ``flash_attn``."""
+
+
+def _read_kernels(reading: Reading) -> None:
+    word = reading.take_word("flash_attn")
+    if word in ATTENTIONS:
+        set_attention(reading, ATTENTIONS[word], "flash_attn")
+    if (stated := take_on(reading, "enable_liger_kernel")) is not None:
+        set_fused_loss(reading, stated)
+    if take_on(reading, "use_unsloth_gc") is not None:
+        offload_checkpoints(reading, "use_unsloth_gc")
+    if take_on(reading, "fp8") is not None:
+        # fp8_utils.py: torchao scales rows, Transformer Engine tensors with the scales of earlier steps.
+        engine = reading.take_word("fp8_backend") in ("te", "msamp")
+        reading.set_key("precision.compute", "fp8-delayed" if engine else "fp8-rowwise", "fp8", "fp8_backend")
+
+
+def _read_tuning(reading: Reading) -> None:
+    """Reads which weights are trained: without a word, adapters are."""
+    kind = reading.take_word("finetuning_type") or "lora"
+    bits = reading.take_count("quantization_bit") or 16
+    stated = reading.take("finetuning_type")
+    if kind in ("lora", "oft"):
+        set_adapters(reading, stated, 8, ("lora_rank",), "lora_target", everywhere=True)
+        if kind == "oft":
+            reading.approximate(stated, "adapters of LoRA are forecast, not of OFT", "the step is too short")
+    elif kind == "full":
+        reading.set_key("train.mode", "full", "finetuning_type")
+    else:
+        approximate_freezing(reading, stated)
+    if bits < 16:
+        set_quantised_weights(reading, bits, reading.take("quantization_bit"))
+    for name in ("badam", "galore", "apollo", "adam_mini", "muon"):
+        if (optimizer := take_on(reading, f"use_{name}")) is not None:
+            set_optimizer(reading, optimizer, name)
+
+
+def _read_stage(reading: Reading) -> None:
+    stage = reading.take_word("stage") or "sft"
+    stated = reading.take("stage")
+    if stage == "ppo":
+        why = "PPO generates and scores in every step; meshcast forecasts a step of training alone"
+        reading.ask(stated, why, "train.mode=full", "train.mode=lora")
+    elif stage in (*PREFERENCES, "rm"):
+        if stage in ("dpo", "rm"):
+            double_samples(reading, stated)
+        if stage in PREFERENCES:
+            approximate_reference(reading, stated)
+
+
+# ------------------------------------------------------------------------------------------ recognising
+
+STRONG = {"finetuning_type", "cutoff_len", "template", "dataset_dir", "lora_target", "quantization_bit", "plot_loss"}
+"""Settings that no other program on the Trainer has together."""
+
+
+def recognise(file: LaunchFile) -> Evidence:
+    """Its command, or its settings."""
+    names = set(file.keys)
+    if file.launch is not None:
+        if re.search(r"llamafactory-cli|llama_factory|llamafactory|^lmf ", file.launch.entry):
+            return Evidence.CERTAIN
+        names = set(file.launch.arguments)
+    if "finetuning_type" in names and {"stage", "template", "cutoff_len"} & names:
+        return Evidence.CERTAIN
+    if "model" in names and {"dist_config", "peft_config", "init_config", "kernel_config"} & names:
+        return Evidence.LIKELY
+    is_likely = "finetuning_type" in names or ("stage" in names and STRONG & names)
+    return Evidence.LIKELY if is_likely else Evidence.NONE
+
+
+# ---------------------------------------------------------------------------------------------- writing
+
+
+def write(keys: Keys, header: list[str]) -> str:
+    """A YAML file, with the configurations of DeepSpeed and FSDP inside."""
+    settings: dict[str, Any] = {
+        "model_name_or_path": name_model(keys) or "config.json",
+        "stage": "sft",
+        "do_train": True,
+    }
+    settings |= _write_tuning(keys)
+    settings |= {
+        "template": "default",
+        "cutoff_len": keys["batch.sequence"],
+        "per_device_train_batch_size": keys["batch.micro"],
+        "gradient_accumulation_steps": count_passes(keys),
+        **write_formats(keys),
+        "disable_gradient_checkpointing": keys.get("plan.recompute") != "full",
+        "use_reentrant_gc": not keys.get("framework.set.recompute_early_stop", True),
+    }
+    words = {implementation: word for word, implementation in list(ATTENTIONS.items())[:4]}
+    if (name := name_attention(keys)) is not None:
+        settings["flash_attn"] = words[name]
+    if keys.get("framework.set.compile"):
+        settings["torch_compile"] = True
+    if "activations" in keys.get("plan.offload", ()):
+        settings["use_unsloth_gc"] = True
+    settings |= _write_sharding(keys)
+    if keys.get("run.steps"):
+        settings["max_steps"] = keys["run.steps"]
+    return write_yaml(settings, header)
+
+
+def _write_tuning(keys: Mapping[str, Any]) -> dict[str, Any]:
+    if keys.get("train.mode") != "lora":
+        return {"finetuning_type": "full"}
+    modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
+    return {"finetuning_type": "lora", "lora_rank": keys.get("train.rank", 16), "lora_target": ",".join(modules)}
+
+
+def _write_sharding(keys: Mapping[str, Any]) -> dict[str, Any]:
+    if shards_by_deepspeed(keys):
+        return {"deepspeed": write_deepspeed(keys)}
+    if keys.get("plan.data") == "fsdp":
+        return {"fsdp": f"{name_strategy(keys)} auto_wrap", "fsdp_config": write_fsdp(keys)}
+    is_pure = keys.get("precision.main_weights") == "bf16" and keys.get("train.mode") != "lora"
+    return {"pure_bf16": True} if is_pure else {}
+
+
+LLAMAFACTORY = LaunchFormat(
+    "llamafactory", "LLaMA-Factory", ".yaml", recognise, read, interpret, write, {**LLAMAFACTORY_VERDICTS, **VERDICTS}
+)
