@@ -177,6 +177,8 @@ def _read_sharding(keys: dict[str, Any]) -> dict[str, Any]:
         offload.add("optimizer")
     if keys.get("plan.data.parameters", "gpu") != "gpu":
         offload.add("parameters")
+    if keys.get("plan.data.offload"):  # all that FSDP shards
+        offload |= {"optimizer", "parameters"}
     return {"sharding": sharding, "offload": sorted(offload)}
 
 

@@ -16,7 +16,12 @@ from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.megatron_model import CONFIGURATION, EXPERTS, LATENT, SHAPE, read_shape
-from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, read_optimizer_kind, read_plan, read_recipe
+from meshcast.simulator.formats.launch.programs.megatron_plan import (
+    DEGREES,
+    read_optimizer_kind,
+    read_plan,
+    read_recipe,
+)
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, judge
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS as MEGATRON_VERDICTS
 from meshcast.simulator.formats.launch.programs.recipes import (

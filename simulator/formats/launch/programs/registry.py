@@ -12,9 +12,11 @@ from meshcast.simulator.formats.launch.programs.llamafactory import LLAMAFACTORY
 from meshcast.simulator.formats.launch.programs.megatron import MEGATRON
 from meshcast.simulator.formats.launch.programs.megatron_bridge import BRIDGE
 from meshcast.simulator.formats.launch.programs.megatron_deepspeed import MEGATRON_DEEPSPEED
+from meshcast.simulator.formats.launch.programs.nanotron import NANOTRON
 from meshcast.simulator.formats.launch.programs.nemo import NEMO
 from meshcast.simulator.formats.launch.programs.primus import PRIMUS
 from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
+from meshcast.simulator.formats.launch.programs.torchtune import TORCHTUNE
 from meshcast.simulator.formats.launch.programs.trl import TRL
 
 FORMATS: dict[str, LaunchFormat] = {
@@ -32,6 +34,8 @@ FORMATS: dict[str, LaunchFormat] = {
         LLAMAFACTORY,
         AXOLOTL,
         TRL,
+        TORCHTUNE,
+        NANOTRON,
     )
 }
 """All formats by their names."""
