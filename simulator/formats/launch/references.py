@@ -28,15 +28,16 @@ NUMBERS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 def fill_references(settings: Mapping[str, Stated]) -> dict[str, Stated]:
     """The settings with the values that their references mean; those that lead nowhere are unknown."""
-    return {name: _fill(stated, settings) for name, stated in settings.items()}
+    return {name: _fill(name, stated, settings) for name, stated in settings.items()}
 
 
-def _fill(stated: Stated, settings: Mapping[str, Stated]) -> Stated:
-    value = stated.value
+def _fill(name: str, stated: Stated, settings: Mapping[str, Stated]) -> Stated:
+    value, section = stated.value, name.rpartition(".")[0]
     for _ in range(DEEPEST):
         if not isinstance(value, str) or (match := INNERMOST.search(value)) is None:
             return stated if value is stated.value else replace(stated, value=value)
-        meant = _resolve(match[1], settings)
+        relative = match[1].startswith(".")
+        meant = _resolve(f"{section}{match[1]}" if relative else match[1], settings)
         if meant is None:
             return replace(stated, unknown=(*stated.unknown, match[0]))
         value = meant.value if match[0] == value else value.replace(match[0], str(meant.value))

@@ -14,10 +14,12 @@ from meshcast.simulator.formats.launch.programs.megatron_bridge import BRIDGE
 from meshcast.simulator.formats.launch.programs.megatron_deepspeed import MEGATRON_DEEPSPEED
 from meshcast.simulator.formats.launch.programs.nanotron import NANOTRON
 from meshcast.simulator.formats.launch.programs.nemo import NEMO
+from meshcast.simulator.formats.launch.programs.nemo_rl import NEMO_RL
 from meshcast.simulator.formats.launch.programs.primus import PRIMUS
 from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
 from meshcast.simulator.formats.launch.programs.torchtune import TORCHTUNE
 from meshcast.simulator.formats.launch.programs.trl import TRL
+from meshcast.simulator.formats.launch.programs.verl import VERL
 
 FORMATS: dict[str, LaunchFormat] = {
     program.name: program
@@ -36,6 +38,8 @@ FORMATS: dict[str, LaunchFormat] = {
         TRL,
         TORCHTUNE,
         NANOTRON,
+        VERL,
+        NEMO_RL,
     )
 }
 """All formats by their names."""
