@@ -150,6 +150,7 @@ def _compare(facts: Facts, imported: ImportedJob, job: Job) -> Iterator[tuple[st
     read: dict[str, Any] = {name: keys.get(key) for name, key in KEYS.items()}
     read |= {name: read[name] or 1 for name in ("tp", "pp", "cp", "ep", "replicate", "chunks")}
     read |= _read_sharding(keys) | _read_optimizer(expected.get("optimizer", ""), imported)
+    read |= _count_pairs(imported)
     read["gpus"] = job.cluster.gpus
     read["accumulate"] = job.batch.total // (job.batch.micro * keys["plan.dp"]) if job.batch.total else None
     read["schedule"] = keys.get("plan.pipeline")
@@ -164,6 +165,16 @@ def _compare(facts: Facts, imported: ImportedJob, job: Job) -> Iterator[tuple[st
             continue
         elif name in read and (sorted(read[name]) != sorted(wanted) if name == "offload" else read[name] != wanted):
             yield name, wanted, read[name]
+
+
+def _count_pairs(imported: ImportedJob) -> dict[str, Any]:
+    """The batches of settings that count pairs of preferences: facts count a pair once, a job its two sequences."""
+    stated = {key: entry for entry in imported.findings.taken for key in entry.keys}
+    facts = {"micro": "batch.micro", "global": "batch.global"}
+    entries = {fact: (stated[key].value, stated[key].keys[key]) for fact, key in facts.items() if key in stated}
+    return {
+        fact: int(str(value)) for fact, (value, number) in entries.items() if str(number) == str(2 * int(str(value)))
+    }
 
 
 def _read_sharding(keys: dict[str, Any]) -> dict[str, Any]:
