@@ -121,6 +121,10 @@ class Framework(FrameworkPart):
     (`store_param_remainders` of Apex's DistributedFusedAdam)."""
     attention: Literal["flash", "unfused"]
     """``flash``: a fused kernel that writes no scores to memory."""
+    attention_since: float = Field(default=0.0, ge=0, le=100)
+    """Least compute capability of NVIDIA's GPUs that run the fused attention; on older ones attention is unfused,
+    unless the job states otherwise. 0: any (``scaled_dot_product_attention`` of PyTorch, whose memory-efficient
+    kernel runs from 5.0 on)."""
     attention_library: AttentionLibrary | Literal[""] = ""
     """Library of the fused attention; empty: the one that training programs of today use on the GPU's architecture."""
     gemm_decomposition: Decomposition | Literal[""] = ""
@@ -209,10 +213,10 @@ class Framework(FrameworkPart):
         if self.main_weights == self.weights:
             return 0
         main = int(BYTES[self.main_weights])
-        return main - int(BYTES[self.weights]) if self.keeps_remainders else main
+        return main - int(BYTES[self.weights]) if self._keeps_remainders else main
 
     @property
-    def keeps_remainders(self) -> bool:
+    def _keeps_remainders(self) -> bool:
         """Whether main weights are weights and remainders: only bf16 is the upper half of fp32."""
         return self.weight_remainders and (self.weights, self.main_weights) == ("bf16", "fp32")
 
@@ -252,8 +256,8 @@ RENAMED = {
 """Keys of an older release, and what to write now."""
 
 
-HISTORY = ("versions", "generations")
-"""Keys of a profile's file that date its releases; all others are traits."""
+BESIDE_TRAITS = ("versions", "generations", "rules")
+"""Keys of a profile's file that date its releases, or say what its program runs; all others are traits."""
 
 
 @cache
@@ -268,7 +272,7 @@ def _file(name: str) -> dict[str, Any]:
     own = dict(read_yaml(FILES / f"{name}.yaml").data)
     if "base" not in own:
         return own
-    base = {key: value for key, value in _file(own.pop("base")).items() if key not in HISTORY}
+    base = {key: value for key, value in _file(own.pop("base")).items() if key not in BESIDE_TRAITS}
     return _merge(base, own)
 
 
@@ -282,6 +286,17 @@ def framework_versions(name: str) -> dict[str, str]:
 def framework_generations(name: str) -> tuple[dict[str, Any], ...]:
     """The generations of a framework, as its file states them."""
     return tuple(_file(name).get("generations", ()))
+
+
+@cache
+def framework_rules(name: str) -> dict[str, Any]:
+    """What the program of a framework has and refuses, as its file states it, on top of the rules of their `base`;
+    empty where none are known."""
+    stated = dict(_file(name).get("rules", {}))
+    base = framework_rules(stated.pop("base")) if "base" in stated else {}
+    has = base.get("has", {}) | stated.get("has", {})
+    refuses = [*base.get("refuses", ()), *stated.get("refuses", ())]
+    return {**base, **stated, "has": has, "refuses": refuses} if base or stated else {}
 
 
 def load_framework(
@@ -303,7 +318,7 @@ def _load(name: str, changes: dict[str, Any], release: str | None, where: str) -
         raise PlanError(f"{where}.name", "no such framework", nearest(name, framework_names()), name)
     for key in RENAMED.keys() & changes.keys():
         raise PlanError(f"{where}.set.{key}", "this key is of an older release", f"Write {RENAMED[key]}", changes[key])
-    fields = {key: value for key, value in _file(name).items() if key not in HISTORY}
+    fields = {key: value for key, value in _file(name).items() if key not in BESIDE_TRAITS}
     if release is not None:
         month = find_month(release, framework_versions(name), f"{where}.release")
         for generation in generations_of(framework_generations(name), month):

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
-from meshcast.hardware import Cluster
+from meshcast.hardware import GPU, Cluster
 from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
+from meshcast.simulator.job.counts import read_tokens
 from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe
 from meshcast.simulator.job.plan_keys import LayerCount, ShortPlan
 from meshcast.simulator.job.run_keys import (
@@ -48,6 +49,8 @@ class FrameworkChoice(JobPart):
     release: str | None = None
     """Month ("2023-06"), NVIDIA container ("24.05") or version of the code; its traits are those of that time. Default:
     the newest that the profile describes."""
+    rules: StrictBool = True
+    """Whether the job means the program of this name, whose rules then count; false: the profile stands for another."""
     set: dict[str, Any] = {}
 
 
@@ -128,11 +131,16 @@ class LongPlan(StageMesh):
         return change_one(self).model_copy(update={"stages": stages, "replicas": replicas})  # type: ignore[no-any-return]
 
 
+PlainTokens = Annotated[float, Field(strict=True, gt=0, le=1e20, allow_inf_nan=False)]
+TokensOfRun = Annotated[PlainTokens, BeforeValidator(read_tokens, json_schema_input_type=PlainTokens | str)]
+
+
 class RunLength(JobPart):
     """Length, price and electricity of a training run, and what ``meshcast run`` simulates of it."""
 
-    tokens: float | None = Field(default=None, strict=True, gt=0, le=1e20, allow_inf_nan=False)
-    """Tokens to train on. Default: unknown, and no days, energy or money are forecast."""
+    tokens: TokensOfRun | None = None
+    """Tokens to train on; K, M, B and T are powers of 1,000. Default: unknown, and no days, energy or money are
+    forecast."""
     price_per_gpu_hour: float | None = Field(default=None, strict=True, ge=0, le=1e9, allow_inf_nan=False)
     """Money for a GPU and hour, in any currency."""
     pue: float | None = Field(default=None, strict=True, ge=1, le=5, allow_inf_nan=False)
@@ -292,6 +300,8 @@ class Job(JobPart):
     cluster: Cluster
     framework: Framework
     release: str | None
+    without_flash: GPU | None = None
+    """A GPU that is too old for the fused attention of the framework, whose attention is therefore unfused."""
     batch: Batch
     precision: Precision
     train: Train = Train()
@@ -321,6 +331,13 @@ class Job(JobPart):
         return Adapters(self.train.rank, self.train.targets)
 
     @property
+    def means_program(self) -> bool:
+        """Whether the job names its framework, and means the program of this name, not another one for which the
+        profile stands."""
+        framework = self.as_written["framework"]
+        return "name" in framework and framework.get("rules", True)
+
+    @property
     def forward_only(self) -> bool:
         """Whether a step runs forward passes alone."""
         return self.train.mode == "forward-only"
@@ -334,6 +351,7 @@ class Job(JobPart):
                 "name": self.framework.name,
                 "release": self.release,
                 "set": self.as_written["framework"].get("set", {}),
+                **({} if self.as_written["framework"].get("rules", True) else {"rules": False}),
             },
             "batch": self.batch.to_dict(),
             "precision": self.precision.model_dump(),

@@ -111,7 +111,9 @@ def _judge_questions(
     whys = tuple(str(question) for question in asked.questions)
     if not (entry.asks or entry.refuse):
         return Judgement(entry, "asked needlessly", whys)
-    assumed = LaunchOptions(options.environment, options.arguments, options.program, assume_defaults=True)
+    assumed = LaunchOptions(
+        options.environment, options.arguments, options.program, options.start, assume_defaults=True
+    )
     try:
         with reading_launch_files(assumed):
             imported, job = _read(path, changes)
