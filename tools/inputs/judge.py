@@ -173,10 +173,8 @@ def _count_pairs(imported: ImportedJob) -> dict[str, Any]:
     """The batches of settings that count pairs of preferences: facts count a pair once, a job its two sequences."""
     stated = {key: entry for entry in imported.findings.taken for key in entry.keys}
     facts = {"micro": "batch.micro", "global": "batch.global"}
-    entries = {fact: (stated[key].value, stated[key].keys[key]) for fact, key in facts.items() if key in stated}
-    return {
-        fact: int(str(value)) for fact, (value, number) in entries.items() if str(number) == str(2 * int(str(value)))
-    }
+    counts = {fact: (str(stated[key].value), stated[key].keys[key]) for fact, key in facts.items() if key in stated}
+    return {fact: int(word) for fact, (word, number) in counts.items() if word.isdecimal() and number == 2 * int(word)}
 
 
 def _read_sharding(keys: dict[str, Any]) -> dict[str, Any]:

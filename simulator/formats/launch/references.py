@@ -51,8 +51,8 @@ def _resolve(reference: str, settings: Mapping[str, Stated]) -> Stated | None:
     if not colon:
         return settings.get(name.strip())
     if name in ("oc.select", "oc.env"):
-        found = settings.get(words[0]) if name == "oc.select" else None
-        return found if found is not None or len(words) < 2 else _state(_read_plain(words[1]))
+        selected = settings.get(words[0]) if name == "oc.select" else None
+        return selected if selected is not None or len(words) < 2 else _state(_read_plain(words[1]))
     values = [_read_plain(word) for word in words]
     if name not in NUMBERS or not all(isinstance(value, int | float) for value in values):
         return None

@@ -28,7 +28,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     OPTIMISATION,
     SAVING,
     START,
-    table,
+    list_verdicts,
 )
 from meshcast.simulator.formats.launch.python_text import Built, Named, Open
 from meshcast.simulator.formats.launch.reading import Reading
@@ -117,14 +117,18 @@ def read(file: LaunchFile) -> dict[str, Stated]:
     }
     if config is None:
         return settings | arguments
-    stem = Path(str(config.value)).stem
-    for launch in file.launches[1:]:
-        if launch.entry == f"{stem}.py":
-            settings[WRITES] = Stated(launch.entry, launch.entry, launch.place)
+    settings |= _find_writer(file, f"{Path(str(config.value)).stem}.py")
     companion = file.find_companion(str(config.value))
     if companion is None:
         return settings | arguments
     return {**flatten_file(companion, example="parallelism:"), **settings}
+
+
+def _find_writer(file: LaunchFile, name: str) -> dict[str, Stated]:
+    """A setting for the Python file of this name that a script runs, by which the configuration may be written."""
+    commands = file.run.commands if file.run is not None else ()
+    lines = [command.line for command in commands for word in command.words if Path(word.text).name == name]
+    return {WRITES: Stated(name, name, f"{file.where}:{lines[0]}")} if lines else {}
 
 
 def _read_python(file: LaunchFile) -> dict[str, Stated]:
@@ -280,7 +284,7 @@ def _read_states(reading: Reading) -> None:
         reading.set_key("framework.set.bucket.elements", mebibytes * 2**19, "model.ddp_bucket_cap_mb")
 
 
-VERDICTS = table(
+VERDICTS = list_verdicts(
     ("general* logging* metrics_logging* profiler* s3_upload* lighteval*", NAMES),
     ("checkpoints*", SAVING),
     ("tokens.val_check_interval tokens.limit_*", EVALUATION),

@@ -40,7 +40,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     SAVING,
     SHORT,
     START,
-    table,
+    list_verdicts,
 )
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.references import fill_references
@@ -269,7 +269,7 @@ def _read_algorithm(reading: Reading) -> None:
 
 
 OWN_VERDICTS: Verdicts = {
-    **table(
+    **list_verdicts(
         ("cluster.* *.env_vars* env.* teacher.generation*", START),
         ("sft.* dpo.* rm.* grpo.* ppo.* distillation.* loss_fn.* reward_penalties* teacher*", OPTIMISATION),
         ("checkpointing.* policy.megatron_cfg.checkpoint* *save*", SAVING),

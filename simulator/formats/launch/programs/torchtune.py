@@ -44,7 +44,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     SAVING,
     SHORT,
     START,
-    table,
+    list_verdicts,
 )
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.references import fill_references
@@ -109,11 +109,11 @@ def read(file: LaunchFile) -> dict[str, Stated]:
     return _override(settings, read_overrides(launch.positional))
 
 
-def _find_configuration(file: LaunchFile, name: str) -> LaunchFile | None:
+def _find_configuration(script: LaunchFile, name: str) -> LaunchFile | None:
     """The configuration of a name: a path, or one of torchtune's own, which lie in ``recipes/configs``."""
     plain = re.sub(r"\.ya?ml$", "", name)
     paths = (name, f"{plain}.yaml", f"configs/{plain}.yaml", f"recipes/configs/{plain}.yaml")
-    return next((found for path in paths if (found := file.find_companion(path)) is not None), None)
+    return next((file for path in paths if (file := script.find_companion(path)) is not None), None)
 
 
 def _override(settings: Mapping[str, Stated], overrides: Mapping[str, Stated]) -> dict[str, Stated]:
@@ -133,12 +133,12 @@ def _read_comment(file: LaunchFile) -> dict[str, Stated]:
     ]
     for number, line in sorted(comments, key=lambda entry: "tune run" not in entry[1]):
         place = f"{file.where}:{number}"
-        if "recipe" not in settings and (found := RECIPES.search(line)) is not None:
-            settings["recipe"] = Stated(found[1], "recipe of the comment", place)
+        if "recipe" not in settings and (named := RECIPES.search(line)) is not None:
+            settings["recipe"] = Stated(named[1], "recipe of the comment", place)
         if "tune run" in line:
             for name in ("nnodes", "nproc_per_node"):
-                if (found := re.search(rf"--{name}[= ](\d{{1,6}})\b", line)) is not None:
-                    settings.setdefault(name, Stated(found[1], f"--{name} of the comment", place))
+                if (count := re.search(rf"--{name}[= ](\d{{1,6}})\b", line)) is not None:
+                    settings.setdefault(name, Stated(count[1], f"--{name} of the comment", place))
     return settings
 
 
@@ -345,7 +345,7 @@ def _read_saving(reading: Reading) -> None:
     reading.set_checkpoints(every, reading.take_switch("enable_async_checkpointing"), "save_every_n_steps")
 
 
-VERDICTS = table(
+VERDICTS = list_verdicts(
     ("output_dir metric_logger* log_* profiler*", NAMES),
     ("*checkpointer* resume_from_checkpoint save_* use_distributed_state_dict", SAVING),
     ("tokenizer* dataset* collate_fn shuffle dataloader* datasets", DATA),

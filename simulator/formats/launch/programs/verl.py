@@ -46,7 +46,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     SAVING,
     START,
     UNITS,
-    table,
+    list_verdicts,
 )
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.references import fill_references
@@ -282,8 +282,8 @@ def _set_dynamic_batch(reading: Reading, tokens: int, stated: Stated | None, *na
     keys = reading.keys
     room = max(1, tokens * keys["plan.cp"] // keys["batch.sequence"])
     ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
-    own = max(1, keys["batch.global"] // max(1, keys.get("cluster.gpus", ranks) // ranks))
-    reading.set_key("batch.micro", max(size for size in range(1, min(room, own) + 1) if own % size == 0), *names)
+    share = max(1, keys["batch.global"] // max(1, keys.get("cluster.gpus", ranks) // ranks))
+    reading.set_key("batch.micro", max(size for size in range(1, min(room, share) + 1) if share % size == 0), *names)
     why = "micro-batches hold tokens, not sequences: sequences of full length are forecast"
     reading.approximate(stated, why, PADDING.errs)
 
@@ -302,7 +302,7 @@ def _read_adapters(reading: Reading) -> None:
 
 
 OWN_VERDICTS: Verdicts = {
-    **table(
+    **list_verdicts(
         ("actor_rollout_ref.rollout* actor_rollout_ref.hybrid_engine", NoInfluence("it is of the rollout")),
         ("actor_rollout_ref.ref*", NoInfluence("it is of the reference, which is named as left out")),
         ("critic* reward* custom_reward* algorithm*", NoInfluence("it is of other phases than the update")),
