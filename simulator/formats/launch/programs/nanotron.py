@@ -17,6 +17,7 @@ from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
 from meshcast.simulator.formats.launch.programs.recipes import follow_python
+from meshcast.simulator.formats.launch.programs.trainer import set_recomputation
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
     DATA,
     EITHER,
@@ -46,7 +47,6 @@ ROWS = (
     SettingRow("parallelism.tp", "plan.tp"),
     SettingRow("parallelism.pp", "plan.pp"),
     SettingRow("parallelism.context_parallel_size", "plan.cp", silent=1),
-    SettingRow("parallelism.recompute_layer", "plan.recompute", "switch", {True: "full", False: "none"}, silent="none"),
     SettingRow(
         "parallelism.tp_mode",
         "plan.tensor",
@@ -167,6 +167,7 @@ def interpret(reading: Reading) -> None:
         reading.ask(writer, why, "--assume-defaults")
     reading.read_rows(ROWS)
     _read_model(reading)
+    set_recomputation(reading, reading.take_switch("parallelism.recompute_layer"), "parallelism.recompute_layer")
     _read_degrees(reading)
     _read_states(reading)
     stated = reading.take("optimizer.optimizer_factory.name")

@@ -20,6 +20,7 @@ from meshcast.simulator.formats.launch.programs.nemo import read_overrides
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.policies import (
     MOVED,
+    add_defaults,
     approximate_reinforcement,
     ask_about_rollout,
     read_megatron_step,
@@ -27,7 +28,12 @@ from meshcast.simulator.formats.launch.programs.policies import (
     set_fsdp,
     set_rank,
 )
-from meshcast.simulator.formats.launch.programs.trainer import approximate_reference, double_samples, take_on
+from meshcast.simulator.formats.launch.programs.trainer import (
+    approximate_reference,
+    double_samples,
+    set_recomputation,
+    take_on,
+)
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
     DATA,
     EITHER,
@@ -119,12 +125,12 @@ def _lay_over(below: Mapping[str, Stated], above: Mapping[str, Stated]) -> dict[
     kept = {
         name: stated
         for name, stated in below.items()
-        if name not in sections and not any(name.startswith(f"{other}.") for other in _ended(above))
+        if name not in sections and not any(name.startswith(f"{other}.") for other in _list_ended(above))
     }
     return {**kept, **above}
 
 
-def _ended(settings: Mapping[str, Stated]) -> list[str]:
+def _list_ended(settings: Mapping[str, Stated]) -> list[str]:
     return [name for name, stated in settings.items() if is_null(stated.value)]
 
 
@@ -175,11 +181,9 @@ def _read_megatron(reading: Reading) -> None:
     _ignore_below(reading, f"{DTENSOR}.", "the trainer on Megatron-Core is enabled")
     for section in ("recompute_", "fp8_cfg."):
         _ignore_below(reading, f"{MEGATRON}.{section}", "its switch is off")
-    recomputes = take_on(reading, f"{MEGATRON}.activation_checkpointing")
+    if take_on(reading, f"{MEGATRON}.activation_checkpointing") is not None:
+        add_defaults(reading, {"recompute_granularity": "full"})
     read_megatron_step(reading)
-    if recomputes is not None and "plan.recompute" not in reading.keys:
-        reading.set_key("plan.recompute", "full", f"{MEGATRON}.activation_checkpointing")
-    reading.keys.setdefault("plan.recompute", "none")
     _set_compute(reading)
     adapters = f"{MEGATRON}.peft"
     if take_on(reading, f"{adapters}.enabled") is not None:
@@ -209,8 +213,7 @@ def _read_dtensor(reading: Reading) -> None:
     set_fsdp(reading, 2, f"{DTENSOR}.enabled", f"{DTENSOR}._v2")
     set_compute(reading, "policy.precision")
     checkpointing = f"{DTENSOR}.activation_checkpointing"
-    recomputes = take_on(reading, checkpointing) is not None
-    reading.set_key("plan.recompute", "full" if recomputes else "none", checkpointing)
+    set_recomputation(reading, take_on(reading, checkpointing) is not None, checkpointing)
     if take_on(reading, f"{DTENSOR}.cpu_offload") is not None:
         reading.set_key("plan.data.offload", True, f"{DTENSOR}.cpu_offload")
     if keys["plan.tp"] > 1:

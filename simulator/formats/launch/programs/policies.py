@@ -5,7 +5,7 @@ Source: NVIDIA/Megatron-LM @d98e8a64dd, megatron/core; pytorch, torch/distribute
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, TRAITS, read_plan, read_recipe
@@ -72,6 +72,15 @@ def read_megatron_step(reading: Reading) -> None:
             reading.set_key(f"precision.{key}", FORMATS[word], name)
 
 
+VERSIONS = {"fsdp": 1, "fsdp2": 2}
+"""Versions of FSDP by their names."""
+
+
+def shard(reading: Reading, *names: str) -> None:
+    """Sets that data-parallel ranks share out weights, gradients and states. names: of the settings that say so."""
+    reading.set_key("plan.data", "fsdp", *names)
+
+
 def set_fsdp(reading: Reading, version: int, *names: str) -> None:
     """Sets FSDP over a model of transformers, with weights in fp32 that are gathered and computed with in 16 bits.
 
@@ -81,7 +90,7 @@ def set_fsdp(reading: Reading, version: int, *names: str) -> None:
         reading.take(name)
     reading.set_key("framework.name", "hf-trainer")
     reading.set_key("framework.set.regime", "unknown")
-    reading.set_key("plan.data", "fsdp", *names)
+    shard(reading, *names)
     reading.set_key("framework.set.gathers_apart", version == 2, *names)
     for key, word in (("gradients", "fp32"), ("main_weights", "fp32"), ("moments", "fp32")):
         reading.set_key(f"precision.{key}", word)
@@ -101,10 +110,18 @@ def set_rank(reading: Reading, switch: str, rank: int, targets: str) -> None:
     reading.set_key("train.rank", rank, switch)
     stated = reading.take(targets)
     words = read_words(stated) if stated is not None and not is_null(stated.value) else ()
-    known = tuple(dict.fromkeys(MODULES[word] for word in words if word in MODULES))
+    set_targets(reading, [MODULES[word] for word in words if word in MODULES], stated or reading.take(switch), targets)
+
+
+def set_targets(reading: Reading, targets: Sequence[str], stated: Stated | None, *names: str) -> None:
+    """Sets the linear layers with adapters, of a model with experts those of attention alone.
+
+    targets: none for all. stated: the setting that an approximation is about. names: of the settings that say so.
+    """
+    kept = tuple(dict.fromkeys(targets))
     if "model.moe.experts" in reading.keys:
-        known = tuple(target for target in known or ATTENTION if target in ATTENTION)
+        kept = tuple(target for target in kept or ATTENTION if target in ATTENTION)
         why = "adapters of routed experts are left out"
-        reading.approximate(stated or reading.take(switch), why, "the forecast is too fast, and needs less memory")
-    if known:
-        reading.set_key("train.targets", known, targets)
+        reading.approximate(stated, why, "the forecast is too fast, and needs less memory")
+    if kept:
+        reading.set_key("train.targets", kept, *names)

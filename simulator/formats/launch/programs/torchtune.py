@@ -21,6 +21,7 @@ from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.nemo import read_overrides
 from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
+from meshcast.simulator.formats.launch.programs.policies import set_targets, shard
 from meshcast.simulator.formats.launch.programs.sharding import set_replicas
 from meshcast.simulator.formats.launch.programs.trainer import (
     TARGETS,
@@ -29,6 +30,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     offload_checkpoints,
     set_fused_loss,
     set_quantised_weights,
+    set_recomputation,
     take_on,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
@@ -52,6 +54,9 @@ from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null,
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
 from meshcast.simulator.models.load import load_model
 
+LLAMA = {"gated": True, "positions": "rope", "tied": False, "norm": "rmsnorm"}
+"""What models like Llama have in common."""
+
 BUILDERS: Mapping[str, Any] = {
     **{"llama2_7b": "llama2-7b", "llama2_13b": "llama2-13b", "llama2_70b": "llama2-70b"},
     **{"llama3_8b": "llama3-8b", "llama3_70b": "llama3-70b"},
@@ -60,6 +65,11 @@ BUILDERS: Mapping[str, Any] = {
     **{"llama4_scout_17b_16e": "llama4-scout"},
     **{"gemma_2b": "gemma-2b", "gemma_7b": "gemma-7b"},
     "mistral_7b": {"preset": "mistral-7b", "window": None},
+    "phi3_mini": {**LLAMA, "layers": 32, "hidden": 3072, "heads": 32, "ffn": 8192, "vocab": 32064, "seq": 4096},
+    "phi4_14b": {
+        **{**LLAMA, "layers": 40, "hidden": 5120, "heads": 40, "kv_heads": 10, "ffn": 17920},
+        **{"vocab": 100352, "seq": 16384},
+    },
     **{f"qwen2_{size}b": f"qwen2-{size.replace('_', '.')}b" for size in ("0_5", "1_5", "7")},
     **{f"qwen2_5_{size}b": f"qwen2-{size.replace('_', '.')}b" for size in ("0_5", "1_5", "7", "72")},
     **{f"qwen2_5_{size}b": f"qwen2.5-{size}b" for size in ("3", "14", "32")},
@@ -77,6 +87,9 @@ RECIPES = re.compile(
 
 GENERATION = re.compile(r"ppo|grpo")
 """Recipes that generate between their steps."""
+
+WITHOUT_TRAINING = ("eleuther_eval", "generate", "quantize")
+"""Recipes that evaluate or convert a model."""
 
 ROWS = (
     SettingRow("batch_size", "batch.micro"),
@@ -151,6 +164,8 @@ def interpret(reading: Reading) -> None:
     if GENERATION.search(recipe):
         rule = f"it starts {recipe}, reinforcement learning with generation inside the training loop"
         raise PlanError(reading.file.where, rule, "Write its step of training as a job: see meshcast init")
+    if recipe in WITHOUT_TRAINING:
+        raise PlanError(reading.file.where, f"it starts {recipe}, which does not train", "Name the file of a training")
     if (config := reading.take("config")) is not None:
         why = "it names a configuration, which says model and plan and is not beside the script"
         reading.ask(config, why, "model=llama3-8b")
@@ -198,7 +213,7 @@ def _read_adapters(reading: Reading) -> None:
     stated = reading.take(names[0])
     words = ["o_proj" if word == "output_proj" else word for word in read_words(stated)] if stated is not None else []
     words += ["gate_proj", "down_proj"] if len(names) > 1 else []
-    reading.set_key("train.targets", tuple(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS)), *names)
+    set_targets(reading, [TARGETS[word] for word in words if word in TARGETS], stated, *names)
     why = "the adapter of the output layer is left out"
     reading.approximate(take_on(reading, "model.apply_lora_to_output"), why, LITTLE)
     why = "the magnitudes of DoRA are left out: adapters are forecast as plain LoRA"
@@ -225,7 +240,7 @@ def _read_sharding(reading: Reading, recipe: str) -> None:
     if not recipe:
         why = "the command names the recipe, which runs on one GPU or shards over several, and no comment shows it"
         reading.ask(None, why, "plan.fsdp=true", "plan.fsdp=false")
-    reading.set_key("plan.data", "fsdp", "recipe")
+    shard(reading, "recipe")
     if take_on(reading, "fsdp_cpu_offload") is not None:
         reading.set_key("plan.data.offload", True, "fsdp_cpu_offload")
     reshards = reading.take("fsdp_reshard_after_forward")
@@ -288,16 +303,16 @@ def _read_memory(reading: Reading) -> None:
     mode, option = reading.take_word("ac_mode"), reading.take_word("ac_option")
     names = "enable_activation_checkpointing", "ac_mode"
     if switch is not None:
-        reading.set_key("plan.recompute", "none" if mode else "full", *names)
+        set_recomputation(reading, not mode, *names)
     elif mode == "full" or (mode == "selective" and option.isdigit()):
-        reading.set_key("plan.recompute", "full", "ac_mode")
+        set_recomputation(reading, True, "ac_mode")
         if mode == "selective" and (layers := reading.keys.get("model.layers")):
             reading.set_key("plan.recompute.layers", max(1, layers // max(1, int(option))), "ac_option")
     elif mode:
         why = "it saves the results of some operators, and recomputes the others"
         reading.ask(reading.take("ac_mode"), why, "plan.recompute=full", "plan.recompute=selective")
     else:
-        reading.set_key("plan.recompute", "none", names[0])
+        set_recomputation(reading, False, names[0])
     if take_on(reading, "enable_activation_offloading") is not None:
         offload_checkpoints(reading, "enable_activation_offloading")
 

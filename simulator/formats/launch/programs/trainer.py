@@ -326,6 +326,11 @@ def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
         offload_checkpoints(reading, *offloads)
 
 
+def set_recomputation(reading: Reading, is_on: bool, *names: str) -> None:
+    """Sets whether all layers are recomputed. names: of the settings that say so."""
+    reading.set_key("plan.recompute", "full" if is_on else "none", *names)
+
+
 def assume_no_recomputation(reading: Reading, why: str, stated: Stated | None = None) -> None:
     """Assumes that no layer is recomputed. stated: a setting of how layers are, which bounds the error."""
     reading.assume("plan.recompute", "none", why)

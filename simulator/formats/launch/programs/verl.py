@@ -23,6 +23,7 @@ from meshcast.simulator.formats.launch.programs.nemo import read_overrides
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.policies import (
     MOVED,
+    VERSIONS,
     add_defaults,
     approximate_reinforcement,
     ask_about_rollout,
@@ -31,7 +32,12 @@ from meshcast.simulator.formats.launch.programs.policies import (
     set_fsdp,
     set_rank,
 )
-from meshcast.simulator.formats.launch.programs.trainer import offload_checkpoints, set_attention, take_on
+from meshcast.simulator.formats.launch.programs.trainer import (
+    offload_checkpoints,
+    set_attention,
+    set_recomputation,
+    take_on,
+)
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
     DATA,
     EITHER,
@@ -54,24 +60,24 @@ from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null,
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
 
 
-class Trainer(NamedTuple):
+class VerlTrainer(NamedTuple):
     """A trainer of verl.
 
     entry: pattern of the module that starts it.
     renamed: what its settings are called here, by what their names begin with: ``engine.`` those of FSDP or Megatron,
         ``model.`` and ``actor.``; the first that fits counts.
-    strategy: without a setting.
+    version: of FSDP without a setting.
     """
 
     entry: str
     renamed: Mapping[str, str]
-    strategy: str
+    version: int
 
 
 ACTOR = "actor_rollout_ref.actor."
 
 TRAINERS = {
-    "sft": Trainer(
+    "sft": VerlTrainer(
         r"verl\.trainer\.fsdp_sft_trainer|fsdp_sft_trainer\.py",
         {
             "model.fsdp_config.": "engine.",
@@ -80,10 +86,10 @@ TRAINERS = {
             "ulysses_sequence_parallel_size": "engine.ulysses_sequence_parallel_size",
             "use_remove_padding": "model.use_remove_padding",
         },
-        "fsdp2",
+        2,
     ),
-    "engine": Trainer(r"verl\.trainer\.sft_trainer(_ray)?", {}, "fsdp"),
-    "ppo": Trainer(
+    "engine": VerlTrainer(r"verl\.trainer\.sft_trainer(_ray)?", {}, 1),
+    "ppo": VerlTrainer(
         r"verl\.trainer\.main_ppo|(^|[./])main_(ppo|dapo|grpo|prime|sppo|spin|gspo)(\.py)?$",
         {
             f"{ACTOR}fsdp_config.": "engine.",
@@ -94,7 +100,7 @@ TRAINERS = {
             ACTOR: "actor.",
             "actor_rollout_ref.model.": "model.",
         },
-        "fsdp",
+        1,
     ),
 }
 
@@ -172,7 +178,7 @@ def interpret(reading: Reading) -> None:
     if megatron:
         _read_megatron(reading)
     else:
-        _read_fsdp(reading, TRAINERS[kind].strategy)
+        _read_fsdp(reading, TRAINERS[kind].version)
     if kind == "ppo":
         _read_actor(reading)
     else:
@@ -194,11 +200,12 @@ def _read_processes(reading: Reading, kind: str) -> None:
         reading.set_key("cluster.gpus", (each or usual) * (nodes or 1), *names)
 
 
-def _read_fsdp(reading: Reading, usual: str) -> None:
-    """Reads FSDP of transformers' models. usual: the strategy without a setting."""
-    strategy = reading.take_word("engine.strategy") or usual
-    set_fsdp(reading, 2 if strategy == "fsdp2" else 1, "engine.strategy")
-    if strategy not in ("fsdp", "fsdp2"):
+def _read_fsdp(reading: Reading, usual: int) -> None:
+    """Reads FSDP of transformers' models. usual: the version without a setting."""
+    strategy = reading.take_word("engine.strategy")
+    version = VERSIONS.get(strategy, usual)
+    set_fsdp(reading, version, "engine.strategy")
+    if strategy and strategy not in VERSIONS:
         reading.ask(reading.take("engine.strategy"), f"{strategy!r} is neither FSDP nor Megatron", "plan.fsdp=true")
     reshards = reading.take("engine.reshard_after_forward")
     is_off = reshards is not None and str(reshards.value).lower() == "false"
@@ -210,31 +217,42 @@ def _read_fsdp(reading: Reading, usual: str) -> None:
     if reading.take_word("engine.model_dtype") in ("bf16", "bfloat16"):
         for key in ("main_weights", "moments"):
             reading.set_key(f"precision.{key}", "bf16", "engine.model_dtype")
+    checkpointing = reading.take("model.enable_gradient_checkpointing")
+    recomputes = checkpointing is None or str(checkpointing.value).lower() == "true"
+    set_recomputation(reading, recomputes, "model.enable_gradient_checkpointing")
+    if take_on(reading, "model.enable_activation_offload") is not None:
+        offload_checkpoints(reading, "model.enable_activation_offload")
+    read_optimizer(reading, "optim.optimizer")
+    _read_ulysses(reading)
+    _read_offload(reading, version)
+
+
+def _read_ulysses(reading: Reading) -> None:
+    """Reads the ranks that share out the heads of attention, which is FlashAttention-2."""
+    set_attention(reading, "flash_attention_2")
     ranks = reading.take_count("engine.ulysses_sequence_parallel_size") or 1
     reading.set_key("plan.cp", ranks, "engine.ulysses_sequence_parallel_size")
     if ranks > 1:
         reading.set_key("plan.sequence", "ulysses", "engine.ulysses_sequence_parallel_size")
+
+
+def _read_offload(reading: Reading, version: int) -> None:
+    """Reads whether all that FSDP shards lies in host memory during the update, too. version: of FSDP."""
     if take_on(reading, "engine.offload_policy") is not None or (
         take_on(reading, "engine.cpu_offload") is not None
-        and (strategy == "fsdp2" or take_on(reading, "engine.offload_params") is not None)
+        and (version == 2 or take_on(reading, "engine.offload_params") is not None)
     ):
         reading.set_key("plan.data.offload", True, "engine.offload_policy", "engine.cpu_offload")
-    set_attention(reading, "flash_attention_2")
-    checkpointing = reading.take("model.enable_gradient_checkpointing")
-    recomputes = checkpointing is None or str(checkpointing.value).lower() == "true"
-    reading.set_key("plan.recompute", "full" if recomputes else "none", "model.enable_gradient_checkpointing")
-    if take_on(reading, "model.enable_activation_offload") is not None:
-        offload_checkpoints(reading, "model.enable_activation_offload")
-    read_optimizer(reading, "optim.optimizer")
 
 
 def _read_megatron(reading: Reading) -> None:
     """Reads the engine on Megatron-Core."""
-    defaults = {"sequence_parallel": True, "use_distributed_optimizer": True, "grad_reduce_in_fp32": True}
-    add_defaults(reading, {**defaults, "moe_token_dispatcher_type": "alltoall"})
+    defaults = {"use_distributed_optimizer": True, "grad_reduce_in_fp32": True, "moe_token_dispatcher_type": "alltoall"}
+    add_defaults(reading, defaults)
     read_megatron_step(reading)
+    if isinstance(reading.origins.get("plan.tensor"), str):  # no setting says it
+        reading.set_key("plan.tensor", "megatron-sp")
     set_compute(reading, "dtype")
-    reading.keys.setdefault("plan.recompute", "none")
     reading.keys.pop("batch.micro", None)
     if (stated := reading.take("model.enable_gradient_checkpointing")) is not None:
         reading.ignore(stated, "of Megatron-Core recompute_granularity says it")
