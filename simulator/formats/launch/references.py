@@ -32,12 +32,13 @@ def fill_references(settings: Mapping[str, Stated]) -> dict[str, Stated]:
 
 
 def _fill(name: str, stated: Stated, settings: Mapping[str, Stated]) -> Stated:
-    value, section = stated.value, name.rpartition(".")[0]
+    value, path = stated.value, name.split(".")
     for _ in range(DEEPEST):
         if not isinstance(value, str) or (match := INNERMOST.search(value)) is None:
             return stated if value is stated.value else replace(stated, value=value)
-        relative = match[1].startswith(".")
-        meant = _resolve(f"{section}{match[1]}" if relative else match[1], settings)
+        plain = match[1].lstrip(".")
+        above = len(match[1]) - len(plain)  # a dot for every section up from the setting itself
+        meant = _resolve(".".join([*path[:-above], plain]) if above else plain, settings)
         if meant is None:
             return replace(stated, unknown=(*stated.unknown, match[0]))
         value = meant.value if match[0] == value else value.replace(match[0], str(meant.value))

@@ -24,6 +24,7 @@ from meshcast.simulator.formats.launch.programs.policies import (
     approximate_reinforcement,
     ask_about_rollout,
     read_megatron_step,
+    read_policy,
     set_compute,
     set_fsdp,
     set_rank,
@@ -51,7 +52,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.references import fill_references
 from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null
-from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
+from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
 
 CHAIN = 20
 """Files that change one another at most."""
@@ -81,7 +82,7 @@ ROWS = (
 )
 """Settings of the trainer on DTensors."""
 
-REINFORCEMENT = ("grpo", "ppo", "distillation")
+REINFORCEMENT = ("grpo", "ppo", "distillation", "on_policy_distillation")
 """Top-level sections of algorithms that generate in every step."""
 
 
@@ -106,7 +107,7 @@ def read(file: LaunchFile) -> dict[str, Stated]:
 
 def _read_chain(file: LaunchFile, left: int) -> dict[str, Stated]:
     """The settings of a file over those of its defaults. left: files that may still follow."""
-    settings = flatten_file(file, example="policy:")
+    settings = {name: stated for name, stated in flatten_file(file, example="policy:").items() if stated.value != {}}
     stated = settings.pop("defaults", None)
     names = stated.value if stated is not None and isinstance(stated.value, list) else [stated.value] if stated else []
     below: dict[str, Stated] = {}
@@ -164,7 +165,7 @@ def interpret(reading: Reading) -> None:
         if (stated := reading.take(name)) is not None:
             why = f"it names a file, {stated.value}, whose settings it changes, and which is not beside it"
             reading.ask(stated, why, "model=llama3-8b", "plan.tp=1", "--assume-defaults")
-    reading.read_model("policy.model_name")
+    read_policy(reading, "policy.model_name")
     nodes, each = reading.take_count("cluster.num_nodes") or 1, reading.take_count("cluster.gpus_per_node")
     if each:
         reading.set_key("cluster.gpus", nodes * each, "cluster.gpus_per_node", "cluster.num_nodes")
@@ -216,8 +217,8 @@ def _read_dtensor(reading: Reading) -> None:
     set_recomputation(reading, take_on(reading, checkpointing) is not None, checkpointing)
     if take_on(reading, f"{DTENSOR}.cpu_offload") is not None:
         reading.set_key("plan.data.offload", True, f"{DTENSOR}.cpu_offload")
+    is_on = take_on(reading, f"{DTENSOR}.sequence_parallel") is not None
     if keys["plan.tp"] > 1:
-        is_on = take_on(reading, f"{DTENSOR}.sequence_parallel") is not None
         reading.set_key("plan.tensor", "megatron-sp" if is_on else "megatron", f"{DTENSOR}.sequence_parallel")
     if keys["plan.cp"] > 1:
         reading.set_key("plan.sequence", "all-gather", f"{DTENSOR}.context_parallel_size")
@@ -277,13 +278,23 @@ OWN_VERDICTS: Verdicts = {
         ("sft.* dpo.* rm.* grpo.* ppo.* distillation.* loss_fn.* reward_penalties* teacher*", OPTIMISATION),
         ("checkpointing.* policy.megatron_cfg.checkpoint* *save*", SAVING),
         ("policy.generation* policy.logprob* policy.refit* policy.draft*", NoInfluence("it is of the rollout")),
-        ("policy.tokenizer.* data.* policy.make_sequence* policy.hf_config_overrides", DATA),
+        ("policy.tokenizer.* data.* policy.make_sequence*", DATA),
         ("logger.* *_label", NAMES),
         ("policy.max_grad_norm policy.optimizer* policy.scheduler* *.lora_cfg.* *.peft.*", OPTIMISATION),
         ("policy.megatron_cfg.scheduler.* policy.megatron_cfg.name", OPTIMISATION),
         ("policy.dequantize_base_checkpoint *.force_reconvert_from_hf policy.reward_model*", LOADING),
         ("policy.sequence_packing.* policy.dynamic_batching.*", NoInfluence("its switch says whether it acts")),
         ("policy.offload_optimizer_for_logprob", MOVED),
+        ("policy.quant_*", Approximation("the kernels that simulate quantised weights are left out", SHORT)),
+        (
+            "policy.hf_config_overrides.max_position* policy.hf_config_overrides.rope* *.router_aux_loss_coef"
+            " policy.hf_config_overrides",
+            NoInfluence("it changes values, not the work of a step"),
+        ),
+        ("policy.hf_config_overrides.*", Decision("it changes the model", ("model=llama3-8b",))),
+        ("policy.megatron_cfg.model_overrides*", Decision("it changes the model", ("model=llama3-8b",))),
+        ("moe_router_enable_expert_bias", NoInfluence("it changes values, not the work of a step")),
+        ("data_plane* async_rl* on_policy_distillation* value*", NoInfluence("it is of other phases than the update")),
         ("policy.dtensor_cfg.automodel_kwargs*", Approximation("kernels of transformers are forecast", EITHER)),
         ("policy.dtensor_cfg.moe_parallelizer*", Approximation("experts are sharded with the other weights", LITTLE)),
         (
@@ -309,11 +320,19 @@ def recognise(file: LaunchFile) -> Evidence:
     if file.launch is not None:
         known = re.search(r"(^|/)run_(sft|dpo|rm|grpo\w*|ppo|vlm_\w+|distillation)\.py$", file.launch.entry)
         return Evidence.CERTAIN if known else Evidence.NONE
-    policy = file.data.get("policy") if isinstance(file.data, Mapping) else None
-    if not isinstance(policy, Mapping):
-        return Evidence.NONE
+    return Evidence.CERTAIN if _has_policy(file, CHAIN) else Evidence.NONE
+
+
+def _has_policy(file: LaunchFile, left: int) -> bool:
+    """Whether a file, or one that it changes, has a policy with settings of its own. left: files to follow."""
+    if not isinstance(file.data, Mapping):
+        return False
+    policy, base = file.data.get("policy"), file.data.get("defaults")
     names = {"dtensor_cfg", "megatron_cfg", "train_global_batch_size", "max_total_sequence_length"}
-    return Evidence.CERTAIN if names & policy.keys() else Evidence.NONE
+    if isinstance(policy, Mapping) and names & policy.keys():
+        return True
+    companion = file.find_companion(base) if left and isinstance(base, str) else None
+    return companion is not None and _has_policy(companion, left - 1)
 
 
 NEMO_RL = LaunchFormat(

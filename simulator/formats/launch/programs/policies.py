@@ -6,6 +6,7 @@ Source: NVIDIA/Megatron-LM @d98e8a64dd, megatron/core; pytorch, torch/distribute
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, TRAITS, read_plan, read_recipe
@@ -40,6 +41,14 @@ def ask_about_rollout(reading: Reading, stated: Stated | None, name: str) -> Non
     """Asks whether the training step alone is meant. stated: the setting of the rollout. name: what generates."""
     why = f"it generates in every step, by a rollout ({name or 'no engine is named'}), which meshcast does not forecast"
     reading.ask(stated, f"{why}: the answer is an update of the policy alone", "train.mode=full", "train.mode=lora")
+
+
+def read_policy(reading: Reading, name: str) -> None:
+    """Reads the model by its id or its folder, of which the last part counts where nothing says what is above it."""
+    stated = reading.stated.get(name)
+    if stated is not None and stated.unknown and "$" not in (last := str(stated.value).rstrip("/").rpartition("/")[2]):
+        reading.stated[name] = replace(stated, value=last, unknown=())
+    reading.read_model(name)
 
 
 def approximate_reinforcement(reading: Reading, stated: Stated | None) -> None:

@@ -28,6 +28,7 @@ from meshcast.simulator.formats.launch.programs.policies import (
     approximate_reinforcement,
     ask_about_rollout,
     read_megatron_step,
+    read_policy,
     set_compute,
     set_fsdp,
     set_rank,
@@ -173,7 +174,7 @@ def interpret(reading: Reading) -> None:
     megatron = _runs_megatron(reading.stated)
     for name in ("engine.strategy", "engine", "config_name", "model_engine", "config_path"):
         reading.take(name)
-    reading.read_model("model.path")
+    read_policy(reading, "model.path")
     _read_processes(reading, kind)
     if megatron:
         _read_megatron(reading)
@@ -261,6 +262,7 @@ def _read_megatron(reading: Reading) -> None:
 def _read_tuning(reading: Reading, kind: str) -> None:
     """Reads the batch of supervised tuning. kind: of the trainer."""
     reading.read_rows(SFT_ROWS)
+    _share_micro_batch(reading, "data.micro_batch_size")
     dynamic = reading.take("data.use_dynamic_bsz")
     if kind == "engine" and (dynamic is None or str(dynamic.value).lower() == "true"):
         tokens = reading.take_count("data.max_token_len_per_gpu") or 8192
@@ -283,7 +285,7 @@ def _read_actor(reading: Reading) -> None:
         _set_dynamic_batch(reading, reading.take_count(names[0]) or 16384, dynamic, *names)
     elif count:
         reading.set_key("batch.micro", count, micro)
-    else:
+    elif not _share_micro_batch(reading, "actor.ppo_micro_batch_size"):
         reading.ask_key("batch.micro", 1, "no micro-batch of the actor is set", reading.take(micro))
     if (packing := take_on(reading, "model.use_remove_padding", "actor.use_remove_padding")) is not None:
         reading.approximate(packing, PADDING.why, PADDING.errs)
@@ -299,11 +301,24 @@ def _set_dynamic_batch(reading: Reading, tokens: int, stated: Stated | None, *na
     """
     keys = reading.keys
     room = max(1, tokens * keys["plan.cp"] // keys["batch.sequence"])
-    ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
-    share = max(1, keys["batch.global"] // max(1, keys.get("cluster.gpus", ranks) // ranks))
+    share = max(1, keys["batch.global"] // _count_replicas(reading))
     reading.set_key("batch.micro", max(size for size in range(1, min(room, share) + 1) if share % size == 0), *names)
     why = "micro-batches hold tokens, not sequences: sequences of full length are forecast"
     reading.approximate(stated, why, PADDING.errs)
+
+
+def _share_micro_batch(reading: Reading, name: str) -> bool:
+    """Sets the micro-batch by a setting of the first releases, which counts those of all ranks together. Returns
+    whether there is one."""
+    count = reading.take_count(name)
+    if count:
+        reading.set_key("batch.micro", max(1, count // _count_replicas(reading)), name)
+    return bool(count)
+
+
+def _count_replicas(reading: Reading) -> int:
+    ranks = math.prod(reading.keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
+    return int(max(1, reading.keys.get("cluster.gpus", ranks) // ranks))
 
 
 def _read_adapters(reading: Reading) -> None:
@@ -365,8 +380,7 @@ OWN_VERDICTS: Verdicts = {
 def recognise(file: LaunchFile) -> Evidence:
     """A start of one of its trainers, or the sections of their files."""
     if file.launch is not None:
-        entry = file.launch.entry
-        if re.search(r"^verl\.trainer\.", entry) or re.search(r"(^|/)fsdp_sft_trainer\.py$", entry):
+        if re.search(r"^verl\.trainer\.(main_ppo|\w*sft_trainer)|(^|/)fsdp_sft_trainer\.py$", file.launch.entry):
             return Evidence.CERTAIN
         has_actor = any(str(word.value).lstrip("+~").startswith(ACTOR) for word in file.launch.positional)
         return Evidence.CERTAIN if has_actor else Evidence.NONE
