@@ -111,6 +111,9 @@ KIND = "trainer_kind"
 MEGATRON_SECTIONS = ("engine.override_transformer_config.", "engine.override_ddp_config.", "engine.")
 """What the names of settings of Megatron-Core begin with."""
 
+SELECTORS = ("engine.strategy", "engine", "config_name", "model_engine")
+"""Settings that choose FSDP or Megatron-Core."""
+
 SFT_ROWS = (
     SettingRow("data.train_batch_size", "batch.global", silent=256),
     SettingRow("data.micro_batch_size_per_gpu", "batch.micro", silent=4),
@@ -148,7 +151,7 @@ def _name_plainly(settings: Mapping[str, Stated], kind: str) -> dict[str, Stated
         begin, tail = next(((begin, tail) for begin, tail in begins if _begins(name, begin)), ("", ""))
         named[tail + name.removeprefix(begin)] = stated
     if _runs_megatron(named):
-        for name in [name for name in named if name.startswith("engine.")]:
+        for name in [name for name in named if name.startswith("engine.") and name not in SELECTORS]:
             section = next(section for section in MEGATRON_SECTIONS if name.startswith(section))
             named[name.removeprefix(section)] = named.pop(name)
     return named
@@ -160,8 +163,7 @@ def _begins(name: str, begin: str) -> bool:
 
 def _runs_megatron(settings: Mapping[str, Stated]) -> bool:
     """Whether a strategy, an engine, or the name of the configuration says Megatron-Core."""
-    names = ("engine.strategy", "engine", "config_name", "model_engine")
-    return any("megatron" in str(settings[name].value).lower() for name in names if name in settings)
+    return any("megatron" in str(settings[name].value).lower() for name in SELECTORS if name in settings)
 
 
 # -------------------------------------------------------------------------------------- interpreting
@@ -172,7 +174,7 @@ def interpret(reading: Reading) -> None:
     stated = reading.take(KIND)
     kind = str(stated.value) if stated is not None else "sft"
     megatron = _runs_megatron(reading.stated)
-    for name in ("engine.strategy", "engine", "config_name", "model_engine", "config_path"):
+    for name in (*SELECTORS, "config_path"):
         reading.take(name)
     read_policy(reading, "model.path")
     _read_processes(reading, kind)
