@@ -214,7 +214,11 @@ def _read_dtensor(reading: Reading) -> None:
     set_fsdp(reading, 2, f"{DTENSOR}.enabled", f"{DTENSOR}._v2")
     set_compute(reading, "policy.precision")
     checkpointing = f"{DTENSOR}.activation_checkpointing"
-    set_recomputation(reading, take_on(reading, checkpointing) is not None, checkpointing)
+    recomputes = take_on(reading, checkpointing)
+    set_recomputation(reading, recomputes is not None, checkpointing)
+    # models/dtensor/parallelize.py wraps attention, the MLP and both norms of a layer, not the layer.
+    why = "attention, MLP and norms are recomputed one by one, and keep their inputs; whole layers are forecast"
+    reading.approximate(recomputes, why, "the forecast memory is too small, by three inputs a layer")
     if take_on(reading, f"{DTENSOR}.cpu_offload") is not None:
         reading.set_key("plan.data.offload", True, f"{DTENSOR}.cpu_offload")
     is_on = take_on(reading, f"{DTENSOR}.sequence_parallel") is not None
