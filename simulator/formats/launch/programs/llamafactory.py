@@ -254,6 +254,9 @@ def _read_tuning(reading: Reading) -> None:
     stated = reading.take("finetuning_type")
     if kind in ("lora", "oft"):
         set_adapters(reading, stated, 8, ("lora_rank",), "lora_target", everywhere=True)
+        if reading.keys.get("precision.compute") == "fp32" and take_on(reading, "bf16", "fp16") is None:
+            # patcher.py: frozen weights have the format of the checkpoint, and so has the computation.
+            reading.assume("precision.compute", "bf16", "the format of the checkpoint, without bf16 and fp16")
         if kind == "oft":
             reading.approximate(stated, "adapters of LoRA are forecast, not of OFT", "the step is too short")
     elif kind == "full":
@@ -348,5 +351,13 @@ def _write_sharding(keys: SomeKeys) -> Keys:
 
 
 LLAMAFACTORY = LaunchFormat(
-    "llamafactory", "LLaMA-Factory", ".yaml", recognise, read, interpret, write, {**LLAMAFACTORY_VERDICTS, **VERDICTS}
+    "llamafactory",
+    "LLaMA-Factory",
+    ".yaml",
+    recognise,
+    read,
+    interpret,
+    write,
+    {**LLAMAFACTORY_VERDICTS, **VERDICTS},
+    remark=lambda keys: ["It names no data set and no template of a chat: add dataset, and the template of the model."],
 )

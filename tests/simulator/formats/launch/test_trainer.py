@@ -245,6 +245,11 @@ def test_a_full_training_is_no_adapter(tmp_path: Path) -> None:
     assert [entry.other for entry in frozen if entry.shown == "finetuning_type"] == [{"train.mode": "lora"}]
 
 
+def test_adapters_compute_in_the_format_of_the_checkpoint(tmp_path: Path) -> None:
+    plain = {name: value for name, value in FACTORY.items() if name not in ("bf16", "finetuning_type")}
+    assert keys_of(import_settings(tmp_path, plain))["precision.compute"] == "bf16"
+
+
 def test_weights_of_four_bits_are_forecast_with_eight(tmp_path: Path) -> None:
     found = import_settings(tmp_path, FACTORY | {"finetuning_type": "lora", "quantization_bit": 4})
     assert keys_of(found)["framework.set.fp8_frozen_weights"] is True
