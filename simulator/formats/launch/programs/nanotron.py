@@ -59,16 +59,20 @@ ROWS = (
     ),
     SettingRow("parallelism.tp_recompute_allgather", "framework.set.regather", "switch", ON, silent=True),
     SettingRow("model.make_vocab_size_divisible_by", "framework.set.vocab_multiple", silent=1),
-    SettingRow(f"{SHAPE}.num_hidden_layers", "model.layers"),
-    SettingRow(f"{SHAPE}.hidden_size", "model.hidden"),
-    SettingRow(f"{SHAPE}.num_attention_heads", "model.heads"),
+)
+
+MODEL = (
+    SettingRow(f"{SHAPE}.num_hidden_layers", "model.layers", silent=32),
+    SettingRow(f"{SHAPE}.hidden_size", "model.hidden", silent=4096),
+    SettingRow(f"{SHAPE}.num_attention_heads", "model.heads", silent=32),
     SettingRow(f"{SHAPE}.num_key_value_heads", "model.kv_heads"),
-    SettingRow(f"{SHAPE}.intermediate_size", "model.ffn"),
-    SettingRow(f"{SHAPE}.vocab_size", "model.vocab"),
+    SettingRow(f"{SHAPE}.intermediate_size", "model.ffn", silent=11008),
+    SettingRow(f"{SHAPE}.vocab_size", "model.vocab", silent=32000),
     SettingRow(f"{SHAPE}.tie_word_embeddings", "model.tied", "switch", ON, silent=False),
     SettingRow(f"{SHAPE}.attention_bias", "model.qkv_bias", "switch", ON, silent=False),
     SettingRow(f"{SHAPE}.sliding_window_size", "model.window"),
 )
+"""The shape, with the defaults of LlamaConfig and Qwen2Config."""
 
 MIXTURE = (
     SettingRow(f"{SHAPE}.moe_config.num_experts", "model.moe.experts", silent=8),
@@ -178,16 +182,17 @@ def interpret(reading: Reading) -> None:
 
 
 def _read_model(reading: Reading) -> None:
-    """Reads the family of the model, which its configuration's own switch tells."""
+    """Reads the shape of the model, and its family, which a switch of its configuration tells."""
     keys = reading.keys
+    if not any(name.startswith(f"{SHAPE}.") for name in reading.stated):
+        return
+    reading.read_rows(MODEL)
     if reading.take_switch(f"{SHAPE}.is_starcoder2_config"):
         why = "meshcast does not read the shape of StarCoder2: give the model"
         reading.ask(reading.take(f"{SHAPE}.is_starcoder2_config"), why, "model=llama3-8b")
     is_example = reading.take_switch(f"{SHAPE}.is_llamoe_config")
     for name in ("is_llama_config", "is_qwen2_config"):
         reading.take(f"{SHAPE}.{name}")
-    if "model.layers" not in keys:
-        return
     # Of hidden_act the models have SwiGLU alone; the experts of the example have GELU.
     reading.set_key("model.gated", not is_example, f"{SHAPE}.hidden_act")
     for key, value in (("positions", "rope"), ("norm", "rmsnorm"), ("dropout", 0.0)):
