@@ -154,7 +154,7 @@ def test_a_vocabulary_that_nothing_tells_is_that_of_the_shape(folder: Path) -> N
         "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
         "--num-query-groups 8 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
         "--untie-embeddings-and-output-weights --max-position-embeddings 8192 --seq-length 4096 "
-        "--attention-dropout 0 --hidden-dropout 0 --tokenizer-type HuggingFaceTokenizer --bf16"
+        "--micro-batch-size 1 --attention-dropout 0 --hidden-dropout 0 --tokenizer-type HuggingFaceTokenizer --bf16"
     )
     (folder / "llama.sh").write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {shape}\n", "utf-8")
     found = run("import", "megatron", "llama.sh").stdout

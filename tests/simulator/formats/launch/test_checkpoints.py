@@ -16,7 +16,7 @@ from meshcast.simulator.loading.load import load_job
 from tests.experiments.cli.samples import run
 
 SCRIPT = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8"
-SCRIPT += " --seq-length 256 --global-batch-size 8 --vocab-size 1000 --train-iters 50 --bf16"
+SCRIPT += " --seq-length 256 --micro-batch-size 1 --global-batch-size 8 --vocab-size 1000 --train-iters 50 --bf16"
 
 TITAN = "[training]\nseq_len = 256\n[checkpoint]\nenable = true\n"
 

@@ -1,0 +1,148 @@
+"""Recipes of training programs by their names: what a file that names one leaves out is the recipe's.
+
+Recipes are data (`recipes/*.json`), facts of the functions of these names with their source.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.python_text import Built, Named, Open, PythonText
+from meshcast.simulator.formats.launch.table import Stated
+
+FOLDER = Path(__file__).parent / "recipes"
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """The recipes of a program.
+
+    source: repository, commit and path.
+    usual: settings of all recipes that do not state them.
+    recipes: settings by name.
+    aliases: further names of recipes.
+    classes: presets by the classes of models.
+    trainers, models: settings of modules, and shapes of models, by the names of their files.
+    """
+
+    source: str
+    usual: Mapping[str, Any]
+    recipes: Mapping[str, Mapping[str, Any]]
+    aliases: Mapping[str, str]
+    classes: Mapping[str, str]
+    trainers: Mapping[str, Mapping[str, Any]]
+    models: Mapping[str, Mapping[str, Any]]
+
+    def find(self, name: str) -> dict[str, Stated] | None:
+        """The settings of a recipe, each with its name as its place; None if there is none of this name."""
+        row = self.recipes.get(self.aliases.get(name, name))
+        if row is None:
+            return None
+        settings = {key: value for key, value in {**self.usual, **row}.items() if key != "path"}
+        return {key: Stated(value, key, f"recipe {name}") for key, value in settings.items()}
+
+
+@cache
+def load_recipes(program: str) -> Recipes:
+    """The recipes of a program, by the name of its file."""
+    data = json.loads((FOLDER / f"{program}.json").read_text("utf-8"))
+    parts = ("recipes", "aliases", "classes", "trainers", "models")
+    return Recipes(data["source"], data["usual"], *(data.get(part, {}) for part in parts))
+
+
+# ------------------------------------------------------------------------------------- Python files
+
+SHOWN = ("mixed_precision", "plugins", "trainer.plugins", "peft", "comm_overlap", "model", "model.config", "fsdp")
+"""Fields whose class says something beside its own fields."""
+
+NOTHING = re.compile(
+    r"^(\w+\.)*(log|logger|resume|tokenizer|checkpoint|scheduler|validation|profiling|rng|env_vars)(\.|$)"
+)
+"""Fields without influence, whose values are often open."""
+
+
+def read_python_settings(built: Built, where: str) -> dict[str, Stated]:
+    """The settings of an object that a Python file builds, by their dotted names."""
+    settings: dict[str, Stated] = {}
+    for path, value, line in built.walk():
+        place = f"{where}:{line}" if line else where
+        if isinstance(value, list) and any(isinstance(item, Built) for item in value):
+            for item in value:
+                if isinstance(item, Built):
+                    settings |= _read_callback(item, where)
+        elif isinstance(value, ast.FunctionDef) or (isinstance(value, Open) and NOTHING.search(path)):
+            continue
+        elif isinstance(value, Open):
+            settings[path] = Stated(value.text, path, place, (value.text,))
+        else:
+            settings[path] = Stated(_plain(value), path, place)
+    for path in SHOWN:
+        inner = _follow(built, path)
+        if isinstance(inner, Built) and inner.name:
+            settings[path] = Stated(_call_name(inner), path, f"{where}:{inner.line}")
+    return settings
+
+
+def _read_callback(built: Built, where: str) -> dict[str, Stated]:
+    """The settings of a callback on the overlap of communication; none of any other."""
+    if not built.last_name.startswith(("MegatronCommOverlap", "MegatronMixedPrecision")):
+        return {}
+    fields = {name: value for name, value in built.fields.items() if isinstance(value, bool | int | str)}
+    return {name: Stated(value, name, f"{where}:{built.lines.get(name, built.line)}") for name, value in fields.items()}
+
+
+def _follow(built: Built, path: str) -> Any:
+    value: Any = built
+    for name in path.split("."):
+        value = value.fields.get(name) if isinstance(value, Built) else None
+    return value
+
+
+def _call_name(built: Built) -> Any:
+    """What a call is known by: the text that it is given, as a name of a recipe or of a model, or its own name."""
+    given = next((word for word in built.arguments if isinstance(word, str)), None)
+    return (
+        given
+        if (given is not None and "from_" in built.name) or built.last_name.startswith("get_")
+        else built.last_name
+    )
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Named(name=name):
+            return name.removeprefix("torch.").replace("bfloat16", "bf16").replace("float", "fp")
+        case Built():
+            return _call_name(value)
+        case list():
+            return [_plain(item) for item in value]
+    return value
+
+
+def follow_python(file: LaunchFile) -> PythonText:
+    """What a Python file builds, with the arguments of its command line that the user gives."""
+    text = PythonText(file.text, file.where, options=read_options(file.options.arguments))
+    text.follow()
+    return text
+
+
+def read_options(words: tuple[str, ...]) -> dict[str, Any]:
+    """Arguments of a command line by their names: ``--tp 4``, ``--tp=4``, ``--bf16`` and ``a.b=c``."""
+    options: dict[str, Any] = {}
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if word.startswith("-") and not equals:
+            following = words[index + 1] if index + 1 < len(words) else "-"
+            value = True if following.startswith("-") or "=" in following else following  # type: ignore[assignment]
+        elif not equals:
+            continue
+        options[name.lstrip("-").replace("-", "_")] = value
+    return options

@@ -1,0 +1,294 @@
+"""Programs on Hugging Face's Trainer: their defaults, the files that they name, and the four classes of settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from meshcast.simulator.formats.launch.convert import import_file
+from meshcast.simulator.formats.launch.detect import detect_program
+from meshcast.simulator.formats.launch.imported_job import ImportedJob, OpenQuestions
+from meshcast.simulator.formats.launch.keys import flatten_job
+from meshcast.simulator.formats.launch.launch_file import parse_launch_text, read_launch_file
+from meshcast.simulator.formats.launch.table import Keys
+from meshcast.simulator.loading.load import load_job
+
+ZERO_3 = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+    "zero_optimization": {
+        **{"stage": 3, "overlap_comm": True, "contiguous_gradients": True, "sub_group_size": 1e9},
+        **{"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"},
+        "stage3_param_persistence_threshold": "auto",
+    },
+}
+FSDP = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16"}
+FSDP |= {"num_machines": 1, "num_processes": 8, "fsdp_config": {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
+
+
+def import_settings(
+    tmp_path: Path, settings: dict[str, Any] | str, *changes: str, name: str = "run.yaml", **beside: dict[str, Any]
+) -> ImportedJob:
+    """The job of a file of settings. beside: JSON files in its folder, by the first part of their names."""
+    for file, data in beside.items():
+        (tmp_path / f"{file}.json").write_text(json.dumps(data))
+    path = tmp_path / name
+    if isinstance(settings, str):
+        path.write_text(settings)
+    else:
+        path.write_text(json.dumps(settings) if name.endswith(".json") else yaml.safe_dump(settings))
+    return import_file(read_launch_file(path), ("model=llama3-8b", *changes))
+
+
+def keys_of(found: ImportedJob) -> Keys:
+    return flatten_job(load_job(found.job, base=Path()))
+
+
+TRAINER = {"model_name_or_path": "m", "per_device_train_batch_size": 2, "bf16": True, "output_dir": "out"}
+TRAINER |= {"num_train_epochs": 3, "save_steps": 100, "logging_steps": 5, "model_max_length": 4096}
+FACTORY = {"model_name_or_path": "m", "stage": "sft", "finetuning_type": "full", "template": "x", "bf16": True}
+AXOLOTL = {"base_model": "m", "datasets": [{"path": "d"}], "micro_batch_size": 2, "sequence_len": 2048}
+TRL = {"model_name_or_path": "m", "dataset_num_proc": 4, "packing_strategy": "bfd"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "left_out", "key", "value"),
+    [
+        (TRAINER, "per_device_train_batch_size", "batch.micro", 8),
+        (TRAINER, "bf16", "precision.compute", "fp32"),
+        (TRAINER, "", "plan.recompute", "none"),
+        (TRAINER, "", "plan.data", "ddp"),
+        (TRAINER, "", "precision.gradients", "fp32"),
+        (TRAINER, "", "framework.set.attention_library", "sdpa"),
+        (FACTORY, "", "plan.recompute", "full"),
+        (FACTORY, "", "batch.sequence", 2048),
+        (FACTORY, "", "batch.micro", 8),
+        (FACTORY, "bf16", "precision.compute", "fp32"),
+        (FACTORY, "finetuning_type", "train.mode", "lora"),
+        (FACTORY, "finetuning_type", "train.rank", 8),
+        (FACTORY, "", "framework.set.recompute_early_stop", False),
+        (AXOLOTL, "", "precision.compute", "bf16"),
+        (AXOLOTL, "", "precision.main_weights", "bf16"),
+        (AXOLOTL, "", "plan.recompute", "none"),
+        (AXOLOTL, "micro_batch_size", "batch.micro", 1),
+        (AXOLOTL, "sequence_len", "batch.sequence", 512),
+        (TRL, "", "batch.sequence", 1024),
+        (TRL, "", "precision.compute", "bf16"),
+        (TRL, "", "plan.recompute", "full"),
+        (TRL, "", "framework.set.recompute_early_stop", True),
+        (TRL, "", "framework.set.loss.kept", 0),
+    ],
+)
+def test_defaults_of_programs(tmp_path: Path, settings: dict[str, Any], left_out: str, key: str, value: Any) -> None:
+    stated = {name: entry for name, entry in settings.items() if name != left_out}
+    assert keys_of(import_settings(tmp_path, stated))[key] == value
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "program"),
+    [
+        (yaml.safe_dump(TRAINER), ".yaml", "trainer"),
+        (json.dumps(TRAINER), ".json", "trainer"),
+        (yaml.safe_dump(FACTORY), ".yaml", "llamafactory"),
+        (yaml.safe_dump(AXOLOTL), ".yaml", "axolotl"),
+        (yaml.safe_dump(TRL), ".yaml", "trl"),
+        (yaml.safe_dump(FSDP), ".yaml", "accelerate"),
+        (json.dumps(ZERO_3), ".json", "deepspeed"),
+    ],
+)
+def test_programs_are_known_by_their_settings(text: str, suffix: str, program: str) -> None:
+    assert detect_program(parse_launch_text(text, f"run{suffix}", suffix)).name == program
+
+
+# --------------------------------------------------------------------------------------- companion files
+
+
+@pytest.mark.parametrize("settings", [TRAINER, FACTORY, AXOLOTL | {"bf16": True}, TRL], ids=str)
+def test_what_deepspeed_leaves_to_the_trainer_is_what_it_would_state(tmp_path: Path, settings: dict[str, Any]) -> None:
+    stated = json.loads(json.dumps(ZERO_3))
+    hidden = 4096
+    sizes = {"reduce_bucket_size": hidden**2, "stage3_prefetch_bucket_size": int(0.9 * hidden**2)}
+    stated["zero_optimization"] |= {**sizes, "stage3_param_persistence_threshold": 10 * hidden}
+    named = {**settings, "deepspeed": "zero.json", "gradient_accumulation_steps": 4}
+    auto = keys_of(import_settings(tmp_path, named, zero=ZERO_3))
+    micro = auto["batch.micro"]
+    stated |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": 4, "bf16": {"enabled": True}}
+    stated |= {"fp16": {"enabled": False}}
+    assert auto == keys_of(import_settings(tmp_path, named, zero=stated))
+    assert auto["plan.data"] == "zero-3" and auto["plan.data.persistence"] == 10 * hidden
+    assert auto["batch.global"] == 8 * 4 * micro
+
+
+def test_a_companion_that_is_not_there_is_asked_for_by_name(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestions, match=r"run\.yaml:\d+ deepspeed: it names a file, zero\.json"):
+        import_settings(tmp_path, TRAINER | {"deepspeed": "zero.json"})
+    answered = import_settings(tmp_path, TRAINER | {"deepspeed": "zero.json"}, "plan.zero=3")
+    assert keys_of(answered)["plan.data"] == "zero-3"
+
+
+def test_a_companion_that_contradicts_the_arguments_is_asked_about(tmp_path: Path) -> None:
+    zero = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+    with pytest.raises(OpenQuestions, match="it differs from per_device_train_batch_size, which is 2"):
+        import_settings(tmp_path, TRAINER | {"deepspeed": "zero.json"}, zero=zero)
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected"),
+    [
+        ({"stage": 2}, {"plan.data": "zero-2", "framework.set.overlap.dp": False}),
+        ({"stage": 3}, {"plan.data": "zero-3", "framework.set.overlap.dp": True}),
+        ({"stage": 2, "offload_optimizer": {"device": "cpu"}}, {"plan.data": "zero-offload"}),
+        ({"stage": 1, "offload_optimizer": {"device": "cpu"}}, {"plan.data": "zero-1", "plan.offload": ("optimizer",)}),
+        (
+            {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}},
+            {"plan.data": "zero-infinity", "plan.data.parameters": "nvme", "plan.data.optimizer": "cpu"},
+        ),
+        ({"stage": 3, "zero_hpz_partition_size": 8}, {"plan.data": "zero-plus-plus", "plan.data.qwz": False}),
+        ({"stage": 3, "mics_shard_size": 4}, {"plan.data": "mics", "plan.replicate": 2}),
+    ],
+)
+def test_stages_of_zero(tmp_path: Path, zero: dict[str, Any], expected: Keys) -> None:
+    named = TRAINER | {"deepspeed": "zero.json"}
+    keys = keys_of(import_settings(tmp_path, named, zero={"zero_optimization": zero}))
+    assert {key: keys[key] for key in expected} == expected and keys["framework.name"] == "deepspeed"
+
+
+# -------------------------------------------------------------------------------------------------- FSDP
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"plan.data": "fsdp", "plan.data.reshard": True, "plan.data.backward_prefetch": False}),
+        ({"fsdp_backward_prefetch": "BACKWARD_PRE"}, {"plan.data.backward_prefetch": True}),
+        ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, {"plan.data.reshard": False}),
+        ({"fsdp_sharding_strategy": "NO_SHARD"}, {"plan.data": "ddp"}),
+        ({"fsdp_reshard_after_forward": "SHARD_GRAD_OP"}, {"plan.data.reshard": False}),
+        ({"fsdp_version": 2}, {"plan.data.reshard": True, "framework.set.gathers_apart": True}),
+        ({"fsdp_version": 2, "fsdp_reshard_after_forward": False}, {"plan.data.reshard": False}),
+        ({"fsdp_activation_checkpointing": True}, {"plan.recompute": "full"}),
+    ],
+)
+def test_fsdp_of_accelerate(tmp_path: Path, changes: dict[str, Any], expected: Keys) -> None:
+    section = FSDP["fsdp_config"] | changes  # type: ignore[operator]
+    keys = keys_of(import_settings(tmp_path, {**FSDP, **TRAINER, "fsdp_config": section}))
+    assert {key: keys[key] for key in expected} == expected
+
+
+def test_one_unit_of_fsdp_has_a_second_forecast(tmp_path: Path) -> None:
+    found = import_settings(tmp_path, TRAINER | {"fsdp": "full_shard"}).findings
+    (entry,) = [entry for entry in found.approximated if entry.shown == "fsdp"]
+    assert entry.other == {"plan.data.reshard": False}
+    wrapped = import_settings(tmp_path, TRAINER | {"fsdp": "full_shard auto_wrap"}).findings
+    assert not [entry for entry in wrapped.approximated if entry.shown == "fsdp"]
+
+
+def test_degrees_of_accelerate(tmp_path: Path) -> None:
+    degrees = {f"parallelism_config_{name}_size": 2 for name in ("dp_replicate", "dp_shard", "tp")}
+    settings = {**FSDP, **TRAINER, "fsdp_config": {"fsdp_version": 2}, "parallelism_config": degrees}
+    keys = keys_of(import_settings(tmp_path, settings))
+    expected = {"plan.tp": 2, "plan.dp": 4, "plan.replicate": 2, "plan.data": "fsdp", "batch.global": 8}
+    assert {key: keys[key] for key in expected} == expected
+    degrees = {"parallelism_config_cp_size": 8, "parallelism_config_dp_shard_size": 1}
+    keys = keys_of(import_settings(tmp_path, settings | {"parallelism_config": degrees}))
+    assert (keys["plan.cp"], keys["plan.sequence"], keys["batch.global"]) == (8, "all-gather", 2)
+
+
+def test_sizes_of_axolotl(tmp_path: Path) -> None:
+    """FSDP over 2 x TP 2 x CP 2, of its documentation's kind."""
+    sizes = {"dp_shard_size": 2, "tensor_parallel_size": 2, "context_parallel_size": 2, "sample_packing": True}
+    fsdp = {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}
+    keys = keys_of(import_settings(tmp_path, AXOLOTL | sizes | fsdp | {"gradient_checkpointing": True}))
+    expected = {"plan.tp": 2, "plan.cp": 2, "plan.dp": 2, "plan.data": "fsdp"}
+    expected |= {"plan.sequence": "all-gather", "batch.global": 4, "plan.recompute": "full"}
+    assert {key: keys[key] for key in expected} == expected
+    copies = keys_of(import_settings(tmp_path, AXOLOTL | sizes | fsdp, "cluster=dgx-h100:2"))
+    assert (copies["plan.dp"], copies["plan.replicate"]) == (4, 2)
+
+
+# ----------------------------------------------------------------------------------------- what is trained
+
+
+def test_a_full_training_is_no_adapter(tmp_path: Path) -> None:
+    full = import_settings(tmp_path, FACTORY)
+    assert full.job["train"] == {"mode": "full"} and not any(
+        entry.shown == "finetuning_type" for entry in full.findings.approximated
+    )
+    lora = keys_of(import_settings(tmp_path, FACTORY | {"finetuning_type": "lora", "lora_rank": 64}))
+    assert (lora["train.mode"], lora["train.rank"]) == ("lora", 64)
+    with pytest.raises(OpenQuestions, match="finetuning_type: it trains some layers"):
+        import_settings(tmp_path, FACTORY | {"finetuning_type": "freeze"})
+
+
+def test_weights_of_four_bits_are_forecast_with_eight(tmp_path: Path) -> None:
+    found = import_settings(tmp_path, FACTORY | {"finetuning_type": "lora", "quantization_bit": 4})
+    assert keys_of(found)["framework.set.fp8_frozen_weights"] is True
+    assert any("0.4 bytes" in entry.errs for entry in found.findings.approximated)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "moments", "errs"),
+    [
+        ("adamw_torch_fused", "fp32", ""),
+        ("paged_adamw_8bit", "bf16", "2 bytes a trained parameter more"),
+        ("adafactor", "bf16", "4 bytes a trained parameter more"),
+        ("lion_32bit", "bf16", "the memory is the same"),
+        ("ademamix", "fp32", "4 bytes a trained parameter less"),
+    ],
+)
+def test_optimizers_err_by_the_bytes_of_their_states(tmp_path: Path, optimizer: str, moments: str, errs: str) -> None:
+    found = import_settings(tmp_path, TRAINER | {"optim": optimizer})
+    entries = [entry.errs for entry in found.findings.approximated if entry.shown == "optim"]
+    assert keys_of(found)["precision.moments"] == moments
+    assert not entries if not errs else errs in entries[0]
+
+
+def test_an_unknown_optimizer_is_asked_about(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestions, match="how many bytes of states sophia has"):
+        import_settings(tmp_path, TRAINER | {"optim": "sophia"})
+
+
+def test_a_pair_of_texts_is_two_sequences(tmp_path: Path) -> None:
+    single, pairs = (keys_of(import_settings(tmp_path, FACTORY | {"stage": stage})) for stage in ("sft", "dpo"))
+    assert pairs["batch.micro"] == 2 * single["batch.micro"] and pairs["batch.global"] == 2 * single["batch.global"]
+
+
+# ------------------------------------------------------------------------------------------- the four classes
+
+
+def test_every_setting_is_in_one_class(tmp_path: Path) -> None:
+    settings = TRAINER | {"deepspeed": "zero.json", "warmup_ratio": 0.1, "optim": "adafactor", "seed": 1, "nonsense": 2}
+    found = import_settings(tmp_path, settings, zero=ZERO_3).findings
+    classes = [{entry.shown for entry in part} for part in (found.taken, found.ignored, found.approximated)]
+    assert set(settings) <= set().union(*classes)
+    assert not classes[0] & classes[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [
+        ({"model_max_length": None}, "no setting says it"),
+        ({"tensor_parallel_degree": 2}, "tensor_parallel_degree"),
+        ({"use_cpu": True}, "use_cpu"),
+        ({"lora_r": 8}, "lora_r"),
+    ],
+)
+def test_what_decides_and_is_not_understood_is_asked(tmp_path: Path, change: dict[str, Any], setting: str) -> None:
+    with pytest.raises(OpenQuestions, match=setting):
+        import_settings(tmp_path, TRAINER | change)
+
+
+@pytest.mark.parametrize("rows", [TRAINER | {"gradient_checkpointing": True, "fsdp": "full_shard auto_wrap"}, FACTORY])
+def test_a_shell_a_yaml_and_a_json_file_are_the_same_job(tmp_path: Path, rows: dict[str, Any]) -> None:
+    flags = " ".join(f"--{name} {json.dumps(value)}" for name, value in rows.items())
+    shell = import_settings(tmp_path, f"torchrun --nproc_per_node 8 train.py {flags}\n", name="run.sh")
+    files = [import_settings(tmp_path, rows, name=name) for name in ("run.yaml", "run.json")]
+    assert keys_of(shell) == keys_of(files[0]) == keys_of(files[1])
