@@ -58,7 +58,7 @@ Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-class Shape(Strict):
+class ModelSizes(Strict):
     """Sizes of a model that a file states itself, in numbers of the model's description.
 
     Attributes:
@@ -141,10 +141,10 @@ class Facts(Strict):
     optimizer: Text | None = None
     packing: bool | None = None
     attention: Literal["flash", "sdpa", "eager"] | None = None
-    model: Shape | Text | None = None
+    model: ModelSizes | Text | None = None
 
 
-class Entry(Strict):
+class CorpusEntry(Strict):
     """A public file and what is expected of a reader; the fields are described in the package."""
 
     repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
@@ -187,28 +187,28 @@ class Entry(Strict):
 class CorpusFile(Strict):
     """The entries about one program."""
 
-    entries: Annotated[list[Entry], Field(min_length=1)]
+    entries: Annotated[list[CorpusEntry], Field(min_length=1)]
 
 
-def load_corpus(folder: Path = CORPUS) -> tuple[Entry, ...]:
+def load_corpus(folder: Path = CORPUS) -> tuple[CorpusEntry, ...]:
     """Returns the entries of all files of a folder, by file name.
 
     Raises:
         PlanError: an entry is not valid, or stands in the corpus twice.
     """
-    entries: list[Entry] = []
+    entries: list[CorpusEntry] = []
     for path in sorted(folder.glob("*.yaml")):
         entries += _read_file(path)
     _refuse_twins(entries, folder)
     return tuple(entries)
 
 
-def _read_file(path: Path) -> list[Entry]:
+def _read_file(path: Path) -> list[CorpusEntry]:
     document = read_yaml(path, error=PlanError)
     return validate_data(CorpusFile, {"entries": document.data}, str(path), PlanError, document.text).entries
 
 
-def _refuse_twins(entries: Sequence[Entry], folder: Path) -> None:
+def _refuse_twins(entries: Sequence[CorpusEntry], folder: Path) -> None:
     seen: set[str] = set()
     for entry in entries:
         if entry.name in seen:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -80,6 +81,14 @@ class _Return(Exception):
 PARSED = "parse_args"
 """Name of the arguments of a command line (``argparse``)."""
 
+HARMLESS = re.compile(
+    r"^(pretrain|finetune|train|run|main|add|Partial|Config|Experiment|setup|validate|deepcopy|copy|str|repr|len|isinstance|print\w*"
+    r"|info|debug|warning|\w*save\w*|\w*dump\w*|\w*omegaconf\w*|\w*override\w*|\w*log\w*|\w*yaml\w*|\w*executor\w*"
+    r"|submit\w*|launch\w*|append|partial|\w*_cli\w*|cli|\w*checkpoint\w*)$",
+    re.IGNORECASE,
+)
+"""Names of functions that start a run, print or save what they are given, or read overrides of the command line."""
+
 WRAPPERS = ("Config", "Partial", "partial", "ConfigContainer")
 """Calls of ``nemo_run`` and ``functools`` whose first argument is what is configured."""
 
@@ -140,12 +149,27 @@ class PythonText:
             self._run(self.tree.body, self.names)
 
     def call_functions(self) -> None:
-        """Follows the functions of the module that need no arguments, as a program does that is given one of them."""
-        for function in list(self.names.values()):
-            if isinstance(function, ast.FunctionDef):
-                needed = len(function.args.args) - len(function.args.defaults)
-                if not needed and function.name != "main":
-                    self._call_function(function, [], {})
+        """Follows the functions that calls are given, such as the factory of a recipe; without one, all functions of
+        the module that need no arguments."""
+        given = [
+            value
+            for call in self.calls
+            for value in (*call.arguments, *call.fields.values())
+            if isinstance(value, ast.FunctionDef)
+        ]
+        functions = given or [value for value in self.names.values() if isinstance(value, ast.FunctionDef)]
+        for function in functions:
+            if len(function.args.args) == len(function.args.defaults) and function.name != "main":
+                self._call_function(function, [], {})
+
+    def find_changes(self, built: Built) -> list[Built]:
+        """The calls of other modules that are given what `built` is, and may change it."""
+        return [
+            call
+            for call in self.calls
+            if any(value is built for value in (*call.arguments, *call.fields.values()))
+            and not HARMLESS.search(call.last_name)
+        ]
 
     # ------------------------------------------------------------------------------------- statements
 
@@ -215,7 +239,7 @@ class PythonText:
     def _branch(self, node: ast.If, scope: dict[str, Any]) -> None:
         """Runs the branch that the condition chooses; where it is open, what either sets is open."""
         test = self.evaluate(node.test, scope)
-        if not isinstance(test, Open):
+        if not isinstance(test, Open | Built | Named):
             self._run(node.body if test else node.orelse, scope)
             return
         for statement in (*node.body, *node.orelse):

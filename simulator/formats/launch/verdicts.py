@@ -122,9 +122,13 @@ class Findings:
     @property
     def listed(self) -> set[tuple[str, str]]:
         """Name and place of every setting that is in classes 2 to 4."""
-        ignored = {(entry.shown, entry.place) for entry in self.ignored}
+        return {(entry.shown, entry.place) for entry in self.ignored} | self.unfollowed
+
+    @property
+    def unfollowed(self) -> set[tuple[str, str]]:
+        """Name and place of every setting that the forecast does not follow."""
         approximated = {(entry.shown, entry.place) for entry in self.approximated}
-        return ignored | approximated | {(entry.shown, entry.place) for entry in self.questions}
+        return approximated | {(question.shown, question.place) for question in self.questions}
 
 
 DECISIVE = re.compile(

@@ -38,14 +38,17 @@ from meshcast.simulator.formats.launch.programs.nemo import (
     name_plainly,
     read_overrides,
     read_sections,
+    silent_overlaps,
 )
 from meshcast.simulator.formats.launch.programs.recipes import (
+    ask_about_changes,
     follow_python,
+    list_changes,
     load_recipes,
     read_options,
     read_python_settings,
 )
-from meshcast.simulator.formats.launch.python_text import Built
+from meshcast.simulator.formats.launch.python_text import Built, PythonText
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Keys, Stated, write_rows
 
@@ -77,8 +80,19 @@ def read(file: LaunchFile) -> dict[str, Stated]:
     where = "--args" if "recipe" in given else file.where
     if isinstance(named, str):
         return {**read_recipe(named, Stated(named, "recipe", where)), **settings}
-    stem = re.sub(r"_(override\w*|overrides?|config|conf)$", "", Path(file.where).stem)
-    return {**(load_recipes(BRIDGE_DATA).find(f"{stem}_config") or {}), **settings}
+    return {**_find_named_recipe(Path(file.where).stem), **settings}
+
+
+def _find_named_recipe(stem: str) -> dict[str, Stated]:
+    """The settings of the recipe that the name of a file holds, such as ``llama3_8b_pretrain_override_example``."""
+    recipes = load_recipes(BRIDGE_DATA)
+    names = [*recipes.aliases, *recipes.recipes]
+    held = [name for name in names if re.search(rf"(^|_){re.escape(name.removesuffix('_config'))}(_|$)", stem)]
+    settings = recipes.find(max(held, key=len)) if held else None
+    return {
+        key: replace(stated, place=f"{stated.place}, after which the file is named")
+        for key, stated in (settings or {}).items()
+    }
 
 
 BRIDGE_DATA = "megatron_bridge"
@@ -150,13 +164,29 @@ def read_python(file: LaunchFile) -> dict[str, Stated]:
     arguments = {ARGUMENTS.get(name, name): value for name, value in settings.items()}
     overrides = read_options(file.options.arguments).items()
     settings = {**arguments, **{name: Stated(value, name, "--args") for name, value in overrides if "." in name}}
-    plain = name_plainly(settings)
+    plain = {**_read_config_file(text, file), **name_plainly(settings), **list_changes(text, built, file.where)}
     if built.last_name == "ConfigContainer":
-        return plain
+        return {**silent_overlaps(file), **plain}
     return {
         **read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{file.where}:{built.line}")),
         **plain,
     }
+
+
+def _read_config_file(text: PythonText, file: LaunchFile) -> dict[str, Stated]:
+    """The overrides of the YAML file that a script merges unless it is given another one (``--config-file``)."""
+    if not any(call.last_name == "add_argument" and "--config-file" in call.arguments for call in text.calls):
+        return {}
+    given = read_options(file.options.arguments).get("config_file")
+    names = (
+        [str(given)] if given else [value for value in text.names.values() if str(value).endswith((".yaml", ".yml"))]
+    )
+    if not names:
+        return {}
+    companion = file.find_companion(f"conf/{names[0]}") or file.find_companion(names[0])
+    if companion is None:
+        return {"config_file": Stated(names[0], "--config-file", file.where)}
+    return read_sections(companion)
 
 
 def _find_built(calls: list[Built]) -> Built | None:
@@ -172,7 +202,8 @@ def _find_built(calls: list[Built]) -> Built | None:
 
 def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
-    if (stated := reading.take("recipe", "config_file")) is not None:
+    ask_about_changes(reading)
+    if (stated := reading.take("recipe") or reading.take("config_file")) is not None:
         source = load_recipes(BRIDGE_DATA).source.partition(",")[0]
         why = f"meshcast has no recipe or file {stated.value!r} ({source})"
         reading.ask(stated, why, "--args '--recipe llama3_8b_pretrain_config'", "model=llama3-8b")

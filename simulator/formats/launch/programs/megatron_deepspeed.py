@@ -194,7 +194,7 @@ def _read_experts(reading: Reading) -> None:
 
 
 OWN_VERDICTS: Verdicts = {
-    "ds_sequence_parallel_fpdt.*": Decision("sequences are computed chunk by chunk", "plan.cp=1"),
+    "ds_sequence_parallel_fpdt.*": Decision("sequences are computed chunk by chunk", ("plan.cp=1",)),
     **judge(
         NoInfluence("--checkpoint-activations says whether layers are recomputed"),
         r"deepspeed\.activation_checkpointing\..*|contigious_checkpointing|synchronize_each_layer",

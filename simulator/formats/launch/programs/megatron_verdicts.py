@@ -68,7 +68,7 @@ APPROXIMATIONS: Verdicts = {
         "cpu_offloading_(activations|double_buffering|retain_pinned.*)|overlap_cpu_optimizer_d2h_h2d",
     ),
     **judge(
-        Decision("whether weights lie in host memory is decided by it", "plan.offload=[activations]"),
+        Decision("whether weights lie in host memory is decided by it", ("plan.offload=[activations]",)),
         "cpu_offloading_weights",
     ),
     **judge(
@@ -171,7 +171,7 @@ APPROXIMATIONS: Verdicts = {
         "curriculum.*|random_ltd|data_efficiency.*|use_dataset_only|step_batch_size_schedule",
     ),
     **judge(
-        Decision("which weights are trained is decided by it", "train.mode=full"),
+        Decision("which weights are trained is decided by it", ("train.mode=full",)),
         "freeze_(all_layers|lm|vit|llm|clip.*|LM|ViT)",
     ),
 }
@@ -179,30 +179,30 @@ APPROXIMATIONS: Verdicts = {
 
 DECISIONS: Verdicts = {
     **judge(
-        Decision("the model has an encoder and a decoder", "model=model.yaml"),
+        Decision("the model has an encoder and a decoder", ("model=model.yaml",)),
         "encoder_num_layers|decoder_num_layers|decoder_seq_length|retriever_seq_length",
         "encoder_(tensor|pipeline)_.*|pipeline_model_parallel_split_rank",
     ),
     **judge(
-        Decision("layers differ, by a file that is not read", "model=config.json"),
+        Decision("layers differ, by a file that is not read", ("model=config.json",)),
         "heterogeneous_layers_config.*|heterogeneous_block.*|lfm_layer_types",
     ),
     **judge(
-        Decision("context parallelism differs from sequence to sequence", "plan.cp=1"),
+        Decision("context parallelism differs from sequence to sequence", ("plan.cp=1",)),
         "hybrid_context_parallel|max_seqlen_per_dp_cp_rank|dynamic_context.*",
     ),
     **judge(
-        Decision("it shards weights over more ranks than tp", "plan.fsdp=true"),
+        Decision("it shards weights over more ranks than tp", ("plan.fsdp=true",)),
         "(expert_)?tensor_parallel_num_weight_shards",
     ),
-    "moe_extended_tp": Decision("experts are sharded over tp and ep ranks together", "plan.etp=1"),
+    "moe_extended_tp": Decision("experts are sharded over tp and ep ranks together", ("plan.etp=1",)),
     **judge(
-        Decision("the number formats are in a file that is not read", "precision.compute=bf16"),
+        Decision("the number formats are in a file that is not read", ("precision.compute=bf16",)),
         "kitchen_.*|use_kitchen|quant_recipe|te_precision_config_file",
     ),
-    "model_parallel_size|batch_size": Decision("this release of the program refuses it", "--assume-defaults"),
+    "model_parallel_size|batch_size": Decision("this release of the program refuses it", ("--assume-defaults",)),
     **judge(
-        Decision("the model is not a decoder of text alone", "model=model.yaml"),
+        Decision("the model is not a decoder of text alone", ("model=model.yaml",)),
         "(img|image|vision|patch|mm|swin|dino|ict|biencoder|bert)_.*|num_classes|language_model_type",
         "vision_model_type",
     ),
@@ -355,7 +355,7 @@ REST: Verdicts = {
         "moe_input_feature_slicing|position_encoding_2d|optimizer_offload_(policy|chunk|auto).*|enable_zbh1_exact.*",
     ),
     **judge(
-        Decision("the model is not a decoder of text alone", "model=model.yaml"),
+        Decision("the model is not a decoder of text alone", ("model=model.yaml",)),
         "tune_mm.*|num_frames|spatial_merge.*|temporal_patch.*|disable_vision.*|max_num_tiles|use_(tiling|thumbnail)|cvcuda.*",
         "allow_missing_vision.*",
     ),

@@ -20,7 +20,9 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, re
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, judge
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS as MEGATRON_VERDICTS
 from meshcast.simulator.formats.launch.programs.recipes import (
+    ask_about_changes,
     follow_python,
+    list_changes,
     load_recipes,
     read_options,
     read_python_settings,
@@ -167,6 +169,8 @@ def name_plainly(settings: Mapping[str, Stated]) -> dict[str, Stated]:
     """The settings by their names in known sections, elsewhere by their dotted names."""
     plain: dict[str, Stated] = {}
     for path, stated in settings.items():
+        if stated.value == {}:
+            continue
         path = path.removeprefix("training.").removeprefix("recipe.")
         section, _, name = path.rpartition(".")
         value = None if isinstance(stated.value, str) and stated.value.startswith("${") else stated.value
@@ -280,15 +284,22 @@ def read_nemo_python(file: LaunchFile) -> dict[str, Stated]:
         if "." in name
     }
     settings |= overrides
+    changes = list_changes(text, built, file.where)
     stated = Stated(built.name, built.name, f"{file.where}:{built.line}")
     recipe = RECIPE_CALL.search(built.name)
     if recipe is None:
-        return name_plainly(settings)
+        return {**silent_overlaps(file), **name_plainly(settings), **changes}
     arguments = {name: value for name, value in settings.items() if "." not in name and name not in ("model", "peft")}
     rest = {name: value for name, value in settings.items() if name not in arguments}
     if not recipe[1]:
-        return {**name_plainly(rest), "recipe": stated}
-    return {**read_nemo_recipe(recipe[1], recipe[2], arguments, stated), **name_plainly(rest)}
+        return {**name_plainly(rest), **changes, "recipe": stated}
+    return {**read_nemo_recipe(recipe[1], recipe[2], arguments, stated), **name_plainly(rest), **changes}
+
+
+def silent_overlaps(file: LaunchFile) -> dict[str, Stated]:
+    """What DistributedDataParallelConfig has where a file does not say it: nothing overlaps."""
+    names = ("overlap_grad_reduce", "overlap_param_gather")
+    return {name: Stated(False, name, f"{file.where} (DistributedDataParallelConfig)") for name in names}
 
 
 RECIPE_CALL = re.compile(r"(?:^|\.)(\w*)\.(pretrain|finetune)_recipe$")
@@ -313,6 +324,7 @@ def _find_built(calls: Iterable[Built]) -> Built | None:
 
 def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
+    ask_about_changes(reading)
     for name in ("recipe", "config_name"):
         if (stated := reading.take(name)) is not None:
             source = load_recipes("nemo").source.partition(",")[0]
@@ -363,17 +375,19 @@ def interpret_configuration(reading: Reading) -> None:
 
 def _read_model(reading: Reading) -> None:
     """Reads the model: that of a recipe or of a class, with the fields that the file changes, or a whole shape."""
-    named = reading.take("model", "model.config", "config")
     classes = load_recipes("nemo").classes
-    if named is not None and str(named.value) in classes:
-        reading.stated["model"] = named = replace(named, value=classes[str(named.value)])
+    for name in ("config", "model"):
+        if (stated := reading.take(name)) is not None and str(stated.value) in classes:
+            reading.stated["model"] = replace(stated, value=classes[str(stated.value)])
+            break
+    named = reading.take("model")
     if "model.layers" in reading.keys or named is None or is_null(named.value):
         read_shape(reading, CONFIGURATION)
         return
     if "num_layers" in reading.stated and "hidden_size" in reading.stated:
         read_shape(reading, CONFIGURATION)
         return
-    reading.read_model("model", "model.config", "config")
+    reading.read_model("model")
     if "model.layers" not in reading.keys:
         return
     before = {key: value for key, value in reading.keys.items() if key.startswith("model.")}

@@ -18,7 +18,7 @@ from meshcast.simulator.formats.launch.programs import megatron, torchtitan
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS, judge
 from meshcast.simulator.formats.launch.programs.recipes import load_recipes
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Stated, is_null, read_switch, read_words
+from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated, is_null, read_switch, read_words
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
 
 BACKENDS = ("megatron", "torchtitan")
@@ -205,7 +205,7 @@ OWN_VERDICTS: Verdicts = {
         r"primus_turbo\..*|enable_turbo_attention.*|no_fp8_weight_transpose.*|patch_moe_overlap|mega_moe.*|fused_ce.*",
     ),
     "weight_deosc.*": NoInfluence("it is a number of the update, which costs the same"),
-    "data_parallel_replicate_degree": Decision("states are copied as often", "plan.replicate=1"),
+    "data_parallel_replicate_degree": Decision("states are copied as often", ("plan.replicate=1",)),
     **judge(
         NoInfluence("it is about logging, failures or the start of a run"),
         "log_avg.*|stderr_sink.*|disable_.*|use_rocm_mem.*|mlflow.*|generate_tracelens.*|stage|work_group|user_name|exp_name",

@@ -16,6 +16,7 @@ from typing import Any
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.python_text import Built, Named, Open, PythonText
+from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -72,6 +73,9 @@ NOTHING = re.compile(
 def read_python_settings(built: Built, where: str) -> dict[str, Stated]:
     """The settings of an object that a Python file builds, by their dotted names."""
     settings: dict[str, Stated] = {}
+    model = built.fields.get("model")
+    if isinstance(model, Built) and model.arguments and isinstance(model.arguments[0], Built):
+        model.set_field("config", model.arguments[0], model.line)  # llm.LlamaModel(llm.Llama3Config8B())
     for path, value, line in built.walk():
         place = f"{where}:{line}" if line else where
         if isinstance(value, list) and any(isinstance(item, Built) for item in value):
@@ -132,6 +136,26 @@ def follow_python(file: LaunchFile) -> PythonText:
     text = PythonText(file.text, file.where, options=read_options(file.options.arguments))
     text.follow()
     return text
+
+
+CHANGED = "changed_by"
+"""Name of the setting that says who else changes a recipe."""
+
+
+def list_changes(text: PythonText, built: Built, where: str) -> dict[str, Stated]:
+    """A setting for code of other modules that changes what a file builds."""
+    changes = text.find_changes(built)
+    if not changes:
+        return {}
+    names = ", ".join(dict.fromkeys(call.name for call in changes))
+    return {CHANGED: Stated(names, changes[0].last_name, f"{where}:{changes[0].line}")}
+
+
+def ask_about_changes(reading: Reading) -> None:
+    """Asks where code that is not in the file changes the recipe."""
+    if (stated := reading.take(CHANGED)) is not None:
+        why = f"it is given the recipe, and its code, which may change the plan, is not here ({stated.value})"
+        reading.ask(stated, why, "--assume-defaults")
 
 
 def read_options(words: tuple[str, ...]) -> dict[str, Any]:
