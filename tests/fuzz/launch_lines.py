@@ -20,7 +20,7 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.launch_file import LaunchOptions, reading_launch_files
 from meshcast.simulator.loading.load import read_launch_job
-from tools.inputs.corpus import CorpusEntry, load_corpus
+from tools.inputs.corpus import PublicFile, load_corpus
 from tools.inputs.judge import read_command
 from tools.pages.inputs import write_small_file
 
@@ -35,7 +35,7 @@ class Read:
     imported: ImportedJob
 
 
-def read_text(entry: CorpusEntry, path: Path, text: str) -> Read | None:
+def read_text(entry: PublicFile, path: Path, text: str) -> Read | None:
     """Reads a text in place of the file of an entry; None if it is refused. Other errors pass."""
     path.write_text(text, "utf-8")
     options = read_command(entry.command)
@@ -53,7 +53,7 @@ def read_text(entry: CorpusEntry, path: Path, text: str) -> Read | None:
 
 
 def find_lost_setting(line: str, number: int, whole: Read, rest: Read) -> str | None:
-    """Returns the setting on a line that the forecast of the file pretends to follow, although it is the same without."""
+    """Returns a setting on a line that the forecast pretends to follow, although it is the same without."""
     if whole.job != rest.job:
         return None
     findings = whole.imported.findings
@@ -68,7 +68,7 @@ def find_lost_setting(line: str, number: int, whole: Read, rest: Read) -> str | 
     return f"not listed: {missing[0]}" if missing else None
 
 
-def drop_lines(entry: CorpusEntry, folder: Path) -> Iterator[str]:
+def drop_lines(entry: PublicFile, folder: Path) -> Iterator[str]:
     """Yields what is lost of an entry, line by line."""
     path = write_small_file(entry, folder)
     text = entry.states

@@ -58,7 +58,7 @@ Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-class ModelSizes(Strict):
+class ExpectedShape(Strict):
     """Sizes of a model that a file states itself, in numbers of the model's description.
 
     Attributes:
@@ -141,10 +141,10 @@ class Facts(Strict):
     optimizer: Text | None = None
     packing: bool | None = None
     attention: Literal["flash", "sdpa", "eager"] | None = None
-    model: ModelSizes | Text | None = None
+    model: ExpectedShape | Text | None = None
 
 
-class CorpusEntry(Strict):
+class PublicFile(Strict):
     """A public file and what is expected of a reader; the fields are described in the package."""
 
     repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
@@ -187,28 +187,28 @@ class CorpusEntry(Strict):
 class CorpusFile(Strict):
     """The entries about one program."""
 
-    entries: Annotated[list[CorpusEntry], Field(min_length=1)]
+    entries: Annotated[list[PublicFile], Field(min_length=1)]
 
 
-def load_corpus(folder: Path = CORPUS) -> tuple[CorpusEntry, ...]:
+def load_corpus(folder: Path = CORPUS) -> tuple[PublicFile, ...]:
     """Returns the entries of all files of a folder, by file name.
 
     Raises:
         PlanError: an entry is not valid, or stands in the corpus twice.
     """
-    entries: list[CorpusEntry] = []
+    entries: list[PublicFile] = []
     for path in sorted(folder.glob("*.yaml")):
         entries += _read_file(path)
     _refuse_twins(entries, folder)
     return tuple(entries)
 
 
-def _read_file(path: Path) -> list[CorpusEntry]:
+def _read_file(path: Path) -> list[PublicFile]:
     document = read_yaml(path, error=PlanError)
     return validate_data(CorpusFile, {"entries": document.data}, str(path), PlanError, document.text).entries
 
 
-def _refuse_twins(entries: Sequence[CorpusEntry], folder: Path) -> None:
+def _refuse_twins(entries: Sequence[PublicFile], folder: Path) -> None:
     seen: set[str] = set()
     for entry in entries:
         if entry.name in seen:

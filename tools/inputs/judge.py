@@ -17,7 +17,7 @@ from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job, read_launch_job
 from meshcast.simulator.models.load import find_preset, load_model
 from meshcast.simulator.models.model import Model
-from tools.inputs.corpus import CorpusEntry, Facts, ModelSizes
+from tools.inputs.corpus import PublicFile, Facts, ExpectedShape
 
 Outcome = Literal["right", "asked", "refused", "asked needlessly", "not read", "another plan"]
 """`right`, `asked` and `refused` are what the entry expects; `asked needlessly` and `not read` give no answer to a file
@@ -54,7 +54,7 @@ ASKED_BY = {
 class Judgement:
     """What the reader made of an entry. misses: facts that differ, in words; or what it said instead of an answer."""
 
-    entry: CorpusEntry
+    entry: PublicFile
     outcome: Outcome
     misses: tuple[str, ...] = ()
 
@@ -64,7 +64,7 @@ class Judgement:
         return self.outcome in EXPECTED
 
 
-def judge(entry: CorpusEntry, path: Path) -> Judgement:
+def judge(entry: PublicFile, path: Path) -> Judgement:
     """Reads the file of an entry and holds what becomes of it against its facts. path: of the file."""
     options = read_command(entry.command)
     changes = [f"{key}={_write(value)}" for key, value in entry.given.items()]
@@ -105,7 +105,7 @@ def _write(value: Any) -> str:
 
 
 def _judge_questions(
-    entry: CorpusEntry, asked: OpenQuestions, path: Path, changes: list[str], options: LaunchOptions
+    entry: PublicFile, asked: OpenQuestions, path: Path, changes: list[str], options: LaunchOptions
 ) -> Judgement:
     """Judges a file that was answered with questions: the facts that it holds are right nevertheless."""
     whys = tuple(str(question) for question in asked.questions)
@@ -130,7 +130,7 @@ def _answers(answers: tuple[str, ...], fact: str) -> bool:
     return any(word.startswith(ASKED_BY.get(fact, ("plan.", "--"))) for word in answers)
 
 
-def _find_unasked(entry: CorpusEntry, imported: ImportedJob) -> Iterator[str]:
+def _find_unasked(entry: PublicFile, imported: ImportedJob) -> Iterator[str]:
     """Yields what is to be asked for, and was neither asked for nor named as assumed."""
     named = {*imported.assumed, *(key.partition(".")[0] for key in imported.assumed)}
     for fact in entry.asks:
@@ -198,7 +198,7 @@ def _read_mode(expected: str, keys: dict[str, Any], imported: ImportedJob) -> st
     return str(mode)
 
 
-def _compare_models(expected: ModelSizes | str | None, model: Model) -> Iterator[tuple[str, Any, Any]]:
+def _compare_models(expected: ExpectedShape | str | None, model: Model) -> Iterator[tuple[str, Any, Any]]:
     """Yields the sizes of a model that differ; of a name, if there is a preset of it."""
     if isinstance(expected, str):
         preset = find_preset(expected)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tools.inputs.corpus import CorpusEntry, load_corpus
+from tools.inputs.corpus import PublicFile, load_corpus
 from tools.inputs.judge import Judgement, judge
 
 INTRODUCTION = """\
@@ -37,7 +37,7 @@ def main() -> None:
     page.write_text(render_page(judgements), "utf-8")
 
 
-def judge_corpus(folder: Path | None, corpus: Sequence[CorpusEntry] | None = None) -> Iterator[tuple[Judgement, bool]]:
+def judge_corpus(folder: Path | None, corpus: Sequence[PublicFile] | None = None) -> Iterator[tuple[Judgement, bool]]:
     """Yields the judgement of every entry, and whether it is of the public file."""
     for entry in corpus if corpus is not None else load_corpus():
         public = find_public_file(entry, folder) if folder is not None else None
@@ -48,7 +48,7 @@ def judge_corpus(folder: Path | None, corpus: Sequence[CorpusEntry] | None = Non
             yield judge(entry, write_small_file(entry, Path(place))), False
 
 
-def find_public_file(entry: CorpusEntry, folder: Path) -> Path | None:
+def find_public_file(entry: PublicFile, folder: Path) -> Path | None:
     """Returns the public file of an entry, if it and its companions are in the folder."""
     name = entry.repository.replace("/", "+")
     for inner in (f"{name}@{entry.commit[:12]}", f"by-commit/{name}@{entry.commit[:12]}", name):
@@ -58,7 +58,7 @@ def find_public_file(entry: CorpusEntry, folder: Path) -> Path | None:
     return None
 
 
-def write_small_file(entry: CorpusEntry, folder: Path) -> Path:
+def write_small_file(entry: PublicFile, folder: Path) -> Path:
     """Writes the small file of an entry, with those beside it, and returns its path."""
     for name, text in entry.states_beside.items():
         beside = folder / name

@@ -245,7 +245,8 @@ def _fill_batch(reading: Reading, gpus: int, changed: Keys) -> int | None:
         return None
     replicas = gpus // ranks
     if own is not None and now["batch.global"] % (own * replicas) == 0:
-        reading.set_key("batch.micro", now["batch.global"] // (own * replicas), "train_batch_size")
+        micro = now["batch.global"] // (own * replicas)
+        reading.set_key("batch.micro", micro, *_names_behind(reading, "batch.global"))
     if drained and now.get("batch.global", 0) > replicas * drained:
         origin, rounds = reading.origins.get("batch.global"), now["batch.global"] / (replicas * drained)
         reading.approximate(
@@ -256,8 +257,15 @@ def _fill_batch(reading: Reading, gpus: int, changed: Keys) -> int | None:
         )
     if keys.get("batch.global") is not None:
         return None
-    reading.set_key("batch.global", replicas * now.get("batch.micro", 1) * accumulated, "gradient_accumulation_steps")
+    total = replicas * now.get("batch.micro", 1) * accumulated
+    reading.set_key("batch.global", total, *_names_behind(reading, "batch.accumulated"))
     return int(accumulated)
+
+
+def _names_behind(reading: Reading, key: str) -> list[str]:
+    """The names of the setting behind a key."""
+    origin = reading.origins.get(key)
+    return [name for name, stated in reading.stated.items() if stated is origin]
 
 
 def _ranks_of_replica(keys: Keys) -> int:

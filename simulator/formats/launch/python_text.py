@@ -61,7 +61,8 @@ class Built:
         """All values below it: dotted name, value and line."""
         for name, value in self.fields.items():
             if isinstance(value, Built) and (value.fields or not value.line):
-                yield from value.walk(f"{prefix}{name}.")
+                if prefix.count(".") < DEPTH:
+                    yield from value.walk(f"{prefix}{name}.")
             else:
                 yield f"{prefix}{name}", value, self.lines.get(name, self.line)
 
@@ -112,8 +113,8 @@ OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.IsNot: operator.is_not,
 }
 
-LARGEST = 10**18
-"""Numbers above it, and texts and lists longer than 100,000, are open."""
+LONGEST = 100_000
+"""Texts and lists that are longer are open."""
 
 
 class PythonText:
@@ -160,7 +161,8 @@ class PythonText:
         functions = given or [value for value in self.names.values() if isinstance(value, ast.FunctionDef)]
         for function in functions:
             if len(function.args.args) == len(function.args.defaults) and function.name != "main":
-                self._call_function(function, [], {})
+                with suppress(RecursionError):
+                    self._call_function(function, [], {})
 
     def find_changes(self, built: Built) -> list[Built]:
         """The calls of other modules that are given what `built` is, and may change it."""
@@ -295,6 +297,8 @@ class PythonText:
             return Open(ast.unparse(element))
         inner, values = dict(scope), []
         for item in items[:1000]:
+            if self._steps > STEPS:
+                return Open(ast.unparse(element))
             self._assign(generator.target, item, inner)
             values.append(self.evaluate(element, inner))
         return values
@@ -303,7 +307,7 @@ class PythonText:
         parts = [
             self.evaluate(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in node.values
         ]
-        plain = all(isinstance(part, str | int | float) for part in parts)
+        plain = all(isinstance(part, str | int | float) and len(str(part)) < LONGEST // 100 for part in parts)
         return "".join(map(str, parts)) if plain else Open(ast.unparse(node))
 
     def _operate(self, node: ast.expr, scope: dict[str, Any]) -> Any:
@@ -343,15 +347,7 @@ class PythonText:
         if any(isinstance(value, Open | Built | Named) for value in values) or type(op) not in OPERATORS:
             is_null = isinstance(op, ast.Is | ast.IsNot) and values[1] is None and isinstance(values[0], Built)
             return isinstance(op, ast.IsNot) if is_null else opened
-        if isinstance(op, ast.Mult | ast.Pow) and not all(
-            isinstance(v, int | float) and abs(v) < 10**6 for v in values
-        ):
-            sizes = [
-                len(value) if isinstance(value, list | str) else abs(value) for value in values if value is not None
-            ]
-            if isinstance(op, ast.Pow) or len(sizes) < 2 or sizes[0] * sizes[1] > 100_000:
-                return opened
-        if isinstance(op, ast.Pow) and abs(values[1]) > 60:
+        if _is_too_large(op, *values):
             return opened
         try:
             return OPERATORS[type(op)](*values)
@@ -430,7 +426,7 @@ class PythonText:
                 owner.append(arguments[0])
                 return None
             case list() if name == "extend" and arguments and isinstance(arguments[0], list):
-                owner.extend(arguments[0][:1000])
+                owner.extend(arguments[0][: max(0, LONGEST - len(owner))])
                 return None
             case Built() if isinstance(owner.fields.get(name), ast.FunctionDef):
                 return self._call_function(owner.fields[name], arguments, named)
@@ -470,6 +466,22 @@ class PythonText:
         finally:
             self._depth -= 1
         return None
+
+
+def _is_too_large(op: ast.AST, left: Any, right: Any) -> bool:
+    """Whether an operator would make a text, a list or a number too large to follow."""
+    sizes = [len(value) if isinstance(value, str | list) else 0 for value in (left, right)]
+    numbers = [abs(value) for value in (left, right) if isinstance(value, int | float)]
+    match op:
+        case ast.Add():
+            return sum(sizes) > LONGEST
+        case ast.Mult():
+            return max(sizes) * max(numbers, default=1) > LONGEST or max(numbers, default=0) > 10**18
+        case ast.Pow():
+            return len(numbers) < 2 or numbers[0] > 10**6 or numbers[1] > 60
+        case ast.Mod():
+            return isinstance(left, str)
+    return False
 
 
 _NO_BUILTIN = object()

@@ -284,5 +284,7 @@ class Reading:
         close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)
         if not close:
             return ""
-        written = f"--{close[0].replace('_', '-')}" if stated.shown.startswith("--") else close[0]
+        prefix = name.removesuffix(stated.shown) if name.endswith(stated.shown) else ""
+        plain = close[0].removeprefix(prefix)
+        written = f"--{plain.replace('_', '-')}" if stated.shown.startswith("--") else plain
         return f". Did you mean {written}?"

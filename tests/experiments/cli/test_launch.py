@@ -54,6 +54,7 @@ def test_what_the_page_shows_is_printed(folder: Path, command: str, printed: str
 @pytest.mark.parametrize("name", [name for name in FILES if name != "job.yaml"])
 def test_predict_takes_every_file_of_the_page(folder: Path, name: str) -> None:
     model = ["--set", "model=llama3-8b", "--set", "batch.sequence=4096"] if name in ("ds.json", "fsdp.yaml") else []
+    model += ["--set", "batch.micro=2"] if name == "fsdp.yaml" else []
     model = ["--set", "model=deepseek-v3"] if name == "recipe.yaml" else model
     found = run("predict", name, "--set", "cluster=dgx-h100:128", *model, "--json")
     assert found.exit_code == 0, found.stderr
@@ -144,7 +145,11 @@ def test_changed_settings_of_a_script(folder: Path) -> None:
     old, *new = found.stdout.splitlines()
     assert old.endswith("--num-layers-per-virtual-pipeline-stage: leave it out")
     assert new == ["new  --num-virtual-stages-per-pipeline-rank: add 4"]
-    refused = run("export", "made.yaml", "--against", "fsdp.yaml")
+    (folder / "recipe_of_trl.yaml").write_text(
+        "{model_name_or_path: llama3-8b, max_length: 512, use_peft: false, dataset_num_proc: 1, fsdp: full_shard}",
+        "utf-8",
+    )
+    refused = run("export", "made.yaml", "--against", "recipe_of_trl.yaml")
     assert refused.exit_code == 2 and "such files are read, not written" in refused.stderr
 
 
@@ -185,7 +190,7 @@ def test_what_is_assumed_is_said_with_its_value(folder: Path) -> None:
     found = run("predict", "auto.json", "--set", "model=gpt2-124m", "--assume-defaults").stderr
     for words in ("cluster dgx-h100:1 (DeepSpeed", "batch.micro 1 (auto:", "precision.compute bf16 (auto:"):
         assert f"assumed {words}" in found
-    assert found.count("change it with --set ") == 4  # the length of sequences, too
+    assert found.count("change it with --set ") == 5  # the length of sequences and recomputation, too
 
 
 def test_what_decides_and_is_not_stated_is_asked_for_until_it_is_answered(folder: Path) -> None:
@@ -219,7 +224,7 @@ def test_other_commands_take_launch_files(folder: Path, command: str) -> None:
         (["import", "megatron", "absent.sh"], "absent.sh: it cannot be read (No such file or directory)"),
         (["export", "job.yaml"], "--to: the program is missing. Write meshcast export job.yaml --to megatron"),
         (["export", "job.yaml", "--to", "megatorn"], "there is no format of this name. Did you mean 'megatron'?"),
-        (["export", "job.yaml", "--to", "accelerate"], "such files are read, not written"),
+        (["export", "job.yaml", "--to", "trl"], "such files are read, not written"),
         (["export", "schedule", "1f1b", "--to", "nemo"], "--to is 'nemo': it is for a job"),
     ],
 )

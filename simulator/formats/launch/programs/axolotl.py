@@ -8,14 +8,18 @@ core/builders/base.py, integrations/liger/args.py, integrations/cut_cross_entrop
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.llamafactory import approximate_reference, double_samples
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import set_replicas
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
+    approximate_freezing,
+    approximate_reference,
+    double_samples,
     follow_file,
     offload_checkpoints,
     read_trainer_file,
@@ -37,9 +41,20 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     VERDICTS,
     table,
 )
+from meshcast.simulator.formats.launch.programs.trainer_writing import (
+    MODULES,
+    count_passes,
+    name_attention,
+    name_model,
+    shards_by_deepspeed,
+    write_deepspeed,
+    write_formats,
+    write_fsdp,
+)
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Stated, is_null, read_words
+from meshcast.simulator.formats.launch.table import Keys, Stated, is_null, read_words
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
+from meshcast.simulator.formats.launch.yaml_text import write_yaml
 
 PROGRAM = TrainerProgram(
     micro=1,
@@ -91,10 +106,7 @@ AXOLOTL_VERDICTS = table(
         "selective_checkpointing*",
         Approximation("whole layers are recomputed", "the forecast is too slow"),
     ),
-    (
-        "relora* lisa* spectrum* unfrozen_parameters freeze_*",
-        Decision("it says which weights are trained; meshcast trains all, or adapters", ("train.mode=full",)),
-    ),
+    ("relora* lisa*", Decision("it changes which weights are trained from step to step", ("train.mode=full",))),
     ("fp8_config* fp8_enable* qat* quantization*", Approximation("the usual recipe is forecast", LITTLE)),
     ("deepcompile", Approximation("compilation by DeepSpeed is left out", LONG)),
     ("trl* vllm*", NoInfluence("rollouts are left out")),
@@ -220,6 +232,11 @@ def _read_adapters(reading: Reading) -> None:
     four, eight = take_on(reading, "load_in_4bit"), take_on(reading, "load_in_8bit")
     if stated is None:
         reading.set_key("train.mode", "full", "adapter")
+        for name, entry in reading.stated.items():
+            if name.startswith("lora_"):
+                reading.ignore(reading.take(name) or entry, "no adapter is set")
+        for name in ("unfrozen_parameters", "spectrum_top_fraction", "freeze_mm_modules"):
+            approximate_freezing(reading, take_on(reading, name))
         return
     everywhere = take_on(reading, "lora_target_linear") is not None
     set_adapters(reading, stated, 8, ("lora_r",), "lora_target_modules", everywhere=everywhere)
@@ -254,6 +271,58 @@ def recognise(file: LaunchFile) -> Evidence:
     return Evidence.LIKELY if "base_model" in file.keys else Evidence.NONE
 
 
+# ---------------------------------------------------------------------------------------------- writing
+
+
+def write(keys: Keys, header: list[str]) -> str:
+    """A YAML file, with the configurations of DeepSpeed and FSDP inside."""
+    settings: dict[str, Any] = {
+        "base_model": name_model(keys) or "config.json",
+        "sequence_len": keys["batch.sequence"],
+        "micro_batch_size": keys["batch.micro"],
+        "gradient_accumulation_steps": count_passes(keys),
+        **(write_formats(keys) or {"bf16": False}),
+        "optimizer": "adamw_torch_fused",
+        "gradient_checkpointing": keys.get("plan.recompute") == "full",
+        "gradient_checkpointing_kwargs": {"use_reentrant": not keys.get("framework.set.recompute_early_stop", True)},
+    }
+    if (name := name_attention(keys)) is not None:
+        settings["attn_implementation"] = name
+    if "activations" in keys.get("plan.offload", ()):
+        settings["activation_offloading"] = True
+    if keys.get("train.mode") == "lora":
+        modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
+        settings |= {"adapter": "lora", "lora_r": keys.get("train.rank", 16), "lora_target_modules": modules}
+    if keys.get("framework.set.compile"):
+        settings["torch_compile"] = True
+    settings |= _write_sizes(keys) | _write_sharding(keys)
+    if keys.get("run.steps"):
+        settings["max_steps"] = keys["run.steps"]
+    return write_yaml(settings, header)
+
+
+def _write_sizes(keys: Mapping[str, Any]) -> dict[str, Any]:
+    copies = keys.get("plan.replicate", 1)
+    sizes = {"tensor_parallel_size": keys.get("plan.tp", 1), "context_parallel_size": keys.get("plan.cp", 1)}
+    settings: dict[str, Any] = {name: size for name, size in sizes.items() if size > 1}
+    if sizes["context_parallel_size"] > 1:
+        ring = keys.get("plan.sequence") == "ring"
+        settings["ring_attn_func"] = "batch_ring" if ring else "varlen_llama3"
+    if keys.get("plan.data") == "fsdp":
+        settings |= {"dp_shard_size": keys["plan.dp"] // copies}
+        settings |= {"dp_replicate_size": copies} if copies > 1 else {}
+    return settings
+
+
+def _write_sharding(keys: Mapping[str, Any]) -> dict[str, Any]:
+    if shards_by_deepspeed(keys):
+        return {"deepspeed": write_deepspeed(keys)}
+    if keys.get("plan.data") != "fsdp":
+        return {}
+    section = write_fsdp(keys, "fsdp_version")
+    return {"fsdp_version": section.pop("fsdp_version"), "fsdp_config": section}
+
+
 AXOLOTL = LaunchFormat(
-    "axolotl", "Axolotl", ".yaml", recognise, read, interpret, None, {**AXOLOTL_VERDICTS, **VERDICTS}
+    "axolotl", "Axolotl", ".yaml", recognise, read, interpret, write, {**AXOLOTL_VERDICTS, **VERDICTS}
 )

@@ -51,13 +51,17 @@ def interpret(reading: Reading) -> None:
     _read_precision(reading)
     read_optimizer(reading, "deepspeed.optimizer.type")
     _read_batch(reading)
+    _read_checkpointing(reading)
+
+
+def _read_checkpointing(reading: Reading) -> None:
+    """Reads how layers are recomputed; the code of the model says whether they are."""
+    why = "the code of the model says which layers are recomputed; none is forecast"
+    reading.assume("plan.recompute", "none", why)
     section = [name for name in reading.stated if name.startswith("deepspeed.activation_checkpointing.")]
-    if section:
-        why = "the code of the model says which layers are recomputed; the section says how they are"
-        reading.ask_key("plan.recompute", "full", why, reading.take(*section))
-        reading.take(*section)
-    else:
-        reading.assume("plan.recompute", "none", "the code of the model says which layers are recomputed")
+    for name in section[:1]:
+        errs = "with recomputation the step is longer and needs less memory"
+        reading.approximate(reading.take(name), why, errs, {"plan.recompute": "full"})
 
 
 def _read_batch(reading: Reading) -> None:
@@ -70,7 +74,7 @@ def _read_batch(reading: Reading) -> None:
         # DeepSpeedConfig._set_batch_related_parameters: one pass of gradients without another number.
         keys["batch.per_rank"] = keys.get("batch.accumulated", 1)
     elif stated is not None and str(stated.value) == "auto":
-        reading.ask_key("batch.micro", 1, "arguments of the Trainer, which are not here, fill it in", stated)
+        reading.ask_key("batch.micro", 1, "auto: arguments of the Trainer, which are not here, fill it in", stated)
     else:
         reading.ask_key("batch.micro", 1, "it states no batch", stated)
 
@@ -86,13 +90,10 @@ def _read_precision(reading: Reading) -> None:
             (stated for stated in switches.values() if stated is not None and str(stated.value) == "auto"), None
         )
         if auto is not None:
-            why = "arguments of the Trainer, which are not here, say the format of the computation"
+            why = "auto: arguments of the Trainer, which are not here, say the format of the computation"
             reading.ask_key("precision.compute", "bf16", why, auto)
         else:
             reading.set_key("precision.compute", "fp32")
-    accumulate = reading.take_word("deepspeed.data_types.grad_accum_dtype")
-    if accumulate in ("fp32", "bf16", "fp16"):
-        reading.set_key("precision.gradients", accumulate, "deepspeed.data_types.grad_accum_dtype")
 
 
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
+    ask_sharding,
     follow_file,
     read_trainer_file,
     read_training,
@@ -76,6 +77,7 @@ def interpret(reading: Reading) -> None:
     read_training(reading, TrainerProgram(sequence=sequence, sequence_names=SEQUENCE_NAMES, model_names=names))
     if not DISTINCTIVE & reading.stated.keys() and "deepspeed.train_micro_batch_size_per_gpu" not in reading.stated:
         reading.ask_key("batch.micro", 1, "the script says the batch of a process")
+    ask_sharding(reading)
     _read_adapters(reading)
 
 

@@ -7,12 +7,18 @@ finetuning_args.py), model/model_utils/checkpointing.py, model/adapter.py, launc
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
+    approximate_freezing,
+    approximate_reference,
+    double_samples,
     follow_file,
     offload_checkpoints,
     read_trainer_file,
@@ -35,9 +41,21 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     VERDICTS,
     table,
 )
+from meshcast.simulator.formats.launch.programs.trainer_writing import (
+    MODULES,
+    count_passes,
+    name_attention,
+    name_model,
+    name_strategy,
+    shards_by_deepspeed,
+    write_deepspeed,
+    write_formats,
+    write_fsdp,
+)
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Stated, is_null, read_switch
-from meshcast.simulator.formats.launch.verdicts import Approximation, Decision
+from meshcast.simulator.formats.launch.table import ON, Keys, SettingRow, Stated, is_null, read_switch
+from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
+from meshcast.simulator.formats.launch.yaml_text import write_yaml
 
 PROGRAM = TrainerProgram(
     sequence=2048,
@@ -49,6 +67,9 @@ PROGRAM = TrainerProgram(
 )
 """model_args.py: ``disable_gradient_checkpointing`` and ``use_reentrant_gc``; data_args.py: ``cutoff_len``; adapter.py:
 trained weights are cast to fp32."""
+
+OLD_SEQUENCE = 1024
+"""``cutoff_len`` before v0.8, whose script was train_bash.py."""
 
 PREFERENCES = ("dpo", "kto")
 """Stages with a reference model."""
@@ -71,12 +92,14 @@ LLAMAFACTORY_VERDICTS = table(
     ("upcast_layernorm upcast_lmhead_output", Approximation("the usual formats are forecast", LITTLE)),
     ("use_asft_loss", Approximation("the pass of a reference model is left out", SHORT)),
     ("use_unsloth use_v1_kernels use_kt kt_*", Approximation("kernels of transformers are forecast", LONG)),
-    ("fp8_backend fp8_enable*", Approximation("the recipe of Transformer Engine is forecast", LITTLE)),
-    ("shift_attn mixture_of_depths use_llama_pro additional_target", Approximation("it is left out", EITHER)),
-    (
-        "use_mca use_hyper_parallel*",
-        Decision("Megatron-Core runs the training, whose degrees are not read here", ("plan.tp=1",)),
-    ),
+    ("fp8_enable*", Approximation("weights are gathered in 16 bits", LONG)),
+    ("shift_attn use_llama_pro additional_target", Approximation("it is left out", EITHER)),
+    ("mixture_of_depths", Decision("it changes the model", ("model=config.json",))),
+    ("use_mca", NoInfluence("settings of Megatron-Core say it")),
+    ("use_hyper_parallel*", Decision("it is not read", ("plan.tp=1",))),
+    ("dist_config.* init_config.* kernel_config.* peft_config.* batching_*", LOADING),
+    ("bias_activation_fusion apply_rope_fusion moe_grouped_gemm moe_token_dispatcher_type", LOADING),
+    ("recompute_method recompute_num_layers", Approximation("all layers of a stage are recomputed", EITHER)),
 )
 
 
@@ -97,11 +120,47 @@ def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
     if (stated := reading.take("configuration")) is not None:
         follow_file(reading, stated)
+    if FIRST & reading.stated.keys():
+        _read_first(reading)
     _read_switches(reading)
-    read_training(reading, PROGRAM)
+    launch = reading.file.launch
+    old = launch is not None and re.search(r"train_bash\.py$", launch.entry) is not None
+    read_training(reading, replace(PROGRAM, sequence=OLD_SEQUENCE) if old else PROGRAM)
+    if (workers := reading.take_count("ray_num_workers")) is not None:
+        reading.set_key("cluster.gpus", workers, "ray_num_workers")
     _read_kernels(reading)
     _read_tuning(reading)
     _read_stage(reading)
+    if MEGATRON & reading.stated.keys():
+        _read_megatron(reading)
+
+
+def _read_first(reading: Reading) -> None:
+    """Gives the settings of the trainer of release 1 (USE_V1=1) the names of the older one.
+
+    Source: src/llamafactory/v1/config/training_args.py, plugins/trainer_plugins/distributed/fsdp2.py.
+    """
+    names = {"model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size"}
+    for name, older in names.items():
+        if name in reading.stated:
+            reading.stated[older] = reading.stated.pop(name)
+    stated = reading.take("enable_activation_checkpointing")
+    if stated is not None:
+        reading.stated["activation_checkpointing"] = stated
+    if reading.take_word("dist_config.name").startswith("fsdp"):
+        reading.stated["fsdp"] = reading.stated["dist_config.name"]
+        reading.stated["fsdp_config.version"] = Stated(2, "dist_config.name", reading.stated["fsdp"].place)
+    if size := reading.take_count("cp_size"):
+        reading.set_key("plan.cp", size, "cp_size")
+        scheme = "ulysses" if reading.take_word("cp_mode") == "ulysses" else "ring"
+        reading.set_key("plan.sequence", scheme, "cp_mode", "cp_size")
+    if "finetuning_type" not in reading.stated:
+        kind = reading.take_word("peft_config.name") or "full"
+        reading.stated["finetuning_type"] = Stated(kind, "peft_config.name", reading.file.where)
+
+
+FIRST = {"dist_config.name", "cp_mode", "peft_config.name", "init_config.name", "kernel_config.name"}
+"""Settings of the trainer of release 1."""
 
 
 def _read_switches(reading: Reading) -> None:
@@ -113,19 +172,49 @@ def _read_switches(reading: Reading) -> None:
     stated = reading.take("use_reentrant_gc")
     if stated is not None and not is_null(stated.value):
         reading.stated["gradient_checkpointing_kwargs.use_reentrant"] = stated
-    if reading.take_word("accelerate.fsdp_config.version", "fsdp_config.version") == "2":
+    if reading.take_word("accelerate.fsdp_config.version") == "2":
         # prepare_model_for_training: FSDP 2 takes no reentrant checkpoints.
         reading.stated["gradient_checkpointing_kwargs.use_reentrant"] = Stated(False, "fsdp_version")
     if take_on(reading, "pure_bf16") is not None:
         reading.stated |= {"torch_dtype": Stated("bfloat16", "pure_bf16", reading.stated["pure_bf16"].place)}
 
 
+MEGATRON_ROWS = (
+    SettingRow("tensor_model_parallel_size", "plan.tp", silent=1),
+    SettingRow("pipeline_model_parallel_size", "plan.pp", silent=1),
+    SettingRow("context_parallel_size", "plan.cp", silent=1),
+    SettingRow("expert_model_parallel_size", "plan.ep", silent=1),
+    SettingRow("expert_tensor_parallel_size", "plan.etp"),
+    SettingRow("virtual_pipeline_model_parallel_size", "plan.pipeline.chunks"),
+    SettingRow("sequence_parallel", "plan.tensor", "switch", {True: "megatron-sp", False: "megatron"}, "megatron"),
+    SettingRow("use_distributed_optimizer", "plan.data", "switch", {True: "zero-1", False: "ddp"}, "zero-1"),
+    SettingRow("overlap_grad_reduce", "framework.set.overlap.dp", "switch", ON, False),
+    SettingRow("overlap_param_gather", "framework.set.overlap.updated_weights", "switch", ON, False),
+    SettingRow("recompute_granularity", "plan.recompute", "text", {"full": "full", "selective": "selective"}),
+)
+"""Settings of Megatron-Core (USE_MCA=1: alibaba/ROLL, mcore_adapter/src/mcore_adapter/training_args.py)."""
+
+MEGATRON = {row.name for row in MEGATRON_ROWS[:6]}
+
+
+def _read_megatron(reading: Reading) -> None:
+    """Reads the settings of Megatron-Core, which then runs the training in place of the Trainer."""
+    for key in [key for key in reading.keys if key.startswith(("framework.set.", "plan.", "precision."))]:
+        if key != "precision.compute":
+            reading.keys.pop(key)
+            reading.origins.pop(key, None)
+    reading.set_key("framework.name", "megatron-core", *MEGATRON)
+    reading.read_rows(MEGATRON_ROWS)
+    if reading.keys.get("plan.pipeline.chunks", 1) > 1:
+        reading.set_key("plan.pipeline", "interleaved-1f1b", "virtual_pipeline_model_parallel_size")
+    if "plan.recompute" not in reading.keys:
+        why = "disable_gradient_checkpointing does not count for Megatron-Core, and no other setting says it"
+        reading.ask_key("plan.recompute", "none", why)
+
+
 ATTENTIONS = {
-    "fa2": "flash_attention_2",
-    "fa3": "flash_attention_3",
-    "sdpa": "sdpa",
-    "disabled": "eager",
-    "off": "eager",
+    **{"fa2": "flash_attention_2", "fa3": "flash_attention_3", "sdpa": "sdpa", "disabled": "eager", "off": "eager"},
+    **{"flash_attention_2": "flash_attention_2", "flash_attention_3": "flash_attention_3"},
 }
 """``attn_implementation`` by ``flash_attn``."""
 
@@ -139,7 +228,9 @@ def _read_kernels(reading: Reading) -> None:
     if take_on(reading, "use_unsloth_gc") is not None:
         offload_checkpoints(reading, "use_unsloth_gc")
     if take_on(reading, "fp8") is not None:
-        reading.set_key("precision.compute", "fp8-delayed", "fp8")
+        # fp8_utils.py: torchao scales rows, Transformer Engine tensors with the scales of earlier steps.
+        engine = reading.take_word("fp8_backend") in ("te", "msamp")
+        reading.set_key("precision.compute", "fp8-delayed" if engine else "fp8-rowwise", "fp8", "fp8_backend")
 
 
 def _read_tuning(reading: Reading) -> None:
@@ -154,8 +245,7 @@ def _read_tuning(reading: Reading) -> None:
     elif kind == "full":
         reading.set_key("train.mode", "full", "finetuning_type")
     else:
-        why = "it trains some layers, which meshcast does not describe: it trains all weights, or adapters"
-        reading.ask(stated, why, "train.mode=full", "train.mode=lora")
+        approximate_freezing(reading, stated)
     if bits < 16:
         set_quantised_weights(reading, bits, reading.take("quantization_bit"))
     for name in ("badam", "galore", "apollo", "adam_mini", "muon"):
@@ -174,25 +264,6 @@ def _read_stage(reading: Reading) -> None:
             double_samples(reading, stated)
         if stage in PREFERENCES:
             approximate_reference(reading, stated)
-    if stage in ("pt", "sft"):
-        reading.credits.setdefault("stage", [])
-
-
-def double_samples(reading: Reading, stated: Stated | None) -> None:
-    """Doubles the micro-batch: a sample is a pair of texts, chosen and rejected, which pass the model together."""
-    micro = reading.keys.get("batch.micro")
-    if micro:
-        names = [name for name, entry in reading.stated.items() if entry is reading.origins.get("batch.micro")]
-        reading.set_key("batch.micro", 2 * micro, *names)
-        if (total := reading.keys.get("batch.global")) is not None:
-            reading.set_key("batch.global", 2 * total, "deepspeed.train_batch_size")
-
-
-def approximate_reference(reading: Reading, stated: Stated | None) -> None:
-    """Lists that the reference model is left out."""
-    why = "the reference model is left out: its weights in 16 bits, and its forward pass over the batch"
-    errs = "the step is too short by a forward pass, and the memory too small by up to 2 bytes a parameter"
-    reading.approximate(stated, why, errs)
 
 
 # ------------------------------------------------------------------------------------------ recognising
@@ -210,10 +281,61 @@ def recognise(file: LaunchFile) -> Evidence:
         names = set(file.launch.arguments)
     if "finetuning_type" in names and {"stage", "template", "cutoff_len"} & names:
         return Evidence.CERTAIN
+    if "model" in names and {"dist_config", "peft_config", "init_config", "kernel_config"} & names:
+        return Evidence.LIKELY
     is_likely = "finetuning_type" in names or ("stage" in names and STRONG & names)
     return Evidence.LIKELY if is_likely else Evidence.NONE
 
 
+# ---------------------------------------------------------------------------------------------- writing
+
+
+def write(keys: Keys, header: list[str]) -> str:
+    """A YAML file, with the configurations of DeepSpeed and FSDP inside."""
+    settings: dict[str, Any] = {
+        "model_name_or_path": name_model(keys) or "config.json",
+        "stage": "sft",
+        "do_train": True,
+    }
+    settings |= _write_tuning(keys)
+    settings |= {
+        "template": "default",
+        "cutoff_len": keys["batch.sequence"],
+        "per_device_train_batch_size": keys["batch.micro"],
+        "gradient_accumulation_steps": count_passes(keys),
+        **write_formats(keys),
+        "disable_gradient_checkpointing": keys.get("plan.recompute") != "full",
+        "use_reentrant_gc": not keys.get("framework.set.recompute_early_stop", True),
+    }
+    words = {implementation: word for word, implementation in list(ATTENTIONS.items())[:4]}
+    if (name := name_attention(keys)) is not None:
+        settings["flash_attn"] = words[name]
+    if keys.get("framework.set.compile"):
+        settings["torch_compile"] = True
+    if "activations" in keys.get("plan.offload", ()):
+        settings["use_unsloth_gc"] = True
+    settings |= _write_sharding(keys)
+    if keys.get("run.steps"):
+        settings["max_steps"] = keys["run.steps"]
+    return write_yaml(settings, header)
+
+
+def _write_tuning(keys: Mapping[str, Any]) -> dict[str, Any]:
+    if keys.get("train.mode") != "lora":
+        return {"finetuning_type": "full"}
+    modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
+    return {"finetuning_type": "lora", "lora_rank": keys.get("train.rank", 16), "lora_target": ",".join(modules)}
+
+
+def _write_sharding(keys: Mapping[str, Any]) -> dict[str, Any]:
+    if shards_by_deepspeed(keys):
+        return {"deepspeed": write_deepspeed(keys)}
+    if keys.get("plan.data") == "fsdp":
+        return {"fsdp": f"{name_strategy(keys)} auto_wrap", "fsdp_config": write_fsdp(keys)}
+    is_pure = keys.get("precision.main_weights") == "bf16" and keys.get("train.mode") != "lora"
+    return {"pure_bf16": True} if is_pure else {}
+
+
 LLAMAFACTORY = LaunchFormat(
-    "llamafactory", "LLaMA-Factory", ".yaml", recognise, read, interpret, None, {**LLAMAFACTORY_VERDICTS, **VERDICTS}
+    "llamafactory", "LLaMA-Factory", ".yaml", recognise, read, interpret, write, {**LLAMAFACTORY_VERDICTS, **VERDICTS}
 )

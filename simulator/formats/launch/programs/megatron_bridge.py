@@ -30,6 +30,7 @@ from meshcast.simulator.formats.launch.programs.megatron_model import (
 from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, GROUPS, write_plan
 from meshcast.simulator.formats.launch.programs.nemo import (
     ARGUMENTS,
+    DECISIVE,
     OWN,
     RECIPES,
     VERDICTS,
@@ -264,6 +265,7 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
         if key in keys:
             parts += rows
     settings = write_rows(parts, keys)
+    settings |= {name: keys.get(key, 1) for name, key in DECISIVE.items()}  # also the defaults: a recipe has others
     if keys.get("model.norm") == "layernorm1p":
         settings["normalization"] = "LayerNorm"
     if "max_steps" in settings:

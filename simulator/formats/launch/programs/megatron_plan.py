@@ -94,7 +94,7 @@ def read_plan(reading: Reading) -> None:
     _read_experts(reading)
     _read_recompute(reading)
     _read_offload(reading)
-    _read_optimizer(reading)
+    read_optimizer_kind(reading, "optimizer")
 
 
 def _read_offload(reading: Reading) -> None:
@@ -117,13 +117,13 @@ def _read_offload(reading: Reading) -> None:
         reading.set_key("plan.offload.layers", layers, "cpu_offloading_num_layers")
 
 
-def _read_optimizer(reading: Reading) -> None:
+def read_optimizer_kind(reading: Reading, name: str) -> None:
     """Reads the kind of the optimizer. SGD keeps one buffer of momentum, Muon one for matrices, and Lion one
     (megatron/core/optimizer/__init__.py and muon.py of Megatron-LM)."""
-    word = reading.take_word("optimizer")
+    word = reading.take_word(name)
     if word not in ("", *ADAMS):
         why = f"Adam is forecast, which keeps two moments for every weight, not {word}"
-        reading.approximate(reading.take("optimizer"), why, LARGE)
+        reading.approximate(reading.take(name), why, LARGE)
 
 
 def _read_pipeline(reading: Reading) -> None:

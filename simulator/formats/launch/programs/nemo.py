@@ -16,7 +16,7 @@ from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.megatron_model import CONFIGURATION, EXPERTS, LATENT, SHAPE, read_shape
-from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, read_plan, read_recipe
+from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, read_optimizer_kind, read_plan, read_recipe
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, judge
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS as MEGATRON_VERDICTS
 from meshcast.simulator.formats.launch.programs.recipes import (
@@ -342,6 +342,7 @@ def interpret_configuration(reading: Reading) -> None:
     _read_model(reading)
     keys = reading.keys
     _set_optimizer_sharding(reading)
+    read_optimizer_kind(reading, "name")
     read_plan(reading)
     strategy, fsdp = reading.take_word("fsdp_sharding_strategy") or "full", reading.take_word("fsdp")
     reading.take("fsdp_grad_reduce_dtype", "fsdp_sharded_checkpoint")

@@ -24,6 +24,7 @@ SMALL_BYTES = 4
 
 
 PROJECTIONS = "the projections of the gradients are left out"
+PAGED = "pages of its states that move to host memory are forecast on the GPU"
 
 
 class OptimizerStates(NamedTuple):
@@ -40,7 +41,8 @@ class OptimizerStates(NamedTuple):
 ROWS = (
     ("adam adamw adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_hf", OptimizerStates(8)),
     ("adamw_apex_fused adamw_anyprecision fused_adam fused_adamw fusedadam fusedadamw cpuadam", OptimizerStates(8)),
-    ("deepspeedcpuadam paged_adamw paged_adamw_32bit stable_adamw schedule_free_adamw", OptimizerStates(8)),
+    ("deepspeedcpuadam stable_adamw schedule_free_adamw", OptimizerStates(8)),
+    ("paged_adamw paged_adamw_32bit", OptimizerStates(8, PAGED)),
     ("schedule_free_radam optimi_adamw adopt_adamw adamc flash_adam flash_adamw", OptimizerStates(8)),
     ("adamw_8bit adam_8bit adamw_bnb_8bit adamw_torch_8bit paged_adamw_8bit paged_adam_8bit", OptimizerStates(2)),
     ("ao_adamw_8bit ao_adamw_fp8 adamw8bit pagedadamw8bit", OptimizerStates(2)),
@@ -85,5 +87,5 @@ def set_optimizer(reading: Reading, stated: Stated, word: str) -> None:
     difference = kept - states.nbytes
     errs = f"the forecast has {abs(difference):g} bytes a trained parameter {'more' if difference > 0 else 'less'}"
     why = f"Adam is forecast, with states of {kept} bytes a parameter where {word} has {states.nbytes:g}"
-    work = f"; {states.work}, so the step is too short" if states.work else ""
-    reading.approximate(stated, why, (errs if difference else "the memory is the same") + work)
+    work = f"; {states.work}" if states.work else ""
+    reading.approximate(stated, why, (errs if difference else "the bytes are the same") + work)

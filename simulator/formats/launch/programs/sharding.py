@@ -208,6 +208,9 @@ def read_zero(reading: Reading) -> None:
             reading.set_key("plan.data", "zero-offload", *offload, f"{Z}.stage")
     _read_coordinator(reading, stage)
     _read_sub_groups(reading, stage)
+    accumulated = reading.take_word("deepspeed.data_types.grad_accum_dtype")
+    if accumulated in ("fp32", "bf16", "fp16"):
+        reading.set_key("precision.gradients", accumulated, "deepspeed.data_types.grad_accum_dtype")
     for name in ("reduce_scatter", "allgather_partitions"):
         stated = reading.take(f"{Z}.{name}")
         if stated is not None and not is_null(stated.value) and not read_switch(stated):

@@ -110,7 +110,7 @@ def read_training(reading: Reading, program: TrainerProgram) -> None:
     _read_precision(reading, program)
     _read_checkpointing(reading, program)
     _read_attention(reading)
-    read_optimizer(reading, "optim")
+    read_optimizer(reading, "deepspeed.optimizer.type", "optim")
     _read_compilation(reading)
     _read_length(reading)
     _read_processes(reading)
@@ -192,6 +192,14 @@ def _read_sharding(reading: Reading, program: TrainerProgram) -> None:
         if mebibytes := reading.take_count("ddp_bucket_cap_mb"):
             reading.set_key("framework.set.bucket.elements", mebibytes * 2**18, "ddp_bucket_cap_mb")
     read_degrees(reading)
+
+
+def ask_sharding(reading: Reading) -> None:
+    """Asks what a file of arguments leaves to the command that it is given to: whether DeepSpeed or FSDP shards."""
+    sections = ("deepspeed", "fsdp", "accelerate.")
+    if reading.file.launch is None and not any(name.startswith(sections) for name in reading.stated):
+        why = "the command that starts it, or the configuration of Accelerate, says whether DeepSpeed or FSDP shards"
+        reading.ask(None, why, "plan.zero=3", "plan.fsdp=true", "plan.zero=0")
 
 
 def _read_wrapping(reading: Reading) -> None:
@@ -302,8 +310,9 @@ def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
         reading.set_key(
             "plan.recompute.layers", max(1, layers // every), *(f"{name}.every_n_layers" for name in kwargs)
         )
-    if reading.take_switch("activation_offloading", "accelerate.fsdp_config.activation_checkpointing_offload"):
-        offload_checkpoints(reading, "activation_offloading", "accelerate.fsdp_config.activation_checkpointing_offload")
+    offloads = "activation_offloading", "accelerate.fsdp_config.activation_checkpointing_offload"
+    if take_on(reading, *offloads) is not None:
+        offload_checkpoints(reading, *offloads)
 
 
 def offload_checkpoints(reading: Reading, *names: str) -> None:
@@ -406,7 +415,7 @@ def set_adapters(
     words = [word.lower() for word in read_words(entry)] if (entry := reading.take(*target_names)) is not None else []
     words = [word for word in words if word not in ("none", "null")]
     if (not words and everywhere) or set(words) & set(EVERYWHERE):
-        reading.used.update(target_names)
+        reading.take(*target_names)
         return
     targets = list(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS)) if words else ["attn_qkv"]
     unknown = [word for word in words if word not in TARGETS]
@@ -415,6 +424,12 @@ def set_adapters(
         reading.approximate(entry, why, "the memory and time of adapters err a little")
     if targets:
         reading.set_key("train.targets", tuple(targets), *target_names)
+
+
+def approximate_freezing(reading: Reading, stated: Stated | None) -> None:
+    """Lists a setting that trains a part of the weights: all are forecast, and adapters bound the error."""
+    why = "all weights are forecast as trained, though some are frozen"
+    reading.approximate(stated, why, "the forecast is too slow, and needs more memory", {"train.mode": "lora"})
 
 
 def set_quantised_weights(reading: Reading, bits: int, stated: Stated | None) -> None:
@@ -426,6 +441,23 @@ def set_quantised_weights(reading: Reading, bits: int, stated: Stated | None) ->
     )
     why = "the kernels that dequantise weights are left out"
     reading.approximate(stated, why, f"the step is too short{more}")
+
+
+def double_samples(reading: Reading, stated: Stated | None) -> None:
+    """Doubles the micro-batch: a sample is a pair of texts, chosen and rejected, which pass the model together."""
+    micro = reading.keys.get("batch.micro")
+    if micro:
+        names = [name for name, entry in reading.stated.items() if entry is reading.origins.get("batch.micro")]
+        reading.set_key("batch.micro", 2 * micro, *names)
+        if (total := reading.keys.get("batch.global")) is not None:
+            reading.set_key("batch.global", 2 * total, "deepspeed.train_batch_size")
+
+
+def approximate_reference(reading: Reading, stated: Stated | None) -> None:
+    """Lists that the reference model is left out."""
+    why = "the reference model is left out: its weights in 16 bits, and its forward pass over the batch"
+    errs = "the step is too short by a forward pass, and the memory too small by up to 2 bytes a parameter"
+    reading.approximate(stated, why, errs)
 
 
 # ----------------------------------------------------------------------------------- length, processes

@@ -66,10 +66,7 @@ TRAINER_VERDICTS = table(
         EVALUATION,
     ),
     ("metric* greater_is_better batch_eval_metrics fp16_full_eval bf16_full_eval", EVALUATION),
-    (
-        "generation_* generate_* early_stopping* use_legacy_prediction_loop past_index compute_accuracy compute_metrics",
-        EVALUATION,
-    ),
+    ("generation_* generate_* early_stopping* use_legacy_prediction_loop past_index compute_*", EVALUATION),
     ("save_* load_best* resume* ignore_data_skip restore_callback* auto_resume* enable_jit_checkpoint", SAVING),
     ("seed ddp_timeout ddp_backend ddp_broadcast_buffers ddp_static_graph ddp_find_unused_parameters", START),
     ("local_rank ray_* use_mps_device average_tokens_across_devices dispatch_batches torchdynamo jit_mode_eval", START),

@@ -10,9 +10,11 @@ import re
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.llamafactory import approximate_reference, double_samples
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
+    approximate_reference,
+    ask_sharding,
+    double_samples,
     follow_file,
     read_trainer_file,
     read_training,
@@ -88,11 +90,15 @@ def interpret(reading: Reading) -> None:
     stated = reading.take("config")
     if stated is not None:
         follow_file(reading, stated)
+    for word in reading.file.launch.positional if reading.file.launch is not None else ():
+        if str(word.value).endswith((".yaml", ".yml")):
+            follow_file(reading, word)
     trainer = _find_trainer(reading.file)
     if trainer in GENERATING or {"num_generations", "use_vllm"} & reading.stated.keys():
         why = "it generates in every step, which meshcast does not forecast: the answer is a step of training alone"
         reading.ask(reading.take("num_generations", "use_vllm"), why, "batch.sequence=2048")
     read_training(reading, PROGRAM)
+    ask_sharding(reading)
     if trainer == "sft":
         _read_loss(reading)
     if trainer in PAIRS:
@@ -134,10 +140,13 @@ def recognise(file: LaunchFile) -> Evidence:
         if re.match(r"trl\b", file.launch.entry) or re.search(r"trl[/.]scripts", file.launch.entry):
             return Evidence.CERTAIN
         names = set(file.launch.arguments)
-        script = re.search(r"(^|/)(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", file.launch.entry)
-        if script and names & STRONG | names & {"dataset_name", "model_name_or_path"}:
-            return Evidence.LIKELY
+        script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", file.launch.entry)
+        recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in file.launch.positional)
+        if script and (recipe or names & (STRONG | {"dataset_name", "model_name_or_path", "config"})):
+            return Evidence.CERTAIN if recipe or "config" in names else Evidence.LIKELY
     strong = len(STRONG & names)
+    if file.launch is None and {"model_name_or_path", "dataset_name"} <= names:
+        strong = max(strong, 1)
     return Evidence.CERTAIN if strong > 1 else Evidence.LIKELY if strong else Evidence.NONE
 
 

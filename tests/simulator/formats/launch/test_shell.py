@@ -154,7 +154,8 @@ def test_a_model_of_megatron_is_a_preset_where_there_is_one() -> None:
     flags += (
         " --ffn-hidden-size 14336 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope"
     )
-    flags += " --untie-embeddings-and-output-weights --hidden-dropout 0 --seq-length 8192 --micro-batch-size 1 --vocab-size 128256"
+    flags += " --untie-embeddings-and-output-weights --hidden-dropout 0 --seq-length 8192 --micro-batch-size 1"
+    flags += " --vocab-size 128256"
     assert import_text(flags, "run.sh", "megatron").job["model"] == "llama3-8b"
     without_experts = import_text(flags.replace("128256", "128000"), "run.sh", "megatron").job["model"]
     assert without_experts["vocab"] == 128000
