@@ -14,6 +14,8 @@ from meshcast.simulator.formats.launch.programs.megatron_bridge import BRIDGE
 from meshcast.simulator.formats.launch.programs.megatron_deepspeed import MEGATRON_DEEPSPEED
 from meshcast.simulator.formats.launch.programs.nemo import NEMO
 from meshcast.simulator.formats.launch.programs.primus import PRIMUS
+from meshcast.simulator.formats.launch.programs.swift import SWIFT
+from meshcast.simulator.formats.launch.programs.swift_megatron import MEGATRON_SWIFT
 from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
 from meshcast.simulator.formats.launch.programs.trl import TRL
 
@@ -32,6 +34,8 @@ FORMATS: dict[str, LaunchFormat] = {
         LLAMAFACTORY,
         AXOLOTL,
         TRL,
+        SWIFT,
+        MEGATRON_SWIFT,
     )
 }
 """All formats by their names."""

@@ -396,6 +396,24 @@ EVERYWHERE = ("all", "all-linear", "all_linear", "lora_all_linear")
 """Words for adapters on all linear layers."""
 
 
+ALL_TARGETS = ("attn_qkv", "attn_proj", "mlp_up", "mlp_down")
+"""Linear layers of a dense model."""
+
+
+def _leave_out_experts(reading: Reading, targets: list[str], stated: Stated | None) -> list[str]:
+    """The layers whose adapters are forecast, where these are fewer; otherwise none."""
+    experts, latent = "model.moe.experts" in reading.keys, "model.mla.kv_lora_rank" in reading.keys
+    kept = [
+        name for name in targets if not (experts and name.startswith("mlp")) and not (latent and name == "attn_qkv")
+    ]
+    if len(kept) == len(targets):
+        return []
+    why = f"adapters of {' and '.join(kept) or 'attn_proj'} are forecast, not those of experts and of latent attention"
+    shown = stated or Stated("lora", "adapters", reading.file.where)
+    reading.approximate(shown, why, "the step is too short, and the memory too small by these adapters")
+    return kept or ["attn_proj"]
+
+
 def set_adapters(
     reading: Reading,
     stated: Stated | None,
@@ -416,8 +434,11 @@ def set_adapters(
     words = [word for word in words if word not in ("none", "null")]
     if (not words and everywhere) or set(words) & set(EVERYWHERE):
         reading.take(*target_names)
+        if targets := _leave_out_experts(reading, list(ALL_TARGETS), entry or stated):
+            reading.set_key("train.targets", tuple(targets), *target_names)
         return
     targets = list(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS)) if words else ["attn_qkv"]
+    targets = _leave_out_experts(reading, targets, entry or stated) or targets
     unknown = [word for word in words if word not in TARGETS]
     if unknown:
         why = f"meshcast does not know which layers {', '.join(unknown)} are"

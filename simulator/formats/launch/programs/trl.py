@@ -147,7 +147,8 @@ def recognise(file: LaunchFile) -> Evidence:
     strong = len(STRONG & names)
     if file.launch is None and {"model_name_or_path", "dataset_name"} <= names:
         strong = max(strong, 1)
-    return Evidence.CERTAIN if strong > 1 else Evidence.LIKELY if strong else Evidence.NONE
+    is_certain = strong > 1 and "model_name_or_path" in names
+    return Evidence.CERTAIN if is_certain else Evidence.LIKELY if strong else Evidence.NONE
 
 
 TRL = LaunchFormat("trl", "TRL", ".yaml", recognise, read_trainer_file, interpret, None, {**TRL_VERDICTS, **VERDICTS})

@@ -1,0 +1,218 @@
+"""What `swift` and `megatron` of ms-swift share: settings of all releases by the names of release 4, starts and files.
+
+Source: modelscope/ms-swift @3602360a56 (release 4, August 2026), swift/cli/main.py (``NPROC_PER_NODE`` and ``NNODES``
+start torchrun; a YAML or JSON file is arguments, its section ``ENV`` variables), swift/utils/env.py (``is_mp``);
+@39bfc8a4ac (3.6) and @0e4e9c3446 (2.4), swift/llm/utils/argument.py, for names of releases 3 and 2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.programs.llamafactory import approximate_reference, double_samples
+from meshcast.simulator.formats.launch.programs.trainer import read_trainer_file
+from meshcast.simulator.formats.launch.programs.trainer_settings import DATA, LOADING, NAMES, OPTIMISATION, SHORT, table
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import Stated, is_null, read_words
+from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
+
+RENAMED: Mapping[str, str] = {
+    **{"sft_type": "tuner_type", "train_type": "tuner_type", "model_id_or_path": "model", "dtype": "torch_dtype"},
+    **{"batch_size": "per_device_train_batch_size", "eval_batch_size": "per_device_eval_batch_size"},
+    **{"quantization_bit": "quant_bits", "lora_target_modules": "target_modules", "use_liger": "use_liger_kernel"},
+    **{"deepspeed_config_path": "deepspeed", "device_map_config": "device_map", "ref_model_id_or_path": "ref_model"},
+    **{"lora_modules_to_save": "modules_to_save", "load": "mcore_model", "save_interval": "save_steps"},
+}
+"""Names of release 4 by those of releases 2 and 3."""
+
+SECOND_RELEASE = {
+    *("sft_type", "model_id_or_path", "batch_size", "quantization_bit", "lora_target_modules", "template_type"),
+}
+"""Settings that release 2 alone has."""
+
+TUNERS = {"tuner_type", "train_type", "sft_type"}
+"""Settings that no other program has."""
+
+MEGATRON = {
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "mcore_model"),
+    *("context_parallel_size", "micro_batch_size", "global_batch_size", "recompute_granularity", "attention_backend"),
+}
+"""Settings that `megatron` has, and `swift` has not."""
+
+SHARED_VERDICTS = table(
+    ("load_from_cache_file split_dataset_ratio system model_author dataset_* streaming* strict lazy_tokenize", DATA),
+    ("packing packing_num_proc packing_strategy padding_free loss_scale add_non_thinking* template*", DATA),
+    ("truncation_strategy use_chat_template agent_template response_prefix custom_* external_plugins columns", DATA),
+    ("cached_* val_dataset* shuffle_buffer_size download_mode self_cognition* train_dataset_* train_dataloader*", DATA),
+    ("max_pixels norm_bbox sequential_interleave* interleave_prob stopping_strategy tools_prompt", DATA),
+    ("preprocess_num_proc check_dataset_strategy use_loss_scale loss_scale_config* template_backend", DATA),
+    ("max_new_tokens temperature top_k top_p do_sample num_beams repetition_penalty stream* logprobs", NAMES),
+    ("model_name add_version create_checkpoint_symlink check_model* use_hf hub_* acc_strategy acc_steps", NAMES),
+    ("task_type ignore_args_error swift_version report_to add_output_dir_suffix test_oom_error ENV.*", NAMES),
+    ("NODE_RANK MASTER_ADDR MASTER_PORT ddp_* load_args load_data_args merge_lora", LOADING),
+    ("model_type model_revision model_kwargs local_repo_path init_strategy new_special_tokens init_weights", LOADING),
+    ("adapters ref_adapters modules_to_save quant_method bnb_4bit_* hqq_* lora_ga_*", LOADING),
+    ("lora_alpha lora_dropout* use_rslora lorap_lr_ratio lora_lr_ratio vit_lr aligner_lr use_dft_loss", OPTIMISATION),
+    ("beta rpo_alpha label_smoothing desirable* undesirable* loss_type cpo_alpha f_divergence*", OPTIMISATION),
+    ("simpo_gamma ld_alpha loss_weights enable_dft_loss enable_channel_loss center_rewards*", OPTIMISATION),
+    ("reward_* cosine_* repetition_* soft_* epsilon* delta tau_* importance_sampling* scale_rewards", OPTIMISATION),
+    ("advantage_estimator kl_in_reward whiten_rewards kl_coef cliprange* gamma lam", OPTIMISATION),
+    (
+        "use_vllm vllm_* sleep_level offload_model offload_optimizer num_generations* max_completion_length"
+        " move_model*",
+        NoInfluence("it is about rollouts, which are left out"),
+    ),
+    (
+        "steps_per_generation generation_batch_size num_iterations num_ppo_epochs num_mini_batches max_turns lmbda"
+        " dynamic_sample multi_turn* async_generate log_completions log_entropy overlong_filter max_resample_times"
+        " response_length missing_eos_penalty sync_ref_model ref_model_* seq_kd",
+        NoInfluence("it is about rollouts, which are left out"),
+    ),
+    (
+        "freeze_vit freeze_aligner vit_gradient_checkpointing* vit_attn_impl",
+        Approximation("the language model alone is forecast, without encoders of images", SHORT),
+    ),
+    (
+        "freeze_parameters* freeze_llm trainable_parameters* additional_trainable_parameters target_parameters",
+        Decision("it says which weights are trained", ("train.mode=full", "train.mode=lora")),
+    ),
+    ("ref_model reward_model value_model", NoInfluence("the models beside the one that is trained are left out")),
+    (
+        "teacher_*",
+        Approximation("a step of the model alone is forecast, without a teacher", SHORT),
+    ),
+    ("use_dora lora_bias lora_dtype", Approximation("adapters of plain LoRA are forecast", "the step errs by little")),
+    (
+        "max_memory device_map",
+        Decision("layers are spread over the GPUs of a process, which is no plan of meshcast", ("plan.pp=1",)),
+    ),
+)
+"""On settings of both programs."""
+
+
+def read_settings(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of a file or of a start by the names of release 4, with the variables that start processes."""
+    settings = read_trainer_file(file)
+    if file.launch is not None:
+        for word in file.launch.positional[:1]:
+            settings.setdefault("configuration", word)
+        for name in ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"):
+            value = file.launch.environment.get(name)
+            if value is not None:
+                text, unknown = getattr(value, "text", value), getattr(value, "unknown", ())
+                settings.setdefault(name, Stated(text, name, file.launch.place, unknown))
+    return rename_settings(settings)
+
+
+def rename_settings(settings: Mapping[str, Stated]) -> dict[str, Stated]:
+    """The settings by the names of release 4; variables of a file lose the name of their section."""
+    return {RENAMED.get(name, name.removeprefix("ENV.")): stated for name, stated in settings.items()}
+
+
+def is_second_release(file: LaunchFile) -> bool:
+    """Whether the settings are those of release 2."""
+    names = {*file.keys, *(file.launch.arguments if file.launch is not None else ())}
+    return bool(names & SECOND_RELEASE) or ("model_type" in names and "model" not in names)
+
+
+def names_program(file: LaunchFile, program: str) -> bool:
+    """Whether a start is that of `swift` or `megatron`: by its command, its module, or its script."""
+    if file.launch is None:
+        return False
+    module = r"swift[/.]cli[/.]" if program == "swift" else r"swift[/.]cli[/.]_megatron[/.]"
+    return re.search(rf"^{program} (sft|pt|rlhf)$|{module}(sft|pt|rlhf)(\.py)?$", file.launch.entry) is not None
+
+
+def follow_configuration(reading: Reading) -> None:
+    """Adds the settings of the YAML or JSON file that the command names."""
+    stated = reading.take("configuration")
+    if stated is not None and (file := reading.read_companion(stated)) is not None:
+        reading.add_stated(rename_settings(read_trainer_file(file)))
+
+
+# ------------------------------------------------------------------------------------------ processes
+
+
+def count_processes(reading: Reading) -> None:
+    """Reads how many processes of one GPU each are started.
+
+    Raises PlanError where a process has several GPUs, over which it spreads the layers.
+    """
+    each = reading.take_count("NPROC_PER_NODE", "torchrun.nproc_per_node", "nproc_per_node")
+    nodes = reading.take_count("NNODES", "torchrun.nnodes", "nnodes")
+    visible = _count_visible(reading)
+    is_accelerated = any(name.startswith("accelerate.") for name in reading.stated)
+    if visible is not None and not is_accelerated and not (nodes and each is None):
+        _refuse_device_map(reading, visible, each or 1)
+    if each is not None:
+        names = ("NPROC_PER_NODE", "NNODES", "torchrun.nproc_per_node", "torchrun.nnodes", "nproc_per_node", "nnodes")
+        reading.set_key("cluster.gpus", each * (nodes or 1), *names)
+    elif nodes is None and not is_accelerated and reading.file.launch is not None and not reading.file.launch.launchers:
+        if visible is not None:
+            reading.set_key("cluster.gpus", 1, "CUDA_VISIBLE_DEVICES")
+        else:
+            why = "without NPROC_PER_NODE it starts one process, which spreads the layers over all GPUs that it sees"
+            reading.assume("cluster.gpus", 1, why)
+
+
+def _count_visible(reading: Reading) -> int | None:
+    """The number of GPUs that a process sees, if the file says it."""
+    stated = reading.take("CUDA_VISIBLE_DEVICES", decisive=False)
+    words = read_words(stated) if stated is not None and not is_null(stated.value) else ()
+    return len(words) or None
+
+
+def _refuse_device_map(reading: Reading, visible: int, processes: int) -> None:
+    if visible // processes < 2:
+        return
+    rule = (
+        f"{processes} process{'es see' if processes > 1 else ' sees'} {visible} GPUs, so the layers of a process are "
+        "spread over GPUs that wait for each other (device_map), which is no plan of meshcast"
+    )
+    raise reading.stated["CUDA_VISIBLE_DEVICES"].refuse(rule, f"Start a process on every GPU: NPROC_PER_NODE={visible}")
+
+
+# -------------------------------------------------------------------------------------------- weights
+
+QUANTISED = re.compile(r"(?i)[-_](gptq|awq|int[48]|bnb)")
+"""In the names of models whose weights are quantised."""
+
+ADAPTERS = ("lora", "longlora", "adalora", "lora_llm", "dora")
+"""Words of ``tuner_type`` for adapters of low rank."""
+
+
+def name_model(reading: Reading) -> None:
+    """Gives the model the name of its converted checkpoint, or of release 2, where nothing else names it."""
+    for name, ending in (("mcore_model", r"-mcore/?$"), ("model_type", r"^$")):
+        stated = reading.stated.get(name)
+        if "model" not in reading.stated and stated is not None and not stated.unknown:
+            text = re.sub(ending, "", str(stated.value)).replace("_", "." if name == "model_type" else "_")
+            reading.stated["model"] = replace(stated, value=text)
+
+
+UNLIMITED = "without max_length sequences are as long as the data has them, up to the limit of the model"
+"""Reason of the question for the length of sequences."""
+
+PAIRS = ("dpo", "orpo", "simpo", "cpo", "rm")
+"""Kinds of training whose samples are pairs of texts."""
+
+REFERENCES = ("dpo", "kto")
+"""Kinds with a reference model (swift/arguments/rlhf_args.py)."""
+
+GENERATING = ("grpo", "ppo", "gkd")
+"""Kinds that generate in every step."""
+
+
+def read_preferences(reading: Reading, stated: Stated | None, kind: str) -> None:
+    """Reads what a kind of training behind ``rlhf`` adds to a step. stated: the setting that says it, if one does."""
+    if kind in GENERATING:
+        why = f"{kind} generates in every step, which is not forecast: the answer is a step of training alone"
+        reading.ask(stated, why, "batch.sequence=2048")
+        return
+    if kind in PAIRS:
+        double_samples(reading, stated)
+    if kind in REFERENCES and not reading.take_switch("reference_free"):
+        approximate_reference(reading, stated or Stated(kind, "rlhf", reading.file.where))
