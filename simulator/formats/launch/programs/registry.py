@@ -18,6 +18,7 @@ from meshcast.simulator.formats.launch.programs.swift import SWIFT
 from meshcast.simulator.formats.launch.programs.swift_megatron import MEGATRON_SWIFT
 from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
 from meshcast.simulator.formats.launch.programs.trl import TRL
+from meshcast.simulator.formats.launch.programs.xtuner import XTUNER
 
 FORMATS: dict[str, LaunchFormat] = {
     program.name: program
@@ -36,6 +37,7 @@ FORMATS: dict[str, LaunchFormat] = {
         TRL,
         SWIFT,
         MEGATRON_SWIFT,
+        XTUNER,
     )
 }
 """All formats by their names."""

@@ -78,10 +78,10 @@ def _ask_optimizer(reading: Reading) -> None:
 def _read_sequence(reading: Reading) -> None:
     """Reads the tokens of a sequence: of a packed one, or the longest of a sample; otherwise they are asked for."""
     names = "packing_length", "max_length", "seq_length"
-    stated = [reading.stated[name] for name in names if reading.take(name, decisive=False) is not None]
+    stated = [name for name in names if name in reading.stated]
     if stated:
-        reading.stated["seq_length"] = stated[0]
-    elif not any(name in reading.stated for name in names):
+        reading.stated["seq_length"] = reading.stated.pop(stated[0])
+    else:
         reading.ask_key("batch.sequence", reading.keys.get("model.seq", 2048), UNLIMITED)
 
 
@@ -102,8 +102,8 @@ def _set_defaults(reading: Reading) -> None:
     """Gives settings the names of Megatron-LM, and those that the file leaves out the defaults of ms-swift."""
     settings = reading.stated
     for name, theirs in RENAMED.items():
-        if reading.take(name, decisive=False) is not None:
-            settings.setdefault(theirs, settings[name])
+        if name in settings:
+            settings.setdefault(theirs, settings.pop(name))
     if reading.take_word("torch_dtype") in ("float16", "float32"):  # whose mixed precision is that of fp16
         settings.setdefault("fp16", replace(settings["torch_dtype"], value=True))
     is_fp16 = reading.take_switch("fp16")
@@ -128,7 +128,7 @@ def _read_kind(reading: Reading) -> None:
     read_preferences(reading, stated, reading.take_word("rlhf_type") or usual)
 
 
-OWN_VERDICTS = table(
+MEGATRON_SWIFT_VERDICTS = table(
     ("logging_steps max_grad_norm", NAMES),
     ("num_train_epochs max_epochs", LENGTH),
     ("lr_* learning_rate muon_*", OPTIMISATION),
@@ -155,6 +155,6 @@ MEGATRON_SWIFT = LaunchFormat(
     read_settings,
     interpret,
     None,
-    {**OWN_VERDICTS, **SHARED_VERDICTS, **VERDICTS},
+    {**MEGATRON_SWIFT_VERDICTS, **SHARED_VERDICTS, **VERDICTS},
 )
 """``megatron`` of ms-swift."""

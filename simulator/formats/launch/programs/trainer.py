@@ -400,20 +400,6 @@ ALL_TARGETS = ("attn_qkv", "attn_proj", "mlp_up", "mlp_down")
 """Linear layers of a dense model."""
 
 
-def _leave_out_experts(reading: Reading, targets: list[str], stated: Stated | None) -> list[str]:
-    """The layers whose adapters are forecast, where these are fewer; otherwise none."""
-    experts, latent = "model.moe.experts" in reading.keys, "model.mla.kv_lora_rank" in reading.keys
-    kept = [
-        name for name in targets if not (experts and name.startswith("mlp")) and not (latent and name == "attn_qkv")
-    ]
-    if len(kept) == len(targets):
-        return []
-    why = f"adapters of {' and '.join(kept) or 'attn_proj'} are forecast, not those of experts and of latent attention"
-    shown = stated or Stated("lora", "adapters", reading.file.where)
-    reading.approximate(shown, why, "the step is too short, and the memory too small by these adapters")
-    return kept or ["attn_proj"]
-
-
 def set_adapters(
     reading: Reading,
     stated: Stated | None,
@@ -430,21 +416,39 @@ def set_adapters(
     mode = [name for name, entry in reading.stated.items() if entry is stated]
     reading.set_key("train.mode", "lora", *mode)
     reading.set_key("train.rank", reading.take_count(*rank_names) or rank, *rank_names)
-    words = [word.lower() for word in read_words(entry)] if (entry := reading.take(*target_names)) is not None else []
+    entry = reading.take(*target_names)
+    words = [word.lower() for word in read_words(entry)] if entry is not None else []
     words = [word for word in words if word not in ("none", "null")]
-    if (not words and everywhere) or set(words) & set(EVERYWHERE):
-        reading.take(*target_names)
-        if targets := _leave_out_experts(reading, list(ALL_TARGETS), entry or stated):
-            reading.set_key("train.targets", tuple(targets), *target_names)
-        return
-    targets = list(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS)) if words else ["attn_qkv"]
-    targets = _leave_out_experts(reading, targets, entry or stated) or targets
-    unknown = [word for word in words if word not in TARGETS]
-    if unknown:
+    on_all = (not words and everywhere) or bool(set(words) & set(EVERYWHERE))
+    targets = ALL_TARGETS if on_all else _find_targets(reading, words, entry)
+    kept = _leave_out_experts(reading, targets, entry or stated)
+    if kept and not (on_all and kept == ALL_TARGETS):
+        reading.set_key("train.targets", kept, *target_names)
+
+
+def _find_targets(reading: Reading, words: list[str], entry: Stated | None) -> tuple[str, ...]:
+    """The linear layers that the names of modules mean. entry: the setting that has them."""
+    if not words:
+        return ("attn_qkv",)
+    if unknown := [word for word in words if word not in TARGETS]:
         why = f"meshcast does not know which layers {', '.join(unknown)} are"
         reading.approximate(entry, why, "the memory and time of adapters err a little")
-    if targets:
-        reading.set_key("train.targets", tuple(targets), *target_names)
+    return tuple(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS))
+
+
+def _leave_out_experts(reading: Reading, targets: tuple[str, ...], stated: Stated | None) -> tuple[str, ...]:
+    """The layers whose adapters are forecast: not those of experts, and not the projections of latent attention."""
+    experts, latent = "model.moe.experts" in reading.keys, "model.mla.kv_lora_rank" in reading.keys
+    left_out = {"mlp_up", "mlp_down"} if experts else set()
+    left_out |= {"attn_qkv"} if latent else set()
+    kept = tuple(name for name in targets if name not in left_out)
+    if kept == targets:
+        return targets
+    kept = kept or ("attn_proj",)
+    why = f"adapters of {' and '.join(kept)} are forecast, not those of experts and of latent attention"
+    shown = stated or Stated("lora", "adapters", reading.file.where)
+    reading.approximate(shown, why, "the step is too short, and the memory too small by these adapters")
+    return kept
 
 
 def approximate_freezing(reading: Reading, stated: Stated | None) -> None:
