@@ -106,8 +106,8 @@ docs-excerpts: $(DEV) ## write what the commands print into docs/tutorial.md and
 docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/report/figures.py
 	$(BIN)/python -m tools.pages.figures docs/figures.md
 
-docs-inputs: $(BASE) ## write docs/inputs.md from a folder of public launch files: make docs-inputs FILES=folder
-	$(BIN)/python -m tools.pages.inputs $(FILES) docs/inputs.md
+docs-inputs: $(BASE) ## write docs/inputs.md from a folder of public launch files: make docs-inputs FILES=folder RUNS=runs.jsonl
+	$(BIN)/python -m tools.pages.inputs $(FILES) $(RUNS) docs/inputs.md
 
 docs-job: $(BASE) ## write the keys of a plan in docs/job.md from the table in simulator/job/plan_keys.py
 	$(BIN)/python -m tools.pages.plan_keys docs/job.md

@@ -18,11 +18,13 @@ import meshcast.hardware.documents.import_time  # before all others of meshcast 
 
 # isort: split
 from meshcast.hardware.cluster import MAX_GPUS, Cluster, Tier
+from meshcast.hardware.cluster_words import find_gpus, read_cluster_words
 from meshcast.hardware.errors import CatalogError, nearest
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.inline import ByGPU
 from meshcast.hardware.link import Link
 from meshcast.hardware.load import Document, Fact, Value, catalog, explain, line_of, load, read_yaml, validate_data
+from meshcast.hardware.machines import find_machine
 from meshcast.hardware.mixed import ByGroups
 from meshcast.hardware.node import Node
 from meshcast.hardware.reliability import CheckpointStore, Reliability
@@ -79,7 +81,8 @@ def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> C
     Equal descriptions give the same object, files included: they are read every time, for they may have changed.
 
     Args:
-        spec: ``dgx-h100:64`` (node : number of nodes), a name of the catalog, the path of a YAML file, or a mapping:
+        spec: ``dgx-h100:64`` (node : number of nodes), ``16xH100`` (GPUs), ``p5.48xlarge:2`` (machines of a cloud), a
+            name of the catalog, the path of a YAML file, or a mapping:
             ``{node: dgx-h100, nodes: 64}``, ``{gpu: h100-sxm, gpus: 128, gpus_per_node: 8, scale_up_domain: 8,
             inter: {kind: infiniband, gbps_per_gpu: 400}}`` or ``{groups: [{node: dgx-h100, nodes: 4}, ...]}``.
         where: what errors call `spec`.
@@ -103,16 +106,13 @@ def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> C
             rule = f"no such file, looked for from {Path(base).resolve()}"
             raise CatalogError(where, rule, "Give the path of a YAML file, or a name like dgx-h100:64", spec)
         return _cluster_of_mapping(read_yaml(Path(base) / word, word))
-    node, colon, count = word.partition(":")
-    if not colon and node not in nodes():
-        raise CatalogError(where, "no such cluster", f"{_suggest_cluster(node)}, or give the path of a YAML file", spec)
-    return _cluster_of_nodes(node, count, where, spec)
+    node, _, count = word.partition(":")
+    if node in nodes():
+        return _cluster_of_nodes(node, count, where, spec)
+    return _cluster_of_words(word, where, spec)
 
 
 def _cluster_of_nodes(node: str, count: str, where: str, spec: str) -> Cluster:
-    if node not in nodes():
-        remedy = _suggest_node(node, count) or nearest(node, nodes())
-        raise CatalogError(where, f"no node {node!r} in the catalog", remedy, spec)
     if not re.fullmatch("[0-9]+", count, re.ASCII) or not int(count[:20]):
         rule = "the number of nodes is a whole number above 0"
         raise CatalogError(where, rule, f"Write it like {node}:64", spec)
@@ -122,43 +122,45 @@ def _cluster_of_nodes(node: str, count: str, where: str, spec: str) -> Cluster:
     return shared_instance(Cluster, data, lambda: validate_data(Cluster, data, where))
 
 
+def _cluster_of_words(word: str, where: str, spec: str) -> Cluster:
+    """The cluster that words such as ``16xH100`` name, which lists under `assumed` what they were taken for.
+
+    Raises CatalogError for words that leave something open, and for those that name nothing.
+    """
+    words = read_cluster_words(word)
+    if words is None:
+        if ":" in word:
+            node = word.partition(":")[0]
+            raise CatalogError(where, f"no node {node!r} in the catalog", nearest(node, nodes()), spec)
+        raise CatalogError(where, "no such cluster", f"{_suggest_cluster(word)}, or give the path of a YAML file", spec)
+    if words.cluster is None:
+        raise CatalogError(where, "it does not say which cluster", words.question, spec)
+    if "node" in words.cluster:
+        return _note_words(word, load_cluster("{node}:{nodes}".format(**words.cluster), where))
+    return _note_words(word, _cluster_of_mapping(Document(words.cluster, "", where)))
+
+
+def _note_words(word: str, cluster: Cluster) -> Cluster:
+    """The cluster with what the words were taken for among what was filled in."""
+    parts = f"{cluster.gpus:,} {cluster.gpu.name} in nodes of {cluster.gpus_per_node}"
+    assumed = (f"cluster: {word!r} is read as {cluster.name}: {parts}", *cluster.assumed)
+    return shared_instance((Cluster, cluster), assumed, lambda: cluster.model_copy(update={"assumed": assumed}))
+
+
 def _suggest_cluster(word: str) -> str:
-    """What to write for a word that is no cluster: nodes of the GPU that it names, with a count of GPUs or without, or
-    the nearest names."""
-    found = re.fullmatch(r"(.*?)(?:[x*_ ]+([0-9]+))?", word.strip().lower(), re.ASCII)
-    assert found is not None
-    name, count = found[1], found[2] or ""
-    if suggested := _suggest_node(name, count):
-        usual = load("gpus", str(_find_gpu(name))).usual_node
-        example = "" if f"{usual}:" in suggested else f"; write {usual}:8 for 8 such nodes"
-        return f"{suggested}{example}"
-    close = difflib.get_close_matches(name, [*clusters(), *(f"{one}:{count or 8}" for one in nodes())], 3, 0.5)
+    """What to write for a word that is no cluster: a count of the machine or GPU that it names, or near names."""
+    if machine := find_machine(word):
+        return f"It is a machine of a cloud, without a count: write {machine[0]}:1 for a single machine"
+    if names := find_gpus(word):
+        usual = [node for gpu in names if (node := load("gpus", gpu).usual_node)]
+        kinds = f"{' or '.join(names)} is a GPU{f'; its usual node is {usual[0]}' if len(usual) == 1 else ''}"
+        written = [f"write 16x{names[0]} for 16 GPUs", *(f"{node}:8 for 8 nodes" for node in usual[:1])]
+        return f"{kinds}; {', '.join(written)}"
+    close = difflib.get_close_matches(word.lower(), [*clusters(), *(f"{name}:8" for name in nodes())], 3, 0.5)
     meant = "Write nodes and their number, like dgx-a100:COUNT"
     if close:
         meant = f"Did you mean {close[0]!r}? Valid: {', '.join(close)}, ..."
     return f"{meant}; meshcast list clusters and meshcast list nodes show all"
-
-
-def _find_gpu(word: str) -> str | None:
-    """The GPU that a word names, of several the usual one; None if it names none."""
-    plain = word.strip().lower()
-    found = [name for name in gpus() if name == plain or name.startswith(f"{plain}-")]
-    return next((name for name in found if "-sxm" in name and name.count("-") == 1), found[0] if found else None)
-
-
-def _suggest_node(word: str, count: str) -> str:
-    """The nodes of so many GPUs, if a word names a GPU; empty if it names none."""
-    name = _find_gpu(word)
-    usual = load("gpus", name).usual_node if name else None
-    if usual is None:
-        return ""
-    each = int(load("nodes", usual).gpus)
-    total = int(count[:9]) if re.fullmatch("[0-9]+", count, re.ASCII) else 0
-    if total and total % each == 0:
-        return f"Nodes are counted, not GPUs: {total} {name} are {usual}:{total // each}"
-    more = f" in nodes of {each}; for {total} GPUs write {{gpu: {name}, gpus: {total}}}" if total else ""
-    kind = "It" if name == word else f"{name}"
-    return f"{kind} is a GPU; its usual node is {usual}{more}"
 
 
 def _cluster_of_mapping(document: Document) -> Cluster:

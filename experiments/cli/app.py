@@ -175,7 +175,10 @@ def predict(
             if forecast_all(jobs, out, change or (), engine_of(engine), not every_round, known) and strict:
                 raise typer.Exit(TOO_LARGE)
             return
-        if job is None or out is not None:
+        if job is not None and out is not None:
+            rule = "it is the file of the answers to many jobs"
+            raise PlanError("--out", rule, f"Write meshcast predict {job} --json > {out}, or --jobs FILE", str(out))
+        if job is None:
             raise PlanError("predict", "it takes a JOB, or --jobs FILE with --out FILE", "See meshcast predict --help")
         files, paper = plot_files(plot) if plot is not None else {}, choose_width(width, plot)
         if trace is not None:

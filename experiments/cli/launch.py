@@ -31,6 +31,9 @@ Arguments = Annotated[
 Program = Annotated[
     str | None, typer.Option("--program", metavar="NAME", help="The program of a launch file that may be of several.")
 ]
+Start = Annotated[
+    int | None, typer.Option("--start", metavar="N", min=1, help="Which of several trainings of a launch script.")
+]
 AssumeDefaults = Annotated[
     bool, typer.Option("--assume-defaults", help="Go on where a launch file leaves open what decides the answer.")
 ]
@@ -39,6 +42,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "env": (Environment, None),
     "args": (Arguments, None),
     "program": (Program, None),
+    "start": (Start, None),
     "assume_defaults": (AssumeDefaults, False),
 }
 """Options of every command that takes a launch file, each with its default."""
@@ -68,9 +72,11 @@ def takes_launch_files(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _read_options(env: list[str] | None, args: str | None, program: str | None, assume_defaults: bool) -> Any:
+def _read_options(
+    env: list[str] | None, args: str | None, program: str | None, start: int | None, assume_defaults: bool
+) -> Any:
     """Returns the context in which launch files are read with these options."""
-    if not (env or args or program or assume_defaults):
+    if not (env or args or program or start or assume_defaults):
         return nullcontext()
     from meshcast.simulator.formats.launch.launch_file import LaunchOptions, reading_launch_files
 
@@ -84,13 +90,13 @@ def _read_options(env: list[str] | None, args: str | None, program: str | None, 
         words = tuple(shlex.split(args or ""))
     except ValueError as error:
         raise PlanError("--args", f"its quotes are not balanced ({error})", "Close them", args) from None
-    return reading_launch_files(LaunchOptions(variables, words, program, assume_defaults))
+    return reading_launch_files(LaunchOptions(variables, words, program, start, assume_defaults))
 
 
 def import_launch(
-    form: str, file: Path, out: Path | None, changes: Sequence[str], gpus: int | None, as_json: bool
+    form: str | None, file: Path, out: Path | None, changes: Sequence[str], gpus: int | None, as_json: bool
 ) -> None:
-    """Prints or writes the job of a launch file."""
+    """Prints or writes the job of a launch file. form: name of its format; None: it is found by what the file holds."""
     from meshcast.simulator.formats.launch.render import render_job
     from meshcast.simulator.loading.load import load_job, read_launch_job
 

@@ -270,16 +270,29 @@ def _show_measurement(found: Any, out: Path, kind: str, as_json: bool) -> None:
 # --------------------------------------------------------------------------------------------- import
 
 
+def _find_file(word: str, programs: Sequence[str]) -> Path:
+    """The file of ``import FILE``. Raises PlanError for a program without a file, and for no file."""
+    if word in programs:
+        raise PlanError("FILE", "missing", f"Write meshcast import {word} FILE")
+    if not Path(word).exists():
+        rule = "there is no such file, nor a program of this name"
+        raise PlanError("FILE", rule, f"Name a launch file, or PROGRAM and FILE: {', '.join(programs)}", word)
+    return Path(word)
+
+
 def import_(
     form: Annotated[
         str,
         typer.Argument(
-            metavar="PROGRAM",
-            help="Of a launch file: megatron, torchtitan, deepspeed, nemo or accelerate; of measurements: nccl-tests, "
-            "kineto, megatron-log or torchtitan-log; or failure-log: rates of failures.",
+            metavar="[PROGRAM]",
+            help="Without it FILE is a launch file, whose program is found. Of a launch file: megatron, torchtitan, "
+            "deepspeed, nemo or accelerate; of measurements: nccl-tests, kineto, megatron-log or torchtitan-log; or "
+            "failure-log: rates of failures.",
         ),
     ],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Launch file or output of that program.")],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="Launch file or output of that program.", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="Job to write, printed if not given; or measurement file to write."),
@@ -310,7 +323,10 @@ def import_(
     """Convert launch files and measurements of other programs."""
     with answering(as_json):
         known = (*LAUNCH_FORMS, *FORMS, FAILURE_LOG)
-        if form not in known:
+        detected = file is None
+        if file is None:
+            file = _find_file(form, known)
+        elif form not in known:
             raise PlanError("FORM", "there is no format of this name", nearest(form, known), form)
         if out is not None:
             of_job = form not in FORMS
@@ -324,11 +340,11 @@ def import_(
 
             import_failure_log(file, gpus, out, as_json)
             return
-        if form in LAUNCH_FORMS:
+        if detected or form in LAUNCH_FORMS:
             _select_options(form, {**others, "set": None}, ("gpus", "cluster", "model", "out", "set"))
             named = {"cluster": cluster, "model": model}
             words = [f"{key}={word}" for key, word in named.items() if word is not None]
-            import_launch(form, file, out, (*words, *(change or ())), gpus, as_json)
+            import_launch(None if detected else form, file, out, (*words, *(change or ())), gpus, as_json)
             return
         out = out or Path("measured.json")
         given = {"operation": operation, "members": members, "rank": rank, "skip": skip, "tokens": tokens, "gpus": gpus}

@@ -154,6 +154,9 @@ def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None =
     if not isinstance(document.data, dict):
         rule = "a sweep is a mapping of keys to values"
         raise PlanError(document.where, rule, "Start with `job:` and `vary:`", document.data)
+    if "job" not in document.data and {"model", "cluster"} <= document.data.keys():
+        rule = "this is a job, and a sweep says what varies"
+        raise PlanError(document.where, rule, "Write `job: FILE`, which names it, and `vary: {plan.tp: [2, 4, 8]}`")
     file = validate_data(SweepFile, document.data, document.where, PlanError, text=document.text)
     top = Spot(document, ())
     own, folder, microbatches = _job(file.job, folder if base is None else Path(base), top.below("job"))

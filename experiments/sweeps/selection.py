@@ -46,7 +46,9 @@ def read_rows(path: Path) -> list[Row]:
         rule = f"it cannot be read ({error.strerror or 'not a Parquet file, or damaged'})"
         raise PlanError(str(path), rule, REMEDY) from None
     except (pa.ArrowException, ValueError):  # ValueError: a name that is not UTF-8
-        raise PlanError(str(path), "not a Parquet file, or damaged", REMEDY) from None
+        described = path.suffix.lower() in (".yaml", ".yml", ".json")
+        remedy = f"{REMEDY}; a job is drawn by meshcast plot breakdown {path}" if described else REMEDY
+        raise PlanError(str(path), "not a Parquet file, or damaged", remedy) from None
     if found and {"index", "lost_work_s"} <= set(found[0]):
         rule = "it has rows of simulated runs, not of a sweep or a search"
         raise PlanError(str(path), rule, "Draw runs with meshcast run JOB --plot FOLDER/, or read them with pandas")

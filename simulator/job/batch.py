@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from meshcast.simulator.job.counts import read_length
 
 Count = Annotated[int, Field(strict=True, gt=0, le=1_000_000_000)]
 """A parallel degree, a batch size, a number of tokens. The ceiling is far above any job and catches typing errors."""
+
+Length = Annotated[Count, BeforeValidator(read_length, json_schema_input_type=Count | str)]
+"""Tokens of a sequence, also as text such as ``8k``."""
 
 Documents = Count | tuple[Count, ...]
 """Tokens of documents, one length or a sample of lengths."""
@@ -28,8 +33,8 @@ class MicrobatchClass(JobPart):
 
     samples: Count = 1
     """Sequences of a micro-batch of one replica; with `plan.stages`, of all data-parallel ranks of a stage together."""
-    sequence: Count
-    """Tokens of each of them, padding included."""
+    sequence: Length
+    """Tokens of each of them, padding included. k is 1,024."""
     documents: Documents | None = None
     """See `Batch.documents`."""
     tokens: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
@@ -121,8 +126,8 @@ class Batch(JobPart):
     """Sequences of a micro-batch of one replica; with `plan.stages`, of all data-parallel ranks of a stage together."""
     microbatches: Count | None = None
     """Micro-batches of a step, in place of `micro`: of each replica, or with `plan.stages` of the pipeline."""
-    sequence: Count | None = None
-    """Default: the sequence length of the model."""
+    sequence: Length | None = None
+    """Tokens of a sequence, k is 1,024: 8k. Default: the sequence length of the model."""
     documents: Documents | None = None
     """Tokens of the documents packed into a sequence, one length or a sample of lengths: attention stays within a
     document. Default: one document a sequence."""

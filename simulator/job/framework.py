@@ -121,6 +121,10 @@ class Framework(FrameworkPart):
     (`store_param_remainders` of Apex's DistributedFusedAdam)."""
     attention: Literal["flash", "unfused"]
     """``flash``: a fused kernel that writes no scores to memory."""
+    attention_since: float = Field(default=0.0, ge=0, le=100)
+    """Least compute capability of NVIDIA's GPUs that run the fused attention; on older ones attention is unfused,
+    unless the job states otherwise. 0: any (``scaled_dot_product_attention`` of PyTorch, whose memory-efficient
+    kernel runs from 5.0 on)."""
     attention_library: AttentionLibrary | Literal[""] = ""
     """Library of the fused attention; empty: the one that training programs of today use on the GPU's architecture."""
     gemm_decomposition: Decomposition | Literal[""] = ""
@@ -209,10 +213,10 @@ class Framework(FrameworkPart):
         if self.main_weights == self.weights:
             return 0
         main = int(BYTES[self.main_weights])
-        return main - int(BYTES[self.weights]) if self.keeps_remainders else main
+        return main - int(BYTES[self.weights]) if self._keeps_remainders else main
 
     @property
-    def keeps_remainders(self) -> bool:
+    def _keeps_remainders(self) -> bool:
         """Whether main weights are weights and remainders: only bf16 is the upper half of fp32."""
         return self.weight_remainders and (self.weights, self.main_weights) == ("bf16", "fp32")
 

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
-from meshcast.hardware import Cluster
+from meshcast.hardware import GPU, Cluster
 from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
+from meshcast.simulator.job.counts import read_tokens
 from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe
 from meshcast.simulator.job.plan_keys import LayerCount, ShortPlan
 from meshcast.simulator.job.run_keys import (
@@ -128,11 +129,16 @@ class LongPlan(StageMesh):
         return change_one(self).model_copy(update={"stages": stages, "replicas": replicas})  # type: ignore[no-any-return]
 
 
+PlainTokens = Annotated[float, Field(strict=True, gt=0, le=1e20, allow_inf_nan=False)]
+TokensOfRun = Annotated[PlainTokens, BeforeValidator(read_tokens, json_schema_input_type=PlainTokens | str)]
+
+
 class RunLength(JobPart):
     """Length, price and electricity of a training run, and what ``meshcast run`` simulates of it."""
 
-    tokens: float | None = Field(default=None, strict=True, gt=0, le=1e20, allow_inf_nan=False)
-    """Tokens to train on. Default: unknown, and no days, energy or money are forecast."""
+    tokens: TokensOfRun | None = None
+    """Tokens to train on; K, M, B and T are powers of 1,000. Default: unknown, and no days, energy or money are
+    forecast."""
     price_per_gpu_hour: float | None = Field(default=None, strict=True, ge=0, le=1e9, allow_inf_nan=False)
     """Money for a GPU and hour, in any currency."""
     pue: float | None = Field(default=None, strict=True, ge=1, le=5, allow_inf_nan=False)
@@ -292,6 +298,8 @@ class Job(JobPart):
     cluster: Cluster
     framework: Framework
     release: str | None
+    without_flash: GPU | None = None
+    """A GPU that is too old for the fused attention of the framework, whose attention is therefore unfused."""
     batch: Batch
     precision: Precision
     train: Train = Train()

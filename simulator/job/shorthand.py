@@ -30,9 +30,9 @@ from meshcast.simulator.models.model import Model
 
 SCHEDULES_ELSEWHERE = list_meanings(
     {
-        "zb-h1": "zero-bubble zb zbh1 zero-bubble-h1 zb-1p",
+        "zb-h1": "zero-bubble zerobubble zb zbh1 zero-bubble-h1 zb-1p",
         "zb-h2": "zbh2 zero-bubble-h2 zb-2p",
-        "zb-v": "zbv zbvzerobubble zero-bubble-v",
+        "zb-v": "zbv zbvzerobubble zerobubble-v zero-bubble-v",
         "interleaved-1f1b": "interleaved interleaved1f1b virtual-pipeline",
         "dualpipe-v": "dualpipev",
         "breadth-first": "loopedbfs looped-bfs bfs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES, is_workload_manifest
 from meshcast.simulator.job.batch import Batch
 from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
+from meshcast.simulator.job.fused_attention import find_gpu_without_flash
 from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.job.remedies import suggest_key
@@ -92,7 +94,7 @@ def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
         _refuse_model_config(data, path, where)
     if not isinstance(data, dict):
         raise PlanError(where, "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
-    for change in changes:
+    for change in _split_changes(changes):
         _apply_change(data, change)
     return ReadJob(data, text, where, folder)
 
@@ -118,7 +120,7 @@ def read_launch_job(path: Path, changes: Iterable[str], form: str | None = None,
     from meshcast.simulator.formats.launch.launch_file import read_launch_file
     from meshcast.simulator.formats.launch.programs.registry import find_format
 
-    changes = list(changes)
+    changes = _split_changes(changes)
     file = read_launch_file(path, suffix="" if form is None else find_format(form).suffix)
     imported = import_file(file, changes, gpus=gpus, form=form)
     data = apply_changes(imported.job, changes, _apply_change)
@@ -146,6 +148,9 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         "moments": precision.moments,
     }
     framework = load_framework(choice.name, choice.set | formats, choice.release)
+    old_gpu = None if "attention" in choice.set else find_gpu_without_flash(framework, cluster)
+    if old_gpu is not None:
+        framework = load_framework(choice.name, choice.set | formats | {"attention": "unfused"}, choice.release)
     plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model, cluster.gpus_per_node, file.batch))
     if framework.overlap.tp:
         plan = plan.with_schemes(lambda one: add_tensor_overlap(one.schemes, framework.tensor_overlap))
@@ -160,6 +165,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         cluster=cluster,
         framework=framework,
         release=choice.release,
+        without_flash=old_gpu,
         batch=_batch(batch, model, plan),
         precision=precision,
         train=_train(file.train, model),
@@ -196,6 +202,19 @@ def _write_changes(changes: str | Iterable[str] | Mapping[str, Any]) -> list[str
     return [changes] if isinstance(changes, str) else list(changes)
 
 
+def _split_changes(changes: Iterable[str]) -> list[str]:
+    """The changes, each of one field: ``plan.tp=4,plan.pp=2`` is two."""
+    keys, split = valid_keys(JobFile, ()), list[str]()
+    for change in changes:
+        parts = re.split(r",(?=\s*[a-z_]+(?:\.\w+)*\s*=)", change) if "=" in change else [change]
+        split += parts if parts[0].partition("=")[0].strip().split(".")[0] in keys else [change]
+    return split
+
+
+WORDS = {"framework": "name", "model": "preset", "precision": "compute"}
+"""Sections of a job that may be a word, and the key that a word stands for."""
+
+
 def _apply_change(data: dict[str, Any], change: str) -> None:
     """Applies one change such as ``plan.tp=4``; the value is read as YAML."""
     field, equals, value = (word.strip() for word in change.partition("="))
@@ -223,6 +242,8 @@ def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
             inner = at[int(key)]
         else:
             inner = at.setdefault(key, {})
+            if at is data and key in WORDS and isinstance(inner, str):
+                inner = data[key] = {WORDS[key]: inner}
         if not isinstance(inner, dict | list) or (isinstance(inner, list) and i + 1 == len(parents)):
             parent = ".".join(parents[: i + 1])
             rule = f"{parent} holds no fields: it is {shorten(inner)}"

@@ -3,6 +3,7 @@
 Fields next to ``preset:`` change a preset or a file::
 
     load_model("llama3-70b")
+    load_model("meta-llama/Llama-3.1-70B-Instruct")
     load_model("examples/llama3-70b/config.json")
     load_model({"preset": "llama3-70b", "layers": 16})
     load_model({"preset": "mixtral-8x7b", "moe": {"capacity": 1.0}})
@@ -13,6 +14,7 @@ A new preset is a new file in ``presets/``: the fields of `Model`, and their pub
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -25,8 +27,9 @@ from meshcast.hardware.errors import ModelError, nearest
 from meshcast.hardware.load import Document, read_yaml
 from meshcast.hardware.shared import shared_instance
 from meshcast.simulator.models.model import Model, error_place, explain_errors
+from meshcast.simulator.models.names import match_preset, split_name
 
-__all__ = ["ALIASES", "Model", "load_model", "preset_source", "presets"]
+__all__ = ["ALIASES", "Model", "find_preset", "load_model", "preset_source", "presets"]
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -39,6 +42,7 @@ ALIASES = {
     "llama3.1-8b": "llama3-8b",
     "llama3.1-70b": "llama3-70b",
     "llama3.1-405b": "llama3-405b",
+    "llama3.3-70b": "llama3-70b",
     "llama-30b": "llama-33b",
     "mt-nlg-530b": "megatron-529.6b",
     "bloom": "bloom-176b",
@@ -66,20 +70,35 @@ def is_preset(name: str) -> bool:
 
 
 def find_preset(name: str) -> str | None:
-    """Returns the preset that a name means; None if there is none."""
-    return name if is_preset(name) else None
+    """Returns the preset that a name means, also an id of the Hugging Face hub (``Qwen/Qwen2.5-7B-Instruct``), a size
+    of torchtitan (``llama3 8B``) or the path of such a folder; None if no preset is meant for sure."""
+    if is_preset(name):
+        return ALIASES.get(name, name)
+    return match_preset(name, presets(), ALIASES)
 
 
 def _suggest_preset(name: str) -> str:
-    """The presets that a name, also one of Hugging Face, is closest to: those of the same size first."""
-    plain = name.rpartition("/")[2].lower().removeprefix("meta-")
-    known = [*presets(), *ALIASES]
+    """The presets that a name, also of Hugging Face, is closest to: of the same version, those of the same size first;
+    else those of the same family."""
+    parts = split_name(name)
+    plain, shown = "-".join(parts), "meshcast list models shows all"
+    family, version = _family_and_version(name)
+    known = [each for each in (*presets(), *ALIASES) if not version or _family_and_version(each)[1] == version]
     sizes = re.findall(r"(?:\d+x)?\d+(?:\.\d+)?[bm](?![a-z])", plain)
-    same = [one for one in known if sizes and one.endswith(f"-{sizes[-1]}")]
+    same = [each for each in known if sizes and each.endswith(f"-{sizes[-1]}")]
     close = list(dict.fromkeys([*get_close_matches(plain, same, 2, 0.5), *get_close_matches(plain, known, 3, 0.6)]))[:3]
-    if not close:
-        return f"{nearest(name, known)}; meshcast list models shows all"
-    return f"Did you mean {close[0]!r}? Valid: {', '.join(close)}, ...; meshcast list models shows all"
+    if close:
+        return f"Did you mean {close[0]!r}? Valid: {', '.join(close)}, ...; {shown}"
+    relatives = [each for each in presets() if family and _family_and_version(each)[0] == family]
+    valid = f"Valid: {', '.join(relatives[-6:])}, ..." if relatives else nearest(name, presets())
+    return f"{valid}; {shown}"
+
+
+def _family_and_version(name: str) -> tuple[str, str]:
+    """The two halves of the first part of a name: "llama" and "3.1" of llama3.1-8b."""
+    first = "".join(split_name(name)[:1])
+    family = first.rstrip("0123456789.")
+    return family, first.removeprefix(family)
 
 
 def preset_source(name: str) -> str:
@@ -118,8 +137,8 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     text: text of the last of these files, if `spec` is its content.
     """
     if isinstance(spec, str):
-        if spec in ALIASES or spec in presets():
-            return dict(_preset(ALIASES.get(spec, spec)))
+        if (preset := find_preset(spec)) and (is_preset(spec) or not os.path.exists(base / spec)):
+            return dict(_preset(preset))
         return _from_file(_find(spec, where, base), where, depth, Path(spec) != Path("config.json"))
     if not isinstance(spec, Mapping):
         remedy = "Give a preset's name, the path of a config.json or model file, or a mapping of fields"

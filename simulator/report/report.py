@@ -147,6 +147,7 @@ class Report(Metrics):
         has_experts = any(scheme.family == "expert" for scheme in self.play.plan.every_scheme)
         return [
             f"framework {framework.name}: kernels, overlap, buckets and number formats are its defaults",
+            *self._old_attention,
             f"{framework.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
             *(
@@ -163,6 +164,16 @@ class Report(Metrics):
             *(f"not checked: {use}" for use in self.host_uses if use.capacity is None),
             *self.job.cluster.filled_in,
         ]
+
+    @property
+    def _old_attention(self) -> list[str]:
+        """What is said where a GPU is too old for the fused attention of the framework."""
+        gpu, least = self.job.without_flash, self.job.framework.attention_since
+        if gpu is None or gpu.compute_capability is None:
+            return []
+        rule = f"the fused kernels need compute capability {least:.1f}, and {gpu.name} has"
+        keep = "framework.set.attention: flash keeps them"
+        return [f"unfused attention: {rule} {gpu.compute_capability.value:.1f} ({keep})"]
 
     @property
     def _slowest(self) -> float:

@@ -18,13 +18,11 @@ from pathlib import Path
 
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
-from meshcast.simulator.formats.launch.launch_file import LaunchOptions, reading_launch_files
+from meshcast.simulator.formats.launch.launch_file import LaunchOptions, read_launch_file, reading_launch_files
 from meshcast.simulator.loading.load import read_launch_job
 from tools.inputs.corpus import PublicFile, load_corpus
 from tools.inputs.judge import read_command
 from tools.pages.inputs import write_small_file
-
-FLAG = re.compile(r"(?:^|\s)(--[A-Za-z][\w.-]*)")
 
 
 @dataclass(frozen=True)
@@ -52,20 +50,25 @@ def read_text(entry: PublicFile, path: Path, text: str) -> Read | None:
     return Read(json.dumps(read.data, sort_keys=True, default=str), read.launch)
 
 
-def find_lost_setting(line: str, number: int, whole: Read, rest: Read) -> str | None:
-    """Returns a setting on a line that the forecast pretends to follow, although it is the same without."""
+def find_lost_setting(number: int, whole: Read, rest: Read) -> str | None:
+    """Returns a setting on a line that the forecast pretends to follow, although it is the same without.
+
+    A setting with a key may state the default; one without a key states nothing.
+    """
     if whole.job != rest.job:
         return None
-    findings = whole.imported.findings
-    followed = {entry.shown for entry in findings.taken if entry.place.endswith(f":{number}")}
     gone = {entry.shown for entry in rest.imported.findings.taken}
-    lost = [shown for shown in followed if shown not in gone]
-    if lost:
-        return f"taken, and without effect: {lost[0]}"
+    followed = [entry for entry in whole.imported.findings.taken if entry.place.endswith(f":{number}")]
+    return next((entry.shown for entry in followed if not entry.keys and entry.shown not in gone), None)
+
+
+def find_unlisted(read: Read, path: Path) -> list[str]:
+    """Returns the arguments of the command that counts which are in none of the four classes."""
+    launch = read_launch_file(path).launch
+    findings = read.imported.findings
     listed = {shown for shown, _ in findings.listed} | {entry.shown for entry in findings.taken}
-    flags = FLAG.findall(line.split(" #")[0]) if not line.lstrip().startswith("#") else []
-    missing = [flag for flag in flags if flag not in listed and flag.replace("_", "-") not in listed]
-    return f"not listed: {missing[0]}" if missing else None
+    arguments = launch.arguments.values() if launch is not None else ()
+    return [stated.shown for stated in arguments if stated.shown not in listed]
 
 
 def drop_lines(entry: PublicFile, folder: Path) -> Iterator[str]:
@@ -73,11 +76,14 @@ def drop_lines(entry: PublicFile, folder: Path) -> Iterator[str]:
     path = write_small_file(entry, folder)
     text = entry.states
     whole = read_text(entry, path, text)
+    if whole is not None:
+        with reading_launch_files(read_command(entry.command)):
+            yield from (f"{entry.name}: not listed: {shown}" for shown in find_unlisted(whole, path))
     lines = text.splitlines(keepends=True)
-    for number, line in enumerate(lines, 1) if whole is not None else ():
+    for number, _ in enumerate(lines, 1) if whole is not None else ():
         rest = read_text(entry, path, "".join(lines[: number - 1] + lines[number:]))
-        if whole is not None and rest is not None and (lost := find_lost_setting(line, number, whole, rest)):
-            yield f"{entry.name}: line {number}: {lost}"
+        if whole is not None and rest is not None and (lost := find_lost_setting(number, whole, rest)):
+            yield f"{entry.name}: line {number}: taken, and without effect: {lost}"
 
 
 def mutate_text(text: str, choose: random.Random) -> str:

@@ -214,3 +214,10 @@ def _refuse_twins(entries: Sequence[PublicFile], folder: Path) -> None:
         if entry.name in seen:
             raise PlanError(str(folder), f"it stands in the corpus twice: {entry.name}", "Keep one of the two")
         seen.add(entry.name)
+
+
+def find_folder(folder: Path, repository: str, commit: str, paths: Sequence[str]) -> Path | None:
+    """Returns the copy of a repository that holds these files, if there is one in a folder of public files."""
+    name = repository.replace("/", "+")
+    copies = (folder / f"{name}@{commit[:12]}", folder / "by-commit" / f"{name}@{commit[:12]}", folder / name)
+    return next((copy for copy in copies if all((copy / path).is_file() for path in paths)), None)

@@ -17,7 +17,7 @@ from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job, read_launch_job
 from meshcast.simulator.models.load import find_preset, load_model
 from meshcast.simulator.models.model import Model
-from tools.inputs.corpus import PublicFile, Facts, ExpectedShape
+from tools.inputs.corpus import ExpectedShape, Facts, PublicFile
 
 Outcome = Literal["right", "asked", "refused", "asked needlessly", "not read", "another plan"]
 """`right`, `asked` and `refused` are what the entry expects; `asked needlessly` and `not read` give no answer to a file
@@ -111,7 +111,9 @@ def _judge_questions(
     whys = tuple(str(question) for question in asked.questions)
     if not (entry.asks or entry.refuse):
         return Judgement(entry, "asked needlessly", whys)
-    assumed = LaunchOptions(options.environment, options.arguments, options.program, assume_defaults=True)
+    assumed = LaunchOptions(
+        options.environment, options.arguments, options.program, options.start, assume_defaults=True
+    )
     try:
         with reading_launch_files(assumed):
             imported, job = _read(path, changes)

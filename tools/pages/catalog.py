@@ -94,7 +94,7 @@ def page() -> str:
     parts = [HEAD]
     for title, kind, columns in SECTIONS:
         parts += [f"## {title}\n", _table(kind, columns, sources), *_notes(kind, columns)]
-    parts += ["## Clusters\n", _clusters()]
+    parts += ["## Clusters\n", _clusters(), "## Machines of clouds\n", _machines(sources)]
     parts += ["## Reliability\n", _reliability(sources), "## Stores of checkpoints\n", _stores(sources)]
     listed = "\n".join(f"{number}. {text}" for text, number in sources.items())
     parts += ["## Sources\n", listed + "\n", "## Assumed values\n", _assumed_rows()]
@@ -194,6 +194,19 @@ def _stores(sources: dict[str, int]) -> str:
         rates = [_cell(one, sources) for one in (store.write, store.read, store.per_node, store.nodes)]
         rows.append([f"`{name}`", store.title, *rates])
     return _rows(["store", "", "writing", "reading", "one node", "rates are of nodes"], rows)
+
+
+def _machines(sources: dict[str, int]) -> str:
+    rows = []
+    for cloud in catalog("machines"):
+        for group in load("machines", cloud).groups:
+            read = f" (read on {group.checked})" if group.checked else ""
+            number = sources.setdefault(f"{group.kind}: {group.source}{read}", len(sources) + 1)
+            for name, machine in group.machines.items():
+                same = f"node `{machine.node}`" if machine.node else f"{machine.gpus} x `{machine.gpu}`"
+                rate = f"{machine.network}, {machine.gbps:g} Gb/s" if machine.gbps else ""
+                rows.append([load("machines", cloud).title, f"`{name}`", f"{same} <sup>{number}</sup>", rate])
+    return _rows(["cloud", "machine", "taken for", "network"], rows)
 
 
 def _level(level: Level) -> str:

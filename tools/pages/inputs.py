@@ -1,6 +1,6 @@
 """Writes docs/inputs.md: what the reader makes of public launch files, by program.
 
-``python -m tools.pages.inputs FOLDER docs/inputs.md`` (``make docs-inputs FILES=...``)
+``python -m tools.pages.inputs FOLDER RUNS.jsonl docs/inputs.md`` (``make docs-inputs FILES=... RUNS=...``)
 
 FOLDER holds the files of the corpus as OWNER+NAME@COMMIT/PATH, with 12 digits of the commit, or as OWNER+NAME/PATH;
 of a file that is not there the small one counts that states the same.
@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tools.inputs.corpus import PublicFile, load_corpus
+from tools.inputs.corpus import PublicFile, find_folder, load_corpus
 from tools.inputs.judge import Judgement, judge
+from tools.inputs.published_runs import FileForecast, forecast_published_files
 
 INTRODUCTION = """\
 # Public launch files
@@ -32,9 +33,10 @@ name, where the program is not read. *Needless*: asked, or not read, though the 
 
 def main() -> None:
     """Writes the page."""
-    folder, page = Path(sys.argv[1]), Path(sys.argv[2])
-    judgements = list(judge_corpus(folder))
-    page.write_text(render_page(judgements), "utf-8")
+    folder, runs, page = map(Path, sys.argv[1:])
+    forecasts = list(forecast_published_files(folder, runs))
+    text = render_page(list(judge_corpus(folder))) + render_published(forecasts)
+    page.write_text(text, "utf-8")
 
 
 def judge_corpus(folder: Path | None, corpus: Sequence[PublicFile] | None = None) -> Iterator[tuple[Judgement, bool]]:
@@ -50,12 +52,8 @@ def judge_corpus(folder: Path | None, corpus: Sequence[PublicFile] | None = None
 
 def find_public_file(entry: PublicFile, folder: Path) -> Path | None:
     """Returns the public file of an entry, if it and its companions are in the folder."""
-    name = entry.repository.replace("/", "+")
-    for inner in (f"{name}@{entry.commit[:12]}", f"by-commit/{name}@{entry.commit[:12]}", name):
-        paths = [folder / inner / path for path in (entry.path, *entry.companions)]
-        if all(path.is_file() for path in paths):
-            return paths[0]
-    return None
+    copy = find_folder(folder, entry.repository, entry.commit, [entry.path, *entry.companions])
+    return copy / entry.path if copy is not None else None
 
 
 def write_small_file(entry: PublicFile, folder: Path) -> Path:
@@ -97,6 +95,24 @@ def _render_row(program: str, judgements: Sequence[Judgement]) -> str:
     answered = f"{count['right'] / complete:.0%}" if complete else ""
     numbers = (len(judgements), count["right"], asked, needless, count["another plan"])
     return f"| {program} | {' | '.join(map(str, numbers))} | {answered} |"
+
+
+def render_published(forecasts: Sequence[FileForecast]) -> str:
+    """The part of the page on published runs that are forecast from their file."""
+    read = [forecast for forecast in forecasts if not forecast.refusal]
+    equal = [forecast for forecast in read if not forecast.differing]
+    lines = ["", "## Published runs from their launch file", ""]
+    lines.append(
+        f"{len(forecasts)} published runs have a public launch file: {len(read)} are forecast from it, {len(equal)} of "
+        "them with the plan of the structured row. Errors are forecast / measured - 1 of the step time."
+    )
+    lines += ["", "| run | from the file | from the row | plan |", "|---|--:|--:|---|"]
+    for forecast in forecasts:
+        errors = [f"{error:+.1%}" for error in forecast.errors] if forecast.errors else ["", ""]
+        differing = ", ".join(f"{key}: {file} for {row}" for key, (row, file) in forecast.differing.items())
+        plan = forecast.refusal or differing or "equal"
+        lines.append(f"| {forecast.run.id} | {errors[0]} | {errors[1]} | {_escape(' '.join(plan.split()))} |")
+    return "\n".join(lines) + "\n"
 
 
 def _escape(text: str) -> str:

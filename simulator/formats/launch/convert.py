@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def import_file(
         raise PlanError(file.where, rule, f"Name a {program.suffix} file of {program.program}")
     if model is not None:
         reading.keys |= flatten_model(load_model(model, base=file.folder))
+    _ask_about_script(reading)
     program.interpret(reading)
     return _finish_import(reading, program, cluster, model, gpus, changed)
 
@@ -99,6 +101,22 @@ def import_text(
     """
     file = parse_launch_text(text, where, Path(where).suffix.lower() or find_format(form).suffix, folder, options)
     return import_file(file, changes, cluster, model, gpus, form)
+
+
+def _ask_about_script(reading: Reading) -> None:
+    """Asks about the places where the reader of a script was lost, and which of several trainings is meant."""
+    file = reading.file
+    if file.launch is None or file.run is None:
+        return
+    for place in dict.fromkeys((*file.run.lost, *file.launch.lost, *file.launch.command.lost)):
+        where = Stated("", "", f"{file.where}:{place.line}")
+        if "--args" in place.why:  # the script as it lies there has none
+            reading.approximate(replace(where, shown='"$@"'), f"the script is forecast without arguments: {place.why}")
+        else:
+            reading.ask(where, place.why, "--assume-defaults")
+    if len(file.rivals) > 1:
+        listed = ", ".join(f"{number}: {launch.entry} ({launch.place})" for number, launch in enumerate(file.rivals, 1))
+        reading.ask(None, f"it starts {len(file.rivals)} trainings, {listed}", "--start 1")
 
 
 def _degrees(changed: Keys) -> Keys:

@@ -361,6 +361,11 @@ def _usual(key: str, kept: SomeKeys) -> Any:
     return None if field is None or field.is_required() else field.default
 
 
+SHAPES_OF_OTHERS = frozenset({"deepseek-coder-6.7b", "internlm2-7b", "mistral-7b-v0.3"})
+"""Presets that have the shape of Llama 7B or of Llama 3 8B, with a vocabulary of their own: it is not what a file of
+that shape means that states none."""
+
+
 def find_preset_vocabulary(fields: dict[str, Any]) -> tuple[str, int] | None:
     """Name and vocabulary of a preset that has this shape but for the vocabulary; None if there is none.
 
@@ -368,7 +373,7 @@ def find_preset_vocabulary(fields: dict[str, Any]) -> tuple[str, int] | None:
     """
     found: dict[int, tuple[str, int]] = {}
     for file in sorted(PRESETS.glob("*.yaml")):
-        text = file.read_text("utf-8")
+        text = file.read_text("utf-8") if file.stem not in SHAPES_OF_OTHERS else ""
         if re.search(rf"^hidden: {fields.get('hidden')}$", text, re.M) and re.search(
             rf"^layers: {fields.get('layers')}$", text, re.M
         ):

@@ -18,7 +18,10 @@ from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator.formats.files import text as read_text
 from meshcast.simulator.formats.launch import is_manifest_text
-from meshcast.simulator.formats.launch.launches import Launch, find_text_launches
+from meshcast.simulator.formats.launch.arguments import read_directives, read_unused
+from meshcast.simulator.formats.launch.bash.records import Command, ScriptRun
+from meshcast.simulator.formats.launch.bash.script import run_script
+from meshcast.simulator.formats.launch.launches import Launch, Launcher, choose_launch, find_launches, list_rivals
 
 REMEDY = "Name a launch script, a TOML, YAML, JSON or Python file of a training program, or a job"
 
@@ -30,12 +33,14 @@ class LaunchOptions:
     environment: variables of the shell that started it.
     arguments: those of its command line.
     program: the training program, where the file leaves it open.
+    start: which of several trainings of a script, counted from 1.
     assume_defaults: whether what is open is assumed instead of asked for.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     program: str | None = None
+    start: int | None = None
     assume_defaults: bool = False
 
 
@@ -66,8 +71,9 @@ class LaunchFile:
     suffix: the end of its name, in small letters.
     folder: of relative paths.
     data: what YAML, JSON or TOML hold; None for scripts and Python.
-    launches: the starts of programs in a script; the first is the one that counts.
-    written: files that a script writes, text by name.
+    launch: the start of a program that counts, of a script.
+    rivals: the starts of which each may be meant, where a script has several.
+    run: what is known of a script.
     """
 
     where: str
@@ -75,19 +81,19 @@ class LaunchFile:
     suffix: str
     folder: Path = Path()
     data: Any = None
-    launches: tuple[Launch, ...] = ()
-    written: Mapping[str, str] = field(default_factory=dict)
+    launch: Launch | None = None
+    rivals: tuple[Launch, ...] = ()
+    run: ScriptRun | None = None
     options: LaunchOptions = field(default_factory=LaunchOptions)
-
-    @property
-    def launch(self) -> Launch | None:
-        """The start of a program that counts, if there is one."""
-        return self.launches[0] if self.launches else None
 
     @property
     def keys(self) -> frozenset[str]:
         """The top-level keys of its data."""
         return frozenset(map(str, self.data)) if isinstance(self.data, Mapping) else frozenset()
+
+    def writes(self, name: str) -> bool:
+        """Whether the script writes the file of this name, which may hold variables that nothing sets."""
+        return self.run is not None and name in self.run.files
 
     def find_companion(self, name: str) -> LaunchFile | None:
         """Returns the file that a setting names, if it is there.
@@ -97,7 +103,7 @@ class LaunchFile:
         """
         plain = name.strip().strip("'\"")
         base = Path(plain).name
-        for written, text in self.written.items():
+        for written, (text, _) in self.run.files.items() if self.run is not None else ():
             if plain == written or base == Path(written).name:
                 return parse_launch_text(text, f"{self.where} ({base})", Path(base).suffix, self.folder, self.options)
         tail = [part for part in Path(plain).parts if part not in ("/", ".", "..") and "$" not in part]
@@ -134,9 +140,9 @@ def parse_launch_text(
         try:
             return replace(file, data=tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
-            launches = find_text_launches(text, where)
-            if any("." in name for launch in launches for name in launch.arguments):
-                return replace(file, launches=launches)
+            followed = _follow_script(file)
+            if followed.launch is not None and any("." in name for name in followed.launch.arguments):
+                return followed
             raise PlanError(where, f"not valid TOML ({error})", "Correct this line of the file") from None
     if suffix in (".yaml", ".yml", ".json"):
         if (script := _find_workload_script(text)) is not None:
@@ -144,7 +150,26 @@ def parse_launch_text(
         return replace(file, data=read_yaml(text + "\n", where, PlanError).data)
     if suffix == ".py":
         return file
-    return replace(file, launches=find_text_launches(text, where))
+    return _follow_script(file)
+
+
+def _follow_script(file: LaunchFile) -> LaunchFile:
+    """Returns a script with the starts of programs in it, nothing of which is executed."""
+    options = file.options
+    run = run_script(file.text, file.where, file.folder, options.environment, options.arguments)
+    launches = find_launches(run, file.where, file.folder)
+    rivals = list_rivals(launches)
+    if options.start is not None and not 1 <= options.start <= len(rivals):
+        rule = f"the script starts {len(rivals)} trainings"
+        raise PlanError("--start", rule, "Name one of them, counted from 1", options.start)
+    launch = choose_launch(launches) if options.start is None else rivals[options.start - 1]
+    unused = read_unused(run, file.where) if launch is None or not launch.arguments else {}
+    if unused:  # arguments in arrays that no command here uses
+        launch = replace(launch or Launch((), "", (), {}, {}, Command((), {}, 0), file.where), arguments=unused)
+    if launch is not None and run.directives:
+        scheduler = Launcher("sbatch", read_directives(run.directives, file.where))
+        launch = replace(launch, launchers=(scheduler, *launch.launchers))
+    return replace(file, launch=launch, rivals=tuple(rivals) if options.start is None else (), run=run)
 
 
 def _find_workload_script(text: str) -> str | None:

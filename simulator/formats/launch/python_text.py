@@ -16,6 +16,9 @@ from typing import Any
 
 from meshcast.hardware.errors import PlanError
 
+Value = Any
+"""What an expression is worth: of Python, or `Open`, `Built` or `Named`."""
+
 STEPS = 20_000
 """Statements and expressions of a file that are followed at most."""
 
@@ -43,8 +46,8 @@ class Built:
 
     name: str
     line: int
-    arguments: list[Any] = field(default_factory=list)
-    fields: dict[str, Any] = field(default_factory=dict)
+    arguments: list[Value] = field(default_factory=list)
+    fields: dict[str, Value] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -52,12 +55,12 @@ class Built:
         """The last part of its name."""
         return self.name.rpartition(".")[2]
 
-    def set_field(self, name: str, value: Any, line: int) -> None:
+    def set_field(self, name: str, value: Value, line: int) -> None:
         """Sets an attribute."""
         self.fields[name] = value
         self.lines[name] = line
 
-    def walk(self, prefix: str = "") -> Iterator[tuple[str, Any, int]]:
+    def walk(self, prefix: str = "") -> Iterator[tuple[str, Value, int]]:
         """All values below it: dotted name, value and line."""
         for name, value in self.fields.items():
             if isinstance(value, Built) and (value.fields or not value.line):
@@ -75,7 +78,7 @@ class Named:
 
 
 class _Return(Exception):
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Value) -> None:
         self.value = value
 
 
@@ -93,7 +96,7 @@ HARMLESS = re.compile(
 WRAPPERS = ("Config", "Partial", "partial", "ConfigContainer")
 """Calls of ``nemo_run`` and ``functools`` whose first argument is what is configured."""
 
-OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
+OPERATORS: Mapping[type, Callable[[Value, Value], Value]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -124,7 +127,11 @@ class PythonText:
     """
 
     def __init__(
-        self, text: str, where: str, names: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
+        self,
+        text: str,
+        where: str,
+        names: Mapping[str, Value] | None = None,
+        options: Mapping[str, Value] | None = None,
     ) -> None:
         """text, where: content and name of the file.
 
@@ -136,7 +143,7 @@ class PythonText:
             line = getattr(error, "lineno", None)
             place = f"{where}:{line}" if line else where
             raise PlanError(place, "it is no valid Python", "Correct this line of the file") from None
-        self.names: dict[str, Any] = dict(names or {})
+        self.names: dict[str, Value] = dict(names or {})
         self.calls: list[Built] = []
         self._known = frozenset(self.names)
         self._options = dict(options or {})
@@ -175,14 +182,14 @@ class PythonText:
 
     # ------------------------------------------------------------------------------------- statements
 
-    def _run(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> None:
+    def _run(self, body: Sequence[ast.stmt], scope: dict[str, Value]) -> None:
         for statement in body:
             self._steps += 1
             if self._steps > STEPS:
                 return
             self._run_statement(statement, scope)
 
-    def _run_statement(self, node: ast.stmt, scope: dict[str, Any]) -> None:
+    def _run_statement(self, node: ast.stmt, scope: dict[str, Value]) -> None:
         match node:
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 self._import(node, names, scope)
@@ -212,14 +219,14 @@ class PythonText:
             case ast.Raise():
                 raise _Return(Open(ast.unparse(node)))
 
-    def _import(self, node: ast.stmt, names: Sequence[ast.alias], scope: dict[str, Any]) -> None:
+    def _import(self, node: ast.stmt, names: Sequence[ast.alias], scope: dict[str, Value]) -> None:
         module = f"{node.module}." if isinstance(node, ast.ImportFrom) and node.module else ""
         for alias in names:
             bound = alias.asname or (alias.name if module else alias.name.partition(".")[0])
             if bound not in self._known:
                 scope[bound] = Named(f"{module}{alias.name}" if alias.asname or module else bound)
 
-    def _assign(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
+    def _assign(self, target: ast.expr, value: Value, scope: dict[str, Value]) -> None:
         match target:
             case ast.Name(id=name):
                 scope[name] = value
@@ -238,7 +245,7 @@ class PythonText:
                 if isinstance(owner, dict) and not isinstance(name, Open):
                     owner[str(name)] = value
 
-    def _branch(self, node: ast.If, scope: dict[str, Any]) -> None:
+    def _branch(self, node: ast.If, scope: dict[str, Value]) -> None:
         """Runs the branch that the condition chooses; where it is open, what either sets is open."""
         test = self.evaluate(node.test, scope)
         if not isinstance(test, Open | Built | Named):
@@ -250,7 +257,7 @@ class PythonText:
                 for target in targets:
                     self._assign(target, Open(f"{ast.unparse(target)} if {ast.unparse(node.test)}"), scope)
 
-    def _loop(self, node: ast.For, scope: dict[str, Any]) -> None:
+    def _loop(self, node: ast.For, scope: dict[str, Value]) -> None:
         items = self.evaluate(node.iter, scope)
         for item in items if isinstance(items, list | tuple) else ():
             self._assign(node.target, item, scope)
@@ -258,7 +265,7 @@ class PythonText:
 
     # ------------------------------------------------------------------------------------ expressions
 
-    def evaluate(self, node: ast.expr, scope: dict[str, Any]) -> Any:
+    def evaluate(self, node: ast.expr, scope: dict[str, Value]) -> Value:
         """The value of an expression; an `Open` one where the text does not tell it."""
         self._steps += 1
         if self._steps > STEPS:
@@ -291,7 +298,7 @@ class PythonText:
             case _:
                 return self._operate(node, scope)
 
-    def _comprehend(self, element: ast.expr, generator: ast.comprehension, scope: dict[str, Any]) -> Any:
+    def _comprehend(self, element: ast.expr, generator: ast.comprehension, scope: dict[str, Value]) -> Value:
         items = self.evaluate(generator.iter, scope)
         if not isinstance(items, list):
             return Open(ast.unparse(element))
@@ -303,14 +310,14 @@ class PythonText:
             values.append(self.evaluate(element, inner))
         return values
 
-    def _join(self, node: ast.JoinedStr, scope: dict[str, Any]) -> Any:
+    def _join(self, node: ast.JoinedStr, scope: dict[str, Value]) -> Value:
         parts = [
             self.evaluate(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in node.values
         ]
         plain = all(isinstance(part, str | int | float) and len(str(part)) < LONGEST // 100 for part in parts)
         return "".join(map(str, parts)) if plain else Open(ast.unparse(node))
 
-    def _operate(self, node: ast.expr, scope: dict[str, Any]) -> Any:
+    def _operate(self, node: ast.expr, scope: dict[str, Value]) -> Value:
         """The value of operators on known values."""
         opened = Open(ast.unparse(node))
         match node:
@@ -334,15 +341,15 @@ class PythonText:
                     return owner[name]
         return opened
 
-    def _combine(self, every: bool, values: Sequence[ast.expr], scope: dict[str, Any], opened: Open) -> Any:
-        result: Any = opened
+    def _combine(self, every: bool, values: Sequence[ast.expr], scope: dict[str, Value], opened: Open) -> Value:
+        result: Value = opened
         for value in values:
             result = self.evaluate(value, scope)
             if isinstance(result, Open) or bool(result) is not every:
                 return result
         return result
 
-    def _apply(self, op: ast.AST, left: ast.expr, right: ast.expr, scope: dict[str, Any], opened: Open) -> Any:
+    def _apply(self, op: ast.AST, left: ast.expr, right: ast.expr, scope: dict[str, Value], opened: Open) -> Value:
         values = self.evaluate(left, scope), self.evaluate(right, scope)
         if any(isinstance(value, Open | Built | Named) for value in values) or type(op) not in OPERATORS:
             is_null = isinstance(op, ast.Is | ast.IsNot) and values[1] is None and isinstance(values[0], Built)
@@ -354,7 +361,7 @@ class PythonText:
         except (TypeError, ValueError, ZeroDivisionError, OverflowError):
             return opened
 
-    def _get_attribute(self, owner: Any, name: str, node: ast.expr) -> Any:
+    def _get_attribute(self, owner: Value, name: str, node: ast.expr) -> Value:
         match owner:
             case Built() if owner.last_name == PARSED:
                 return self._read_option(name, node)
@@ -367,7 +374,7 @@ class PythonText:
             case _:
                 return Open(ast.unparse(node))
 
-    def _read_option(self, name: str, node: ast.expr) -> Any:
+    def _read_option(self, name: str, node: ast.expr) -> Value:
         """The value of an argument of the command line, or its default."""
         if name in self._options:
             return _parse_word(self._options[name])
@@ -380,9 +387,9 @@ class PythonText:
 
     # ------------------------------------------------------------------------------------------ calls
 
-    def _call(self, node: ast.Call, scope: dict[str, Any]) -> Any:
+    def _call(self, node: ast.Call, scope: dict[str, Value]) -> Value:
         arguments = [self.evaluate(word, scope) for word in node.args if not isinstance(word, ast.Starred)]
-        named: dict[str, Any] = {}
+        named: dict[str, Value] = {}
         for keyword in node.keywords:
             value = self.evaluate(keyword.value, scope)
             if keyword.arg is not None:
@@ -400,7 +407,7 @@ class PythonText:
             return Open(ast.unparse(node))
         return self._build(called.name, node, arguments, named)
 
-    def _build(self, name: str, node: ast.Call, arguments: list[Any], named: dict[str, Any]) -> Any:
+    def _build(self, name: str, node: ast.Call, arguments: list[Value], named: dict[str, Value]) -> Value:
         """What a call of another module builds."""
         if (value := _apply_builtin(name, arguments, named)) is not _NO_BUILTIN:
             return value
@@ -416,7 +423,9 @@ class PythonText:
         self.calls.append(built)
         return built
 
-    def _call_method(self, owner: Any, name: str, arguments: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
+    def _call_method(
+        self, owner: Value, name: str, arguments: list[Value], named: dict[str, Value], node: ast.Call
+    ) -> Value:
         match owner:
             case str() if name in ("lower", "upper", "strip") and not arguments:
                 return getattr(owner, name)()
@@ -439,18 +448,18 @@ class PythonText:
                 return built
         return Open(ast.unparse(node))
 
-    def _call_function(self, function: ast.FunctionDef, arguments: list[Any], named: Mapping[str, Any]) -> Any:
+    def _call_function(self, function: ast.FunctionDef, arguments: list[Value], named: Mapping[str, Value]) -> Value:
         """The value that a function of the same file returns."""
         if self._depth >= DEPTH:
             return Open(function.name)
         parameters = [*function.args.posonlyargs, *function.args.args]
-        scope: dict[str, Any] = dict(self.names)
+        scope: dict[str, Value] = dict(self.names)
         defaults = function.args.defaults
         for parameter, default in zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True):
             scope[parameter.arg] = self.evaluate(default, self.names)
-        for parameter, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
-            if default is not None:
-                scope[parameter.arg] = self.evaluate(default, self.names)
+        for parameter, usual in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+            if usual is not None:
+                scope[parameter.arg] = self.evaluate(usual, self.names)
         scope |= {parameter.arg: value for parameter, value in zip(parameters, arguments, strict=False)}
         scope |= named
         for parameter in parameters:
@@ -468,7 +477,7 @@ class PythonText:
         return None
 
 
-def _is_too_large(op: ast.AST, left: Any, right: Any) -> bool:
+def _is_too_large(op: ast.AST, left: Value, right: Value) -> bool:
     """Whether an operator would make a text, a list or a number too large to follow."""
     sizes = [len(value) if isinstance(value, str | list) else 0 for value in (left, right)]
     numbers = [abs(value) for value in (left, right) if isinstance(value, int | float)]
@@ -486,7 +495,7 @@ def _is_too_large(op: ast.AST, left: Any, right: Any) -> bool:
 
 _NO_BUILTIN = object()
 
-PLAIN: Mapping[str, Callable[[Any], Any]] = {
+PLAIN: Mapping[str, Callable[[Value], Value]] = {
     **{"int": int, "float": float, "str": str, "bool": bool, "len": len, "list": list, "tuple": list}
 }
 """Functions of Python on one known value."""
@@ -494,7 +503,7 @@ PLAIN: Mapping[str, Callable[[Any], Any]] = {
 TYPES: Mapping[str, type] = {"str": str, "int": int, "float": float, "list": list, "dict": dict, "bool": bool}
 
 
-def _apply_builtin(name: str, arguments: list[Any], named: dict[str, Any]) -> Any:
+def _apply_builtin(name: str, arguments: list[Value], named: dict[str, Value]) -> Value:
     """The value of a function of Python; `_NO_BUILTIN` if it is none, or if its arguments are open."""
     match name.removeprefix("typing."), arguments:
         case "dict", []:
@@ -513,7 +522,7 @@ def _apply_builtin(name: str, arguments: list[Any], named: dict[str, Any]) -> An
     return _NO_BUILTIN
 
 
-def _parse_word(word: Any) -> Any:
+def _parse_word(word: Value) -> Value:
     """A word of a command line as a number, if it is one."""
     try:
         return ast.literal_eval(word) if isinstance(word, str) else word

@@ -82,7 +82,7 @@ class Reading:
         """
         self._used.update(names)
         stated = next((self.stated[name] for name in names if name in self.stated), None)
-        if stated is None or not stated.unknown:
+        if stated is None or not stated.unknown or self.file.writes(str(stated.value)):
             return stated
         if decisive:
             self._ask_unresolved(stated)
@@ -138,7 +138,8 @@ class Reading:
 
     def read_companion(self, stated: Stated) -> LaunchFile | None:
         """The file that a setting names; one that is not there is asked for."""
-        companion = None if stated.unknown else self.file.find_companion(str(stated.value))
+        is_known = not stated.unknown or self.file.writes(str(stated.value))
+        companion = self.file.find_companion(str(stated.value)) if is_known else None
         if companion is None:
             name = str(stated.value)
             why = f"it names a file, {name}, which decides the plan and is not beside {self.file.where}"

@@ -33,7 +33,7 @@ class Stated:
     value: text, True for a flag without a value, or what YAML, JSON or TOML hold.
     shown: the name as the file writes it (``--tensor-model-parallel-size``).
     place: where the file says it (``run.sh:12``).
-    unknown: names of variables in the value that nothing sets.
+    unknown: variables of a script that nothing sets, and other parts of its value that nothing knows.
     """
 
     value: Any

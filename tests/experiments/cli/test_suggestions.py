@@ -28,12 +28,12 @@ def job(tmp_path: Path) -> Path:
         ("plan.recompute=true", "plan.recompute is True: words say what is recomputed. Write none, selective or full"),
         ("plan.foo=1", "tp, tp_scheme, unit, zero"),
         ("plans=auto", "Did you mean 'plan'?"),
-        ("cluster=h100", "h100-sxm is a GPU; its usual node is dgx-h100; write dgx-h100:8 for 8 such nodes"),
-        ("cluster=H100x64", "Nodes are counted, not GPUs: 64 h100-sxm are dgx-h100:8"),
+        ("cluster=h100", "h100-sxm is a GPU; its usual node is dgx-h100; write 16xh100-sxm for 16 GPUs"),
+        ("cluster=H100:64", "Nodes are counted, not GPUs: 64 h100-sxm are dgx-h100:8"),
         ("cluster=dgx-h10", "Did you mean 'dgx-h100:8'? Valid: dgx-h100:8, "),
         ("cluster=zzzz", "meshcast list clusters and meshcast list nodes show all"),
-        ("model=meta-llama/Llama-3.1-70B", "Did you mean 'llama3.1-70b'? Valid: llama3.1-70b, llama3-70b"),
-        ("model=mistralai/Mixtral-8x7B-v0.1", "Did you mean 'mixtral-8x7b'?"),
+        ("model=Qwen/Qwen2.5-VL-7B-Instruct", "Did you mean 'qwen2.5-7b'? Valid: qwen2.5-7b, "),
+        ("model=gpt-5", "no preset or file has this name. Valid: gpt2-355m, "),
         ("model=zzzz", "meshcast list models shows all"),
     ],
 )
@@ -69,3 +69,41 @@ def test_sweeps_of_bare_keys_and_of_launch_files(tmp_path: Path) -> None:
     (launch := tmp_path / "run.sh").write_text("torchrun pretrain_gpt.py --num-layers 2\n")
     refused = run("sweep", str(launch), "--out", out).stderr
     assert "this is a launch file" in refused and "`job: run.sh` and `vary: {plan.tp: [2, 4, 8]}`" in refused
+
+
+def test_import_finds_the_program_of_a_launch_file(tmp_path: Path) -> None:
+    shape = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+    launch = tmp_path / "run.sh"
+    launch.write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {shape} --micro-batch-size 1 --vocab-size 512\n")
+    detected, named = (run("import", *words, launch, "--cluster", "dgx-h100:1") for words in ((), ("megatron",)))
+    assert detected.exit_code == 0, detected.stderr
+    assert detected.stdout == named.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("import", "nosuch.sh"), "there is no such file, nor a program of this name. Name a launch file"),
+        (("import", "megatron"), "Write meshcast import megatron FILE"),
+        (("import", "kineto"), "Write meshcast import kineto FILE"),
+    ],
+)
+def test_import_of_a_single_word_that_is_no_file(arguments: tuple[str, ...], words: str) -> None:
+    refused = run(*arguments)
+    assert refused.exit_code == 2 and words in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("predict", "JOB", "--out", "o.json"), "--json > o.json, or --jobs FILE"),
+        (("sweep", "JOB", "--out", "o.parquet"), "this is a job, and a sweep says what varies. Write `job: FILE`"),
+        (("plot", "JOB"), "a job is drawn by meshcast plot breakdown"),
+        (("predict", "JOB", "--set", "plan.schedule=zerobubble"), "It is 'zb-h1' here"),
+        (("calibrate", "collectives", "NCCL"), "meshcast import nccl-tests"),
+    ],
+)
+def test_a_message_leads_on(job: Path, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    (log := tmp_path / "nccl.txt").write_text("# nThread 1\n")
+    refused = run(*({"JOB": job, "NCCL": log}.get(word, word) for word in arguments))
+    assert refused.exit_code == 2 and words in refused.stderr

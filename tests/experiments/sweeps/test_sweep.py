@@ -182,7 +182,7 @@ WRONG: list[tuple[str, str, str]] = [
     (START + "vary: {plan.tp: [1]}\nlist: [{plan.tp: 1}]", "sweep.yaml:3 list", "varies in"),
     (START + "list: []", "sweep.yaml:2 list", "no values"),
     (START + "list: [3]", "sweep.yaml:2 list[0]", "mapping"),
-    (START + "vary: {model.layers: [2]}", "sweep.yaml:2 vary.model.layers is 2", "model holds no fields"),
+    (START + "vary: {cluster.gpus: [2]}", "sweep.yaml:2 vary.cluster.gpus is 2", "cluster holds no fields"),
     ("job: no.yaml\nvary: {plan.tp: [1]}", "sweep.yaml:1 job", "no such file"),
     ("job: 3\nvary: {plan.tp: [1]}", "sweep.yaml:1 job is 3", "a job is a mapping"),
     ("job: {model: gpt2}\nvary: {plan.tp: [1]}", "sweep.yaml:1 job.cluster", "needed and missing"),

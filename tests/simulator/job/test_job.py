@@ -154,6 +154,41 @@ def test_set_changes_one_field(change: str, path: str, value: Any) -> None:
     assert report(SHORT, change) != report(SHORT)
 
 
+@pytest.mark.parametrize(
+    ("change", "alike"),
+    [
+        ("plan.tp=4, batch.micro=2", ["plan.tp=4", "batch.micro=2"]),
+        ("batch.sequence=8k", ["batch.sequence=8192"]),
+        ("batch.sequence=0.5M", ["batch.sequence=524288"]),
+        ("run.tokens=1.5T", ["run.tokens=1.5e12"]),
+        ("run.tokens=300b", ["run.tokens=300e9"]),
+    ],
+)
+def test_short_ways_to_write_changes(change: str, alike: list[str]) -> None:
+    assert load_job(copy.deepcopy(SHORT), change).to_dict() == load_job(copy.deepcopy(SHORT), alike).to_dict()
+
+
+@pytest.mark.parametrize("change", ["batch.sequence=8q", "batch.sequence=0.1k", "run.tokens=k", "plan.tp=4,foo=2"])
+def test_what_is_no_short_way_is_refused(change: str) -> None:
+    with pytest.raises(PlanError):
+        load_job(copy.deepcopy(SHORT), change)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "change"),
+    [
+        ("framework", "name", "framework.set.attention=unfused"),
+        ("model", "preset", "model.layers=4"),
+        ("precision", "compute", "precision.gradients=bf16"),
+    ],
+)
+def test_a_word_of_a_section_takes_changes_of_its_fields(section: str, key: str, change: str) -> None:
+    words = {"framework": "megatron-core", "model": "gpt2", "precision": "bf16"}
+    short = {**copy.deepcopy(SHORT), section: words[section]}
+    long = {**copy.deepcopy(SHORT), section: {key: words[section]}}
+    assert load_job(short, change).to_dict() == load_job(long, change).to_dict() != load_job(short).to_dict()
+
+
 def test_set_works_in_the_long_form_and_last_wins() -> None:
     changes = ["plan.mesh.tp=4", "plan.mesh.dp=2", "batch.global=99", "batch.global=8"]
     wanted = with_(with_(with_(LONG, "plan.mesh.tp", 4), "plan.mesh.dp", 2), "batch.global", 8)

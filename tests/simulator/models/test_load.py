@@ -66,6 +66,58 @@ EXACT = {
     "gpt-oss-120b": (116_829_156_672, "openai/gpt-oss-120b"),
     "gemma-2b": (2_506_172_416, "google/gemma-2b"),
     "gemma-7b": (8_537_680_896, "google/gemma-7b"),
+    "gemma2-2b": (2_614_341_888, "google/gemma-2-2b"),
+    "gemma2-9b": (9_241_705_984, "google/gemma-2-9b"),
+    "gemma2-27b": (27_227_128_320, "google/gemma-2-27b"),
+    "gemma3-1b": (999_885_952, "google/gemma-3-1b-it"),
+    "codellama-34b": (33_743_970_304, "codellama/CodeLlama-34b-hf"),
+    "mistral-7b-v0.3": (7_248_023_552, "mistralai/Mistral-7B-v0.3"),
+    "mistral-large-123b": (122_610_069_504, "mistralai/Mistral-Large-Instruct-2407"),
+    "phi3-mini-3.8b": (3_821_079_552, "microsoft/Phi-3-mini-4k-instruct"),
+    "phi3.5-mini-3.8b": (3_821_079_552, "microsoft/Phi-3.5-mini-instruct"),
+    "phi4-14b": (14_659_507_200, "microsoft/phi-4"),
+    "phi4-mini-3.8b": (3_836_021_760, "microsoft/Phi-4-mini-instruct"),
+    "falcon3-1b": (1_669_408_768, "tiiuae/Falcon3-1B-Base"),
+    "falcon3-3b": (3_227_655_168, "tiiuae/Falcon3-3B-Base"),
+    "falcon3-7b": (7_455_550_464, "tiiuae/Falcon3-7B-Base"),
+    "falcon3-10b": (10_305_653_760, "tiiuae/Falcon3-10B-Base"),
+    "olmo2-7b": (7_298_617_344, "allenai/OLMo-2-1124-7B"),
+    "olmo2-13b": (13_716_198_400, "allenai/OLMo-2-1124-13B"),
+    "smollm2-135m": (134_515_008, "HuggingFaceTB/SmolLM2-135M"),
+    "smollm2-360m": (361_821_120, "HuggingFaceTB/SmolLM2-360M"),
+    "smollm2-1.7b": (1_711_376_384, "HuggingFaceTB/SmolLM2-1.7B"),
+    "seed-oss-36b": (36_151_104_512, "ByteDance-Seed/Seed-OSS-36B-Base"),
+    "smollm3-3b": (3_075_098_624, "HuggingFaceTB/SmolLM3-3B"),
+    "olmo3-7b": (7_298_011_136, "allenai/Olmo-3-1025-7B"),
+    "mistral-nemo-12b": (12_247_782_400, "mistralai/Mistral-Nemo-Base-2407"),
+    "mistral-small-24b": (23_572_403_200, "mistralai/Mistral-Small-24B-Base-2501"),
+    "ministral-8b": (8_019_808_256, "mistralai/Ministral-8B-Instruct-2410"),
+    "yi-6b": (6_061_035_520, "01-ai/Yi-6B"),
+    "yi-34b": (34_388_917_248, "01-ai/Yi-34B"),
+    "internlm2-7b": (7_737_708_544, "internlm/internlm2-7b"),
+    "internlm2-20b": (19_861_149_696, "internlm/internlm2-20b"),
+    "deepseek-7b": (6_910_365_696, "deepseek-ai/deepseek-llm-7b-base"),
+    "deepseek-coder-1.3b": (1_346_471_936, "deepseek-ai/deepseek-coder-1.3b-base"),
+    "deepseek-coder-6.7b": (6_740_512_768, "deepseek-ai/deepseek-coder-6.7b-base"),
+    "deepseek-coder-33b": (33_342_991_360, "deepseek-ai/deepseek-coder-33b-base"),
+    "deepseek-moe-16b": (16_375_728_128, "deepseek-ai/deepseek-moe-16b-base"),
+    "qwen1.5-0.5b": (463_987_712, "Qwen/Qwen1.5-0.5B"),
+    "qwen1.5-1.8b": (1_836_828_672, "Qwen/Qwen1.5-1.8B"),
+    "qwen1.5-4b": (3_950_369_280, "Qwen/Qwen1.5-4B"),
+    "qwen1.5-7b": (7_721_324_544, "Qwen/Qwen1.5-7B"),
+    "qwen1.5-14b": (14_167_290_880, "Qwen/Qwen1.5-14B"),
+    "qwen1.5-32b": (32_512_218_112, "Qwen/Qwen1.5-32B"),
+    "qwen1.5-110b": (111_209_914_368, "Qwen/Qwen1.5-110B"),
+    "qwen3-coder-480b-a35b": (480_154_875_392, "Qwen/Qwen3-Coder-480B-A35B-Instruct"),
+    "glm4-9b": (9_399_951_360, "THUDM/glm-4-9b"),
+    "olmoe-7b-a1b": (6_919_161_856, "allenai/OLMoE-1B-7B-0924"),
+    "phi3-medium-14b": (13_960_238_080, "microsoft/Phi-3-medium-4k-instruct"),
+    "olmo2-32b": (32_234_279_936, "allenai/OLMo-2-0325-32B"),
+    "starcoder2-3b": (3_030_371_328, "bigcode/starcoder2-3b"),
+    "starcoder2-7b": (7_173_923_840, "bigcode/starcoder2-7b"),
+    "starcoder2-15b": (15_957_889_024, "bigcode/starcoder2-15b"),
+    "falcon-7b": (6_921_720_704, "tiiuae/falcon-7b, a tied matrix once"),
+    "falcon-40b": (41_303_293_952, "tiiuae/falcon-40b, a tied matrix once"),
 }
 
 # Sizes as printed in Narayanan et al. 2021, table 1, and Korthikanti et al. 2022, table 3.
@@ -89,6 +141,15 @@ ROUNDED = {
     "deepseek-v2": (236, 21, 0.5),  # DeepSeek-V2, abstract (arXiv 2405.04434)
     "deepseek-v3": (671, 37.6, 0.1),  # its README_WEIGHTS.md: 36.6 active, the embedding (0.9) left out
     "kimi-k2": (1026, 32.9, 0.5),  # Kimi K2 (arXiv 2507.20534): 1.04 T and 32.6
+    "qwen2-57b-a14b": (57.4, 14, 0.3),  # its model card
+    "qwen3-next-80b-a3b": (80, 3.9, 0.5),  # its model card: 3 active without embeddings
+    "qwen3-coder-480b-a35b": (480, 35, 0.6),  # its model card
+    "glm4.5-air-106b": (106, 12, 1.5),  # GLM-4.5 (arXiv 2508.06471), table 1
+    "glm4.6-355b": (355, 32, 3),  # the same, with the prediction layer
+    "hunyuan-a13b-80b": (80, 13, 0.5),  # its model card
+    "minimax-m2-230b-a10b": (230, 10, 1.5),  # its model card
+    "deepseek-67b": (67, None, 0.5),  # its name
+    "moonlight-16b-a3b": (16, 3, 0.2),  # its name
     "grok-1": (314, None, 2),  # xai-org/grok-1, README.md
     "nemotron4-15b": (15.6, None, 0.05),  # Parmar et al. 2024, table 1: 3.1 of embeddings and 12.5 others
     "nemotron-h-8b": (8, None, 0.5),  # Nemotron-H, abstract (arXiv 2504.03624)

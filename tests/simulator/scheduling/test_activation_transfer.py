@@ -419,4 +419,4 @@ def test_mpress_with_recomputed_and_offloaded_layers() -> None:
     )
     assert one.peak_allocated > swapped.peak_allocated > both.peak_allocated
     assert swapped.peak_allocated > host.peak_allocated
-    assert one.step_time <= swapped.step_time < 1.05 * one.step_time < again.step_time
+    assert one.step_time * (1 - 1e-12) <= swapped.step_time < 1.05 * one.step_time < again.step_time

@@ -132,7 +132,10 @@ def read(path: Path, readers: Sequence[Reader]) -> Table:
     columns = {*stated.columns, "source"}
     fitting = [(len(own), i, own) for i, reader in enumerate(readers) for own in reader.COLUMNS if own <= columns]
     if not fitting:
-        raise PlanError("--data", "no format of measurements has these columns", _nearest(columns, readers), str(path))
+        remedy = _nearest(columns, readers)
+        if path.suffix.lower() in (".txt", ".log", ".out"):
+            remedy = f"The output of nccl-tests is converted by meshcast import nccl-tests {path}. {remedy}"
+        raise PlanError("--data", "no format of measurements has these columns", remedy, str(path))
     forms = [(own, readers[i]) for _, i, own in sorted(fitting, key=lambda one: one[:2], reverse=True)]
     samples: list[Any] = []
     refused: dict[int, str] = {}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshcast.simulator.formats.launch import shell
+from meshcast.simulator.formats.launch.arguments import merge_settings
 from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
@@ -66,7 +66,7 @@ LEGACY = (
 (NVIDIA/Megatron-LM @3fb3e95ec6 of 2023-09-05 ends --DDP-impl, @bbab79f869 of 2022-05-16 the last three)."""
 
 OTHER_MODELS = re.compile(
-    r"pretrain_(t5|bert|retro|ict|vision|vlm|biencoder|realm)|finetune_race|pretrain_megatron_llava"
+    r"pretrain_(t5|bert|retro|ict|vision|vlm|biencoder|realm|mimo)|finetune_race|pretrain_megatron_llava"
 )
 """Entries that train other models than decoders of text."""
 
@@ -82,10 +82,7 @@ def read(file: LaunchFile) -> dict[str, Stated]:
 
 def read_launch_arguments(file: LaunchFile) -> dict[str, Stated]:
     """The arguments of the start that counts, and those of its launchers."""
-    if file.launch is None:
-        return {}
-    around = {name: stated for launcher in file.launch.launchers for name, stated in launcher.settings.items()}
-    return {**around, **file.launch.arguments}
+    return merge_settings(file.launch) if file.launch is not None else {}
 
 
 def read_named_settings(file: LaunchFile) -> dict[str, Stated]:
@@ -103,7 +100,9 @@ def read_variable(file: LaunchFile, name: str) -> Stated | None:
     """A variable that a script sets, or the ``ENV_VARS`` of a file of Megatron's functional tests."""
     text, where = file.text, file.where
     if "MODEL_ARGS" not in file.keys:
-        return shell.read_variable(text, where, name)
+        words = file.run.variables.get(name, ()) if file.run is not None else ()
+        known = len(words) == 1 and not words[0].unknown
+        return Stated(words[0].text, name, f"{where}:{words[0].line}") if known else None
     found = re.search(rf"^\s+{name}:\s*['\"]?(\w+)", text, re.MULTILINE)
     return Stated(found[1], name, f"{where}:{text.count(chr(10), 0, found.start(1)) + 1}") if found else None
 
@@ -136,6 +135,8 @@ def refuse_other_models(reading: Reading) -> None:
     if OTHER_MODELS.search(entry):
         why = f"{entry} trains a model that is not a decoder of text alone, and its settings would be read as one"
         reading.ask(None, why, "model=model.yaml")
+    elif reading.take_word("model_provider") not in ("", "gpt", "mamba", "hybrid"):
+        reading.ask(reading.take("model_provider"), "it names a model that is in code", "model=model.yaml")
 
 
 def read_batch(reading: Reading) -> None:
@@ -181,7 +182,10 @@ def read_gpus(reading: Reading, nodes: str, each: str) -> None:
 
 
 NODES = ("num_nodes", "nodes", "sbatch_nodes")
-GPUS = ("num_gpus", "gpus_per_node", "ntasks_per_node", "sbatch_gpus_per_node", "sbatch_ntasks_per_node")
+GPUS = (
+    *("num_gpus", "gpus_per_node", "ntasks_per_node", "gres", "sbatch_gpus_per_node", "sbatch_gres"),
+    "sbatch_ntasks_per_node",
+)
 """Settings of launchers for the number of nodes, and of GPUs of each."""
 
 

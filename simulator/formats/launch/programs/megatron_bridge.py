@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -49,7 +48,7 @@ from meshcast.simulator.formats.launch.programs.recipes import (
     read_options,
     read_python_settings,
 )
-from meshcast.simulator.formats.launch.python_text import Built, PythonText
+from meshcast.simulator.formats.launch.python_text import Built, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Keys, Stated, write_rows
 
@@ -228,18 +227,20 @@ def recognise(file: LaunchFile) -> Evidence:
         return Evidence.CERTAIN if is_ours and (named or "model" in file.launch.arguments) else Evidence.NONE
     if not isinstance(file.data, Mapping) or {"cluster", "trainer"} & file.keys:
         return Evidence.NONE
-    is_ours = isinstance(file.data.get("model"), Mapping) and {"train", "ddp", "dataset", "comm_overlap"} & file.keys
-    return Evidence.LIKELY if is_ours or any(str(key).startswith("model.") for key in file.keys) else Evidence.NONE
+    has_sections = bool({"train", "ddp", "dataset", "comm_overlap"} & file.keys)
+    has_model = isinstance(file.data.get("model"), Mapping)
+    is_dotted = any(str(key).startswith("model.") for key in file.keys)
+    return Evidence.LIKELY if is_dotted or (has_model and has_sections) else Evidence.NONE
 
 
 def write(keys: Keys, header: list[str]) -> str:
     """A YAML file of overrides for a Megatron-Bridge recipe."""
     settings = write_settings(keys)
-    sections: dict[str, dict[str, Any]] = {"model": {}, "train": {}, "dataset": {}, "ddp": {}}
+    sections: dict[str, dict[str, Value]] = {"model": {}, "train": {}, "dataset": {}, "ddp": {}}
     for name, value in settings.items():
         sections.setdefault(PLACES.get(name, "model"), {})[name] = list(value) if isinstance(value, tuple) else value
     sections["dataset"]["seq_length"] = settings["seq_length"]
-    body: dict[str, Any] = {section: inner for section, inner in sections.items() if inner}
+    body: dict[str, Value] = {section: inner for section, inner in sections.items() if inner}
     compute = keys.get("precision.compute", "bf16")
     recipe = next((name for name, ours in RECIPES.items() if ours == compute), None)
     if recipe:
@@ -252,7 +253,7 @@ def write(keys: Keys, header: list[str]) -> str:
     )
 
 
-def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
+def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
     """The settings of a job by their names."""
     keys = drop_inactive(omit_derived(keys))
     parts = [

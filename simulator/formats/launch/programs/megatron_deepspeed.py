@@ -92,6 +92,8 @@ def _read_configuration(reading: Reading) -> None:
     """Adds the configuration of DeepSpeed, also one that the script writes."""
     stated = reading.take("deepspeed_config")
     reading.take("deepspeed")
+    if stated is None and "deepspeed_config" in reading.stated:
+        return  # it was asked for
     if stated is None or is_null(stated.value):
         why = "the stage of ZeRO is in a configuration of DeepSpeed, and no --deepspeed_config names it"
         reading.ask(None, why, "plan.zero=1")
@@ -107,6 +109,7 @@ def _read_configuration(reading: Reading) -> None:
         if plain not in reading.stated:
             reading.add_stated({plain: value})
         reading.ignore(reading.take(name), f"--{plain.replace('_', '-')} says it, too")
+    reading.ignore(reading.take("deepspeed.gradient_accumulation_steps"), "the batches say it, too")
 
 
 def _read_precision(reading: Reading) -> None:
@@ -176,11 +179,13 @@ def _read_experts(reading: Reading) -> None:
     if len(counts) != 1:
         why = "numbers of experts that differ from layer to layer are not described"
         reading.ask(stated, why, "model.moe.experts=64")
+    if not counts:
         return
     if counts == [1]:
         reading.stated.pop("num_experts")
         return
-    reading.set_key("model.moe.experts", counts[0], "num_experts")
+    reading.stated["num_experts"] = replace(stated, value=counts[-1])
+    reading.set_key("model.moe.experts", counts[-1], "num_experts")
     reading.add_stated({"moe_router_topk": Stated(reading.keys.get("model.moe.top_k", 1), "topk", stated.place)})
     every = reading.take_count("expert_interval") or 2
     reading.add_stated({"moe_layer_freq": Stated(every, "expert_interval", stated.place)})
@@ -205,6 +210,7 @@ OWN_VERDICTS: Verdicts = {
     "force_ds_sequence_parallel|zero_stage|zero_.*|DDP_impl|moe_.*capacity.*|load_teacher": NoInfluence(
         "the configuration of DeepSpeed, or another setting, says it"
     ),
+    "deepspeed.elastic_checkpoint": NoInfluence("it is about checkpoints, which no step of training waits for"),
     "use_bnb_optimizer": Approximation("Adam with states in 32 bits is forecast", LARGE),
     "remote_device|cpu_torch_adam": NoInfluence("it is of weights or states that lie in host memory"),
     "pp_partition_method": Approximation("layers are divided evenly over the stages", f"{FAST}, or {SMALL}"),

@@ -147,8 +147,7 @@ def _read_pipeline(reading: Reading) -> None:
             reading.set_key("plan.pipeline.group", group, *GROUPS)
     elif chunks == 1:
         reading.take(*GROUPS)
-    if layers and "plan.partition" not in reading.keys and "num_layers" not in reading.stated:
-        _assume_partition(reading, layers, pp * chunks)
+    _assume_partition(reading, pp * chunks)
     if reading.take_switch("overlap_moe_expert_parallel_comm"):
         reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
 
@@ -169,7 +168,11 @@ def _set_end_as_layer(reading: Reading, layers: int, stages: int, embedding: boo
     reading.set_key("plan.partition", tuple(split), *ENDS)
 
 
-def _assume_partition(reading: Reading, layers: int, stages: int) -> None:
+def _assume_partition(reading: Reading, stages: int) -> None:
+    """Assumes layers of the stages where the model is not the file's, and they do not divide."""
+    layers = reading.keys.get("model.layers")
+    if not layers or "plan.partition" in reading.keys or "num_layers" in reading.stated:
+        return
     if layers % stages:
         even = (layers + 2) % stages == 0
         why = f"the file does not say how {layers} layers go to {stages} stages"
@@ -362,11 +365,8 @@ def _read_recompute(reading: Reading) -> None:
     """Reads the recomputation of whole layers, or of modules."""
     names: tuple[str, ...] = ("recompute_granularity", "activations_checkpoint_granularity")
     kind = reading.take_word(*names)
-    method = reading.take_word("recompute_method", "activations_checkpoint_method")
-    counts = ("recompute_num_layers", "activations_checkpoint_num_layers", "checkpoint_num_layers")
-    stated, modules = reading.take(*counts), reading.take("recompute_modules")
-    unset = stated is None or is_null(stated.value) or str(stated.value) == "0"
-    number = None if unset else reading.take_count(*counts)
+    modules = reading.take("recompute_modules")
+    number, method = _read_layers(reading), reading.take_word("recompute_method", "activations_checkpoint_method")
     selective, by_layer = reading.take_switch("recompute_activations"), reading.take_switch("moe_layer_recompute")
     if not kind and (reading.take_switch(WHOLE[0]) or _is_method_alone(reading)):
         kind, names = "full", WHOLE
@@ -375,21 +375,32 @@ def _read_recompute(reading: Reading) -> None:
     if kind == "full":
         reading.set_key("plan.recompute", "full", *names, "recompute_method", *WHOLE)
         if number and method == "block":
-            reading.set_key("plan.recompute.layers", number, *counts)
+            reading.set_key("plan.recompute.layers", number, *LAYERS)
         elif number and number > 1:
             why = f"the inputs of all layers are kept, and each is recomputed alone, not {number} layers together"
-            reading.approximate(stated, why)
+            reading.approximate(reading.take(*LAYERS), why)
     elif kind == "selective":
         _read_modules(reading, modules, names, by_layer, not by_layer or selective)
     elif kind:
         reading.ask(reading.take(*names), f"{kind!r} is neither full nor selective", "plan.recompute=full")
 
 
+LAYERS = ("recompute_num_layers", "activations_checkpoint_num_layers", "checkpoint_num_layers")
+"""Settings of the layers that are recomputed, or recomputed together."""
+
+
+def _read_layers(reading: Reading) -> int | None:
+    """The layers that are recomputed, if it says so; 0 says nothing."""
+    stated = reading.take(*LAYERS)
+    return None if stated is None or str(stated.value) == "0" else reading.take_count(*LAYERS)
+
+
 def _is_method_alone(reading: Reading) -> bool:
     """Whether a release before the granularity had its setting states the method of full recomputation."""
     stated = reading.stated.get("activations_checkpoint_method")
-    own = "activations_checkpoint_granularity" not in reading.stated
-    return own and stated is not None and not is_null(stated.value)
+    if stated is None or is_null(stated.value):
+        return False
+    return "activations_checkpoint_granularity" not in reading.stated
 
 
 def _read_modules(

@@ -200,10 +200,17 @@ DECISIONS: Verdicts = {
         Decision("the number formats are in a file that is not read", ("precision.compute=bf16",)),
         "kitchen_.*|use_kitchen|quant_recipe|te_precision_config_file",
     ),
+    "analyzing_.*": Decision("it reads the data without a step of training", ("--assume-defaults",)),
+    **judge(
+        Decision("it is of DeepSpeed, which no --deepspeed starts", ("plan.zero=1",)),
+        "zero_stage|no_pipeline_parallel|deepspeed_activation_checkpointing|ds_sequence_parallel.*",
+        "ds_inference|pp_partition_method|moe_expert_parallel_size",
+    ),
     "model_parallel_size|batch_size": Decision("this release of the program refuses it", ("--assume-defaults",)),
     **judge(
         Decision("the model is not a decoder of text alone", ("model=model.yaml",)),
-        "(img|image|vision|patch|mm|swin|dino|ict|biencoder|bert)_.*|num_classes|language_model_type",
+        "(img|image|vision|mm|swin|dino|ict|biencoder|bert)_.*|patch_(size|dim).*|num_classes|language_model_type",
+        "(audio|video|llava|mimo)_.*|.*_encoder_model|total_seq_length",
         "vision_model_type",
     ),
 }
@@ -276,6 +283,7 @@ WITHOUT_INFLUENCE: Verdicts = {
         "master_.*|node_rank|rdzv.*|local_rank|local_ranks.*|rank|tee|role|redirects|start_method",
         "monitor_interval|run_path|module|no_python|standalone|distributed_backend|distributed_timeout.*",
         "(disable|use|enable)_gloo.*|create_all_gather_group|fake_process_group|nccl_communicator.*",
+        "jobid|reset_progress",
         "pipeline_model_parallel_comm_backend|sbatch_.*|hostfile|include|exclude|launcher.*|ds_config.*",
         "manual_gc.*|empty_unused.*|use_persistent.*|disable_msc|enable_msc|disable_symmetric.*",
         "enable_experimental|msc_.*",
@@ -304,7 +312,7 @@ WITHOUT_INFLUENCE: Verdicts = {
     "moe_grouped_gemm": NoInfluence("experts are forecast as one grouped product"),
     **judge(
         NoInfluence("it chooses the code that is forecast in any case"),
-        "use_mcore_models|deprecated_use_mcore.*|use_mca|model_provider|model_type",
+        "use_mcore_models|deprecated_use_mcore.*|use_mca|model_type",
         "distributed_data_parallel|lazy_.*|enable_autocast|autocast.*",
     ),
     **judge(
@@ -358,6 +366,14 @@ REST: Verdicts = {
         Decision("the model is not a decoder of text alone", ("model=model.yaml",)),
         "tune_mm.*|num_frames|spatial_merge.*|temporal_patch.*|disable_vision.*|max_num_tiles|use_(tiling|thumbnail)|cvcuda.*",
         "allow_missing_vision.*",
+    ),
+    **judge(
+        NoInfluence("it is about how processes start"),
+        "mpi|export|container_\\w+|no_container\\w*|cpus_per_task|gpus_per_task|cpu_bind|gpu_bind|mem(_\\w+)?|partition|account",
+        "job_name|output|error|exclusive|label|unbuffered|ntasks|nodelist|constraint|qos|chdir|wait|kill_on_\\w+|comment|dependency",
+        "overlap|open_mode|distribution|network|signal|requeue|mail_\\w+|array|begin|hint|gpus|bind_to|map_by|allow_run_as_root|np",
+        "rdma|host|hostfile|x|mca|oversubscribe|tag_output|start_method|log_line_prefix_template|num_accelerators|save_pid|env",
+        "module|no_ssh(_\\w+)?|force_multi|launcher|launcher_args|ssh_port|bind_cores\\w*|enable_each_rank_log|no_local_rank|no_python",
     ),
     **judge(NoInfluence("the vocabulary counts: state model.vocab"), "extra_vocab_size"),
     **judge(Approximation("attention is forecast over whole sequences", SLOW), "sliding_window"),

@@ -9,14 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.megatron_model import CONFIGURATION, EXPERTS, LATENT, SHAPE, read_shape
-from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, read_optimizer_kind, read_plan, read_recipe
+from meshcast.simulator.formats.launch.programs.megatron_plan import (
+    DEGREES,
+    read_optimizer_kind,
+    read_plan,
+    read_recipe,
+)
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, judge
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS as MEGATRON_VERDICTS
 from meshcast.simulator.formats.launch.programs.recipes import (
@@ -27,7 +31,7 @@ from meshcast.simulator.formats.launch.programs.recipes import (
     read_options,
     read_python_settings,
 )
-from meshcast.simulator.formats.launch.python_text import Built
+from meshcast.simulator.formats.launch.python_text import Built, Value
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import ON, UNSTATED, SettingRow, Stated, is_null, read_switch, read_words
 from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
@@ -191,7 +195,7 @@ def read_overrides(words: Iterable[Stated]) -> dict[str, Stated]:
     return settings
 
 
-def _read_value(text: str) -> Any:
+def _read_value(text: str) -> Value:
     """A value of an override, a list in brackets as one."""
     plain = text.strip().strip("'\"")
     inner = re.fullmatch(r"\[(.*)\]", plain)
@@ -506,7 +510,7 @@ def recognise(file: LaunchFile) -> Evidence:
     if not isinstance(file.data, Mapping) or "cluster" in file.data:
         return Evidence.NONE
     inner = file.data.get("training")
-    data: Mapping[Any, Any] = inner if isinstance(inner, Mapping) and "model" in inner else file.data
+    data: Mapping[Value, Value] = inner if isinstance(inner, Mapping) and "model" in inner else file.data
     is_dotted = any(re.match(r"(trainer|data)\.", str(key)) for key in data)
     if is_dotted or (isinstance(data.get("model"), Mapping) and isinstance(data.get("trainer"), Mapping)):
         return Evidence.LIKELY

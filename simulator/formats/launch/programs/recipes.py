@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
-from meshcast.simulator.formats.launch.python_text import Built, Named, Open, PythonText
+from meshcast.simulator.formats.launch.python_text import Built, Named, Open, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated
 
@@ -35,12 +34,12 @@ class Recipes:
     """
 
     source: str
-    usual: Mapping[str, Any]
-    recipes: Mapping[str, Mapping[str, Any]]
+    usual: Mapping[str, Value]
+    recipes: Mapping[str, Mapping[str, Value]]
     aliases: Mapping[str, str]
     classes: Mapping[str, str]
-    trainers: Mapping[str, Mapping[str, Any]]
-    models: Mapping[str, Mapping[str, Any]]
+    trainers: Mapping[str, Mapping[str, Value]]
+    models: Mapping[str, Mapping[str, Value]]
 
     def find(self, name: str) -> dict[str, Stated] | None:
         """The settings of a recipe, each with its name as its place; None if there is none of this name."""
@@ -61,7 +60,7 @@ def load_recipes(program: str) -> Recipes:
 
 # ------------------------------------------------------------------------------------- Python files
 
-SHOWN = ("mixed_precision", "plugins", "trainer.plugins", "peft", "comm_overlap", "model", "model.config", "fsdp")
+SHOWN = ("mixed_precision", "plugins", "trainer.plugins", "peft", "comm_overlap", "model", "model.config")
 """Fields whose class says something beside its own fields."""
 
 NOTHING = re.compile(
@@ -77,22 +76,25 @@ def read_python_settings(built: Built, where: str) -> dict[str, Stated]:
     if isinstance(model, Built) and model.arguments and isinstance(model.arguments[0], Built):
         model.set_field("config", model.arguments[0], model.line)  # llm.LlamaModel(llm.Llama3Config8B())
     for path, value, line in built.walk():
-        place = f"{where}:{line}" if line else where
-        if isinstance(value, list) and any(isinstance(item, Built) for item in value):
-            for item in value:
-                if isinstance(item, Built):
-                    settings |= _read_callback(item, where)
-        elif isinstance(value, ast.FunctionDef) or (isinstance(value, Open) and NOTHING.search(path)):
-            continue
-        elif isinstance(value, Open):
-            settings[path] = Stated(value.text, path, place, (value.text,))
-        else:
-            settings[path] = Stated(_plain(value), path, place)
+        settings |= _read_value(path, value, f"{where}:{line}" if line else where, where)
     for path in SHOWN:
         inner = _follow(built, path)
         if isinstance(inner, Built) and inner.name:
             settings[path] = Stated(_call_name(inner), path, f"{where}:{inner.line}")
     return settings
+
+
+def _read_value(path: str, value: Value, place: str, where: str) -> dict[str, Stated]:
+    """The setting that a value makes; of a list of callbacks those of each."""
+    match value:
+        case list() if any(isinstance(item, Built) for item in value):
+            callbacks = (_read_callback(item, where) for item in value if isinstance(item, Built))
+            return {name: stated for callback in callbacks for name, stated in callback.items()}
+        case ast.FunctionDef():
+            return {}
+        case Open(text=text):
+            return {} if NOTHING.search(path) else {path: Stated(text, path, place, (text,))}
+    return {path: Stated(_plain(value), path, place)}
 
 
 def _read_callback(built: Built, where: str) -> dict[str, Stated]:
@@ -103,14 +105,14 @@ def _read_callback(built: Built, where: str) -> dict[str, Stated]:
     return {name: Stated(value, name, f"{where}:{built.lines.get(name, built.line)}") for name, value in fields.items()}
 
 
-def _follow(built: Built, path: str) -> Any:
-    value: Any = built
+def _follow(built: Built, path: str) -> Value:
+    value: Value = built
     for name in path.split("."):
         value = value.fields.get(name) if isinstance(value, Built) else None
     return value
 
 
-def _call_name(built: Built) -> Any:
+def _call_name(built: Built) -> Value:
     """What a call is known by: the text that it is given, as a name of a recipe or of a model, or its own name."""
     given = next((word for word in built.arguments if isinstance(word, str)), None)
     return (
@@ -120,7 +122,7 @@ def _call_name(built: Built) -> Any:
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Value) -> Value:
     match value:
         case Named(name=name):
             return name.removeprefix("torch.").replace("bfloat16", "bf16").replace("float", "fp")
@@ -158,9 +160,9 @@ def ask_about_changes(reading: Reading) -> None:
         reading.ask(stated, why, "--assume-defaults")
 
 
-def read_options(words: tuple[str, ...]) -> dict[str, Any]:
+def read_options(words: tuple[str, ...]) -> dict[str, Value]:
     """Arguments of a command line by their names: ``--tp 4``, ``--tp=4``, ``--bf16`` and ``a.b=c``."""
-    options: dict[str, Any] = {}
+    options: dict[str, Value] = {}
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if word.startswith("-") and not equals:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from meshcast.simulator.formats.launch.arguments import merge_settings
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
@@ -119,7 +120,7 @@ VERDICTS: Verdicts = {
 def read(file: LaunchFile) -> dict[str, Stated]:
     """The settings of a TOML file, or of a command line, by section and name."""
     if file.launch is not None:
-        return {RENAMED.get(name, name): stated for name, stated in file.launch.arguments.items()}
+        return {RENAMED.get(name, name): stated for name, stated in merge_settings(file.launch).items()}
     data, text, where = file.data, file.text, file.where
     found = {}
     lines = text.splitlines()

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.arguments import read_arguments
 from meshcast.simulator.formats.launch.convert import import_text
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.formats.launch.programs.megatron import write_flag
 from meshcast.simulator.formats.launch.programs.megatron_plan import read_layout, write_layout
-from meshcast.simulator.formats.launch.shell import read_arguments
 from meshcast.simulator.formats.launch.table import Stated, read_count, read_switch
 
 SHAPE = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --vocab-size 32000 "

@@ -1,0 +1,114 @@
+"""Syntax trees of bash, by tree-sitter."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.bash.records import LostPlace
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
+_SPACES = re.compile(rb"(?:\s|\\\n)*")
+
+_PLACEHOLDER = re.compile(rb"(?<==)<[A-Za-z][^<>\n|;&\"'`$]{0,200}>")
+
+LARGEST = 1_000_000
+"""Bytes of the largest script."""
+
+
+@cache
+def _parser() -> Parser:
+    import tree_sitter  # here, for jobs that are no launch files need neither
+    import tree_sitter_bash
+
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text of bash with its tree.
+
+    content: the text in UTF-8, to which the places of nodes count.
+    root: of its tree.
+    lines: (place, line) of parts that come from different lines of a script, as those of a text that `eval` gets.
+    file: the sourced file that it stands in; "" for the script itself.
+    ends: places of its line ends.
+    """
+
+    content: bytes
+    root: Node
+    lines: tuple[tuple[int, int], ...] = ((0, 1),)
+    file: str = ""
+    ends: tuple[int, ...] = ()
+
+    def line_of(self, node: Node) -> int:
+        """Returns the line of the script on which a node begins."""
+        if len(self.lines) == 1:
+            return self.lines[0][1] + int(node.start_point.row)
+        return self.line_at(node.start_byte)
+
+    def start_of(self, node: Node) -> int:
+        """Returns where a node begins, without spaces in front, which the grammar counts to some."""
+        spaces = _SPACES.match(self.content, node.start_byte, node.end_byte)
+        return spaces.end() if spaces is not None else int(node.start_byte)
+
+    def line_at(self, place: int) -> int:
+        """Returns the line of the script that a place lies on."""
+        start, line = self.lines[max(0, bisect_right(self.lines, (place, 1 << 62)) - 1)]
+        return line + bisect_right(self.ends, place - 1) - bisect_right(self.ends, start - 1)
+
+    def text_of(self, start: int, end: int) -> str:
+        """Returns the text between two places."""
+        return self.content[start:end].decode("utf-8", "replace")
+
+    def text(self, node: Node) -> str:
+        """Returns the text of a node."""
+        return self.text_of(node.start_byte, node.end_byte)
+
+
+def parse(text: str, where: str, lines: tuple[tuple[int, int], ...] = ((0, 1),), file: str = "") -> Source:
+    """Returns the tree of a text. Raises PlanError for one that is too large."""
+    content = text.encode("utf-8", "replace")
+    if len(content) > LARGEST:
+        rule = f"the script has more than {LARGEST:,} bytes"
+        raise PlanError(where, rule, "Write the command that starts the training program into a script of its own")
+    root = _parser().parse(content).root_node
+    if root.has_error:  # places that a user is to fill in, as X=<path to data>, which bash takes for files
+        filled = _PLACEHOLDER.sub(lambda place: re.sub(rb"[^\w./-]", b"_", place[0]), content)
+        if filled != content:
+            content, root = filled, _parser().parse(filled).root_node
+    ends = tuple(place for place, letter in enumerate(content) if letter == 10)
+    return Source(content, root, lines, file, ends)
+
+
+def find_errors(source: Source) -> Iterator[LostPlace]:
+    """Yields the places where a text is not of bash's grammar, one a line."""
+    lines = set()
+    waiting = [source.root]
+    while waiting:
+        node = waiting.pop()
+        if not node.has_error:
+            continue
+        line = source.line_of(node)
+        if node.is_missing or node.is_error:
+            harmless = node.is_error and not source.text(node).strip("\\ \t\n")
+            if line not in lines and not harmless:
+                lines.add(line)
+                yield LostPlace(line, _describe(source, node))
+        else:
+            waiting += reversed(node.children)
+
+
+def _describe(source: Source, node: Node) -> str:
+    if node.is_missing:
+        return "a quote is open" if node.type in ('"', "'") else f"{node.type!r} is missing here"
+    shown = source.text(node).strip().splitlines()
+    part = shown[0][:40] if shown else ""
+    return f"bash's grammar has no place for {part!r}; a quote or a bracket may be open"

@@ -1,0 +1,68 @@
+"""Names of models elsewhere: ids of the Hugging Face hub, sizes of torchtitan, plain words.
+
+A name means a preset if it is in the table of ids (``hub_names.yaml``), or if it is the name of a preset or an id but
+for separators, for who made it and for words at its end that leave the shape as it is. All other names mean none: a
+word that is not known (VL, Embedding, Reward, 1048k) may stand for another shape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from meshcast.hardware.load import read_yaml
+
+HUB_NAMES = Path(__file__).parent / "hub_names.yaml"
+
+SAME_SHAPE = frozenset(
+    """instruct instruction chat base it pt hf sft dpo rlhf thinking 2507 v0.1 gptq awq bnb gguf int4 int8 4bit 8bit fp8
+    bf16 fp16 fp32""".split()  # noqa: SIM905
+)
+"""Words at the end of a name that leave the shape as it is: training stages, number formats, the first version."""
+
+LONGEST = 200
+"""Longest name that is looked up."""
+
+
+@cache
+def hub_names() -> dict[str, tuple[str, ...]]:
+    """The ids of the table, by preset."""
+    return {preset: tuple(ids) for preset, ids in read_yaml(HUB_NAMES).data.items()}
+
+
+def split_name(name: str) -> tuple[str, ...]:
+    """Returns the parts of a name that tell models apart: ``meta-llama/Llama-2-7b`` and ``llama2 7B`` are
+    ("llama2", "7b"). A family and its version are one part."""
+    plain = name.strip().rstrip("/").rpartition("/")[2].lower()[: LONGEST + 1]
+    parts = [part for part in re.split(r"[\s_:-]+", plain) if part]
+    parts = parts[1:] if parts[:1] == ["meta"] else parts
+    if len(parts) > 1 and parts[0].isalpha() and re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", parts[1]):
+        parts[:2] = [parts[0] + parts[1]]
+    return tuple(parts)
+
+
+def match_preset(name: str, presets: Iterable[str], aliases: dict[str, str]) -> str | None:
+    """Returns the preset that a name means; None if it means none for sure.
+
+    aliases: other names of presets, with these.
+    """
+    if len(name) > LONGEST * 10:
+        return None
+    known = _known_names(tuple(presets), tuple(aliases.items()))
+    parts = split_name(name)
+    while parts:
+        if parts in known:
+            return known[parts]
+        if parts[-1] not in SAME_SHAPE:
+            return None
+        parts = parts[:-1]
+    return None
+
+
+@cache
+def _known_names(presets: tuple[str, ...], aliases: tuple[tuple[str, str], ...]) -> dict[tuple[str, ...], str]:
+    """The presets by the parts of all their names."""
+    ids = [(name, preset) for preset, names in hub_names().items() for name in names]
+    return {split_name(name): preset for name, preset in [*ids, *aliases, *((name, name) for name in presets)]}

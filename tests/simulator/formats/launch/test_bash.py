@@ -1,0 +1,322 @@
+"""Shell scripts that are followed by bash's grammar, and the starts of training programs in them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.bash.script import run_script
+from meshcast.simulator.formats.launch.launches import Launch, choose_launch, find_launches
+
+BASH = shutil.which("bash")
+
+
+def launch(text: str, **options: object) -> Launch:
+    run = run_script(text, "run.sh", **options)  # type: ignore[arg-type]
+    chosen = choose_launch(find_launches(run, "run.sh"))
+    assert chosen is not None
+    return chosen
+
+
+def values(text: str, **options: object) -> dict[str, object]:
+    return {name: stated.value for name, stated in launch(text, **options).arguments.items()}
+
+
+# ------------------------------------------------------------------------------------------- the same as bash
+
+SET = """A=7; B='a b'; E=; F=dir/x.tar.gz; N=3; X=; Y=; V=
+L=(p 'q r' '' s); declare -A M=([k]=v [m]='w x'); set -- one 'two 2' three
+"""
+NAMES = st.sampled_from(["A", "B", "E", "F", "N"])
+ANY_NAMES = st.one_of(NAMES, st.just("U"))
+LITERALS = st.text("abx1./_-=:,", min_size=1, max_size=4)
+FORMS = st.one_of(
+    LITERALS,
+    st.builds("${}".format, NAMES).map(lambda text: text + "/"),
+    st.builds("${{{}}}".format, NAMES),
+    st.builds(
+        "${{{}{}{}}}".format,
+        ANY_NAMES,
+        st.sampled_from([":-", "-", ":+", "+"]),
+        st.sampled_from(["d", "$A", '"x y"', "x y", ""]),
+    ),
+    st.builds(
+        "${{{}{}{}}}".format,
+        NAMES,
+        st.sampled_from(["#", "##", "%", "%%"]),
+        st.sampled_from(["*/", ".*", "?", "*", "[a-d]"]),
+    ),
+    st.builds(
+        "${{{}{}{}/{}}}".format,
+        NAMES,
+        st.sampled_from(["/", "//"]),
+        st.sampled_from(["a", "?", " ", "[.]"]),
+        st.sampled_from(["", "Z", "$A"]),
+    ),
+    st.builds("${{{}:{}:{}}}".format, NAMES, st.integers(0, 5), st.integers(0, 3)),
+    st.builds("${{#{}}}".format, NAMES),
+    st.sampled_from(
+        ["${F^^}", "${F,}", "$((A * N + 2))", "$(( (A+1)/2 % 3 ))", "$((A>N?1:0))", "${L[1]}", "${L[@]}", "${L[*]}"]
+    ),
+    st.sampled_from(
+        ["${#L[@]}", "${L[@]:1:2}", "${M[k]}", "${M[m]}", "$@", "$2", "${3:-z}", "$#", "${*:2}", "${@:1:1}"]
+    ),
+    st.sampled_from(
+        [
+            "$(echo $A x)",
+            "$(basename $F .gz)",
+            "$(dirname $F)",
+            "`echo b`/",
+            "$(printf '%s-%02d' a 5)",
+            "$(seq 2 4)",
+            "$(echo 6*7 | bc)",
+        ]
+    ),
+    st.sampled_from(["'$A  b'", "\\ ", "\\$A", "$'a\\tb'", "''"]),
+)
+QUOTED = FORMS.filter(lambda text: "'" not in text and '"' not in text and "`" not in text and "\\ " not in text).map(
+    lambda text: f'"{text}"'
+)
+WORDS = st.one_of(
+    st.lists(st.one_of(FORMS, QUOTED), min_size=1, max_size=3).map("".join),
+    st.sampled_from(["{1..3}", "x{a,b}c", "{5..1..2}/y", "{a,b}{1,2}"]),
+)
+STATEMENTS = st.one_of(
+    st.builds("X={}; Y=$X".format, WORDS),
+    st.builds("L+=({} {})".format, WORDS, WORDS),
+    st.builds("for i in {} {}; do N=$((N + 1)); B+=$i; done".format, WORDS, WORDS),
+    st.builds("if [[ {} == {} ]]; then A=1; else A=2; fi".format, QUOTED, QUOTED),
+    st.builds("if [ {} {} {} ]; then A=3; fi".format, QUOTED, st.sampled_from(["=", "!="]), QUOTED),
+    st.builds("case {} in a*|7) A=4 ;; *x*) A=5 ;; *) A=6 ;; esac".format, QUOTED),
+    st.builds("g() {{ local A=$1; shift; B=$A$#; }}; g {} {}".format, WORDS, WORDS),
+    st.builds(': "${{E:={}}}"; while (( N < 6 )); do N=$((N + 1)); E+=.; done'.format, LITERALS),
+    st.builds("[[ -z ${} ]] && A=8 || B=9".format, NAMES),
+    st.builds("V=$(cat <<X\n{} $B\nX\n)".format, LITERALS),
+)
+
+
+HELPERS = """set -f
+basename() { local n=${1##*/}; echo "${n%$2}"; }
+dirname() { echo "${1%/*}"; }
+bc() { read x; echo 42; }
+seq() { local i; for ((i=$1; i<=$2; i++)); do echo $i; done; }
+cat() { while IFS= read -r l; do echo "$l"; done; }
+show() { printf '%s\\0' "$@"; }
+"""
+"""Functions in place of programs, which are out of bash's reach."""
+
+
+@pytest.mark.skipif(BASH is None, reason="there is no bash on this machine")
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
+@given(st.lists(STATEMENTS, max_size=3), st.lists(WORDS, min_size=1, max_size=3))
+@example([], ["$A/b_$B.c", '"${A} ${B}"', "--x=${U-}$N"])
+def test_expansions_are_those_of_bash(statements: list[str], words: list[str]) -> None:
+    lines = [*statements, f"show {' '.join(words)} $X $Y ${{L[@]}} $A $B $V"]
+    body = SET + "\n".join(lines)
+    arguments = [str(BASH), "--norc", "--noprofile", "-r", "-c", HELPERS + body]
+    done = subprocess.run(arguments, env={"PATH": ""}, capture_output=True, timeout=20)
+    run = run_script(body, "run.sh")
+    if not done.stderr:  # no mistake, at which bash stops
+        shown = [word.text for word in run.commands[-1].words[1:]]
+        assert "\0".join(shown) == done.stdout.decode().removesuffix("\0"), body
+
+
+# ------------------------------------------------------------------------------------------------- starts of programs
+
+
+@pytest.mark.parametrize(
+    ("script", "launchers", "entry", "arguments"),
+    [
+        (
+            ": ${N:=2}\nsrun --mpi=pmix python -m torch.distributed.run --nproc_per_node 8 t.py --x $N",
+            ["srun", "python -m torch.distributed.run"],
+            "t.py",
+            {"x": "2"},
+        ),
+        ('run() { torchrun --nproc_per_node=$1 t.py "${@:2}"; }\nrun 8 --x 1', ["torchrun"], "t.py", {"x": "1"}),
+        (
+            'export N=4\nsrun -N 2 bash -c "cd /w && torchrun \\\n t.py --x \\$N"',
+            ["srun", "torchrun"],
+            "t.py",
+            {"x": "4"},
+        ),
+        (
+            "docker run --gpus all --rm -it -v a:b -e X=1 i:1 bash -c 'python -m a.b --x $X'",
+            ["docker"],
+            "a.b",
+            {"x": "1"},
+        ),
+        (
+            'for i in 0 1; do ssh h$i "torchrun --node_rank $i t.py --x 1" & done',
+            ["ssh", "torchrun"],
+            "t.py",
+            {"x": "1"},
+        ),
+        (
+            'CMD="accelerate launch --multi_gpu t.py --x 1"\neval "$CMD --y 2"',
+            ["accelerate launch"],
+            "t.py",
+            {"x": "1", "y": "2"},
+        ),
+        (
+            'A="$(cat <<X\n--x 1\n--y 2\nX\n)"\ndeepspeed --num_gpus 8 t.py $A',
+            ["deepspeed"],
+            "t.py",
+            {"x": "1", "y": "2"},
+        ),
+        ('sbatch -N 2 --wrap "srun t.py --x 1"', ["sbatch", "srun"], "t.py", {"x": "1"}),
+        ("bash <<X\npython t.py --x 1\nX", [], "t.py", {"x": "1"}),
+        ("NPROC_PER_NODE=8 swift sft --x 1", [], "swift sft", {"x": "1"}),
+        ("tune run --nproc_per_node 4 full --x 1", ["tune run"], "tune run full", {"x": "1"}),
+        ("python prepare_data.py --a 1 --b 2\npython t.py --x 1", [], "t.py", {"x": "1"}),
+        ('srun $UNSET "${NONE[@]}" torchrun t.py --x 1', ["srun", "torchrun"], "t.py", {"x": "1"}),
+        (
+            'X="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nA=" --x 1\n --y 2"\ntorchrun t.py $A',
+            ["torchrun"],
+            "t.py",
+            {"x": "1", "y": "2"},
+        ),
+    ],
+)
+def test_a_start_behind_its_launchers(script: str, launchers: list[str], entry: str, arguments: dict[str, str]) -> None:
+    chosen = launch(script)
+    assert [launcher.name for launcher in chosen.launchers] == launchers
+    assert (chosen.entry, {name: one.value for name, one in chosen.arguments.items()}) == (entry, arguments)
+    assert not chosen.lost and not chosen.command.lost
+
+
+def test_overrides_and_files_belong_to_no_option() -> None:
+    chosen = launch("python -m a.b c.yaml x.y=1 +z=2 --f g h.i=3 --cfg-options j=4 k=5 --bf16 $EXTRA_ARGS")
+    assert [one.value for one in chosen.positional] == ["c.yaml", "x.y=1", "+z=2", "h.i=3", "$EXTRA_ARGS"]
+    assert {name: one.value for name, one in chosen.arguments.items()} == {
+        "f": "g",
+        "cfg_options": ["j=4", "k=5"],
+        "bf16": True,
+    }
+    assert chosen.positional[-1].unknown == ("EXTRA_ARGS",)
+
+
+def test_arguments_and_variables_come_from_outside() -> None:
+    script = "TP=$1\nwhile [[ $# -gt 1 ]]; do case $2 in --pp) PP=$3; shift 2;; *) shift;; esac; done\n"
+    script += "t.py --tp $TP --pp ${PP:-1} --n $N"
+    assert values(script, arguments=["4", "--pp", "8"], environment={"N": "2"}) == {"tp": "4", "pp": "8", "n": "2"}
+    assert run_script(script, "run.sh").positional == ("$1",)
+    assert launch(script).arguments["tp"].unknown == ("$1",)
+
+
+def test_files_beside_a_script_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "env.sh").write_text("TP=4\n")
+    (tmp_path / "start.sh").write_text("torchrun t.py --tp $TP $1\n")
+    script = 'source "$(dirname "$0")/env.sh"\nexport TP\nbash start.sh --bf16'
+    run = run_script(script, "run.sh", tmp_path)
+    chosen = choose_launch(find_launches(run, "run.sh", tmp_path))
+    assert chosen is not None
+    assert {name: one.value for name, one in chosen.arguments.items()} == {
+        "tp": "4",
+        "bf16": True,
+    }
+    assert chosen.arguments["tp"].place == "start.sh:1"
+    assert run_script("source /etc/passwd\nsource ../../../../etc/passwd", "run.sh", tmp_path).variables == {}
+
+
+def test_what_a_script_writes_is_kept() -> None:
+    run = run_script('Z=3\ncat > ds.json <<X\n{"stage": $Z}\nX\necho "a: 1" >> c.yaml', "run.sh")
+    assert run.files == {"ds.json": ('{"stage": 3}\n', 3), "c.yaml": ("a: 1\n", 5)}
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "why"),
+    [
+        ("t.py --x 1 \\\n # note \\\n --y 2", 3, "ends before --y"),
+        ('A="--x 1\nt.py $A\n--y 2', 3, "quote is open"),
+        ("t.py 'a\n --x 1'", 1, "several lines"),
+        ('t.py --x 1 "$@"', 1, "--args"),
+        ("if [ -d /d ]; then A=--bf16; else A=; fi\nt.py $A --y", 1, "what A holds depends"),
+        ("if nvidia-smi; then t.py --x 1; torchrun t.py; fi", 1, "which command is started"),
+    ],
+)
+def test_a_reader_that_is_lost_says_where(script: str, line: int, why: str) -> None:
+    run = run_script(script, "run.sh")
+    places = [*run.lost, *(place for command in run.commands for place in command.lost)]
+    assert any(place.line == line and re.search(why, place.why) for place in places), places
+
+
+# --------------------------------------------------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "A=a\n" + 'A="$A$A"\n' * 40,
+        "for i in {1..1000000000}; do A+=x; done",
+        "for ((i = 0; i < 1000000000; i++)); do A=$i; done",
+        "while true; do A+=x; done",
+        "for a in {1..999}; do for b in {1..999}; do A=$a$b; done; done",
+        "f() { f; }\nf",
+        ":(){ :|:& };:",
+        'X=\'eval "$X"\'\neval "$X"',
+        "x=" + "${a:-" * 3000 + "}" * 3000,
+        "echo " + "{a,b}" * 40,
+        "# " + "x" * 2_000_000,
+    ],
+)
+def test_every_script_ends(script: str) -> None:
+    start = time.process_time()
+    with pytest.raises(PlanError, match=r"run.sh(:\d+)?: .*(grow|more than|makes?)"):
+        run_script(script, "run.sh")
+    assert time.process_time() - start < 3
+
+
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2
+: "${TP:=4}"
+ARGS=(--num-layers 8 "--lr 1e-4" # note
+  --tp $TP)
+if [[ -n "$X" ]]; then ARGS+=(--bf16); elif [ "$TP" -gt 2 ]; then ARGS+=(--fp16); else exit 1; fi
+case $TP in 4|8) N=$((TP * 2)) ;; *) N=1 ;; esac
+for i in {1..3}; do M="$M ${i}"; done
+cat > ds.json <<EOF
+{"stage": $N}
+EOF
+run() { local n=$1; shift; srun bash -c "torchrun --nproc_per_node $n t.py ${ARGS[*]} $*"; }
+run 8 --n "$N" \\
+  --m '$M' "$@" 2>&1 | tee log
+"""
+
+
+SIGNS = ("'", '"', "`", "$(", "${", "((", "))", "}", "\\", "<<X", "|", "&", ";", "\0", "é")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_damaged_script_is_read_or_refused(data: st.DataObject) -> None:
+    """Lines are dropped, doubled or cut, and quotes and brackets are put in their place."""
+    lines = SCRIPT.splitlines()
+    for _ in range(data.draw(st.integers(1, 4))):
+        row = data.draw(st.integers(0, len(lines) - 1))
+        place = data.draw(st.integers(0, len(lines[row])))
+        cut = lines[row][:place]
+        sign = data.draw(st.sampled_from(SIGNS))
+        rest = lines[row][place:]
+        changed = [[], [lines[row]] * 2, [cut], [cut + sign + rest], [cut + sign + rest[1:]]]
+        lines[row : row + 1] = data.draw(st.sampled_from(changed))
+        lines = lines or [""]
+    try:
+        run = run_script("\n".join(lines), "run.sh")
+        launches = find_launches(run, "run.sh")
+    except PlanError:
+        return
+    assert all(word.line <= len(lines) for one in launches for word in one.command.words)
