@@ -38,7 +38,9 @@ TAKES = {
 }
 """Options of each kind of measurement, besides the common ones."""
 
-LAUNCH_FORMS = ("megatron", "torchtitan", "deepspeed", "nemo", "accelerate")
+LAUNCH_FORMS = (
+    *("megatron", "torchtitan", "deepspeed", "nemo", "accelerate", "trainer", "trl", "llamafactory", "axolotl"),
+)
 FORMS = ("nccl-tests", "kineto", "megatron-log", "torchtitan-log")
 FAILURE_LOG = "failure-log"
 IMPORTS = {
@@ -286,7 +288,8 @@ def import_(
         typer.Argument(
             metavar="[PROGRAM]",
             help="Without it FILE is a launch file, whose program is found. Of a launch file: megatron, torchtitan, "
-            "deepspeed, nemo or accelerate; of measurements: nccl-tests, kineto, megatron-log or torchtitan-log; or "
+            "deepspeed, nemo, accelerate, trainer, trl, llamafactory or axolotl; of measurements: nccl-tests, kineto, "
+            "megatron-log or torchtitan-log; or "
             "failure-log: rates of failures.",
         ),
     ],

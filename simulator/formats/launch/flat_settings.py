@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import line_of
@@ -13,11 +12,11 @@ from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.table import Stated
 
 
-def flatten_settings(data: Any, text: str, where: str, prefix: str = "") -> dict[str, Stated]:
+def flatten_settings(data: object, text: str, where: str, prefix: str = "") -> dict[str, Stated]:
     """The settings of nested mappings, by their dotted names behind a prefix."""
     flat: dict[str, Stated] = {}
 
-    def walk(path: tuple[str, ...], value: Any) -> None:
+    def walk(path: tuple[str, ...], value: object) -> None:
         if isinstance(value, Mapping) and value:
             for key, inner in value.items():
                 walk((*path, str(key)), inner)

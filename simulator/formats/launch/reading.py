@@ -75,17 +75,18 @@ class Reading:
 
     # ------------------------------------------------------------------------------------ taking settings
 
-    def take(self, *names: str, decisive: bool = True) -> Stated | None:
+    def take(self, *names: str, decisive: bool = True, answers: tuple[str, ...] = ()) -> Stated | None:
         """The setting of the first of these names that the file has; all of them count as understood.
 
         decisive: whether a value that holds what nothing sets (``$TP``) is asked for. It counts as not stated.
+        answers: changes of the job that answer that, too.
         """
         self._used.update(names)
         stated = next((self.stated[name] for name in names if name in self.stated), None)
         if stated is None or not stated.unknown or self.file.writes(str(stated.value)):
             return stated
         if decisive:
-            self._ask_unresolved(stated)
+            self._ask_unresolved(stated, *answers)
         return None
 
     def take_switch(self, *names: str) -> bool:
@@ -93,9 +94,9 @@ class Reading:
         stated = self.take(*names)
         return stated is not None and read_switch(stated)
 
-    def take_count(self, *names: str, decisive: bool = True) -> int | None:
+    def take_count(self, *names: str, decisive: bool = True, answers: tuple[str, ...] = ()) -> int | None:
         """A whole number, if the file has the setting and it is not null."""
-        stated = self.take(*names, decisive=decisive)
+        stated = self.take(*names, decisive=decisive, answers=answers)
         return read_count(stated) if stated is not None and not is_null(stated.value) else None
 
     def take_word(self, *names: str) -> str:

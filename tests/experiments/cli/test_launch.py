@@ -41,6 +41,7 @@ def test_the_page_shows_every_program() -> None:
         "torchtitan",
         "deepspeed",
         "accelerate",
+        "llamafactory",
         "nemo",
     }
 
@@ -54,6 +55,7 @@ def test_what_the_page_shows_is_printed(folder: Path, command: str, printed: str
 @pytest.mark.parametrize("name", [name for name in FILES if name != "job.yaml"])
 def test_predict_takes_every_file_of_the_page(folder: Path, name: str) -> None:
     model = ["--set", "model=llama3-8b", "--set", "batch.sequence=4096"] if name in ("ds.json", "fsdp.yaml") else []
+    model = ["--set", "model=llama3-8b"] if name == "sft.yaml" else model
     model += ["--set", "batch.micro=2"] if name == "fsdp.yaml" else []
     model = ["--set", "model=deepseek-v3"] if name == "recipe.yaml" else model
     found = run("predict", name, "--set", "cluster=dgx-h100:128", *model, "--json")

@@ -8,20 +8,17 @@ core/builders/base.py, integrations/liger/args.py, integrations/cut_cross_entrop
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
-from meshcast.simulator.formats.launch.programs.sharding import set_replicas
+from meshcast.simulator.formats.launch.programs.sharding import set_replicas, state_fsdp
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
-    approximate_freezing,
     approximate_reference,
     double_samples,
     follow_file,
-    offload_checkpoints,
     read_trainer_file,
     read_training,
     set_adapters,
@@ -39,20 +36,23 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     OPTIMISATION,
     PADDING,
     VERDICTS,
-    table,
+    list_verdicts,
 )
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
     MODULES,
     count_passes,
     name_attention,
     name_model,
+    offloads,
+    recomputes,
     shards_by_deepspeed,
+    shards_by_fsdp,
     write_deepspeed,
     write_formats,
     write_fsdp,
 )
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, Stated, is_null, read_words
+from meshcast.simulator.formats.launch.table import Keys, SomeKeys, Stated, is_null, read_words
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
 from meshcast.simulator.formats.launch.yaml_text import write_yaml
 
@@ -68,7 +68,7 @@ PROGRAM = TrainerProgram(
 )
 """``bf16: auto`` is bf16 on every GPU that has it, and weights are loaded in that format."""
 
-AXOLOTL_VERDICTS = table(
+AXOLOTL_VERDICTS = list_verdicts(
     ("datasets* test_datasets* pretraining_dataset* dataset_* sample_packing* eval_sample_packing multipack*", DATA),
     ("pretrain_* excess_length* min_sample_len train_on_inputs special_tokens* tokens added_tokens* roles*", DATA),
     ("default_system* eot_tokens chat_template* curriculum_sampling streaming* skip_prepare* processor_*", DATA),
@@ -106,8 +106,12 @@ AXOLOTL_VERDICTS = table(
         "selective_checkpointing*",
         Approximation("whole layers are recomputed", "the forecast is too slow"),
     ),
-    ("relora* lisa*", Decision("it changes which weights are trained from step to step", ("train.mode=full",))),
-    ("fp8_config* fp8_enable* qat* quantization*", Approximation("the usual recipe is forecast", LITTLE)),
+    (
+        "relora* lisa* spectrum* unfrozen_parameters freeze_*",
+        Decision("it says which weights are trained; meshcast trains all, or adapters", ("train.mode=full",)),
+    ),
+    ("qat*", Decision("training for quantisation adds kernels and formats", ("precision.compute=bf16",))),
+    ("fp8_config* fp8_enable* quantization*", Approximation("the usual recipe is forecast", LITTLE)),
     ("deepcompile", Approximation("compilation by DeepSpeed is left out", LONG)),
     ("trl* vllm*", NoInfluence("rollouts are left out")),
     ("layer_offloading ple_cpu_offload", Decision("weights lie in host memory", ("plan.zero=3",))),
@@ -144,12 +148,10 @@ def interpret(reading: Reading) -> None:
 def _rename(reading: Reading) -> None:
     """Gives settings the names and values that the Trainer has for them."""
     stated = reading.stated
-    if (version := stated.get("fsdp_version")) is not None:
-        reading.take("fsdp_version")
-        stated.setdefault("fsdp_config.version", version)
+    version = reading.take("fsdp_version")
     section = next((entry for name, entry in stated.items() if name.startswith("fsdp_config.")), None)
-    if section is not None and "fsdp" not in stated:
-        stated["fsdp"] = Stated(True, "fsdp_config", section.place)
+    if section is not None:
+        state_fsdp(reading, replace(section, shown="fsdp_config"), version)
     if str(getattr(stated.get("bf16"), "value", "")).lower() in ("auto", "full"):
         if stated["bf16"].value == "full":
             stated.setdefault("dtype", Stated("bfloat16", "bf16", stated["bf16"].place))
@@ -159,14 +161,13 @@ def _rename(reading: Reading) -> None:
             stated.setdefault("dtype", Stated(word, name, entry.place))
             stated.setdefault("bf16", Stated(False, name, entry.place))
     checkpointing = stated.get("gradient_checkpointing")
-    if checkpointing is not None and str(checkpointing.value).lower() in ("offload", "unsloth", "offload_disk"):
+    if checkpointing is not None and re.match("offload|unsloth", str(checkpointing.value).lower()):
         stated["gradient_checkpointing"] = Stated(True, checkpointing.shown, checkpointing.place)
         stated.setdefault("activation_offloading", checkpointing)
-    micro, total = stated.get("micro_batch_size"), stated.get("batch_size")
-    if total is not None and "gradient_accumulation_steps" not in stated and micro is not None:
-        count = int(str(total.value)) // int(str(micro.value))
-        stated["gradient_accumulation_steps"] = Stated(count, total.shown, total.place)
-        reading.take("batch_size")
+    total = stated.get("batch_size")
+    if total is not None and "gradient_accumulation_steps" not in stated:
+        micro, count = reading.take_count("micro_batch_size") or 1, reading.take_count("batch_size") or 1
+        stated["gradient_accumulation_steps"] = replace(total, value=max(1, count // micro))
 
 
 def _read_degrees(reading: Reading) -> None:
@@ -221,8 +222,6 @@ def _read_kernels(reading: Reading) -> None:
         fused = None if is_off else cut or plugins
     if fused is not None:
         set_fused_loss(reading, fused)
-    if take_on(reading, "activation_offloading") is not None and reading.keys["plan.recompute"] == "full":
-        offload_checkpoints(reading, "activation_offloading", "gradient_checkpointing")
     if take_on(reading, "fp8") is not None:
         reading.set_key("precision.compute", "fp8-tensorwise", "fp8")
 
@@ -235,8 +234,6 @@ def _read_adapters(reading: Reading) -> None:
         for name, entry in reading.stated.items():
             if name.startswith("lora_"):
                 reading.ignore(reading.take(name) or entry, "no adapter is set")
-        for name in ("unfrozen_parameters", "spectrum_top_fraction", "freeze_mm_modules"):
-            approximate_freezing(reading, take_on(reading, name))
         return
     everywhere = take_on(reading, "lora_target_linear") is not None
     set_adapters(reading, stated, 8, ("lora_r",), "lora_target_modules", everywhere=everywhere)
@@ -276,19 +273,19 @@ def recognise(file: LaunchFile) -> Evidence:
 
 def write(keys: Keys, header: list[str]) -> str:
     """A YAML file, with the configurations of DeepSpeed and FSDP inside."""
-    settings: dict[str, Any] = {
+    settings: Keys = {
         "base_model": name_model(keys) or "config.json",
         "sequence_len": keys["batch.sequence"],
         "micro_batch_size": keys["batch.micro"],
         "gradient_accumulation_steps": count_passes(keys),
         **(write_formats(keys) or {"bf16": False}),
         "optimizer": "adamw_torch_fused",
-        "gradient_checkpointing": keys.get("plan.recompute") == "full",
+        "gradient_checkpointing": recomputes(keys),
         "gradient_checkpointing_kwargs": {"use_reentrant": not keys.get("framework.set.recompute_early_stop", True)},
     }
     if (name := name_attention(keys)) is not None:
         settings["attn_implementation"] = name
-    if "activations" in keys.get("plan.offload", ()):
+    if offloads(keys, "activations"):
         settings["activation_offloading"] = True
     if keys.get("train.mode") == "lora":
         modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
@@ -301,23 +298,23 @@ def write(keys: Keys, header: list[str]) -> str:
     return write_yaml(settings, header)
 
 
-def _write_sizes(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _write_sizes(keys: SomeKeys) -> Keys:
     copies = keys.get("plan.replicate", 1)
     sizes = {"tensor_parallel_size": keys.get("plan.tp", 1), "context_parallel_size": keys.get("plan.cp", 1)}
-    settings: dict[str, Any] = {name: size for name, size in sizes.items() if size > 1}
+    settings: Keys = {name: size for name, size in sizes.items() if size > 1}
     if sizes["context_parallel_size"] > 1:
         ring = keys.get("plan.sequence") == "ring"
         settings["ring_attn_func"] = "batch_ring" if ring else "varlen_llama3"
-    if keys.get("plan.data") == "fsdp":
+    if shards_by_fsdp(keys):
         settings |= {"dp_shard_size": keys["plan.dp"] // copies}
         settings |= {"dp_replicate_size": copies} if copies > 1 else {}
     return settings
 
 
-def _write_sharding(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _write_sharding(keys: SomeKeys) -> Keys:
     if shards_by_deepspeed(keys):
         return {"deepspeed": write_deepspeed(keys)}
-    if keys.get("plan.data") != "fsdp":
+    if not shards_by_fsdp(keys):
         return {}
     section = write_fsdp(keys, "fsdp_version")
     return {"fsdp_version": section.pop("fsdp_version"), "fsdp_config": section}

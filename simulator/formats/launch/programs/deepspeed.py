@@ -23,6 +23,7 @@ from meshcast.simulator.formats.launch.programs.sharding import (
     Z,
     read_zero,
 )
+from meshcast.simulator.formats.launch.programs.trainer import assume_no_recomputation
 from meshcast.simulator.formats.launch.programs.trainer_settings import DEEPSPEED_VERDICTS
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Keys, SettingRow, Stated, is_null, read_switch, write_rows
@@ -57,11 +58,8 @@ def interpret(reading: Reading) -> None:
 def _read_checkpointing(reading: Reading) -> None:
     """Reads how layers are recomputed; the code of the model says whether they are."""
     why = "the code of the model says which layers are recomputed; none is forecast"
-    reading.assume("plan.recompute", "none", why)
     section = [name for name in reading.stated if name.startswith("deepspeed.activation_checkpointing.")]
-    for name in section[:1]:
-        errs = "with recomputation the step is longer and needs less memory"
-        reading.approximate(reading.take(name), why, errs, {"plan.recompute": "full"})
+    assume_no_recomputation(reading, why, reading.take(*section[:1]))
 
 
 def _read_batch(reading: Reading) -> None:

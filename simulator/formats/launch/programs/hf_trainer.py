@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.sharding import ask_sharding, state_chat
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
-    ask_sharding,
+    approximate_loading,
     follow_file,
+    list_names,
     read_trainer_file,
     read_training,
     set_adapters,
@@ -23,7 +26,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import VERDICTS
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import is_null
+from meshcast.simulator.formats.launch.table import Stated
 
 SEQUENCE_NAMES = (
     *("model_max_length", "max_seq_length", "max_seq_len", "block_size", "cutoff_len", "max_length", "seq_length"),
@@ -42,17 +45,17 @@ DISTINCTIVE = {
 }
 """Arguments by which a script on the Trainer is known."""
 
-FEW, MANY = 3, 5
+FEW, MANY = 2, 5
 """Distinctive arguments that make it possible, and likely, that a file is of the Trainer."""
 
-LORA_NAMES = ("use_lora", "lora_enable", "lora", "use_peft", "peft", "q_lora", "use_qlora", "qlora")
+LORA_NAMES = ("use_lora", "use_peft_lora", "lora_enable", "lora", "use_peft", "peft", "q_lora", "use_qlora", "qlora")
 """Switches of scripts for low-rank adapters."""
 
 RANK_NAMES = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r", "rank")
 TARGET_NAMES = ("lora_target_modules", "lora_target", "target_modules", "lora_target_module")
 
 
-def interpret(reading: Reading) -> None:
+def read_script(reading: Reading) -> None:
     """Fills the keys of a job."""
     launch = reading.file.launch
     if launch is not None:
@@ -66,51 +69,83 @@ def interpret(reading: Reading) -> None:
             follow_file(reading, stated)
     entry = launch.entry if launch is not None else ""
     sequence = next((length for script, length in SEQUENCES.items() if re.search(script, entry)), None)
-    names = (
-        "model_name_or_path",
-        "model_name",
-        "model_id",
-        "pretrained_model_name_or_path",
-        "model_path",
-        "base_model",
-    )
-    read_training(reading, TrainerProgram(sequence=sequence, sequence_names=SEQUENCE_NAMES, model_names=names))
-    if not DISTINCTIVE & reading.stated.keys() and "deepspeed.train_micro_batch_size_per_gpu" not in reading.stated:
-        reading.ask_key("batch.micro", 1, "the script says the batch of a process")
+    program = TrainerProgram(sequence=sequence, sequence_names=SEQUENCE_NAMES, model_names=MODEL_NAMES)
+    if "zero_stage" in reading.stated and "deepspeed" in reading.stated:
+        program = replace(program, micro=16, sequence=512)
+        _read_chat(reading)
+    elif not DISTINCTIVE & reading.stated.keys():
+        program = replace(program, micro=None)
+    read_training(reading, program)
+    if program.micro is None and (stated := reading.take(*BATCH_NAMES)) is not None:
+        reading.ignore(stated, "the configuration of DeepSpeed, or --set batch.micro, says the batch")
     ask_sharding(reading)
     _read_adapters(reading)
 
 
+BATCH_NAMES = ("batch_size", "train_batch_size", "global_batch_size")
+"""Batches as scripts without the Trainer name them."""
+
+MODEL_NAMES = (
+    *("model_name_or_path", "model_name", "model_id", "pretrained_model_name_or_path", "model_path", "base_model"),
+)
+"""Models as scripts name them."""
+
+
+def _read_chat(reading: Reading) -> None:
+    """States what DeepSpeed-Chat makes of its flags."""
+    state_chat(reading)
+    rank = reading.stated.get("lora_dim")
+    if rank is not None and str(rank.value) not in ("0", "none"):
+        set_adapters(reading, rank, None, ("lora_dim",), everywhere=True)
+
+
 def _read_adapters(reading: Reading) -> None:
-    stated = take_on(reading, *LORA_NAMES)
-    bits = reading.take_count("bits", "quantization_bit") or 16
-    four = take_on(reading, "load_in_4bit", "use_4bit", "q_lora", "use_qlora", "qlora", "use_4bit_quantization")
-    eight = take_on(reading, "load_in_8bit", "use_8bit", "use_8bit_quantization")
-    if stated is not None or bits < 16 or four is not None or eight is not None:
-        switch = stated or four or eight or reading.take("bits", "quantization_bit")
-        set_adapters(reading, switch, 8, RANK_NAMES, *TARGET_NAMES, everywhere=False)
-    elif any(name in reading.stated for name in RANK_NAMES[:2]):
-        rank = reading.take(*RANK_NAMES[:2])
+    stated, (bits, quantised) = take_on(reading, *LORA_NAMES), _find_bits(reading)
+    entry = reading.file.launch.entry if reading.file.launch is not None else ""
+    switch = stated or quantised
+    if switch is not None:
+        set_adapters(reading, switch, None, RANK_NAMES, *TARGET_NAMES, everywhere=False)
+    elif re.search("lora|peft", entry):
+        set_adapters(reading, None, None, RANK_NAMES, *TARGET_NAMES, everywhere=False)
+        reading.assume("train.mode", "lora", f"{entry} has it in its name")
+    elif "train.mode" not in reading.keys and (rank := reading.take(*RANK_NAMES[:2])) is not None:
         why = "it sets the rank of adapters, and no setting says that the script has adapters"
         reading.ask(rank, why, "train.mode=lora", "train.mode=full")
-    if four is not None or bits == 4:
-        set_quantised_weights(reading, 4, four or reading.take("bits", "quantization_bit"))
-    elif eight is not None or bits == 8:
-        set_quantised_weights(reading, 8, eight or reading.take("bits", "quantization_bit"))
+    if quantised is not None:
+        set_quantised_weights(reading, bits, quantised)
+    else:
+        approximate_loading(reading, switch)
+
+
+def _find_bits(reading: Reading) -> tuple[int, Stated | None]:
+    """The bits of frozen weights, and the setting that says so; None: they have 16."""
+    for bits, names in QUANTISED.items():
+        if (stated := take_on(reading, *names)) is not None:
+            return bits, stated
+    bits = reading.take_count(*BITS_NAMES) or 16
+    return bits, reading.take(*BITS_NAMES) if bits < 16 else None
+
+
+QUANTISED: Mapping[int, tuple[str, ...]] = {
+    4: ("load_in_4bit", "use_4bit", "q_lora", "use_qlora", "qlora", "use_4bit_quantization"),
+    8: ("load_in_8bit", "use_8bit", "use_8bit_quantization"),
+}
+"""Switches of scripts for frozen weights of few bits."""
+
+BITS_NAMES = ("bits", "quantization_bit", "load_in_kbits", "load_in_bits")
+"""Bits of the weights under adapters."""
 
 
 def recognise(file: LaunchFile) -> Evidence:
     """A script or a mapping with arguments of the Trainer."""
+    names, starts = list_names(file), set[str]()
     if file.launch is not None:
-        names = {name for name, stated in file.launch.arguments.items() if not is_null(stated.value)}
         starts = {launcher.name for launcher in file.launch.launchers}
         if (
-            re.search(r"(^|/)run_(clm|mlm|translation|summarization|seq2seq)\w*\.py$", file.launch.entry)
+            re.search(r"run_(clm|mlm|translation|summarization|seq2seq)\w*\.py$", file.launch.entry)
             and DISTINCTIVE & names
         ):
             return Evidence.CERTAIN
-    else:
-        names, starts = set(file.keys), set()
     known = len(names & DISTINCTIVE)
     if known >= MANY or (known and starts & {"accelerate launch"}):
         return Evidence.LIKELY
@@ -120,5 +155,5 @@ def recognise(file: LaunchFile) -> Evidence:
 
 
 TRAINER = LaunchFormat(
-    "trainer", "Hugging Face Trainer", ".yaml", recognise, read_trainer_file, interpret, None, VERDICTS
+    "trainer", "Hugging Face Trainer", ".yaml", recognise, read_trainer_file, read_script, None, VERDICTS
 )

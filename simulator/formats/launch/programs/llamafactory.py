@@ -7,20 +7,21 @@ finetuning_args.py), model/model_utils/checkpointing.py, model/adapter.py, launc
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, TRAITS, read_plan
 from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
+from meshcast.simulator.formats.launch.programs.sharding import FSDP, offload_checkpoints, state_fsdp
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
     approximate_freezing,
     approximate_reference,
     double_samples,
     follow_file,
-    offload_checkpoints,
+    list_names,
     read_trainer_file,
     read_training,
     set_adapters,
@@ -39,7 +40,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     OPTIMISATION,
     SHORT,
     VERDICTS,
-    table,
+    list_verdicts,
 )
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
     MODULES,
@@ -47,13 +48,16 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     name_attention,
     name_model,
     name_strategy,
+    offloads,
+    recomputes,
     shards_by_deepspeed,
+    shards_by_fsdp,
     write_deepspeed,
     write_formats,
     write_fsdp,
 )
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import ON, Keys, SettingRow, Stated, is_null, read_switch
+from meshcast.simulator.formats.launch.table import Keys, SomeKeys, Stated, is_null, read_switch
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
 from meshcast.simulator.formats.launch.yaml_text import write_yaml
 
@@ -74,7 +78,7 @@ OLD_SEQUENCE = 1024
 PREFERENCES = ("dpo", "kto")
 """Stages with a reference model."""
 
-LLAMAFACTORY_VERDICTS = table(
+LLAMAFACTORY_VERDICTS = list_verdicts(
     ("template tool_format default_system media_dir tokenized_path packing neat_packing buffer_size max_samples", DATA),
     ("enable_thinking preserve_thinking image_* video_* audio_* use_audio* crop_to_patches split_special*", DATA),
     ("new_special* init_special* add_special* disable_shuffling train_on_prompt mask_history data_shared*", DATA),
@@ -95,6 +99,7 @@ LLAMAFACTORY_VERDICTS = table(
     ("fp8_enable*", Approximation("weights are gathered in 16 bits", LONG)),
     ("shift_attn use_llama_pro additional_target", Approximation("it is left out", EITHER)),
     ("mixture_of_depths", Decision("it changes the model", ("model=config.json",))),
+    ("freeze_*", NoInfluence("finetuning_type says whether weights are frozen")),
     ("use_mca", NoInfluence("settings of Megatron-Core say it")),
     ("use_hyper_parallel*", Decision("it is not read", ("plan.tp=1",))),
     ("dist_config.* init_config.* kernel_config.* peft_config.* batching_*", LOADING),
@@ -120,14 +125,16 @@ def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
     if (stated := reading.take("configuration")) is not None:
         follow_file(reading, stated)
+    if "tokenized_path" in reading.stated and take_on(reading, "do_train") is None:
+        rule = "it prepares a data set (tokenized_path without do_train), and trains nothing"
+        raise PlanError(reading.file.where, rule, "Name the file of the training")
     if FIRST & reading.stated.keys():
         _read_first(reading)
     _read_switches(reading)
     launch = reading.file.launch
     old = launch is not None and re.search(r"train_bash\.py$", launch.entry) is not None
     read_training(reading, replace(PROGRAM, sequence=OLD_SEQUENCE) if old else PROGRAM)
-    if (workers := reading.take_count("ray_num_workers")) is not None:
-        reading.set_key("cluster.gpus", workers, "ray_num_workers")
+    _read_workers(reading)
     _read_kernels(reading)
     _read_tuning(reading)
     _read_stage(reading)
@@ -147,13 +154,18 @@ def _read_first(reading: Reading) -> None:
     stated = reading.take("enable_activation_checkpointing")
     if stated is not None:
         reading.stated["activation_checkpointing"] = stated
-    if reading.take_word("dist_config.name").startswith("fsdp"):
-        reading.stated["fsdp"] = reading.stated["dist_config.name"]
-        reading.stated["fsdp_config.version"] = Stated(2, "dist_config.name", reading.stated["fsdp"].place)
+    if reading.take_word("dist_config.name").startswith(FSDP):
+        stated = reading.stated["dist_config.name"]
+        state_fsdp(reading, stated, replace(stated, value=2))
     if size := reading.take_count("cp_size"):
         reading.set_key("plan.cp", size, "cp_size")
         scheme = "ulysses" if reading.take_word("cp_mode") == "ulysses" else "ring"
         reading.set_key("plan.sequence", scheme, "cp_mode", "cp_size")
+    precision = reading.stated.get("bf16")
+    if precision is None:
+        reading.stated["bf16"] = Stated(True, "bf16", reading.file.where)
+    elif not read_switch(precision):
+        reading.ask_key("precision.compute", "bf16", "the checkpoint decides the format of weights", precision)
     if "finetuning_type" not in reading.stated:
         kind = reading.take_word("peft_config.name") or "full"
         reading.stated["finetuning_type"] = Stated(kind, "peft_config.name", reading.file.where)
@@ -179,35 +191,37 @@ def _read_switches(reading: Reading) -> None:
         reading.stated |= {"torch_dtype": Stated("bfloat16", "pure_bf16", reading.stated["pure_bf16"].place)}
 
 
-MEGATRON_ROWS = (
-    SettingRow("tensor_model_parallel_size", "plan.tp", silent=1),
-    SettingRow("pipeline_model_parallel_size", "plan.pp", silent=1),
-    SettingRow("context_parallel_size", "plan.cp", silent=1),
-    SettingRow("expert_model_parallel_size", "plan.ep", silent=1),
-    SettingRow("expert_tensor_parallel_size", "plan.etp"),
-    SettingRow("virtual_pipeline_model_parallel_size", "plan.pipeline.chunks"),
-    SettingRow("sequence_parallel", "plan.tensor", "switch", {True: "megatron-sp", False: "megatron"}, "megatron"),
-    SettingRow("use_distributed_optimizer", "plan.data", "switch", {True: "zero-1", False: "ddp"}, "zero-1"),
-    SettingRow("overlap_grad_reduce", "framework.set.overlap.dp", "switch", ON, False),
-    SettingRow("overlap_param_gather", "framework.set.overlap.updated_weights", "switch", ON, False),
-    SettingRow("recompute_granularity", "plan.recompute", "text", {"full": "full", "selective": "selective"}),
-)
-"""Settings of Megatron-Core (USE_MCA=1: alibaba/ROLL, mcore_adapter/src/mcore_adapter/training_args.py)."""
+def _read_workers(reading: Reading) -> None:
+    """Reads how many GPUs it runs on: the variables of its launcher, workers of Ray, or a single one."""
+    if (workers := reading.take_count("ray_num_workers")) is not None:
+        reading.set_key("cluster.gpus", workers, "ray_num_workers")
+    variables = reading.file.launch.environment if reading.file.launch is not None else {}
+    counts = {
+        name: int(word.text)
+        for name, word in variables.items()
+        if name in ("NPROC_PER_NODE", "NNODES") and word.text.isdecimal() and not word.unknown
+    }
+    if each := counts.get("NPROC_PER_NODE"):
+        reading.set_key("cluster.gpus", each * counts.get("NNODES", 1))
+    layerwise = take_on(reading, "galore_layerwise", "apollo_layerwise")
+    if layerwise is not None:  # parser.py refuses more GPUs
+        reading.set_key("cluster.gpus", 1, "galore_layerwise", "apollo_layerwise")
+        why = "gradients of a layer are gone before those of the next are there, which meshcast does not describe"
+        reading.ask(layerwise, why, "precision.moments=bf16")
 
-MEGATRON = {row.name for row in MEGATRON_ROWS[:6]}
+
+MEGATRON = {row.name for row in DEGREES if row.key in ("plan.tp", "plan.pp", "plan.cp", "plan.ep")}
+"""Settings of Megatron-Core (USE_MCA=1: alibaba/ROLL, mcore_adapter/src/mcore_adapter/training_args.py)."""
 
 
 def _read_megatron(reading: Reading) -> None:
     """Reads the settings of Megatron-Core, which then runs the training in place of the Trainer."""
-    for key in [key for key in reading.keys if key.startswith(("framework.set.", "plan.", "precision."))]:
-        if key != "precision.compute":
-            reading.keys.pop(key)
-            reading.origins.pop(key, None)
-    reading.set_key("framework.name", "megatron-core", *MEGATRON)
-    reading.read_rows(MEGATRON_ROWS)
-    if reading.keys.get("plan.pipeline.chunks", 1) > 1:
-        reading.set_key("plan.pipeline", "interleaved-1f1b", "virtual_pipeline_model_parallel_size")
-    if "plan.recompute" not in reading.keys:
+    for key in [key for key in reading.keys if key.startswith(("framework.", "plan."))]:
+        reading.keys.pop(key)
+        reading.origins.pop(key, None)
+    reading.read_rows((*DEGREES, *TRAITS))
+    read_plan(reading)
+    if "recompute_granularity" not in reading.stated:
         why = "disable_gradient_checkpointing does not count for Megatron-Core, and no other setting says it"
         reading.ask_key("plan.recompute", "none", why)
 
@@ -274,11 +288,9 @@ STRONG = {"finetuning_type", "cutoff_len", "template", "dataset_dir", "lora_targ
 
 def recognise(file: LaunchFile) -> Evidence:
     """Its command, or its settings."""
-    names = set(file.keys)
-    if file.launch is not None:
-        if re.search(r"llamafactory-cli|llama_factory|llamafactory|^lmf ", file.launch.entry):
-            return Evidence.CERTAIN
-        names = set(file.launch.arguments)
+    names = list_names(file)
+    if file.launch is not None and re.search(r"llamafactory-cli|llama_factory|llamafactory|^lmf ", file.launch.entry):
+        return Evidence.CERTAIN
     if "finetuning_type" in names and {"stage", "template", "cutoff_len"} & names:
         return Evidence.CERTAIN
     if "model" in names and {"dist_config", "peft_config", "init_config", "kernel_config"} & names:
@@ -292,7 +304,7 @@ def recognise(file: LaunchFile) -> Evidence:
 
 def write(keys: Keys, header: list[str]) -> str:
     """A YAML file, with the configurations of DeepSpeed and FSDP inside."""
-    settings: dict[str, Any] = {
+    settings: Keys = {
         "model_name_or_path": name_model(keys) or "config.json",
         "stage": "sft",
         "do_train": True,
@@ -304,7 +316,7 @@ def write(keys: Keys, header: list[str]) -> str:
         "per_device_train_batch_size": keys["batch.micro"],
         "gradient_accumulation_steps": count_passes(keys),
         **write_formats(keys),
-        "disable_gradient_checkpointing": keys.get("plan.recompute") != "full",
+        "disable_gradient_checkpointing": not recomputes(keys),
         "use_reentrant_gc": not keys.get("framework.set.recompute_early_stop", True),
     }
     words = {implementation: word for word, implementation in list(ATTENTIONS.items())[:4]}
@@ -312,7 +324,7 @@ def write(keys: Keys, header: list[str]) -> str:
         settings["flash_attn"] = words[name]
     if keys.get("framework.set.compile"):
         settings["torch_compile"] = True
-    if "activations" in keys.get("plan.offload", ()):
+    if offloads(keys, "activations"):
         settings["use_unsloth_gc"] = True
     settings |= _write_sharding(keys)
     if keys.get("run.steps"):
@@ -320,18 +332,18 @@ def write(keys: Keys, header: list[str]) -> str:
     return write_yaml(settings, header)
 
 
-def _write_tuning(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _write_tuning(keys: SomeKeys) -> Keys:
     if keys.get("train.mode") != "lora":
         return {"finetuning_type": "full"}
     modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
     return {"finetuning_type": "lora", "lora_rank": keys.get("train.rank", 16), "lora_target": ",".join(modules)}
 
 
-def _write_sharding(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _write_sharding(keys: SomeKeys) -> Keys:
     if shards_by_deepspeed(keys):
         return {"deepspeed": write_deepspeed(keys)}
-    if keys.get("plan.data") == "fsdp":
-        return {"fsdp": f"{name_strategy(keys)} auto_wrap", "fsdp_config": write_fsdp(keys)}
+    if shards_by_fsdp(keys):
+        return {FSDP: f"{name_strategy(keys)} auto_wrap", "fsdp_config": write_fsdp(keys)}
     is_pure = keys.get("precision.main_weights") == "bf16" and keys.get("train.mode") != "lora"
     return {"pure_bf16": True} if is_pure else {}
 

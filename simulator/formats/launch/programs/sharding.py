@@ -194,6 +194,21 @@ def read_zero(reading: Reading) -> None:
     reading.read_rows([BUCKET, OVERLAP])
     if "framework.set.overlap.dp" not in reading.keys:
         reading.set_key("framework.set.overlap.dp", stage == 3)
+    _read_devices(reading, stage)
+    _read_coordinator(reading, stage)
+    _read_sub_groups(reading, stage)
+    accumulated = reading.take_word("deepspeed.data_types.grad_accum_dtype")
+    if accumulated in ("fp32", "bf16", "fp16"):
+        reading.set_key("precision.gradients", accumulated, "deepspeed.data_types.grad_accum_dtype")
+    for name in ("reduce_scatter", "allgather_partitions"):
+        stated = reading.take(f"{Z}.{name}")
+        if stated is not None and not is_null(stated.value) and not read_switch(stated):
+            why = "gradients are forecast as reduce-scattered, weights as all-gathered"
+            reading.approximate(stated, why, "the step is too short")
+
+
+def _read_devices(reading: Reading, stage: int) -> None:
+    """Reads what lies in host memory or on disks."""
     devices = {what: reading.take_word(f"{Z}.offload_{what}.device") for what in ("optimizer", "param")}
     if reading.take_switch(f"{Z}.cpu_offload"):
         devices["optimizer"] = devices["optimizer"] or "cpu"
@@ -206,16 +221,6 @@ def read_zero(reading: Reading) -> None:
             reading.set_key("plan.offload", ("optimizer",), *offload)
         else:
             reading.set_key("plan.data", "zero-offload", *offload, f"{Z}.stage")
-    _read_coordinator(reading, stage)
-    _read_sub_groups(reading, stage)
-    accumulated = reading.take_word("deepspeed.data_types.grad_accum_dtype")
-    if accumulated in ("fp32", "bf16", "fp16"):
-        reading.set_key("precision.gradients", accumulated, "deepspeed.data_types.grad_accum_dtype")
-    for name in ("reduce_scatter", "allgather_partitions"):
-        stated = reading.take(f"{Z}.{name}")
-        if stated is not None and not is_null(stated.value) and not read_switch(stated):
-            why = "gradients are forecast as reduce-scattered, weights as all-gathered"
-            reading.approximate(stated, why, "the step is too short")
 
 
 def _read_groups(reading: Reading, stage: int) -> bool:
@@ -281,12 +286,38 @@ def _read_sub_groups(reading: Reading, stage: int) -> None:
     reading.approximate(stated, why, errs)
 
 
+CHAT = {
+    **{"overlap_comm": True, "stage3_param_persistence_threshold": 10_000, "stage3_max_live_parameters": 30_000_000},
+    "stage3_prefetch_bucket_size": 30_000_000,
+}
+"""What DeepSpeed-Chat sets beside its flags (deepspeedai/DeepSpeedExamples @38ef1962d938,
+applications/DeepSpeed-Chat/dschat/utils/ds_utils.py; defaults of its flags in training/step1_supervised_finetuning)."""
+
+
+def state_chat(reading: Reading) -> None:
+    """States the configuration that DeepSpeed-Chat makes of its flags."""
+    stage = reading.stated["zero_stage"]
+    settings = {f"{Z}.{name}": replace(stage, value=value) for name, value in CHAT.items()}
+    settings[f"{Z}.stage"] = stage
+    if reading.take_switch("offload"):
+        stated = reading.stated["offload"]
+        settings |= {f"{Z}.offload_{what}.device": replace(stated, value="cpu") for what in ("param", "optimizer")}
+    word = reading.take_word("dtype") or "fp16"
+    settings[f"deepspeed.{word}.enabled"] = replace(reading.stated.get("dtype", stage), value=True)
+    reading.stated.pop("dtype", None)
+    reading.take("zero_stage", "deepspeed")
+    reading.add_stated(settings)
+
+
 # ------------------------------------------------------------------------------------------------ FSDP
 
+FSDP = "fsdp"
+"""The argument of the Trainer, and the data scheme."""
+
 STRATEGIES = {
-    **{"full_shard": ("fsdp", True), "shard_grad_op": ("fsdp", False), "no_shard": ("ddp", None)},
-    **{"hybrid_shard": ("fsdp", True), "hybrid_shard_zero2": ("fsdp", False)},
-    **{"1": ("fsdp", True), "2": ("fsdp", False), "3": ("ddp", None), "4": ("fsdp", True), "5": ("fsdp", False)},
+    **{"full_shard": (FSDP, True), "shard_grad_op": (FSDP, False), "no_shard": ("ddp", None)},
+    **{"hybrid_shard": (FSDP, True), "hybrid_shard_zero2": (FSDP, False)},
+    **{"1": (FSDP, True), "2": (FSDP, False), "3": ("ddp", None), "4": (FSDP, True), "5": (FSDP, False)},
 }
 """Data scheme, and whether weights are resharded behind the forward pass, by the strategy of FSDP 1."""
 
@@ -302,33 +333,70 @@ def _fsdp_names(name: str) -> tuple[str, str]:
 def read_fsdp(reading: Reading, version: int = 1) -> None:
     """Reads FSDP. version: where the file does not say it."""
     version = reading.take_count(*_fsdp_names("version")) or version
-    words = [word.lower() for word in read_words(stated)] if (stated := reading.take("fsdp")) is not None else []
-    names = ("fsdp", *_fsdp_names("sharding_strategy"), *_fsdp_names("reshard_after_forward"))
+    words = [word.lower() for word in read_words(stated)] if (stated := reading.take(FSDP)) is not None else []
+    names = (FSDP, *_fsdp_names("sharding_strategy"), *_fsdp_names("reshard_after_forward"))
     states = reading.take_word(*_fsdp_names("reshard_after_forward"))
     strategy = reading.take_word(*_fsdp_names("sharding_strategy")) if version == 1 else ""
     strategy = next((word for word in words if word in STRATEGIES), strategy) or (
         states if states in STRATEGIES else ""
     )
-    scheme, reshard = STRATEGIES.get(strategy, ("fsdp", True))
+    scheme, reshard = STRATEGIES.get(strategy, (FSDP, True))
     if version == 2 and states in ("true", "false"):
         reshard = states == "true"
-    reading.set_key("plan.data", scheme, "accelerate.distributed_type", "fsdp", *_fsdp_names("sharding_strategy"))
+    reading.set_key("plan.data", scheme, "accelerate.distributed_type", FSDP, *_fsdp_names("sharding_strategy"))
     if strategy in HYBRID:
         reading.set_key("plan.shard_nodes", True, *names)
-    if scheme != "fsdp":
+    if scheme != FSDP:
         return
     reading.set_key("plan.data.reshard", bool(reshard), *names)
     if version == 2:
         reading.set_key("framework.set.gathers_apart", True, *_fsdp_names("version"))
     else:
         # Accelerate's FullyShardedDataParallelPlugin prefetches nothing unless it is told to.
-        ahead = reading.take_word(*_fsdp_names("backward_prefetch")) in ("backward_pre", "1")
-        reading.set_key("plan.data.backward_prefetch", ahead, *_fsdp_names("backward_prefetch"))
-    _read_units(reading, words)
+        prefetch = (*_fsdp_names("backward_prefetch"), *_fsdp_names("backward_prefetch_policy"))
+        ahead = reading.take_word(*prefetch) in ("backward_pre", "1")
+        reading.set_key("plan.data.backward_prefetch", ahead, *prefetch)
+    _read_units(reading)
+    _read_wrapping(reading)
     _read_fsdp_offload(reading, words)
 
 
-def _read_units(reading: Reading, words: list[str]) -> None:
+def has_fsdp(reading: Reading) -> bool:
+    """Whether FSDP shards: an argument of the Trainer says it, or Accelerate's file."""
+    stated = reading.take(FSDP)
+    is_on = stated is not None and not is_null(stated.value) and str(stated.value).lower() not in ("false", "[]")
+    return is_on or _kind(reading) == FSDP
+
+
+def state_fsdp(reading: Reading, stated: Stated, version: Stated | None = None) -> None:
+    """States FSDP in the words of the Trainer. stated: the setting that says it. version: of FSDP."""
+    reading.stated.setdefault(FSDP, replace(stated, value=True))
+    if version is not None:
+        reading.stated.setdefault("fsdp_config.version", version)
+
+
+def ask_sharding(reading: Reading) -> None:
+    """Asks what a file of arguments leaves to the command that it is given to: whether DeepSpeed or FSDP shards."""
+    sections = ("deepspeed", FSDP, "accelerate.")
+    if reading.file.launch is None and not any(name.startswith(sections) for name in reading.stated):
+        why = "the command that starts it, or the configuration of Accelerate, says whether DeepSpeed or FSDP shards"
+        reading.ask(None, why, "plan.zero=3", "plan.fsdp=true", "plan.zero=0")
+
+
+def _read_wrapping(reading: Reading) -> None:
+    """Reads whether ``fsdp`` wraps layers: before release 5 of transformers the word ``auto_wrap`` says so."""
+    stated = reading.take(FSDP)
+    if _kind(reading) == FSDP or reading.take("fsdp_config.auto_wrap_policy") is not None:
+        return
+    wraps = any(name.startswith(("fsdp_transformer_layer", "fsdp_config.transformer_layer")) for name in reading.stated)
+    if stated is None or isinstance(stated.value, bool) or "auto_wrap" in str(stated.value) or wraps:
+        return
+    why = "without auto_wrap transformers before release 5 wraps the whole model as one unit; layers are forecast"
+    errs = "the forecast needs less memory, and overlaps more"
+    reading.approximate(stated, why, errs, {"plan.data.reshard": False})
+
+
+def _read_units(reading: Reading) -> None:
     """Reads what FSDP wraps: the forecast gathers layer by layer."""
     stated = reading.take(*_fsdp_names("auto_wrap_policy"))
     policy = str(stated.value).lower() if stated is not None else ""
@@ -341,7 +409,7 @@ def _read_units(reading: Reading, words: list[str]) -> None:
 
 
 def _read_fsdp_offload(reading: Reading, words: list[str]) -> None:
-    names = "fsdp", *_fsdp_names("offload_params"), *_fsdp_names("cpu_offload")
+    names = FSDP, *_fsdp_names("offload_params"), *_fsdp_names("cpu_offload")
     stated = reading.take(*names[1:])
     if (stated is not None and not is_null(stated.value) and read_switch(stated)) or "offload" in words:
         reading.set_key("plan.offload", ("optimizer",), *(names[1:] if stated is not None else names))
@@ -349,7 +417,7 @@ def _read_fsdp_offload(reading: Reading, words: list[str]) -> None:
             "of what FSDP offloads, weights, gradients and optimizer states, the last alone are forecast in host memory"
         )
         reading.approximate(
-            stated or reading.take("fsdp"), why, "the forecast needs more memory, and its step is shorter"
+            stated or reading.take(FSDP), why, "the forecast needs more memory, and its step is shorter"
         )
 
 
@@ -391,3 +459,8 @@ def _read_sequence_scheme(reading: Reading, degree: str) -> str:
         return "ulysses"
     names = "parallelism_config.cp_comm_strategy", "accelerate.parallelism_config.cp_comm_strategy"
     return "ring" if reading.take_word(*names) == "alltoall" else "all-gather"
+
+
+def offload_checkpoints(reading: Reading, *names: str) -> None:
+    """Sets that the saved inputs of layers lie in host memory. names: of the settings that say so."""
+    reading.set_key("plan.offload", (*reading.keys.get("plan.offload", ()), "activations"), *names)

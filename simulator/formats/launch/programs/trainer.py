@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from meshcast.simulator.formats.launch.flat_settings import flatten_file, split_objects
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import (
     ACCELERATE_KEYS,
+    has_fsdp,
     name_launch_flags,
     name_settings,
+    offload_checkpoints,
     read_accelerate,
     read_degrees,
     read_fsdp,
@@ -28,6 +30,7 @@ from meshcast.simulator.formats.launch.programs.sharding import (
 )
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
+    SomeKeys,
     Stated,
     is_null,
     read_count,
@@ -41,7 +44,7 @@ from meshcast.simulator.formats.launch.table import (
 class TrainerProgram:
     """A program on the Trainer, by its names and defaults where these differ from the Trainer's.
 
-    micro: sequences of a micro-batch of a process. micro_names: of the setting.
+    micro: sequences of a micro-batch of a process; None: a script decides. micro_names: of the setting.
     sequence: tokens of a sequence; None: a script decides. sequence_names: of the setting.
     model_names: of the setting of the model.
     compute: format of the computation without a switch.
@@ -53,7 +56,7 @@ class TrainerProgram:
     packs: what of a batch is padding or packed, as a question about `batch.documents` may put it.
     """
 
-    micro: int = 8
+    micro: int | None = 8
     micro_names: tuple[str, ...] = ("per_device_train_batch_size", "per_gpu_train_batch_size")
     sequence: int | None = None
     sequence_names: tuple[str, ...] = ()
@@ -75,10 +78,10 @@ def read_trainer_file(file: LaunchFile) -> dict[str, Stated]:
     if file.launch is not None:
         settings = dict(split_objects(file.launch.arguments))
         for launcher in file.launch.launchers:
-            if launcher.name == "accelerate":
+            if launcher.name == "accelerate launch":
                 settings |= name_launch_flags(launcher.settings)
             else:
-                settings |= {f"{launcher.name}.{name}": stated for name, stated in launcher.settings.items()}
+                settings |= {f"launcher.{name}": stated for name, stated in launcher.settings.items()}
         return name_settings(settings)
     settings = flatten_file(file, example="per_device_train_batch_size: 1")
     if "distributed_type" in settings or "compute_environment" in settings:
@@ -88,6 +91,19 @@ def read_trainer_file(file: LaunchFile) -> dict[str, Stated]:
 
 def _name_accelerate(name: str) -> str:
     return f"accelerate.{name}" if name.partition(".")[0] in ACCELERATE_KEYS else name
+
+
+def list_names(file: LaunchFile) -> set[str]:
+    """The names of the settings of a file: of a command also those of the file that it gives to the program."""
+    if file.launch is None:
+        return set(file.keys)
+    names = {name for name, stated in file.launch.arguments.items() if not is_null(stated.value)}
+    given_files = [*file.launch.positional, *(file.launch.arguments[name] for name in ("config",) if name in names)]
+    for stated in given_files:
+        if not stated.unknown and str(stated.value).lower().endswith((".yaml", ".yml", ".json")):
+            companion = file.find_companion(str(stated.value))
+            names |= set(companion.keys) if companion is not None else set()
+    return names
 
 
 def follow_file(reading: Reading, stated: Stated) -> None:
@@ -116,13 +132,14 @@ def read_training(reading: Reading, program: TrainerProgram) -> None:
     _read_processes(reading)
 
 
+DEEPSPEED_FILES = ("deepspeed", "deepspeed_config", "ds_config", "deepspeed_config_file", "deepspeed_config_path")
+"""Arguments of scripts that name a configuration of DeepSpeed."""
+
+
 def _add_companions(reading: Reading) -> None:
     """Adds the files of DeepSpeed and FSDP that arguments of the Trainer name."""
-    for name, prefix in (
-        ("deepspeed", "deepspeed."),
-        ("deepspeed_config", "deepspeed."),
-        ("fsdp_config", "fsdp_config."),
-    ):
+    files = {**dict.fromkeys(DEEPSPEED_FILES, "deepspeed."), "fsdp_config": "fsdp_config."}
+    for name, prefix in files.items():
         stated = reading.stated.get(name)
         if stated is None or is_null(stated.value) or isinstance(stated.value, bool):
             continue
@@ -144,25 +161,32 @@ def _read_batch(reading: Reading, program: TrainerProgram) -> None:
     stated = reading.take("deepspeed.train_batch_size")
     if stated is not None and not is_null(stated.value):
         reading.set_key("batch.global", read_count(stated), "deepspeed.train_batch_size")
+    if "batch.micro" not in reading.keys and program.micro is None:
+        if "batch.global" in reading.keys:
+            # DeepSpeedConfig._set_batch_related_parameters
+            reading.keys["batch.per_rank"] = reading.keys.get("batch.accumulated", 1)
+        else:
+            reading.ask_key("batch.micro", 1, "the script says the batch of a process")
 
 
-def _read_agreeing(reading: Reading, key: str, default: int, *names: str) -> None:
+def _read_agreeing(reading: Reading, key: str, default: int | None, *names: str) -> None:
     """Reads a count that several files may state. Where they differ, the Trainer stops."""
-    counts = {name: count for name in names if (count := reading.take_count(name)) is not None}
+    answers = ("batch.micro=...",) if key == "batch.micro" else ("batch.global=...",)
+    counts = {name: count for name in names if (count := reading.take_count(name, answers=answers)) is not None}
     if len(set(counts.values())) > 1:
         first, *rest = (reading.stated[name] for name in counts)
         why = f"it differs from {first.shown}, which is {first.value}: the Trainer stops there"
         reading.ask(rest[0], why, f"{key}={first.value}")
     if counts:
         reading.set_key(key, next(iter(counts.values())), *counts)
-    elif not any(reading.stated[name].unknown for name in names if name in reading.stated):
+    elif default is not None and not any(reading.stated[name].unknown for name in names if name in reading.stated):
         reading.set_key(key, default)
 
 
 def read_sequence(reading: Reading, program: TrainerProgram) -> None:
     """Reads the length of sequences; of a script that does not state it, it is asked for."""
     names = program.sequence_names
-    if count := reading.take_count(*names):
+    if count := reading.take_count(*names, answers=("batch.sequence=...",)):
         reading.set_key("batch.sequence", count, *(name for name in names if name in reading.stated))
     elif program.sequence is not None:
         reading.set_key("batch.sequence", program.sequence)
@@ -174,43 +198,30 @@ def read_sequence(reading: Reading, program: TrainerProgram) -> None:
 def _read_sharding(reading: Reading, program: TrainerProgram) -> None:
     """Reads DeepSpeed, FSDP, or plain data parallelism: arguments of the Trainer count more than Accelerate's file."""
     kind = reading.take_word("accelerate.distributed_type")
-    fsdp = reading.take("fsdp")
     reading.set_key("framework.name", "hf-trainer")
     if any(name.startswith("deepspeed.") for name in reading.stated):
         read_zero(reading)
-    elif (fsdp is not None and not is_null(fsdp.value) and str(fsdp.value).lower() != "false" and fsdp.value != []) or (
-        kind == "fsdp"
-    ):
+    elif has_fsdp(reading):
         read_fsdp(reading, program.fsdp_version)
-        if kind != "fsdp" and reading.take("fsdp_config.auto_wrap_policy") is None:
-            _read_wrapping(reading)
     elif kind == "megatron_lm":
         why = "Accelerate hands over to Megatron-LM, whose degrees meshcast does not read from this file"
         reading.ask(reading.take("accelerate.distributed_type"), why, "plan.tp=1")
     else:
-        reading.set_key("plan.data", "ddp", "accelerate.distributed_type")
+        _set_replicas_alone(reading)
         if mebibytes := reading.take_count("ddp_bucket_cap_mb"):
             reading.set_key("framework.set.bucket.elements", mebibytes * 2**18, "ddp_bucket_cap_mb")
     read_degrees(reading)
 
 
-def ask_sharding(reading: Reading) -> None:
-    """Asks what a file of arguments leaves to the command that it is given to: whether DeepSpeed or FSDP shards."""
-    sections = ("deepspeed", "fsdp", "accelerate.")
-    if reading.file.launch is None and not any(name.startswith(sections) for name in reading.stated):
-        why = "the command that starts it, or the configuration of Accelerate, says whether DeepSpeed or FSDP shards"
-        reading.ask(None, why, "plan.zero=3", "plan.fsdp=true", "plan.zero=0")
-
-
-def _read_wrapping(reading: Reading) -> None:
-    """Reads whether ``fsdp`` wraps layers: before release 5 of transformers the word ``auto_wrap`` says so."""
-    stated = reading.take("fsdp")
-    wraps = any(name.startswith(("fsdp_transformer_layer", "fsdp_config.transformer_layer")) for name in reading.stated)
-    if stated is None or isinstance(stated.value, bool) or "auto_wrap" in str(stated.value) or wraps:
-        return
-    why = "without auto_wrap transformers before release 5 wraps the whole model as one unit; layers are forecast"
-    errs = "the forecast needs less memory, and overlaps more"
-    reading.approximate(stated, why, errs, {"plan.data.reshard": False})
+def _set_replicas_alone(reading: Reading) -> None:
+    """Sets plain data parallelism, which is assumed where Accelerate has the file of another machine."""
+    launch = reading.file.launch
+    starts = {launcher.name for launcher in launch.launchers} if launch is not None else set()
+    if "accelerate launch" in starts and "accelerate.distributed_type" not in reading.stated:
+        why = "accelerate launch without --config_file takes the configuration of the machine, which is not here"
+        reading.assume("plan.data", "ddp", why)
+    else:
+        reading.set_key("plan.data", "ddp", "accelerate.distributed_type")
 
 
 # ----------------------------------------------------------------------------------------- precision
@@ -250,7 +261,7 @@ def _find_switches(reading: Reading) -> Iterator[tuple[str, str]]:
     """The settings that say the format of mixed precision, those that count more first."""
     for word in ("bf16", "fp16"):
         for name in (word, f"deepspeed.{word}.enabled", f"deepspeed.{'bfloat16' if word == 'bf16' else word}.enabled"):
-            stated = reading.take(name)
+            stated = reading.take(name, answers=("precision.compute=bf16",))
             if stated is not None and not is_null(stated.value) and read_switch(stated):
                 yield name, word
     word = reading.take_word("accelerate.mixed_precision")
@@ -315,12 +326,14 @@ def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
         offload_checkpoints(reading, *offloads)
 
 
-def offload_checkpoints(reading: Reading, *names: str) -> None:
-    """Sets that the saved inputs of layers lie in host memory. names: of the settings that say so."""
-    reading.set_key("plan.offload", (*reading.keys.get("plan.offload", ()), "activations"), *names)
+def assume_no_recomputation(reading: Reading, why: str, stated: Stated | None = None) -> None:
+    """Assumes that no layer is recomputed. stated: a setting of how layers are, which bounds the error."""
+    reading.assume("plan.recompute", "none", why)
+    errs = "with recomputation the step is longer and needs less memory"
+    reading.approximate(stated, why, errs, {"plan.recompute": "full"})
 
 
-ATTENTIONS: Mapping[str, Mapping[str, Any]] = {
+ATTENTIONS: Mapping[str, SomeKeys] = {
     "sdpa": {"attention_library": "sdpa"},
     "flash_attention_2": {"attention_library": "flash-2"},
     "flash_attention_3": {"attention_library": "flash-3"},
@@ -403,36 +416,46 @@ ALL_TARGETS = ("attn_qkv", "attn_proj", "mlp_up", "mlp_down")
 def set_adapters(
     reading: Reading,
     stated: Stated | None,
-    rank: int,
+    rank: int | None,
     rank_names: tuple[str, ...],
     *target_names: str,
     everywhere: bool,
 ) -> None:
     """Sets low-rank adapters.
 
-    stated: the setting that says so. rank: without a setting. rank_names, target_names: of the settings.
+    stated: the setting that says so. rank: without a setting; None: a script decides, and it is asked for.
+    rank_names, target_names: of the settings.
     everywhere: whether all linear layers have adapters without a setting; otherwise queries and values.
     """
     mode = [name for name, entry in reading.stated.items() if entry is stated]
     reading.set_key("train.mode", "lora", *mode)
-    reading.set_key("train.rank", reading.take_count(*rank_names) or rank, *rank_names)
-    entry = reading.take(*target_names)
-    words = [word.lower() for word in read_words(entry)] if entry is not None else []
+    count = reading.take_count(*rank_names, answers=("train.rank=...",))
+    if count is None and rank is None:
+        reading.ask_key("train.rank", 8, "the script decides the rank of adapters, and no setting says it")
+    else:
+        reading.set_key("train.rank", count or rank, *rank_names)
+    _read_targets(reading, stated, target_names, everywhere)
+
+
+def _read_targets(reading: Reading, adapters: Stated | None, names: tuple[str, ...], everywhere: bool) -> None:
+    """Reads which linear layers have adapters. everywhere: all of them, without a setting."""
+    stated = reading.take(*names)
+    words = [word.lower() for word in read_words(stated)] if stated is not None else []
     words = [word for word in words if word not in ("none", "null")]
     on_all = (not words and everywhere) or bool(set(words) & set(EVERYWHERE))
-    targets = ALL_TARGETS if on_all else _find_targets(reading, words, entry)
-    kept = _leave_out_experts(reading, targets, entry or stated)
+    targets = ALL_TARGETS if on_all else _find_targets(reading, words, stated)
+    kept = _leave_out_experts(reading, targets, stated or adapters)
     if kept and not (on_all and kept == ALL_TARGETS):
-        reading.set_key("train.targets", kept, *target_names)
+        reading.set_key("train.targets", kept, *names)
 
 
-def _find_targets(reading: Reading, words: list[str], entry: Stated | None) -> tuple[str, ...]:
-    """The linear layers that the names of modules mean. entry: the setting that has them."""
+def _find_targets(reading: Reading, words: list[str], stated: Stated | None) -> tuple[str, ...]:
+    """The linear layers that the names of modules mean. stated: the setting that has them."""
     if not words:
         return ("attn_qkv",)
     if unknown := [word for word in words if word not in TARGETS]:
         why = f"meshcast does not know which layers {', '.join(unknown)} are"
-        reading.approximate(entry, why, "the memory and time of adapters err a little")
+        reading.approximate(stated, why, "the memory and time of adapters err a little")
     return tuple(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS))
 
 
@@ -449,6 +472,13 @@ def _leave_out_experts(reading: Reading, targets: tuple[str, ...], stated: State
     shown = stated or Stated("lora", "adapters", reading.file.where)
     reading.approximate(shown, why, "the step is too short, and the memory too small by these adapters")
     return kept
+
+
+def approximate_loading(reading: Reading, stated: Stated | None) -> None:
+    """Lists that frozen weights are forecast in 16 bits, where a script loads them in fp32."""
+    if not any(name in reading.stated for name in LOADING) and reading.keys.get("precision.compute") != "fp32":
+        why = "frozen weights are forecast in the format of the computation; without dtype they are loaded in fp32"
+        reading.approximate(stated, why, "the forecast needs up to 2 bytes a frozen parameter less")
 
 
 def approximate_freezing(reading: Reading, stated: Stated | None) -> None:
@@ -503,9 +533,55 @@ def _read_length(reading: Reading) -> None:
 
 def _read_processes(reading: Reading) -> None:
     """Reads how many GPUs the launcher starts processes on."""
-    if count := reading.take_count("accelerate.num_processes"):
-        reading.set_key("cluster.gpus", count, "accelerate.num_processes")
-    reading.take("accelerate.num_machines")
+    names: tuple[str, ...] = ("accelerate.num_processes", "launcher.nproc_per_node", "launcher.num_gpus")
+    each = reading.take_count(*names, decisive=False) if _is_number(reading, *names) else None
+    if each is None:
+        each, names = _count_devices(reading), ("launcher.include",)
+    elif names[0] not in reading.stated:
+        each *= _count_nodes(reading)
+    reading.take("accelerate.num_machines", decisive=False)
+    if each:
+        reading.set_key("cluster.gpus", each, *names)
+
+
+def _is_number(reading: Reading, *names: str) -> bool:
+    """Whether the first of these settings is a number: torchrun also takes ``gpu`` and ``auto``."""
+    stated = next((reading.stated[name] for name in names if name in reading.stated), None)
+    return stated is not None and not stated.unknown and str(stated.value).isdecimal() and int(str(stated.value)) > 0
+
+
+def _count_nodes(reading: Reading) -> int:
+    """The nodes of torchrun or DeepSpeed; of an elastic range, the most."""
+    stated = reading.take("launcher.nnodes", "launcher.num_nodes", decisive=False)
+    last = str(stated.value).rpartition(":")[2] if stated is not None else ""
+    return int(last) if last.isdecimal() and int(last) else 1
+
+
+def _count_devices(reading: Reading) -> int | None:
+    """The GPUs that a script names, or the single one of a program without a launcher; None: those of the machine."""
+    launch = reading.file.launch
+    included = reading.take("launcher.include", decisive=False)
+    if included is not None:
+        return sum(host.count(",") + 1 for host in str(included.value).split("@") if ":" in host) or None
+    if launch is None:
+        return None
+    starts = {launcher.name for launcher in launch.launchers} & STARTERS
+    visible = launch.environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.unknown and visible.text.strip():
+        count = visible.text.count(",") + 1
+        if count > 1 and not starts and launch.entry.endswith(".py"):
+            why = "one process copies the model to all GPUs (nn.DataParallel); a process for each is forecast"
+            stated = Stated(visible.text, "CUDA_VISIBLE_DEVICES", launch.place)
+            reading.approximate(stated, why, "the forecast is too fast")
+        return count
+    return None if starts or not launch.entry.endswith(".py") else 1
+
+
+STARTERS = {
+    *("accelerate launch", "torchrun", "deepspeed", "python -m torch.distributed.run", "srun", "mpirun"),
+    "python -m torch.distributed.launch",
+}
+"""Launchers of several processes."""
 
 
 def take_on(reading: Reading, *names: str) -> Stated | None:

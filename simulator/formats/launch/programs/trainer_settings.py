@@ -27,7 +27,7 @@ SHORT = "the forecast is too fast"
 EITHER = "the forecast errs either way"
 
 
-def table(*rows: tuple[str, Verdict]) -> dict[str, Verdict]:
+def list_verdicts(*rows: tuple[str, Verdict]) -> dict[str, Verdict]:
     """Verdicts by names. rows: names with spaces between them, ``*`` for any letters, and what holds for them."""
     return {
         "|".join(re.escape(name).replace(r"\*", ".*") for name in names.split()): verdict for names, verdict in rows
@@ -36,7 +36,7 @@ def table(*rows: tuple[str, Verdict]) -> dict[str, Verdict]:
 
 CPU = Decision("it trains on CPUs: name a cluster of them", ("cluster=cpu-core",))
 
-TRAINER_VERDICTS = table(
+TRAINER_VERDICTS = list_verdicts(
     (
         "learning_rate lr lr_* *_lr warmup* weight_decay adam_* max_grad_norm optim_args min_lr* num_cycles",
         OPTIMISATION,
@@ -72,6 +72,13 @@ TRAINER_VERDICTS = table(
     ("local_rank ray_* use_mps_device average_tokens_across_devices dispatch_batches torchdynamo jit_mode_eval", START),
     ("trust_remote_code low_cpu_mem_usage config_name config_overrides use_safetensors *revision resize_*", LOADING),
     ("add_tokens model_type type_of_model model_init_kwargs* use_cache ds3_gather*", LOADING),
+    ("lora_alpha peft_lora_alpha lora_dropout lora_bias lora_weight_path lora_task_type use_rslora", OPTIMISATION),
+    ("data_split data_output_path lora_module_name only_optimize_lora lora_learning_rate print_loss", DATA),
+    ("packing eval_packing group_texts block_diag*", DATA),
+    (
+        "modules_to_save lora_modules_to_save",
+        Approximation("whole modules that are trained beside adapters are left out", "the forecast needs less memory"),
+    ),
     ("fsdp_transformer_layer* fsdp_min_num_params", UNITS),
     ("num_train_epochs num_epochs epochs max_train_steps", LENGTH),
     ("group_by_length length_column_name pad_to_* dynamic_padding sequence_bucketing", PADDING),
@@ -120,106 +127,130 @@ TRAINER_VERDICTS = table(
 """On arguments of the Trainer, and on those that scripts on it commonly have."""
 
 
-def _accelerate(names: str) -> str:
+def name_accelerate(names: str) -> str:
     return " ".join(f"accelerate.{name}" for name in names.split())
 
 
-def _fsdp(names: str) -> str:
+def name_fsdp(names: str) -> str:
     return " ".join(
         f"{section}.{name}" for name in names.split() for section in ("accelerate.fsdp_config", "fsdp_config")
     )
 
 
-ACCELERATE_VERDICTS = table(
-    (_accelerate("compute_environment debug downcast_bf16 machine_rank main_* rdzv* same_network tpu* gpu_ids"), START),
-    (_accelerate("enable_cpu_affinity num_cpu_threads* quiet module no_python tee role max_restarts rank"), START),
-    (_accelerate("monitor_interval log_dir command* env aws_* use_parallelism_config mpirun* num_machines vm"), START),
-    (_accelerate("no_tpu_cluster ipex_config* deepspeed_hostfile dynamo_backend config_file"), START),
-    (_accelerate("use_cpu cpu"), CPU),
-    (_accelerate("deepspeed_config.zero3_save* deepspeed_config.deepspeed_*"), START),
-    (_accelerate("deepspeed_config.zero3_init_flag deepspeed_config.*nvme_path"), LOADING),
-    (_accelerate("deepspeed_config.gradient_clipping"), OPTIMISATION),
-    (_fsdp("cpu_ram* sync_module* state_dict* final_state* use_orig* cpu_offload_pin*"), LOADING),
-    (_fsdp("transformer_layer* min_num* auto_wrap* ignored* limit_all_gathers xla* backward_prefetch version"), UNITS),
-    (_fsdp("sharding_strategy reshard_after_forward mixed_precision_policy"), UNITS),
-    (_fsdp("forward_prefetch"), NoInfluence("the next unit is gathered ahead in either case")),
+ACCELERATE_VERDICTS = list_verdicts(
+    (
+        name_accelerate("compute_environment debug downcast_bf16 machine_rank main_* rdzv* same_network tpu* gpu_ids"),
+        START,
+    ),
+    (name_accelerate("enable_cpu_affinity num_cpu_threads* quiet module no_python tee role max_restarts rank"), START),
+    (
+        name_accelerate("monitor_interval log_dir command* env aws_* use_parallelism_config mpirun* num_machines vm"),
+        START,
+    ),
+    (name_accelerate("no_tpu_cluster ipex_config* deepspeed_hostfile dynamo_backend config_file"), START),
+    ("launcher.*", START),
+    (name_accelerate("use_cpu cpu"), CPU),
+    (name_accelerate("deepspeed_config.zero3_save* deepspeed_config.deepspeed_*"), START),
+    (name_accelerate("deepspeed_config.zero3_init_flag deepspeed_config.*nvme_path"), LOADING),
+    (name_accelerate("deepspeed_config.gradient_clipping"), OPTIMISATION),
+    (name_fsdp("cpu_ram* sync_module* state_dict* final_state* use_orig* cpu_offload_pin*"), LOADING),
+    (
+        name_fsdp("transformer_layer* min_num* auto_wrap* ignored* limit_all_gathers xla* backward_prefetch version"),
+        UNITS,
+    ),
+    (name_fsdp("sharding_strategy reshard_after_forward mixed_precision_policy"), UNITS),
+    (name_fsdp("forward_prefetch"), NoInfluence("the next unit is gathered ahead in either case")),
     (
         "accelerate.parallelism_config.* parallelism_config.*",
         NoInfluence("it says how a degree that the file does not use would run"),
     ),
-    (_accelerate("dynamo_config.*"), NoInfluence("the profile of a compiler has its defaults")),
-    (_accelerate("fp8_config.*"), Approximation("FP8 with delayed scales of tensors is forecast", LITTLE)),
-    (_accelerate("megatron_lm_config.*"), Decision("degrees of Megatron-LM are not read here", ("plan.tp=1",))),
+    (name_accelerate("dynamo_config.*"), NoInfluence("the profile of a compiler has its defaults")),
+    (name_accelerate("fp8_config.*"), Approximation("FP8 with delayed scales of tensors is forecast", LITTLE)),
+    (name_accelerate("megatron_lm_config.*"), Decision("degrees of Megatron-LM are not read here", ("plan.tp=1",))),
 )
 """On settings of Accelerate."""
 
 
-def _deepspeed(names: str) -> str:
+def name_deepspeed(names: str) -> str:
     return " ".join(f"deepspeed.{name}" for name in names.split())
 
 
-def _zero(names: str) -> str:
+def name_zero(names: str) -> str:
     return " ".join(f"deepspeed.zero_optimization.{name}" for name in names.split())
 
 
-DEEPSPEED_VERDICTS = table(
-    (_deepspeed("_meshcast* steps_per_print wall_clock_breakdown dump_state tensorboard* wandb* csv_monitor*"), NAMES),
-    (_deepspeed("comet* comms_logger* flops_profiler* memory_breakdown profile* monitor_config* log_*"), NAMES),
-    (_deepspeed("optimizer.params* optimizer.legacy_fusion scheduler* fp16.* bf16.* bfloat16.*"), OPTIMISATION),
-    (_deepspeed("gradient_clipping gradient_predivide_factor prescale_gradients gradient_allreduce_op"), OPTIMISATION),
-    (_deepspeed("zero_allow_untested* zero_force_ds* seed local_rank disable_python_gc"), START),
+DEEPSPEED_VERDICTS = list_verdicts(
     (
-        _deepspeed("checkpoint* nebula* load_universal* dataloader_drop_last train_steps elasticity* autotuning*"),
+        name_deepspeed("_meshcast* steps_per_print wall_clock_breakdown dump_state tensorboard* wandb* csv_monitor*"),
+        NAMES,
+    ),
+    (name_deepspeed("comet* comms_logger* flops_profiler* memory_breakdown profile* monitor_config* log_*"), NAMES),
+    (name_deepspeed("optimizer.params* optimizer.legacy_fusion scheduler* fp16.* bf16.* bfloat16.*"), OPTIMISATION),
+    (
+        name_deepspeed("gradient_clipping gradient_predivide_factor prescale_gradients gradient_allreduce_op"),
+        OPTIMISATION,
+    ),
+    (name_deepspeed("zero_allow_untested* zero_force_ds* seed local_rank disable_python_gc"), START),
+    (
+        name_deepspeed("checkpoint* nebula* load_universal* dataloader_drop_last train_steps elasticity* autotuning*"),
         SAVING,
     ),
-    (_deepspeed("data_efficiency* curriculum*"), PADDING),
+    (name_deepspeed("data_efficiency* curriculum*"), PADDING),
     (
-        _deepspeed("aio*")
+        name_deepspeed("aio*")
         + " "
-        + _zero("*.pin_memory *.buffer_count *.buffer_size *.max_in_cpu *.nvme_path *.fast_init")
+        + name_zero("*.pin_memory *.buffer_count *.buffer_size *.max_in_cpu *.nvme_path *.fast_init")
         + " "
-        + _zero("*.pipeline*"),
+        + name_zero("*.pipeline*"),
         Approximation("copies to the host run at the rate of the links", "the forecast is too fast with small buffers"),
     ),
-    (_deepspeed("aio*"), Approximation("disks are forecast at their rate", SHORT)),
+    (name_deepspeed("aio*"), Approximation("disks are forecast at their rate", SHORT)),
     (
-        _zero("contiguous_gradients round_robin_gradients use_multi_rank* legacy_stage1 parameter_alignment"),
+        name_zero("contiguous_gradients round_robin_gradients use_multi_rank* legacy_stage1 parameter_alignment"),
         NoInfluence("how gradients lie in their buffers; the same bytes are moved"),
     ),
-    (_zero("stage3_gather_* gather_16bit* elastic_checkpoint load_from_fp32* pipeline_loading*"), SAVING),
-    (_zero("ignore_unused* log_trace* override_module_apply enable_sanity* memory_efficient_linear"), START),
-    (_zero("cpu_offload_use_pin* compute_grad_norm"), START),
+    (name_zero("stage3_gather_* gather_16bit* elastic_checkpoint load_from_fp32* pipeline_loading*"), SAVING),
+    (name_zero("ignore_unused* log_trace* override_module_apply enable_sanity* memory_efficient_linear"), START),
+    (name_zero("cpu_offload_use_pin* compute_grad_norm"), START),
     (
-        _zero("allgather_bucket_size"),
+        name_zero("allgather_bucket_size"),
         Approximation("updated weights are gathered by the buckets of the profile", LITTLE),
     ),
     (
-        _zero("mics_hierarchical_params_gather stage3_module_granularity* stage3_allgather_sequential leaf_module*")
+        name_zero("mics_hierarchical_params_gather stage3_module_granularity* stage3_allgather_sequential leaf_module*")
         + " "
-        + _zero("stage3_use_all_reduce* model_persistence* stage3_model_persistence*"),
+        + name_zero("stage3_use_all_reduce* model_persistence* stage3_model_persistence*"),
         Approximation("all-gathers are forecast in one step, module by module", LITTLE),
     ),
-    (_zero("offload_*.ratio"), Approximation("all states are forecast in host memory", LONG)),
-    (_zero("zero_quantized_nontrainable_weights zenflow*"), Approximation("it is left out", EITHER)),
-    (_zero("offload_optimizer offload_param"), NoInfluence("nothing is offloaded")),
-    (_zero("cpu_offload_param*"), NoInfluence("the section offload_param replaces it")),
+    (name_zero("offload_*.ratio"), Approximation("all states are forecast in host memory", LONG)),
     (
-        _deepspeed("communication_data_type seq_parallel_communication_data_type gradient_accumulation_dtype"),
+        name_zero("zero_quantized_nontrainable_weights zenflow* *.super_offload *.cpuadam_cores_perc"),
+        Approximation("it is left out", EITHER),
+    ),
+    (name_zero("offload_optimizer offload_param"), NoInfluence("nothing is offloaded")),
+    (name_zero("cpu_offload_param*"), NoInfluence("the section offload_param replaces it")),
+    (
+        name_deepspeed("communication_data_type seq_parallel_communication_data_type gradient_accumulation_dtype"),
         Approximation("gradients are reduced in the format in which they are accumulated", LITTLE),
     ),
-    (_deepspeed("amp.* torch_autocast.*"), Approximation("mixed precision of DeepSpeed itself is forecast", LITTLE)),
-    (_deepspeed("compile.*"), Approximation("compilation by DeepSpeed is left out", LONG)),
     (
-        _deepspeed("activation_checkpointing.*"),
+        name_deepspeed("amp.* torch_autocast.*"),
+        Approximation("mixed precision of DeepSpeed itself is forecast", LITTLE),
+    ),
+    (name_deepspeed("compile.*"), Approximation("compilation by DeepSpeed is left out", LONG)),
+    (
+        name_deepspeed("activation_checkpointing.*"),
         NoInfluence("models of transformers recompute by PyTorch's function, which the section does not change"),
     ),
     (
-        _deepspeed("sparse_attention* compression_training* progressive_layer_drop* quantize_training* eigenvalue*"),
+        name_deepspeed(
+            "sparse_attention* compression_training* progressive_layer_drop* quantize_training* eigenvalue*"
+        ),
         Approximation("it is left out", EITHER),
     ),
-    (_deepspeed("hybrid_engine*"), Approximation("a step of training is forecast, without generation", SHORT)),
-    (_deepspeed("pipeline*"), Decision("stages of a PipelineModule are code", ("plan.pp=1",))),
-    (_deepspeed("tensor_parallel.*"), Decision("tensor parallelism of DeepSpeed", ("plan.tp=1",))),
+    (name_deepspeed("hybrid_engine*"), Approximation("a step of training is forecast, without generation", SHORT)),
+    (name_deepspeed("pipeline*"), Decision("stages of a PipelineModule are code", ("plan.pp=1",))),
+    (name_deepspeed("tensor_parallel.*"), Decision("tensor parallelism of DeepSpeed", ("plan.tp=1",))),
 )
 """On settings of DeepSpeed's configuration."""
 

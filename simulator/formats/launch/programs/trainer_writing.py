@@ -5,11 +5,10 @@ Sections that these programs read from a file of its own (DeepSpeed, FSDP) stand
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from meshcast.simulator.formats.launch.keys import compose_model, nest
 from meshcast.simulator.formats.launch.programs.deepspeed import write_settings
+from meshcast.simulator.formats.launch.programs.sharding import FSDP
+from meshcast.simulator.formats.launch.table import Keys, SomeKeys
 
 ATTENTIONS = {"flash-2": "flash_attention_2", "flash-3": "flash_attention_3", "sdpa": "sdpa"}
 """``attn_implementation`` by the library of attention."""
@@ -23,48 +22,63 @@ MODULES = {
 """Modules of models of transformers by the targets of adapters."""
 
 
-def name_model(keys: Mapping[str, Any]) -> str | None:
+def name_model(keys: SomeKeys) -> str | None:
     """The preset of the shape of a model; None where only a config.json can say it."""
     model = compose_model(nest(keys, "model"))
     return model if isinstance(model, str) else None
 
 
-def count_passes(keys: Mapping[str, Any]) -> int:
+def count_passes(keys: SomeKeys) -> int:
     """The micro-batches of a replica in a step."""
     return max(1, keys["batch.global"] // (keys["plan.dp"] * keys["batch.micro"]))
 
 
-def name_attention(keys: Mapping[str, Any]) -> str | None:
+def name_attention(keys: SomeKeys) -> str | None:
     """``attn_implementation`` of a job; None where the profile has no word for it."""
     if keys.get("framework.set.attention") == "unfused":
         return "eager"
     return ATTENTIONS.get(keys.get("framework.set.attention_library", ""))
 
 
-def shards_by_deepspeed(keys: Mapping[str, Any]) -> bool:
+def recomputes(keys: SomeKeys) -> bool:
+    """Whether all layers are recomputed."""
+    return bool(keys.get("plan.recompute") == "full")
+
+
+def offloads(keys: SomeKeys, state: str) -> bool:
+    """Whether a state, activations or that of the optimizer, lies in host memory."""
+    return state in keys.get("plan.offload", ())
+
+
+def shards_by_fsdp(keys: SomeKeys) -> bool:
+    """Whether FSDP shards."""
+    return bool(keys.get("plan.data") == FSDP)
+
+
+def shards_by_deepspeed(keys: SomeKeys) -> bool:
     """Whether the engine of DeepSpeed runs a job."""
-    return str(keys.get("plan.data", "ddp")) not in ("ddp", "fsdp") or keys.get("framework.name") == "deepspeed"
+    return str(keys.get("plan.data", "ddp")) not in ("ddp", FSDP) or keys.get("framework.name") == "deepspeed"
 
 
-def is_second_fsdp(keys: Mapping[str, Any]) -> bool:
+def is_second_fsdp(keys: SomeKeys) -> bool:
     """Whether FSDP 2 is written: it has other degrees, and gathers into buffers."""
     degrees = any(keys.get(f"plan.{degree}", 1) > 1 for degree in ("tp", "cp"))
     return degrees or bool(keys.get("framework.set.gathers_apart"))
 
 
-def write_fsdp(keys: Mapping[str, Any], version: str = "version") -> dict[str, Any]:
+def write_fsdp(keys: SomeKeys, version: str = "version") -> Keys:
     """The section ``fsdp_config``. version: name of its version."""
-    section: dict[str, Any] = {version: 2 if is_second_fsdp(keys) else 1, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    section: Keys = {version: 2 if is_second_fsdp(keys) else 1, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     if is_second_fsdp(keys):
         section["reshard_after_forward"] = keys.get("plan.data.reshard", True)
     elif keys.get("plan.data.backward_prefetch", True):
         section["backward_prefetch"] = "BACKWARD_PRE"
-    if "optimizer" in keys.get("plan.offload", ()):
+    if offloads(keys, "optimizer"):
         section["offload_params"] = True
     return section
 
 
-def name_strategy(keys: Mapping[str, Any]) -> str:
+def name_strategy(keys: SomeKeys) -> str:
     """The strategy of FSDP 1 in small letters; FSDP 2 has the first two."""
     reshard = keys.get("plan.data.reshard", True)
     if is_hybrid(keys) and not is_second_fsdp(keys):
@@ -72,17 +86,17 @@ def name_strategy(keys: Mapping[str, Any]) -> str:
     return "full_shard" if reshard else "shard_grad_op"
 
 
-def is_hybrid(keys: Mapping[str, Any]) -> bool:
+def is_hybrid(keys: SomeKeys) -> bool:
     """Whether shards have copies."""
     return bool(keys.get("plan.replicate", 1) > 1)
 
 
-def write_deepspeed(keys: Mapping[str, Any]) -> dict[str, Any]:
+def write_deepspeed(keys: SomeKeys) -> Keys:
     """The configuration of DeepSpeed, as a section."""
     return nest(write_settings(keys))
 
 
-def write_formats(keys: Mapping[str, Any]) -> dict[str, Any]:
+def write_formats(keys: SomeKeys) -> Keys:
     """The switches of mixed precision."""
     compute = keys.get("precision.compute")
     return {str(compute): True} if compute in ("bf16", "fp16") else {}

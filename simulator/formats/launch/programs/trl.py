@@ -10,12 +10,14 @@ import re
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
+    approximate_loading,
     approximate_reference,
-    ask_sharding,
     double_samples,
     follow_file,
+    list_names,
     read_trainer_file,
     read_training,
     set_adapters,
@@ -30,7 +32,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     OPTIMISATION,
     SHORT,
     VERDICTS,
-    table,
+    list_verdicts,
 )
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated
@@ -55,7 +57,7 @@ PAIRS = ("dpo", "orpo", "cpo", "reward")
 REFERENCES = ("dpo", "kto", "bco")
 """Trainers with a reference model."""
 
-TRL_VERDICTS = table(
+TRL_VERDICTS = list_verdicts(
     ("dataset_* truncation_mode eval_packing packing_strategy padding_free packing assistant_only_loss", DATA),
     ("completion_only_loss max_prompt_length max_completion_length formatting* max_num_* prompt_template", DATA),
     ("conversation* num_proc auto_insert* system_prompt", DATA),
@@ -123,6 +125,8 @@ def _read_adapters(reading: Reading) -> None:
         set_adapters(reading, stated, 16, ("lora_r",), "lora_target_modules", everywhere=False)
     if quantised is not None:
         set_quantised_weights(reading, bits, quantised)
+    else:
+        approximate_loading(reading, stated)
 
 
 STRONG = {
@@ -135,11 +139,10 @@ STRONG = {
 
 def recognise(file: LaunchFile) -> Evidence:
     """Its command, its scripts, or its settings."""
-    names = set(file.keys)
+    names = list_names(file)
     if file.launch is not None:
         if re.match(r"trl\b", file.launch.entry) or re.search(r"trl[/.]scripts", file.launch.entry):
             return Evidence.CERTAIN
-        names = set(file.launch.arguments)
         script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", file.launch.entry)
         recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in file.launch.positional)
         if script and (recipe or names & (STRONG | {"dataset_name", "model_name_or_path", "config"})):

@@ -45,7 +45,8 @@ SILENT = LaunchOptions(assume_defaults=True)
     ],
 )
 def test_what_files_say_of_checkpoints(form: str, text: str, checkpoints: dict[str, Any]) -> None:
-    found = import_text(text, "file", form, "dgx-h100:1", None if form == "megatron" else "gpt2-124m", options=SILENT)
+    where = "file.yaml" if form == "accelerate" else "file"
+    found = import_text(text, where, form, "dgx-h100:1", None if form == "megatron" else "gpt2-124m", options=SILENT)
     assert found.checkpoints == checkpoints
     assert "checkpoints" not in found.job.get("run", {})  # a sweep of the file would simulate whole runs
     printed = render_job(found)

@@ -59,7 +59,7 @@ def _word(value: Any) -> str:
 def import_row(row: Mapping[str, Any]) -> ImportedJob:
     """Imports the settings of a row."""
     text = write_settings(row["program"], row["settings"])
-    where = "file.yaml" if "MODEL_ARGS" in text[:20] else "file"
+    where = "file.yaml" if "MODEL_ARGS" in text[:20] or row["program"] == "accelerate" else "file"
     given = {"model": row.get("model"), "cluster": row.get("cluster")}
     return import_text(text, where, row["program"], **given, options=LaunchOptions(assume_defaults=True))
 

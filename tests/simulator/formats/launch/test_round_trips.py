@@ -241,11 +241,9 @@ def deepspeed_keys(draw: st.DrawFn) -> tuple[Keys, Any]:
 
 
 @st.composite
-def trainer_keys(draw: st.DrawFn, framework: str, mesh: bool) -> tuple[Keys, Any]:
-    """The keys of a job that a program on Hugging Face's Trainer can run, and its model.
-
-    mesh: whether it has tensor and context parallelism.
-    """
+def trainer_keys(draw: st.DrawFn, framework: str, form: str) -> tuple[Keys, Any]:
+    """The keys of a job that a program on Hugging Face's Trainer can run, and its model."""
+    mesh = form != "llamafactory"  # which has no tensor and context parallelism
     tp, cp = (draw(st.sampled_from([1, 2])) if mesh and framework == "hf-trainer" else 1 for _ in range(2))
     keys: Keys = {"framework.name": framework, "plan.tp": tp, "plan.cp": cp, "plan.dp": 8, "plan.pp": 1}
     keys |= {"batch.micro": draw(st.integers(1, 4)), "batch.sequence": 1024 * draw(st.integers(1, 4))}
@@ -257,6 +255,11 @@ def trainer_keys(draw: st.DrawFn, framework: str, mesh: bool) -> tuple[Keys, Any
         keys["framework.set.overlap.dp"] = draw(st.booleans())
         if keys["plan.data"] == "zero-3":
             keys["plan.data.persistence"] = draw(st.integers(0, 10**6))
+    elif tp * cp == 1 and draw(st.booleans()):
+        keys["plan.data"] = "ddp"
+        is_pure = form == "axolotl" and keys["precision.compute"] == "bf16"  # weights in 16 bits alone
+        formats = ("gradients", "main_weights", "moments") if is_pure else ("gradients",)
+        keys |= {f"precision.{name}": "bf16" if is_pure else "fp32" for name in formats}
     else:
         second = tp * cp > 1 or draw(st.booleans())
         keys |= {"plan.data": "fsdp", "framework.set.gathers_apart": second}
@@ -310,11 +313,11 @@ def test_jobs_of_deepspeed(drawn: tuple[Keys, Any]) -> None:
 
 
 @pytest.mark.parametrize("framework", ["hf-trainer", "deepspeed"])
-@pytest.mark.parametrize("form", ["llamafactory", "axolotl"])
+@pytest.mark.parametrize("form", ["accelerate", "llamafactory", "axolotl"])
 @given(st.data())
 @examples(100)
 def test_jobs_of_programs_on_the_trainer(form: str, framework: str, data: st.DataObject) -> None:
-    assert_round_trip(compose(*data.draw(trainer_keys(framework, form == "axolotl"))), form)
+    assert_round_trip(compose(*data.draw(trainer_keys(framework, form))), form)
 
 
 @pytest.mark.parametrize("name", thinned([one for one in presets() if not load_model(one).branches], keep=3))
