@@ -19,7 +19,9 @@ from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import name_settings
 from meshcast.simulator.formats.launch.programs.swift_settings import (
     ADAPTERS,
+    EACH,
     MEGATRON,
+    NODES,
     QUANTISED,
     SHARED_VERDICTS,
     TUNERS,
@@ -40,7 +42,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_quantised_weights,
     take_on,
 )
-from meshcast.simulator.formats.launch.programs.trainer_settings import EITHER, LONG, VERDICTS, table
+from meshcast.simulator.formats.launch.programs.trainer_settings import EITHER, LONG, VERDICTS, list_verdicts
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated, is_null
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision
@@ -90,7 +92,7 @@ FSDP2: Mapping[str, Any] = {
 }
 """Settings of swift/config/fsdp2.json."""
 
-SWIFT_VERDICTS = table(
+SWIFT_VERDICTS = list_verdicts(
     ("tuner_backend", Approximation("kernels of transformers are forecast, not those of unsloth", LONG)),
     (
         "lisa_* use_flash_ckpt use_logits_to_keep experts_impl rope_scaling max_model_len",
@@ -191,7 +193,7 @@ def _set_reentrance(reading: Reading) -> None:
     if name in reading.stated:
         return
     sharded = any(name.startswith(("deepspeed", "fsdp", "accelerate.")) for name in reading.stated)
-    alone = not {"NPROC_PER_NODE", "NNODES", "torchrun.nproc_per_node"} & reading.stated.keys()
+    alone = not {EACH, NODES} & reading.stated.keys()
     reading.stated[name] = Stated(sharded or alone, "use_reentrant", "ms-swift")
 
 

@@ -34,7 +34,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     OPTIMISATION,
     SAVING,
     START,
-    table,
+    list_verdicts,
 )
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated
@@ -128,7 +128,7 @@ def _read_kind(reading: Reading) -> None:
     read_preferences(reading, stated, reading.take_word("rlhf_type") or usual)
 
 
-MEGATRON_SWIFT_VERDICTS = table(
+MEGATRON_SWIFT_VERDICTS = list_verdicts(
     ("logging_steps max_grad_norm", NAMES),
     ("num_train_epochs max_epochs", LENGTH),
     ("lr_* learning_rate muon_*", OPTIMISATION),

@@ -12,9 +12,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
-from meshcast.simulator.formats.launch.programs.llamafactory import approximate_reference, double_samples
-from meshcast.simulator.formats.launch.programs.trainer import read_trainer_file
-from meshcast.simulator.formats.launch.programs.trainer_settings import DATA, LOADING, NAMES, OPTIMISATION, SHORT, table
+from meshcast.simulator.formats.launch.launches import Launch
+from meshcast.simulator.formats.launch.programs.trainer import (
+    STARTERS,
+    approximate_reference,
+    double_samples,
+    read_environment,
+    read_trainer_file,
+)
+from meshcast.simulator.formats.launch.programs.trainer_settings import (
+    DATA,
+    LOADING,
+    NAMES,
+    OPTIMISATION,
+    SHORT,
+    list_verdicts,
+)
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated, is_null, read_words
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
@@ -42,7 +55,7 @@ MEGATRON = {
 }
 """Settings that `megatron` has, and `swift` has not."""
 
-SHARED_VERDICTS = table(
+SHARED_VERDICTS = list_verdicts(
     ("load_from_cache_file split_dataset_ratio system model_author dataset_* streaming* strict lazy_tokenize", DATA),
     ("packing packing_num_proc packing_strategy padding_free loss_scale add_non_thinking* template*", DATA),
     ("truncation_strategy use_chat_template agent_template response_prefix custom_* external_plugins columns", DATA),
@@ -93,23 +106,27 @@ SHARED_VERDICTS = table(
 """On settings of both programs."""
 
 
+VARIABLES: Mapping[str, str] = {
+    **{"NPROC_PER_NODE": "launcher.nproc_per_node", "NNODES": "launcher.nnodes", "NODE_RANK": "launcher.node_rank"},
+    **{"MASTER_ADDR": "launcher.master_addr", "MASTER_PORT": "launcher.master_port"},
+}
+"""Options of torchrun by the variables that ms-swift gives to it."""
+
+
 def read_settings(file: LaunchFile) -> dict[str, Stated]:
     """The settings of a file or of a start by the names of release 4, with the variables that start processes."""
     settings = read_trainer_file(file)
     if file.launch is not None:
         for word in file.launch.positional[:1]:
             settings.setdefault("configuration", word)
-        for name in ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"):
-            value = file.launch.environment.get(name)
-            if value is not None:
-                text, unknown = getattr(value, "text", value), getattr(value, "unknown", ())
-                settings.setdefault(name, Stated(text, name, file.launch.place, unknown))
+        settings = {**read_environment(file.launch, *VARIABLES, "CUDA_VISIBLE_DEVICES"), **settings}
     return rename_settings(settings)
 
 
 def rename_settings(settings: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The settings by the names of release 4; variables of a file lose the name of their section."""
-    return {RENAMED.get(name, name.removeprefix("ENV.")): stated for name, stated in settings.items()}
+    """The settings by the names of release 4; variables of a section ``ENV`` as those of a command."""
+    plain = {name.removeprefix("ENV."): stated for name, stated in settings.items()}
+    return {RENAMED.get(name, VARIABLES.get(name, name)): stated for name, stated in plain.items()}
 
 
 def is_second_release(file: LaunchFile) -> bool:
@@ -136,26 +153,30 @@ def follow_configuration(reading: Reading) -> None:
 # ------------------------------------------------------------------------------------------ processes
 
 
+EACH, NODES = "launcher.nproc_per_node", "launcher.nnodes"
+
+
 def count_processes(reading: Reading) -> None:
     """Reads how many processes of one GPU each are started.
 
     Raises PlanError where a process has several GPUs, over which it spreads the layers.
     """
-    each = reading.take_count("NPROC_PER_NODE", "torchrun.nproc_per_node", "nproc_per_node")
-    nodes = reading.take_count("NNODES", "torchrun.nnodes", "nnodes")
-    visible = _count_visible(reading)
-    is_accelerated = any(name.startswith("accelerate.") for name in reading.stated)
-    if visible is not None and not is_accelerated and not (nodes and each is None):
-        _refuse_device_map(reading, visible, each or 1)
+    launch, visible = reading.file.launch, _count_visible(reading)
+    each, nodes = reading.take_count(EACH, decisive=False), reading.take_count(NODES, decisive=False)
     if each is not None:
-        names = ("NPROC_PER_NODE", "NNODES", "torchrun.nproc_per_node", "torchrun.nnodes", "nproc_per_node", "nnodes")
-        reading.set_key("cluster.gpus", each * (nodes or 1), *names)
-    elif nodes is None and not is_accelerated and reading.file.launch is not None and not reading.file.launch.launchers:
-        if visible is not None:
-            reading.set_key("cluster.gpus", 1, "CUDA_VISIBLE_DEVICES")
-        else:
-            why = "without NPROC_PER_NODE it starts one process, which spreads the layers over all GPUs that it sees"
+        _refuse_device_map(reading, visible, each)
+        reading.set_key("cluster.gpus", each * (nodes or 1), EACH, NODES)
+    elif launch is not None and not ({EACH, NODES} & reading.stated.keys() or STARTERS & _list_launchers(launch)):
+        _refuse_device_map(reading, visible, 1)
+        why = "without NPROC_PER_NODE it starts one process, which spreads the layers over all GPUs that it sees"
+        if visible is None:
             reading.assume("cluster.gpus", 1, why)
+        else:
+            reading.set_key("cluster.gpus", 1, "CUDA_VISIBLE_DEVICES")
+
+
+def _list_launchers(launch: Launch) -> set[str]:
+    return {launcher.name for launcher in launch.launchers}
 
 
 def _count_visible(reading: Reading) -> int | None:
@@ -165,8 +186,8 @@ def _count_visible(reading: Reading) -> int | None:
     return len(words) or None
 
 
-def _refuse_device_map(reading: Reading, visible: int, processes: int) -> None:
-    if visible // processes < 2:
+def _refuse_device_map(reading: Reading, visible: int | None, processes: int) -> None:
+    if visible is None or visible // processes < 2:
         return
     rule = (
         f"{processes} process{'es see' if processes > 1 else ' sees'} {visible} GPUs, so the layers of a process are "

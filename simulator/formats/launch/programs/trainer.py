@@ -16,6 +16,7 @@ from typing import Literal
 
 from meshcast.simulator.formats.launch.flat_settings import flatten_file, split_objects
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.launches import Launch
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import (
     ACCELERATE_KEYS,
@@ -87,6 +88,15 @@ def read_trainer_file(file: LaunchFile) -> dict[str, Stated]:
     if "distributed_type" in settings or "compute_environment" in settings:
         settings = {_name_accelerate(name): stated for name, stated in settings.items()}
     return name_settings(settings)
+
+
+def read_environment(launch: Launch, *names: str) -> dict[str, Stated]:
+    """The variables of these names that a start is given."""
+    return {
+        name: Stated(word.text, name, launch.place, word.unknown)
+        for name in names
+        if (word := launch.environment.get(name)) is not None
+    }
 
 
 def _name_accelerate(name: str) -> str:

@@ -19,10 +19,12 @@ from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs import xtuner_v1
-from meshcast.simulator.formats.launch.programs.llamafactory import approximate_reference, double_samples
 from meshcast.simulator.formats.launch.programs.recipes import load_recipes
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
+    approximate_reference,
+    double_samples,
+    read_environment,
     read_trainer_file,
     read_training,
     set_adapters,
@@ -39,7 +41,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     SAVING,
     START,
     VERDICTS,
-    table,
+    list_verdicts,
 )
 from meshcast.simulator.formats.launch.python_text import Built, Named, Open, PythonText
 from meshcast.simulator.formats.launch.reading import Reading
@@ -187,6 +189,10 @@ def name_fields(fields: Mapping[str, Stated]) -> dict[str, Stated]:
 # ------------------------------------------------------------------------------------------------ starts
 
 
+VARIABLES: Mapping[str, str] = {"NPROC_PER_NODE": "launcher.nproc_per_node", "NNODES": "launcher.nnodes"}
+"""Options of torchrun by the variables that xtuner gives to it."""
+
+
 def read(file: LaunchFile) -> dict[str, Stated]:
     """The settings of a configuration, or of a command with the configuration that it names."""
     if file.launch is None:
@@ -196,11 +202,8 @@ def read(file: LaunchFile) -> dict[str, Stated]:
         settings["configuration"] = stated
     if "config" in settings:
         settings["configuration"] = settings.pop("config")
-    for name in ("NPROC_PER_NODE", "NNODES", "GPUS_PER_NODE"):
-        value = file.launch.environment.get(name)
-        if value is not None:
-            text, unknown = getattr(value, "text", value), getattr(value, "unknown", ())
-            settings.setdefault(name, Stated(text, name, file.launch.place, unknown))
+    variables = read_environment(file.launch, *VARIABLES)
+    settings = {**{VARIABLES[name]: stated for name, stated in variables.items()}, **settings}
     return settings
 
 
@@ -279,17 +282,17 @@ def interpret(reading: Reading) -> None:
 
 def count_processes(reading: Reading) -> None:
     """Reads how many processes of one GPU each are started: by xtuner, by torchrun, or by Slurm."""
-    names = ("NPROC_PER_NODE", "torchrun.nproc_per_node", "srun.ntasks_per_node", "sbatch.ntasks_per_node")
-    node_names = ("NNODES", "torchrun.nnodes", "srun.nodes", "sbatch.nodes")
-    each, nodes = reading.take_count(*names, decisive=False), reading.take_count(*node_names, decisive=False)
-    total = reading.take_count("srun.ntasks", decisive=False)
+    tasks = ("launcher.nproc_per_node", "launcher.ntasks_per_node", "launcher.sbatch_ntasks_per_node")
+    nodes = ("launcher.nnodes", "launcher.nodes", "launcher.sbatch_nodes")
+    each, count = reading.take_count(*tasks, decisive=False), reading.take_count(*nodes, decisive=False)
+    total = reading.take_count("launcher.ntasks", decisive=False)
     launch = reading.file.launch
     if each is not None:
-        reading.set_key("cluster.gpus", each * (nodes or 1), *names, *node_names)
+        reading.set_key("cluster.gpus", each * (count or 1), *tasks, *nodes)
     elif total is not None:
-        reading.set_key("cluster.gpus", total, "srun.ntasks")
-    elif launch is not None and launch.entry == "xtuner train" and not {*names, "launcher"} & reading.stated.keys():
-        reading.assume("cluster.gpus", nodes or 1, "without NPROC_PER_NODE xtuner starts one process on a node")
+        reading.set_key("cluster.gpus", total, "launcher.ntasks")
+    elif launch is not None and launch.entry == "xtuner train" and not {*tasks, "launcher"} & reading.stated.keys():
+        reading.assume("cluster.gpus", count or 1, "without NPROC_PER_NODE xtuner starts one process on a node")
 
 
 def _find_bits(reading: Reading, prefix: str) -> int:
@@ -403,7 +406,7 @@ def _read_kind(reading: Reading) -> None:
         reading.approximate(stated, why, "the forecast is too fast, and needs less memory")
 
 
-CONFIGURATION_VERDICTS = table(
+CONFIGURATION_VERDICTS = list_verdicts(
     ("tokenizer* custom_hooks* default_hooks* env_cfg* visualizer log_level log_processor* randomness*", NAMES),
     ("prompt_template* template* work_dir work_dirs logger* load_from resume* seed SYSTEM system* save_every", NAMES),
     ("evaluation_* eval_* val_* test_* prompt", EVALUATION),
@@ -423,8 +426,7 @@ CONFIGURATION_VERDICTS = table(
     ("model.tokenizer* model.max_position* model.device_map model.reward_token* reward_token*", LOADING),
     ("checkpoint_* save_total_limit", SAVING),
     (
-        "GPUS_PER_NODE srun.* sbatch.* torchrun.* strategy.type strategy.exclude* trainer framework"
-        " launcher runner_type training_args.type",
+        "launcher.* strategy.type strategy.exclude* trainer framework launcher runner_type training_args.type",
         START,
     ),
     (

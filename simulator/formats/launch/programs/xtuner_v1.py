@@ -22,7 +22,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     NAMES,
     OPTIMISATION,
     SAVING,
-    table,
+    list_verdicts,
 )
 from meshcast.simulator.formats.launch.python_text import Built, PythonText
 from meshcast.simulator.formats.launch.reading import Reading
@@ -172,7 +172,7 @@ def _read_recomputation(reading: Reading) -> None:
         reading.set_key("plan.recompute.layers", max(1, int(layers * ratio)), "fsdp_cfg.recompute_ratio")
 
 
-TRAINER_CONFIG_VERDICTS = table(
+TRAINER_CONFIG_VERDICTS = list_verdicts(
     ("work_dir log_dir profile_* debug* exp_tracker prober_list hooks_config* internal_metrics*", NAMES),
     ("tokenizer_path dataset_cfg* dataloader_cfg*", DATA),
     ("lr_cfg* optim_cfg.* do_clip grad_norm_dtype model_cfg.balancing* model_cfg.z_loss*", OPTIMISATION),
