@@ -149,7 +149,7 @@ class Reading:
 
     def read_model(self, *names: str) -> None:
         """The model by its id on the hub or by a folder that holds its config.json; otherwise it is asked for."""
-        stated = self.take(*names)
+        stated = self.take(*names, answers=("model=llama3-8b",))
         if stated is None or is_null(stated.value) or "model.layers" in self.keys:
             return
         name = str(stated.value)

@@ -110,9 +110,9 @@ def interpret(reading: Reading) -> None:
     name_model(reading)
     _read_names(reading)
     reading.read_model("model")
-    program = replace(PROGRAM, sequence=2048 if is_second else _ask_sequence(reading))
+    sequence = 2048 if is_second else _ask_sequence(reading)
+    program = replace(PROGRAM, sequence=sequence, reentrant=_is_reentrant(reading))
     _set_formats(reading, is_second)
-    _set_reentrance(reading)
     count_processes(reading)
     read_training(reading, program)
     _read_parallelism(reading)
@@ -187,14 +187,10 @@ def _assume_format(reading: Reading, is_second: bool) -> None:
         reading.assume("precision.compute", "bf16", why)
 
 
-def _set_reentrance(reading: Reading) -> None:
-    """Sets the kind of checkpoints: reentrant with DeepSpeed, FSDP and in a single process (trainers/mixin.py)."""
-    name = "gradient_checkpointing_kwargs.use_reentrant"
-    if name in reading.stated:
-        return
+def _is_reentrant(reading: Reading) -> bool:
+    """Whether checkpoints are reentrant: with DeepSpeed, FSDP and in a single process (trainers/mixin.py)."""
     sharded = any(name.startswith(("deepspeed", "fsdp", "accelerate.")) for name in reading.stated)
-    alone = not {EACH, NODES} & reading.stated.keys()
-    reading.stated[name] = Stated(sharded or alone, "use_reentrant", "ms-swift")
+    return sharded or not {EACH, NODES} & reading.stated.keys()
 
 
 def _read_parallelism(reading: Reading) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
@@ -24,7 +25,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     SAVING,
     list_verdicts,
 )
-from meshcast.simulator.formats.launch.python_text import Built, PythonText
+from meshcast.simulator.formats.launch.python_text import Built, Open, PythonText
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated, is_null, read_number
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
@@ -58,9 +59,16 @@ def read_trainer(text: PythonText, where: str) -> dict[str, Stated]:
     for name in ("model_cfg", "optim_cfg", "fsdp_cfg"):
         part = trainer.fields.get(name)
         if isinstance(part, Built) and part.name:
-            word = part.arguments[0] if part.arguments and isinstance(part.arguments[0], str) else part.last_name
-            settings[name] = Stated(word, name, f"{where}:{part.line}")
-    return settings
+            first = part.arguments[0] if part.arguments else part.last_name
+            word, unknown = (first.text, (first.text,)) if isinstance(first, Open) else (str(first), ())
+            settings[name] = Stated(word, name, f"{where}:{part.line}", unknown)
+    return {name: _name_variables(stated) for name, stated in settings.items()}
+
+
+def _name_variables(stated: Stated) -> Stated:
+    """The setting with the variables of the environment that its value needs as what is unknown of it."""
+    names = [name for text in stated.unknown for name in re.findall(r"environ\[['\"](\w+)['\"]\]", text)]
+    return replace(stated, unknown=tuple(names)) if names else stated
 
 
 ROWS = (
