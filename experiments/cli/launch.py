@@ -5,20 +5,25 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import os
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshcast.experiments.cli.console import check_place, emit, to_json, writing
+from meshcast.experiments.cli.console import VIOLATED, check_place, emit, to_json, writing
 from meshcast.hardware.errors import PlanError, cut_middle, escape_controls
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.bounded_approximations import BoundedApproximation
     from meshcast.simulator.formats.launch.imported_job import ImportedJob
+    from meshcast.simulator.formats.launch.launch_file import LaunchFile
     from meshcast.simulator.job.job import Job
 
 Environment = Annotated[
@@ -125,10 +130,13 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
         )
 
 
-def print_changed_settings(job: Path, against: Path, changes: Sequence[str]) -> None:
-    """Prints the settings of an existing launch file that a job changes."""
-    from meshcast.simulator.formats.launch.changed_settings import list_changed_settings
-    from meshcast.simulator.formats.launch.convert import import_file
+def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -> None:
+    """Prints the edits of an existing launch file that make it a job, as a unified diff, and says whether the edited
+    file is forecast as the job is; if not, the command ends with an exit code of its own.
+
+    write: whether the file is written.
+    """
+    from meshcast.simulator.formats.launch.changed_settings import apply_setting_changes, list_changed_settings
     from meshcast.simulator.formats.launch.detect import detect_program
     from meshcast.simulator.formats.launch.launch_file import read_launch_file
     from meshcast.simulator.formats.launch.programs.registry import EXPORTS
@@ -139,18 +147,116 @@ def print_changed_settings(job: Path, against: Path, changes: Sequence[str]) -> 
     if form not in EXPORTS:
         rule = "its settings cannot be compared: such files are read, not written"
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
-    after = load_job(job, changes)
-    written = after.as_written
-    try:
-        found = import_file(file, (), written["cluster"], form=form)
-    except PlanError:  # the file leaves the model to code
-        found = import_file(file, (), written["cluster"], written["model"], form=form)
-    before = load_job(found.job, base=after.folder)
-    listed = list_changed_settings(found, file, before, after)
-    for one in listed:
-        typer.echo(escape_controls(str(one)))
-    if not listed:
+    wanted = load_job(job, changes)
+    edited, (launch, back) = file, _import_beside(file, form, wanted, own_gpus=True)
+    for _ in range(MOST_ROUNDS):
+        listed = list_changed_settings(launch, edited, back, wanted)
+        if not listed and edited.text != file.text:
+            break
+        edited = parse_again(edited, apply_setting_changes(edited, listed))
+        try:
+            launch, back = _import_beside(edited, form, wanted)
+        except PlanError as error:
+            raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
+    lines = file.text.splitlines(), edited.text.splitlines()
+    for line in unified_diff(*lines, str(against), str(against), lineterm=""):
+        typer.echo(escape_controls(line))
+    agrees, words = compare_edited(wanted, back, str(against), form)
+    typer.echo(escape_controls(f"meshcast: {words}"), err=True)
+    if not agrees:
+        raise typer.Exit(VIOLATED)
+    if edited.text == file.text:
         typer.echo(f"{against} says the same already")
+    elif write:
+        _replace(against, edited.text)
+
+
+def parse_again(file: LaunchFile, text: str) -> LaunchFile:
+    """The launch file with another content. Raises PlanError for one that breaks the syntax."""
+    from meshcast.simulator.formats.launch.launch_file import parse_launch_text
+
+    return parse_launch_text(text, file.where, file.suffix, file.folder, file.options)
+
+
+def _import_beside(file: LaunchFile, form: str, job: Job, own_gpus: bool = False) -> tuple[ImportedJob, Job]:
+    """A launch file, as keys and loaded, on the cluster of another job, and with what of that it leaves open.
+
+    own_gpus: whether it may be on as many GPUs as its own degrees ask for, where those of the job do not do.
+    """
+    from meshcast.simulator.loading.load import load_job, read_job_of_file
+
+    answers = [f"model={to_json(job.as_written['model'])}", f"batch.sequence={job.batch.sequence}"]
+    cluster = [f"cluster={to_json(job.as_written['cluster'])}"]
+    tried = [cluster, [*cluster, answers[0]], [*cluster, *answers]]
+    tried += [[], answers[:1], answers] if own_gpus else []
+    for number, answered in enumerate(tried, 1):
+        try:
+            read = read_job_of_file(file, answered, form)
+            assert read.launch is not None
+            return read.launch, load_job(read.data, base=job.folder)
+        except PlanError:
+            if number == len(tried):
+                raise
+    raise AssertionError("the last one is returned or raised")
+
+
+MOST_ROUNDS = 3
+"""Most rounds of edits: what a file leaves to its program, such as a global batch, may follow from what the first one
+changes, and has to be stated then."""
+
+SAME = 1e-6
+"""Largest relative difference of figures that are the same."""
+
+
+def compare_edited(wanted: Job, back: Job, file: str, form: str) -> tuple[bool, str]:
+    """Whether an edited launch file is forecast as the job that it is to be, and a sentence on it.
+
+    wanted: the job. back: that of the edited file. form: name of its format.
+    """
+    from meshcast.hardware.units import GIB
+    from meshcast.simulator.forecast.step import forecast_step
+    from meshcast.simulator.formats.launch.convert import compare_keys
+    from meshcast.simulator.formats.launch.keys import flatten_for_export
+    from meshcast.simulator.formats.launch.programs.registry import FORMATS
+    from meshcast.simulator.job.program_rules import broken_rules
+
+    steps = [forecast_step(job) for job in (wanted, back)]
+    figures = [
+        f"{step.step_time:.4g} s a step and {step.peak_device / GIB:.1f} GiB{'' if step.fits else ', does not fit'}"
+        for step in steps
+    ]
+    pairs = [(step.step_time, step.peak_allocated) for step in steps]
+    broken = "".join(f". {rule}" for rule in broken_rules(back) if rule.stops)
+    if all(math.isclose(left, right, rel_tol=SAME) for left, right in zip(*pairs, strict=True)):
+        return True, f"{file} with these edits is forecast as the job is: {figures[0]}{broken}"
+    unsaid = compare_keys(flatten_for_export(wanted), flatten_for_export(back))
+    keys = [f"{key} ({_word(mine)}; here {_word(theirs)})" for key, (mine, theirs) in unsaid.items()]
+    reason = f": {FORMATS[form].program} cannot be told {', '.join(keys)}" if keys else ", and no key says why"
+    return False, f"{file} with these edits is another job, {figures[1]}, not {figures[0]}{reason}{broken}"
+
+
+def _word(value: object) -> str:
+    return cut_middle(", ".join(map(str, value)) if isinstance(value, tuple) else str(value), 60)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Writes another content to a file at once, with the mode that it has.
+
+    Raises PlanError for a link to a file in another folder: what it points to is not the file that was named.
+    """
+    target = file.resolve()
+    if target.parent != file.parent.resolve():
+        rule = "it is a link to a file in another folder, which is not written"
+        raise PlanError("--write", rule, f"Name {target} itself", str(file))
+    with writing(file, "--write"):
+        beside = target.with_name(f".{target.name}.writing")
+        try:
+            beside.write_bytes(text.encode())
+            shutil.copymode(target, beside)
+            os.replace(beside, target)
+        finally:
+            beside.unlink(missing_ok=True)
+    typer.echo(f"wrote {file}", err=True)
 
 
 def tell_launch(job: Path, changes: Sequence[str]) -> ImportedJob | None:

@@ -31,6 +31,10 @@ def plan(
     optimum: Annotated[
         bool, typer.Option("--optimum/--no-optimum", help="Search the certified optimum as well, for the regret.")
     ] = True,
+    any_program: Annotated[
+        bool,
+        typer.Option("--any-program", help="Keep plans, too, that the program of the job refuses or does not have."),
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw regret against CPU time (.png, .svg, .pdf).")
     ] = None,
@@ -53,8 +57,8 @@ def plan(
         tell_launch(job, ())
         problem = open_problem(job)
         with _progress(len(names)) as track:
-            best = find_optimum(problem) if optimum or plot is not None else None
-            rows = rank_proposals(problem, names, SearchBudget(seconds, steps), best, track)
+            best = find_optimum(problem, any_program=any_program) if optimum or plot is not None else None
+            rows = rank_proposals(problem, names, SearchBudget(seconds, steps), best, track, any_program)
         if plot is not None:
             if not isinstance(best, CertifiedOptimum):
                 raise best or PlanError("--plot", "there is no certified optimum", "Leave it out", str(plot))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from meshcast.experiments.cli.console import answering, check_place, emit, writing
-from meshcast.experiments.cli.launch import export_launch, print_changed_settings
+from meshcast.experiments.cli.launch import edit_launch, export_launch
 from meshcast.hardware.errors import PlanError, nearest
 
 EXPORTS = ("schedule",)
@@ -50,16 +50,21 @@ def export(
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option("--against", metavar="FILE", help="JOB: print the settings of this launch file that it changes."),
+        typer.Option(
+            "--against", metavar="FILE", help="JOB: print the edits of this launch file that make it the job."
+        ),
     ] = None,
+    write: Annotated[bool, typer.Option("--write", help="With --against: write the edited launch file.")] = False,
 ) -> None:
     """Write a job as a launch file, or a schedule as a CSV file."""
     with answering():
         if against is not None:
             if to is not None or out is not None or kind in EXPORTS:
                 raise PlanError("--against", "it takes a JOB alone", "Write meshcast export job.yaml --against run.sh")
-            print_changed_settings(Path(kind), against, change or ())
+            edit_launch(Path(kind), against, change or (), write)
             return
+        if write:
+            raise PlanError("--write", "only a launch file that exists is edited", "Add --against run.sh")
         if to is not None:
             if kind in EXPORTS or (name, p, m, v) != (None,) * 4:
                 raise PlanError("--to", "it is for a job", "Write meshcast export job.yaml --to megatron", to)

@@ -71,6 +71,10 @@ def search(
     near_measured: Annotated[
         bool, typer.Option("--near-measured", help="Keep only combinations that somebody has run.")
     ] = False,
+    any_program: Annotated[
+        bool,
+        typer.Option("--any-program", help="Keep plans, too, that the program of the job refuses or does not have."),
+    ] = False,
     robust: Annotated[
         bool, typer.Option("--robust", help="Rank by the upper end of the interval, wider for what nobody has run.")
     ] = False,
@@ -120,7 +124,7 @@ def search(
         check_options(gap, top, workers, "--")
         objectives = read_objectives(objective, robust, "--objective")
         tell_launch(job, change or ())
-        limits = make_limits(where or (), margin, near_measured, "--where")
+        limits = make_limits(where or (), margin, near_measured, any_program, "--where")
         files, paper = plot_files(plot, ("search",)) if plot is not None else {}, choose_width(width, plot)
         if jobs_to is not None:
             check_folder(jobs_to, "--jobs-to")

@@ -16,7 +16,7 @@ from meshcast.experiments.explain.fitting_changes import FittingChange
 from meshcast.experiments.explain.hardware_figures import HardwareFigure
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
 from meshcast.experiments.pages.forecast import list_fitting
-from meshcast.experiments.pages.tables import number_columns, ruled_table
+from meshcast.experiments.pages.tables import list_broken_rules, number_columns, ruled_table
 from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
 from meshcast.simulator.report.metrics import NAMED
 from meshcast.simulator.report.words import format_number, format_seconds
@@ -76,7 +76,8 @@ def comparison_page(found: ForecastComparison) -> RenderableType:
     ]
     blocks: list[RenderableType] = [changes, figures, parts, memory, Text(" ".join(fits))]
     apart = [one for block in blocks for one in (Text(), block)]
-    return Group(Text(found.sentence(), "bold"), *apart)
+    broken = [*list_broken_rules(found.first, "A"), *list_broken_rules(found.second, "B")]
+    return Group(Text(found.sentence(), "bold"), *apart, *broken)
 
 
 def sensitivity_page(found: Sensitivities, fitting: Sequence[FittingChange] = ()) -> RenderableType:
@@ -89,6 +90,7 @@ def sensitivity_page(found: Sensitivities, fitting: Sequence[FittingChange] = ()
     blocks: list[RenderableType] = [Text(head, "bold"), Text(report.limits), *list_fitting(fitting, report.capacity)]
     blocks += [Text(), _path_table(found), Text(), *_hardware_blocks(found), Text(), *_assumed_blocks(found)]
     blocks += [Text(), Text(_interval_sentence(found))]
+    blocks += list_broken_rules(report)
     blocks += [Text(f"assumed: {sentence}", "dim") for sentence in report.assumed]
     return Group(*blocks)
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.pages.tables import number_columns, ruled_table
+from meshcast.experiments.pages.tables import list_broken_rules, number_columns, ruled_table
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves
 from meshcast.simulator.report.words import format_count, format_number, format_seconds
 from meshcast.simulator.runs.answer import LABELS, RunAnswer
@@ -27,7 +27,7 @@ def page(answer: RunAnswer, curves: RunCurves | None = None, out: Path | None = 
     assumed = [
         Text(f"assumed    {text}" if i == 0 else f"           {text}") for i, text in enumerate(answer.plan.assumed)
     ]
-    parts += [Text(), *assumed]
+    parts += [Text(), *list_broken_rules(answer.plan.report), *assumed]
     if out is not None:
         parts.append(Text(f"runs       {out}"))
     return Group(*parts)

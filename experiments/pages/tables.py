@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from meshcast.simulator.report.report import Report
 
 
 def ruled_table(*columns: Column | str, **options: Any) -> Table:
@@ -40,3 +44,9 @@ def labelled_line(name: str, text: str | Text, style: str = "bold") -> Table:
     grid = Table.grid(Column(width=9), Column(), padding=(0, 2))
     grid.add_row(Text(name, style=style), text)
     return grid
+
+
+def list_broken_rules(report: Report, name: str = "") -> list[RenderableType]:
+    """Makes the lines on what the program of a job would refuse, or does not have. name: of the job, of several."""
+    before = f"{name}: " if name else ""
+    return [labelled_line("warning", f"{before}{rule}", "bold yellow") for rule in report.broken_rules]

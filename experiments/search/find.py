@@ -53,6 +53,7 @@ def search(
     where: Sequence[str] = (),
     memory_margin: float = 0.0,
     near_measured: bool = False,
+    any_program: bool = False,
     robust: bool = False,
     workers: int | None = None,
     compare: Sequence[Source] = (),
@@ -72,6 +73,8 @@ def search(
     where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates one is excluded.
     memory_margin: share of the memory of a GPU, from 0 to below 1, that must stay free.
     near_measured: whether only combinations of schemes and degrees are kept that somebody has run.
+    any_program: whether plans are kept, too, that the program refuses or does not have which the job names, or whose
+        launch file it is. A job that names no framework is not restricted.
     robust: whether the plans that were forecast are ranked by the upper ends of their 90 % intervals, widened by the
         distance from plans that somebody has run; the proof stays that of the shortest step.
     workers: number of processes; one for each core that this process may use if None. A small space takes one.
@@ -89,7 +92,7 @@ def search(
     the beginning (`counting` of the certificate), nothing is proven yet, and Ctrl-C raises KeyboardInterrupt.
     """
     check_options(within, top, workers)
-    limits = make_limits(where, memory_margin, near_measured)
+    limits = make_limits(where, memory_margin, near_measured, any_program)
     objectives = read_objectives(objective, robust)
     if unlike:
         check_options_of_unlike(limits, robust, compare, runs, objectives)
@@ -132,15 +135,21 @@ def read_objectives(given: str | Sequence[str], robust: bool = False, place: str
 
 
 def make_limits(
-    where: Sequence[str] = (), memory_margin: float = 0.0, near_measured: bool = False, place: str = "where"
+    where: Sequence[str] = (),
+    memory_margin: float = 0.0,
+    near_measured: bool = False,
+    any_program: bool = False,
+    place: str = "where",
 ) -> Limits:
-    """The limits of a search. place: of the constraints in error messages. Raises PlanError for wrong ones."""
+    """The limits of a search, as `search` takes them. place: of the constraints in error messages. Raises PlanError for
+    wrong ones."""
     if isinstance(where, str) or not all(isinstance(one, str) for one in where):
         raise PlanError(place, "constraints are a list of texts", 'Write for example ["plan.tp <= 8"]', where)
     if not _is_number(memory_margin) or not 0 <= memory_margin < 1:
         rule = "it is a share of the memory of a GPU from 0 to below 1"
         raise PlanError("memory_margin", rule, "Write 0.1 for 10 %", memory_margin)
-    return Limits(tuple(parse_constraint(one, place) for one in where), float(memory_margin), bool(near_measured))
+    constraints = tuple(parse_constraint(one, place) for one in where)
+    return Limits(constraints, float(memory_margin), bool(near_measured), not any_program)
 
 
 def open_search(
@@ -154,8 +163,11 @@ def open_search(
     base: str | Path | None = None,
     calibration: Calibration | None = None,
 ) -> Search:
-    """The search of a job, before its plans are counted. changes: to make first, such as ``plan.tp=auto``."""
-    read, limits = read_job(job, changes), limits or Limits()
+    """The search of a job, before its plans are counted.
+
+    changes: to make first, such as ``plan.tp=auto``. limits: by default what the program of the job runs.
+    """
+    read, limits = read_job(job, changes), limits or Limits(program=True)
     folder = read.folder if base is None else Path(base)
     origin = read.origin._replace(text="" if changes else read.text)
     with locate_errors(*origin):
@@ -191,7 +203,7 @@ def check_clusters(spaces: Sequence[Space]) -> None:
 def check_options_of_unlike(
     limits: Limits,
     robust: bool,
-    compare: Sequence[Any],
+    compare: Sequence[object],
     runs: int | None,
     objectives: tuple[str, ...],
     dashes: str = "",
@@ -235,5 +247,5 @@ def open_unlike(
             raise CountInterrupted from None
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,19 +1,30 @@
-"""Limits of a search: constraints on the fields of a point, memory that stays free, combinations that were measured.
+"""Limits of a search: constraints on the fields of a point, memory that stays free, what the program of the job runs,
+combinations that were measured.
 
-A constraint excludes points before the search, and so does a field outside of every measured combination; whether a
-whole combination was measured is asked once its bound is the smallest. All of them count as excluded.
+A constraint excludes points before the search, and so does a rule of the program, or a field outside of every measured
+combination; whether a whole combination was measured is asked once its bound is the smallest. All of them count as
+excluded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshcast.experiments.search.fields import FIELDS
 from meshcast.experiments.search.keys.scheme_keys import DATA_OPTIONS
-from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepChoice, values_of_point
+from meshcast.experiments.search.point_rules import PointRule
+from meshcast.experiments.search.program_points import ProgramPoints, find_program, keep_own_values, name_own_schemes
+from meshcast.experiments.search.space import (
+    NOTHING_EXCLUDED,
+    LayerGroup,
+    Pipeline,
+    Space,
+    StepChoice,
+    values_of_point,
+)
 from meshcast.experiments.sweeps.expressions import Expression
 from meshcast.experiments.sweeps.grid import DERIVED, MISSING, Names
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
@@ -27,8 +38,6 @@ from meshcast.validation.published.measured_range.plan_fields import NAMED, NUMB
 DEGREE = "plan.dp"
 """Name of the data-parallel degree in constraints, which follows from the others."""
 
-PARTS = (LayerGroup, Pipeline, StepChoice)
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -37,11 +46,13 @@ class Limits:
     where: constraints; a point that violates one is excluded.
     memory_margin: share of the memory of a GPU that must stay free.
     near_measured: whether only combinations are kept that somebody has run.
+    program: whether only points are kept that the program which the job names runs.
     """
 
     where: tuple[Expression, ...] = ()
     memory_margin: float = 0.0
     near_measured: bool = False
+    program: bool = False
 
 
 class LimitedSpace(Space):
@@ -50,24 +61,36 @@ class LimitedSpace(Space):
     def __init__(
         self, job: Mapping[str, Any], base: Path, limits: Limits, names_cluster: bool = False, run_open: bool = False
     ) -> None:
-        super().__init__(job, base, names_cluster, run_open)
+        self._rules = find_program(job) if limits.program else None
+        super().__init__(name_own_schemes(job, self._rules) if self._rules else job, base, names_cluster, run_open)
         self.memory_margin, self.constraints = limits.memory_margin, limits.where
         self._constraints = [PointConstraint(self, one) for one in limits.where]
+        self._program = ProgramPoints(self, self._rules) if self._rules else None
         self._measured = MeasuredPoints(self) if limits.near_measured else None
 
+    def _automatic(self, name: str, before: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
+        values = super()._automatic(name, before)
+        return keep_own_values(name, values, self._rules) if self._rules else values
+
     def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
-        found = self._choices_by_constraints(group, pipeline)
-        return found if self._measured is None or self._measured.may_admit(group, pipeline) else ()
+        steps = self._choices_of_program(group, pipeline, self._choices_by_constraints(group, pipeline))
+        return steps if self._measured is None or self._measured.may_admit(group, pipeline) else ()
 
     def _choices_by_constraints(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
-        found = super().choices(group, pipeline)
-        for one in self._constraints:
-            found = one.select(group, pipeline, found)
-        return found
+        steps = super().choices(group, pipeline)
+        for constraint in self._constraints:
+            steps = constraint.select(group, pipeline, steps)
+        return steps
+
+    def _choices_of_program(
+        self, group: LayerGroup, pipeline: Pipeline, steps: tuple[StepChoice, ...]
+    ) -> tuple[StepChoice, ...]:
+        return steps if self._program is None else self._program.select(group, pipeline, steps)
 
     def _what_counts(self, pipeline: Pipeline) -> Hashable:
         schedule = pipeline.schedule if self._measured is not None else None
-        return pipeline.place, schedule, tuple([one.key_of(1, pipeline) for one in self._constraints])
+        by_program = self._program.key_of(pipeline) if self._program is not None else None
+        return pipeline.place, schedule, by_program, tuple([one.key_of(1, pipeline) for one in self._constraints])
 
     def size(self, group: LayerGroup) -> int:
         return self._count(group)[0] if self.limits_points else super().size(group)
@@ -77,45 +100,62 @@ class LimitedSpace(Space):
 
     @property
     def limits_points(self) -> bool:
-        return bool(self._constraints) or self._measured is not None
+        return bool(self._constraints) or self._program is not None or self._measured is not None
 
     @remembered
     def _count(self, group: LayerGroup) -> tuple[int, dict[str, int]]:
-        admitted, violating, unmeasured = 0, 0, 0
+        admitted, excluded = 0, dict.fromkeys(NOTHING_EXCLUDED, 0)
         for pipeline, count in self.count_pipelines(group):
-            left = count * len(self._choices_by_constraints(group, pipeline))
-            violating += count * len(self.steps(group, *pipeline.place)) - left
-            measured = self._measured is None or self._measured.may_admit(group, pipeline)
-            admitted, unmeasured = (admitted + left, unmeasured) if measured else (admitted, unmeasured + left)
-        return admitted, {"where": violating, "near_measured": unmeasured}
+            every, kept = self.steps(group, *pipeline.place), self._choices_by_constraints(group, pipeline)
+            run = self._choices_of_program(group, pipeline, kept)
+            excluded["where"] += count * (len(every) - len(kept))
+            excluded["program"] += count * (len(kept) - len(run))
+            if self._measured is None or self._measured.may_admit(group, pipeline):
+                admitted += count * len(run)
+            else:
+                excluded["near_measured"] += count * len(run)
+        return admitted, excluded
 
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         return self._measured is None or self._measured.admits(group, pipeline, step)
+
+    def explain_program(self) -> str:
+        if self._program is None:
+            return ""
+        points = (
+            (group, pipeline, step)
+            for group in self.groups()
+            for pipeline in self.pipelines(group)
+            for step in self.steps(group, *pipeline.place)
+        )
+        return next((words for point in points if (words := self._program.explain(*point))), "")
 
     def explain_exclusion(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> str:
         """Which limit excludes a point, in words; empty if none does."""
         for one in self._constraints:
             if step not in one.select(group, pipeline, self.steps(group, *pipeline.place)):
                 return f"it violates {one.constraint.text}"
+        if self._program is not None and (words := self._program.explain(group, pipeline, step)):
+            return words
         known = self._measured
         if known is None or (known.may_admit(group, pipeline) and known.admits(group, pipeline, step)):
             return ""
         return "nobody has published a run of its schedule, degrees and micro-batch on as many GPUs"
 
 
-class PointConstraint:
-    """A constraint on the fields of a point, evaluated once for equal values of the fields that it names."""
+class PointConstraint(PointRule):
+    """A constraint on the fields of a point."""
 
     def __init__(self, space: Space, constraint: Expression) -> None:
         self.space, self.constraint = space, constraint
         self._names = Names(space.job, space.base)
         batch = space.loaded.batch
-        self._defaults: dict[str, Any] = {"batch.sequence": batch.sequence, "batch.global": batch.total}
+        self._defaults: dict[str, object] = {"batch.sequence": batch.sequence, "batch.global": batch.total}
         """Values of keys that neither a job states nor a point has."""
         if "plan.zero" not in space.open:
             self._defaults |= {"plan.zero": 1, "plan.fsdp": False}
         needed = {name for field in constraint.names for name in self._parts_of(field)}
-        self._keys = [[i for i, name in enumerate(part._fields) if name in needed] for part in PARTS]
+        super().__init__(needed)
 
     def _parts_of(self, field: str) -> tuple[str, ...]:
         """The parts of a point that determine the value of a name. Raises PlanError for an unknown name."""
@@ -143,29 +183,10 @@ class PointConstraint:
         rule = f"{field} is no name that a constraint of a search knows"
         raise PlanError(self.constraint.where, rule, nearest(field, known), self.constraint.text)
 
-    def select(self, group: LayerGroup, pipeline: Pipeline, steps: tuple[StepChoice, ...]) -> tuple[StepChoice, ...]:
-        """The choices at which the constraint holds."""
-        if not steps:
-            return ()
-        if not self._keys[2]:
-            return steps if self._holds(group, pipeline, steps[0]) else ()
-        return self._select(group, pipeline, steps)
+    def evaluate(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
+        return bool(self.constraint(lambda name: self._look_up(name, group, pipeline, step)))
 
-    @remembered_by(
-        lambda constraint, group, pipeline, steps: (constraint.key_of(0, group), constraint.key_of(1, pipeline), steps)
-    )
-    def _select(self, group: LayerGroup, pipeline: Pipeline, steps: tuple[StepChoice, ...]) -> tuple[StepChoice, ...]:
-        return tuple(step for step in steps if self._holds(group, pipeline, step))
-
-    def key_of(self, part: int, values: Any) -> tuple[Any, ...]:
-        """The values of a part of a point that determine the constraint."""
-        return tuple([values[i] for i in self._keys[part]])
-
-    @remembered_by(lambda constraint, *point: tuple([constraint.key_of(i, part) for i, part in enumerate(point)]))
-    def _holds(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
-        return self.constraint(lambda name: self._look_up(name, group, pipeline, step))
-
-    def _look_up(self, name: str, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Any:
+    def _look_up(self, name: str, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> object:
         if name == DEGREE:
             return self.space.data_ranks(group, pipeline.place)[0]
         if name == "plan.etp":

@@ -29,7 +29,7 @@ from meshcast.experiments.search.groups import Known, OpenGroup
 from meshcast.experiments.search.objectives import ClusterUse, FoundPlans
 from meshcast.experiments.search.runs.choices import RunChoice
 from meshcast.experiments.search.runs.simulated import PlanRuns
-from meshcast.experiments.search.space import LayerGroup, Pipeline, Space, StepChoice
+from meshcast.experiments.search.space import NOTHING_EXCLUDED, LayerGroup, Pipeline, Space, StepChoice
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.job import NO_FILE, JobOrigin
@@ -77,7 +77,7 @@ class Search(PlanSearch):
             fields=stated_values(self.clusters),
             groups=0,
             objectives=objectives,
-            excluded={"where": 0, "near_measured": 0},
+            excluded=dict(NOTHING_EXCLUDED),
             memory_margin=spaces[0].memory_margin,
             runs=count_runs(self.clusters),
             counting=True,
@@ -124,7 +124,7 @@ class Search(PlanSearch):
             with locate_errors(*self.origin):
                 raise explain_empty(self.space)
         if not found.admitted:
-            raise explain_excluded(found.plans, found.excluded, self.space.constraints)
+            raise explain_excluded(found.plans, found.excluded, self.space)
 
     def list_groups(self) -> list[tuple[SearchedCluster, LayerGroup]]:
         """All groups of points."""

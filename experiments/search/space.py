@@ -52,6 +52,7 @@ from meshcast.experiments.search.keys.scheme_keys import (
     changes_kernels,
     find_named,
     offloads_states,
+    plain_name,
     takes_option,
     write_scheme_keys,
 )
@@ -61,6 +62,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
+from meshcast.simulator.job.program_rules import Facts, name_padding
 from meshcast.simulator.loading.load import load_job
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-h2", "zb-v", "hanayo")
@@ -81,6 +83,10 @@ NODE = "node"
 MOST_TENSOR_RANKS, MOST_EXPERT_RANKS, MOST_MICRO, TOKENS_OF_A_RANK = 32, 8, 32, 2048
 """Largest tensor-parallel degrees, of all layers and of experts, and largest micro-batch that are tried by default, and
 least tokens of a sequence on a rank with context parallelism."""
+
+
+NOTHING_EXCLUDED: Mapping[str, int] = {"where": 0, "program": 0, "near_measured": 0}
+"""Numbers of points that limits exclude, by limit, where none excludes any."""
 
 
 class LayerGroup(NamedTuple):
@@ -192,6 +198,86 @@ def values_of_point(group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> 
     return parts | dict(zip(DATA_OPTIONS, parts.pop("options"), strict=True))
 
 
+DEGREES = ("tp", "cp", "pp")
+"""Fields of a point that divide the GPUs."""
+
+FACT_OF_FIELD: Mapping[str, str] = {
+    **{name: name for name in ("tp", "pp", "cp", "ep", "overlap_tp", "overlap_pp", "schedule", "data")},
+    **{"mesh_order": "rank_order", "chunks": "virtual_stages", "offload": "offloaded", "recompute": "recomputation"},
+}
+"""Facts of rules of programs (`simulator.job.program_rules`) that are fields of a point."""
+
+FIELDS_OF_FACTS: Mapping[str, tuple[str, ...]] = {
+    **{fact: (field,) for field, fact in FACT_OF_FIELD.items()},
+    **{FACT_OF_FIELD[field]: ("pp", field) for field in ("schedule", "chunks", "mesh_order")},
+    "dp": DEGREES,
+    "etp": ("tp", "ep", "etp"),
+    "copies": (*DEGREES, "mesh_order", "shard"),
+    "microbatches": (*DEGREES, "micro"),
+    "group": ("pp",),
+    "data": ("tp", "pp", "data"),
+    "sequence": ("cp", "sequence"),
+    "tensor": ("tp", "tensor", "sequence_parallel"),
+    "tensor_overlap": ("tp", "tensor", "overlap_tp"),
+    "expert": ("ep", "expert"),
+    "padding": ("tp",),
+    "modules": ("recompute",),
+    "recomputed_layers": ("recompute", "recomputed"),
+}
+"""Fields of a point that facts of rules of programs follow from; of other facts none: the job has them."""
+
+
+def facts_of_point(space: Space, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Facts:
+    """Returns the facts of a point that a plan changes, as `simulator.job.program_rules.facts_of_job` does of a job."""
+    (dp, _), pp, loaded = space.data_ranks(group, pipeline.place), pipeline.pp, space.loaded
+    assert loaded.batch.total is not None
+    words = isinstance(group.recompute, str)
+    core = ("core_attn",) if group.recompute == "selective" else ()
+    return {
+        **{"tp": group.tp, "cp": group.cp, "ep": group.ep, "pp": pp, "dp": dp, "etp": group.expert_tensor_ranks},
+        **_tensor_facts(space, group),
+        "padding": name_padding(loaded.model, group.tp),
+        "copies": dp // (step.shard or dp),
+        "microbatches": loaded.batch.total // (group.micro * dp),
+        "schedule": pipeline.schedule if pp > 1 else None,
+        "virtual_stages": pipeline.chunks if pp > 1 else 1,
+        "group": pp,
+        "overlap_passes": False,
+        "rank_order": pipeline.mesh_order if pp > 1 else MESH_ORDERS[0],
+        "data": step.data if dp * group.cp > 1 else None,
+        "sequence": plain_name(group.sequence) if group.cp > 1 else None,
+        "expert": plain_name(group.expert) if group.ep > 1 else None,
+        "recomputation": group.recompute if words else "selective",
+        "modules": core if words else group.recompute,
+        "recomputed_layers": pipeline.recomputed if group.recompute == "full" else None,
+        "offloaded": group.offload,
+        "offloaded_layers": None,
+        "overlap_pp": step.overlap_pp,
+    }
+
+
+def make_point(space: Space, fields: Mapping[str, Any]) -> tuple[LayerGroup, Pipeline, StepChoice] | None:
+    """Returns the point with some values of its fields; None if no ranks share a copy of the states as they say."""
+    group = LayerGroup(**{name: fields[name] for name in LayerGroup._fields})
+    pipeline = Pipeline(**{name: fields[name] for name in Pipeline._fields})
+    step = StepChoice(**{name: fields[name] for name in StepChoice._fields if name != "options"})
+    shard = space.shard_ranks(step.shard, *space.data_ranks(group, pipeline.place))
+    return (group, pipeline, step._replace(shard=shard)) if shard else None
+
+
+def _tensor_facts(space: Space, group: LayerGroup) -> Facts:
+    """Returns the tensor scheme of a group, and what overlaps its communication; None for a single rank."""
+    if group.tp == 1:
+        return {"tensor": None, "tensor_overlap": None, "overlap_tp": False}
+    overlap = space.loaded.framework.tensor_overlap.rpartition("/")[2] if group.overlap_tp else None
+    tensor = "megatron-sp" if group.sequence_parallel else "megatron"
+    if accompanies_others(group.tensor):
+        overlap = plain_name(group.tensor or "")
+    elif group.tensor is not None:
+        tensor = plain_name(group.tensor)
+    return {"tensor": tensor, "tensor_overlap": overlap, "overlap_tp": group.overlap_tp}
+
+
 class Space:
     """The points of a search.
 
@@ -263,8 +349,8 @@ class Space:
         overlap_dp, updated_weights, overlap_pp = (any(self.values[name]) for name in OVERLAPS[1:])
         return StepChoice("ddp", overlap_dp, updated_weights, overlap_pp)
 
-    def _automatic(self, name: str, found: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
-        """The values that are tried of a field that is ``auto``. found: those of the fields before it."""
+    def _automatic(self, name: str, before: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
+        """The values that are tried of a field that is ``auto``. before: those of the fields before it."""
         job, gpus = self.loaded, self.loaded.cluster.gpus
         model, batch = job.model, job.batch
         assert batch.total is not None and batch.sequence is not None
@@ -276,7 +362,7 @@ class Space:
             "tp": [n for n in list_divisors(math.gcd(gpus, model.heads)) if n <= most],
             "cp": [n for n in list_divisors(gpus) if batch.sequence % n == 0 and n <= most_context],
             "ep": list_divisors(math.gcd(gpus, experts)),
-            "etp": (None, *(list_divisors_of_any(found.get("tp", ()), MOST_EXPERT_RANKS) if model.moe else ())),
+            "etp": (None, *(list_divisors_of_any(before.get("tp", ()), MOST_EXPERT_RANKS) if model.moe else ())),
             "micro": [n for n in list_divisors(batch.total) if n <= MOST_MICRO],
             "recomputed": (None, *range(1, model.layers)),
             "overlap_tp": (False, True),
@@ -453,6 +539,10 @@ class Space:
         """Whether limits of the search exclude points."""
         return False
 
+    def explain_program(self) -> str:
+        """Why the program of the job does not run the first point that it does not run, in words."""
+        return ""
+
     def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
         """The choices between the passes of a pipeline that a search admits."""
         return self.steps(group, *pipeline.place)
@@ -483,7 +573,7 @@ class Space:
 
     def count_excluded(self, group: LayerGroup) -> dict[str, int]:
         """Number of points of a group that are not among `choices`, by the limit that excludes them."""
-        return {"where": 0, "near_measured": 0}
+        return dict(NOTHING_EXCLUDED)
 
     def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
         """The values of the open fields at a point."""

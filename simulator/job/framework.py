@@ -256,8 +256,8 @@ RENAMED = {
 """Keys of an older release, and what to write now."""
 
 
-HISTORY = ("versions", "generations")
-"""Keys of a profile's file that date its releases; all others are traits."""
+BESIDE_TRAITS = ("versions", "generations", "rules")
+"""Keys of a profile's file that date its releases, or say what its program runs; all others are traits."""
 
 
 @cache
@@ -272,7 +272,7 @@ def _file(name: str) -> dict[str, Any]:
     own = dict(read_yaml(FILES / f"{name}.yaml").data)
     if "base" not in own:
         return own
-    base = {key: value for key, value in _file(own.pop("base")).items() if key not in HISTORY}
+    base = {key: value for key, value in _file(own.pop("base")).items() if key not in BESIDE_TRAITS}
     return _merge(base, own)
 
 
@@ -286,6 +286,17 @@ def framework_versions(name: str) -> dict[str, str]:
 def framework_generations(name: str) -> tuple[dict[str, Any], ...]:
     """The generations of a framework, as its file states them."""
     return tuple(_file(name).get("generations", ()))
+
+
+@cache
+def framework_rules(name: str) -> dict[str, Any]:
+    """What the program of a framework has and refuses, as its file states it, on top of the rules of their `base`;
+    empty where none are known."""
+    stated = dict(_file(name).get("rules", {}))
+    base = framework_rules(stated.pop("base")) if "base" in stated else {}
+    has = base.get("has", {}) | stated.get("has", {})
+    refuses = [*base.get("refuses", ()), *stated.get("refuses", ())]
+    return {**base, **stated, "has": has, "refuses": refuses} if base or stated else {}
 
 
 def load_framework(
@@ -307,7 +318,7 @@ def _load(name: str, changes: dict[str, Any], release: str | None, where: str) -
         raise PlanError(f"{where}.name", "no such framework", nearest(name, framework_names()), name)
     for key in RENAMED.keys() & changes.keys():
         raise PlanError(f"{where}.set.{key}", "this key is of an older release", f"Write {RENAMED[key]}", changes[key])
-    fields = {key: value for key, value in _file(name).items() if key not in HISTORY}
+    fields = {key: value for key, value in _file(name).items() if key not in BESIDE_TRAITS}
     if release is not None:
         month = find_month(release, framework_versions(name), f"{where}.release")
         for generation in generations_of(framework_generations(name), month):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from meshcast.hardware import GPU, Cluster
 from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
@@ -49,6 +49,8 @@ class FrameworkChoice(JobPart):
     release: str | None = None
     """Month ("2023-06"), NVIDIA container ("24.05") or version of the code; its traits are those of that time. Default:
     the newest that the profile describes."""
+    rules: StrictBool = True
+    """Whether the job means the program of this name, whose rules then count; false: the profile stands for another."""
     set: dict[str, Any] = {}
 
 
@@ -329,6 +331,13 @@ class Job(JobPart):
         return Adapters(self.train.rank, self.train.targets)
 
     @property
+    def means_program(self) -> bool:
+        """Whether the job names its framework, and means the program of this name, not another one for which the
+        profile stands."""
+        framework = self.as_written["framework"]
+        return "name" in framework and framework.get("rules", True)
+
+    @property
     def forward_only(self) -> bool:
         """Whether a step runs forward passes alone."""
         return self.train.mode == "forward-only"
@@ -342,6 +351,7 @@ class Job(JobPart):
                 "name": self.framework.name,
                 "release": self.release,
                 "set": self.as_written["framework"].get("set", {}),
+                **({} if self.as_written["framework"].get("rules", True) else {"rules": False}),
             },
             "batch": self.batch.to_dict(),
             "precision": self.precision.model_dump(),

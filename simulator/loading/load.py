@@ -20,6 +20,7 @@ from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_fr
 from meshcast.simulator.job.fused_attention import find_gpu_without_flash
 from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.job.program_rules import broken_rules
 from meshcast.simulator.job.remedies import suggest_key
 from meshcast.simulator.job.samples import join_samples
 from meshcast.simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
@@ -29,6 +30,7 @@ from meshcast.simulator.models.model import Model
 
 if TYPE_CHECKING:
     from meshcast.simulator.formats.launch.imported_job import ImportedJob
+    from meshcast.simulator.formats.launch.launch_file import LaunchFile
 
 
 def load_job(
@@ -49,7 +51,10 @@ def load_job(
     file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
 
     with locate_errors(*read.origin):
-        return _job(file, data, folder if base is None else Path(base), read.origin)
+        job = _job(file, data, folder if base is None else Path(base), read.origin)
+        if read.launch is not None:
+            _refuse_stop(job, read.launch)
+        return job
 
 
 class ReadJob(NamedTuple):
@@ -115,21 +120,40 @@ def read_launch_job(path: Path, changes: Iterable[str], form: str | None = None,
     Raises PlanError for a file that cannot be read, OpenQuestions for one that leaves open what decides the answer.
     """
     # Only launch files need the modules of all programs.
-    from meshcast.simulator.formats.launch.changes import apply_changes
-    from meshcast.simulator.formats.launch.convert import import_file
     from meshcast.simulator.formats.launch.launch_file import read_launch_file
     from meshcast.simulator.formats.launch.programs.registry import find_format
 
-    changes = _split_changes(changes)
     file = read_launch_file(path, suffix="" if form is None else find_format(form).suffix)
+    return read_job_of_file(file, changes, form, gpus)
+
+
+def read_job_of_file(
+    file: LaunchFile, changes: Iterable[str], form: str | None = None, gpus: int | None = None
+) -> ReadJob:
+    """Reads the job of a launch file that is read; see `read_launch_job`."""
+    from meshcast.simulator.formats.launch.changes import apply_changes
+    from meshcast.simulator.formats.launch.convert import import_file
+
+    changes = _split_changes(changes)
     imported = import_file(file, changes, gpus=gpus, form=form)
     data = apply_changes(imported.job, changes, _apply_change)
     bounding = [(entry, apply_changes(job, changes, _apply_change)) for entry, job in imported.bounding]
     changed = {change.partition("=")[0].strip() for change in changes}
     places = {key: place for key, place in imported.places.items() if key not in changed}
     return ReadJob(
-        data, "", str(path), path.parent, replace(imported, job=data, places=places, bounding=tuple(bounding))
+        data, "", file.where, file.folder, replace(imported, job=data, places=places, bounding=tuple(bounding))
     )
+
+
+def _refuse_stop(job: Job, launch: ImportedJob) -> None:
+    """Raises PlanError for a setting of a launch file with which its program stops at its start. What follows from
+    assumptions and changes, and what the program does not have, remains a warning."""
+    for broken in broken_rules(job):
+        key = next((key for key in (broken.flat_key, broken.key) if key in launch.places), "")
+        if broken.stops and key:
+            remedy = "Change it; or forecast it all the same, as a job: "
+            remedy += f"meshcast import {launch.where} --out job.yaml"
+            raise PlanError(key, str(broken), remedy)
 
 
 def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> Job:

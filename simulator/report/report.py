@@ -15,6 +15,7 @@ from meshcast.simulator.costs.stragglers import slowest_pace
 from meshcast.simulator.engine.steady_state import window
 from meshcast.simulator.ir.routing import Routing
 from meshcast.simulator.job.inert_keys import inert_keys
+from meshcast.simulator.job.program_rules import BrokenRule, broken_rules
 from meshcast.simulator.program.flatten import flatten
 from meshcast.simulator.program.join import shift_item
 from meshcast.simulator.program.memory_profile import CATEGORIES
@@ -138,7 +139,12 @@ class Report(Metrics):
             found.append(f"the sequence is longer than the model's {self.job.model.seq} learned positions")
         if (own := self.job.model.heads) != (heads := plan.model_parts.model.heads):
             found.append(f"{heads - own} of {heads} heads are padding, whose FLOPs are not in the MFU")
-        return [*found, *map(str, inert_keys(self.job))]
+        return [*found, *map(str, self.broken_rules), *map(str, inert_keys(self.job))]
+
+    @cached_property
+    def broken_rules(self) -> list[BrokenRule]:
+        """What the program that the job names refuses of it, or does not have; the forecast stands all the same."""
+        return broken_rules(self.job)
 
     @property
     def assumed(self) -> list[str]:
@@ -228,6 +234,7 @@ class Report(Metrics):
             "energy.assumed": list(self.energy.assumed),
             "assumed": self.assumed,
             "warnings": self.warnings,
+            **({"broken_rules": [rule.to_dict() for rule in self.broken_rules]} if self.broken_rules else {}),
             **({"noise": self._noise()} if self.steps else {}),
             **({"steps": self._describe_steps()} if self.play.plan.passes.steps > 1 else {}),
             **({"published": self._compare_published()} if self.job.published else {}),

@@ -10,7 +10,7 @@ from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.search.certificate import Certificate
 from meshcast.experiments.search.comparison.membership import list_outside
 from meshcast.experiments.search.comparison.short_form import read_short_form
-from meshcast.experiments.search.find import open_search, search
+from meshcast.experiments.search.find import make_limits, open_search, search
 from meshcast.experiments.search.found import ROUNDING
 from meshcast.experiments.search.search import Search
 from meshcast.experiments.search.workers import count_cores, run_on_workers
@@ -54,10 +54,13 @@ class CertifiedOptimum:
         return {"step_time_s": step, **{name: getattr(self, name) for name in names}}
 
 
-def find_optimum(problem: JobProblem, seconds: float = SECONDS) -> CertifiedOptimum | PlanError:
+def find_optimum(
+    problem: JobProblem, seconds: float = SECONDS, any_program: bool = False
+) -> CertifiedOptimum | PlanError:
     """The certified optimum of a job, or why there is no search of it.
 
     seconds: CPU time after which the best plan so far counts, with the gap that is proven by then [s].
+    any_program: see `experiments.search.find.search`.
     """
 
     def watch(proof: Certificate) -> None:
@@ -72,7 +75,8 @@ def find_optimum(problem: JobProblem, seconds: float = SECONDS) -> CertifiedOpti
             done, proof = None, found.certificate
             changes = found.best[0].changes if found.best else None
         else:
-            done = open_search(stated, within=WITHIN, top=1, base=folder)
+            limits = make_limits(any_program=any_program)
+            done = open_search(stated, within=WITHIN, top=1, limits=limits, base=folder)
             proof = run_on_workers(done, count_cores(), watch)
             changes = done.best[0].changes if done.best else None
     except PlanError as error:

@@ -77,16 +77,21 @@ def rank_proposals(
     budget: SearchBudget,
     optimum: CertifiedOptimum | PlanError | None = None,
     watch: Callable[[Sequence[str]], Iterable[str]] = lambda names: names,
+    any_program: bool = False,
 ) -> list[BenchmarkRow]:
-    """The proposals of planners, best first. watch: goes through their names, for example with a progress bar.
+    """The proposals of planners, best first.
 
+    watch: goes through their names, for example with a progress bar. any_program: whether plans count that the program
+    which the job names refuses or does not have; otherwise they are not executable.
     Raises PlanError if a plan of the space of the certified optimum is faster than that.
     """
-    rows = (_judge(problem, row, budget, optimum) for row in _propose(problem, watch(names), budget))
+    rows = (_judge(problem, row, budget, optimum) for row in _propose(problem, watch(names), budget, any_program))
     return sorted(rows, key=lambda row: row.rank)
 
 
-def _propose(problem: JobProblem, names: Iterable[str], budget: SearchBudget) -> Iterator[BenchmarkRow]:
+def _propose(
+    problem: JobProblem, names: Iterable[str], budget: SearchBudget, any_program: bool
+) -> Iterator[BenchmarkRow]:
     for name in names:
         begin = time.process_time()
         planner: Planner = find_planner(name)()
@@ -102,9 +107,17 @@ def _propose(problem: JobProblem, names: Iterable[str], budget: SearchBudget) ->
             continue
         row = BenchmarkRow(name, time.process_time() - begin, proposal, not_executable=proposal.not_executable)
         try:
-            yield row if row.not_executable else replace(row, report=problem.report(dict(proposal.plan)))
+            yield row if row.not_executable else _forecast(problem, row, proposal, any_program)
         except PlanError as error:
             yield replace(row, not_executable=str(error))
+
+
+def _forecast(problem: JobProblem, row: BenchmarkRow, proposal: Proposal, any_program: bool) -> BenchmarkRow:
+    """The row with the forecast of its plan, or with the rule of the program that it breaks."""
+    report = problem.report(dict(proposal.plan))
+    if report.broken_rules and not any_program:
+        return replace(row, not_executable=str(report.broken_rules[0]))
+    return replace(row, report=report)
 
 
 def _judge(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meshcast.experiments.search.fields import FIELDS
-from meshcast.experiments.sweeps.expressions import Expression
 from meshcast.hardware.errors import PlanError
 
 if TYPE_CHECKING:
@@ -49,14 +48,21 @@ def _explain_shard(space: Space) -> PlanError | None:
     return PlanError("plan.shard", rule, "Give values that divide them, or leave it out", given)
 
 
-def explain_excluded(plans: int, excluded: Mapping[str, int], constraints: Sequence[Expression]) -> PlanError:
+def explain_excluded(plans: int, excluded: Mapping[str, int], space: Space) -> PlanError:
     """The error for a space of which limits exclude all points. excluded: points by limit."""
-    one, by_where = plans == 1, excluded["where"]
+    one, by_where, by_program = plans == 1, excluded["where"], excluded["program"]
     rule = "the only plan of the space is excluded" if one else f"all {plans:,} plans of the space are excluded"
     if by_where == plans:
-        texts = " and ".join(constraint.text for constraint in constraints)
-        return PlanError(constraints[0].where, rule, "Loosen it, or open more fields", texts)
+        texts = " and ".join(constraint.text for constraint in space.constraints)
+        return PlanError(space.constraints[0].where, rule, "Loosen it, or open more fields", texts)
     rule += f", {by_where:,} of them by constraints" if by_where else ""
-    rule += f"{', the others' if by_where else ''}: nobody has published a run with {'its' if one else 'their'} "
-    rule += "schedule, degrees and micro-batch on as many GPUs"
+    if by_program:
+        program = space.loaded.framework.name
+        rule += f", {by_program:,} of them" if by_program < plans else ""
+        rule += f" by rules of {program}, which does not run {'it' if one else 'them'}"
+        rule += f": {example}" if (example := space.explain_program()) else ""
+        if by_where + by_program == plans:
+            return PlanError("plan", rule, "Open more fields, or keep such plans with --any-program")
+    rule += f"{', the others' if by_where or by_program else ''}: nobody has published a run with "
+    rule += f"{'its' if one else 'their'} schedule, degrees and micro-batch on as many GPUs"
     return PlanError("--near-measured", rule, "Leave it out, or open more fields")

@@ -261,7 +261,11 @@ def _count_simulated(found: Certificate) -> list[tuple[str, str, str]]:
 
 
 def _list_excluded(found: Certificate) -> list[tuple[str, str, str]]:
-    words = {"where": "by --where", "near_measured": "by --near-measured: nobody has run their combination"}
+    words = {
+        "where": "by --where",
+        "program": "by rules of the program, which does not run them; --any-program keeps them",
+        "near_measured": "by --near-measured: nobody has run their combination",
+    }
     counts = [(f"{count:,}", words[name]) for name, count in found.excluded.items() if count]
     rows = [("excluded" if i == 0 else "", *row) for i, row in enumerate(counts)]
     if found.memory_margin:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from meshcast.simulator.formats.launch.edits.setting_change import ENVIRONMENT, SettingChange
+from meshcast.simulator.formats.launch.edits.shell_edits import edit_script, order_neighbours
+from meshcast.simulator.formats.launch.edits.toml_edits import edit_toml
+from meshcast.simulator.formats.launch.edits.yaml_edits import edit_yaml
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.keys import drop_inactive, flatten_for_export, flatten_job
 from meshcast.simulator.formats.launch.launch_file import LaunchFile, parse_launch_text
@@ -12,29 +16,6 @@ from meshcast.simulator.formats.launch.program import LaunchFormat
 from meshcast.simulator.formats.launch.programs.registry import FORMATS
 from meshcast.simulator.formats.launch.table import Stated
 from meshcast.simulator.job.job import Job
-
-
-@dataclass(frozen=True)
-class SettingChange:
-    """A setting to change in a launch file.
-
-    name: as the file writes it. place: where it stands (``run.sh:12``); empty of one to add.
-    before, after: values; None where the file does not have it, or is to leave it out.
-    """
-
-    name: str
-    place: str
-    before: Any
-    after: Any
-
-    def __str__(self) -> str:
-        if self.after is None:
-            words = "leave it out"
-        elif self.before is None:
-            words = "add" if self.after is True else f"add {_show(self.after)}"
-        else:
-            words = f"{_show(self.before)} -> {_show(self.after)}"
-        return f"{self.place or 'new'}  {self.name}: {words}"
 
 
 def list_changed_settings(found: ImportedJob, file: LaunchFile, before: Job, after: Job) -> list[SettingChange]:
@@ -57,8 +38,10 @@ def list_changed_settings(found: ImportedJob, file: LaunchFile, before: Job, aft
             changes.append(SettingChange(one.shown, one.place, one.value, new[name].value if name in new else None))
         elif name not in old and name not in new and own & changed:  # says by another name what is now said otherwise
             changes.append(SettingChange(one.shown, one.place, one.value, None))
+    of_plan = {where for key, where in found.places.items() if key.startswith(("plan.", "framework.", "precision."))}
+    apart = {name for name, setting in stated.items() if setting.where not in of_plan}
     changes += [
-        SettingChange(new[name].shown, "", None, new[name].value)
+        SettingChange(new[name].shown, "", None, new[name].value, order_neighbours(name, [*new], stated, apart))
         for name in new
         if name in differing and name not in stated
     ]
@@ -72,9 +55,9 @@ def _list_changed_variables(form: LaunchFormat, file: LaunchFile, before: Job, a
     for one in form.demand_variables(flatten_for_export(after)):
         stated = form.read_variable(file, one.name)
         if stated is not None and not one.takes(stated.value):
-            changes.append(SettingChange(f"environment {one.name}", stated.place, stated.value, one.value))
+            changes.append(SettingChange(f"{ENVIRONMENT}{one.name}", stated.place, stated.value, one.value))
         elif stated is None and one.value is not None and one not in old:
-            changes.append(SettingChange(f"environment {one.name}", "", None, one.value))
+            changes.append(SettingChange(f"{ENVIRONMENT}{one.name}", "", None, one.value))
     return changes
 
 
@@ -95,5 +78,20 @@ def _value(stated: Stated | None) -> Any:
         return str(stated.value).lower()
 
 
-def _show(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def apply_setting_changes(file: LaunchFile, changes: Sequence[SettingChange]) -> str:
+    """The content of a launch file with settings changed: in place where it has them, the others beside their
+    neighbours.
+
+    Raises PlanError for a setting that is written in a way that is not edited, or that stands in another file.
+    """
+    edit = edit_script
+    if file.data is not None:
+        edit = edit_toml if file.suffix == ".toml" else edit_yaml
+    text = file.text
+    for change in sorted(
+        changes, key=lambda change: -change.line
+    ):  # from the last line on, for edits shift those behind
+        if change.place and change.place.rpartition(":")[0] != file.where:
+            raise change.refuse()
+        text = edit(text, change)
+    return text

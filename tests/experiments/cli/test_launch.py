@@ -130,31 +130,6 @@ def test_a_model_beside_a_script_counts(folder: Path) -> None:
     assert found.exit_code == 0 and json.loads(found.stdout)["job"]["model"] == "gpt2-124m"
 
 
-def test_changed_settings_of_a_script(folder: Path) -> None:
-    """Only what differs in meaning: flags that stay, defaults and other names for the same are no changes."""
-    run("import", "megatron", "small.sh", "--out", "made.yaml")
-    assert run("export", "made.yaml", "--against", "small.sh").stdout == "small.sh says the same already\n"
-    changes = ["plan.tp=4", "plan.recompute=full", "batch.micro=1"]
-    found = run("export", "made.yaml", "--against", "small.sh", *(word for one in changes for word in ("--set", one)))
-    lines = found.stdout.splitlines()
-    assert lines[0].endswith("--tensor-model-parallel-size: 2 -> 4") and lines[0].startswith("small.sh:")
-    assert lines[1].endswith("--micro-batch-size: 2 -> 1")
-    assert "new  --recompute-granularity: add full" in lines and all(line.startswith("new") for line in lines[2:])
-    interleaved = "--bf16 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2"
-    (folder / "chunked.sh").write_text(SCRIPT.replace("--bf16", interleaved), "utf-8")
-    run("import", "megatron", "chunked.sh", "--out", "chunked.yaml")
-    found = run("export", "chunked.yaml", "--against", "chunked.sh", "--set", "plan.chunks=4")
-    old, *new = found.stdout.splitlines()
-    assert old.endswith("--num-layers-per-virtual-pipeline-stage: leave it out")
-    assert new == ["new  --num-virtual-stages-per-pipeline-rank: add 4"]
-    (folder / "recipe_of_trl.yaml").write_text(
-        "{model_name_or_path: llama3-8b, max_length: 512, use_peft: false, dataset_num_proc: 1, fsdp: full_shard}",
-        "utf-8",
-    )
-    refused = run("export", "made.yaml", "--against", "recipe_of_trl.yaml")
-    assert refused.exit_code == 2 and "such files are read, not written" in refused.stderr
-
-
 def test_a_vocabulary_that_nothing_tells_is_that_of_the_shape(folder: Path) -> None:
     """With the tokenizer of a folder, a script of the shape of Llama 3 8B has its vocabulary, not that of GPT-2."""
     shape = (

@@ -53,6 +53,16 @@ def test_the_answer_has_jobs_with_their_forecasts_best_first(job: Path) -> None:
     assert next(one for one in rows if one["planner"] == "optcnn")["proven_gap"] == 0
 
 
+def test_plans_that_the_program_does_not_run_are_not_executable(job: Path) -> None:
+    stated = {**JOB, "framework": "torchtitan", "plan": {"tp": 2, "fsdp": True}}
+    job.write_text(yaml.safe_dump(stated), "utf-8")
+    options = ("--with", "optcnn", "--json", "--no-optimum")
+    (row,) = json.loads(run(job, *options).stdout)["rows"]
+    assert row["executable"].startswith("torchtitan has no tensor scheme annotated")
+    (row,) = json.loads(run(job, *options, "--any-program").stdout)["rows"]
+    assert row["executable"] is True
+
+
 @pytest.mark.slow
 def test_no_planner_beats_the_certified_optimum_or_that_of_its_own_space(job: Path, tmp_path: Path) -> None:
     """A small version of the tables of docs/planners.md: every planner of jobs."""

@@ -17,6 +17,7 @@ from meshcast.experiments.search.comparison.membership import find_point, list_o
 from meshcast.experiments.search.comparison.settings import differing_settings
 from meshcast.experiments.search.comparison.short_form import read_short_form
 from meshcast.experiments.search.find import make_limits, open_search
+from meshcast.experiments.search.limits import Limits
 from meshcast.experiments.search.space import Space
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.loading.load import load_job
@@ -63,7 +64,7 @@ def drawn_points(space: Space, count: int) -> list[tuple[Any, Any, Any]]:
 @pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
 def test_a_point_is_found_again_in_its_job(job: dict[str, Any], long: bool) -> None:
     """Whether its plan is written in short or in long form: with its values, and nothing that these cannot say."""
-    space, read = open_search(job).space, 0
+    space, read = open_search(job, limits=Limits()).space, 0
     for point in drawn_points(space, 150):
         try:
             made = load_job(space.job_of(*point))

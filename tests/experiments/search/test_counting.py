@@ -51,7 +51,7 @@ def test_counts_are_those_of_the_points(limits: dict[str, Any]) -> None:
     space = LimitedSpace(MANY, Path("."), make_limits(**limits))
     measured, plans = space._measured, 0
     for group in space.groups():
-        admitted, excluded = 0, {"where": 0, "near_measured": 0}
+        admitted, excluded = 0, {"where": 0, "program": 0, "near_measured": 0}
         for pipeline in space.pipelines(group):
             every, kept = space.steps(group, *pipeline.place), space._choices_by_constraints(group, pipeline)
             excluded["where"] += len(every) - len(kept)

@@ -68,7 +68,7 @@ def test_a_constraint_excludes_what_violates_it(
     found = search(where=where)
     best = min(one.step_time for _, one in kept if one is not None and one.fits)
     assert found.certificate.incumbent == pytest.approx(best, rel=1e-12) and found.certificate.gap == 0
-    assert found.certificate.excluded == {"where": len(points) - len(kept), "near_measured": 0}
+    assert found.certificate.excluded == {"where": len(points) - len(kept), "program": 0, "near_measured": 0}
     assert total(found.certificate) == found.certificate.plans == len(points)
 
 

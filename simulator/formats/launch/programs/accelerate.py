@@ -171,5 +171,13 @@ def write_arguments(keys: SomeKeys) -> Keys:
 
 
 ACCELERATE = LaunchFormat(
-    "accelerate", "Hugging Face Accelerate", ".sh", recognise, read_trainer_file, interpret, write, VERDICTS
+    "accelerate",
+    "Hugging Face Accelerate",
+    ".sh",
+    recognise,
+    read_trainer_file,
+    interpret,
+    write,
+    VERDICTS,
+    remark=lambda keys: ["train.py stands for a script on the Trainer, which names the data set."],
 )

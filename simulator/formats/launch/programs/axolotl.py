@@ -321,5 +321,13 @@ def _write_sharding(keys: SomeKeys) -> Keys:
 
 
 AXOLOTL = LaunchFormat(
-    "axolotl", "Axolotl", ".yaml", recognise, read, interpret, write, {**AXOLOTL_VERDICTS, **VERDICTS}
+    "axolotl",
+    "Axolotl",
+    ".yaml",
+    recognise,
+    read,
+    interpret,
+    write,
+    {**AXOLOTL_VERDICTS, **VERDICTS},
+    remark=lambda keys: ["It names no data set: add datasets."],
 )

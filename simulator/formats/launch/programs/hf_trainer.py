@@ -45,6 +45,9 @@ DISTINCTIVE = {
 }
 """Arguments by which a script on the Trainer is known."""
 
+BATCHES = {"per_device_train_batch_size", "per_gpu_train_batch_size"}
+"""Arguments that the Trainer alone has."""
+
 FEW, MANY = 2, 5
 """Distinctive arguments that make it possible, and likely, that a file is of the Trainer."""
 
@@ -147,7 +150,7 @@ def recognise(file: LaunchFile) -> Evidence:
         ):
             return Evidence.CERTAIN
     known = len(names & DISTINCTIVE)
-    if known >= MANY or (known and starts & {"accelerate launch"}):
+    if file.launch is not None and (names & BATCHES or known >= MANY or (known and "accelerate launch" in starts)):
         return Evidence.LIKELY
     if known >= FEW or names & {"deepspeed", "deepspeed_config"} or starts & {"deepspeed", "accelerate launch"}:
         return Evidence.POSSIBLE

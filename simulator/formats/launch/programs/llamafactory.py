@@ -254,6 +254,9 @@ def _read_tuning(reading: Reading) -> None:
     stated = reading.take("finetuning_type")
     if kind in ("lora", "oft"):
         set_adapters(reading, stated, 8, ("lora_rank",), "lora_target", everywhere=True)
+        if reading.keys.get("precision.compute") == "fp32" and take_on(reading, "bf16", "fp16") is None:
+            # patcher.py: frozen weights have the format of the checkpoint, and so has the computation.
+            reading.assume("precision.compute", "bf16", "the format of the checkpoint, without bf16 and fp16")
         if kind == "oft":
             reading.approximate(stated, "adapters of LoRA are forecast, not of OFT", "the step is too short")
     elif kind == "full":
@@ -291,12 +294,11 @@ def recognise(file: LaunchFile) -> Evidence:
     names = list_names(file)
     if file.launch is not None and re.search(r"llamafactory-cli|llama_factory|llamafactory|^lmf ", file.launch.entry):
         return Evidence.CERTAIN
-    if "finetuning_type" in names and {"stage", "template", "cutoff_len"} & names:
+    if "finetuning_type" in names or ("stage" in names and STRONG & names):
         return Evidence.CERTAIN
     if "model" in names and {"dist_config", "peft_config", "init_config", "kernel_config"} & names:
         return Evidence.LIKELY
-    is_likely = "finetuning_type" in names or ("stage" in names and STRONG & names)
-    return Evidence.LIKELY if is_likely else Evidence.NONE
+    return Evidence.NONE
 
 
 # ---------------------------------------------------------------------------------------------- writing
@@ -349,5 +351,13 @@ def _write_sharding(keys: SomeKeys) -> Keys:
 
 
 LLAMAFACTORY = LaunchFormat(
-    "llamafactory", "LLaMA-Factory", ".yaml", recognise, read, interpret, write, {**LLAMAFACTORY_VERDICTS, **VERDICTS}
+    "llamafactory",
+    "LLaMA-Factory",
+    ".yaml",
+    recognise,
+    read,
+    interpret,
+    write,
+    {**LLAMAFACTORY_VERDICTS, **VERDICTS},
+    remark=lambda keys: ["It names no data set and no template of a chat: add dataset, and the template of the model."],
 )

@@ -414,11 +414,17 @@ def _read_fsdp_offload(reading: Reading, words: list[str]) -> None:
     if (stated is not None and not is_null(stated.value) and read_switch(stated)) or "offload" in words:
         reading.set_key("plan.offload", ("optimizer",), *(names[1:] if stated is not None else names))
         why = (
-            "of what FSDP offloads, weights, gradients and optimizer states, the last alone are forecast in host memory"
+            "weights and gradients that FSDP keeps in host memory are forecast on the GPU, optimizer states on the host"
         )
-        reading.approximate(
-            stated or reading.take(FSDP), why, "the forecast needs more memory, and its step is shorter"
-        )
+        errs = "the forecast needs more memory, and is too fast"
+        reading.approximate(stated or reading.take(FSDP), why, errs, ON_HOST)
+
+
+ON_HOST = {
+    **{"plan.data": "zero-infinity", "plan.data.parameters": "cpu", "plan.data.optimizer": "cpu", "plan.offload": None},
+    **dict.fromkeys(("plan.data.reshard", "plan.data.backward_prefetch", "plan.shard_nodes", "plan.replicate")),
+}
+"""Weights and optimizer states in host memory, unit by unit on the GPU: the closest to FSDP's offload."""
 
 
 # ------------------------------------------------------------------------------------- several degrees

@@ -20,11 +20,9 @@ from meshcast.simulator.formats.launch.programs.sharding import name_settings
 from meshcast.simulator.formats.launch.programs.swift_settings import (
     ADAPTERS,
     EACH,
-    MEGATRON,
     NODES,
     QUANTISED,
     SHARED_VERDICTS,
-    TUNERS,
     UNLIMITED,
     count_processes,
     follow_configuration,
@@ -33,6 +31,8 @@ from meshcast.simulator.formats.launch.programs.swift_settings import (
     names_program,
     read_preferences,
     read_settings,
+    read_task,
+    weigh_settings,
 )
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
@@ -42,7 +42,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_quantised_weights,
     take_on,
 )
-from meshcast.simulator.formats.launch.programs.trainer_settings import EITHER, LONG, VERDICTS, list_verdicts
+from meshcast.simulator.formats.launch.programs.trainer_settings import EITHER, LONG, UNITS, VERDICTS, list_verdicts
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated, is_null
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision
@@ -98,6 +98,11 @@ SWIFT_VERDICTS = list_verdicts(
         "lisa_* use_flash_ckpt use_logits_to_keep experts_impl rope_scaling max_model_len",
         Approximation("it is left out", EITHER),
     ),
+    ("model_layer_cls_name fsdp_config.transformer_cls* accelerate.fsdp_config.transformer_cls*", UNITS),
+    (
+        "fsdp_num",
+        Decision("TorchAcc shards the model over as many GPUs, which is not read", ("plan.fsdp=true", "plan.zero=0")),
+    ),
     ("train_backend tp pp", Decision("Megatron runs the training, whose degrees are not read here", ("plan.tp=1",))),
     ("galore_* adalora_* boft_* vera_* reft_* llamapro_* fourier_* adapter_*", Approximation("it is left out", EITHER)),
 )
@@ -121,25 +126,38 @@ def interpret(reading: Reading) -> None:
     _read_tuning(reading, is_second)
     if (stated := take_on(reading, "use_liger_kernel")) is not None:
         set_fused_loss(reading, stated)
-    _read_kind(reading)
+    read_task(reading)
+    read_preferences(reading)
 
 
 def _read_names(reading: Reading) -> None:
     """Adds the settings of files that ms-swift has itself: those of DeepSpeed and of FSDP, by their names."""
     stated = reading.stated.get("deepspeed")
     if stated is not None and (settings := FILES.get(str(stated.value))) is not None:
-        del reading.stated["deepspeed"]
+        _keep_name(reading, "deepspeed")
         reading.add_stated(_expand(stated, settings, "deepspeed."))
     if (stated := reading.take("zero_hpz_partition_size")) is not None:
         reading.stated["deepspeed.zero_optimization.zero_hpz_partition_size"] = stated
     stated = reading.stated.get("fsdp")
     if stated is not None and str(stated.value) == "fsdp2":
-        del reading.stated["fsdp"]
+        _keep_name(reading, "fsdp")
         reading.add_stated(_expand(stated, FSDP2))
     elif stated is not None and str(stated.value).endswith(".json"):
         del reading.stated["fsdp"]
         if (file := reading.read_companion(stated)) is not None:
-            reading.add_stated({"fsdp": stated, **name_settings(flatten_file(file))})
+            reading.add_stated({"fsdp": stated, **_drop_remarks(name_settings(flatten_file(file)))})
+
+
+def _keep_name(reading: Reading, name: str) -> None:
+    """Keeps a setting that names a file of ms-swift as one that is taken, but not as one that names a companion."""
+    reading.stated[f"{name}_name"] = reading.stated.pop(name)
+    reading.take(f"{name}_name")
+
+
+def _drop_remarks(settings: Mapping[str, Stated]) -> dict[str, Stated]:
+    """The settings of a file of FSDP without its remarks, and with the Trainer's name for offloaded activations."""
+    named = {"fsdp_config.activation_cpu_offload": "activation_offloading"}
+    return {named.get(name, name): stated for name, stated in settings.items() if not name.startswith("_")}
 
 
 def _expand(stated: Stated, settings: Mapping[str, Any], prefix: str = "") -> dict[str, Stated]:
@@ -179,10 +197,10 @@ def _set_formats(reading: Reading, is_second: bool) -> None:
 
 def _assume_format(reading: Reading, is_second: bool) -> None:
     """Names the format of checkpoints as an assumption where the file does not say it."""
-    word = reading.take_word("torch_dtype")
-    if word not in ("", "auto") or is_second or {"bf16", "fp16"} & reading.stated.keys():
-        return
-    if reading.keys["precision.compute"] == "bf16" and not isinstance(reading.origins["precision.compute"], Stated):
+    word, compute = reading.take_word("torch_dtype"), reading.keys["precision.compute"]
+    if word not in ("", "auto"):
+        reading.set_key("precision.compute", compute, "torch_dtype", compute)
+    elif not is_second and compute == "bf16" and not isinstance(reading.origins["precision.compute"], Stated):
         why = "torch_dtype in the config.json of the checkpoint decides, which is bfloat16 of most models"
         reading.assume("precision.compute", "bf16", why)
 
@@ -247,21 +265,13 @@ def _name_targets(reading: Reading) -> None:
         reading.stated["target_modules"] = replace(stated, value="q_proj,k_proj,v_proj")
 
 
-def _read_kind(reading: Reading) -> None:
-    """Reads the kind of training behind ``swift rlhf``."""
-    launch, stated = reading.file.launch, reading.take("rlhf_type")
-    usual = "dpo" if launch is not None and "rlhf" in launch.entry else "sft"
-    read_preferences(reading, stated, reading.take_word("rlhf_type") or usual)
-
-
 def recognise(file: LaunchFile) -> Evidence:
     """Its command, its scripts, or its settings."""
     if names_program(file, "megatron"):
         return Evidence.NONE
     if names_program(file, "swift"):
         return Evidence.CERTAIN
-    names = set(file.launch.arguments) if file.launch is not None else set(file.keys)
-    return Evidence.CERTAIN if names & TUNERS and not names & MEGATRON else Evidence.NONE
+    return weigh_settings(file, is_megatron=False)
 
 
 SWIFT = LaunchFormat(

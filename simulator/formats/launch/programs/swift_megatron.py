@@ -16,9 +16,7 @@ from meshcast.simulator.formats.launch.programs import megatron
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS
 from meshcast.simulator.formats.launch.programs.swift_settings import (
     ADAPTERS,
-    MEGATRON,
     SHARED_VERDICTS,
-    TUNERS,
     UNLIMITED,
     count_processes,
     follow_configuration,
@@ -26,10 +24,11 @@ from meshcast.simulator.formats.launch.programs.swift_settings import (
     names_program,
     read_preferences,
     read_settings,
+    read_task,
+    weigh_settings,
 )
 from meshcast.simulator.formats.launch.programs.trainer import set_adapters
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
-    LENGTH,
     NAMES,
     OPTIMISATION,
     SAVING,
@@ -37,7 +36,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     list_verdicts,
 )
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Stated
+from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated
 
 DEFAULTS: Mapping[str, Any] = {
     **{"micro_batch_size": 1, "global_batch_size": 16, "recompute_granularity": "selective", "bf16": True},
@@ -47,6 +46,10 @@ DEFAULTS: Mapping[str, Any] = {
 
 RENAMED: Mapping[str, str] = {"max_steps": "train_iters", "save_steps": "save_interval"}
 """Names of Megatron-LM by those of ms-swift."""
+
+
+ROWS = (SettingRow("gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", ON),)
+"""Settings that Megatron-LM has as switches that turn them off."""
 
 
 def interpret(reading: Reading) -> None:
@@ -60,9 +63,11 @@ def interpret(reading: Reading) -> None:
     _read_sequence(reading)
     _read_backend(reading)
     _set_defaults(reading)
+    reading.read_rows(ROWS)
     megatron.interpret(reading)
     _read_tuning(reading)
-    _read_kind(reading)
+    read_task(reading)
+    read_preferences(reading)
 
 
 def _ask_optimizer(reading: Reading) -> None:
@@ -121,16 +126,8 @@ def _read_tuning(reading: Reading) -> None:
         reading.set_key("train.mode", "full", "tuner_type")
 
 
-def _read_kind(reading: Reading) -> None:
-    """Reads the kind of training behind ``megatron rlhf``."""
-    launch, stated = reading.file.launch, reading.take("rlhf_type")
-    usual = "dpo" if launch is not None and launch.entry.endswith("rlhf") else "sft"
-    read_preferences(reading, stated, reading.take_word("rlhf_type") or usual)
-
-
 MEGATRON_SWIFT_VERDICTS = list_verdicts(
     ("logging_steps max_grad_norm", NAMES),
-    ("num_train_epochs max_epochs", LENGTH),
     ("lr_* learning_rate muon_*", OPTIMISATION),
     ("no_save_* save_* output_dir resume_from_checkpoint finetune perform_initialization", SAVING),
     ("seed local_rank", START),
@@ -143,8 +140,7 @@ def recognise(file: LaunchFile) -> Evidence:
         return Evidence.CERTAIN
     if names_program(file, "swift"):
         return Evidence.NONE
-    names = set(file.launch.arguments) if file.launch is not None else set(file.keys)
-    return Evidence.CERTAIN if names & TUNERS and names & MEGATRON else Evidence.NONE
+    return weigh_settings(file, is_megatron=True)
 
 
 MEGATRON_SWIFT = LaunchFormat(

@@ -455,7 +455,7 @@ def _read_targets(reading: Reading, adapters: Stated | None, names: tuple[str, .
     on_all = (not words and everywhere) or bool(set(words) & set(EVERYWHERE))
     targets = ALL_TARGETS if on_all else _find_targets(reading, words, stated)
     kept = _leave_out_experts(reading, targets, stated or adapters)
-    if kept and not (on_all and kept == ALL_TARGETS):
+    if kept and (stated is not None or kept != ALL_TARGETS):
         reading.set_key("train.targets", kept, *names)
 
 

@@ -5,10 +5,13 @@ Sections that these programs read from a file of its own (DeepSpeed, FSDP) stand
 
 from __future__ import annotations
 
+import re
+
 from meshcast.simulator.formats.launch.keys import compose_model, nest
 from meshcast.simulator.formats.launch.programs.deepspeed import write_settings
 from meshcast.simulator.formats.launch.programs.sharding import FSDP
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys
+from meshcast.simulator.models.load import find_preset, preset_source
 
 ATTENTIONS = {"flash-2": "flash_attention_2", "flash-3": "flash_attention_3", "sdpa": "sdpa"}
 """``attn_implementation`` by the library of attention."""
@@ -23,9 +26,12 @@ MODULES = {
 
 
 def name_model(keys: SomeKeys) -> str | None:
-    """The preset of the shape of a model; None where only a config.json can say it."""
+    """The id on the hub of a preset of the shape of a model, or the preset; None where only a config.json says it."""
     model = compose_model(nest(keys, "model"))
-    return model if isinstance(model, str) else None
+    if not isinstance(model, str):
+        return None
+    hub = re.search(r"Hugging Face ([\w.-]+/[\w.-]+)", preset_source(model))
+    return hub[1] if hub is not None and find_preset(hub[1]) == model else model
 
 
 def count_passes(keys: SomeKeys) -> int:

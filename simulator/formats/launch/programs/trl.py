@@ -11,6 +11,7 @@ import re
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
+from meshcast.simulator.formats.launch.programs.swift_settings import TUNERS
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
     approximate_loading,
@@ -140,18 +141,21 @@ STRONG = {
 def recognise(file: LaunchFile) -> Evidence:
     """Its command, its scripts, or its settings."""
     names = list_names(file)
+    if names & TUNERS:
+        return Evidence.NONE
     if file.launch is not None:
         if re.match(r"trl\b", file.launch.entry) or re.search(r"trl[/.]scripts", file.launch.entry):
             return Evidence.CERTAIN
         script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", file.launch.entry)
         recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in file.launch.positional)
-        if script and (recipe or names & (STRONG | {"dataset_name", "model_name_or_path", "config"})):
-            return Evidence.CERTAIN if recipe or "config" in names else Evidence.LIKELY
+        if script and (recipe or names & (STRONG | {"dataset_name", "config"})):
+            return Evidence.CERTAIN
+        is_ours = file.launch.entry.endswith(".py") and len(STRONG & names) > 1
+        return Evidence.CERTAIN if is_ours else Evidence.NONE
     strong = len(STRONG & names)
-    if file.launch is None and {"model_name_or_path", "dataset_name"} <= names:
-        strong = max(strong, 1)
-    is_certain = strong > 1 and "model_name_or_path" in names
-    return Evidence.CERTAIN if is_certain else Evidence.LIKELY if strong else Evidence.NONE
+    if strong > 1:
+        return Evidence.CERTAIN
+    return Evidence.LIKELY if strong or {"model_name_or_path", "dataset_name"} <= names else Evidence.NONE
 
 
 TRL = LaunchFormat("trl", "TRL", ".yaml", recognise, read_trainer_file, interpret, None, {**TRL_VERDICTS, **VERDICTS})

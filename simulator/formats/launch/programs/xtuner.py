@@ -36,6 +36,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     EVALUATION,
     LENGTH,
     LOADING,
+    LONG,
     NAMES,
     OPTIMISATION,
     SAVING,
@@ -48,7 +49,12 @@ from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated, is_null
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision
 
-PROGRAM = TrainerProgram(micro=1, sequence_names=("max_length",), loads="compute", checkpointing=True, reentrant=True)
+USUAL = 2048
+"""Tokens of a sequence with --assume-defaults where a configuration does not say it: those of most that xtuner has."""
+
+PROGRAM = TrainerProgram(
+    micro=1, sequence=USUAL, sequence_names=("max_length",), loads="compute", checkpointing=True, reentrant=True
+)
 """model/sft.py: ``use_activation_checkpointing``; weights have 16 bits where FlashAttention runs."""
 
 RENAMED: Mapping[str, str] = {
@@ -273,9 +279,10 @@ def interpret(reading: Reading) -> None:
         _name_optimizer(reading)
     _ask_missing(reading)
     read_training(reading, program)
-    if (size := reading.take_count("sequence_parallel_size")) and size > 1:
+    if size := reading.take_count("sequence_parallel_size"):
         reading.set_key("plan.cp", size, "sequence_parallel_size")
-        reading.set_key("plan.sequence", "ulysses", "sequence_parallel_size")
+        if size > 1:
+            reading.set_key("plan.sequence", "ulysses", "sequence_parallel_size")
     _read_weights(reading, bits, has_adapters)
     _read_kind(reading)
 
@@ -336,7 +343,9 @@ def _add_stage(reading: Reading, stated: Stated, name: str) -> None:
     """Adds the settings of a file of DeepSpeed that xtuner has itself; others are companions of the launch file."""
     if (section := FILES.get(name)) is None:
         return
-    reading.stated.pop("deepspeed", None)
+    if "deepspeed" in reading.stated:
+        reading.stated["deepspeed_name"] = reading.stated.pop("deepspeed")
+        reading.take("deepspeed_name")
     settings = flatten_settings({"overlap_comm": True, **section}, "", "")
     reading.add_stated(
         {
@@ -349,16 +358,15 @@ def _add_stage(reading: Reading, stated: Stated, name: str) -> None:
 def _read_formats(reading: Reading, is_sharded: bool) -> None:
     """Sets the switch of mixed precision: that of the wrapper of the optimizer, and with DeepSpeed bf16, where the GPU
     has it (tools/utils.py, ``auto_dtype_of_deepspeed_config``)."""
-    kind, stated = reading.take_word("optim_wrapper.type"), reading.take("optim_wrapper.dtype")
+    wrapper, stated = reading.take("optim_wrapper.type"), reading.take("optim_wrapper.dtype")
     word = reading.take_word("optim_wrapper.dtype") or "float16"
     if is_sharded:
-        if stated is not None:
-            reading.ignore(stated, "DeepSpeed's configuration says the format: bf16, where the GPU has it")
+        for setting in (wrapper, stated):
+            reading.ignore(setting, "DeepSpeed's configuration says the format: bf16, where the GPU has it")
         reading.stated.setdefault("bf16", Stated(True, "bf16, auto", "DeepSpeed's configuration of xtuner"))
-    elif kind.endswith("ampoptimwrapper"):
+    elif wrapper is not None and str(wrapper.value).endswith("AmpOptimWrapper"):
         name = "bf16" if word == "bfloat16" else "fp16"
-        shown = stated or reading.stated["optim_wrapper.type"]
-        reading.stated.setdefault(name, replace(shown, value=True))
+        reading.stated.setdefault(name, replace(stated or wrapper, value=True))
 
 
 def _name_optimizer(reading: Reading) -> None:
@@ -372,16 +380,19 @@ def _name_optimizer(reading: Reading) -> None:
 
 def _ask_missing(reading: Reading) -> None:
     """Asks for what a configuration takes from another one that is not read."""
-    if reading.file.launch is None and "per_device_train_batch_size" not in reading.stated:
-        reading.ask_key("batch.micro", 1, "the configuration has no batch_size of a train_dataloader")
+    if "configuration" in reading.stated or reading.file.launch is None:
+        if "per_device_train_batch_size" not in reading.stated:
+            reading.ask_key("batch.micro", 1, "the configuration has no batch_size of a train_dataloader")
+        if "max_length" not in reading.stated:
+            reading.ask_key("batch.sequence", USUAL, "the data of the configuration say how many tokens a sequence has")
 
 
 def _read_weights(reading: Reading, bits: int, has_adapters: bool) -> None:
     """Reads which weights are trained, and in which format frozen ones are."""
     if has_adapters:
         stated = reading.take("lora.type", "lora.r")
-        reading.take("lora.type")
         set_adapters(reading, stated, 8, ("lora.r",), "lora.target_modules", everywhere=True)
+        reading.set_key("train.mode", "lora", "lora.type", "model.type")
     else:
         reading.set_key("train.mode", "full", "model.type")
     if bits < 16:
@@ -396,8 +407,11 @@ def _read_kind(reading: Reading) -> None:
     """Reads the kind of training by the class of the model. With packed pairs a pass holds one sequence of them."""
     stated = reading.take("model.type")
     kind = str(stated.value).rpartition(".")[2] if stated is not None else ""
-    packed = reading.take_switch("use_varlen_attn") or take_on(reading, "model.use_varlen_attn") is not None
-    if kind in ("DPO", "ORPO", "RewardModel") and not packed:
+    packed = take_on(reading, "use_varlen_attn", "model.use_varlen_attn")
+    if packed is not None:
+        why = "attention is forecast over whole sequences, not within the samples of each: state batch.documents"
+        reading.approximate(packed, why, LONG)
+    if kind in ("DPO", "ORPO", "RewardModel") and packed is None:
         double_samples(reading, stated)
     if kind == "DPO":
         approximate_reference(reading, stated)
@@ -412,9 +426,12 @@ CONFIGURATION_VERDICTS = list_verdicts(
     ("evaluation_* eval_* val_* test_* prompt", EVALUATION),
     ("*dataset* *data* *_path *_map_fn shuffle* pack_to_max_length sampler* dataset_name* train_dataloader.*", DATA),
     ("pack_* concat_* max_dataset_length num_workers use_varlen_attn model.use_varlen_attn max_packed_length", DATA),
-    ("lr betas weight_decay max_norm warmup_ratio param_scheduler* optim_wrapper* momentum", OPTIMISATION),
     (
-        "model.loss_type model.beta model.label_smoothing *_loss_type *beta label_smoothing loss_* penalty_type",
+        "lr betas weight_decay max_norm warm*_ratio param_scheduler* optim_wrapper* momentum",
+        OPTIMISATION,
+    ),
+    (
+        "model.loss_type model.beta model.label_smoothing *_loss_type *beta label_smoothing loss_* *penalty_type",
         OPTIMISATION,
     ),
     ("lora.lora_* lora.bias lora.task_type lora.use_rslora lora.modules_to_save lora.init_lora*", OPTIMISATION),

@@ -198,6 +198,16 @@ def test_one_unit_of_fsdp_has_a_second_forecast(tmp_path: Path) -> None:
     assert not [entry for entry in wrapped.approximated if entry.shown == "fsdp"]
 
 
+def test_offload_of_fsdp_is_bounded_by_weights_on_the_host(tmp_path: Path) -> None:
+    section = FSDP["fsdp_config"] | {"fsdp_offload_params": True}  # type: ignore[operator]
+    found = import_settings(tmp_path, {**FSDP, **TRAINER, "fsdp_config": section})
+    assert keys_of(found)["plan.offload"] == ("optimizer",)
+    ((setting, other),) = [pair for pair in found.bounding if pair[0].shown.endswith("offload_params")]
+    assert setting.other["plan.data"] == "zero-infinity"
+    bound = flatten_job(load_job(other, base=Path()))
+    assert (bound["plan.data"], bound["plan.data.parameters"]) == ("zero-infinity", "cpu")
+
+
 def test_degrees_of_accelerate(tmp_path: Path) -> None:
     degrees = {f"parallelism_config_{name}_size": 2 for name in ("dp_replicate", "dp_shard", "tp")}
     settings = {**FSDP, **TRAINER, "fsdp_config": {"fsdp_version": 2}, "parallelism_config": degrees}
@@ -233,6 +243,11 @@ def test_a_full_training_is_no_adapter(tmp_path: Path) -> None:
     assert (lora["train.mode"], lora["train.rank"]) == ("lora", 64)
     frozen = import_settings(tmp_path, FACTORY | {"finetuning_type": "freeze"}).findings.approximated
     assert [entry.other for entry in frozen if entry.shown == "finetuning_type"] == [{"train.mode": "lora"}]
+
+
+def test_adapters_compute_in_the_format_of_the_checkpoint(tmp_path: Path) -> None:
+    plain = {name: value for name, value in FACTORY.items() if name not in ("bf16", "finetuning_type")}
+    assert keys_of(import_settings(tmp_path, plain))["precision.compute"] == "bf16"
 
 
 def test_weights_of_four_bits_are_forecast_with_eight(tmp_path: Path) -> None:
@@ -299,3 +314,108 @@ def test_a_shell_a_yaml_and_a_json_file_are_the_same_job(tmp_path: Path, rows: d
     shell = import_settings(tmp_path, f"torchrun --nproc_per_node 8 train.py {flags}\n", name="run.sh")
     files = [import_settings(tmp_path, rows, name=name) for name in ("run.yaml", "run.json")]
     assert keys_of(shell) == keys_of(files[0]) == keys_of(files[1])
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+ARGUMENTS = (
+    "--model_name_or_path m --per_device_train_batch_size 2 --bf16 True --model_max_length 4096 --output_dir out"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus"),
+    [
+        ("torchrun --nproc_per_node 4 --nnodes 2 train.py", 8),
+        ("torchrun --nproc_per_node 4 --nnodes 1:4 train.py", 16),
+        ("deepspeed --num_gpus 4 train.py", 4),
+        ("deepspeed --include localhost:0,1,5 train.py", 3),
+        ("accelerate launch --multi_gpu --num_processes 6 train.py", 6),
+        ("CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc_per_node 2 train.py", 2),
+        ("python train.py", 1),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py", 1),
+    ],
+)
+def test_gpus_are_those_that_processes_start_on(tmp_path: Path, command: str, gpus: int) -> None:
+    keys = keys_of(import_settings(tmp_path, f"{command} {ARGUMENTS}\n", name="run.sh"))
+    assert keys["cluster.gpus"] == gpus and keys["batch.global"] == 2 * gpus
+
+
+@pytest.mark.parametrize(
+    ("flags", "section"),
+    [
+        ("--use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP", FSDP),
+        ("--use_deepspeed --zero_stage 3 --offload_optimizer_device cpu", {"distributed_type": "DEEPSPEED"}),
+        ("--use_deepspeed", {"distributed_type": "DEEPSPEED"}),
+        ("--multi_gpu", {"distributed_type": "MULTI_GPU"}),
+    ],
+)
+def test_flags_of_accelerate_are_its_file(tmp_path: Path, flags: str, section: dict[str, Any]) -> None:
+    wrap = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_sharding_strategy": "SHARD_GRAD_OP"}
+    stages = {"zero_stage": 3, "offload_optimizer_device": "cpu"} if "zero_stage" in flags else {}
+    file = {**section, "mixed_precision": "bf16", "num_processes": 8, "compute_environment": "LOCAL_MACHINE"}
+    file |= {"fsdp_config": wrap} if section is FSDP else {}
+    file |= {"deepspeed_config": stages} if stages else {}
+    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(file))
+    plain = f"train.py {ARGUMENTS}"
+    command = f"accelerate launch {flags} --mixed_precision bf16 --num_processes 8 {plain}"
+    by_flags = keys_of(import_settings(tmp_path, command, name="run.sh"))
+    named = f"accelerate launch --config_file accelerate.yaml {plain}"
+    assert by_flags == keys_of(import_settings(tmp_path, named, name="run.sh"))
+    data = {"--use_fsdp": "fsdp", "--use_deepspeed": "zero-infinity" if stages else "zero-2", "--multi_gpu": "ddp"}
+    assert by_flags["plan.data"] == data[flags.split()[0]]
+
+
+def test_accelerate_without_a_file_has_that_of_the_machine(tmp_path: Path) -> None:
+    found = import_settings(tmp_path, f"accelerate launch --num_processes 8 train.py {ARGUMENTS}", name="run.sh")
+    assert "which is not here" in found.assumed["plan.data"]
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "program"),
+    [
+        ("llamafactory-cli train run.yaml", FACTORY, "llamafactory"),
+        ("torchrun --nproc_per_node 8 src/train.py run.yaml", FACTORY, "llamafactory"),
+        ("axolotl train run.yaml", AXOLOTL, "axolotl"),
+        ("accelerate launch -m axolotl.cli.train run.yaml", AXOLOTL, "axolotl"),
+        ("accelerate launch --num_processes 8 --multi_gpu scripts/run_sft.py run.yaml", TRL, "trl"),
+        ("trl sft --config run.yaml", TRL, "trl"),
+    ],
+)
+def test_a_command_is_the_file_that_it_names(
+    tmp_path: Path, command: str, settings: dict[str, Any], program: str
+) -> None:
+    alone = import_settings(tmp_path, settings)
+    started = import_settings(tmp_path, f"{command}\n", name="run.sh")
+    assert started.form == alone.form == program
+    assert keys_of(started) == keys_of(alone)
+
+
+def test_a_value_behind_the_file_counts_more(tmp_path: Path) -> None:
+    import_settings(tmp_path, FACTORY)
+    found = import_settings(tmp_path, "llamafactory-cli train run.yaml cutoff_len=512\n", name="run.sh")
+    assert keys_of(found)["batch.sequence"] == 512
+
+
+def test_a_file_that_a_script_writes_is_followed(tmp_path: Path) -> None:
+    text = f"cat > zero.json <<EOF\n{json.dumps(ZERO_3)}\nEOF\ndeepspeed train.py {ARGUMENTS} --deepspeed zero.json\n"
+    assert keys_of(import_settings(tmp_path, text, name="run.sh"))["plan.data"] == "zero-3"
+
+
+def test_flags_of_deepspeed_chat(tmp_path: Path) -> None:
+    command = "deepspeed main.py --model_name_or_path m --deepspeed --zero_stage 3 --offload --lora_dim 64"
+    command += " --per_device_train_batch_size 4"
+    keys = keys_of(import_settings(tmp_path, command, name="run.sh"))
+    expected = {"plan.data": "zero-infinity", "precision.compute": "fp16", "batch.micro": 4, "batch.sequence": 512}
+    expected |= {"train.rank": 64}
+    assert {key: keys[key] for key in expected} == expected
+
+
+def test_megatron_under_llamafactory(tmp_path: Path) -> None:
+    degrees = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "use_distributed_optimizer": True}
+    settings = FACTORY | degrees | {"recompute_granularity": "full", "recompute_method": "uniform"}
+    keys = keys_of(import_settings(tmp_path, settings | {"recompute_num_layers": 1}))
+    expected = {"framework.name": "megatron-core", "plan.tp": 2, "plan.pp": 2, "plan.data": "zero-1"}
+    assert {key: keys[key] for key in expected} == expected
+    with pytest.raises(OpenQuestions, match="does not count for Megatron-Core"):
+        import_settings(tmp_path, FACTORY | degrees)

@@ -1,0 +1,120 @@
+"""Edits of flags in a shell script or a list of arguments, and of the variables of the environment that it exports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from meshcast.simulator.formats.launch.edits.setting_change import SettingChange, line_of_place
+from meshcast.simulator.formats.launch.table import Stated
+
+VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|(?!--)(?:\$\{[^}\n]*\}|\$\(\([^\n]*?\)\)|[^\s"'\\;|&()])+)"""
+"""A value behind a flag."""
+
+OF_LAUNCHER = re.compile(r"--(nnodes|nproc|master|node|rdzv|max-restarts|role|tee|log-dir|standalone).*|#SBATCH .*")
+"""Flags of torchrun and of the resource manager, beside which no flag of the program belongs."""
+
+
+def edit_script(text: str, change: SettingChange) -> str:
+    """Returns the script with a setting changed. Raises PlanError for one that is not found as it is stated."""
+    if change.variable:
+        return _edit_variable(text, change)
+    if change.before is None:
+        return _add_flag(text, change)
+    spans = list(_find_flag(text, change.name, change.line, change.before))
+    if not spans:
+        raise change.refuse()
+    begin, name_end, end = spans[0]
+    if change.after is None:
+        return _cut_flag(text, begin, end)
+    return f"{text[:name_end]}{_spell_values(change.after, text[name_end : name_end + 1])}{text[end:]}"
+
+
+def _find_flag(text: str, name: str, line: int, value: object) -> Iterator[tuple[int, int, int]]:
+    """Yields where a flag stands outside of comments, the first one from a line on first: where it begins, where its
+    name ends, and where its values end. value: that it has."""
+    spans = []
+    for flag in re.finditer(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text):
+        before = text[text.rfind("\n", 0, flag.start()) + 1 : flag.start()]
+        if re.match(r"\s*#|.*\s#", before):
+            continue
+        spans.append((flag.start(), flag.end(), _end_of_values(text, flag.end(), _count_words(value))))
+    numbered = [(text.count("\n", 0, span[0]) + 1, span) for span in spans]
+    for _, span in sorted(numbered, key=lambda pair: (pair[0] < line, abs(pair[0] - line))):
+        yield span
+
+
+def _count_words(value: object) -> int:
+    """The words that a flag has as its value."""
+    return 0 if value is True else len(value) if isinstance(value, list | tuple) else max(1, len(str(value).split()))
+
+
+def _end_of_values(text: str, at: int, words: int) -> int:
+    """Where the values of a flag end, whose name ends at a place."""
+    for number in range(words):
+        value = re.compile(rf"{'[= ]' if number == 0 else ' '}[ \t]*{VALUE}").match(text, at)
+        if value is None:
+            break
+        at = value.end()
+    return at
+
+
+def _spell_values(value: object, gap: str = " ") -> str:
+    """The value of a flag as the shell takes it, with what is between. gap: the letter behind the name as it is."""
+    if value is True:
+        return ""
+    words = list(value) if isinstance(value, list | tuple) else [value]
+    spelled = [str(word) if re.fullmatch(r"[\w.,+/-]+", str(word)) else f"'{word}'" for word in words]
+    return ("=" if gap == "=" else " ") + " ".join(spelled)
+
+
+def _cut_flag(text: str, begin: int, end: int) -> str:
+    """The text without a flag, and without its line if nothing else is on it."""
+    start, stop = text.rfind("\n", 0, begin) + 1, text.find("\n", end)
+    stop = len(text) if stop < 0 else stop
+    left, right = text[start:begin], text[end:stop].lstrip()
+    if not left.strip() and not right.strip("\\ \t"):
+        return text[:start] + text[stop + 1 :]
+    return text[:start] + (f"{left.rstrip()} {right}".rstrip() if left.strip() else left + right) + text[stop:]
+
+
+def _add_flag(text: str, change: SettingChange) -> str:
+    """The script with a flag behind the nearest neighbour that stands in it."""
+    for neighbour in change.neighbours:
+        if OF_LAUNCHER.fullmatch(neighbour.shown):
+            continue
+        for _, _, end in _find_flag(text, neighbour.shown, line_of_place(neighbour.place), neighbour.value):
+            name = change.name if change.name.startswith("--") else f"--{change.name}"  # of a file with sections
+            return f"{text[:end]} {name}{_spell_values(change.after)}{text[end:]}"
+    raise change.refuse()
+
+
+def _edit_variable(text: str, change: SettingChange) -> str:
+    """The script with another value of a variable of the environment, or without it."""
+    lines = text.splitlines(keepends=True)
+    if change.before is None:
+        at = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
+        return "".join([*lines[:at], f"export {change.variable}={change.after}\n", *lines[at:]])
+    at, assignment = change.line - 1, rf"\b{change.variable}=(\"[^\"]*\"|'[^']*'|[^\s;]*)"
+    if not 0 <= at < len(lines) or not re.search(assignment, lines[at]):
+        raise change.refuse()
+    after = "" if change.after is None else f"{change.variable}={change.after}"
+    lines[at] = re.sub(assignment, lambda _: after, lines[at])
+    if re.fullmatch(r"\s*(export)?\s*", lines[at]):
+        del lines[at]
+    return "".join(lines)
+
+
+def order_neighbours(
+    name: str, written: Sequence[str], stated: Mapping[str, Stated], apart: Collection[str] = ()
+) -> tuple[Stated, ...]:
+    """The settings of a file in the order in which a setting to add belongs beside them: those before it in a file that
+    is written anew, the nearest first, then those behind it, then all others.
+
+    written: names of the settings of that file. stated: the settings of the file that exists. apart: names of those
+    beside which it belongs least, as a degree beside the shape of the model.
+    """
+    at = written.index(name) if name in written else 0
+    rank = {other: (other in apart, number > at, abs(number - at)) for number, other in enumerate(written)}
+    order = sorted(stated, key=lambda other: rank.get(other, (True, True, len(written))))
+    return tuple(stated[other] for other in order)

@@ -1,0 +1,71 @@
+"""Edits of settings in a TOML file, line by line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
+
+LONGEST = 500
+"""Most lines of a value."""
+
+
+def edit_toml(text: str, change: SettingChange) -> str:
+    """Returns the file with a setting changed. Raises PlanError for one that is not written as ``key = value``."""
+    section, _, key = change.name.rpartition(".")
+    lines = text.splitlines()
+    if change.before is None:
+        added = f"{key} = {spell_toml(change.after)}"
+        at = _end_of_section(lines, section)
+        lines[at:at] = [added] if at < len(lines) or _has_section(lines, section) else ["", f"[{section}]", added]
+    else:
+        begin, end = _find_lines(lines, change, key)
+        margin = lines[begin][: len(lines[begin]) - len(lines[begin].lstrip())]
+        comment = re.search(r"\s*#[^\"']*$", lines[end - 1])
+        after = f"{margin}{key} = {spell_toml(change.after)}{comment[0] if comment else ''}"
+        lines[begin:end] = [] if change.after is None else [after]
+    return "\n".join(lines) + ("\n" if text.endswith("\n") else "")
+
+
+def _find_lines(lines: list[str], change: SettingChange, key: str) -> tuple[int, int]:
+    """The lines of a key and its value, which may be a list over several."""
+    begin = change.line - 1
+    if begin >= 0 and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", lines[begin]):
+        for end in range(begin + 1, min(len(lines), begin + LONGEST) + 1):
+            try:
+                tomllib.loads("\n".join(lines[begin:end]))
+            except tomllib.TOMLDecodeError:
+                continue
+            return begin, end
+    raise change.refuse()
+
+
+def _has_section(lines: list[str], section: str) -> bool:
+    return any(_name_section(line) == section for line in lines)
+
+
+def _name_section(line: str) -> str | None:
+    """The section that a line begins; None if it begins none."""
+    header = re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line)
+    return header[1] if header else None
+
+
+def _end_of_section(lines: list[str], section: str) -> int:
+    """The line behind the last key of a section; the end of the file if there is none of this name."""
+    inside, last = False, len(lines)
+    for number, line in enumerate(lines):
+        if (named := _name_section(line)) is not None:
+            inside = named == section
+        if inside and line.strip() and not line.lstrip().startswith("#"):
+            last = number + 1
+    return last
+
+
+def spell_toml(value: object) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"[{', '.join(map(spell_toml, value))}]" if isinstance(value, list | tuple) else str(value)

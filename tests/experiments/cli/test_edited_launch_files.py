@@ -1,0 +1,141 @@
+"""``export JOB --against SCRIPT``: the edits of a script, and whether the edited script is forecast as the job is."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.experiments.cli.test_app import run
+
+SHAPE = "--num-layers 8 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 16 --swiglu --vocab-size 32000"
+MEGATRON = f"""\
+#!/bin/bash
+ARGS="{SHAPE} --seq-length 2048 --max-position-embeddings 2048 --untie-embeddings-and-output-weights"
+PLAN=(
+    --tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer  # as last time
+)
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py $ARGS "${{PLAN[@]}}" --micro-batch-size 1 \\
+    --global-batch-size 32 --bf16 --lr 1e-4 --save /checkpoints
+"""
+EXPERTS = MEGATRON.replace(
+    '"\nPLAN', ' --num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall"\nPLAN'
+)
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "debugmodel"
+[training]
+local_batch_size = 4
+seq_len = 2048
+dataset = "c4_test"  # small
+[parallelism]
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of launch files, which is the working directory."""
+    for name, text in (("run.sh", MEGATRON), ("moe.sh", EXPERTS), ("job.toml", TITAN)):
+        (tmp_path / name).write_text(text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("run.sh", 2), ("moe.sh", 1), ("job.toml", 2)])
+def test_ten_plans_of_a_search_make_ten_scripts(folder: Path, name: str, nodes: int) -> None:
+    """All are exportable: the edited files give the announced step and memory."""
+    searched = run("search", name, "--set", "plan=auto", "--set", f"cluster=dgx-h100:{nodes}", "--jobs-to", "best")
+    jobs = sorted((folder / "best").glob("*.yaml"))
+    assert searched.exit_code == 0 and len(jobs) == 10, searched.stderr
+    diffs = set()
+    for job in jobs:
+        edited = run("export", str(job), "--against", name)
+        assert edited.exit_code == 0, (job.read_text(), edited.stdout, edited.stderr)
+        assert f"{name} with these edits is forecast as the job is: " in edited.stderr
+        diffs.add(edited.stdout)
+    assert len(diffs) == 10 and all(f"--- {name}\n+++ {name}\n@@" in diff for diff in diffs)
+    assert (folder / name).read_text("utf-8") == {"run.sh": MEGATRON, "moe.sh": EXPERTS, "job.toml": TITAN}[name]
+
+
+def job_with(folder: Path, **plan: object) -> str:
+    """A job file with the model of the script and a plan."""
+    run("import", "megatron", "run.sh", "--cluster", "dgx-h100:2", "--out", "job.yaml")
+    stated = yaml.safe_load((folder / "job.yaml").read_text("utf-8"))
+    (folder / "wanted.yaml").write_text(yaml.safe_dump({**stated, "plan": plan}), "utf-8")
+    return "wanted.yaml"
+
+
+def test_edits_are_a_diff_of_the_lines_that_change(folder: Path) -> None:
+    found = run("export", job_with(folder, tp=4, recompute="full"), "--against", "run.sh")
+    changed = [line for line in found.stdout.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    old, new = changed
+    assert found.exit_code == 0 and old == "-" + MEGATRON.splitlines()[3]
+    for words in ("--tensor-model-parallel-size 4 ", "--recompute-granularity full", "  # as last time"):
+        assert words in new
+    same = run("export", job_with(folder, tp=2), "--against", "run.sh")
+    assert same.exit_code == 0 and same.stdout == "run.sh says the same already\n"
+
+
+@pytest.mark.parametrize(
+    ("plan", "named"),
+    [({"zero": 3}, "plan.data (zero-3; here "), ({"pp": 2, "schedule": "zb-h1"}, "plan.pipeline (zb-h1; here 1f1b)")],
+)
+def test_what_the_program_cannot_be_told_is_named_and_nothing_is_written(
+    folder: Path, plan: dict[str, object], named: str
+) -> None:
+    found = run("export", job_with(folder, **plan), "--against", "run.sh", "--write")
+    assert found.exit_code == 1 and "run.sh with these edits is another job" in found.stderr
+    assert "Megatron-LM cannot be told" in found.stderr and named in found.stderr
+    assert (folder / "run.sh").read_text("utf-8") == MEGATRON
+
+
+def test_a_batch_that_follows_from_the_degrees_is_stated_where_these_change(folder: Path) -> None:
+    """torchtitan's global batch is that of all replicas: with half of them, the file has to say it."""
+    run("import", "torchtitan", "job.toml", "--cluster", "dgx-h100:2", "--out", "job.yaml")
+    found = run("export", "job.yaml", "--set", "plan.tp=4", "--against", "job.toml")
+    assert found.exit_code == 0 and "+global_batch_size = 32\n" in found.stdout
+
+
+def test_written_files_keep_their_mode_and_links_stay_inside(folder: Path) -> None:
+    job = job_with(folder, tp=4)
+    (folder / "run.sh").chmod(0o750)
+    (folder / "link.sh").symlink_to("run.sh")
+    (folder / "inner").mkdir()
+    (folder / "inner" / "outside.sh").symlink_to(folder / "run.sh")
+    refused = run("export", job, "--against", "inner/outside.sh", "--write")
+    assert refused.exit_code == 2 and "it is a link to a file in another folder" in refused.stderr
+    assert (folder / "run.sh").read_text("utf-8") == MEGATRON
+    found = run("export", job, "--against", "link.sh", "--write")
+    assert found.exit_code == 0 and "wrote link.sh" in found.stderr and (folder / "link.sh").is_symlink()
+    assert "--tensor-model-parallel-size 4" in (folder / "run.sh").read_text("utf-8")
+    assert stat.S_IMODE((folder / "run.sh").stat().st_mode) == 0o750
+    assert not [*folder.glob(".*")], "no file is left beside it"
+    assert run("export", job, "--against", "run.sh").stdout == "run.sh says the same already\n"
+
+
+def test_files_that_are_only_read_and_options_alone_are_refused(folder: Path) -> None:
+    recipe = "{model_name_or_path: llama3-8b, max_length: 512, use_peft: false, dataset_num_proc: 1, fsdp: full_shard}"
+    (folder / "recipe.yaml").write_text(recipe, "utf-8")
+    refused = run("export", job_with(folder, tp=2), "--against", "recipe.yaml")
+    assert refused.exit_code == 2 and "such files are read, not written" in refused.stderr
+    assert run("export", "wanted.yaml", "--to", "megatron", "--write").exit_code == 2
+
+
+@pytest.mark.parametrize("words", [["predict", "two.yaml"], ["run", "two.yaml"], ["compare", "two.yaml", "two.yaml"]])
+def test_every_page_of_a_forecast_names_what_the_program_would_refuse(folder: Path, words: list[str]) -> None:
+    job = {
+        "model": {"preset": "llama3-8b", "layers": 4, "kv_heads": 2},
+        **{"cluster": "dgx-h100:1", "framework": "torchtitan", "batch": {"global": 8}},
+        **{"plan": {"tp": 4, "fsdp": True}, "run": {"steps": 100, "seeds": 1}},
+    }
+    (folder / "two.yaml").write_text(yaml.safe_dump(job), "utf-8")
+    found = run(*words)
+    assert found.exit_code == 0, found.stderr
+    assert "torchtitan would refuse this: 4 tensor ranks do not divide 2 key/value" in " ".join(found.stdout.split())

@@ -1,0 +1,98 @@
+"""A search of a job that names its framework proposes what the program runs, by the rules that jobs are checked by."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+import meshcast
+from meshcast.experiments.search.find import open_search, search
+from meshcast.experiments.search.limits import LimitedSpace
+from meshcast.experiments.search.space import facts_of_point
+from meshcast.hardware.errors import MeshcastError, PlanError
+from meshcast.simulator.forecast.step import forecast_step
+from meshcast.simulator.job.program_rules import broken_rules, facts_of_job, shared_facts
+from meshcast.simulator.loading.load import load_job
+
+OPEN = {"cluster": "dgx-h100:2", "batch": {"global": 64, "sequence": 8192}, "plan": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("program", "model"),
+    [
+        ("megatron-core", "mixtral-8x7b"),
+        ("torchtitan", "qwen3-30b-a3b"),
+        ("deepspeed", "llama3-8b"),
+        ("hf-trainer", "qwen2.5-3b"),
+    ],
+)
+def test_points_have_the_facts_of_their_jobs(program: str, model: str) -> None:
+    space = open_search(OPEN | {"framework": program, "model": model}).space
+    draw, groups, seen = random.Random(7), space.groups(), set()
+    for group in draw.sample(groups, 40):
+        pipelines = space.pipelines(group)
+        for pipeline in draw.sample(pipelines, min(3, len(pipelines))):
+            steps = space.steps(group, *pipeline.place)
+            step = draw.choice(steps)
+            try:
+                job = load_job(space.job_of(group, pipeline, step))
+            except MeshcastError:
+                continue
+            runs = not broken_rules(job)
+            assert {**shared_facts(job), **facts_of_point(space, group, pipeline, step)} == facts_of_job(job)
+            assert runs == (step in space.choices(group, pipeline))
+            seen.add(runs)
+    assert seen == {True, False}
+
+
+TINY: dict[str, Any] = {
+    "model": {"preset": "llama3-8b", "layers": 4, "kv_heads": 2},
+    "cluster": "dgx-h100:1",
+    "framework": "torchtitan",
+    "batch": {"global": 16, "micro": [1, 2], "sequence": 2048},
+    "plan": {"tp": [1, 2, 4], "pp": [1, 2], "chunks": [1, 2], "zero": "auto"},
+}
+
+
+def test_the_best_plan_is_the_best_that_the_program_runs() -> None:
+    found = search(TINY, top=1000)
+    space, steps, refused = open_search(TINY, limits=None).space, [], 0
+    for group in space.groups():
+        for pipeline in space.pipelines(group):
+            for step in space.steps(group, *pipeline.place):
+                job = space.job_of(group, pipeline, step)
+                try:
+                    refused += (broken := bool(broken_rules(load_job(job))))
+                    steps += [] if broken else [forecast_step(job).step_time]
+                except MeshcastError:
+                    continue
+    assert found.certificate.complete and found.certificate.gap == 0
+    assert found.certificate.incumbent == pytest.approx(min(steps), rel=1e-12)
+    assert found.certificate.excluded["program"] >= refused > 0
+    assert all(not broken_rules(load_job(plan.job)) for plan in found.best)
+    assert {plan.changes["plan.tp"] for plan in found.best} <= {1, 2}, "4 ranks do not divide 2 key/value heads"
+    assert all(plan.changes.get("plan.fsdp") or plan.changes["plan.zero"] == 0 for plan in found.best)
+
+
+def test_any_program_and_an_unnamed_framework_lift_the_restriction() -> None:
+    whole = meshcast.search(TINY, top=1000, any_program=True)
+    assert whole.certificate.excluded["program"] == 0 and 4 in {plan.changes["plan.tp"] for plan in whole.best}
+    for framework in ({}, {"name": "torchtitan", "rules": False}):
+        assert meshcast.search(TINY | {"framework": framework}, top=1).certificate.excluded["program"] == 0
+
+
+def test_a_space_of_which_the_program_runs_nothing_is_an_error_that_says_why() -> None:
+    job = TINY | {"plan": {"tp": [4], "pp": [1, 2], "fsdp": True}}
+    with pytest.raises(PlanError, match="by rules of torchtitan") as raised:
+        search(job)
+    assert "4 tensor ranks do not divide 2 key/value heads" in raised.value.rule
+    assert "--any-program" in raised.value.remedy
+
+
+def test_an_open_plan_has_the_context_parallelism_of_its_program() -> None:
+    space = open_search(OPEN | {"framework": "megatron-core", "model": "llama3-8b"}).space
+    assert isinstance(space, LimitedSpace) and space.values["sequence"] == ("megatron-cp",)
+    assert space.values["schedule"] == ("1f1b", "interleaved-1f1b")
+    assert space.values["data"] == ("ddp", "zero-1", "zero-2", "fsdp")
