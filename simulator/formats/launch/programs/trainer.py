@@ -319,6 +319,8 @@ def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
     )
     if not is_on:
         return
+    for name in (name for name, switch in switches.items() if not switch):
+        reading.ignore(stated[name], "another setting recomputes layers")
     kwargs = [f"{name}_kwargs" for name in ("gradient_checkpointing", "activation_checkpointing")]
     names = [f"{name}.use_reentrant" for name in kwargs]
     reentrant = reading.take(*names)

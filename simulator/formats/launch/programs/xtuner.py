@@ -144,7 +144,8 @@ class _Fields:
             yield path, self._state(shown, value, line)
 
     def _state(self, shown: str, value: Any, line: int) -> Stated:
-        unknown = (value.text,) if isinstance(value, Open) else ()
+        undefined = isinstance(value, Named) and value.name.isidentifier() and value.name not in self.names
+        unknown = (value.text,) if isinstance(value, Open) else (value.name,) if undefined else ()
         return Stated(_plain(value), shown, f"{self.where}:{line}", unknown)
 
 
