@@ -32,6 +32,7 @@ from meshcast.simulator.formats.launch.programs.swift_settings import (
     read_preferences,
     read_settings,
     read_task,
+    refuse_device_map,
     weigh_settings,
 )
 from meshcast.simulator.formats.launch.programs.trainer import (
@@ -114,11 +115,13 @@ def interpret(reading: Reading) -> None:
     is_second = is_second_release(reading.file)
     name_model(reading)
     _read_names(reading)
+    _read_attention(reading)
     reading.read_model("model")
     sequence = 2048 if is_second else _ask_sequence(reading)
     program = replace(PROGRAM, sequence=sequence, reentrant=_is_reentrant(reading))
     _set_formats(reading, is_second)
     count_processes(reading)
+    refuse_device_map(reading)
     read_training(reading, program)
     _read_parallelism(reading)
     _read_accumulation(reading)
@@ -128,6 +131,13 @@ def interpret(reading: Reading) -> None:
         set_fused_loss(reading, stated)
     read_task(reading)
     read_preferences(reading)
+
+
+def _read_attention(reading: Reading) -> None:
+    """Gives FlashAttention 2 the name that transformers has for it."""
+    stated = reading.stated.get("attn_impl")
+    if stated is not None and str(stated.value) == "flash_attn":
+        reading.stated["attn_impl"] = replace(stated, value="flash_attention_2")
 
 
 def _read_names(reading: Reading) -> None:

@@ -210,18 +210,23 @@ EACH, NODES, VISIBLE = "launcher.nproc_per_node", "launcher.nnodes", "CUDA_VISIB
 
 
 def count_processes(reading: Reading) -> None:
-    """Reads how many processes of one GPU each are started.
-
-    Raises PlanError where a process has several GPUs, over which it spreads the layers.
-    """
-    launch, visible = reading.file.launch, _count_visible(reading)
+    """Reads how many processes of one GPU each are started."""
     each, nodes = reading.take_count(EACH, decisive=False), reading.take_count(NODES, decisive=False)
+    visible = reading.take(VISIBLE, decisive=False)
     if each is not None:
-        _refuse_device_map(reading, visible, each)
-        reading.ignore(reading.stated.get(VISIBLE), "NPROC_PER_NODE says how many processes of a GPU are started")
+        reading.ignore(visible, "NPROC_PER_NODE says how many processes of a GPU are started")
         reading.set_key("cluster.gpus", each * (nodes or 1), EACH, NODES)
+
+
+def refuse_device_map(reading: Reading) -> None:
+    """Raises PlanError where a process of the Trainer has several GPUs, over which it spreads the layers; without word
+    of processes and of GPUs it is assumed to have one."""
+    launch, visible = reading.file.launch, _count_visible(reading)
+    each = reading.take_count(EACH, decisive=False)
+    if each is not None:
+        _refuse_several(reading, visible, each)
     elif launch is not None and not ({EACH, NODES} & reading.stated.keys() or STARTERS & _list_launchers(launch)):
-        _refuse_device_map(reading, visible, 1)
+        _refuse_several(reading, visible, 1)
         why = "without NPROC_PER_NODE it starts one process, which spreads the layers over all GPUs that it sees"
         if visible is None:
             reading.assume("cluster.gpus", 1, why)
@@ -240,7 +245,7 @@ def _count_visible(reading: Reading) -> int | None:
     return len(words) or None
 
 
-def _refuse_device_map(reading: Reading, visible: int | None, processes: int) -> None:
+def _refuse_several(reading: Reading, visible: int | None, processes: int) -> None:
     if visible is None or visible // processes < 2:
         return
     rule = (

@@ -28,6 +28,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     read_trainer_file,
     read_training,
     set_adapters,
+    set_attention,
     set_quantised_weights,
     take_on,
 )
@@ -282,25 +283,33 @@ def interpret(reading: Reading) -> None:
     read_training(reading, program)
     if size := reading.take_count("sequence_parallel_size"):
         reading.set_key("plan.cp", size, "sequence_parallel_size")
-        if size > 1:
+        if size > 1:  # tools/train.py takes no other kernels there
             reading.set_key("plan.sequence", "ulysses", "sequence_parallel_size")
+            set_attention(reading, "flash_attention_2", "sequence_parallel_size")
     _read_weights(reading, bits, has_adapters)
     _read_kind(reading)
 
 
+TASKS: tuple[tuple[str, ...], ...] = (
+    ("launcher.nproc_per_node",),
+    ("launcher.ntasks", "launcher.sbatch_ntasks"),
+    ("launcher.ntasks_per_node", "launcher.sbatch_ntasks_per_node"),
+)
+"""Options of launchers for processes: of a node with torchrun, of all nodes and of a node with Slurm."""
+
+NODES = ("launcher.nnodes", "launcher.nodes", "launcher.sbatch_nodes")
+
+
 def count_processes(reading: Reading) -> None:
     """Reads how many processes of one GPU each are started: by xtuner, by torchrun, or by Slurm."""
-    tasks = ("launcher.nproc_per_node", "launcher.ntasks_per_node", "launcher.sbatch_ntasks_per_node")
-    nodes = ("launcher.nnodes", "launcher.nodes", "launcher.sbatch_nodes")
-    each, count = reading.take_count(*tasks, decisive=False), reading.take_count(*nodes, decisive=False)
-    total = reading.take_count("launcher.ntasks", decisive=False)
+    started, total, each = (reading.take_count(*names, decisive=False) for names in TASKS)
+    nodes = reading.take_count(*NODES, decisive=False) or 1
+    counts = (started and started * nodes, total, each and each * nodes)
     launch = reading.file.launch
-    if each is not None:
-        reading.set_key("cluster.gpus", each * (count or 1), *tasks, *nodes)
-    elif total is not None:
-        reading.set_key("cluster.gpus", total, "launcher.ntasks")
-    elif launch is not None and launch.entry == "xtuner train" and not {*tasks, "launcher"} & reading.stated.keys():
-        reading.assume("cluster.gpus", count or 1, "without NPROC_PER_NODE xtuner starts one process on a node")
+    if (count := next((count for count in counts if count), None)) is not None:
+        reading.set_key("cluster.gpus", count, *(name for names in TASKS for name in names), *NODES)
+    elif launch is not None and launch.entry == "xtuner train" and "launcher" not in reading.stated:
+        reading.assume("cluster.gpus", nodes, "without NPROC_PER_NODE xtuner starts one process on a node")
 
 
 def _find_bits(reading: Reading, prefix: str) -> int:
@@ -412,6 +421,7 @@ def _read_kind(reading: Reading) -> None:
     if packed is not None:
         why = "attention is forecast over whole sequences, not within the samples of each: state batch.documents"
         reading.approximate(packed, why, LONG)
+        set_attention(reading, "flash_attention_2", "use_varlen_attn", "model.use_varlen_attn")
     if kind in ("DPO", "ORPO", "RewardModel") and packed is None:
         double_samples(reading, stated)
     if kind == "DPO":

@@ -63,6 +63,10 @@ def test_a_shell_script_a_file_and_a_command_with_a_file_are_one_job(
     assert keys_of(import_text(tmp_path, json.dumps(in_file), name="run.json")) == shell
     (tmp_path / "beside.yaml").write_text(yaml.safe_dump(settings))
     assert keys_of(import_text(tmp_path, f"NPROC_PER_NODE=8 {command} beside.yaml\n")) == shell
+    words = write_command(command, settings).split()
+    pod = {"containers": [{"env": [{"name": "NPROC_PER_NODE", "value": "8"}], "command": words}]}
+    manifest = yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", "spec": pod})
+    assert keys_of(import_text(tmp_path, manifest, name="pod.yaml")) == shell
     torchrun = f"torchrun --nproc_per_node 8 swift/cli/{'_megatron/' if 'megatron' in command else ''}sft.py"
     assert keys_of(import_text(tmp_path, write_command(torchrun, settings))) == shell
 
@@ -97,6 +101,8 @@ def test_settings_of_releases_2_and_3_are_those_of_release_4(tmp_path: Path) -> 
         ("swift sft", SWIFT, "torch_dtype", "precision.compute", "bf16"),
         ("swift sft", SWIFT, "deepspeed", "plan.data", "ddp"),
         ("swift sft", SWIFT, "", "plan.recompute", "full"),
+        ("swift sft", {**SWIFT, "attn_impl": "flash_attn"}, "", "framework.set.attention_library", "flash-2"),
+        ("swift sft", {**SWIFT, "sequence_parallel_size": 2}, "", "plan.sequence", "ulysses"),
         ("swift sft", {**SWIFT, "gradient_checkpointing": False}, "", "plan.recompute", "none"),
         ("swift sft", {**SWIFT, "torch_dtype": "float32"}, "", "precision.compute", "fp16"),
         ("swift sft", {**SWIFT, "per_device_train_batch_size": 1}, "gradient_accumulation_steps", "batch.global", 16),
@@ -206,6 +212,19 @@ def test_a_configuration_behind_a_command_has_its_stage_and_one_alone_is_asked_f
         assert (behind["plan.cp"], behind["batch.micro"], behind["batch.global"]) == (2, 2, 2 * 8 * 8 // 2)
         answered = keys_of(import_text(tmp_path, text, f"plan.zero={stage}", name="own.py"))
         assert answered == behind
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        *("NPROC_PER_NODE=4 NNODES=2 {}", "srun --ntasks=8 --ntasks-per-node=4 {} --launcher slurm"),
+        *("srun --nodes=2 --ntasks-per-node=4 {} --launcher slurm", "#SBATCH --ntasks=8\nsrun {} --launcher slurm"),
+    ],
+)
+def test_every_start_of_eight_processes_is_one_of_eight_gpus(tmp_path: Path, start: str) -> None:
+    (tmp_path / "own.py").write_text(write_configuration(FIELDS))
+    found = import_text(tmp_path, start.format("xtuner train own.py --deepspeed deepspeed_zero2") + "\n")
+    assert load_job(found.job, base=Path()).cluster.gpus == 8
 
 
 def test_variables_and_overrides_are_the_values_that_they_stand_for(tmp_path: Path) -> None:
