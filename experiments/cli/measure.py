@@ -39,8 +39,8 @@ TAKES = {
 """Options of each kind of measurement, besides the common ones."""
 
 LAUNCH_FORMS = (
-    *("megatron", "torchtitan", "deepspeed", "nemo", "accelerate", "trainer", "trl", "llamafactory", "axolotl"),
-    *("ms-swift", "megatron-swift", "xtuner"),
+    *("megatron", "megatron-deepspeed", "megatron-bridge", "nemo", "primus", "torchtitan", "deepspeed"),
+    *("accelerate", "trainer", "trl", "llamafactory", "axolotl", "ms-swift", "megatron-swift", "xtuner"),
 )
 FORMS = ("nccl-tests", "kineto", "megatron-log", "torchtitan-log")
 FAILURE_LOG = "failure-log"

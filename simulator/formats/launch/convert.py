@@ -41,6 +41,9 @@ MODELS_ELSEWHERE = ("torchtitan", "deepspeed")
 GIVEN = ("model", "cluster")
 """Keys of a job that most launch files leave out."""
 
+UNWRITTEN_KEYS = ("cluster.gpus_per_node", "cluster.architecture", "framework.release")
+"""Keys that launch files depend on, and do not state."""
+
 SHAPE_OF_FILE = "the preset of the shape that the file states"
 
 DERIVED_FROM = (*DEGREES, "batch.micro", "batch.global")
@@ -333,7 +336,7 @@ def compare_keys(wanted: SomeKeys, found: SomeKeys) -> dict[str, tuple[Any, Any]
     differing = {
         key: (wanted.get(key), found.get(key))
         for key in {**wanted, **found}
-        if key not in ("cluster.gpus_per_node", "cluster.architecture") and wanted.get(key) != found.get(key)
+        if key not in UNWRITTEN_KEYS and wanted.get(key) != found.get(key)
     }
     if found.get("model.positions") != "learned":  # the default length of sequences, where the batch states it
         for key in ("model.seq", "model.position_rows"):

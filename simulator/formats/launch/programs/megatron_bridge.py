@@ -14,23 +14,10 @@ from pathlib import Path
 import yaml
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.megatron_model import (
-    CONFIGURATION,
-    EXPERTS,
-    LATENT,
-    MAMBA,
-    SHAPE,
-    omit_derived,
-    write_shape,
-)
-from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, GROUPS, write_plan
 from meshcast.simulator.formats.launch.programs.nemo import (
     ARGUMENTS,
-    DECISIVE,
-    OWN,
     RECIPES,
     VERDICTS,
     ask_for_recipe,
@@ -39,6 +26,7 @@ from meshcast.simulator.formats.launch.programs.nemo import (
     read_overrides,
     read_sections,
     silent_overlaps,
+    write_settings,
 )
 from meshcast.simulator.formats.launch.programs.recipes import (
     ask_about_changes,
@@ -50,9 +38,7 @@ from meshcast.simulator.formats.launch.programs.recipes import (
 )
 from meshcast.simulator.formats.launch.python_text import Built, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, Stated, write_rows
-
-NAMES = {"qkv_bias": "add_qkv_bias", "layernorm1p": "layernorm_zero_centered_gamma"}
+from meshcast.simulator.formats.launch.table import Keys, Stated
 
 PLACES = {
     **dict.fromkeys(("micro_batch_size", "global_batch_size", "train_iters"), "train"),
@@ -251,42 +237,6 @@ def write(keys: Keys, header: list[str]) -> str:
     return "\n".join([*lines, *([""] if lines else [])]) + yaml.safe_dump(
         body, sort_keys=False, default_flow_style=None, width=120
     )
-
-
-def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
-    """The settings of a job by their names."""
-    keys = drop_inactive(omit_derived(keys))
-    parts = [
-        *SHAPE,
-        *CONFIGURATION,
-        *(row for row in OWN if row.name not in ("rotary_percentage", "use_flash_attention", "encoder_seq_length")),
-        *DEGREES,
-    ]
-    for key, rows in (("model.moe.experts", EXPERTS), ("model.mla.kv_lora_rank", LATENT), ("model.ssm.pattern", MAMBA)):
-        if key in keys:
-            parts += rows
-    settings = write_rows(parts, keys)
-    settings |= {name: keys.get(key, 1) for name, key in DECISIVE.items()}  # also the defaults: a recipe has others
-    if keys.get("model.norm") == "layernorm1p":
-        settings["normalization"] = "LayerNorm"
-    if "max_steps" in settings:
-        settings["train_iters"] = settings.pop("max_steps")
-    settings |= {"attention_dropout": keys["model.dropout"]} if "model.dropout" in keys else {}
-    settings |= write_shape(keys, NAMES) | write_plan(keys)
-    if GROUPS[0] in settings:
-        settings[GROUPS[1]] = settings.pop(GROUPS[0])
-    if keys.get("plan.data") == "ddp":
-        settings["use_distributed_optimizer"] = False
-    settings["grad_reduce_in_fp32"] = keys.get("precision.gradients", "fp32") == "fp32"
-    weights, moments = keys.get("precision.main_weights", "fp32"), keys.get("precision.moments", "fp32")
-    if (weights, moments) != ("fp32", "fp32"):
-        settings |= {"use_precision_aware_optimizer": True, "main_params_dtype": weights}
-        settings |= {"exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
-    if graphs := keys.get("framework.set.cuda_graphs"):
-        settings["cuda_graph_impl"] = "transformer_engine" if graphs == "outside-experts" else "full_iteration"
-        if graphs == "outside-experts":
-            settings["cuda_graph_modules"] = ["attn", "moe_router", "moe_preprocess"]
-    return settings
 
 
 BRIDGE = LaunchFormat("megatron-bridge", "Megatron-Bridge", ".yaml", recognise, read, interpret, write, VERDICTS)

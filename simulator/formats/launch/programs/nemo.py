@@ -10,16 +10,30 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import yaml
+
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.flat_settings import flatten_settings
+from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.megatron_model import CONFIGURATION, EXPERTS, LATENT, SHAPE, read_shape
+from meshcast.simulator.formats.launch.programs.megatron_model import (
+    CONFIGURATION,
+    EXPERTS,
+    LATENT,
+    MAMBA,
+    SHAPE,
+    omit_derived,
+    read_shape,
+    write_shape,
+)
 from meshcast.simulator.formats.launch.programs.megatron_plan import (
     DEGREES,
+    GROUPS,
     read_optimizer_kind,
     read_plan,
     read_recipe,
+    write_plan,
 )
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, judge
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS as MEGATRON_VERDICTS
@@ -33,7 +47,17 @@ from meshcast.simulator.formats.launch.programs.recipes import (
 )
 from meshcast.simulator.formats.launch.python_text import Built, Value
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import ON, UNSTATED, SettingRow, Stated, is_null, read_switch, read_words
+from meshcast.simulator.formats.launch.table import (
+    ON,
+    UNSTATED,
+    Keys,
+    SettingRow,
+    Stated,
+    is_null,
+    read_switch,
+    read_words,
+    write_rows,
+)
 from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
 
 SECTIONS = [
@@ -517,4 +541,79 @@ def recognise(file: LaunchFile) -> Evidence:
     return Evidence.NONE
 
 
-NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, None, VERDICTS)
+# ------------------------------------------------------------------------------------------ writing
+
+SPELLINGS = {"qkv_bias": "add_qkv_bias", "layernorm1p": "layernorm_zero_centered_gamma"}
+"""Traits of a shape whose names differ from those of Megatron-LM."""
+
+FORMER = {
+    "overlap_grad_reduce": ("model.optim", "overlap_grad_sync"),
+    "overlap_param_gather": ("model.optim", "overlap_param_sync"),
+    "tp_comm_overlap": ("model", "ub_tp_comm_overlap"),
+    "seq_length": ("model", "encoder_seq_length"),
+    "train_iters": ("trainer", "max_steps"),
+    "use_megatron_fsdp": ("model", "fsdp"),
+}
+"""Sections and names of NeMo 1 for settings of Megatron-Core."""
+
+
+def write(keys: Keys, header: list[str]) -> str:
+    """A YAML file of NeMo 1."""
+    optimizer = "fused_adam" if keys.get("plan.data") == "ddp" else "distributed_fused_adam"
+    body: dict[str, dict[str, Value]] = {"trainer": {}, "model": {}, "model.optim": {"name": optimizer}}
+    for name, value in write_settings(keys).items():
+        section, former = FORMER.get(name, ("model", name))
+        body[section][former] = list(value) if isinstance(value, tuple) else value
+    model = body["model"]
+    model.pop("use_distributed_optimizer", None)
+    if model.pop("data_parallel_sharding_strategy", None) == "optim_grads" and "fsdp" in model:
+        model["fsdp_sharding_strategy"] = "grad"
+    compute = keys.get("precision.compute", "bf16")
+    if compute in PRECISIONS.values():
+        body["trainer"]["precision"] = {"fp16": "16", "fp32": "32"}.get(compute, compute)
+    elif compute == "fp8-delayed":
+        model |= {"fp8": True, "fp8_hybrid": True}
+    elif recipe := next((name for name, ours in RECIPES.items() if ours == compute), None):
+        model["mixed_precision"] = recipe
+    model["optim"] = body.pop("model.optim")
+    lines = [*(f"# {line}".rstrip() for line in header), *([""] if header else [])]
+    return "\n".join(lines) + yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=120)
+
+
+def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
+    """The settings of a job by their names."""
+    keys = drop_inactive(omit_derived(keys))
+    parts = [
+        *SHAPE,
+        *CONFIGURATION,
+        *(row for row in OWN if row.name not in ("rotary_percentage", "use_flash_attention", "encoder_seq_length")),
+        *DEGREES,
+    ]
+    for key, rows in (("model.moe.experts", EXPERTS), ("model.mla.kv_lora_rank", LATENT), ("model.ssm.pattern", MAMBA)):
+        if key in keys:
+            parts += rows
+    settings = write_rows(parts, keys)
+    settings |= {name: keys.get(key, 1) for name, key in DECISIVE.items()}  # also the defaults: a recipe has others
+    if keys.get("model.norm") == "layernorm1p":
+        settings["normalization"] = "LayerNorm"
+    if "max_steps" in settings:
+        settings["train_iters"] = settings.pop("max_steps")
+    settings |= {"attention_dropout": keys["model.dropout"]} if "model.dropout" in keys else {}
+    settings |= write_shape(keys, SPELLINGS) | write_plan(keys)
+    if GROUPS[0] in settings:
+        settings[GROUPS[1]] = settings.pop(GROUPS[0])
+    if keys.get("plan.data") == "ddp":
+        settings["use_distributed_optimizer"] = False
+    settings["grad_reduce_in_fp32"] = keys.get("precision.gradients", "fp32") == "fp32"
+    weights, moments = keys.get("precision.main_weights", "fp32"), keys.get("precision.moments", "fp32")
+    if (weights, moments) != ("fp32", "fp32"):
+        settings |= {"use_precision_aware_optimizer": True, "main_params_dtype": weights}
+        settings |= {"exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
+    if graphs := keys.get("framework.set.cuda_graphs"):
+        settings["cuda_graph_impl"] = "transformer_engine" if graphs == "outside-experts" else "full_iteration"
+        if graphs == "outside-experts":
+            settings["cuda_graph_modules"] = ["attn", "moe_router", "moe_preprocess"]
+    return settings
+
+
+NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, write, VERDICTS)
