@@ -40,7 +40,7 @@ TAKES = {
 
 LAUNCH_FORMS = (
     *("megatron", "megatron-deepspeed", "megatron-bridge", "nemo", "primus", "torchtitan", "deepspeed"),
-    *("accelerate", "trainer", "trl", "llamafactory", "axolotl"),
+    *("accelerate", "trainer", "trl", "llamafactory", "axolotl", "ms-swift", "megatron-swift", "xtuner"),
 )
 FORMS = ("nccl-tests", "kineto", "megatron-log", "torchtitan-log")
 FAILURE_LOG = "failure-log"
@@ -289,7 +289,8 @@ def import_(
         typer.Argument(
             metavar="[PROGRAM]",
             help="Without it FILE is a launch file, whose program is found. Of a launch file: megatron, torchtitan, "
-            "deepspeed, nemo, accelerate, trainer, trl, llamafactory or axolotl; of measurements: nccl-tests, kineto, "
+            "deepspeed, nemo, accelerate, trainer, trl, llamafactory, axolotl, ms-swift, megatron-swift or xtuner; of "
+            "measurements: nccl-tests, kineto, "
             "megatron-log or torchtitan-log; or "
             "failure-log: rates of failures.",
         ),

@@ -99,6 +99,9 @@ RINGS = {"llama3_ring_attention": "all-gather", "ring": "ring", "ring_flash_trit
 SECTIONS = ("model", "parallelism", "tokens")
 """Sections that every file of it has."""
 
+FOLLOWED = "followed"
+"""Name of the setting that names the YAML file whose settings are listed themselves."""
+
 WRITES = "written_by"
 """Name of the setting for a Python file that the script runs first, and that writes the YAML file."""
 
@@ -125,6 +128,7 @@ def read(file: LaunchFile) -> dict[str, Stated]:
     companion = file.find_companion(str(config.value))
     if companion is None:
         return settings | arguments
+    settings[FOLLOWED] = config
     return {**flatten_file(companion, example="parallelism:"), **settings}
 
 
@@ -166,6 +170,7 @@ def interpret(reading: Reading) -> None:
     if (config := reading.take("config_file")) is not None:
         why = "it names the configuration, which says model and plan and is not beside the script"
         reading.ask(config, why, "model=llama3-8b", "plan.tp=1")
+    reading.ignore(reading.take(FOLLOWED), "the settings of its file are listed")
     if (writer := reading.take(WRITES)) is not None:
         why = "the script runs it before the training, and it may write the configuration anew: name that file"
         reading.ask(writer, why, "--assume-defaults")
@@ -191,10 +196,11 @@ def _read_model(reading: Reading) -> None:
         why = "meshcast does not read the shape of StarCoder2: give the model"
         reading.ask(reading.take(f"{SHAPE}.is_starcoder2_config"), why, "model=llama3-8b")
     is_example = reading.take_switch(f"{SHAPE}.is_llamoe_config")
-    for name in ("is_llama_config", "is_qwen2_config"):
-        reading.take(f"{SHAPE}.{name}")
+    kinds = [f"{SHAPE}.is_{kind}_config" for kind in ("llama", "qwen2", "llamoe")]
+    for name in kinds:
+        reading.take(name)
     # Of hidden_act the models have SwiGLU alone; the experts of the example have GELU.
-    reading.set_key("model.gated", not is_example, f"{SHAPE}.hidden_act")
+    reading.set_key("model.gated", not is_example, *kinds, f"{SHAPE}.hidden_act")
     for key, value in (("positions", "rope"), ("norm", "rmsnorm"), ("dropout", 0.0)):
         reading.set_key(f"model.{key}", value)
     if "batch.sequence" in keys:

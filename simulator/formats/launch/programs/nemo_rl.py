@@ -72,6 +72,9 @@ PLAIN = {
 APART = ("enabled", "activation_checkpointing", "env_vars", "checkpoint", "scheduler", "peft", "name")
 """Settings of the section whose names mean something else in Megatron-Core."""
 
+FOLLOWED = "followed"
+"""Name of the setting that names the file whose settings are listed themselves."""
+
 ROWS = (
     SettingRow("policy.train_global_batch_size", "batch.global"),
     SettingRow("policy.train_micro_batch_size", "batch.micro"),
@@ -99,8 +102,8 @@ def read(file: LaunchFile) -> dict[str, Stated]:
         config = file.launch.arguments.get("config")
         companion = file.find_companion(str(config.value)) if config is not None else None
         settings = _read_chain(companion, CHAIN) if companion is not None else {}
-        if companion is None:
-            settings["config"] = config or Stated("its own", "--config", file.launch.place)
+        config = config or Stated("its default", "--config", file.launch.place)
+        settings["config" if companion is None else FOLLOWED] = config
     settings = fill_references(_lay_over(settings, read_overrides(words)))
     return _name_plainly(settings) if _is_on(settings, f"{MEGATRON}.enabled") else settings
 
@@ -165,6 +168,7 @@ def interpret(reading: Reading) -> None:
         if (stated := reading.take(name)) is not None:
             why = f"it names a file, {stated.value}, whose settings it changes, and which is not beside it"
             reading.ask(stated, why, "model=llama3-8b", "plan.tp=1", "--assume-defaults")
+    reading.ignore(reading.take(FOLLOWED), "the settings of its file are listed")
     read_policy(reading, "policy.model_name")
     nodes, each = reading.take_count("cluster.num_nodes") or 1, reading.take_count("cluster.gpus_per_node")
     if each:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, TRAITS, read_plan, read_recipe
-from meshcast.simulator.formats.launch.programs.trainer import TARGETS
+from meshcast.simulator.formats.launch.programs.trainer import ALL_TARGETS, EVERYWHERE, TARGETS, leave_out_experts
 from meshcast.simulator.formats.launch.programs.trainer_settings import SHORT
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated, is_null, read_number, read_switch, read_words
@@ -23,9 +23,6 @@ MODULES = {
     **{"linear_fc1_up": "mlp_up", "linear_fc1_gate": "mlp_up"},
 }
 """Linear layers with adapters by the names of modules in transformers and in Megatron-Core."""
-
-ATTENTION = ("attn_qkv", "attn_proj")
-"""Linear layers that models with experts can have adapters on."""
 
 FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 """Number formats by their names."""
@@ -68,6 +65,8 @@ def read_megatron_step(reading: Reading) -> None:
     reading.read_rows((*DEGREES, *TRAITS))
     read_plan(reading)
     read_recipe(reading, "bf16")
+    if reading.take_count("recompute_num_layers") == 1:
+        reading.ignore(reading.take("recompute_num_layers"), "each layer is recomputed alone")
     stated = reading.take("grad_reduce_in_fp32")
     if stated is not None and not is_null(stated.value):
         reading.set_key("precision.gradients", "fp32" if read_switch(stated) else "bf16", "grad_reduce_in_fp32")
@@ -118,19 +117,20 @@ def set_rank(reading: Reading, switch: str, rank: int, targets: str) -> None:
     reading.set_key("train.mode", "lora", switch)
     reading.set_key("train.rank", rank, switch)
     stated = reading.take(targets)
-    words = read_words(stated) if stated is not None and not is_null(stated.value) else ()
-    set_targets(reading, [MODULES[word] for word in words if word in MODULES], stated or reading.take(switch), targets)
+    words = [word.lower() for word in read_words(stated)] if stated is not None and not is_null(stated.value) else []
+    everywhere = not words or bool({*words} & {*EVERYWHERE, "true"})
+    unknown = [word for word in words if word not in MODULES]
+    if unknown and not everywhere:
+        why = f"meshcast does not know which layers {', '.join(unknown)} are"
+        reading.approximate(stated, why, "the memory and time of adapters err a little")
+    named = [] if everywhere else [MODULES[word] for word in words if word in MODULES]
+    set_targets(reading, named, stated or reading.take(switch), targets)
 
 
 def set_targets(reading: Reading, targets: Sequence[str], stated: Stated | None, *names: str) -> None:
-    """Sets the linear layers with adapters, of a model with experts those of attention alone.
+    """Sets the linear layers with adapters, of a model with experts those that are described.
 
     targets: none for all. stated: the setting that an approximation is about. names: of the settings that say so.
     """
-    kept = tuple(dict.fromkeys(targets))
-    if "model.moe.experts" in reading.keys:
-        kept = tuple(target for target in kept or ATTENTION if target in ATTENTION)
-        why = "adapters of routed experts are left out"
-        reading.approximate(stated, why, "the forecast is too fast, and needs less memory")
-    if kept:
-        reading.set_key("train.targets", kept, *names)
+    kept = leave_out_experts(reading, tuple(dict.fromkeys(targets)) or ALL_TARGETS, stated)
+    reading.set_key("train.targets", kept, *names)

@@ -16,10 +16,13 @@ from meshcast.simulator.formats.launch.programs.nanotron import NANOTRON
 from meshcast.simulator.formats.launch.programs.nemo import NEMO
 from meshcast.simulator.formats.launch.programs.nemo_rl import NEMO_RL
 from meshcast.simulator.formats.launch.programs.primus import PRIMUS
+from meshcast.simulator.formats.launch.programs.swift import SWIFT
+from meshcast.simulator.formats.launch.programs.swift_megatron import MEGATRON_SWIFT
 from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
 from meshcast.simulator.formats.launch.programs.torchtune import TORCHTUNE
 from meshcast.simulator.formats.launch.programs.trl import TRL
 from meshcast.simulator.formats.launch.programs.verl import VERL
+from meshcast.simulator.formats.launch.programs.xtuner import XTUNER
 
 FORMATS: dict[str, LaunchFormat] = {
     program.name: program
@@ -40,6 +43,9 @@ FORMATS: dict[str, LaunchFormat] = {
         NANOTRON,
         VERL,
         NEMO_RL,
+        SWIFT,
+        MEGATRON_SWIFT,
+        XTUNER,
     )
 }
 """All formats by their names."""

@@ -88,6 +88,9 @@ RECIPES = re.compile(
 GENERATION = re.compile(r"ppo|grpo")
 """Recipes that generate between their steps."""
 
+FOLLOWED = "followed"
+"""Name of the setting that names the configuration whose settings are listed themselves."""
+
 WITHOUT_TRAINING = ("eleuther_eval", "generate", "quantize")
 """Recipes that evaluate or convert a model."""
 
@@ -117,8 +120,8 @@ def read(file: LaunchFile) -> dict[str, Stated]:
     companion = _find_configuration(file, str(config.value)) if config is not None else None
     if companion is not None:
         settings = {**flatten_file(companion, example="model:"), **settings}
-    elif config is not None:
-        settings["config"] = config
+    if config is not None:
+        settings["config" if companion is None else FOLLOWED] = config
     return _override(settings, read_overrides(launch.positional))
 
 
@@ -166,6 +169,7 @@ def interpret(reading: Reading) -> None:
         raise PlanError(reading.file.where, rule, "Write its step of training as a job: see meshcast init")
     if recipe in WITHOUT_TRAINING:
         raise PlanError(reading.file.where, f"it starts {recipe}, which does not train", "Name the file of a training")
+    reading.ignore(reading.take(FOLLOWED), "the settings of its file are listed")
     if (config := reading.take("config")) is not None:
         why = "it names a configuration, which says model and plan and is not beside the script"
         reading.ask(config, why, "model=llama3-8b")
@@ -252,6 +256,7 @@ def _read_sharding(reading: Reading, recipe: str) -> None:
         set_replicas(reading, copies, int(shards), ("data_parallel_replicate_dim",), ("data_parallel_shard_dim",))
     else:
         reading.set_key("plan.replicate", copies, "data_parallel_replicate_dim")
+        reading.ignore(stated, "all ranks that the other degrees leave share out the states")
     layers = reading.take("custom_sharded_layers")
     apart = layers is not None and not is_null(layers.value) and bool(read_words(layers))
     reading.set_key("framework.set.root_stays_gathered", not apart, "custom_sharded_layers")
@@ -322,8 +327,7 @@ def _read_update(reading: Reading) -> None:
     stated = reading.take("optimizer._component_")
     if stated is not None and not is_null(stated.value):
         word = str(stated.value).rpartition(".")[2].lower()
-        shown = replace(stated, shown="optimizer")
-        set_optimizer(reading, shown, {"pagedadamw": "paged_adamw", "adam": "adamw"}.get(word, word))
+        set_optimizer(reading, stated, {"pagedadamw": "paged_adamw", "adam": "adamw"}.get(word, word))
     if (stated := take_on(reading, "optimizer_in_bwd")) is not None:
         why = "all gradients are forecast as kept up to the update, and each is updated and freed in the backward pass"
         reading.approximate(stated, why, "the forecast needs more memory, by the gradients")
@@ -339,6 +343,8 @@ def _read_kernels(reading: Reading) -> None:
     loss = reading.take("loss._component_")
     if loss is not None and re.search(r"Chunked|LinearCrossEntropy", str(loss.value)):
         set_fused_loss(reading, replace(loss, shown="loss"))
+    else:
+        reading.ignore(loss, "the loss has the kernels of the profile")
 
 
 def _read_further_models(reading: Reading, recipe: str) -> None:

@@ -111,7 +111,10 @@ KIND = "trainer_kind"
 MEGATRON_SECTIONS = ("engine.override_transformer_config.", "engine.override_ddp_config.", "engine.")
 """What the names of settings of Megatron-Core begin with."""
 
-SELECTORS = ("engine.strategy", "engine", "config_name", "model_engine")
+CONFIGURATIONS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
+"""Names of its configurations, whose defaults are known here."""
+
+SELECTORS = ("engine.strategy", "engine", "config_name", "model_engine", "defaults")
 """Settings that choose FSDP or Megatron-Core."""
 
 SFT_ROWS = (
@@ -133,7 +136,7 @@ def read(file: LaunchFile) -> dict[str, Stated]:
         settings[KIND] = Stated(kind, "trainer", file.where)
     else:
         launch = file.launch
-        settings = {**launch.arguments, **read_overrides(launch.positional)}
+        settings = {**_read_configuration(file), **read_overrides(launch.positional)}
         for launcher in launch.launchers:
             for name in ("nnodes", "nproc_per_node"):
                 if name in launcher.settings:
@@ -141,6 +144,19 @@ def read(file: LaunchFile) -> dict[str, Stated]:
         kind = next((name for name, trainer in TRAINERS.items() if re.search(trainer.entry, launch.entry)), "ppo")
         settings[KIND] = Stated(kind, launch.entry, launch.place)
     return _name_plainly(fill_references(settings), kind)
+
+
+def _read_configuration(file: LaunchFile) -> dict[str, Stated]:
+    """The arguments of a command, and the settings of the configuration that they name, if it is none of verl's."""
+    arguments = dict(file.launch.arguments) if file.launch is not None else {}
+    name, path = arguments.get("config_name"), arguments.get("config_path")
+    stem = re.sub(r"\.ya?ml$", "", str(name.value).strip("'\"")) if name is not None else ""
+    if name is None or stem in CONFIGURATIONS:
+        return arguments
+    companion = file.find_companion(f"{path.value if path is not None else 'config'}/{stem}.yaml")
+    if companion is None:
+        return {**arguments, "configuration": name}
+    return {**flatten_file(companion, example="actor_rollout_ref:"), **arguments}
 
 
 def _name_plainly(settings: Mapping[str, Stated], kind: str) -> dict[str, Stated]:
@@ -174,8 +190,13 @@ def interpret(reading: Reading) -> None:
     stated = reading.take(KIND)
     kind = str(stated.value) if stated is not None else "sft"
     megatron = _runs_megatron(reading.stated)
-    for name in (*SELECTORS, "config_path"):
+    for name in SELECTORS:
         reading.take(name)
+    for name in ("config_name", "config_path"):
+        reading.ignore(reading.take(name), "the settings of the configuration are listed, or are verl's")
+    if (missing := reading.take("configuration")) is not None:
+        why = "it names a configuration, which may say the plan and is not beside the script"
+        reading.ask(missing, why, "plan.fsdp=true", "plan.tp=1")
     read_policy(reading, "model.path")
     _read_processes(reading, kind)
     if megatron:
@@ -283,6 +304,7 @@ def _read_actor(reading: Reading) -> None:
     micro = "actor.ppo_micro_batch_size_per_gpu"
     count, dynamic = reading.take_count(micro), take_on(reading, "actor.use_dynamic_bsz")
     if dynamic is not None:
+        reading.ignore(reading.take(micro), "actor.use_dynamic_bsz decides how many sequences a micro-batch has")
         names = "actor.ppo_max_token_len_per_gpu", "actor.use_dynamic_bsz"
         _set_dynamic_batch(reading, reading.take_count(names[0]) or 16384, dynamic, *names)
     elif count:
