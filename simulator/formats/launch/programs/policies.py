@@ -13,7 +13,15 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, TR
 from meshcast.simulator.formats.launch.programs.trainer import ALL_TARGETS, EVERYWHERE, TARGETS, leave_out_experts
 from meshcast.simulator.formats.launch.programs.trainer_settings import SHORT
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Stated, is_null, read_number, read_switch, read_words
+from meshcast.simulator.formats.launch.table import (
+    ON,
+    SettingRow,
+    Stated,
+    is_null,
+    read_number,
+    read_switch,
+    read_words,
+)
 from meshcast.simulator.formats.launch.verdicts import Approximation
 
 MODULES = {
@@ -60,9 +68,13 @@ def add_defaults(reading: Reading, defaults: Mapping[str, Any]) -> None:
     reading.add_stated({name: Stated(value, name, where) for name, value in defaults.items()})
 
 
+FUSION = SettingRow("gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", ON, silent=False)
+"""A switch that is off in the configuration of Megatron-Core, and on where its own command line says nothing."""
+
+
 def read_megatron_step(reading: Reading) -> None:
     """Reads degrees, sharding, recomputation and number formats in the words of Megatron-Core."""
-    reading.read_rows((*DEGREES, *TRAITS))
+    reading.read_rows((*DEGREES, *TRAITS, FUSION))
     read_plan(reading)
     read_recipe(reading, "bf16")
     if reading.take_count("recompute_num_layers") == 1:

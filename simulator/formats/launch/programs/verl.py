@@ -22,6 +22,7 @@ from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICT
 from meshcast.simulator.formats.launch.programs.nemo import read_overrides
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.policies import (
+    FORMATS,
     MOVED,
     VERSIONS,
     add_defaults,
@@ -237,7 +238,10 @@ def _read_fsdp(reading: Reading, usual: int) -> None:
     size = reading.take("engine.fsdp_size")
     if size is not None and not is_null(size.value) and read_number(size) > 0:
         reading.set_key("plan.mics", int(read_number(size)), "engine.fsdp_size")
-    set_compute(reading, "engine.dtype")
+    set_compute(reading, "engine.mixed_precision.param_dtype", "engine.dtype")
+    reduced = "engine.mixed_precision.reduce_dtype"
+    if (word := reading.take_word(reduced)) in FORMATS:
+        reading.set_key("precision.gradients", FORMATS[word], reduced)
     if reading.take_word("engine.model_dtype") in ("bf16", "bfloat16"):
         for key in ("main_weights", "moments"):
             reading.set_key(f"precision.{key}", "bf16", "engine.model_dtype")
@@ -382,6 +386,7 @@ OWN_VERDICTS: Verdicts = {
         ("actor.router_replay*", Approximation("experts are chosen anew in the update", LITTLE)),
         ("engine.wrap_policy* engine.use_orig_params engine.forward_prefetch", UNITS),
         ("engine.param_offload engine.optimizer_offload param_offload optimizer_offload grad_offload", MOVED),
+        ("engine.mixed_precision.buffer_dtype", LOADING),
         ("engine.seed engine.full_determinism engine.forward_only forward_only seed", START),
         (
             "use_mbridge vanilla_mbridge use_dist_checkpointing dist_checkpointing* load_weight use_remove_padding",
