@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from meshcast.simulator.formats.launch.flat_settings import flatten_file
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.launches import Launch
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS as MEGATRON_VERDICTS
 from meshcast.simulator.formats.launch.programs.nemo import read_overrides
@@ -326,9 +327,21 @@ OWN_VERDICTS: Verdicts = {
 def recognise(file: LaunchFile) -> Evidence:
     """A policy with the sections of its trainers, a file that changes one, or a start of its examples."""
     if file.launch is not None:
-        known = re.search(r"(^|/)run_(sft|dpo|rm|grpo\w*|ppo|vlm_\w+|distillation)\.py$", file.launch.entry)
-        return Evidence.CERTAIN if known else Evidence.NONE
+        return _weigh_start(file, file.launch)
     return Evidence.CERTAIN if _has_policy(file, CHAIN) else Evidence.NONE
+
+
+def _weigh_start(file: LaunchFile, launch: Launch) -> Evidence:
+    """How sure it is that a start is of this program: other programs have scripts of these names."""
+    config = launch.arguments.get("config")
+    companion = file.find_companion(str(config.value)) if config is not None else None
+    overrides = (str(word.value).lstrip("+~") for word in launch.positional)
+    if any(word.startswith("policy.") for word in overrides) or (
+        companion is not None and _has_policy(companion, CHAIN)
+    ):
+        return Evidence.CERTAIN
+    is_known = re.search(r"(^|/)run_(sft|dpo|rm|grpo\w*|ppo|vlm_\w+|distillation)\.py$", launch.entry) is not None
+    return Evidence.POSSIBLE if is_known and config is not None else Evidence.NONE
 
 
 def _has_policy(file: LaunchFile, left: int) -> bool:

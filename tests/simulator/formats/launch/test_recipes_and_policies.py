@@ -208,6 +208,13 @@ def test_switches_of_megatron_decide_what_is_said_below_them(tmp_path: Path) -> 
     assert (full["plan.recompute"], full["precision.compute"]) == ("full", "fp8-blockwise")
 
 
+def test_a_start_is_known_by_the_file_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(POLICY))
+    start = "uv run examples/run_sft.py --config base.yaml cluster.num_nodes=1\n"
+    keys = keys_of(import_text(start, name="run.sh", folder=tmp_path))
+    assert (keys["cluster.gpus"], keys["batch.global"]) == (8, 32)
+
+
 def test_a_null_ends_a_section_of_the_file_below(tmp_path: Path) -> None:
     on = "dtensor_cfg: null, megatron_cfg: {enabled: true, optimizer: null}"
     assert read_policy(tmp_path, f"policy: {{{on}}}")["plan.data"] == "ddp"
