@@ -153,9 +153,10 @@ def _read_names(reading: Reading) -> None:
         _keep_name(reading, "fsdp")
         reading.add_stated(_expand(stated, FSDP2))
     elif stated is not None and str(stated.value).endswith(".json"):
-        del reading.stated["fsdp"]
-        if (file := reading.read_companion(stated)) is not None:
-            reading.add_stated({"fsdp": stated, **_drop_remarks(name_settings(flatten_file(file)))})
+        _keep_name(reading, "fsdp")
+        if (file := reading.read_companion(stated)) is not None:  # sft_args.py: full_shard auto_wrap of FSDP 2
+            usual = {"fsdp": replace(stated, value=FSDP2["fsdp"]), "fsdp_config.version": replace(stated, value=2)}
+            reading.add_stated({**usual, **_drop_remarks(name_settings(flatten_file(file)))})
 
 
 def _keep_name(reading: Reading, name: str) -> None:

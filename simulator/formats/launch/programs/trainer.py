@@ -306,7 +306,8 @@ def _read_states(reading: Reading, program: TrainerProgram, compute: str, loaded
 # --------------------------------------------------------------------------- recomputation and kernels
 
 
-def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
+def _read_recomputation(reading: Reading, program: TrainerProgram) -> bool:
+    """Reads whether layers are recomputed: one switch that is on counts more than others that are off."""
     sharded = "fsdp_config.activation_checkpointing", "accelerate.fsdp_config.activation_checkpointing"
     stated = {name: reading.take(name) for name in (*program.checkpointing_names, *sharded)}
     switches = {
@@ -314,13 +315,17 @@ def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
     }
     trainer = [name for name in switches if name not in sharded]
     is_on = any(switches.values()) or (program.checkpointing and not trainer)
-    reading.set_key(
-        "plan.recompute", "full" if is_on else "none", *(name for name in switches if switches[name] == is_on)
-    )
-    if not is_on:
+    agreeing = [name for name, switch in switches.items() if switch == is_on]
+    reading.set_key("plan.recompute", "full" if is_on else "none", *agreeing)
+    for name in switches:
+        if name not in agreeing:
+            reading.ignore(stated[name], "another setting recomputes layers")
+    return is_on
+
+
+def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
+    if not _read_recomputation(reading, program):
         return
-    for name in (name for name, switch in switches.items() if not switch):
-        reading.ignore(stated[name], "another setting recomputes layers")
     kwargs = [f"{name}_kwargs" for name in ("gradient_checkpointing", "activation_checkpointing")]
     names = [f"{name}.use_reentrant" for name in kwargs]
     reentrant = reading.take(*names)

@@ -141,6 +141,16 @@ def test_a_name_of_deepspeed_is_the_file_behind_it(tmp_path: Path, name: str) ->
     assert keys_of(named) == keys_of(beside)
 
 
+def test_fsdp_by_name_is_the_file_behind_it_and_what_a_file_leaves_out_is_fsdp_2(tmp_path: Path) -> None:
+    plain = {name: value for name, value in SWIFT.items() if name != "deepspeed"} | {"gradient_checkpointing": False}
+    named = keys_of(import_text(tmp_path, write_command("swift sft", {**plain, "fsdp": "fsdp2"}, NPROC_PER_NODE=8)))
+    assert (named["plan.data"], named["plan.data.reshard"], named["plan.recompute"]) == ("fsdp", True, "full")
+    config = {"reshard_after_forward": True, "activation_checkpointing": True}
+    (tmp_path / "own.json").write_text(json.dumps({"_note": "fsdp", "fsdp_config": config}))
+    beside = import_text(tmp_path, write_command("swift sft", {**plain, "fsdp": "own.json"}, NPROC_PER_NODE=8))
+    assert keys_of(beside) == named
+
+
 def nest(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Nested mappings of dotted names."""
     nested: dict[str, Any] = {}
