@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshcast.hardware.units import GIB
@@ -61,4 +61,5 @@ def widen_interval(job: Job, bounded: Sequence[BoundedApproximation]) -> Job:
     causes = {entry.setting.shown: min(entry.sigma, 3.0) for entry in bounded if entry.sigma}
     if not causes:
         return job
-    return replace(job, framework=job.framework.model_copy(update={"sigmas": {**job.framework.sigmas, **causes}}))
+    framework = job.framework.model_copy(update={"sigmas": {**job.framework.sigmas, **causes}})
+    return job.model_copy(update={"framework": framework})

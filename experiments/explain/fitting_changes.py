@@ -114,6 +114,8 @@ def _recompute(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
     if job.forward_only:
         return
     yield from ({"plan.recompute": one} for one in order[order.index(now) + 1 :] if now in order)
+    if now == "operators":
+        yield {"plan.recompute": "full"}
     if now == "full" and plan.get("recompute_layers") is not None:
         yield {"plan.recompute_layers": None}
 

@@ -55,7 +55,7 @@ RUN_FIELDS = (
 
 PARTITIONS = ("even", "ends-as-layers")
 
-RECOMPUTE = PLAN_KEYS["recompute"].auto
+RECOMPUTE = ("none", *PLAN_KEYS["recompute"].chooses)
 """Words of `plan.recompute`, which may also list modules."""
 
 MESH_ORDERS = PLAN_KEYS["order"].auto

@@ -20,7 +20,7 @@ from meshcast.experiments.search.space import (
     facts_of_point,
     make_point,
 )
-from meshcast.simulator.job.plan_keys import SCHEME_KEYS
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS
 from meshcast.simulator.job.program_rules import (
     CONDITIONS,
     Facts,
@@ -127,9 +127,12 @@ def name_own_schemes(job: Facts, rules: ProgramRules) -> dict[str, object]:
 
 
 def keep_own_values(name: str, values: Sequence[object], rules: ProgramRules) -> tuple[object, ...]:
-    """Returns the values of an automatic field that the program has; the first one where it has none of them."""
+    """Returns the values of an automatic field that the program has, with words that only such programs are tried with;
+    the first one where it has none of them."""
     fact = FACT_OF_FIELD.get(name, "")
     if fact not in rules.has:
         return tuple(values)
-    kept = [value for value in values if not explain_missing(fact, rules.has[fact].values, value)]
+    words = {word for key in PLAN_KEYS.values() if key.point == name for word in key.chooses}
+    others = [word for word in rules.has[fact].values if word in words and word not in values]
+    kept = [value for value in (*values, *others) if not explain_missing(fact, rules.has[fact].values, value)]
     return tuple(kept) or tuple(values[:1])

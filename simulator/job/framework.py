@@ -154,9 +154,10 @@ class Framework(FrameworkPart):
     scatter_gather_tensors_in_pipeline: bool = False
     """Of a pipeline message that all tensor-parallel ranks hold, each sends one share, and the receivers all-gather
     them. Otherwise each sends the whole message."""
-    recompute_early_stop: bool = False
-    """Full recomputation of a layer ends with the last tensor that its backward pass reads (non-reentrant checkpoints
-    of PyTorch from 2.1 on, XLA); otherwise the layer's output is computed again, too."""
+    recompute_early_stop: bool | Literal["compiled"] = False
+    """Recomputation of a layer ends with the last tensor that its backward pass reads (non-reentrant checkpoints of
+    PyTorch from 2.1 on, XLA); otherwise the layer's output is computed again, too. ``compiled``: with `compile`, which
+    leaves out what nothing reads."""
     vocab_multiple: int = Field(ge=1)
     """The vocabulary is padded to a multiple of this times tp."""
     tensor_overlap: Literal["tensor/async-tp", "tensor/userbuffers"] = "tensor/async-tp"

@@ -67,6 +67,16 @@ class SchemeEntry(BaseModel):
     ] = ()
     """One or several axes of the mesh."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _move_kept_results(cls, entry: Any) -> Any:
+        """Full recompute that keeps results, in words of jobs before `memory/recompute-operators`."""
+        if not (isinstance(entry, dict) and entry.get("use") == "memory/recompute-full" and entry.get("keep")):
+            return entry
+        save = ["attention" if word == "core_attn" else word for word in entry["keep"]]
+        others = {key: value for key, value in entry.items() if key != "keep"}
+        return others | {"use": "memory/recompute-operators", "save": save}
+
 
 class StageMesh(JobPart):
     """Ranks with axes of their own, and the schemes over them."""

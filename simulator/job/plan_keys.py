@@ -84,11 +84,13 @@ def _states(
 def _refuse_flag(given: Any) -> Any:
     """Refuses true and false where words say how much is recomputed."""
     if isinstance(given, bool):
-        raise ValueError("words say what is recomputed. Write none, selective or full, or modules like [norm, act]")
+        raise ValueError(
+            "words say what is recomputed. Write none, selective, operators or full, or modules like [norm, act]"
+        )
     return given
 
 
-Modules = Annotated[Literal["none", "selective", "full"] | tuple[str, ...], BeforeValidator(_refuse_flag)]
+Modules = Annotated[Literal["none", "selective", "operators", "full"] | tuple[str, ...], BeforeValidator(_refuse_flag)]
 """What is recomputed."""
 
 NamedScheme = str | dict[str, Any]
@@ -96,7 +98,7 @@ NamedScheme = str | dict[str, Any]
 
 ZERO = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "zero-3"}
 MEGATRON = {True: "megatron-sp", False: "megatron"}
-RECOMPUTE = {"selective": "recompute-selective", "full": "recompute-full"}
+RECOMPUTE = {"selective": "recompute-selective", "operators": "recompute-operators", "full": "recompute-full"}
 
 CHUNKS = "1; 2 of V-shaped schedules; `interleaved-1f1b` needs it stated"
 
@@ -127,10 +129,13 @@ class ShortStage(JobPart):
     all-reduce their gradient shards (hybrid sharding; `--num-distributed-optimizer-instances` of Megatron-LM is
     `dp / shard`, and so is `data_parallel_replicate_degree` of torchtitan)"""
     recompute: Annotated[
-        Modules, PlanKey("memory", chooses=RECOMPUTE, part="layers", auto=("none", *RECOMPUTE), flat="recompute")
+        Modules,
+        PlanKey("memory", chooses=RECOMPUTE, part="layers", auto=("none", "selective", "full"), flat="recompute"),
     ] = "none"
-    """`none`; `selective` (attention's core: saves memory only with unfused attention); `full` (every layer from its
-    input); or modules, `[norm, act, mla_up_proj]`, as [memory/recompute-selective](schemes.md) names them"""
+    """`none`; `selective` (attention's core: saves memory only with unfused attention); `operators` (all but attention,
+    every second matrix product and what was sent: the `selective` of torchtitan, `memory/recompute-operators`); `full`
+    (every layer from its input); or modules, `[norm, act, mla_up_proj]`, as [memory/recompute-selective](schemes.md)
+    names them"""
     recompute_layers: Annotated[
         Count | None,
         PlanKey(

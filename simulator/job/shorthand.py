@@ -50,6 +50,9 @@ CARRIED = tuple(name for name in PLAN_KEYS if name in LongPlan.model_fields and 
 
 Schemes = tuple[SchemeEntry, ...]
 
+STOPPING = ("memory/recompute-full", "memory/recompute-operators")
+"""Schemes whose recomputation of a layer may stop early."""
+
 
 def add_tensor_overlap(schemes: Schemes, use: str) -> Schemes:
     """The schemes with `use`, if one is tensor parallelism and none overlaps it."""
@@ -61,10 +64,10 @@ def add_tensor_overlap(schemes: Schemes, use: str) -> Schemes:
 
 
 def add_early_stop(schemes: Schemes) -> Schemes:
-    """The schemes, of which full recomputation stops early where it does not say whether it does."""
+    """The schemes, of which recomputation of whole layers stops early where it does not say whether it does."""
     return tuple(
         entry.model_copy(update={"early_stop": True})
-        if entry.use == "memory/recompute-full" and "early_stop" not in (entry.model_extra or {})
+        if entry.use in STOPPING and "early_stop" not in (entry.model_extra or {})
         else entry
         for entry in schemes
     )
@@ -176,6 +179,8 @@ def _expand_stage(
     if short.recompute == "full":
         layers = {} if short.recompute_layers is None else {"layers": short.recompute_layers}
         schemes.append({"use": "memory/recompute-full", **layers})
+    elif short.recompute == "operators":
+        schemes.append({"use": "memory/recompute-operators"})
     elif short.recompute != "none":
         schemes.append(_selective_scheme(short.recompute, f"{where}.recompute"))
     if short.offload:
@@ -191,7 +196,7 @@ def _selective_scheme(recompute: str | tuple[str, ...], where: str) -> dict[str,
     known = get_args(get_args(field.annotation)[0])
     if wrong := next((one for one in modules if one not in known), None):
         rule = "selective recomputation has no such module"
-        remedy = f"{nearest(wrong, known)}. none, selective and full stand alone"
+        remedy = f"{nearest(wrong, known)}. none, selective, operators and full stand alone"
         raise PlanError(f"{where}[{modules.index(wrong)}]", rule, remedy, wrong)
     return {"use": use, "modules": modules}
 

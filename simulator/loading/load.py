@@ -178,7 +178,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
     plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model, cluster.gpus_per_node, file.batch))
     if framework.overlap.tp:
         plan = plan.with_schemes(lambda one: add_tensor_overlap(one.schemes, framework.tensor_overlap))
-    if framework.recompute_early_stop:
+    if framework.compile if framework.recompute_early_stop == "compiled" else framework.recompute_early_stop:
         plan = plan.with_schemes(lambda one: add_early_stop(one.schemes))
     batch, plan = join_samples(file.batch, plan, model, base)
     parts = {"framework": choice, "precision": file.precision}

@@ -28,14 +28,14 @@ MODULES = {
 }
 """Parts of the forward FLOPs that recomputing a module repeats."""
 
-KEPT = {
-    "core_attn": {"attention": 1.0},
+SAVED = {
+    "attention": {"attention": 1.0},
     "qkv": {"qkv": 1.0},
     "proj": {"proj": 1.0},
     "linear": {"qkv": 1.0, "proj": 1.0, "mlp": 1.0},
     "alternate_linear": {"qkv": 0.5, "proj": 0.5, "mlp": 0.5},
 }
-"""Shares of the parts of the forward FLOPs that full recompute does not repeat, by what it keeps."""
+"""Shares of the parts of the forward FLOPs that are not repeated, by the operators whose results are saved."""
 
 
 def peak_format(precision: str | None) -> str:
@@ -59,9 +59,9 @@ def hardware_flops(report: Report) -> float:
     layers = {name: value for name, value in parts.items() if name != "head"}
     again = 0.0
     for scheme in plan.family("memory"):
-        if scheme.name == "recompute-full":
+        if scheme.name in ("recompute-full", "recompute-operators"):
             some = job.model.layers if scheme.options.layers is None else scheme.options.layers
-            kept = [KEPT[word] for word in scheme.options.keep]
+            kept = [SAVED.get(word, {}) for word in getattr(scheme.options, "save", ())]
             repeated = {part: 1.0 - max((one.get(part, 0.0) for one in kept), default=0.0) for part in layers}
             flops = sum(repeated[part] * value for part, value in layers.items())
             again += flops * sum(min(some, held) for held in plan.layers) / job.model.layers

@@ -442,9 +442,9 @@ def _memory(spec: Spec, defaults: Stack, assumptions: Assumptions) -> list[dict[
         found.append({"use": "memory/recompute-full", "layers": recompute.layers})
     elif kind == "selective":
         modules = assumptions.value_or_usual("recompute.modules", recompute.modules, list(defaults.selective))
-        kept = [word for module in modules for word in KEPT.get(module, ())]
-        if kept:
-            found.append({"use": "memory/recompute-full", "layers": recompute.layers, "keep": kept})
+        save = [word for module in modules for word in KEPT.get(module, ())]
+        if save:
+            found.append({"use": "memory/recompute-operators", "layers": recompute.layers, "save": save})
         else:
             found.append({"use": "memory/recompute-selective", "modules": modules})
     if spec.offload.kind not in (None, "none"):

@@ -88,7 +88,7 @@ NEMO_1_UNTIL = "2024-11"
 """Month before which runs of NeMo are of NeMo 1 and its launcher."""
 
 GPT_DROPOUT = 0.1
-"""Dropout of GPT-3 on hidden states and attention: NVIDIA/NeMo-Framework-RecipeSettings, launcher_scripts/conf/training/gpt3,
+"""Dropout of GPT-3 on hidden states and attention: NVIDIA/NeMo-Framework-Launcher, launcher_scripts/conf/training/gpt3,
 all files (those of Llama and Nemotron have none); the default of Megatron-LM, megatron/training/arguments.py."""
 
 
@@ -117,7 +117,7 @@ class RecipeSettings:
 SELECTIVE: dict[str, Any] = {"kind": "selective"}
 
 LAUNCHED = (
-    # NVIDIA/NeMo-Framework-RecipeSettings, tags 24.01 to 24.09, launcher_scripts/conf/peft/llama/sft.yaml: grad_sync_dtype.
+    # NVIDIA/NeMo-Framework-Launcher, tags 24.01 to 24.09, launcher_scripts/conf/peft/llama/sft.yaml: grad_sync_dtype.
     RecipeSettings("nemo", "sft-packed", None, "2024-11", {"grad_dtype": "bf16"}),
     # The same, tags 24.01 to 24.07, training/gpt3/175b_fp8.yaml: grad_sync_dtype. All runs in question are in 8 bits.
     RecipeSettings("nemo", "dense", "GPT3-175B", "2024-11", {"grad_dtype": "bf16"}),

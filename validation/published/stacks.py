@@ -57,9 +57,9 @@ KEPT = {
     "save_qkv_proj": ("qkv",),
     "save_out_proj": ("proj",),
     "save_dot_only": ("linear",),
-    "save_alternate": ("core_attn", "alternate_linear"),
+    "save_alternate": ("attention", "alternate_linear", "all_to_all"),
 }
-"""Policies of recomputation that name what is kept, in words of `memory/recompute-full`."""
+"""Policies of recomputation that name what is saved, in words of `memory/recompute-operators`."""
 
 FSDP = Stack(near=("llm-foundry",), sharding="fsdp-full", sequence_parallel=False, context=ALL_GATHER)
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshcast.experiments.search.fields import AUTO, DATA_KEYS, RECOMPUTE, opens_plan, schedule_name
+from meshcast.experiments.search.fields import AUTO, DATA_KEYS, opens_plan, schedule_name
 from meshcast.experiments.search.keys.job_checks import check_batch
 from meshcast.experiments.search.keys.scheme_keys import DATA_OPTIONS
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.plan_keys import ShortPlan
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan
 from meshcast.simulator.loading.load import load_job
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
@@ -168,9 +168,10 @@ class UnlikeFields:
         if wrong := [one for one in zero if one not in STATES]:
             rule = "with --unlike states are not sharded, or as in ZeRO-1: zero is 0 or 1"
             raise PlanError("plan.zero", rule, "Write one of them, or leave it out", wrong[0])
-        recompute = _list_values("plan.recompute", given["recompute"], RECOMPUTE, ("none",))
-        if wrong := [one for one in recompute if one not in RECOMPUTE]:
-            raise PlanError("plan.recompute", f"it is one of {', '.join(RECOMPUTE)}", "Write one of them", wrong[0])
+        words = PLAN_KEYS["recompute"].auto
+        recompute = _list_values("plan.recompute", given["recompute"], words, ("none",))
+        if wrong := [one for one in recompute if one not in words]:
+            raise PlanError("plan.recompute", f"it is one of {', '.join(words)}", "Write one of them", wrong[0])
         ranks = [n for n in range(1, gpus + 1) if experts % n == 0]
         micro = [n for n in range(1, min(most, total) + 1) if total % n == 0]
         tensor = _numbers("plan.tp", given["tp"], tensor, tensor)

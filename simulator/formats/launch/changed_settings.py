@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshcast.simulator.formats.launch.edits.python_edits import edit_python
 from meshcast.simulator.formats.launch.edits.setting_change import ENVIRONMENT, SettingChange
 from meshcast.simulator.formats.launch.edits.shell_edits import edit_script, order_neighbours
 from meshcast.simulator.formats.launch.edits.toml_edits import edit_toml
@@ -36,7 +37,7 @@ def list_changed_settings(found: ImportedJob, file: LaunchFile, before: Job, aft
         own = {key for key, where in found.places.items() if where == one.where}
         if name in differing:
             changes.append(SettingChange(one.shown, one.place, one.value, new[name].value if name in new else None))
-        elif name not in old and name not in new and own & changed:  # says by another name what is now said otherwise
+        elif name not in old and name not in new and own and own <= changed:  # what is now said by another name
             changes.append(SettingChange(one.shown, one.place, one.value, None))
     of_plan = {where for key, where in found.places.items() if key.startswith(("plan.", "framework.", "precision."))}
     apart = {name for name, setting in stated.items() if setting.where not in of_plan}
@@ -84,6 +85,8 @@ def apply_setting_changes(file: LaunchFile, changes: Sequence[SettingChange]) ->
 
     Raises PlanError for a setting that is written in a way that is not edited, or that stands in another file.
     """
+    if file.suffix == ".py":
+        return edit_python(file, changes)
     edit = edit_script
     if file.data is not None:
         edit = edit_toml if file.suffix == ".toml" else edit_yaml

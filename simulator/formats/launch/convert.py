@@ -41,6 +41,9 @@ MODELS_ELSEWHERE = ("torchtitan", "deepspeed")
 GIVEN = ("model", "cluster")
 """Keys of a job that most launch files leave out."""
 
+UNWRITTEN_KEYS = ("cluster.gpus_per_node", "cluster.architecture", "framework.release")
+"""Keys that launch files depend on, and do not state."""
+
 SHAPE_OF_FILE = "the preset of the shape that the file states"
 
 DERIVED_FROM = (*DEGREES, "batch.micro", "batch.global")
@@ -263,7 +266,8 @@ def _fill_batch(reading: Reading, gpus: int, changed: Keys) -> int | None:
         return None
     replicas = gpus // ranks
     if own is not None and now["batch.global"] % (own * replicas) == 0:
-        reading.set_key("batch.micro", now["batch.global"] // (own * replicas), "train_batch_size")
+        micro = now["batch.global"] // (own * replicas)
+        reading.set_key("batch.micro", micro, *_names_behind(reading, "batch.global"))
     if drained and now.get("batch.global", 0) > replicas * drained:
         origin, rounds = reading.origins.get("batch.global"), now["batch.global"] / (replicas * drained)
         reading.approximate(
@@ -274,8 +278,15 @@ def _fill_batch(reading: Reading, gpus: int, changed: Keys) -> int | None:
         )
     if keys.get("batch.global") is not None:
         return None
-    reading.set_key("batch.global", replicas * now.get("batch.micro", 1) * accumulated, "gradient_accumulation_steps")
+    total = replicas * now.get("batch.micro", 1) * accumulated
+    reading.set_key("batch.global", total, *_names_behind(reading, "batch.accumulated"))
     return int(accumulated)
+
+
+def _names_behind(reading: Reading, key: str) -> list[str]:
+    """The names of the setting behind a key."""
+    origin = reading.origins.get(key)
+    return [name for name, stated in reading.stated.items() if stated is origin]
 
 
 def _ranks_of_replica(keys: Keys) -> int:
@@ -325,7 +336,7 @@ def compare_keys(wanted: SomeKeys, found: SomeKeys) -> dict[str, tuple[Any, Any]
     differing = {
         key: (wanted.get(key), found.get(key))
         for key in {**wanted, **found}
-        if key not in ("cluster.gpus_per_node", "cluster.architecture") and wanted.get(key) != found.get(key)
+        if key not in UNWRITTEN_KEYS and wanted.get(key) != found.get(key)
     }
     if found.get("model.positions") != "learned":  # the default length of sequences, where the batch states it
         for key in ("model.seq", "model.position_rows"):

@@ -2,8 +2,8 @@
 
 Most keys are those of a job file (``batch.micro``, ``model.moe.top_k``, ``framework.set.overlap.dp``, ``plan.tp``).
 Schemes have keys by their family: ``plan.data: zero-1`` and ``plan.sequence: megatron-cp`` name a scheme, and
-``plan.sequence.comm`` is one of its options. ``plan.recompute`` is none, selective or full, ``run.steps`` the steps of
-the training.
+``plan.sequence.comm`` is one of its options. ``plan.recompute`` is none, selective, operators or full, ``run.steps``
+the steps of the training.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ def flatten_job(job: Job) -> Keys:
     keys |= flatten("train", job.train.model_dump(mode="json", exclude_none=True))
     keys |= flatten_framework(job.framework)
     keys |= flatten_plan(job.plan)
+    if job.release is not None:
+        keys["framework.release"] = job.release
     if job.run.tokens is not None:
         steps = job.run.tokens / (keys["batch.global"] * keys.get("batch.sequence", 1))
         keys |= {"run.steps": int(steps)} if steps == int(steps) else {"run.tokens": job.run.tokens}
@@ -201,15 +203,10 @@ def compose_job(
     folder: of relative paths. stated: keys that are written also where they equal what meshcast fills in.
     plan_changes: keys of a short plan that replace those that `keys` make.
     """
-    framework = keys.get("framework.name", "megatron-core")
-    profile = load_framework(framework)
+    profile, framework = _compose_framework(keys, stated)
     sequence = keys.get("batch.sequence")
     named = model if model is not None else compose_model(nest(keys, "model"))
     job: dict[str, Any] = {"model": named, "cluster": cluster, "framework": framework}
-    usual = flatten_framework(profile) | {"framework.set.regime": profile.regime}
-    traits = {key: value for key, value in keys.items() if key in stated or usual.get(key, value) != value}
-    if nested := nest(traits, "framework.set"):
-        job["framework"] = {"name": framework, "set": nested}
     job["batch"] = {key: value for key, value in nest(keys, "batch").items() if value is not None}
     precision = nest(keys, "precision").items()
     if written := {
@@ -227,6 +224,20 @@ def compose_job(
     elif {"run.steps", "batch.global"} <= keys.keys() and sequence:
         job["run"] = {"tokens": float(keys["run.steps"] * keys["batch.global"] * sequence)}
     return job
+
+
+def _compose_framework(keys: SomeKeys, stated: frozenset[str]) -> tuple[Framework, str | Keys]:
+    """Returns the profile of a framework, and how a job names it with the traits that differ from those of its release.
+
+    stated: keys that are written also where they equal the profile.
+    """
+    name, release = keys.get("framework.name", "megatron-core"), keys.get("framework.release")
+    profile = load_framework(name, release=release)
+    usual = flatten_framework(profile) | {"framework.set.regime": profile.regime}
+    traits = {key: value for key, value in keys.items() if key in stated or usual.get(key, value) != value}
+    changes = {"release": release, "set": nest(traits, "framework.set")}
+    changes = {key: value for key, value in changes.items() if value}
+    return profile, {"name": name, **changes} if changes else name
 
 
 def _format(profile: Framework, key: str) -> str:

@@ -75,17 +75,18 @@ class Reading:
 
     # ------------------------------------------------------------------------------------ taking settings
 
-    def take(self, *names: str, decisive: bool = True) -> Stated | None:
+    def take(self, *names: str, decisive: bool = True, answers: tuple[str, ...] = ()) -> Stated | None:
         """The setting of the first of these names that the file has; all of them count as understood.
 
         decisive: whether a value that holds what nothing sets (``$TP``) is asked for. It counts as not stated.
+        answers: changes of the job that answer that, too.
         """
         self._used.update(names)
         stated = next((self.stated[name] for name in names if name in self.stated), None)
-        if stated is None or not stated.unknown:
+        if stated is None or not stated.unknown or self.file.writes(str(stated.value)):
             return stated
         if decisive:
-            self._ask_unresolved(stated)
+            self._ask_unresolved(stated, *answers)
         return None
 
     def take_switch(self, *names: str) -> bool:
@@ -93,9 +94,9 @@ class Reading:
         stated = self.take(*names)
         return stated is not None and read_switch(stated)
 
-    def take_count(self, *names: str, decisive: bool = True) -> int | None:
+    def take_count(self, *names: str, decisive: bool = True, answers: tuple[str, ...] = ()) -> int | None:
         """A whole number, if the file has the setting and it is not null."""
-        stated = self.take(*names, decisive=decisive)
+        stated = self.take(*names, decisive=decisive, answers=answers)
         return read_count(stated) if stated is not None and not is_null(stated.value) else None
 
     def take_word(self, *names: str) -> str:
@@ -138,7 +139,8 @@ class Reading:
 
     def read_companion(self, stated: Stated) -> LaunchFile | None:
         """The file that a setting names; one that is not there is asked for."""
-        companion = None if stated.unknown else self.file.find_companion(str(stated.value))
+        is_known = not stated.unknown or self.file.writes(str(stated.value))
+        companion = self.file.find_companion(str(stated.value)) if is_known else None
         if companion is None:
             name = str(stated.value)
             why = f"it names a file, {name}, which decides the plan and is not beside {self.file.where}"
@@ -147,7 +149,9 @@ class Reading:
 
     def read_model(self, *names: str) -> None:
         """The model by its id on the hub or by a folder that holds its config.json; otherwise it is asked for."""
-        stated = self.take(*names)
+        stated = self.take(*names, answers=("model=llama3-8b",))
+        if "model.layers" in self.keys and "model.preset" not in self.keys:
+            self.ignore(stated, "the sizes of the model are given, and count")
         if stated is None or is_null(stated.value) or "model.layers" in self.keys:
             return
         name = str(stated.value)
@@ -284,5 +288,7 @@ class Reading:
         close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)
         if not close:
             return ""
-        written = f"--{close[0].replace('_', '-')}" if stated.shown.startswith("--") else close[0]
+        prefix = name.removesuffix(stated.shown) if name.endswith(stated.shown) else ""
+        plain = close[0].removeprefix(prefix)
+        written = f"--{plain.replace('_', '-')}" if stated.shown.startswith("--") else plain
         return f". Did you mean {written}?"

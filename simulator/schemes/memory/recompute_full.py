@@ -1,17 +1,7 @@
 """Full recompute: a layer keeps only its input and is computed again in the backward pass.
 
 It saves all activations inside a layer (2 b s h bytes stay, in the layout of the input) for one more forward pass with
-its collectives: about a third more time. What is in `keep` is not computed again, nor anything that only leads to it:
-
-- `core_attn`: results of attention (its output, 2 b s h bytes more, and its row sums). With long sequences this saves
-  most of the extra time for little memory.
-- `qkv`, `proj`: outputs of these linear layers of attention (`save_qkv_out_proj` in Praxis).
-- `linear`: outputs of all linear layers (`save_dot_only` in Praxis, `dots_saveable` in JAX).
-- `alternate_linear`: outputs of every second matrix product, from the first one on, as torchtitan's op-level selective
-  recompute counts them; it keeps results of attention, too.
-
-Without a compiler, results in `keep` are stored whether or not a backward pass reads them, as that of the last linear
-layer of an MLP (`_CachingTorchDispatchMode` in torch/utils/checkpoint.py).
+its collectives: about a third more time. `memory/recompute-operators` keeps results of chosen operators, too.
 
 With `early_stop` it ends with the last tensor that the backward pass reads: the last linear layer of an MLP, a fifth
 to a third of the FLOPs of the layer's products, and the collective behind it are not computed again. Non-reentrant
@@ -22,13 +12,11 @@ With `partition` each tensor-parallel rank keeps 1/p of a layer's input where al
 parallelism), on its GPU or in host memory, and all-gathers it before the layer is computed again (Pa and Pa+cpu of
 ZeRO-R, `partition_activations` of DeepSpeed, `distribute_saved_activations` of Megatron).
 
-References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2205.05198, section 5; kept results of
-attention: Li et al. 2023 (DistFlashAttn), arXiv 2310.03294, section 3.3; policies: praxis/base_layer.py
-(AutodiffCheckpointType), torchtitan/models/llama3/infra/parallelize.py (_apply_ac_to_transformer_block); partitioned
+References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2205.05198, section 5; partitioned
 checkpoints: Rajbhandari et al. 2020, arXiv 1910.02054, section 6.1.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 from typing import Literal
@@ -37,8 +25,7 @@ from pydantic import Field
 
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import Module, Stage, Unit
-from meshcast.simulator.ir.operators import Linear
-from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, HostCopy, Memory, Op, StageOps, TensorUse, UnitRun
+from meshcast.simulator.ir.ops import Collective, Fragment, HostCopy, Memory, Op, StageOps, TensorUse, UnitRun
 from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
 from meshcast.simulator.ir.settings import LayerSetting
 from meshcast.simulator.lowering.offload import IN, OUT
@@ -52,16 +39,10 @@ class RecomputeFull(MemoryScheme):
     class Options(SchemeOptions):
         layers: int | None = Field(default=None, ge=0)
         """Layers of each stage, from the first on, that are recomputed; null: all."""
-        keep: tuple[Literal["core_attn", "qkv", "proj", "linear", "alternate_linear"], ...] = ()
-        """Modules whose results are kept and not recomputed."""
         early_stop: bool = False
         """What only makes the output of a layer is not recomputed; by default as the framework does."""
         partition: Literal["no", "gpu", "cpu"] = "no"
         """Where the parts of partitioned inputs lie between the passes."""
-
-    @property
-    def lowering_key(self) -> Hashable:
-        return super().lowering_key, self.framework.compile
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         layers = inf if self.options.layers is None else self.options.layers
@@ -73,39 +54,7 @@ class RecomputeFull(MemoryScheme):
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if not isinstance(module, Unit) or self.role not in module.marks:
             return inner(module)
-        kept, stop = self._kept_results(module), self.options.early_stop
-        fragment = recompute(module, inner, (lambda key: key.partition("@")[0] in kept) if kept else None, stop)
-        if not self.framework.compile and fragment.backward:
-            # Results that no backward op reads stay in memory until the backward pass of the layer ends.
-            stored = [use for use in fragment.tensor_uses if use.made and use.key.partition("@")[0] in kept]
-            fragment.tensor_uses += [replace(use, op=fragment.backward[-1], made=False) for use in stored]
-        for operator in module.operators():
-            if isinstance(operator, Linear):
-                self._narrow(fragment, operator, kept)
-        return fragment
-
-    def _kept_results(self, unit: Unit) -> set[str]:
-        """Names of the tensors in `keep`."""
-        found, products = set[str](), 0
-        for operator in unit.operators():
-            names = [tensor.name for tensor in operator.outs]
-            if operator.label in self.options.keep:
-                found |= {*names, f"{operator.name}.lse"}
-            if isinstance(operator, Linear):
-                if "linear" in self.options.keep or operator.name in self.options.keep:
-                    found |= {*names}
-                if "alternate_linear" in self.options.keep:
-                    found |= {name for number, name in enumerate(names, products) if number % 2 == 0}
-                products += len(names)
-        return found
-
-    def _narrow(self, fragment: Fragment, operator: Linear, kept: set[str]) -> None:
-        """Makes the repeated product of a layer with several outputs as narrow as those that are not kept."""
-        sizes = {tensor.name: tensor.local({}, self.mesh) for tensor in operator.outs}
-        share = sum(size for name, size in sizes.items() if name not in kept) / sum(sizes.values())
-        for op in fragment.backward if share < 1 else ():
-            if op.name == f"re {operator.name}" and isinstance(op.work, Gemm):
-                op.work = replace(op.work, n=max(1, round(op.work.n * share)))
+        return recompute(module, inner, early_stop=self.options.early_stop)
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("recomputed_forward_share", 1.0, "section 5: one more forward pass")

@@ -113,7 +113,11 @@ class MPress(Schedule, ChoosesTensors):
         again = self._choice.recompute
         if not (again and isinstance(module, Layer)):
             return inner(module)
-        return recompute(module, inner, lambda key: key.partition("@")[0] not in again)
+        return recompute(
+            module,
+            inner,
+            lambda fragment: {use.key for use in fragment.tensor_uses if use.key.partition("@")[0] not in again},
+        )
 
     def stripes(self, shape: PipelineShape) -> Mapping[tuple[int, int], Stripe]:
         return {

@@ -121,8 +121,9 @@ def test_written_files_keep_their_mode_and_links_stay_inside(folder: Path) -> No
 
 
 def test_files_that_are_only_read_and_options_alone_are_refused(folder: Path) -> None:
-    (folder / "fsdp.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\n", "utf-8")
-    refused = run("export", job_with(folder, tp=2), "--against", "fsdp.yaml")
+    recipe = "{model_name_or_path: llama3-8b, max_length: 512, use_peft: false, dataset_num_proc: 1, fsdp: full_shard}"
+    (folder / "recipe.yaml").write_text(recipe, "utf-8")
+    refused = run("export", job_with(folder, tp=2), "--against", "recipe.yaml")
     assert refused.exit_code == 2 and "such files are read, not written" in refused.stderr
     assert run("export", "wanted.yaml", "--to", "megatron", "--write").exit_code == 2
 

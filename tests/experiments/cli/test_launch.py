@@ -41,7 +41,8 @@ def test_the_page_shows_every_program() -> None:
         "torchtitan",
         "deepspeed",
         "accelerate",
-        "nemo",
+        "llamafactory",
+        "megatron-bridge",
     }
 
 
@@ -54,7 +55,8 @@ def test_what_the_page_shows_is_printed(folder: Path, command: str, printed: str
 @pytest.mark.parametrize("name", [name for name in FILES if name != "job.yaml"])
 def test_predict_takes_every_file_of_the_page(folder: Path, name: str) -> None:
     model = ["--set", "model=llama3-8b", "--set", "batch.sequence=4096"] if name in ("ds.json", "fsdp.yaml") else []
-    model = ["--set", "model=deepseek-v3"] if name == "recipe.yaml" else model
+    model = ["--set", "model=llama3-8b"] if name == "sft.yaml" else model
+    model += ["--set", "batch.micro=2"] if name == "fsdp.yaml" else []
     found = run("predict", name, "--set", "cluster=dgx-h100:128", *model, "--json")
     assert found.exit_code == 0, found.stderr
     assert json.loads(found.stdout)["step_time_s"] > 0
@@ -133,7 +135,7 @@ def test_a_vocabulary_that_nothing_tells_is_that_of_the_shape(folder: Path) -> N
         "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
         "--num-query-groups 8 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
         "--untie-embeddings-and-output-weights --max-position-embeddings 8192 --seq-length 4096 "
-        "--attention-dropout 0 --hidden-dropout 0 --tokenizer-type HuggingFaceTokenizer --bf16"
+        "--micro-batch-size 1 --attention-dropout 0 --hidden-dropout 0 --tokenizer-type HuggingFaceTokenizer --bf16"
     )
     (folder / "llama.sh").write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {shape}\n", "utf-8")
     found = run("import", "megatron", "llama.sh").stdout
@@ -164,7 +166,7 @@ def test_what_is_assumed_is_said_with_its_value(folder: Path) -> None:
     found = run("predict", "auto.json", "--set", "model=gpt2-124m", "--assume-defaults").stderr
     for words in ("cluster dgx-h100:1 (DeepSpeed", "batch.micro 1 (auto:", "precision.compute bf16 (auto:"):
         assert f"assumed {words}" in found
-    assert found.count("change it with --set ") == 4  # the length of sequences, too
+    assert found.count("change it with --set ") == 5  # the length of sequences and recomputation, too
 
 
 def test_what_decides_and_is_not_stated_is_asked_for_until_it_is_answered(folder: Path) -> None:
@@ -189,7 +191,7 @@ def test_other_commands_take_launch_files(folder: Path, command: str) -> None:
     [
         (["predict", "bad.sh"], "bad.sh:5 --micro-batch-size is 'two': it takes a number. Write a number such as 8"),
         (["predict", "uneven.sh"], "uneven.sh:5 --tensor-model-parallel-size (plan.tp) is 3: model.heads"),
-        (["predict", "empty.sh"], "it is no launch file of a program that meshcast reads: Megatron-LM, torchtitan"),
+        (["predict", "empty.sh"], "it is no launch file of a program that meshcast reads: Megatron-LM, Megatron-D"),
         (["import", "megatron", "job.toml"], "job.toml: it states no setting of Megatron-LM. Name a .sh file"),
         (["import", "deepspeed", "ds.json"], "takes from elsewhere (--set model=llama3-8b)"),
         (["import", "megatorn", "small.sh"], "there is no format of this name. Did you mean 'megatron'?"),
@@ -198,7 +200,7 @@ def test_other_commands_take_launch_files(folder: Path, command: str) -> None:
         (["import", "megatron", "absent.sh"], "absent.sh: it cannot be read (No such file or directory)"),
         (["export", "job.yaml"], "--to: the program is missing. Write meshcast export job.yaml --to megatron"),
         (["export", "job.yaml", "--to", "megatorn"], "there is no format of this name. Did you mean 'megatron'?"),
-        (["export", "job.yaml", "--to", "accelerate"], "such files are read, not written"),
+        (["export", "job.yaml", "--to", "trl"], "such files are read, not written"),
         (["export", "schedule", "1f1b", "--to", "nemo"], "--to is 'nemo': it is for a job"),
     ],
 )

@@ -10,10 +10,12 @@ import pytest
 import meshcast
 from meshcast.experiments.search.find import open_search, search
 from meshcast.experiments.search.limits import LimitedSpace
+from meshcast.experiments.search.program_points import keep_own_values
 from meshcast.experiments.search.space import facts_of_point
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.forecast.step import forecast_step
-from meshcast.simulator.job.program_rules import broken_rules, facts_of_job, shared_facts
+from meshcast.simulator.job.plan_keys import PLAN_KEYS
+from meshcast.simulator.job.program_rules import broken_rules, facts_of_job, find_rules, shared_facts
 from meshcast.simulator.loading.load import load_job
 
 OPEN = {"cluster": "dgx-h100:2", "batch": {"global": 64, "sequence": 8192}, "plan": "auto"}
@@ -96,3 +98,13 @@ def test_an_open_plan_has_the_context_parallelism_of_its_program() -> None:
     assert isinstance(space, LimitedSpace) and space.values["sequence"] == ("megatron-cp",)
     assert space.values["schedule"] == ("1f1b", "interleaved-1f1b")
     assert space.values["data"] == ("ddp", "zero-1", "zero-2", "fsdp")
+
+
+def test_words_that_only_a_program_has_are_tried_for_it() -> None:
+    """Recomputation by operator is tried for torchtitan, which has none of modules, and not for Megatron-Core."""
+    tried = {
+        name: keep_own_values("recompute", PLAN_KEYS["recompute"].auto, rules)
+        for name in ("torchtitan", "megatron-core")
+        if (rules := find_rules(name)) is not None
+    }
+    assert tried == {"torchtitan": ("none", "full", "operators"), "megatron-core": ("none", "selective", "full")}

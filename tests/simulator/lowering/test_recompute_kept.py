@@ -1,4 +1,4 @@
-"""Full recompute that keeps the results of attention: skipped kernels, and their cost in memory."""
+"""Recompute by operator: kernels that are not repeated, what their results take of memory, and early stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def job(sequence: str | None, keep: bool, inside: bool = True, **model: Any) -> 
         *([{"use": f"sequence/{sequence}", "over": "cp"}] if sequence else []),
         {"use": "tensor/megatron-sp", "over": "tp"},
     ]
-    memory = {"use": "memory/recompute-full", "keep": ["core_attn"] if keep else []}
+    memory: dict[str, Any] = {"use": "memory/recompute-full"}
+    if keep:
+        memory = {"use": "memory/recompute-operators", "save": ["attention"]}
     return {
         "model": {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 256, "tied": False, **model},
         "cluster": {"gpu": "h100-sxm", "gpus": 4 * cp},
@@ -90,16 +92,25 @@ def test_engines_agree(sequence: str | None) -> None:
 # ------------------------------------------------------------------------------------- policies by name
 
 
-def policy(keep: list[str], tp: int = 1) -> Played:
-    model = {"layers": 4, "hidden": 64, "heads": 8, "kv_heads": 2, "ffn": 192, "vocab": 128, "seq": 256, "tied": False}
-    model |= {"gated": True, "norm": "rmsnorm", "positions": "rope"}
-    schemes = [{"use": "tensor/megatron-sp", "over": "tp"}, {"use": "memory/recompute-full", "keep": keep}]
+def policy(save: list[str], tp: int = 1, ep: int = 1, compile: bool = False, **model: Any) -> Played:
+    """Four layers that recompute all but `save`, or all."""
+    shape = {"layers": 4, "hidden": 64, "heads": 8, "kv_heads": 2, "ffn": 192, "vocab": 128, "seq": 256, "tied": False}
+    shape |= {"gated": True, "norm": "rmsnorm", "positions": "rope"}
+    memory: dict[str, Any] = {"use": "memory/recompute-operators", "save": save}
+    schemes = [
+        {"use": "data/zero-1", "over": "dp"},
+        {"use": "tensor/megatron-sp", "over": "tp"},
+        *([{"use": "expert/all-to-all", "over": "ep"}] if ep > 1 else []),
+        memory if save else {"use": "memory/recompute-full"},
+    ]
+    views = {"views": {"experts": {"edp": 1, "ep": ep, "etp": 1}}} if ep > 1 else {}
     return play_job(
         {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm", "gpus": tp},
-            "batch": {"global": 2, "micro": 2},
-            "plan": {"mesh": {"tp": tp}, "schemes": schemes},
+            "model": shape | model,
+            "cluster": {"gpu": "h100-sxm", "gpus": tp * ep},
+            "framework": {"name": "megatron-core", "set": {"compile": compile}},
+            "batch": {"global": 2 * ep, "micro": 2},
+            "plan": {"mesh": {"dp": ep, "tp": tp}, **views, "schemes": schemes},
         }
     )
 
@@ -110,25 +121,25 @@ QKV, PROJ, GATE = 64 * (64 + 2 * 16), 64 * 64, 64 * 192
 
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize(
-    ("keep", "repeated"),
+    ("save", "repeated"),
     [
         ([], QKV + PROJ + 3 * GATE),
         (["qkv"], PROJ + 3 * GATE),
         (["qkv", "proj"], 3 * GATE),
         (["linear"], 0),
         # torchtitan repeats the second, fourth and sixth product: keys, projection, up.
-        (["core_attn", "alternate_linear"], 64 * 16 + PROJ + GATE),
+        (["attention", "alternate_linear"], 64 * 16 + PROJ + GATE),
     ],
 )
-def test_products_that_are_kept_are_not_computed_again(keep: list[str], repeated: int, tp: int) -> None:
-    played = policy(keep, tp)
+def test_products_that_are_saved_are_not_computed_again(save: list[str], repeated: int, tp: int) -> None:
+    played = policy(save, tp)
     tokens = 2 * 256
     assert played.flops("R")["gemm"] == 4 * 2 * tokens * repeated
-    assert (played.flops("R")["attention"] == 0) == ("core_attn" in keep)
+    assert (played.flops("R")["attention"] == 0) == ("attention" in save)
     assert [peak.left for peak in played.peaks] == [0]
 
 
-def test_what_is_kept_costs_its_bytes() -> None:
+def test_what_is_saved_costs_its_bytes() -> None:
     tokens = 2 * 256
     plain = layer_bytes(policy([]))
     kept = {
@@ -139,6 +150,57 @@ def test_what_is_kept_costs_its_bytes() -> None:
     }
     for word, nbytes in kept.items():
         assert layer_bytes(policy([word])) - plain == tokens * nbytes
+
+
+def test_reduce_scatters_that_are_saved_are_not_repeated() -> None:
+    """Nor is the product before one. Without a compiler the saved product's partial sums stay beside their sum."""
+    tokens, tp = 2 * 256, 2
+    plain, saved, compiled = (
+        policy([*more, "alternate_linear"], tp, compile=word)
+        for more, word in (([], False), (["reduce_scatter"], False), (["reduce_scatter"], True))
+    )
+    again = {op.name for _, op in saved.instances() if op.phase == "R"}
+    assert not any("reduce_scatter" in name for name in again) and "re proj" not in again
+    assert layer_bytes(saved) - layer_bytes(plain) == tokens * 64 * 2 / tp  # of the projection, a share of the tokens
+    assert layer_bytes(saved) - layer_bytes(compiled) == tokens * 64 * 2  # partial sums of the MLP
+    assert [peak.left for peak in saved.peaks] == [0]
+
+
+EXPERTS = {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 32, "shared_experts": 1, "shared_ffn": 48}}
+
+
+def test_dispatch_and_combine_are_saved_and_products_of_experts_are_not() -> None:
+    """Of the products only those of attention and of the shared expert count: queries, values, its gate and its last
+    product are saved, the router's and those of the experts repeated."""
+    tokens, ep = 2 * 256, 2
+    plain, products, saved = (
+        policy(save, ep=ep, **EXPERTS) for save in ([], ["alternate_linear"], ["alternate_linear", "all_to_all"])
+    )
+    experts = 3 * 2 * (2 * tokens) * 64 * 32
+    router, shared = 2 * tokens * 64 * 4, 2 * tokens * 64 * 48
+    attention = 2 * tokens * (64 * 16 + PROJ)
+    assert products.flops("R")["gemm"] == 4 * ep * (attention + experts + router + shared)
+    assert layer_bytes(products) - layer_bytes(plain) == tokens * 2 * (64 + 16 + 48 + 64)
+    again = [op.name for _, op in saved.instances() if op.phase == "R"]
+    assert not any("all_to_all" in name for name in again)
+    assert layer_bytes(saved) - layer_bytes(products) == 2 * (2 * tokens) * 64 * 2
+
+
+def test_what_multi_head_latent_attention_multiplies_by_one_matrix_is_one_product() -> None:
+    """Queries, keys and values from their latent, the gate and the MLP's end; not the latent with the rotary key, the
+    projection and up."""
+    tokens = 2 * 256
+    latent = {"kv_lora_rank": 16, "qk_nope": 8, "qk_rope": 4, "v": 8}
+    plain, saved = (policy(save, mla=latent, kv_heads=8) for save in ([], ["alternate_linear"]))
+    assert layer_bytes(saved) - layer_bytes(plain) == tokens * 2 * (8 * 12 + 8 * 8 + 8 * 8 + 192 + 64)
+
+
+def test_jobs_of_full_recompute_that_keeps_results_say_the_same() -> None:
+    described = job(None, True)
+    old = {"use": "memory/recompute-full", "keep": ["core_attn"], "layers": 2}
+    described["plan"]["schemes"][-1] = old
+    entry = load_job(described).plan.schemes[-1]
+    assert (entry.use, entry.model_extra) == ("memory/recompute-operators", {"save": ["attention"], "layers": 2})
 
 
 # ------------------------------------------------------------------------------------- early stop
@@ -172,9 +234,12 @@ def test_frameworks_that_stop_early_say_so_in_the_plan() -> None:
         "cluster": "dgx-h100:1",
         "plan": {"fsdp": True, "recompute": "full"},
     }
-    plans = {name: load_job({**described, "framework": name}).plan for name in ("torchtitan", "megatron-core")}
-    entries = {name: plan.schemes[-1] for name, plan in plans.items()}
-    assert entries["torchtitan"].model_extra == {"early_stop": True}
-    assert not (entries["megatron-core"].model_extra or {}).get("early_stop")
-    changed = {"name": "torchtitan", "set": {"recompute_early_stop": False}}
-    assert not load_job({**described, "framework": changed}).plan.schemes[-1].model_extra
+
+    def options(framework: Any) -> Any:
+        return load_job({**described, "framework": framework}).plan.schemes[-1].model_extra or {}
+
+    assert options("maxtext") == {"early_stop": True}
+    assert options("megatron-core") == options({"name": "maxtext", "set": {"recompute_early_stop": False}}) == {}
+    eager = {"name": "torchtitan", "set": {"compile": False}}
+    assert options("torchtitan") == options({**eager, "release": "2025-08"}) == {"early_stop": True}
+    assert options({**eager, "release": "2025-09"}) == {}

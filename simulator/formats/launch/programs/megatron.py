@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from meshcast.hardware.errors import PlanError
-from meshcast.hardware.load import read_yaml
 from meshcast.simulator.formats.launch.arguments import merge_settings
+from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import DemandedVariable, Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.megatron_model import (
     COMMAND_LINE,
     EXPERTS,
+    FORKS,
     LATENT,
     MAMBA,
     SHAPE,
@@ -33,9 +34,9 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
     write_plan,
     write_recipe,
 )
+from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import OFF, UNSTATED, Keys, SettingRow, Stated, write_rows
-from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
+from meshcast.simulator.formats.launch.table import OFF, UNSTATED, Keys, SettingRow, Stated, is_null, write_rows
 
 OWN = (
     SettingRow("no_gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", OFF, silent=True),
@@ -56,72 +57,43 @@ OWN = (
 
 FORMAT_NAMES = {"qkv_bias": "add_qkv_bias", "layernorm1p": "apply_layernorm_1p"}
 
-WITHOUT_INFLUENCE = (
-    r"log_.*|.*_log_.*|logging_.*|timing_.*|tensorboard.*|wandb.*|one_logger.*|no_one_logger|save.*|load.*|no_load.*|no_save.*"
-    r"|ckpt.*|no_ckpt.*|dist_ckpt.*|async_.*|auto_detect_ckpt.*|use_.*ckpt.*|use_checkpoint.*|finetune|exit_.*|checkpoint_.*"
-    r"|lr|lr_.*|min_lr|decoupled.*|weight_decay.*|start_weight_decay|end_weight_decay|adam_.*|clip_grad|init_method_.*|seed"
-    r"|split|data_.*|train_data.*|valid_.*|test_.*|vocab_file|merge_file|tokenizer.*|tiktoken.*|num_workers|mock_data|fim_.*"
-    r"|dataloader.*|no_mmap.*|no_create_attention.*|reset_position_ids|eod_.*|create_attention.*|num_dataset.*|no_use_tokenizer.*"
-    r"|eval_.*|skip_train|override_opt.*|use_mcore_models|distributed_backend|distributed_timeout.*|rotary_base|rotary_scaling.*"
-    r"|rotary_seq.*|rotary_inter.*|use_rope_scaling|rope_.*|mscale.*|norm_epsilon|attention_softmax_in_fp32|group_query_attention"
-    r"|apply_query_key.*|bias_.*fusion|squared_relu|calculate_per_token.*"
-    r"|moe_aux.*|moe_z_loss.*|moe_router_load.*|moe_router_score.*|moe_router_topk_.*|moe_router_num_groups|moe_router_group.*"
-    r"|moe_router_pre.*|moe_router_bias.*|moe_router_dtype|moe_per_layer.*|moe_grouped_gemm|moe_token_drop_policy|mtp_loss.*|glu_linear.*|activation_func_clamp.*"
-    r"|master_.*|node_rank|rdzv.*|max_restarts|local_ranks.*|tee|log_dir|role|manual_gc.*|empty_unused.*|check_.*|no_check_.*"
-    r"|rerun_.*|error_injection.*|straggler.*|profile.*|use_pytorch_profiler|nvtx_.*|test_mode|disable_gloo.*"
-    r"|ddp_average.*|no_gradient_reduce_div.*|cross_entropy_fusion_impl|te_rng_tracker|inference_.*|ckpt_convert.*|num_tokens_to_.*"
-    r"|model_provider|apply_wd.*|verify_integrity|async_strategy|yarn_.*|no_yarn.*|bf16|fp8_amax.*|fp8_interval|fp8_margin"
-    r"|use_distributed_.*|train_samples|no_record.*|no_initialization|use_cpu_initialization|no_weight_decay.*|sbatch_.*"
-    r"|override_.*|dataset.*|return_log.*|top_k|top_p|temperature|prompts?|max_tokens_to_oom|.*random_.*"
+LEGACY = (
+    *("DDP_impl", "data_impl", "mmap_warmup", "use_contiguous_buffers_in_ddp", "no_contiguous_buffers_in_local_ddp"),
+    *("fp8_e4m3", "fp8_hybrid", "layernorm_epsilon", "no_query_key_layer_scaling", "checkpoint_activations"),
+    *("checkpoint_num_layers", "distribute_checkpointed_activations", "activations_checkpoint_method"),
 )
+"""Settings that no release after September 2023 has: before Megatron-Core, and without Transformer Engine by default
+(NVIDIA/Megatron-LM @3fb3e95ec6 of 2023-09-05 ends --DDP-impl, @bbab79f869 of 2022-05-16 the last three)."""
 
-REASONS = {
-    "deterministic_mode": "deterministic kernels are forecast as the usual ones",
-    "no_masked_softmax_fusion|no_bias_.*fusion|no_rope_fusion|no_persist.*": "kernels are fused as in the profile",
-    "spec": "a specification of modules is code; the usual ones are forecast",
-    "optimizer_offload_fraction": "all states of the optimizer are offloaded",
-    "reset_attention_mask": "attention is over whole sequences: state batch.documents",
-    "step_batch_size_schedule|rampup_batch_size": "the forecast is of a step with the full global batch",
-    "experimental_attention_variant|linear_.*|dsa_.*|attention_output_gate": "full attention is forecast",
-    "optimizer|muon_.*": "Adam is the only optimizer so far",
-    "first_last_layers_bf16|num_layers_at_.*_in_bf16": "all layers are forecast in the format of the recipe",
-    "offload_modules|activation_offload_fraction": "activations are offloaded as a whole",
-    "cross_entropy_loss_fusion": "the loss has the kernels of the framework's profile",
-    "delay_wgrad_compute": "weight gradients are not moved behind other passes",
-    "defer_embedding_wgrad_compute|wgrad_deferral_limit": "weight gradients of the output layer are not deferred",
-    "moe_shared_expert_overlap": "shared experts are computed in turn with the token dispatch",
-    "moe_shared_expert_gate": "the gate of shared experts is left out",
-    "moe_permute_fusion|moe_router_fusion|no_moe_.*": "routing and permutation have the kernels of the profile",
-    "overlap_p2p_communication_warmup_flush": "messages of warm-up and flush overlap as those between",
-    "overlap_param_gather_with_optimizer_step": "weights are gathered behind the whole update",
-    "ddp_num_buckets|ddp_bucket_size": "buckets have the size of the framework's profile",
-    "fp8_param_gather|fp4_param_gather|fp8_param": "weights are gathered in 16 bits",
-    "outer_dp_sharding_strategy|megatron_fsdp_.*|use_nccl_ub|nccl_ub|fsdp_.*": "data/fsdp has its defaults",
-    "tp_comm_overlap_.*|tp_comm_.*": "tensor overlap is forecast with its defaults",
-    "perform_rl_step|rl_.*|grpo_.*|langrl.*": "a step of pre-training is forecast",
-    "export_.*|flextron|.*_int_list|budget_.*": "distillation and elastic training are not described",
-    "enable_cuda_graph|cuda_graph_.*|external_cuda_graph": "see cuda_graph_impl",
-}
+OTHER_MODELS = re.compile(
+    r"pretrain_(t5|bert|retro|ict|vision|vlm|biencoder|realm|mimo)|finetune_race|pretrain_megatron_llava"
+)
+"""Entries that train other models than decoders of text."""
 
-
-VERDICTS: Verdicts = {
-    **{pattern: Approximation(why) for pattern, why in REASONS.items()},
-    WITHOUT_INFLUENCE: NoInfluence("it changes neither time nor memory"),
-}
+SECTIONS = ("language_model", "model_parallel", "MODEL_ARGS")
+"""Sections of files whose settings are known by their names alone."""
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The arguments of a script or list, or the ``MODEL_ARGS`` of a YAML file of Megatron's functional tests."""
-    text, where = file.text, file.where
-    if "MODEL_ARGS" in file.keys:
-        found = {}
-        for number, line in enumerate(text.splitlines(), 1):  # these files state some flags twice; the last one counts
-            given = re.fullmatch(r"\s+(--[\w-]+|[\w-]+(?:\.[\w-]+)+):\s*(.*?)(?:\s+#.*)?", line)
-            if given:
-                value = read_yaml(given[2] or "null", where, PlanError).data
-                found[given[1].lstrip("-").replace("-", "_")] = Stated(value, given[1], f"{where}:{number}")
-        return found
+    """The arguments of a script or list, or the settings of a YAML file: that of ``--yaml-cfg``, or one of Megatron's
+    functional tests."""
+    return read_launch_arguments(file) if file.data is None else read_named_settings(file)
+
+
+def read_launch_arguments(file: LaunchFile) -> dict[str, Stated]:
+    """The arguments of the start that counts, and those of its launchers."""
     return merge_settings(file.launch) if file.launch is not None else {}
+
+
+def read_named_settings(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of a YAML file by their names, without the sections that they are in."""
+    settings = {}
+    for path, stated in flatten_settings(file.data, file.text, file.where).items():
+        section, _, name = path.partition(".")
+        if not name or section in SECTIONS:
+            plain = (name or section).lstrip("-").replace("-", "_")
+            settings[plain] = replace(stated, shown=name or section)
+    return settings
 
 
 def read_variable(file: LaunchFile, name: str) -> Stated | None:
@@ -137,48 +109,95 @@ def read_variable(file: LaunchFile, name: str) -> Stated | None:
 
 def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
+    if (file := reading.take("yaml_cfg")) is not None and not is_null(file.value):
+        companion = reading.read_companion(file)
+        reading.add_stated(read_named_settings(companion) if companion is not None else {})
+    refuse_other_models(reading)
     reading.read_rows((*DEGREES, *TRAITS, *OWN))
     keys = reading.keys
-    read_shape(reading, COMMAND_LINE)
+    read_shape(reading, (*COMMAND_LINE, *FORKS))
+    read_batch(reading)
     read_plan(reading)
-    if reading.take_switch("use_flash_attn"):
-        reading.set_key("framework.set.attention", "flash", "use_flash_attn")
-    if reading.take_word("attention_backend") == "fused":
-        reading.set_key("framework.set.attention_library", "cudnn", "attention_backend")
-    if (kernels := reading.take_word("transformer_impl")) not in ("", "transformer_engine"):
-        why = f"kernels of {kernels!r} are forecast as if they were those of Transformer Engine"
-        reading.approximate(reading.take("transformer_impl"), why)
-    _read_precision(reading)
+    _read_attention(reading)
+    read_precision(reading)
     _read_graphs(reading)
     read_gpus(reading, "nnodes", "nproc_per_node")
-    if (samples := reading.take_count("train_samples")) and "batch.global" in keys and "run.steps" not in keys:
-        reading.set_key("run.steps", max(1, samples // keys["batch.global"]), "train_samples")
-    reading.set_checkpoints(reading.take_count("save_interval"), reading.take_switch("async_save"), "save_interval")
+    if (samples := reading.take_count("train_samples", decisive=False)) and "batch.global" in keys:
+        if "run.steps" not in keys:
+            reading.set_key("run.steps", max(1, samples // keys["batch.global"]), "train_samples")
+    every = reading.take_count("save_interval", decisive=False)
+    reading.set_checkpoints(every, reading.take_switch("async_save"), "save_interval")
+
+
+def refuse_other_models(reading: Reading) -> None:
+    """Asks for the model where the entry of the program trains another one than a decoder of text."""
+    entry = reading.file.launch.entry if reading.file.launch is not None else ""
+    if OTHER_MODELS.search(entry):
+        why = f"{entry} trains a model that is not a decoder of text alone, and its settings would be read as one"
+        reading.ask(None, why, "model=model.yaml")
+    elif reading.take_word("model_provider") not in ("", "gpt", "mamba", "hybrid"):
+        reading.ask(reading.take("model_provider"), "it names a model that is in code", "model=model.yaml")
+
+
+def read_batch(reading: Reading) -> None:
+    """Asks for a micro-batch, without which the program does not start, and reads a schedule of global batches."""
+    if "micro_batch_size" not in reading.stated:
+        reading.ask_key("batch.micro", 1, f"{reading.program} does not start without --micro-batch-size")
+    schedule = reading.take("step_batch_size_schedule")
+    sizes = re.findall(r":\s*(\d+)", str(schedule.value)) if schedule is not None else ()
+    if sizes:
+        reading.set_key("batch.global", int(sizes[-1]), "step_batch_size_schedule")
+        reading.approximate(schedule, f"steps of the last global batch, {sizes[-1]}, are forecast")
+
+
+def _read_attention(reading: Reading) -> None:
+    """Reads the kernels of attention, by default those of the releases that have the settings of the file."""
+    is_legacy = any(name in reading.stated for name in LEGACY)
+    kernels = reading.take_word("transformer_impl") or ("local" if is_legacy else "transformer_engine")
+    if is_legacy:
+        reading.set_key("framework.name", "megatron-lm-2021", *LEGACY)
+        for name in LEGACY:
+            reading.take(name)
+    if reading.take_switch(*FLASH):
+        reading.set_key("framework.set.attention", "flash", *FLASH)
+    elif kernels != "transformer_engine" and "attention_backend" not in reading.stated:
+        reading.set_key("framework.set.attention", "unfused", "transformer_impl")
+    if kernels not in ("transformer_engine", "local"):
+        why = f"kernels of {kernels!r} are forecast as if they were those of Transformer Engine"
+        reading.approximate(reading.take("transformer_impl"), why)
+    if reading.take_word("attention_backend") == "fused":
+        reading.set_key("framework.set.attention_library", "cudnn", "attention_backend")
+
+
+FLASH = ("use_flash_attn", "use_flash_attn_v1", "use_flash_attn_v2", "use_flash_attn_triton", "use_flash_attn_builder")
+"""Settings for FlashAttention, the last four of deepspeedai/Megatron-DeepSpeed."""
 
 
 def read_gpus(reading: Reading, nodes: str, each: str) -> None:
     """The number of GPUs, from the arguments of the launcher or those of the resource manager."""
-    count = next((found for name in (nodes, "sbatch_nodes") if (found := _count(reading, name))), None)
-    width = next(
-        (
-            found
-            for name in (each, "sbatch_gpus_per_node", "sbatch_ntasks_per_node")
-            if (found := _count(reading, name))
-        ),
-        None,
-    )
+    count = next((number for name in (nodes, *NODES) if (number := _count(reading, name))), None)
+    width = next((number for name in (each, *GPUS) if (number := _count(reading, name))), None)
     if width:
-        reading.set_key("cluster.gpus", (count or 1) * width, each)
+        reading.set_key("cluster.gpus", (count or 1) * width, each, nodes, *GPUS, *NODES)
+
+
+NODES = ("num_nodes", "nodes", "sbatch_nodes")
+GPUS = (
+    *("num_gpus", "gpus_per_node", "ntasks_per_node", "gres", "sbatch_gpus_per_node", "sbatch_gres"),
+    "sbatch_ntasks_per_node",
+)
+"""Settings of launchers for the number of nodes, and of GPUs of each."""
 
 
 def _count(reading: Reading, name: str) -> int | None:
     """A number of nodes or GPUs, if the file states one: an unknown variable is none."""
-    stated = reading.take(name)
+    stated = reading.take(name, decisive=False)
     digits = re.search(r"(\d+)$", str(stated.value)) if stated is not None else None
     return int(digits[1]) if digits and not re.search(r"[$]", str(stated.value if stated else "")) else None
 
 
-def _read_precision(reading: Reading) -> None:
+def read_precision(reading: Reading) -> None:
+    """Reads the format of the GEMMs, of gradients and of the states of the optimizer."""
     half = "bf16" if reading.take_switch("bf16") else "fp16" if reading.take_switch("fp16") else "fp32"
     read_recipe(reading, half)
     in_fp32 = reading.take_switch("accumulate_allreduce_grads_in_fp32")
@@ -190,6 +209,7 @@ def _read_precision(reading: Reading) -> None:
     if not reading.take_switch("use_precision_aware_optimizer"):
         for key in ("precision.main_weights", "precision.moments"):
             reading.set_key(key, "fp32")
+    reading.take("exp_avg_sq_dtype")
 
 
 def _read_graphs(reading: Reading) -> None:
@@ -296,6 +316,9 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     if "sequence_parallel" not in settings:
         settings.pop("tp_comm_overlap", None)
     settings |= _write_precision(keys)
+    if keys.get("framework.name") == "megatron-lm-2021":
+        settings |= {"DDP_impl": "local"}
+        settings.pop("attention_backend", None)
     if settings.keys() & {"main_params_dtype", "exp_avg_dtype", "optimizer_cpu_offload"}:
         settings["use_precision_aware_optimizer"] = True
         if "exp_avg_dtype" in settings:
@@ -326,11 +349,34 @@ def _write_kernels(keys: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+ENTRIES = re.compile(r"(^|/)(pretrain_\w+|train_rl)\.py$")
+"""Scripts that Megatron-LM and its forks start."""
+
+
 def recognise(file: LaunchFile) -> Evidence:
-    """Arguments that Megatron-LM alone has, or a file of its functional tests."""
-    if "MODEL_ARGS" in file.keys:
-        return Evidence.CERTAIN
-    return Evidence.POSSIBLE if file.launch is not None else Evidence.NONE
+    """Arguments that only Megatron-LM has, or a YAML file of its functional tests or of ``--yaml-cfg``."""
+    if file.data is not None:
+        is_ours = "MODEL_ARGS" in file.keys or {"language_model", "model_parallel"} <= file.keys
+        return Evidence.CERTAIN if is_ours else Evidence.NONE
+    if file.launch is None or is_with_deepspeed(file):
+        return Evidence.NONE
+    has_flags = has_megatron_arguments(file.launch.arguments)
+    if ENTRIES.search(file.launch.entry):
+        return Evidence.CERTAIN if has_flags or "yaml_cfg" in file.launch.arguments else Evidence.POSSIBLE
+    return Evidence.LIKELY if has_flags else Evidence.NONE
+
+
+def is_with_deepspeed(file: LaunchFile) -> bool:
+    """Whether a start gives the training to DeepSpeed."""
+    return file.launch is not None and bool({"deepspeed", "deepspeed_config"} & file.launch.arguments.keys())
+
+
+def has_megatron_arguments(arguments: Mapping[str, Stated]) -> bool:
+    """Whether arguments are among those that only Megatron-LM and its forks have."""
+    shape = {"num_layers", "hidden_size", "num_attention_heads"}
+    return bool(
+        {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_mcore_models"} & arguments.keys()
+    ) or ("micro_batch_size" in arguments and bool(shape & arguments.keys()))
 
 
 MEGATRON = LaunchFormat(

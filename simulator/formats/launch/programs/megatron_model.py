@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import OFF, ON, Keys, SettingRow, is_null, read_words
 
@@ -43,12 +44,20 @@ POSITIONS = SettingRow(
     "position_embedding_type",
     "model.positions",
     "text",
-    {"learned_absolute": "learned", "rope": "rope", "none": "none", "yarn": "rope"},
+    {
+        **{"learned_absolute": "learned", "rope": "rope", "none": "none", "yarn": "rope", "mrope": "rope"},
+        **{
+            "absolute": "learned",
+            "rotary": "rope",
+            "alibi": "alibi",
+        },  # words of bigscience-workshop/Megatron-DeepSpeed
+    },
     silent="learned",
 )
 
 EXPERTS = (
     SettingRow("moe_router_topk", "model.moe.top_k", silent=2),
+    SettingRow("moe_topk", "model.moe.top_k"),  # of Pai-Megatron-Patch
     SettingRow("moe_ffn_hidden_size", "model.moe.expert_ffn"),
     SettingRow("moe_router_enable_expert_bias", "model.moe.router_bias", "switch", ON, silent=False),
     SettingRow("moe_expert_capacity_factor", "model.moe.capacity", "number"),
@@ -59,7 +68,9 @@ LATENT = (
     SettingRow("kv_lora_rank", "model.mla.kv_lora_rank", silent=512),
     SettingRow("q_lora_rank", "model.mla.q_lora_rank"),
     SettingRow("qk_head_dim", "model.mla.qk_nope", silent=128),
+    SettingRow("qk_nope_head_dim", "model.mla.qk_nope"),  # of Pai-Megatron-Patch, as the next one
     SettingRow("qk_pos_emb_head_dim", "model.mla.qk_rope", silent=64),
+    SettingRow("qk_rope_head_dim", "model.mla.qk_rope"),
     SettingRow("v_head_dim", "model.mla.v", silent=128),
 )
 """Settings of models with multi-latent attention."""
@@ -85,6 +96,21 @@ COMMAND_LINE = (
     SettingRow("num_experts", "model.moe.experts"),
 )
 """Settings whose names on the command line are not those of the configuration classes."""
+
+FORKS = (
+    SettingRow("add_bias_linear", "model.mlp_bias", "switch", ON),
+    SettingRow("num_moe_experts", "model.moe.experts"),
+    SettingRow("glu_activation", "model.gated", "text", dict.fromkeys(("swiglu", "geglu", "reglu", "liglu"), True)),
+    SettingRow("use_alibi_mask", "model.positions", "switch", {True: "alibi"}),
+    SettingRow("embed_layernorm", "model.embedding_norm", "switch", {True: True}),
+    SettingRow("num_key_value_heads", "model.kv_heads"),
+    SettingRow("n_head_kv", "model.kv_heads"),
+    SettingRow("intermediate_size", "model.ffn"),
+    SettingRow("use_llama2_rotary_position_embeddings", "model.positions", "switch", {True: "rope"}),
+    SettingRow("use_mistral_rotary_position_embeddings", "model.positions", "switch", {True: "rope"}),
+)
+"""Settings of forks that are read as those of Megatron-LM: of Primus, which names fields of the configuration, of
+both Megatron-DeepSpeeds, and of Pai-Megatron-Patch."""
 
 CONFIGURATION = (
     POSITIONS,
@@ -147,6 +173,8 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
     _read_attention(reading)
     if "model.moe.experts" in keys:
         _read_experts(reading)
+    else:
+        _ignore_idle(reading, EXPERTS, "the model has no experts")
     _read_hybrid(reading)
     if "model.seq" not in keys and "batch.sequence" in keys:
         reading.set_key("model.seq", keys["batch.sequence"], "seq_length")
@@ -166,6 +194,14 @@ def _read_attention(reading: Reading) -> None:
             reading.keys.pop(key, None)
         reading.set_key("model.positions", "rope", "multi_latent_attention")
         reading.set_key("model.qkv_bias", False, "multi_latent_attention")
+    else:
+        _ignore_idle(reading, LATENT, "latent attention is off")
+
+
+def _ignore_idle(reading: Reading, rows: tuple[SettingRow, ...], why: str) -> None:
+    """Lists the settings of a part that the model does not have."""
+    for row in rows:
+        reading.ignore(reading.take(row.name), why)
 
 
 def _assume_vocabulary(reading: Reading) -> None:
@@ -202,18 +238,25 @@ def _read_experts(reading: Reading) -> None:
         whole, rest = divmod(width, keys["model.moe.expert_ffn"])
         reading.set_key("model.moe.shared_experts", 1 if rest else whole, "moe_shared_expert_intermediate_size")
         reading.set_key("model.moe.shared_ffn", width, "moe_shared_expert_intermediate_size")
+    elif (shared := reading.take_count("num_shared_experts")) is not None:  # of Pai-Megatron-Patch
+        each = reading.take_count("shared_moe_ffn_hidden_size") or keys["model.moe.expert_ffn"]
+        reading.set_key("model.moe.shared_experts", shared, "num_shared_experts")
+        reading.set_key("model.moe.shared_ffn", shared * each, "num_shared_experts", "shared_moe_ffn_hidden_size")
     reading.take("moe_pad_expert_input_to_capacity")
     stated = reading.take("moe_layer_freq")
     if stated is None or is_null(stated.value):
         return
     has = _expert_layers(stated.value, keys["model.layers"])
     if has is None:
-        reading.approximate(stated, "it is no number and no list of layers; experts are assumed in every layer")
+        reading.ask(stated, "it is no number and no list of the layers that have experts", "model.moe.every=1")
         return
     dense = has.index(True) if True in has else len(has)
     every = next((n for n in range(1, len(has) + 1) if sum(has[dense:]) == len(range(dense, len(has), n))), 1)
     if sum(has) != len(range(dense, len(has), every)):
-        reading.approximate(stated, "experts are in layers that no first_dense and every describes")
+        why = (
+            f"experts are forecast in every {every}. layer behind {dense} dense layers, not in {sum(has)} listed layers"
+        )
+        reading.approximate(stated, why)
     reading.set_key("model.moe.every", every, "moe_layer_freq")
     reading.set_key("model.moe.first_dense", dense if every == 1 else 0, "moe_layer_freq")
 
@@ -251,10 +294,13 @@ def _read_hybrid(reading: Reading) -> None:
     stated = reading.take("hybrid_override_pattern", "hybrid_layer_pattern")
     if stated is None or is_null(stated.value):
         return
-    pattern = str(stated.value).replace("|", "")
+    pattern, *depths = str(stated.value).replace("|", "").split("/")
     if not re.fullmatch(r"[-M*E]+", pattern):
-        reading.approximate(stated, "a pattern has the letters M, *, - and E, with | between stages")
+        why = "meshcast knows layers of the letters M, *, - and E, with | between stages"
+        reading.ask(stated, why, "model=nemotron-h-8b")
         return
+    if depths:
+        reading.approximate(stated, f"its {len(depths)} depths of multi-token prediction are left out", FAST)
     reading.set_key("model.ssm.pattern", pattern, "hybrid_override_pattern", "hybrid_layer_pattern")
     reading.set_key("model.layers", len(pattern), "hybrid_override_pattern", "hybrid_layer_pattern")
     reading.read_rows(MAMBA)

@@ -10,13 +10,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, LARGE, SLOW, SMALL
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated, is_null, read_words
+from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated, is_null, read_number, read_words
 
 DEGREES = (
     SettingRow("micro_batch_size", "batch.micro", silent=1, demanded=True),
     SettingRow("global_batch_size", "batch.global"),
     SettingRow("seq_length", "batch.sequence"),
+    SettingRow("encoder_seq_length", "batch.sequence"),
     SettingRow("tensor_model_parallel_size", "plan.tp", silent=1),
     SettingRow("pipeline_model_parallel_size", "plan.pp", silent=1),
     SettingRow("context_parallel_size", "plan.cp", silent=1),
@@ -56,6 +58,26 @@ GROUPS = ("microbatch_group_size_per_virtual_pipeline_stage", "microbatch_group_
 MODULES = ("core_attn", "mlp", "moe", "shared_experts", "layernorm", "moe_act", "mla_up_proj")
 """Modules of ``recompute_modules`` that meshcast has by the same name."""
 
+FIRST = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
+LAST = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
+"""Layers of the stages at the ends, on the command line and in the configuration."""
+
+OFFLOADED = ("fine_grained_activation_offloading", "cpu_offloading")
+"""Settings that offload activations."""
+
+OFFLOAD_DETAILS = (
+    *("cpu_offloading_activations", "cpu_offloading_weights", "cpu_offloading_double_buffering", "offload_modules"),
+    *("activation_offload_fraction", "cpu_offloading_retain_pinned_cpu_buffers", "min_offloaded_tensor_size"),
+)
+"""Settings of offloading, which count with one of `OFFLOADED` alone."""
+
+ADAMS = ("adam", "adamw", "fused_adam", "distributed_fused_adam", "mcore_distributed_optim")
+"""Words for Adam in these programs."""
+
+WHOLE = ("checkpoint_activations", "activations_checkpoint_method")
+"""Settings of releases until May 2022 that recompute whole layers (NVIDIA/Megatron-LM @bbab79f869 ends them); both
+Megatron-DeepSpeeds keep the first."""
+
 
 def read_plan(reading: Reading) -> None:
     """Reads what rows alone do not say: schedule, data, context and expert parallelism, recomputation, offloading."""
@@ -68,17 +90,40 @@ def read_plan(reading: Reading) -> None:
     if keys["plan.cp"] > 1:
         _read_context(reading)
     reading.take("cp_comm_type")
-    sizes = reading.take("hierarchical_context_parallel_sizes")
-    if keys["plan.cp"] > 1 and sizes is not None and not is_null(sizes.value):
-        reading.approximate(sizes, "one level of context parallelism is understood; two are a plan in long form (USP)")
+    reading.take("hierarchical_context_parallel_sizes")
     _read_experts(reading)
     _read_recompute(reading)
-    of_activations, of_states = ("fine_grained_activation_offloading", "cpu_offloading"), "optimizer_cpu_offload"
-    offload = ("activations",) if reading.take_switch(*of_activations) else ()
-    if offload := (*offload, *(("optimizer",) if reading.take_switch(of_states) else ())):
-        reading.set_key("plan.offload", offload, *of_activations, of_states)
+    _read_offload(reading)
+    read_optimizer_kind(reading, "optimizer")
+
+
+def _read_offload(reading: Reading) -> None:
+    """Reads what lies in host memory: activations, and states of the optimizer or a share of them."""
+    states = "optimizer_cpu_offload"
+    offload = ("activations",) if any([reading.take_switch(name) for name in OFFLOADED]) else ()
+    if not offload:
+        for name in OFFLOAD_DETAILS:
+            reading.ignore(reading.take(name), "no activations are offloaded")
+    fraction = reading.take("optimizer_offload_fraction")
+    share = 1 if fraction is None or is_null(fraction.value) else read_number(fraction)
+    if reading.take_switch(states) and share > 0:
+        if share < 1:
+            why = f"all states of the optimizer are offloaded, not {share:.0%}"
+            reading.approximate(fraction, why, f"{SLOW}, {SMALL}", {"plan.offload": offload})
+        offload = (*offload, "optimizer")
+    if offload:
+        reading.set_key("plan.offload", offload, *OFFLOADED, states)
     if layers := reading.take_count("cpu_offloading_num_layers"):
         reading.set_key("plan.offload.layers", layers, "cpu_offloading_num_layers")
+
+
+def read_optimizer_kind(reading: Reading, name: str) -> None:
+    """Reads the kind of the optimizer. SGD keeps one buffer of momentum, Muon one for matrices, and Lion one
+    (megatron/core/optimizer/__init__.py and muon.py of Megatron-LM)."""
+    word = reading.take_word(name)
+    if word not in ("", *ADAMS):
+        why = f"Adam is forecast, which keeps two moments for every weight, not {word}"
+        reading.approximate(reading.take(name), why, LARGE)
 
 
 def _read_pipeline(reading: Reading) -> None:
@@ -92,10 +137,9 @@ def _read_pipeline(reading: Reading) -> None:
         chunks, names = len(_read_layout_setting(reading, layout, pp)) // pp, ("pipeline_model_parallel_layout",)
     _read_end_stages(reading, chunks, divided=stated)
     if all(ends):
-        reading.set_key("plan.partition", "ends-as-layers", "account_for_embedding_in_pipeline_split")
-    elif any(ends):
-        end = reading.take("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-        reading.approximate(end, "a job counts both ends as layers, or none")
+        reading.set_key("plan.partition", "ends-as-layers", *ENDS)
+    elif any(ends) and layers and pp > 1:
+        _set_end_as_layer(reading, layers, pp * chunks, *ends)
     if chunks > 1 and pp > 1:
         reading.set_key("plan.pipeline", "interleaved-1f1b", *names)
         reading.set_key("plan.pipeline.chunks", chunks, *names)
@@ -103,13 +147,32 @@ def _read_pipeline(reading: Reading) -> None:
             reading.set_key("plan.pipeline.group", group, *GROUPS)
     elif chunks == 1:
         reading.take(*GROUPS)
-    if layers and "plan.partition" not in reading.keys and "num_layers" not in reading.stated:
-        _assume_partition(reading, layers, pp * chunks)
+    _assume_partition(reading, pp * chunks)
     if reading.take_switch("overlap_moe_expert_parallel_comm"):
         reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
 
 
-def _assume_partition(reading: Reading, layers: int, stages: int) -> None:
+ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+"""Settings that count an end of the model as a layer."""
+
+
+def _set_end_as_layer(reading: Reading, layers: int, stages: int, embedding: bool, loss: bool) -> None:
+    """Sets the layers of the stages where the embedding alone, or the loss alone, counts as one."""
+    each, rest = divmod(layers + 1, stages)
+    if rest:
+        why = f"with it as a layer {layers} layers do not divide into {stages} stages"
+        reading.ask(reading.take(*ENDS), why, "plan.partition=by-cost")
+        return
+    split = [each] * stages
+    split[0 if embedding else -1] -= 1
+    reading.set_key("plan.partition", tuple(split), *ENDS)
+
+
+def _assume_partition(reading: Reading, stages: int) -> None:
+    """Assumes layers of the stages where the model is not the file's, and they do not divide."""
+    layers = reading.keys.get("model.layers")
+    if not layers or "plan.partition" in reading.keys or "num_layers" in reading.stated:
+        return
     if layers % stages:
         even = (layers + 2) % stages == 0
         why = f"the file does not say how {layers} layers go to {stages} stages"
@@ -135,17 +198,16 @@ def _read_chunks(reading: Reading, ends: list[bool]) -> tuple[int, tuple[str, ..
 def _read_end_stages(reading: Reading, chunks: int, divided: bool) -> None:
     """Reads the layers of the first and last stage. divided: a layout says those of all stages."""
     pp, layers = reading.keys["plan.pp"], reading.keys.get("model.layers")
-    names = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
-    first, last = (reading.take_count(name) for name in names)
+    first, last = reading.take_count(*FIRST), reading.take_count(*LAST)
     if not (first or last) or pp == 1 or divided or not layers:
         return
-    uneven = _uneven_layers(layers, pp, first, last) if chunks == 1 else None
-    if uneven is not None:
-        reading.set_key("plan.partition", uneven, *names)
+    stages = _uneven_layers(layers, pp, first, last)
+    if stages is not None and all(count % chunks == 0 for count in stages):
+        reading.set_key("plan.partition", tuple(count // chunks for count in stages) * chunks, *FIRST, *LAST)
         return
-    why = "the other layers do not divide over the other stages, or stages have chunks"
-    for name in names:
-        reading.approximate(reading.take(name), why)
+    why = "the layers do not divide over the stages and their chunks"
+    for names in (FIRST, LAST):
+        reading.ask(reading.take(*names), why, "plan.partition=by-cost")
 
 
 def _read_layout_setting(reading: Reading, layout: Stated, pp: int) -> tuple[int, ...]:
@@ -248,9 +310,10 @@ def _read_context(reading: Reading) -> None:
     if set(words) <= {"p2p", "all_gather", "a2a"} and len(set(words)) <= 1:
         reading.set_key("plan.sequence.comm", words[0] if words else "p2p", "cp_comm_type")
     else:
-        reading.approximate(
-            stated, "one kind of communication for all layers is understood: p2p, all_gather or a2a; p2p is taken"
-        )
+        why = "one kind of communication is forecast for all layers: p2p"
+        reading.set_key("plan.sequence.comm", "p2p", "cp_comm_type")
+        for setting in (stated, reading.take("hierarchical_context_parallel_sizes")):
+            reading.approximate(setting, why, other={"plan.sequence.comm": "a2a"})
 
 
 def _read_experts(reading: Reading) -> None:
@@ -272,13 +335,13 @@ def _read_experts(reading: Reading) -> None:
         _set_backend(reading, backend, sms)
     elif kind == "allgather" and keys.get("plan.etp", 1) > 1:
         stated = reading.take("moe_token_dispatcher_type")
-        reading.approximate(stated, "it is forecast for whole experts only; all-to-all is taken")
+        reading.approximate(stated, "all-to-all is forecast, for all-gather is described for whole experts only", FAST)
         reading.set_key("plan.expert", "all-to-all")
     elif kind in DISPATCHERS:
         reading.set_key("plan.expert", DISPATCHERS[kind], *DISPATCHER_NAMES)
     else:
         stated = reading.take("moe_token_dispatcher_type")
-        reading.approximate(stated, "there is no scheme of this kind; all-to-all is taken")
+        reading.ask(stated, f"{kind!r} is no dispatcher that meshcast knows", "plan.expert=all-to-all")
 
 
 DISPATCHER_NAMES = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep")
@@ -287,9 +350,8 @@ DISPATCHER_NAMES = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", 
 def _set_backend(reading: Reading, backend: str, sms: int | None) -> None:
     """Sets the scheme of a flexible dispatcher. sms: multiprocessors of its kernels, if stated."""
     if backend not in BACKENDS:
-        reading.approximate(
-            reading.take("moe_flex_dispatcher_backend"), "there is no scheme of this kind; deepep is taken"
-        )
+        stated = reading.take("moe_flex_dispatcher_backend")
+        reading.approximate(stated, "DeepEP is forecast", other={"plan.expert": "all-to-all"})
         backend = "deepep"
     reading.set_key("plan.expert", BACKENDS[backend], *DISPATCHER_NAMES)
     if backend == "deepep":
@@ -301,36 +363,60 @@ def _set_backend(reading: Reading, backend: str, sms: int | None) -> None:
 
 def _read_recompute(reading: Reading) -> None:
     """Reads the recomputation of whole layers, or of modules."""
-    names = ("recompute_granularity", "activations_checkpoint_granularity")
+    names: tuple[str, ...] = ("recompute_granularity", "activations_checkpoint_granularity")
     kind = reading.take_word(*names)
-    method = reading.take_word("recompute_method", "activations_checkpoint_method")
-    counts = ("recompute_num_layers", "activations_checkpoint_num_layers")
-    stated, modules = reading.take(*counts), reading.take("recompute_modules")
-    unset = stated is None or is_null(stated.value) or str(stated.value) == "0"
-    number = None if unset else reading.take_count(*counts)
-    if reading.take_switch("recompute_activations", "checkpoint_activations") and not kind:
-        kind, names = "selective", ("recompute_activations", "checkpoint_activations")
+    modules = reading.take("recompute_modules")
+    number, method = _read_layers(reading), reading.take_word("recompute_method", "activations_checkpoint_method")
+    selective, by_layer = reading.take_switch("recompute_activations"), reading.take_switch("moe_layer_recompute")
+    if not kind and (reading.take_switch(WHOLE[0]) or _is_method_alone(reading)):
+        kind, names = "full", WHOLE
+    if not kind and (selective or by_layer):
+        kind, names = "selective", ("recompute_activations", "moe_layer_recompute")
     if kind == "full":
-        reading.set_key("plan.recompute", "full", *names)
+        reading.set_key("plan.recompute", "full", *names, "recompute_method", *WHOLE)
         if number and method == "block":
-            reading.set_key("plan.recompute.layers", number, *counts)
+            reading.set_key("plan.recompute.layers", number, *LAYERS)
         elif number and number > 1:
-            reading.approximate(stated, "layers are recomputed one by one here, not in groups of several")
+            why = f"the inputs of all layers are kept, and each is recomputed alone, not {number} layers together"
+            reading.approximate(reading.take(*LAYERS), why)
     elif kind == "selective":
-        _read_modules(reading, modules, names)
+        _read_modules(reading, modules, names, by_layer, not by_layer or selective)
     elif kind:
-        reading.approximate(reading.take(*names), "understood are full and selective")
+        reading.ask(reading.take(*names), f"{kind!r} is neither full nor selective", "plan.recompute=full")
 
 
-def _read_modules(reading: Reading, modules: Stated | None, names: tuple[str, ...]) -> None:
-    """Reads the modules that are recomputed. names: the settings that say so."""
-    words = read_words(modules) if modules is not None and not is_null(modules.value) else ("core_attn",)
+LAYERS = ("recompute_num_layers", "activations_checkpoint_num_layers", "checkpoint_num_layers")
+"""Settings of the layers that are recomputed, or recomputed together."""
+
+
+def _read_layers(reading: Reading) -> int | None:
+    """The layers that are recomputed, if it says so; 0 says nothing."""
+    stated = reading.take(*LAYERS)
+    return None if stated is None or str(stated.value) == "0" else reading.take_count(*LAYERS)
+
+
+def _is_method_alone(reading: Reading) -> bool:
+    """Whether a release before the granularity had its setting states the method of full recomputation."""
+    stated = reading.stated.get("activations_checkpoint_method")
+    if stated is None or is_null(stated.value):
+        return False
+    return "activations_checkpoint_granularity" not in reading.stated
+
+
+def _read_modules(
+    reading: Reading, modules: Stated | None, names: tuple[str, ...], by_layer: bool, attention: bool
+) -> None:
+    """Reads the modules that are recomputed. names: the settings that say so. by_layer: whether layers of experts are,
+    attention: whether the core of attention is, where no list says it."""
+    usual = (*(("core_attn",) if attention else ()), *(("moe",) if by_layer else ()))
+    words = read_words(modules) if modules is not None and not is_null(modules.value) else usual
     known = tuple(word for word in words if word in MODULES)
     if len(known) < len(words):
-        reading.approximate(modules, f"no such module: {', '.join(word for word in words if word not in MODULES)}")
-    reading.set_key("plan.recompute", "selective" if known else "none", *names)
+        others = ", ".join(word for word in words if word not in MODULES)
+        reading.approximate(modules, f"{others} is kept, not recomputed", LARGE)
+    reading.set_key("plan.recompute", "selective" if known else "none", *names, "recompute_modules")
     if known:
-        reading.set_key("plan.recompute.modules", known, "recompute_modules")
+        reading.set_key("plan.recompute.modules", known, "recompute_modules", "moe_layer_recompute")
 
 
 def write_plan(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -417,15 +503,21 @@ def _write_experts(keys: Mapping[str, Any]) -> dict[str, Any]:
 def read_recipe(reading: Reading, base: str) -> None:
     """The compute format: `base`, or a recipe below 16 bits."""
     fp8 = reading.take_word("fp8_format", "fp8")
+    if reading.take_switch("fp8_hybrid", "fp8_e4m3"):  # of releases from December 2022 to August 2023
+        fp8 = "hybrid"
     recipe = reading.take_word("fp8_recipe") or "delayed"
     fp4 = reading.take_word("fp4_format", "fp4")
     reading.take("fp4_recipe")
     if fp4 not in ("", "false"):
-        reading.set_key("precision.compute", "nvfp4", "fp4_format", "fp4")
+        reading.set_key("precision.compute", "nvfp4", "fp4_format", "fp4", base)
     elif fp8 not in ("", "false"):
         if recipe not in RECIPES:
-            reading.approximate(reading.take("fp8_recipe"), f"understood are {', '.join(RECIPES)}; delayed is taken")
-        reading.set_key("precision.compute", RECIPES.get(recipe, "fp8-delayed"), "fp8_recipe", "fp8_format", "fp8")
+            known = ", ".join(RECIPES)
+            reading.ask(
+                reading.take("fp8_recipe"), f"{recipe!r} is none of {known}", "precision.compute=fp8-tensorwise"
+            )
+        names = ("fp8_recipe", "fp8_format", "fp8", "fp8_hybrid", "fp8_e4m3", base)
+        reading.set_key("precision.compute", RECIPES.get(recipe, "fp8-delayed"), *names)
     else:
         reading.set_key("precision.compute", base, base)
 

@@ -1,23 +1,23 @@
-"""NeMo: YAML files of NeMo 1, overrides of NeMo 2, and of Megatron-Bridge.
+"""NeMo: YAML files of NeMo 1, and recipes of NeMo 2 by name, in Python files or commands that change them.
 
-Source: NVIDIA/NeMo-Framework-Launcher @26e42fa9, launcher_scripts/conf/training; NVIDIA-NeMo/Megatron-Bridge
-@067f987df, src/megatron/bridge/training/config.py and mixed_precision.py. Exported files are overrides of a
-Megatron-Bridge recipe.
+Source: NVIDIA/NeMo-Framework-Launcher @26e42fa9, launcher_scripts/conf/training; NVIDIA/NeMo @8cfedd7203,
+nemo/collections/llm/recipes, nemo/lightning/pytorch/strategies/megatron_strategy.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import yaml
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.launches import Launch
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.deepspeed import flatten_settings
 from meshcast.simulator.formats.launch.programs.megatron_model import (
     CONFIGURATION,
     EXPERTS,
@@ -28,15 +28,43 @@ from meshcast.simulator.formats.launch.programs.megatron_model import (
     read_shape,
     write_shape,
 )
-from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, GROUPS, read_plan, read_recipe, write_plan
+from meshcast.simulator.formats.launch.programs.megatron_plan import (
+    DEGREES,
+    GROUPS,
+    read_optimizer_kind,
+    read_plan,
+    read_recipe,
+    write_plan,
+)
+from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, judge
+from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS as MEGATRON_VERDICTS
+from meshcast.simulator.formats.launch.programs.recipes import (
+    ask_about_changes,
+    follow_python,
+    list_changes,
+    load_recipes,
+    read_options,
+    read_python_settings,
+)
+from meshcast.simulator.formats.launch.python_text import Built, Value
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import ON, Keys, SettingRow, Stated, is_null, read_switch, write_rows
+from meshcast.simulator.formats.launch.table import (
+    ON,
+    UNSTATED,
+    Keys,
+    SettingRow,
+    Stated,
+    is_null,
+    read_switch,
+    read_words,
+    write_rows,
+)
 from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
 
 SECTIONS = [
-    *("model", "model.config", "model.optim", "model.data", "train", "training", "ddp", "trainer"),
+    *("model", "model.config", "model.optim", "model.data", "train", "training", "ddp", "trainer", "model.arguments"),
     *("trainer.strategy", "trainer.strategy.ddp", "optim", "optim.config", "optimizer", "data", "dataset"),
-    *("comm_overlap", "dist", "mixed_precision", "trainer.plugins"),
+    *("comm_overlap", "dist", "mixed_precision", "trainer.plugins", "model.config.optim", "trainer.strategy.fsdp"),
 ]
 """Sections whose settings are known by their names alone."""
 
@@ -65,8 +93,13 @@ RECIPES = {
     **{"bf16_mixed": "bf16", "fp16_mixed": "fp16", "bf16_with_fp8_delayed_scaling_mixed": "fp8-delayed"},
     **{"bf16_with_fp8_current_scaling_mixed": "fp8-tensorwise", "bf16_with_mxfp8_mixed": "mxfp8"},
     **{"bf16_with_fp8_subchannel_scaling_mixed": "fp8-blockwise", "bf16_with_nvfp4_mixed": "nvfp4"},
+    **{"bf16_with_fp8_mixed": "fp8-delayed", "nemotron_h_bf16_with_fp8_current_scaling_mixed": "fp8-tensorwise"},
+    **{"nanov2_bf16_with_fp8_current_scaling_mixed": "fp8-blockwise"},
+    **{"nemotron_3_super_bf16_with_nvfp4_mixed": "nvfp4", "fp16_with_fp8_delayed_scaling_mixed": "fp8-delayed"},
+    **{"fp16_with_mxfp8_mixed": "mxfp8", "fp16_with_fp8_current_scaling_mixed": "fp8-tensorwise"},
+    **{"fp16_with_fp8_subchannel_scaling_mixed": "fp8-blockwise"},
 }
-"""Compute formats by the names of Megatron-Bridge's mixed-precision recipes."""
+"""Compute formats by the names of mixed-precision recipes of NeMo 2 and Megatron-Bridge."""
 
 PRECISIONS = {
     "bf16": "bf16",
@@ -79,136 +112,409 @@ PRECISIONS = {
 }
 """Formats by ``trainer.precision``."""
 
-NAMES = {"qkv_bias": "add_qkv_bias", "layernorm1p": "layernorm_zero_centered_gamma"}
-
-PLACES = {
-    **dict.fromkeys(("micro_batch_size", "global_batch_size", "train_iters"), "train"),
-    **dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather", "grad_reduce_in_fp32"), "ddp"),
-    **dict.fromkeys(("use_megatron_fsdp", "data_parallel_sharding_strategy"), "ddp"),
-    **dict.fromkeys(("use_distributed_optimizer", "num_distributed_optimizer_instances"), "ddp"),
-    **dict.fromkeys(("use_precision_aware_optimizer", "optimizer_cpu_offload"), "optimizer"),
-    **dict.fromkeys(("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), "optimizer"),
-    **{"tp_comm_overlap": "comm_overlap", "use_tp_pp_dp_mapping": "dist"},
-}
-"""Sections of Megatron-Bridge other than ``model``."""
-
-WITHOUT_INFLUENCE = (
-    r"(run|exp_manager|hydra|logger|checkpoint|scheduler|rng|tokenizer|validation|profiling|log|resume|straggler|nvrx.*|ft|rerun.*|defaults|base_results.*|inference.*)(\..*)?"
-    r"|(model|model\.\w+|data|optim|trainer|dataset)\.(tokenizer|sched|nsys_profile|data|data_prefix|plugins|callbacks|logger|ub_.*cfg|blend.*|megatron_.*|scheduler)\..*"
-    r"|lr|min_lr|weight_decay|betas|eps|adam.*|clip_grad|bucket_cap_mb|contiguous_.*|grad_sync_dtype|name|accelerator|logger|enable_check.*|use_distributed_s.*|replace_sampler.*"
-    r"|max_epochs|max_time|log_every.*|val_check.*|limit_.*|accumulate_grad.*|gradient_clip.*|init_method.*|use_scaled.*|ffn_dropout|kv_channels|apply_query.*|layernorm_eps.*"
-    r"|do_layer_norm.*|pre_process|post_process|persist_layer.*|headscale|transformer_block.*|openai_gelu|normalize_att.*|apply_rope.*|attention_type|native_amp.*|hysteresis"
-    r"|fp32_residual.*|fp16_lm.*|megatron_amp.*|grad_allreduce.*|grad_div.*|bias_.*fusion|masked_softmax.*|seed|resume.*|use_cpu_init.*|onnx_safe|apex_.*|gradient_as_bucket.*"
-    r"|sync_batch.*|transformer_engine|mcore_gpt|fp8_.*|gc_.*|data_impl|splits_string|skip_warmup|num_workers|dataloader.*|reset_.*|eod_.*|index_.*|data_prefix"
-    r"|no_seqlen.*|batch_p2p.*|overlap_p2p.*|use_emha|moe_aux.*|moe_z_loss.*|moe_router_load.*|moe_grouped.*|moe_router_pre.*|moe_permute.*|moe_router_dtype|eval_.*|manual_gc.*"
-    r"|log_.*|save.*|load.*|rotary_base|rotary_inter.*|scale_.*|seq_len_inter.*|share_.*|variable_seq.*|test_.*|validation_.*|train_data.*|random_seed|add_position.*|softmax_scale"
-    r"|sync_.*|hidden_act|cross_entropy_fusion_impl|rampup_.*|warmup.*|lr_.*|optimizer|sequence_parallel_comm.*|attention_softmax.*|window_.*|tiktoken.*|path|data_path|bf16|enabled|seq_length"
-)
-
 FUSIONS = ("bias_activation_fusion", "bias_dropout_add_fusion", "masked_softmax_fusion", "apply_rope_fusion")
 """Fusions that are on by default."""
 
-REASONS = {
-    "deterministic_mode": "deterministic kernels are forecast as the usual ones",
-    "rampup_batch_size": "the forecast is of a step with the full global batch",
-    "cross_entropy_loss_fusion": "the loss has the kernels of the framework's profile",
-    "defer_embedding_wgrad_compute|wgrad_deferral_limit": "weight gradients of the output layer are not deferred",
-    "activations_checkpoint_layers_per.*|num_micro_batches_with_.*": "all stages and micro-batches recompute alike",
-    "moe_shared_expert_overlap": "shared experts are computed in turn with the token dispatch",
-    "delay_wgrad_compute": "weight gradients are not moved behind other passes",
-    r"(model\.)?peft.*|peft\..*": "adapters: state train.mode in the job",
+DECISIVE = {
+    "tensor_model_parallel_size": "plan.tp",
+    "pipeline_model_parallel_size": "plan.pp",
+    "context_parallel_size": "plan.cp",
+    "micro_batch_size": "batch.micro",
+    "global_batch_size": "batch.global",
 }
-
+"""Settings that a recipe has, and that a file which changes a recipe leaves open without its name."""
 
 VERDICTS: Verdicts = {
-    **{pattern: Approximation(why) for pattern, why in REASONS.items()},
-    WITHOUT_INFLUENCE: NoInfluence("it changes neither time nor memory"),
+    **judge(
+        Approximation("all stages and micro-batches recompute alike"),
+        "activations_checkpoint_layers_per.*|num_micro_batches_with_.*",
+    ),
+    **judge(
+        Approximation("packed samples are forecast as one sequence: state batch.documents", "the forecast is too slow"),
+        r"packed|packed_sequence.*|offline_packing.*|.*\.packed_sequence.*|.*enable_.*packing",
+    ),
+    "token_drop": Approximation("no token is dropped"),
+    "fp8_params|fp8_param_gather": MEGATRON_VERDICTS["fp8_param_gather|fp4_param_gather|fp8_param|fp4_param"],
+    r"(model\.)?peft\..*": NoInfluence("the rank and the targets of adapters alone count"),
+    **judge(
+        NoInfluence("it is about logging, checkpoints, data or numbers of the update"),
+        r"(run|exp_manager|hydra|logger|checkpoint|scheduler|rng|tokenizer|validation|profiling|log|resume|straggler|nvrx\w*|ft|rerun\w*|defaults|base_results\w*|inference\w*|recipe|callbacks|trainer\.callbacks|model\.tokenizer|data\.tokenizer|env_vars|tensor_inspect|fault_tolerance)(\..*)?",
+        r"(model|model\.\w+|data|optim|trainer|dataset|optimizer)\.(tokenizer|sched|nsys_profile|data|data_prefix|plugins|callbacks|logger|ub_.*cfg|blend.*|megatron_.*|scheduler|lr_scheduler|config)\..*",
+    ),
+    **judge(
+        NoInfluence("it is about logging, checkpoints, data or numbers of the update"),
+        "betas|eps|contiguous_.*|grad_sync_dtype|accelerator|enable_check.*|use_distributed_s.*",
+        "replace_sampler.*|max_epochs|max_time|log_every.*|val_check.*|limit_.*|accumulate_grad.*",
+        "gradient_clip.*|use_scaled.*|layernorm_eps.*|hysteresis|gc_.*|data_impl|splits_string|skip_warmup",
+        "index_.*|warmup.*|constant_steps|max_lr|path|random_seed|splits?|restore_.*|reset_lr.*|blend.*",
+        "num_sanity.*|fn|bf16|fp16|enabled|scheduler|strategy|ddp|config|persistent_workers|pin_memory",
+        "memmap.*|cache_.*|hf_tokenizer.*|should_pad_vocab|vocab_size_.*|use_hf.*|label_key|answer_only.*",
+        "truncation.*|dataset_kwargs.*|setup_optimizers|progress_.*|plugins|trainer|data|optim|model|train",
+        "precision_plugin|use_sharp|seq_len_interpolation.*|replace_progress.*",
+    ),
+    **judge(
+        NoInfluence("it is a trait of kernels that the profile of the framework has"),
+        "ffn_dropout|attention_type|headscale|do_layer_norm.*|pre_process|post_process|persist_layer.*",
+        "transformer_block.*|normalize_att.*|sync_batch.*|use_emha|native_amp.*|megatron_amp.*|apex_.*",
+        "grad_allreduce.*|grad_div.*|gradient_as_bucket.*|transformer_engine|mcore_gpt|hidden_act",
+        "no_seqlen.*|share_token.*|scale_.*|sequence_parallel_comm.*|batch_p2p.*|overlap_p2p.*",
+        "deallocate.*|params_dtype|pipeline_dtype|autocast_.*|variable_seq.*|bucket_cap_mb|async_grad.*",
+        "cpu_offloading_.*|ub_.*|moe_grouped.*|moe_permute.*|window_.*|seq_length",
+    ),
+    **MEGATRON_VERDICTS,
+    r"init_.*|.*\.(lr|seed|name|dir)": NoInfluence("it is about the run, not about a step"),
 }
+
+
+# ------------------------------------------------------------------------------------------ reading
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a YAML file: by their names in known sections, elsewhere by their dotted names."""
-    data, text, where = file.data, file.text, file.where
-    if not isinstance(data, Mapping):
-        raise PlanError(where, "such a file is a mapping of keys to values", "Start with model:")
-    if isinstance(data.get("MODEL_ARGS"), Mapping):
-        data = data["MODEL_ARGS"]
-    found: dict[str, Stated] = {}
-    for path, stated in flatten_settings(data, text, where).items():
-        path = path.removeprefix("training.")
+    """The settings of a YAML file, of a Python file, or of a command with overrides."""
+    if file.suffix == ".py":
+        return read_nemo_python(file)
+    if file.data is None:
+        return read_nemo_command(file)
+    if not isinstance(file.data, Mapping):
+        raise PlanError(file.where, "such a file is a mapping of keys to values", "Start with model:")
+    return read_sections(file)
+
+
+def read_sections(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of a YAML file, and of those that its list of defaults names, as Hydra does."""
+    data = file.data.get("MODEL_ARGS") if isinstance(file.data.get("MODEL_ARGS"), Mapping) else file.data
+    settings = name_plainly(flatten_settings(data, file.text, file.where))
+    defaults = data.get("defaults")
+    for entry in defaults if isinstance(defaults, list) else ():
+        for group, option in entry.items() if isinstance(entry, Mapping) else ((None, entry),):
+            name = "/".join(str(part) for part in (group, option) if part is not None)
+            companion = None if option in (None, "_self_") else file.find_companion(f"{name}.yaml")
+            if companion is not None and isinstance(companion.data, Mapping):
+                settings = {**read_sections(companion), **settings}
+    return settings
+
+
+def name_plainly(settings: Mapping[str, Stated]) -> dict[str, Stated]:
+    """The settings by their names in known sections, elsewhere by their dotted names."""
+    plain: dict[str, Stated] = {}
+    for path, stated in settings.items():
+        if stated.value == {}:
+            continue
+        path = path.removeprefix("training.").removeprefix("recipe.")
         section, _, name = path.rpartition(".")
         value = None if isinstance(stated.value, str) and stated.value.startswith("${") else stated.value
-        if section in SECTIONS or not section:
-            if name not in found or is_null(found[name].value):
-                found[name] = Stated(value, path, stated.place)
-        else:
-            found[path] = Stated(value, path, stated.place)
-    return found
+        key = name if section in SECTIONS or not section else path
+        if key not in plain or is_null(plain[key].value):
+            plain[key] = replace(stated, value=value, shown=path)
+    return plain
+
+
+def divide_overrides(launch: Launch) -> Launch:
+    """The start of a program with the overrides behind an option (``-y trainer.devices=8``) as words of their own."""
+    arguments, words = {}, list(launch.positional)
+    for name, stated in launch.arguments.items():
+        values = list(stated.value) if isinstance(stated.value, list | tuple) else [stated.value]
+        own = [value for value in values if not re.match(r"[+~]*[a-z_]\w*(\.\w+)+=", str(value))]
+        words += [replace(stated, value=value) for value in values if value not in own]
+        if len(own) < len(values):
+            stated = replace(stated, value=own[0] if len(own) == 1 else own or True)
+        arguments[name] = stated
+    return replace(launch, arguments=arguments, positional=tuple(words))
+
+
+def read_overrides(words: Iterable[Stated]) -> dict[str, Stated]:
+    """The settings of words such as ``trainer.devices=8`` on a command line."""
+    settings = {}
+    for word in words:
+        name, equals, value = str(word.value).partition("=")
+        name = name.lstrip("+~-")
+        if equals and re.fullmatch(r"[\w.]+", name):
+            settings[name] = replace(word, value=_read_value(value), shown=name)
+    return settings
+
+
+def _read_value(text: str) -> Value:
+    """A value of an override, a list in brackets as one."""
+    plain = text.strip().strip("'\"")
+    inner = re.fullmatch(r"\[(.*)\]", plain)
+    return [word.strip().strip("'\"") for word in inner[1].split(",") if word.strip()] if inner else plain
+
+
+def read_nemo_command(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of ``nemo llm pretrain --factory NAME a.b=8``, or of a script of NeMo 1 with overrides."""
+    if file.launch is None:
+        return {}
+    launch = divide_overrides(file.launch)
+    around = {name: stated for launcher in launch.launchers for name, stated in launcher.settings.items()}
+    dotted = {name: stated for name, stated in launch.arguments.items() if "." in name}
+    settings = name_plainly({**dotted, **read_overrides(launch.positional)})
+    kind = "finetune" if re.search(r"finetune|tuning", launch.entry + str(launch.positional)) else "pretrain"
+    factory = launch.arguments.get("factory")
+    if factory is not None:
+        return {**around, **read_factory(factory, kind), **settings}
+    if (config := launch.arguments.get("config_name")) is not None:
+        folder = launch.arguments.get("config_path")
+        name = f"{folder.value}/{config.value}" if folder is not None else str(config.value)
+        companion = file.find_companion(name if name.endswith(".yaml") else f"{name}.yaml")
+        if companion is None:
+            return {**around, **settings, "config_name": config}
+        return {**read_sections(companion), **settings}
+    return {**around, **settings}
+
+
+def read_factory(stated: Stated, kind: str) -> dict[str, Stated]:
+    """The settings of a recipe, as in ``llama3_8b(num_nodes=2)``. kind: pretrain or finetune."""
+    name, _, inner = str(stated.value).strip("'\"").partition("(")
+    arguments = {key: replace(stated, value=_read_value(value)) for key, value in re.findall(r"(\w+)=([^,)]+)", inner)}
+    return read_nemo_recipe(name, kind, arguments, stated)
+
+
+ARGUMENTS = {
+    **{"num_gpus_per_node": "devices", "tensor_parallelism": "tensor_model_parallel_size"},
+    **{"pipeline_parallelism": "pipeline_model_parallel_size", "context_parallelism": "context_parallel_size"},
+    **{
+        "virtual_pipeline_parallelism": "virtual_pipeline_model_parallel_size",
+        "expert_parallelism": "expert_model_parallel_size",
+    },
+    **{"sequence_parallelism": "sequence_parallel", "precision_config": "mixed_precision"},
+    **{"pipeline_parallelism_type": "pipeline_dtype", "max_train_steps": "max_steps"},
+}
+"""Arguments of the functions of recipes, and what they set."""
+
+VARIANTS = ("performance_mode", "peft_scheme", "packed_sequence", "dir", "name", "fn")
+"""Arguments of the functions of recipes that choose a variant, or say nothing about a step."""
+
+
+def read_nemo_recipe(name: str, kind: str, arguments: Mapping[str, Stated], stated: Stated) -> dict[str, Stated]:
+    """The settings of a recipe of NeMo 2 with the arguments of its function; without it the name alone."""
+    scheme = arguments.get("peft_scheme")
+    is_full = scheme is not None and (is_null(scheme.value) or str(scheme.value).lower() == "none")
+    is_fast = "performance_mode" in arguments and read_switch(arguments["performance_mode"])
+    recipes = load_recipes("nemo")
+    ends = (
+        f".{kind}{'.full' if is_full else ''}{'.performance' if is_fast else ''}",
+        f".{kind}{'.full' if is_full else ''}",
+        f".{kind}",
+    )
+    settings = next((row for end in ends if (row := recipes.find(f"{name}{end}")) is not None), None)
+    changes = {ARGUMENTS.get(key, key): value for key, value in arguments.items() if key not in VARIANTS}
+    if settings is None:
+        return {**changes, "recipe": replace(stated, value=name)}
+    packed = arguments.get("packed_sequence")
+    if packed is not None and read_switch(packed):
+        settings |= {
+            "packed": packed,
+            "global_batch_size": replace(packed, value=8),
+            "seq_length": replace(packed, value=4096),
+        }
+    return {**settings, **changes}
+
+
+def read_nemo_python(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of the last recipe that a Python file builds, or of what it passes to NeMo's functions."""
+    text = follow_python(file)
+    built = _find_built(text.calls)
+    if built is None:
+        text.call_functions()
+        built = _find_built(text.calls)
+    if built is None:
+        return {}
+    settings = read_python_settings(built, file.where)
+    overrides = {
+        name: Stated(value, name, "--args")
+        for name, value in read_options(file.options.arguments).items()
+        if "." in name
+    }
+    settings |= overrides
+    changes = list_changes(text, built, file.where)
+    stated = Stated(built.name, built.name, f"{file.where}:{built.line}")
+    recipe = RECIPE_CALL.search(built.name)
+    if recipe is None:
+        return {**silent_overlaps(file), **name_plainly(settings), **changes}
+    arguments = {name: value for name, value in settings.items() if "." not in name and name not in ("model", "peft")}
+    rest = {name: value for name, value in settings.items() if name not in arguments}
+    if not recipe[1]:
+        return {**name_plainly(rest), **changes, "recipe": stated}
+    return {**read_nemo_recipe(recipe[1], recipe[2], arguments, stated), **name_plainly(rest), **changes}
+
+
+def silent_overlaps(file: LaunchFile) -> dict[str, Stated]:
+    """What DistributedDataParallelConfig has where a file does not say it: nothing overlaps."""
+    names = ("overlap_grad_reduce", "overlap_param_gather")
+    return {name: Stated(False, name, f"{file.where} (DistributedDataParallelConfig)") for name in names}
+
+
+RECIPE_CALL = re.compile(r"(?:^|\.)(\w*)\.(pretrain|finetune)_recipe$")
+"""Calls of recipes: the module and the kind."""
+
+FUNCTIONS = re.compile(r"^(nemo\.collections\.)?(llm\.|nemo\.collections\.llm\.)(pretrain|finetune|train)$")
+"""Functions of NeMo 2 that train what they are given."""
+
+
+def _find_built(calls: Iterable[Built]) -> Built | None:
+    """The last call of a recipe, or of a function that trains a model it is given."""
+    built = [
+        call
+        for call in calls
+        if RECIPE_CALL.search(call.name) or (FUNCTIONS.search(call.name) and {"trainer", "model"} & call.fields.keys())
+    ]
+    return built[-1] if built else None
+
+
+# -------------------------------------------------------------------------------------- interpreting
 
 
 def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
+    ask_about_changes(reading)
+    for name in ("recipe", "config_name"):
+        if (stated := reading.take(name)) is not None:
+            source = load_recipes("nemo").source.partition(",")[0]
+            why = f"meshcast has no recipe or file {stated.value!r} ({source})"
+            reading.ask(stated, why, "model=llama3-8b", "plan.tp=1")
+    interpret_configuration(reading)
+    nodes, devices = reading.take_count("num_nodes", "nnodes"), reading.take_count("devices", "nproc_per_node")
+    if devices:
+        reading.set_key("cluster.gpus", (nodes or 1) * devices, "devices", "num_nodes", "nproc_per_node", "nnodes")
+
+
+def interpret_configuration(reading: Reading) -> None:
+    """Fills the keys of a job from settings in the words of Megatron-Core's configuration classes."""
     reading.read_rows((*DEGREES, *OWN))
+    _read_model(reading)
     keys = reading.keys
-    read_shape(reading, CONFIGURATION)
-    sharding = ("", "distributed_fused_adam", "mcore_distributed_optim")
-    if "use_distributed_optimizer" not in reading.stated and reading.take_word("name") in sharding:
-        shown = reading.stated["name"].shown if "name" in reading.stated else "recipe"
-        reading.stated = {**reading.stated, "use_distributed_optimizer": Stated(True, shown)}
+    _set_optimizer_sharding(reading)
+    read_optimizer_kind(reading, "name")
     read_plan(reading)
-    strategy, fsdp = reading.take_word("fsdp_sharding_strategy") or "full", reading.take_switch("fsdp")
+    strategy, fsdp = reading.take_word("fsdp_sharding_strategy") or "full", reading.take_word("fsdp")
     reading.take("fsdp_grad_reduce_dtype", "fsdp_sharded_checkpoint")
-    if fsdp:
+    if fsdp in ("true", "megatron", "pytorch"):
         reading.set_key("plan.data", "fsdp", "fsdp")
         reading.set_key("plan.data.reshard", strategy == "full", "fsdp_sharding_strategy")
     for name in FUSIONS:
         stated = reading.take(name)
         if stated is not None and stated.value is False:
-            reading.approximate(stated, "kernels are fused as in the profile")
+            reading.approximate(stated, "kernels are fused as in the profile of the framework", FAST)
     reading.set_key("framework.name", "nemo")
     _read_precision(reading)
+    _read_adapters(reading)
     switches = ("enable_cuda_graph", "external_cuda_graph")
+    scopes = ("cuda_graph_modules", "cuda_graph_scope")
     graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch(*switches)
-    experts = "model.moe.experts" in keys and reading.take("cuda_graph_modules", "cuda_graph_scope") is not None
+    reading.take(*switches)
+    scope = reading.take(*scopes)
+    experts = "model.moe.experts" in keys and scope is not None and not is_null(scope.value)
     if graphs:
-        scope = "outside-experts" if experts else True
-        reading.set_key("framework.set.cuda_graphs", scope, "cuda_graph_impl", *switches)
+        is_whole = "outside-experts" if experts and str(scope.value) != "full" else True  # type: ignore[union-attr]
+        reading.set_key("framework.set.cuda_graphs", is_whole, "cuda_graph_impl", *switches, *scopes)
     intervals = (
         "checkpoint.save_interval",
         "exp_manager.checkpoint_callback_params.every_n_train_steps",
         "log.ckpt.every_n_train_steps",
     )
-    reading.set_checkpoints(
-        reading.take_count(*intervals),
-        reading.take_switch("checkpoint.async_save", "ckpt_async_save", "dist_ckpt_async_save"),
-        *intervals,
-    )
-    nodes, devices = reading.take_count("num_nodes"), reading.take_count("devices")
-    if devices:
-        reading.set_key("cluster.gpus", (nodes or 1) * devices, "devices")
+    asynchronous = reading.take_switch("checkpoint.async_save", "ckpt_async_save", "dist_ckpt_async_save")
+    reading.set_checkpoints(reading.take_count(*intervals, decisive=False), asynchronous, *intervals)
+
+
+def _read_model(reading: Reading) -> None:
+    """Reads the model: that of a recipe or of a class, with the fields that the file changes, or a whole shape."""
+    classes = load_recipes("nemo").classes
+    for name in ("config", "model"):
+        if (stated := reading.take(name)) is not None and str(stated.value) in classes:
+            reading.stated["model"] = replace(stated, value=classes[str(stated.value)])
+            break
+    named = reading.take("model")
+    if "model.layers" in reading.keys or named is None or is_null(named.value):
+        read_shape(reading, CONFIGURATION)
+        return
+    if "num_layers" in reading.stated and "hidden_size" in reading.stated:
+        read_shape(reading, CONFIGURATION)
+        return
+    reading.read_model("model")
+    if "model.layers" not in reading.keys:
+        return
+    before = {key: value for key, value in reading.keys.items() if key.startswith("model.")}
+    reading.read_rows(replace(row, silent=UNSTATED) for row in (*SHAPE, *CONFIGURATION, *EXPERTS, *LATENT))
+    if any(reading.keys[key] != value for key, value in before.items() if key != "model.preset"):
+        reading.keys.pop("model.preset", None)
+
+
+def _set_optimizer_sharding(reading: Reading) -> None:
+    """Shards the optimizer where its name says so, or nothing says that it does not."""
+    sharding = ("", "distributed_fused_adam", "mcore_distributed_optim")
+    if "use_distributed_optimizer" not in reading.stated and reading.take_word("name") in sharding:
+        stated = reading.stated.get("name", Stated(True, "recipe"))
+        reading.add_stated({"use_distributed_optimizer": replace(stated, value=True)})
+
+
+def ask_for_recipe(reading: Reading) -> None:
+    """Asks for what a file that changes a recipe leaves open: the recipe, or the settings themselves."""
+    missing = {name: key for name, key in DECISIVE.items() if name not in reading.stated}
+    if missing:
+        why = f"it changes a recipe that it does not name, and leaves {', '.join(missing)} to it"
+        answers = ("--args '--recipe llama3_8b_pretrain_config'", *(f"{key}=1" for key in missing.values()))
+        reading.ask(None, why, *answers)
+
+
+ADAPTED = {
+    **{"linear_qkv": "attn_qkv", "linear_proj": "attn_proj", "linear_fc1": "mlp_up", "linear_fc2": "mlp_down"},
+    **{"attention_qkv": "attn_qkv", "attention_dense": "attn_proj", "mlp_fc1": "mlp_up", "mlp_fc2": "mlp_down"},
+}
+"""Linear layers with adapters, by the names of these programs."""
+
+
+def _read_adapters(reading: Reading) -> None:
+    """Reads the adapters of a fine-tuning (nemo/collections/llm/peft/lora.py: rank 32 on all linear layers)."""
+    names = ("peft", "peft.peft_scheme", "model.peft.peft_scheme", "peft_scheme")
+    scheme = reading.take_word(*names)
+    if scheme in ("", "none", "false"):
+        return
+    if scheme not in ("lora", "qlora", "dora", "canonical_lora", "canonicallora"):
+        reading.ask(reading.take(*names), f"{scheme!r} are adapters that meshcast does not describe", "train.mode=lora")
+        return
+    if scheme != "lora":
+        reading.approximate(reading.take(*names), f"adapters of {scheme} are forecast as LoRA", FAST)
+    reading.set_key("train.mode", "lora", *names)
+    ranks = ("dim", "peft.dim", "model.peft.lora_tuning.adapter_dim", "peft.lora_tuning.adapter_dim")
+    reading.set_key("train.rank", reading.take_count(*ranks) or 32, *ranks)
+    targets = ("target_modules", "peft.target_modules", "model.peft.lora_tuning.target_modules")
+    stated = reading.take(*targets)
+    words = [ADAPTED[word] for word in read_words(stated) if word in ADAPTED] if stated is not None else []
+    if "model.moe.experts" in reading.keys:
+        words = [word for word in words or ADAPTED.values() if word.startswith("attn")]
+    if words:
+        reading.set_key("train.targets", tuple(dict.fromkeys(words)), *targets)
 
 
 def _read_precision(reading: Reading) -> None:
-    """The compute format: a recipe of Megatron-Bridge, ``trainer.precision`` with fp8 settings, or switches."""
-    named = reading.take_word("mixed_precision").replace("-", "_")
+    """The compute format: a recipe by name, ``trainer.precision`` with fp8 settings, or switches."""
+    names = ("mixed_precision", "plugins")
+    stated = reading.take(*names)
+    named = reading.take_word(*names).replace("-", "_")
     if named in RECIPES:
-        reading.set_key("precision.compute", RECIPES[named], "mixed_precision")
-    elif named:
-        reading.approximate(reading.take("mixed_precision"), f"understood are {', '.join(RECIPES)}")
+        reading.set_key("precision.compute", RECIPES[named], *names)
+    elif named in ("", "megatronmixedprecision", "mixedprecisionconfig"):
+        _read_trainer_precision(reading)
     else:
+        reading.ask(stated, f"{named!r} is no recipe of number formats that meshcast knows", "precision.compute=bf16")
         _read_trainer_precision(reading)
     in_fp32 = reading.take("grad_reduce_in_fp32")
     if in_fp32 is not None and not is_null(in_fp32.value):
         reading.set_key("precision.gradients", "fp32" if read_switch(in_fp32) else "bf16", "grad_reduce_in_fp32")
     for key, name in (("main_weights", "main_params_dtype"), ("moments", "exp_avg_dtype")):
-        if (word := reading.take_word(name).removeprefix("torch.")) in ("fp32", "fp16", "bf16"):
+        word = reading.take_word(name).removeprefix("torch.").replace("float", "fp").replace("bfp", "bf")
+        if word in ("fp32", "fp16", "bf16"):
             reading.set_key(f"precision.{key}", word, name)
-    reading.take("use_precision_aware_optimizer", "exp_avg_sq_dtype")
+    reading.take("use_precision_aware_optimizer")
+    reading.take("exp_avg_sq_dtype")
 
 
 def _read_trainer_precision(reading: Reading) -> None:
     word = reading.take_word("precision")
-    base = PRECISIONS.get(word) or ("fp16" if reading.take_switch("fp16") else "bf16")
+    half = reading.take("bf16")
+    is_off = half is not None and half.value in (False, "false", "False")
+    usual = "fp16" if reading.take_switch("fp16") else "fp32" if is_off else "bf16"
+    base = PRECISIONS.get(word) or usual
     fp8 = reading.take("fp8")
     if fp8 is not None and str(fp8.value).lower() in ("true", "false"):
         on = read_switch(fp8)
@@ -217,30 +523,78 @@ def _read_trainer_precision(reading: Reading) -> None:
     else:
         read_recipe(reading, base)
     if word and reading.keys["precision.compute"] == base:
-        reading.origins["precision.compute"] = reading.stated["precision"]
+        reading.set_key("precision.compute", base, "precision")
+
+
+# --------------------------------------------------------------------------------------- recognising
+
+ENTRIES = re.compile(
+    r"(^|/)megatron_(gpt|t5|bert|mamba|llama)\w*(pretraining|finetuning|sft|peft_tuning|continue_training)\.py$"
+    r"|^nemo llm"
+)
+"""Scripts of NeMo 1, and the command of NeMo 2."""
+
+
+def recognise(file: LaunchFile) -> Evidence:
+    """YAML with the sections of NeMo 1, Python that imports NeMo 2, or a start of either."""
+    if file.suffix == ".py":
+        return (
+            Evidence.CERTAIN
+            if re.search(r"^\s*(from|import)\s+nemo(\.|_run|\s)", file.text, re.MULTILINE)
+            else Evidence.NONE
+        )
+    if file.launch is not None:
+        return Evidence.CERTAIN if ENTRIES.search(file.launch.entry) else Evidence.NONE
+    if not isinstance(file.data, Mapping) or "cluster" in file.data:
+        return Evidence.NONE
+    inner = file.data.get("training")
+    data: Mapping[Value, Value] = inner if isinstance(inner, Mapping) and "model" in inner else file.data
+    is_dotted = any(re.match(r"(trainer|data)\.", str(key)) for key in data)
+    if is_dotted or (isinstance(data.get("model"), Mapping) and isinstance(data.get("trainer"), Mapping)):
+        return Evidence.LIKELY
+    return Evidence.NONE
+
+
+# ------------------------------------------------------------------------------------------ writing
+
+SPELLINGS = {"qkv_bias": "add_qkv_bias", "layernorm1p": "layernorm_zero_centered_gamma"}
+"""Traits of a shape whose names differ from those of Megatron-LM."""
+
+FORMER = {
+    "overlap_grad_reduce": ("model.optim", "overlap_grad_sync"),
+    "overlap_param_gather": ("model.optim", "overlap_param_sync"),
+    "tp_comm_overlap": ("model", "ub_tp_comm_overlap"),
+    "seq_length": ("model", "encoder_seq_length"),
+    "train_iters": ("trainer", "max_steps"),
+    "use_megatron_fsdp": ("model", "fsdp"),
+}
+"""Sections and names of NeMo 1 for settings of Megatron-Core."""
 
 
 def write(keys: Keys, header: list[str]) -> str:
-    """A YAML file of overrides for a Megatron-Bridge recipe."""
-    settings = write_settings(keys)
-    sections: dict[str, dict[str, Any]] = {"model": {}, "train": {}, "dataset": {}, "ddp": {}}
-    for name, value in settings.items():
-        sections.setdefault(PLACES.get(name, "model"), {})[name] = list(value) if isinstance(value, tuple) else value
-    sections["dataset"]["seq_length"] = settings["seq_length"]
-    body: dict[str, Any] = {section: one for section, one in sections.items() if one}
+    """A YAML file of NeMo 1."""
+    optimizer = "fused_adam" if keys.get("plan.data") == "ddp" else "distributed_fused_adam"
+    body: dict[str, dict[str, Value]] = {"trainer": {}, "model": {}, "model.optim": {"name": optimizer}}
+    for name, value in write_settings(keys).items():
+        section, former = FORMER.get(name, ("model", name))
+        body[section][former] = list(value) if isinstance(value, tuple) else value
+    model = body["model"]
+    model.pop("use_distributed_optimizer", None)
+    if model.pop("data_parallel_sharding_strategy", None) == "optim_grads" and "fsdp" in model:
+        model["fsdp_sharding_strategy"] = "grad"
     compute = keys.get("precision.compute", "bf16")
-    recipe = next((name for name, ours in RECIPES.items() if ours == compute), None)
-    if recipe:
-        body["mixed_precision"] = recipe
-    elif compute == "fp32":
-        body["trainer"] = {"precision": 32}
-    lines = [f"# {line}".rstrip() for line in header]
-    return "\n".join([*lines, *([""] if lines else [])]) + yaml.safe_dump(
-        body, sort_keys=False, default_flow_style=None, width=120
-    )
+    if compute in PRECISIONS.values():
+        body["trainer"]["precision"] = {"fp16": "16", "fp32": "32"}.get(compute, compute)
+    elif compute == "fp8-delayed":
+        model |= {"fp8": True, "fp8_hybrid": True}
+    elif recipe := next((name for name, ours in RECIPES.items() if ours == compute), None):
+        model["mixed_precision"] = recipe
+    model["optim"] = body.pop("model.optim")
+    lines = [*(f"# {line}".rstrip() for line in header), *([""] if header else [])]
+    return "\n".join(lines) + yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=120)
 
 
-def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
+def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
     """The settings of a job by their names."""
     keys = drop_inactive(omit_derived(keys))
     parts = [
@@ -253,12 +607,13 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
         if key in keys:
             parts += rows
     settings = write_rows(parts, keys)
+    settings |= {name: keys.get(key, 1) for name, key in DECISIVE.items()}  # also the defaults: a recipe has others
     if keys.get("model.norm") == "layernorm1p":
         settings["normalization"] = "LayerNorm"
     if "max_steps" in settings:
         settings["train_iters"] = settings.pop("max_steps")
     settings |= {"attention_dropout": keys["model.dropout"]} if "model.dropout" in keys else {}
-    settings |= write_shape(keys, NAMES) | write_plan(keys)
+    settings |= write_shape(keys, SPELLINGS) | write_plan(keys)
     if GROUPS[0] in settings:
         settings[GROUPS[1]] = settings.pop(GROUPS[0])
     if keys.get("plan.data") == "ddp":
@@ -273,18 +628,6 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
         if graphs == "outside-experts":
             settings["cuda_graph_modules"] = ["attn", "moe_router", "moe_preprocess"]
     return settings
-
-
-def recognise(file: LaunchFile) -> Evidence:
-    """A mapping with the sections of NeMo or Megatron-Bridge."""
-    data = file.data
-    if not isinstance(data, Mapping) or "cluster" in data:
-        return Evidence.NONE
-    training = data.get("training")
-    inner: Mapping[Any, Any] = training if isinstance(training, Mapping) and "model" in training else data
-    named = any(re.match(r"(trainer|model|data)\.", str(key)) for key in data)
-    sections = isinstance(inner.get("model"), Mapping) and {"trainer", "train", "ddp", "dataset"} & inner.keys()
-    return Evidence.LIKELY if named or sections else Evidence.NONE
 
 
 NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, write, VERDICTS)

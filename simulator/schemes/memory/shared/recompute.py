@@ -20,22 +20,26 @@ from meshcast.simulator.lowering.rewrite import Rewrite, working_predecessors
 
 
 def recompute(
-    module: Module, inner: LowerModule, kept: Callable[[str], bool] | None = None, early_stop: bool = False
+    module: Module,
+    inner: LowerModule,
+    saved_keys: Callable[[Fragment], Set[str]] | None = None,
+    early_stop: bool = False,
 ) -> Fragment:
     """Lowers `module` so that its inside is freed after the forward pass and computed again when the gradient has
     arrived.
 
     Its inputs are kept, and tensors that other modules need; all else lives within one pass.
 
-    kept: whether memory of a key inside is kept, too; ops that only make kept memory are not repeated.
+    saved_keys: returns the keys of memory inside that is kept, too, of the lowered module; ops that only make kept
+        memory are not repeated.
     early_stop: whether ops that only make outputs of the module are not repeated either.
     """
     first, again = inner(module), inner(module)
     if not first.backward:  # nothing of it is trained, nor below it
         return first
     gradient = list(again.grad_entry.values())
-    if kept is not None or early_stop:
-        _skip_kept(again, kept or (lambda _: False), gradient, early_stop)
+    if saved_keys is not None or early_stop:
+        _skip_kept(again, saved_keys(again) if saved_keys else set(), gradient, early_stop)
     for mark in again.entry.values():
         mark.after += gradient
     for op in again.forward:
@@ -62,7 +66,7 @@ def recompute(
     )
 
 
-def _skip_kept(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[Op], early_stop: bool) -> None:
+def _skip_kept(again: Fragment, kept: Set[str], gradient: Sequence[Op], early_stop: bool) -> None:
     """Removes from `again` the forward ops that make only what is `kept`, or what those read. Ops that waited for them
     wait for the `gradient`.
     """
@@ -70,15 +74,15 @@ def _skip_kept(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[
     for tensor_use in again.tensor_uses:
         (made if tensor_use.made else read)[tensor_use.op].add(tensor_use.key)
     asked = {key for keys in read.values() for key in keys}
-    wanted = {key for op in again.forward for key in made[op] - asked if not kept(key) and not early_stop}
-    wanted |= {key for op in again.backward for key in read[op] if not kept(key)}
+    wanted = {key for op in again.forward for key in made[op] - asked - kept if not early_stop}
+    wanted |= {key for op in again.backward for key in read[op] - kept}
     waited: set[Op] = set()
     dead = Rewrite(again)
     left: set[Op] = set()
     for op in reversed(again.forward):
         # Ops in the middle of an operator write no named tensor.
         if made[op] & wanted or (not made[op] and op in waited):
-            wanted |= {key for key in read[op] if not kept(key)}
+            wanted |= read[op] - kept
             waited |= working_predecessors(op)
         else:
             left.add(op)
@@ -86,7 +90,7 @@ def _skip_kept(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[
     # An op with several outputs may be repeated for those that are not kept.
     forward = set(again.forward)
     again.tensor_uses = [
-        t for t in again.tensor_uses if t.op not in left and not (t.made and t.op in forward and kept(t.key))
+        t for t in again.tensor_uses if t.op not in left and not (t.made and t.op in forward and t.key in kept)
     ]
     dead.apply()
 

@@ -16,7 +16,7 @@ from meshcast.simulator.loading.load import load_job
 from tests.experiments.cli.samples import run
 
 SCRIPT = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8"
-SCRIPT += " --seq-length 256 --global-batch-size 8 --vocab-size 1000 --train-iters 50 --bf16"
+SCRIPT += " --seq-length 256 --micro-batch-size 1 --global-batch-size 8 --vocab-size 1000 --train-iters 50 --bf16"
 
 TITAN = "[training]\nseq_len = 256\n[checkpoint]\nenable = true\n"
 
@@ -45,7 +45,8 @@ SILENT = LaunchOptions(assume_defaults=True)
     ],
 )
 def test_what_files_say_of_checkpoints(form: str, text: str, checkpoints: dict[str, Any]) -> None:
-    found = import_text(text, "file", form, "dgx-h100:1", None if form == "megatron" else "gpt2-124m", options=SILENT)
+    where = "file.yaml" if form == "accelerate" else "file"
+    found = import_text(text, where, form, "dgx-h100:1", None if form == "megatron" else "gpt2-124m", options=SILENT)
     assert found.checkpoints == checkpoints
     assert "checkpoints" not in found.job.get("run", {})  # a sweep of the file would simulate whole runs
     printed = render_job(found)

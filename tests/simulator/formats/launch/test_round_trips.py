@@ -13,7 +13,7 @@ from meshcast.simulator.formats.launch.convert import compare_keys, export_job, 
 from meshcast.simulator.formats.launch.keys import compose_job, flatten_job
 from meshcast.simulator.formats.launch.launch_file import LaunchOptions
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS
-from meshcast.simulator.formats.launch.programs.torchtitan import FLAVORS
+from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS, REMOVED
 from meshcast.simulator.formats.launch.table import Keys
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
@@ -162,7 +162,8 @@ def megatron_keys(draw: st.DrawFn, framework: str) -> Keys:
 
 @st.composite
 def torchtitan_keys(draw: st.DrawFn) -> tuple[Keys, Any]:
-    """The keys of a job that torchtitan can run, and its model."""
+    """The keys of a job that torchtitan can run, today's or the last release that reads TOML, and its model."""
+    toml = draw(st.booleans())
     name = draw(
         st.sampled_from(["llama3-8b", "llama3-70b", "qwen3-32b", "deepseek-v2-lite", "mixtral-8x7b", "llama-7b"])
     )
@@ -170,6 +171,7 @@ def torchtitan_keys(draw: st.DrawFn) -> tuple[Keys, Any]:
     tp, pp, cp, copies = (draw(st.sampled_from([1, 2, 4])) for _ in range(4))
     dp = copies * draw(st.sampled_from([2, 4]))
     keys: Keys = {"plan.tp": tp, "plan.pp": pp, "plan.cp": cp, "plan.dp": dp, "framework.name": "torchtitan"}
+    keys |= {"framework.release": "2026-01"} if toml else {}
     keys |= {"batch.micro": draw(st.integers(1, 2)), "batch.sequence": 2048 * draw(st.integers(1, 4))}
     keys["batch.global"] = keys["batch.micro"] * dp * 2 * pp
     keys["plan.data"] = draw(st.sampled_from(["fsdp", *(["ddp"] if cp == 1 else [])]))
@@ -177,7 +179,7 @@ def torchtitan_keys(draw: st.DrawFn) -> tuple[Keys, Any]:
         keys |= {"plan.replicate": copies, "plan.data.reshard": draw(st.booleans())}
     if tp > 1:
         keys["plan.tensor"] = draw(st.sampled_from(["megatron-sp", "megatron"]))
-    if cp > 1 and draw(st.booleans()):
+    if cp > 1 and toml and draw(st.booleans()):
         keys |= {"plan.sequence": "ring", "plan.sequence.merge": "eager"}
     if pp > 1:
         keys["plan.pipeline"] = draw(
@@ -191,15 +193,18 @@ def torchtitan_keys(draw: st.DrawFn) -> tuple[Keys, Any]:
         uneven = (*(each for _ in range(pp * chunks - 1)), each + more)
         keys["plan.partition"] = "even" if not more and draw(st.booleans()) else uneven if more else "even"
     if shape.moe is not None and draw(st.booleans()):
-        keys |= {"plan.ep": 2, "plan.etp": draw(st.sampled_from([1, tp]))}
+        keys |= {"plan.ep": 2, "plan.etp": draw(st.sampled_from([1, tp] if toml else [1]))}
         keys["plan.expert"] = "all-to-all"
-    keys["plan.recompute"] = draw(st.sampled_from(["none", "selective", "full"]))
-    if keys["plan.recompute"] == "full" and draw(st.booleans()):
+    keys["plan.recompute"] = draw(st.sampled_from(["none", "operators", "full"]))
+    if keys["plan.recompute"] == "full" and toml and draw(st.booleans()):
         keys["plan.recompute.layers"] = shape.layers // pp // draw(st.sampled_from([2, 4]))
-    keys["precision.compute"] = draw(st.sampled_from(["bf16", "fp32", "fp8-tensorwise", "fp8-rowwise", "mxfp8"]))
+    formats = ["fp32", "fp8-rowwise", "mxfp8", *(["fp8-tensorwise"] if toml else [])]
+    mixed = keys["plan.data"] == "fsdp" or tp == pp == 1
+    keys["precision.compute"] = draw(st.sampled_from([*formats, "bf16"] if mixed else formats))
     if draw(st.booleans()):
         keys |= {"precision.main_weights": "bf16", "precision.moments": "bf16"}
-    keys |= {f"framework.set.{name}": draw(st.booleans()) for name in ("overlap.tp", "compile")}
+    keys["framework.set.compile"] = draw(st.booleans())
+    keys["framework.set.overlap.tp"] = (toml or keys["framework.set.compile"]) and draw(st.booleans())
     keys["run.steps"] = draw(st.integers(1, 10**6))
     return keys, name
 
@@ -240,6 +245,43 @@ def deepspeed_keys(draw: st.DrawFn) -> tuple[Keys, Any]:
     return keys, name
 
 
+@st.composite
+def trainer_keys(draw: st.DrawFn, framework: str, form: str) -> tuple[Keys, Any]:
+    """The keys of a job that a program on Hugging Face's Trainer can run, and its model."""
+    mesh = form != "llamafactory"  # which has no tensor and context parallelism
+    tp, cp = (draw(st.sampled_from([1, 2])) if mesh and framework == "hf-trainer" else 1 for _ in range(2))
+    keys: Keys = {"framework.name": framework, "plan.tp": tp, "plan.cp": cp, "plan.dp": 8, "plan.pp": 1}
+    keys |= {"batch.micro": draw(st.integers(1, 4)), "batch.sequence": 1024 * draw(st.integers(1, 4))}
+    keys["batch.global"] = keys["batch.micro"] * 8 * draw(st.integers(1, 8))
+    keys["plan.recompute"] = draw(st.sampled_from(["none", "full"]))
+    keys["precision.compute"] = draw(st.sampled_from(["bf16", "fp16"]))
+    if framework == "deepspeed":
+        keys["plan.data"] = draw(st.sampled_from(["zero-1", "zero-2", "zero-3", "zero-offload", "zero-infinity"]))
+        keys["framework.set.overlap.dp"] = draw(st.booleans())
+        if keys["plan.data"] == "zero-3":
+            keys["plan.data.persistence"] = draw(st.integers(0, 10**6))
+    elif tp * cp == 1 and draw(st.booleans()):
+        keys["plan.data"] = "ddp"
+        is_pure = form == "axolotl" and keys["precision.compute"] == "bf16"  # weights in 16 bits alone
+        formats = ("gradients", "main_weights", "moments") if is_pure else ("gradients",)
+        keys |= {f"precision.{name}": "bf16" if is_pure else "fp32" for name in formats}
+    else:
+        second = tp * cp > 1 or draw(st.booleans())
+        keys |= {"plan.data": "fsdp", "framework.set.gathers_apart": second}
+        keys["plan.data.backward_prefetch"] = second or draw(st.booleans())
+        keys["plan.data.reshard"] = draw(st.booleans()) if second else True
+        keys["plan.replicate"] = draw(st.sampled_from([1, 2])) if mesh and second else 1
+        keys["framework.set.attention_library"] = draw(st.sampled_from(["sdpa", "flash-2", "flash-3"]))
+    if cp > 1:
+        keys["plan.sequence"] = draw(st.sampled_from(["ring", "all-gather"]))
+    if keys["plan.recompute"] == "full":
+        keys["framework.set.recompute_early_stop"] = draw(st.booleans())
+    if draw(st.booleans()):
+        keys |= {"train.mode": "lora", "train.rank": draw(st.integers(1, 128)), "train.targets": ["attn_qkv", "mlp_up"]}
+    keys["run.steps"] = draw(st.integers(1, 10**6))
+    return keys, draw(st.sampled_from(["llama3-8b", "qwen2.5-7b", "mistral-7b"]))
+
+
 def compose(keys: Keys, model: Any = None) -> Job:
     """The job of drawn keys, on as many whole nodes as they need."""
     gpus = keys["plan.tp"] * keys["plan.pp"] * keys["plan.cp"] * keys["plan.dp"]
@@ -256,7 +298,7 @@ def compose(keys: Keys, model: Any = None) -> Job:
 # ------------------------------------------------------------------------------------------- testing
 
 
-@pytest.mark.parametrize(("form", "framework"), [("megatron", "megatron-core"), ("nemo", "nemo")])
+@pytest.mark.parametrize(("form", "framework"), [("megatron", "megatron-core"), ("megatron-bridge", "nemo")])
 @given(st.data())
 @examples(400)
 def test_jobs_of_megatron_and_nemo(form: str, framework: str, data: st.DataObject) -> None:
@@ -275,6 +317,14 @@ def test_jobs_of_deepspeed(drawn: tuple[Keys, Any]) -> None:
     assert_round_trip(compose(*drawn), "deepspeed")
 
 
+@pytest.mark.parametrize("framework", ["hf-trainer", "deepspeed"])
+@pytest.mark.parametrize("form", ["accelerate", "llamafactory", "axolotl"])
+@given(st.data())
+@examples(100)
+def test_jobs_of_programs_on_the_trainer(form: str, framework: str, data: st.DataObject) -> None:
+    assert_round_trip(compose(*data.draw(trainer_keys(framework, form))), form)
+
+
 @pytest.mark.parametrize("name", thinned([one for one in presets() if not load_model(one).branches], keep=3))
 def test_presets_keep_their_shape_or_the_header_says_what_is_lost(name: str) -> None:
     job = load({"model": name, "cluster": "dgx-h100:1", "plan": {"dp": 8}})
@@ -291,9 +341,12 @@ def test_presets_keep_their_shape_or_the_header_says_what_is_lost(name: str) -> 
     [({"zero": 0}, 8, 1, ""), ({}, 1, -1, "never"), ({"zero": 2}, 1, -1, "never"), ({"zero": 3}, 1, -1, "always")],
 )
 def test_sharded_states_stay_sharded_in_torchtitan(plan: Any, replicate: int, shard: int, reshard: str) -> None:
-    text = export_job(load({"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": plan}), "torchtitan", load).text
-    assert f"data_parallel_replicate_degree = {replicate}\ndata_parallel_shard_degree = {shard}\n" in text
-    assert (f'fsdp_reshard_after_forward = "{reshard}"' in text) == bool(reshard)
+    """In both forms of its files."""
+    for framework in ("torchtitan", {"name": "torchtitan", "release": "2025-12"}):
+        job = load({"model": "llama3-8b", "cluster": "dgx-h100:1", "framework": framework, "plan": plan})
+        words = export_job(job, "torchtitan", load).text.replace(" ", "").replace(",", "")
+        assert f"data_parallel_replicate_degree={replicate}\ndata_parallel_shard_degree={shard}\n" in words
+        assert (f'fsdp_reshard_after_forward="{reshard}"' in words) == bool(reshard)
 
 
 def test_deepspeed_is_told_of_optimizer_states_on_the_host() -> None:
@@ -323,7 +376,13 @@ def test_what_a_program_cannot_run_is_in_the_header(form: str) -> None:
 
 def test_a_job_of_every_flavor_of_torchtitan_names_it() -> None:
     for (name, flavor), model in FLAVORS.items():
-        job = load({"model": model, "cluster": "dgx-h100:1", "framework": "torchtitan", "plan": {"fsdp": True}})
-        text = export_job(job, "torchtitan", load).text
-        assert f'name = "{name}"' in text and f'flavor = "{flavor}"' in text.lower()
-        assert import_text(text, "file", "torchtitan", "dgx-h100:1").job["model"] == model
+        described = {"model": model, "cluster": "dgx-h100:1", "plan": {"fsdp": True}}
+        toml, python = (
+            export_job(load({**described, "framework": framework}), "torchtitan", load).text
+            for framework in ({"name": "torchtitan", "release": "2025-12"}, "torchtitan")
+        )
+        assert f'name = "{name}"' in toml and f'flavor = "{flavor}"' in toml.lower()
+        if name not in REMOVED:
+            assert f"torchtitan.models.{name} import" in python and f'model_registry("{flavor}"' in python.lower()
+        for text in (toml, *([python] if name not in REMOVED else [])):
+            assert import_text(text, "file", "torchtitan", "dgx-h100:1").job["model"] == model

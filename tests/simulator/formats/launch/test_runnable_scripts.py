@@ -25,7 +25,7 @@ SCRIPT = f"""\
 #!/bin/bash
 export {CONNECTIONS}=1
 torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} --vocab-size 32000 --use-distributed-optimizer \\
-    --tensor-model-parallel-size 2 --sequence-parallel --global-batch-size 32 --bf16
+    --tensor-model-parallel-size 2 --sequence-parallel --micro-batch-size 1 --global-batch-size 32 --bf16
 """
 
 

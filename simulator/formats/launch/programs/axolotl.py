@@ -1,0 +1,333 @@
+"""Axolotl: its YAML file, for ``axolotl train`` or ``accelerate launch -m axolotl.cli.train``.
+
+Source: axolotl-ai-cloud/axolotl v0.19.0, src/axolotl/utils/schemas (config.py, training.py, peft.py, validation.py,
+enums.py), utils/distributed.py (_get_parallel_config_kwargs), utils/config/__init__.py (resolve_dtype),
+core/builders/base.py, integrations/liger/args.py, integrations/cut_cross_entropy/args.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
+from meshcast.simulator.formats.launch.programs.sharding import set_replicas, state_fsdp
+from meshcast.simulator.formats.launch.programs.trainer import (
+    TrainerProgram,
+    approximate_reference,
+    double_samples,
+    follow_file,
+    read_trainer_file,
+    read_training,
+    set_adapters,
+    set_attention,
+    set_fused_loss,
+    set_quantised_weights,
+    take_on,
+)
+from meshcast.simulator.formats.launch.programs.trainer_settings import (
+    DATA,
+    LITTLE,
+    LOADING,
+    LONG,
+    NAMES,
+    OPTIMISATION,
+    PADDING,
+    VERDICTS,
+    list_verdicts,
+)
+from meshcast.simulator.formats.launch.programs.trainer_writing import (
+    MODULES,
+    count_passes,
+    name_attention,
+    name_model,
+    offloads,
+    recomputes,
+    shards_by_deepspeed,
+    shards_by_fsdp,
+    write_deepspeed,
+    write_formats,
+    write_fsdp,
+)
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import Keys, SomeKeys, Stated, is_null, read_words
+from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
+from meshcast.simulator.formats.launch.yaml_text import write_yaml
+
+PROGRAM = TrainerProgram(
+    micro=1,
+    micro_names=("micro_batch_size",),
+    sequence=512,
+    sequence_names=("sequence_len",),
+    model_names=("base_model",),
+    compute="bf16",
+    loads="compute",
+    reentrant=False,
+)
+"""``bf16: auto`` is bf16 on every GPU that has it, and weights are loaded in that format."""
+
+AXOLOTL_VERDICTS = list_verdicts(
+    ("datasets* test_datasets* pretraining_dataset* dataset_* sample_packing* eval_sample_packing multipack*", DATA),
+    ("pretrain_* excess_length* min_sample_len train_on_inputs special_tokens* tokens added_tokens* roles*", DATA),
+    ("default_system* eot_tokens chat_template* curriculum_sampling streaming* skip_prepare* processor_*", DATA),
+    ("fix_untrained* noisy_embedding* group_by_length image_*", DATA),
+    ("base_model_* model_type cls_model_config mean_resizing* shrink_* embeddings_skip* lora_model_dir", LOADING),
+    (
+        "overrides_of* device device_map max_memory gpu_memory_limit gptq bnb_config* strict ddp is_*_derived_model",
+        LOADING,
+    ),
+    ("experimental_* qlora_sharded* lora_on_cpu peft_init* use_tensorboard", LOADING),
+    ("evals_per_epoch saves_per_epoch do_bench* bench_* loss_watchdog* use_wandb use_mlflow use_comet gradio*", NAMES),
+    ("use_otel* otel* use_trackio profiler* axolotl_config* num_dataset_shards* generat* dynamic_checkpoint*", NAMES),
+    ("world_size", NAMES),
+    (
+        "cosine_* lora_alpha lora_dropout lora_fan_in* lora_modules_to_save* peft_use_rslora loraplus* orpo_alpha",
+        OPTIMISATION,
+    ),
+    ("simpo_* cpo_alpha kto_* rl_beta dpo_* beta neftune* dion_* qgalore* galore_* torchdistx_path", OPTIMISATION),
+    ("torch_compile_*", NoInfluence("the profile of a compiler has its defaults")),
+    ("eval_sequence_len batch_flattening max_prompt_len use_pose pose_*", PADDING),
+    (
+        "liger_rope liger_rms_norm* liger_layer_norm liger_swiglu liger_glu_activation liger_use_token*"
+        " liger_kernel_impl lora_*_kernel flash_attn_* use_kernels unsloth_*"
+        " fused_attn_kernel experts_implementation use_scattermoe",
+        Approximation("fused kernels are forecast as those of transformers", LONG),
+    ),
+    (
+        "peft_use_dora lora_target_parameters lora_rank_pattern* peft_layers_* peft_layer_replication*",
+        Approximation("adapters of plain LoRA are forecast on all layers", LITTLE),
+    ),
+    ("plugins", NoInfluence("what plugins change is in their settings")),
+    ("heads_k_stride", Approximation("keys and values of all heads are gathered at once", "it needs more memory")),
+    ("tiled_mlp*", Approximation("MLPs are forecast in one piece", "the forecast needs more memory")),
+    (
+        "selective_checkpointing*",
+        Approximation("whole layers are recomputed", "the forecast is too slow"),
+    ),
+    (
+        "relora* lisa* spectrum* unfrozen_parameters freeze_*",
+        Decision("it says which weights are trained; meshcast trains all, or adapters", ("train.mode=full",)),
+    ),
+    ("qat*", Decision("training for quantisation adds kernels and formats", ("precision.compute=bf16",))),
+    ("fp8_config* fp8_enable* quantization*", Approximation("the usual recipe is forecast", LITTLE)),
+    ("deepcompile", Approximation("compilation by DeepSpeed is left out", LONG)),
+    ("trl* vllm*", NoInfluence("rollouts are left out")),
+    ("layer_offloading ple_cpu_offload", Decision("weights lie in host memory", ("plan.zero=3",))),
+    ("batch_size", NoInfluence("gradient_accumulation_steps says it")),
+)
+
+
+def read(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of a file or a command."""
+    settings = read_trainer_file(file)
+    if file.launch is not None:
+        for stated in file.launch.positional:
+            if str(stated.value).lower().endswith((".yaml", ".yml")):
+                settings.setdefault("configuration", stated)
+    return settings
+
+
+def interpret(reading: Reading) -> None:
+    """Fills the keys of a job."""
+    if (stated := reading.take("configuration")) is not None:
+        follow_file(reading, stated)
+    _rename(reading)
+    read_training(reading, PROGRAM)
+    read_optimizer(reading, "optimizer")
+    _read_degrees(reading)
+    _read_kernels(reading)
+    _read_adapters(reading)
+    _read_reinforcement(reading)
+    if (packing := take_on(reading, "sample_packing")) is not None:
+        why = "sequences are forecast as one text each, not as packed documents (state batch.documents)"
+        reading.approximate(packing, why, "the time of attention is too long")
+
+
+def _rename(reading: Reading) -> None:
+    """Gives settings the names and values that the Trainer has for them."""
+    stated = reading.stated
+    version = reading.take("fsdp_version")
+    section = next((entry for name, entry in stated.items() if name.startswith("fsdp_config.")), None)
+    if section is not None:
+        state_fsdp(reading, replace(section, shown="fsdp_config"), version)
+    if str(getattr(stated.get("bf16"), "value", "")).lower() in ("auto", "full"):
+        if stated["bf16"].value == "full":
+            stated.setdefault("dtype", Stated("bfloat16", "bf16", stated["bf16"].place))
+        stated["bf16"] = Stated(True, "bf16", stated["bf16"].place)
+    for name, word in (("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32")):
+        if (entry := take_on(reading, name)) is not None:
+            stated.setdefault("dtype", Stated(word, name, entry.place))
+            stated.setdefault("bf16", Stated(False, name, entry.place))
+    checkpointing = stated.get("gradient_checkpointing")
+    if checkpointing is not None and re.match("offload|unsloth", str(checkpointing.value).lower()):
+        stated["gradient_checkpointing"] = Stated(True, checkpointing.shown, checkpointing.place)
+        stated.setdefault("activation_offloading", checkpointing)
+    total = stated.get("batch_size")
+    if total is not None and "gradient_accumulation_steps" not in stated:
+        micro, count = reading.take_count("micro_batch_size") or 1, reading.take_count("batch_size") or 1
+        stated["gradient_accumulation_steps"] = replace(total, value=max(1, count // micro))
+
+
+def _read_degrees(reading: Reading) -> None:
+    """Reads the sizes of the mesh: what they leave over are shards, or copies of them."""
+    tensor, context = "tensor_parallel_size", ("context_parallel_size", "sequence_parallel_degree")
+    ranks = 1
+    for key, names in (("plan.tp", (tensor,)), ("plan.cp", context)):
+        if size := reading.take_count(*names):
+            reading.set_key(key, size, *names)
+            ranks *= size
+    if reading.keys.get("plan.cp", 1) > 1:
+        # check_ring_attn: packed samples use the kernels of Llama 3's all-gather, others a ring.
+        word = reading.take_word("ring_attn_func")
+        gathers = "llama3" in word or (not word and take_on(reading, "sample_packing") is not None)
+        reading.set_key("plan.sequence", "all-gather" if gathers else "ring", *context, "ring_attn_func")
+    if experts := reading.take_count("expert_parallel_size"):
+        reading.set_key("plan.ep", experts, "expert_parallel_size")
+        if experts > 1:
+            reading.set_key("plan.expert", "deepep", "expert_parallel_size")
+    shards, copies = reading.take_count("dp_shard_size"), reading.take_count("dp_replicate_size")
+    if shards and copies:
+        set_replicas(reading, copies, shards, ("dp_replicate_size",), ("dp_shard_size",))
+    elif copies and copies > 1:
+        reading.set_key("plan.replicate", copies, "dp_replicate_size")
+    elif shards:
+        reading.set_key("plan.mics", shards, "dp_shard_size")
+        if "cluster.gpus" not in reading.keys:
+            reading.set_key("cluster.gpus", ranks * shards * (experts or 1), "dp_shard_size")
+
+
+ATTENTION_SWITCHES = {
+    "flash_attention": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "eager_attention": "eager",
+    "flex_attention": "flex_attention",
+    "xformers_attention": "xformers",
+    "sage_attention": "sage",
+}
+"""``attn_implementation`` by the switches of older files."""
+
+
+def _read_kernels(reading: Reading) -> None:
+    switch = next((name for name in ATTENTION_SWITCHES if take_on(reading, name) is not None), None)
+    if switch is not None and "attn_implementation" not in reading.stated:
+        set_attention(reading, ATTENTION_SWITCHES[switch], switch)
+    plugins = reading.stated.get("plugins")
+    words = " ".join(read_words(plugins)) if plugins is not None else ""
+    fused = take_on(reading, "liger_fused_linear_cross_entropy", "chunked_cross_entropy", "unsloth_cross_entropy_loss")
+    cut = reading.take("cut_cross_entropy")
+    if fused is None and ("cut_cross_entropy" in words or cut is not None):
+        is_off = cut is not None and (is_null(cut.value) or str(cut.value).lower() == "false")
+        fused = None if is_off else cut or plugins
+    if fused is not None:
+        set_fused_loss(reading, fused)
+    if take_on(reading, "fp8") is not None:
+        reading.set_key("precision.compute", "fp8-tensorwise", "fp8")
+
+
+def _read_adapters(reading: Reading) -> None:
+    stated = take_on(reading, "adapter")
+    four, eight = take_on(reading, "load_in_4bit"), take_on(reading, "load_in_8bit")
+    if stated is None:
+        reading.set_key("train.mode", "full", "adapter")
+        for name, entry in reading.stated.items():
+            if name.startswith("lora_"):
+                reading.ignore(reading.take(name) or entry, "no adapter is set")
+        return
+    everywhere = take_on(reading, "lora_target_linear") is not None
+    set_adapters(reading, stated, 8, ("lora_r",), "lora_target_modules", everywhere=everywhere)
+    if str(stated.value).lower() == "qlora" or four is not None:
+        set_quantised_weights(reading, 4, four or stated)
+    elif eight is not None:
+        set_quantised_weights(reading, 8, eight)
+
+
+def _read_reinforcement(reading: Reading) -> None:
+    kind = reading.take_word("rl")
+    stated = reading.take("rl")
+    if kind in ("grpo", "gdpo", "ebft"):
+        why = "it generates in every step, which meshcast does not forecast: the answer is a step of training alone"
+        reading.ask(stated, why, "train.mode=full", "train.mode=lora")
+    elif kind:
+        if kind != "kto":
+            double_samples(reading, stated)
+        if kind in ("dpo", "ipo", "kto"):
+            approximate_reference(reading, stated)
+    if take_on(reading, "reward_model", "process_reward_model") is not None:
+        double_samples(reading, reading.take("reward_model"))
+
+
+def recognise(file: LaunchFile) -> Evidence:
+    """Its command, or its settings."""
+    if file.launch is not None:
+        known = re.search(r"^axolotl\b|axolotl\.cli\.train|axolotl/cli", file.launch.entry)
+        return Evidence.CERTAIN if known else Evidence.NONE
+    if "base_model" in file.keys and {"micro_batch_size", "sequence_len", "datasets", "adapter"} & file.keys:
+        return Evidence.CERTAIN
+    return Evidence.LIKELY if "base_model" in file.keys else Evidence.NONE
+
+
+# ---------------------------------------------------------------------------------------------- writing
+
+
+def write(keys: Keys, header: list[str]) -> str:
+    """A YAML file, with the configurations of DeepSpeed and FSDP inside."""
+    settings: Keys = {
+        "base_model": name_model(keys) or "config.json",
+        "sequence_len": keys["batch.sequence"],
+        "micro_batch_size": keys["batch.micro"],
+        "gradient_accumulation_steps": count_passes(keys),
+        **(write_formats(keys) or {"bf16": False}),
+        "optimizer": "adamw_torch_fused",
+        "gradient_checkpointing": recomputes(keys),
+        "gradient_checkpointing_kwargs": {"use_reentrant": not keys.get("framework.set.recompute_early_stop", True)},
+    }
+    if (name := name_attention(keys)) is not None:
+        settings["attn_implementation"] = name
+    if offloads(keys, "activations"):
+        settings["activation_offloading"] = True
+    if keys.get("train.mode") == "lora":
+        modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
+        settings |= {"adapter": "lora", "lora_r": keys.get("train.rank", 16), "lora_target_modules": modules}
+    if keys.get("framework.set.compile"):
+        settings["torch_compile"] = True
+    settings |= _write_sizes(keys) | _write_sharding(keys)
+    if keys.get("run.steps"):
+        settings["max_steps"] = keys["run.steps"]
+    return write_yaml(settings, header)
+
+
+def _write_sizes(keys: SomeKeys) -> Keys:
+    copies = keys.get("plan.replicate", 1)
+    sizes = {"tensor_parallel_size": keys.get("plan.tp", 1), "context_parallel_size": keys.get("plan.cp", 1)}
+    settings: Keys = {name: size for name, size in sizes.items() if size > 1}
+    if sizes["context_parallel_size"] > 1:
+        ring = keys.get("plan.sequence") == "ring"
+        settings["ring_attn_func"] = "batch_ring" if ring else "varlen_llama3"
+    if shards_by_fsdp(keys):
+        settings |= {"dp_shard_size": keys["plan.dp"] // copies}
+        settings |= {"dp_replicate_size": copies} if copies > 1 else {}
+    return settings
+
+
+def _write_sharding(keys: SomeKeys) -> Keys:
+    if shards_by_deepspeed(keys):
+        return {"deepspeed": write_deepspeed(keys)}
+    if not shards_by_fsdp(keys):
+        return {}
+    section = write_fsdp(keys, "fsdp_version")
+    return {"fsdp_version": section.pop("fsdp_version"), "fsdp_config": section}
+
+
+AXOLOTL = LaunchFormat(
+    "axolotl",
+    "Axolotl",
+    ".yaml",
+    recognise,
+    read,
+    interpret,
+    write,
+    {**AXOLOTL_VERDICTS, **VERDICTS},
+    remark=lambda keys: ["It names no data set: add datasets."],
+)

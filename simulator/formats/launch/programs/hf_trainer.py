@@ -1,0 +1,162 @@
+"""Hugging Face's Trainer: its arguments in a shell script, a YAML or a JSON file, for any script that parses them.
+
+Source: huggingface/transformers v4.57.3 and v5.24.0, src/transformers/training_args.py and hf_argparser.py;
+examples/pytorch/language-modeling/run_clm.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.sharding import ask_sharding, state_chat
+from meshcast.simulator.formats.launch.programs.trainer import (
+    TrainerProgram,
+    approximate_loading,
+    follow_file,
+    list_names,
+    read_trainer_file,
+    read_training,
+    set_adapters,
+    set_quantised_weights,
+    take_on,
+)
+from meshcast.simulator.formats.launch.programs.trainer_settings import VERDICTS
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import Stated
+
+SEQUENCE_NAMES = (
+    *("model_max_length", "max_seq_length", "max_seq_len", "block_size", "cutoff_len", "max_length", "seq_length"),
+    *("max_len", "context_length", "max_source_length", "sequence_length"),
+)
+"""Lengths of sequences, as scripts on the Trainer name them."""
+
+SEQUENCES: Mapping[str, int] = {r"run_clm\.py": 1024}
+"""Lengths of sequences of scripts without a setting: `run_clm.py` cuts texts to min(1,024, what the model takes)."""
+
+DISTINCTIVE = {
+    *("per_device_train_batch_size", "per_gpu_train_batch_size", "gradient_accumulation_steps", "num_train_epochs"),
+    *("save_total_limit", "lr_scheduler_type", "warmup_ratio", "save_steps", "logging_steps", "output_dir"),
+    *("evaluation_strategy", "eval_strategy", "report_to", "gradient_checkpointing", "remove_unused_columns"),
+    "dataloader_num_workers",
+}
+"""Arguments by which a script on the Trainer is known."""
+
+BATCHES = {"per_device_train_batch_size", "per_gpu_train_batch_size"}
+"""Arguments that the Trainer alone has."""
+
+FEW, MANY = 2, 5
+"""Distinctive arguments that make it possible, and likely, that a file is of the Trainer."""
+
+LORA_NAMES = ("use_lora", "use_peft_lora", "lora_enable", "lora", "use_peft", "peft", "q_lora", "use_qlora", "qlora")
+"""Switches of scripts for low-rank adapters."""
+
+RANK_NAMES = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r", "rank")
+TARGET_NAMES = ("lora_target_modules", "lora_target", "target_modules", "lora_target_module")
+
+
+def read_script(reading: Reading) -> None:
+    """Fills the keys of a job."""
+    launch = reading.file.launch
+    if launch is not None:
+        for word in launch.positional:
+            if str(word.value).lower().endswith((".json", ".yaml", ".yml")):
+                follow_file(reading, word)
+        if (stated := reading.stated.get("config")) is not None and str(stated.value).endswith(
+            (".yaml", ".yml", ".json")
+        ):
+            reading.take("config")
+            follow_file(reading, stated)
+    entry = launch.entry if launch is not None else ""
+    sequence = next((length for script, length in SEQUENCES.items() if re.search(script, entry)), None)
+    program = TrainerProgram(sequence=sequence, sequence_names=SEQUENCE_NAMES, model_names=MODEL_NAMES)
+    if "zero_stage" in reading.stated and "deepspeed" in reading.stated:
+        program = replace(program, micro=16, sequence=512)
+        _read_chat(reading)
+    elif not DISTINCTIVE & reading.stated.keys():
+        program = replace(program, micro=None)
+    read_training(reading, program)
+    if program.micro is None and (stated := reading.take(*BATCH_NAMES)) is not None:
+        reading.ignore(stated, "the configuration of DeepSpeed, or --set batch.micro, says the batch")
+    ask_sharding(reading)
+    _read_adapters(reading)
+
+
+BATCH_NAMES = ("batch_size", "train_batch_size", "global_batch_size")
+"""Batches as scripts without the Trainer name them."""
+
+MODEL_NAMES = (
+    *("model_name_or_path", "model_name", "model_id", "pretrained_model_name_or_path", "model_path", "base_model"),
+)
+"""Models as scripts name them."""
+
+
+def _read_chat(reading: Reading) -> None:
+    """States what DeepSpeed-Chat makes of its flags."""
+    state_chat(reading)
+    rank = reading.stated.get("lora_dim")
+    if rank is not None and str(rank.value) not in ("0", "none"):
+        set_adapters(reading, rank, None, ("lora_dim",), everywhere=True)
+
+
+def _read_adapters(reading: Reading) -> None:
+    stated, (bits, quantised) = take_on(reading, *LORA_NAMES), _find_bits(reading)
+    entry = reading.file.launch.entry if reading.file.launch is not None else ""
+    switch = stated or quantised
+    if switch is not None:
+        set_adapters(reading, switch, None, RANK_NAMES, *TARGET_NAMES, everywhere=False)
+    elif re.search("lora|peft", entry):
+        set_adapters(reading, None, None, RANK_NAMES, *TARGET_NAMES, everywhere=False)
+        reading.assume("train.mode", "lora", f"{entry} has it in its name")
+    elif "train.mode" not in reading.keys and (rank := reading.take(*RANK_NAMES[:2])) is not None:
+        why = "it sets the rank of adapters, and no setting says that the script has adapters"
+        reading.ask(rank, why, "train.mode=lora", "train.mode=full")
+    if quantised is not None:
+        set_quantised_weights(reading, bits, quantised)
+    else:
+        approximate_loading(reading, switch)
+
+
+def _find_bits(reading: Reading) -> tuple[int, Stated | None]:
+    """The bits of frozen weights, and the setting that says so; None: they have 16."""
+    for bits, names in QUANTISED.items():
+        if (stated := take_on(reading, *names)) is not None:
+            return bits, stated
+    bits = reading.take_count(*BITS_NAMES) or 16
+    return bits, reading.take(*BITS_NAMES) if bits < 16 else None
+
+
+QUANTISED: Mapping[int, tuple[str, ...]] = {
+    4: ("load_in_4bit", "use_4bit", "q_lora", "use_qlora", "qlora", "use_4bit_quantization"),
+    8: ("load_in_8bit", "use_8bit", "use_8bit_quantization"),
+}
+"""Switches of scripts for frozen weights of few bits."""
+
+BITS_NAMES = ("bits", "quantization_bit", "load_in_kbits", "load_in_bits")
+"""Bits of the weights under adapters."""
+
+
+def recognise(file: LaunchFile) -> Evidence:
+    """A script or a mapping with arguments of the Trainer."""
+    names, starts = list_names(file), set[str]()
+    if file.launch is not None:
+        starts = {launcher.name for launcher in file.launch.launchers}
+        if (
+            re.search(r"run_(clm|mlm|translation|summarization|seq2seq)\w*\.py$", file.launch.entry)
+            and DISTINCTIVE & names
+        ):
+            return Evidence.CERTAIN
+    known = len(names & DISTINCTIVE)
+    if file.launch is not None and (names & BATCHES or known >= MANY or (known and "accelerate launch" in starts)):
+        return Evidence.LIKELY
+    if known >= FEW or names & {"deepspeed", "deepspeed_config"} or starts & {"deepspeed", "accelerate launch"}:
+        return Evidence.POSSIBLE
+    return Evidence.NONE
+
+
+TRAINER = LaunchFormat(
+    "trainer", "Hugging Face Trainer", ".yaml", recognise, read_trainer_file, read_script, None, VERDICTS
+)

@@ -1,0 +1,244 @@
+"""Megatron-Bridge: recipes by name with overrides, in YAML files, Python files or commands; and the overrides of a job.
+
+Source: NVIDIA-NeMo/Megatron-Bridge @067f987df, src/megatron/bridge/recipes, src/megatron/bridge/training/config.py and
+mixed_precision.py, scripts/training/run_recipe.py, scripts/performance/argument_parser.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.nemo import (
+    ARGUMENTS,
+    RECIPES,
+    VERDICTS,
+    ask_for_recipe,
+    divide_overrides,
+    interpret_configuration,
+    name_plainly,
+    read_overrides,
+    read_sections,
+    silent_overlaps,
+    write_settings,
+)
+from meshcast.simulator.formats.launch.programs.recipes import (
+    ask_about_changes,
+    follow_python,
+    list_changes,
+    load_recipes,
+    read_options,
+    read_python_settings,
+)
+from meshcast.simulator.formats.launch.python_text import Built, PythonText, Value
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import Keys, Stated
+
+PLACES = {
+    **dict.fromkeys(("micro_batch_size", "global_batch_size", "train_iters"), "train"),
+    **dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather", "grad_reduce_in_fp32"), "ddp"),
+    **dict.fromkeys(("use_megatron_fsdp", "data_parallel_sharding_strategy"), "ddp"),
+    **dict.fromkeys(("use_distributed_optimizer", "num_distributed_optimizer_instances"), "ddp"),
+    **dict.fromkeys(("use_precision_aware_optimizer", "optimizer_cpu_offload"), "optimizer"),
+    **dict.fromkeys(("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), "optimizer"),
+    **{"tp_comm_overlap": "comm_overlap", "use_tp_pp_dp_mapping": "dist"},
+}
+"""Sections of Megatron-Bridge other than ``model``."""
+
+
+def read(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of a recipe, and of the file that changes it."""
+    if file.suffix == ".py":
+        return read_python(file)
+    if file.data is None:
+        return read_command(file)
+    if not isinstance(file.data, Mapping):
+        raise PlanError(file.where, "such a file is a mapping of keys to values", "Start with model:")
+    settings = read_sections(file)
+    given = read_options(file.options.arguments)
+    named = given.get("recipe") or file.data.get("recipe")
+    where = "--args" if "recipe" in given else file.where
+    if isinstance(named, str):
+        return {**read_recipe(named, Stated(named, "recipe", where)), **settings}
+    return {**_find_named_recipe(Path(file.where).stem), **settings}
+
+
+def _find_named_recipe(stem: str) -> dict[str, Stated]:
+    """The settings of the recipe that the name of a file holds, such as ``llama3_8b_pretrain_override_example``."""
+    recipes = load_recipes(BRIDGE_DATA)
+    names = [*recipes.aliases, *recipes.recipes]
+    held = [name for name in names if re.search(rf"(^|_){re.escape(name.removesuffix('_config'))}(_|$)", stem)]
+    settings = recipes.find(max(held, key=len)) if held else None
+    return {
+        key: replace(stated, place=f"{stated.place}, after which the file is named")
+        for key, stated in (settings or {}).items()
+    }
+
+
+BRIDGE_DATA = "megatron_bridge"
+"""Name of the file of its recipes."""
+
+
+def read_recipe(name: str, stated: Stated) -> dict[str, Stated]:
+    """The settings of a recipe; of one that is not known its name."""
+    settings = load_recipes(BRIDGE_DATA).find(name.strip("'\""))
+    return settings if settings is not None else {"recipe": replace(stated, value=name)}
+
+
+OPTIONS = {
+    **{"max_steps": "train_iters", "ms": "train_iters", "gb": "global_batch_size", "mb": "micro_batch_size"},
+    **{"sl": "seq_length", "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size"},
+    **{"cp": "context_parallel_size", "vp": "virtual_pipeline_model_parallel_size", "ep": "expert_model_parallel_size"},
+    **{"etp": "expert_tensor_parallel_size", "num_gpus": "gpus"},
+}
+"""Options of the scripts that run recipes, and the settings that they change."""
+
+CHOSEN = ("recipe", "model", "mode", "model_recipe_name", "task", "gpu", "compute_dtype", "dataset", "config_file")
+"""Options that choose the recipe, or the data."""
+
+
+def read_command(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of a start of ``run_recipe.py`` or of another script, with overrides behind it."""
+    if file.launch is None:
+        return {}
+    launch = divide_overrides(file.launch)
+    file = replace(file, launch=launch)
+    around = {name: stated for launcher in launch.launchers for name, stated in launcher.settings.items()}
+    arguments = {OPTIONS.get(name, name): stated for name, stated in launch.arguments.items() if name not in CHOSEN}
+    overrides = name_plainly(read_overrides(launch.positional))
+    companion = None
+    if (config := launch.arguments.get("config_file")) is not None:
+        companion = file.find_companion(str(config.value))
+        overrides = {**(read_sections(companion) if companion is not None else {"config_file": config}), **overrides}
+    return {**around, **_read_chosen_recipe(file), **arguments, **overrides}
+
+
+def _read_chosen_recipe(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of the recipe that the options of a command choose."""
+    arguments = file.launch.arguments if file.launch is not None else {}
+    words = {name: str(stated.value).strip("'\"") for name, stated in arguments.items()}
+    if "recipe" in words:
+        return read_recipe(words["recipe"], arguments["recipe"])
+    if "model_recipe_name" in words:
+        task, kind = words.get("task", "pretrain"), words.get("compute_dtype", "bf16").replace("_", "")
+        gpus = f"{words.get('num_gpus', '8')}gpu_{words.get('gpu', 'h100').lower()}"
+        name = f"{words['model_recipe_name']}_{task}_{gpus}_{kind}_config"
+        return read_recipe(name, arguments["model_recipe_name"])
+    if "model" in words:
+        mode = {"lora": "peft", "dora": "peft"}.get(words.get("mode", "pretrain"), words.get("mode", "pretrain"))
+        return read_recipe(f"{words['model']}_{mode}_config", arguments["model"])
+    name = re.sub(r"\.py$", "", file.launch.entry.rpartition("/")[2]) if file.launch is not None else ""
+    kind, _, model = name.partition("_")
+    return load_recipes(BRIDGE_DATA).find(f"{model}_{'pretrain' if kind == 'pretrain' else 'sft'}_config") or {}
+
+
+def read_python(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of the last configuration that a Python file builds."""
+    text = follow_python(file)
+    built = _find_built(text.calls)
+    if built is None:
+        text.call_functions()
+        built = _find_built(text.calls)
+    if built is None:
+        return {}
+    settings = read_python_settings(built, file.where)
+    arguments = {ARGUMENTS.get(name, name): value for name, value in settings.items()}
+    overrides = read_options(file.options.arguments).items()
+    settings = {**arguments, **{name: Stated(value, name, "--args") for name, value in overrides if "." in name}}
+    plain = {**_read_config_file(text, file), **name_plainly(settings), **list_changes(text, built, file.where)}
+    if built.last_name == "ConfigContainer":
+        return {**silent_overlaps(file), **plain}
+    return {
+        **read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{file.where}:{built.line}")),
+        **plain,
+    }
+
+
+def _read_config_file(text: PythonText, file: LaunchFile) -> dict[str, Stated]:
+    """The overrides of the YAML file that a script merges unless it is given another one (``--config-file``)."""
+    if not any(call.last_name == "add_argument" and "--config-file" in call.arguments for call in text.calls):
+        return {}
+    given = read_options(file.options.arguments).get("config_file")
+    names = (
+        [str(given)] if given else [value for value in text.names.values() if str(value).endswith((".yaml", ".yml"))]
+    )
+    if not names:
+        return {}
+    companion = file.find_companion(f"conf/{names[0]}") or file.find_companion(names[0])
+    if companion is None:
+        return {"config_file": Stated(names[0], "--config-file", file.where)}
+    return read_sections(companion)
+
+
+def _find_built(calls: list[Built]) -> Built | None:
+    """The last call of a recipe, or the last configuration."""
+    recipes = load_recipes(BRIDGE_DATA)
+    known = {*recipes.recipes, *recipes.aliases}
+    for call in reversed(calls):
+        if call.last_name in known or call.last_name == "ConfigContainer":
+            return call
+    likely = [call for call in calls if re.search(r"_(pretrain|sft|peft|finetune)\w*_config$", call.last_name)]
+    return likely[-1] if likely else None
+
+
+def interpret(reading: Reading) -> None:
+    """Fills the keys of a job."""
+    ask_about_changes(reading)
+    if (stated := reading.take("recipe") or reading.take("config_file")) is not None:
+        source = load_recipes(BRIDGE_DATA).source.partition(",")[0]
+        why = f"meshcast has no recipe or file {stated.value!r} ({source})"
+        reading.ask(stated, why, "--args '--recipe llama3_8b_pretrain_config'", "model=llama3-8b")
+    else:
+        ask_for_recipe(reading)
+    nodes, each = reading.take_count("nnodes", decisive=False), reading.take_count("nproc_per_node", decisive=False)
+    gpus = reading.take_count("gpus", decisive=False)
+    if each or gpus:
+        total = (nodes or 1) * each if each else gpus
+        reading.set_key("cluster.gpus", total, *(("nproc_per_node", "nnodes") if each else ("gpus",)))
+    interpret_configuration(reading)
+
+
+def recognise(file: LaunchFile) -> Evidence:
+    """YAML with the sections of its configuration, Python that imports it, or a start of its scripts."""
+    if file.suffix == ".py":
+        return Evidence.CERTAIN if "megatron.bridge" in file.text else Evidence.NONE
+    if file.launch is not None:
+        named = {"recipe", "model_recipe_name"} & file.launch.arguments.keys()
+        is_ours = re.search(r"(^|/)(run_recipe|setup_experiment|launch_with_nemo_run)\.py$", file.launch.entry)
+        return Evidence.CERTAIN if is_ours and (named or "model" in file.launch.arguments) else Evidence.NONE
+    if not isinstance(file.data, Mapping) or {"cluster", "trainer"} & file.keys:
+        return Evidence.NONE
+    has_sections = bool({"train", "ddp", "dataset", "comm_overlap"} & file.keys)
+    has_model = isinstance(file.data.get("model"), Mapping)
+    is_dotted = any(str(key).startswith("model.") for key in file.keys)
+    return Evidence.LIKELY if is_dotted or (has_model and has_sections) else Evidence.NONE
+
+
+def write(keys: Keys, header: list[str]) -> str:
+    """A YAML file of overrides for a Megatron-Bridge recipe."""
+    settings = write_settings(keys)
+    sections: dict[str, dict[str, Value]] = {"model": {}, "train": {}, "dataset": {}, "ddp": {}}
+    for name, value in settings.items():
+        sections.setdefault(PLACES.get(name, "model"), {})[name] = list(value) if isinstance(value, tuple) else value
+    sections["dataset"]["seq_length"] = settings["seq_length"]
+    body: dict[str, Value] = {section: inner for section, inner in sections.items() if inner}
+    compute = keys.get("precision.compute", "bf16")
+    recipe = next((name for name, ours in RECIPES.items() if ours == compute), None)
+    if recipe:
+        body["mixed_precision"] = recipe
+    elif compute == "fp32":
+        body["model"] |= {"bf16": False, "fp16": False}
+    lines = [f"# {line}".rstrip() for line in header]
+    return "\n".join([*lines, *([""] if lines else [])]) + yaml.safe_dump(
+        body, sort_keys=False, default_flow_style=None, width=120
+    )
+
+
+BRIDGE = LaunchFormat("megatron-bridge", "Megatron-Bridge", ".yaml", recognise, read, interpret, write, VERDICTS)

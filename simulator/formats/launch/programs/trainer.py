@@ -1,0 +1,615 @@
+"""What the programs on Hugging Face's Trainer share: batches, sequences, precision, sharding, checkpointing, adapters.
+
+The settings are `TrainingArguments`, by their names; those of companion files as in `sharding`. Where a program's
+defaults differ from the Trainer's, a `TrainerProgram` says so.
+
+Sources: huggingface/transformers v4.57.3 and v5.24.0, src/transformers/training_args.py, trainer.py, modeling_utils.py;
+huggingface/accelerate v1.15.0, src/accelerate/accelerator.py and utils/fsdp_utils.py (weights upcast to fp32 under
+FSDP with mixed precision); huggingface/peft, src/peft/utils/constants.py (modules of adapters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from meshcast.simulator.formats.launch.flat_settings import flatten_file, split_objects
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.launches import Launch
+from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
+from meshcast.simulator.formats.launch.programs.sharding import (
+    ACCELERATE_KEYS,
+    has_fsdp,
+    name_launch_flags,
+    name_settings,
+    offload_checkpoints,
+    read_accelerate,
+    read_degrees,
+    read_fsdp,
+    read_zero,
+)
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import (
+    SomeKeys,
+    Stated,
+    is_null,
+    read_count,
+    read_number,
+    read_switch,
+    read_words,
+)
+
+
+@dataclass(frozen=True)
+class TrainerProgram:
+    """A program on the Trainer, by its names and defaults where these differ from the Trainer's.
+
+    micro: sequences of a micro-batch of a process; None: a script decides. micro_names: of the setting.
+    sequence: tokens of a sequence; None: a script decides. sequence_names: of the setting.
+    model_names: of the setting of the model.
+    compute: format of the computation without a switch.
+    loads: format in which trained weights lie in memory, where neither FSDP nor DeepSpeed keeps fp32 copies: fp32, that
+        of the computation, or what the script and the release of transformers say.
+    checkpointing: whether layers are recomputed. checkpointing_names: of the switches.
+    reentrant: whether its checkpoints are reentrant, which recompute to the end of a layer; None: as the profile.
+    fsdp_version: of FSDP, where the file does not say it.
+    packs: what of a batch is padding or packed, as a question about `batch.documents` may put it.
+    """
+
+    micro: int | None = 8
+    micro_names: tuple[str, ...] = ("per_device_train_batch_size", "per_gpu_train_batch_size")
+    sequence: int | None = None
+    sequence_names: tuple[str, ...] = ()
+    model_names: tuple[str, ...] = ("model_name_or_path",)
+    compute: Literal["fp32", "bf16"] = "fp32"
+    loads: Literal["fp32", "compute", "script"] = "script"
+    checkpointing: bool = False
+    checkpointing_names: tuple[str, ...] = ("gradient_checkpointing", "activation_checkpointing")
+    reentrant: bool | None = None
+    fsdp_version: int = 1
+
+
+# -------------------------------------------------------------------------------------------- settings
+
+
+def read_trainer_file(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of a script, of a YAML or of a JSON file: those of the Trainer, and those of launchers behind
+    prefixes."""
+    if file.launch is not None:
+        settings = dict(split_objects(file.launch.arguments))
+        for launcher in file.launch.launchers:
+            if launcher.name == "accelerate launch":
+                settings |= name_launch_flags(launcher.settings)
+            else:
+                settings |= {f"launcher.{name}": stated for name, stated in launcher.settings.items()}
+        return name_settings(settings)
+    settings = flatten_file(file, example="per_device_train_batch_size: 1")
+    if "distributed_type" in settings or "compute_environment" in settings:
+        settings = {_name_accelerate(name): stated for name, stated in settings.items()}
+    return name_settings(settings)
+
+
+def read_environment(launch: Launch, *names: str) -> dict[str, Stated]:
+    """The variables of these names that a start is given."""
+    return {
+        name: Stated(word.text, name, launch.place, word.unknown)
+        for name in names
+        if (word := launch.environment.get(name)) is not None
+    }
+
+
+def _name_accelerate(name: str) -> str:
+    return f"accelerate.{name}" if name.partition(".")[0] in ACCELERATE_KEYS else name
+
+
+def list_names(file: LaunchFile) -> set[str]:
+    """The names of the settings of a file: of a command also those of the file that it gives to the program."""
+    if file.launch is None:
+        return set(file.keys)
+    names = {name for name, stated in file.launch.arguments.items() if not is_null(stated.value)}
+    given_files = [*file.launch.positional, *(file.launch.arguments[name] for name in ("config",) if name in names)]
+    for stated in given_files:
+        if not stated.unknown and str(stated.value).lower().endswith((".yaml", ".yml", ".json")):
+            companion = file.find_companion(str(stated.value))
+            names |= set(companion.keys) if companion is not None else set()
+    return names
+
+
+def follow_file(reading: Reading, stated: Stated) -> None:
+    """Adds the settings of the YAML or JSON file that a command names in place of arguments."""
+    if (file := reading.read_companion(stated)) is not None:
+        reading.add_stated(name_settings(flatten_file(file)))
+
+
+# -------------------------------------------------------------------------------------------- the job
+
+
+def read_training(reading: Reading, program: TrainerProgram) -> None:
+    """Fills the keys of a job from the arguments of the Trainer and the files that they name."""
+    reading.read_model(*program.model_names)
+    _add_companions(reading)
+    read_accelerate(reading)
+    _read_batch(reading, program)
+    read_sequence(reading, program)
+    _read_sharding(reading, program)
+    _read_precision(reading, program)
+    _read_checkpointing(reading, program)
+    _read_attention(reading)
+    read_optimizer(reading, "deepspeed.optimizer.type", "optim")
+    _read_compilation(reading)
+    _read_length(reading)
+    _read_processes(reading)
+
+
+DEEPSPEED_FILES = ("deepspeed", "deepspeed_config", "ds_config", "deepspeed_config_file", "deepspeed_config_path")
+"""Arguments of scripts that name a configuration of DeepSpeed."""
+
+
+def _add_companions(reading: Reading) -> None:
+    """Adds the files of DeepSpeed and FSDP that arguments of the Trainer name."""
+    files = {**dict.fromkeys(DEEPSPEED_FILES, "deepspeed."), "fsdp_config": "fsdp_config."}
+    for name, prefix in files.items():
+        stated = reading.stated.get(name)
+        if stated is None or is_null(stated.value) or isinstance(stated.value, bool):
+            continue
+        reading.take(name)
+        if (file := reading.read_companion(stated)) is not None:
+            reading.add_stated(name_settings(flatten_file(file, prefix, "{")))
+
+
+def _read_batch(reading: Reading, program: TrainerProgram) -> None:
+    names = *program.micro_names, "deepspeed.train_micro_batch_size_per_gpu"
+    _read_agreeing(reading, "batch.micro", program.micro, *names)
+    names = (
+        "gradient_accumulation_steps",
+        "deepspeed.gradient_accumulation_steps",
+        "accelerate.deepspeed_config.gradient_accumulation_steps",
+        "accelerate.gradient_accumulation_steps",
+    )
+    _read_agreeing(reading, "batch.accumulated", 1, *names)
+    stated = reading.take("deepspeed.train_batch_size")
+    if stated is not None and not is_null(stated.value):
+        reading.set_key("batch.global", read_count(stated), "deepspeed.train_batch_size")
+    if "batch.micro" not in reading.keys and program.micro is None:
+        if "batch.global" in reading.keys:
+            # DeepSpeedConfig._set_batch_related_parameters
+            reading.keys["batch.per_rank"] = reading.keys.get("batch.accumulated", 1)
+        else:
+            reading.ask_key("batch.micro", 1, "the script says the batch of a process")
+
+
+def _read_agreeing(reading: Reading, key: str, default: int | None, *names: str) -> None:
+    """Reads a count that several files may state. Where they differ, the Trainer stops."""
+    answers = ("batch.micro=...",) if key == "batch.micro" else ("batch.global=...",)
+    counts = {name: count for name in names if (count := reading.take_count(name, answers=answers)) is not None}
+    if len(set(counts.values())) > 1:
+        first, *rest = (reading.stated[name] for name in counts)
+        why = f"it differs from {first.shown}, which is {first.value}: the Trainer stops there"
+        reading.ask(rest[0], why, f"{key}={first.value}")
+    if counts:
+        reading.set_key(key, next(iter(counts.values())), *counts)
+    elif default is not None and not any(reading.stated[name].unknown for name in names if name in reading.stated):
+        reading.set_key(key, default)
+
+
+def read_sequence(reading: Reading, program: TrainerProgram) -> None:
+    """Reads the length of sequences; of a script that does not state it, it is asked for."""
+    names = program.sequence_names
+    if count := reading.take_count(*names, answers=("batch.sequence=...",)):
+        reading.set_key("batch.sequence", count, *(name for name in names if name in reading.stated))
+    elif program.sequence is not None:
+        reading.set_key("batch.sequence", program.sequence)
+    elif not any(reading.stated[name].unknown for name in names if name in reading.stated):
+        why = "the script decides how many tokens a sequence has, and no setting says it"
+        reading.ask_key("batch.sequence", 2048, why)
+
+
+def _read_sharding(reading: Reading, program: TrainerProgram) -> None:
+    """Reads DeepSpeed, FSDP, or plain data parallelism: arguments of the Trainer count more than Accelerate's file."""
+    kind = reading.take_word("accelerate.distributed_type")
+    reading.set_key("framework.name", "hf-trainer")
+    if any(name.startswith("deepspeed.") for name in reading.stated):
+        read_zero(reading)
+    elif has_fsdp(reading):
+        read_fsdp(reading, program.fsdp_version)
+    elif kind == "megatron_lm":
+        why = "Accelerate hands over to Megatron-LM, whose degrees meshcast does not read from this file"
+        reading.ask(reading.take("accelerate.distributed_type"), why, "plan.tp=1")
+    else:
+        _set_replicas_alone(reading)
+        if mebibytes := reading.take_count("ddp_bucket_cap_mb"):
+            reading.set_key("framework.set.bucket.elements", mebibytes * 2**18, "ddp_bucket_cap_mb")
+    read_degrees(reading)
+
+
+def _set_replicas_alone(reading: Reading) -> None:
+    """Sets plain data parallelism, which is assumed where Accelerate has the file of another machine."""
+    launch = reading.file.launch
+    starts = {launcher.name for launcher in launch.launchers} if launch is not None else set()
+    if "accelerate launch" in starts and "accelerate.distributed_type" not in reading.stated:
+        why = "accelerate launch without --config_file takes the configuration of the machine, which is not here"
+        reading.assume("plan.data", "ddp", why)
+    else:
+        reading.set_key("plan.data", "ddp", "accelerate.distributed_type")
+
+
+# ----------------------------------------------------------------------------------------- precision
+
+HALF = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
+"""Formats of 16 bits by their names in PyTorch."""
+
+LOADING = ("torch_dtype", "dtype", "model_dtype")
+"""Settings of the format in which a script loads weights."""
+
+
+def _read_precision(reading: Reading, program: TrainerProgram) -> None:
+    """Reads the format of the computation, and with which formats weights and states lie in memory."""
+    switches = dict(_find_switches(reading))
+    compute = next(iter(switches.values()), None)
+    mixed = compute is not None
+    if compute is None:
+        stated = reading.take("bf16")
+        is_off = stated is not None and not is_null(stated.value) and not read_switch(stated)
+        mixed = program.compute == "bf16" and not is_off
+        compute = "bf16" if mixed else "fp32"
+    loaded = HALF.get(reading.take_word(*LOADING).removeprefix("torch."), "")
+    if not mixed and loaded:
+        reading.set_key("precision.compute", loaded, *LOADING)
+        _set_states(reading, loaded, *LOADING)
+        return
+    names = [name for name, word in switches.items() if word == compute]
+    reading.set_key("precision.compute", compute, *names)
+    if reading.take_switch("tf32") and compute == "fp32":
+        why = "GEMMs are forecast in fp32, and run in TF32"
+        reading.approximate(reading.take("tf32"), why, "the step is too long, the memory is the same")
+    if mixed and reading.keys["plan.data"] == "ddp" and reading.keys["framework.name"] != "deepspeed":
+        _read_states(reading, program, compute, loaded)
+
+
+def _find_switches(reading: Reading) -> Iterator[tuple[str, str]]:
+    """The settings that say the format of mixed precision, those that count more first."""
+    for word in ("bf16", "fp16"):
+        for name in (word, f"deepspeed.{word}.enabled", f"deepspeed.{'bfloat16' if word == 'bf16' else word}.enabled"):
+            stated = reading.take(name, answers=("precision.compute=bf16",))
+            if stated is not None and not is_null(stated.value) and read_switch(stated):
+                yield name, word
+    word = reading.take_word("accelerate.mixed_precision")
+    if word in ("bf16", "fp16"):
+        yield "accelerate.mixed_precision", word
+    elif word == "fp8":
+        yield "accelerate.mixed_precision", "fp8-delayed"
+
+
+def _set_states(reading: Reading, word: str, *names: str) -> None:
+    """Sets weights without fp32 copies: gradients and moments have the format of the weights."""
+    for key in ("gradients", "main_weights", "moments"):
+        reading.set_key(f"precision.{key}", word, *names)
+
+
+def _read_states(reading: Reading, program: TrainerProgram, compute: str, loaded: str) -> None:
+    """Sets the formats of weights and states under DDP, where nothing but autocast converts."""
+    if compute == "bf16" and (loaded or program.loads == "compute"):
+        _set_states(reading, compute, *LOADING)
+        return
+    reading.set_key("precision.gradients", "fp32", *LOADING)
+    if compute == "bf16" and program.loads == "script" and reading.take_word(*LOADING) in ("", "auto"):
+        why = (
+            "weights are forecast in fp32 with autocast, as transformers before release 5 loads them; from release 5 "
+            "on, or with torch_dtype in the script, all states have 16 bits"
+        )
+        other = {f"precision.{key}": "bf16" for key in ("gradients", "main_weights", "moments")}
+        stated = reading.take(*LOADING, "bf16", "accelerate.mixed_precision")
+        reading.approximate(stated, why, "the forecast may need up to 10 bytes a parameter too much", other)
+
+
+# --------------------------------------------------------------------------- recomputation and kernels
+
+
+def _read_recomputation(reading: Reading, program: TrainerProgram) -> bool:
+    """Reads whether layers are recomputed: one switch that is on counts more than others that are off."""
+    sharded = "fsdp_config.activation_checkpointing", "accelerate.fsdp_config.activation_checkpointing"
+    stated = {name: reading.take(name) for name in (*program.checkpointing_names, *sharded)}
+    switches = {
+        name: read_switch(entry) for name, entry in stated.items() if entry is not None and not is_null(entry.value)
+    }
+    trainer = [name for name in switches if name not in sharded]
+    is_on = any(switches.values()) or (program.checkpointing and not trainer)
+    agreeing = [name for name, switch in switches.items() if switch == is_on]
+    reading.set_key("plan.recompute", "full" if is_on else "none", *agreeing)
+    for name in switches:
+        if name not in agreeing:
+            reading.ignore(stated[name], "another setting recomputes layers")
+    return is_on
+
+
+def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
+    if not _read_recomputation(reading, program):
+        return
+    kwargs = [f"{name}_kwargs" for name in ("gradient_checkpointing", "activation_checkpointing")]
+    names = [f"{name}.use_reentrant" for name in kwargs]
+    reentrant = reading.take(*names)
+    if reentrant is not None and not is_null(reentrant.value):
+        reading.set_key("framework.set.recompute_early_stop", not read_switch(reentrant), *names)
+    elif program.reentrant is not None:
+        reading.set_key("framework.set.recompute_early_stop", not program.reentrant)
+    every = reading.take_count(*(f"{name}.every_n_layers" for name in kwargs)) or 1
+    if every > 1 and (layers := reading.keys.get("model.layers")):
+        reading.set_key(
+            "plan.recompute.layers", max(1, layers // every), *(f"{name}.every_n_layers" for name in kwargs)
+        )
+    offloads = "activation_offloading", "accelerate.fsdp_config.activation_checkpointing_offload"
+    if take_on(reading, *offloads) is not None:
+        offload_checkpoints(reading, *offloads)
+
+
+def set_recomputation(reading: Reading, is_on: bool, *names: str) -> None:
+    """Sets whether all layers are recomputed. names: of the settings that say so."""
+    reading.set_key("plan.recompute", "full" if is_on else "none", *names)
+
+
+def assume_no_recomputation(reading: Reading, why: str, stated: Stated | None = None) -> None:
+    """Assumes that no layer is recomputed. stated: a setting of how layers are, which bounds the error."""
+    reading.assume("plan.recompute", "none", why)
+    errs = "with recomputation the step is longer and needs less memory"
+    reading.approximate(stated, why, errs, {"plan.recompute": "full"})
+
+
+ATTENTIONS: Mapping[str, SomeKeys] = {
+    "sdpa": {"attention_library": "sdpa"},
+    "flash_attention_2": {"attention_library": "flash-2"},
+    "flash_attention_3": {"attention_library": "flash-3"},
+    "eager": {"attention": "unfused"},
+}
+"""Traits of the framework by ``attn_implementation``."""
+
+FLASH_SWITCHES = ("use_flash_attn", "use_flash_attention", "use_flash_attention_2", "flash_attn")
+"""Switches of scripts for FlashAttention 2."""
+
+
+def set_attention(reading: Reading, word: str, *names: str) -> None:
+    """Sets which kernels compute attention. word: ``attn_implementation``. names: of the settings that say so."""
+    traits = ATTENTIONS.get(word)
+    if traits is None:
+        why = f"{word} is not described; PyTorch's scaled_dot_product_attention is forecast"
+        reading.approximate(reading.take(*names), why, "the time of attention may err either way")
+        return
+    for trait, value in traits.items():
+        reading.set_key(f"framework.set.{trait}", value, *names)
+
+
+def _read_attention(reading: Reading) -> None:
+    names = "attn_implementation", "_attn_implementation", "attn_impl"
+    if word := reading.take_word(*names):
+        set_attention(reading, word.rpartition("/")[2].replace("-", "_"), *names)
+        return
+    for name in FLASH_SWITCHES:
+        stated = reading.take(name)
+        if stated is not None and str(stated.value).lower() in ("true", "1", "yes"):
+            set_attention(reading, "flash_attention_2", name)
+
+
+def set_fused_loss(reading: Reading, stated: Stated | None) -> None:
+    """Sets a loss over chunks of the tokens, which never has all logits at once."""
+    for key in ("kept", "peak", "sharded_peak"):
+        reading.set_key(f"framework.set.loss.{key}", 0)
+    if stated is not None:
+        why = "the loss is forecast without copies of the logits, but with the logits, which this computes by chunks"
+        reading.approximate(stated, why, "the forecast needs more memory, by the logits and their gradients")
+
+
+def _read_compilation(reading: Reading) -> None:
+    names = "torch_compile", "torch_compile_backend", "torch_compile_mode"
+    stated = {name: reading.take(name) for name in names}
+    backends = "accelerate.dynamo_config.backend", "accelerate.dynamo_backend"
+    backend = reading.take_word(*backends)
+    is_on = any(
+        entry is not None and not is_null(entry.value) and entry.value is not False for entry in stated.values()
+    )
+    off = stated["torch_compile"]
+    if off is not None and str(off.value).lower() in ("false", "0"):
+        is_on = any(stated[name] is not None and not is_null(stated[name].value) for name in names[1:])  # type: ignore[union-attr]
+    if is_on or backend not in ("", "no"):
+        reading.set_key("framework.set.compile", True, *names, *backends)
+
+
+# ------------------------------------------------------------------------------------------- adapters
+
+TARGETS = {
+    **dict.fromkeys(
+        ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "w_pack", "wqkv"), "attn_qkv"
+    ),
+    **dict.fromkeys(("o_proj", "out_proj", "dense", "attn.c_proj", "wo"), "attn_proj"),
+    **dict.fromkeys(
+        ("gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h", "w1", "w2", "w3", "fc1", "c_fc"), "mlp_up"
+    ),
+    **dict.fromkeys(("down_proj", "dense_4h_to_h", "fc2", "c_proj"), "mlp_down"),
+}
+"""Linear layers with adapters by the names of modules in models of transformers."""
+
+EVERYWHERE = ("all", "all-linear", "all_linear", "lora_all_linear")
+"""Words for adapters on all linear layers."""
+
+
+ALL_TARGETS = ("attn_qkv", "attn_proj", "mlp_up", "mlp_down")
+"""Linear layers of a dense model."""
+
+
+def set_adapters(
+    reading: Reading,
+    stated: Stated | None,
+    rank: int | None,
+    rank_names: tuple[str, ...],
+    *target_names: str,
+    everywhere: bool,
+) -> None:
+    """Sets low-rank adapters.
+
+    stated: the setting that says so. rank: without a setting; None: a script decides, and it is asked for.
+    rank_names, target_names: of the settings.
+    everywhere: whether all linear layers have adapters without a setting; otherwise queries and values.
+    """
+    mode = [name for name, entry in reading.stated.items() if entry is stated]
+    reading.set_key("train.mode", "lora", *mode)
+    count = reading.take_count(*rank_names, answers=("train.rank=...",))
+    if count is None and rank is None:
+        reading.ask_key("train.rank", 8, "the script decides the rank of adapters, and no setting says it")
+    else:
+        reading.set_key("train.rank", count or rank, *rank_names)
+    _read_targets(reading, stated, target_names, everywhere)
+
+
+def _read_targets(reading: Reading, adapters: Stated | None, names: tuple[str, ...], everywhere: bool) -> None:
+    """Reads which linear layers have adapters. everywhere: all of them, without a setting."""
+    stated = reading.take(*names)
+    words = [word.lower() for word in read_words(stated)] if stated is not None else []
+    words = [word for word in words if word not in ("none", "null")]
+    on_all = (not words and everywhere) or bool(set(words) & set(EVERYWHERE))
+    targets = ALL_TARGETS if on_all else _find_targets(reading, words, stated)
+    kept = leave_out_experts(reading, targets, stated or adapters)
+    if kept and (stated is not None or kept != ALL_TARGETS):
+        reading.set_key("train.targets", kept, *names)
+
+
+def _find_targets(reading: Reading, words: list[str], stated: Stated | None) -> tuple[str, ...]:
+    """The linear layers that the names of modules mean. stated: the setting that has them."""
+    if not words:
+        return ("attn_qkv",)
+    if unknown := [word for word in words if word not in TARGETS]:
+        why = f"meshcast does not know which layers {', '.join(unknown)} are"
+        reading.approximate(stated, why, "the memory and time of adapters err a little")
+    return tuple(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS))
+
+
+def leave_out_experts(reading: Reading, targets: tuple[str, ...], stated: Stated | None) -> tuple[str, ...]:
+    """The layers whose adapters are forecast: not those of experts, and not the projections of latent attention."""
+    experts, latent = "model.moe.experts" in reading.keys, "model.mla.kv_lora_rank" in reading.keys
+    left_out = {"mlp_up", "mlp_down"} if experts else set()
+    left_out |= {"attn_qkv"} if latent else set()
+    kept = tuple(name for name in targets if name not in left_out)
+    if kept == targets:
+        return targets
+    kept = kept or ("attn_proj",)
+    why = f"adapters of {' and '.join(kept)} are forecast, not those of experts and of latent attention"
+    shown = stated or Stated("lora", "adapters", reading.file.where)
+    reading.approximate(shown, why, "the step is too short, and the memory too small by these adapters")
+    return kept
+
+
+def approximate_loading(reading: Reading, stated: Stated | None) -> None:
+    """Lists that frozen weights are forecast in 16 bits, where a script loads them in fp32."""
+    if not any(name in reading.stated for name in LOADING) and reading.keys.get("precision.compute") != "fp32":
+        why = "frozen weights are forecast in the format of the computation; without dtype they are loaded in fp32"
+        reading.approximate(stated, why, "the forecast needs up to 2 bytes a frozen parameter less")
+
+
+def approximate_freezing(reading: Reading, stated: Stated | None) -> None:
+    """Lists a setting that trains a part of the weights: all are forecast, and adapters bound the error."""
+    why = "all weights are forecast as trained, though some are frozen"
+    reading.approximate(stated, why, "the forecast is too slow, and needs more memory", {"train.mode": "lora"})
+
+
+def set_quantised_weights(reading: Reading, bits: int, stated: Stated | None) -> None:
+    """Sets frozen weights of 8 or 4 bits (QLoRA): those of 4 bits are forecast with 8."""
+    names = [name for name, entry in reading.stated.items() if entry is stated]
+    reading.set_key("framework.set.fp8_frozen_weights", True, *names)
+    more = (
+        "" if bits >= 8 else "; frozen weights are forecast with 8 bits, not 4, so it needs 0.4 bytes a parameter more"
+    )
+    why = "the kernels that dequantise weights are left out"
+    reading.approximate(stated, why, f"the step is too short{more}")
+
+
+def double_samples(reading: Reading, stated: Stated | None) -> None:
+    """Doubles the micro-batch: a sample is a pair of texts, chosen and rejected, which pass the model together."""
+    micro = reading.keys.get("batch.micro")
+    if micro:
+        names = [name for name, entry in reading.stated.items() if entry is reading.origins.get("batch.micro")]
+        reading.set_key("batch.micro", 2 * micro, *names)
+        if (total := reading.keys.get("batch.global")) is not None:
+            reading.set_key("batch.global", 2 * total, "deepspeed.train_batch_size")
+
+
+def approximate_reference(reading: Reading, stated: Stated | None) -> None:
+    """Lists that the reference model is left out."""
+    why = "the reference model is left out: its weights in 16 bits, and its forward pass over the batch"
+    errs = "the step is too short by a forward pass, and the memory too small by up to 2 bytes a parameter"
+    reading.approximate(stated, why, errs)
+
+
+# ----------------------------------------------------------------------------------- length, processes
+
+
+def _read_length(reading: Reading) -> None:
+    """Reads how long a run is and how often it saves."""
+    stated = reading.take("max_steps", decisive=False)
+    if stated is not None and not is_null(stated.value) and read_number(stated) > 0:
+        reading.set_key("run.steps", read_count(stated), "max_steps")
+    elif stated is not None:
+        reading.ignore(stated, "the data set decides how many steps a run has")
+    saved = reading.take("save_steps", decisive=False)
+    strategy = reading.take_word("save_strategy") or "steps"
+    if saved is not None and not is_null(saved.value) and strategy == "steps" and read_number(saved) >= 1:
+        reading.set_checkpoints(read_count(saved), False, "save_steps")
+
+
+def _read_processes(reading: Reading) -> None:
+    """Reads how many GPUs the launcher starts processes on."""
+    names: tuple[str, ...] = ("accelerate.num_processes", "launcher.nproc_per_node", "launcher.num_gpus")
+    each = reading.take_count(*names, decisive=False) if _is_number(reading, *names) else None
+    if each is None:
+        each, names = _count_devices(reading), ("launcher.include",)
+    elif names[0] not in reading.stated:
+        each *= _count_nodes(reading)
+    reading.take("accelerate.num_machines", decisive=False)
+    if each:
+        reading.set_key("cluster.gpus", each, *names)
+
+
+def _is_number(reading: Reading, *names: str) -> bool:
+    """Whether the first of these settings is a number: torchrun also takes ``gpu`` and ``auto``."""
+    stated = next((reading.stated[name] for name in names if name in reading.stated), None)
+    return stated is not None and not stated.unknown and str(stated.value).isdecimal() and int(str(stated.value)) > 0
+
+
+def _count_nodes(reading: Reading) -> int:
+    """The nodes of torchrun or DeepSpeed; of an elastic range, the most."""
+    stated = reading.take("launcher.nnodes", "launcher.num_nodes", decisive=False)
+    last = str(stated.value).rpartition(":")[2] if stated is not None else ""
+    return int(last) if last.isdecimal() and int(last) else 1
+
+
+def _count_devices(reading: Reading) -> int | None:
+    """The GPUs that a script names, or the single one of a program without a launcher; None: those of the machine."""
+    launch = reading.file.launch
+    included = reading.take("launcher.include", decisive=False)
+    if included is not None:
+        return sum(host.count(",") + 1 for host in str(included.value).split("@") if ":" in host) or None
+    if launch is None:
+        return None
+    starts = {launcher.name for launcher in launch.launchers} & STARTERS
+    visible = launch.environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.unknown and visible.text.strip():
+        count = visible.text.count(",") + 1
+        if count > 1 and not starts and launch.entry.endswith(".py"):
+            why = "one process copies the model to all GPUs (nn.DataParallel); a process for each is forecast"
+            stated = Stated(visible.text, "CUDA_VISIBLE_DEVICES", launch.place)
+            reading.approximate(stated, why, "the forecast is too fast")
+        return count
+    return None if starts or not launch.entry.endswith(".py") else 1
+
+
+STARTERS = {
+    *("accelerate launch", "torchrun", "deepspeed", "python -m torch.distributed.run", "srun", "mpirun"),
+    "python -m torch.distributed.launch",
+}
+"""Launchers of several processes."""
+
+
+def take_on(reading: Reading, *names: str) -> Stated | None:
+    """The first of these settings that is on: not null, not false."""
+    for name in names:
+        stated = reading.take(name)
+        if stated is not None and not is_null(stated.value) and str(stated.value).lower() not in ("false", "0", "no"):
+            return stated
+    return None

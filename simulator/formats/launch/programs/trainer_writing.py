@@ -1,0 +1,108 @@
+"""Jobs as arguments of programs on Hugging Face's Trainer: what LLaMA-Factory, Axolotl and Accelerate share.
+
+Sections that these programs read from a file of its own (DeepSpeed, FSDP) stand inside theirs, which both take.
+"""
+
+from __future__ import annotations
+
+import re
+
+from meshcast.simulator.formats.launch.keys import compose_model, nest
+from meshcast.simulator.formats.launch.programs.deepspeed import write_settings
+from meshcast.simulator.formats.launch.programs.sharding import FSDP
+from meshcast.simulator.formats.launch.table import Keys, SomeKeys
+from meshcast.simulator.models.load import find_preset, preset_source
+
+ATTENTIONS = {"flash-2": "flash_attention_2", "flash-3": "flash_attention_3", "sdpa": "sdpa"}
+"""``attn_implementation`` by the library of attention."""
+
+MODULES = {
+    "attn_qkv": ("q_proj", "k_proj", "v_proj"),
+    "attn_proj": ("o_proj",),
+    "mlp_up": ("gate_proj", "up_proj"),
+    "mlp_down": ("down_proj",),
+}
+"""Modules of models of transformers by the targets of adapters."""
+
+
+def name_model(keys: SomeKeys) -> str | None:
+    """The id on the hub of a preset of the shape of a model, or the preset; None where only a config.json says it."""
+    model = compose_model(nest(keys, "model"))
+    if not isinstance(model, str):
+        return None
+    hub = re.search(r"Hugging Face ([\w.-]+/[\w.-]+)", preset_source(model))
+    return hub[1] if hub is not None and find_preset(hub[1]) == model else model
+
+
+def count_passes(keys: SomeKeys) -> int:
+    """The micro-batches of a replica in a step."""
+    return max(1, keys["batch.global"] // (keys["plan.dp"] * keys["batch.micro"]))
+
+
+def name_attention(keys: SomeKeys) -> str | None:
+    """``attn_implementation`` of a job; None where the profile has no word for it."""
+    if keys.get("framework.set.attention") == "unfused":
+        return "eager"
+    return ATTENTIONS.get(keys.get("framework.set.attention_library", ""))
+
+
+def recomputes(keys: SomeKeys) -> bool:
+    """Whether all layers are recomputed."""
+    return bool(keys.get("plan.recompute") == "full")
+
+
+def offloads(keys: SomeKeys, state: str) -> bool:
+    """Whether a state, activations or that of the optimizer, lies in host memory."""
+    return state in keys.get("plan.offload", ())
+
+
+def shards_by_fsdp(keys: SomeKeys) -> bool:
+    """Whether FSDP shards."""
+    return bool(keys.get("plan.data") == FSDP)
+
+
+def shards_by_deepspeed(keys: SomeKeys) -> bool:
+    """Whether the engine of DeepSpeed runs a job."""
+    return str(keys.get("plan.data", "ddp")) not in ("ddp", FSDP) or keys.get("framework.name") == "deepspeed"
+
+
+def is_second_fsdp(keys: SomeKeys) -> bool:
+    """Whether FSDP 2 is written: it has other degrees, and gathers into buffers."""
+    degrees = any(keys.get(f"plan.{degree}", 1) > 1 for degree in ("tp", "cp"))
+    return degrees or bool(keys.get("framework.set.gathers_apart"))
+
+
+def write_fsdp(keys: SomeKeys, version: str = "version") -> Keys:
+    """The section ``fsdp_config``. version: name of its version."""
+    section: Keys = {version: 2 if is_second_fsdp(keys) else 1, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    if is_second_fsdp(keys):
+        section["reshard_after_forward"] = keys.get("plan.data.reshard", True)
+    elif keys.get("plan.data.backward_prefetch", True):
+        section["backward_prefetch"] = "BACKWARD_PRE"
+    if offloads(keys, "optimizer"):
+        section["offload_params"] = True
+    return section
+
+
+def name_strategy(keys: SomeKeys) -> str:
+    """The strategy of FSDP 1 in small letters; FSDP 2 has the first two."""
+    reshard = keys.get("plan.data.reshard", True)
+    if is_hybrid(keys) and not is_second_fsdp(keys):
+        return "hybrid_shard" if reshard else "hybrid_shard_zero2"
+    return "full_shard" if reshard else "shard_grad_op"
+
+
+def is_hybrid(keys: SomeKeys) -> bool:
+    """Whether shards have copies."""
+    return bool(keys.get("plan.replicate", 1) > 1)
+
+
+def write_deepspeed(keys: SomeKeys) -> Keys:
+    """The configuration of DeepSpeed, as a section."""
+    return nest(write_settings(keys))
+
+
+def write_formats(keys: SomeKeys) -> Keys:
+    """The switches of mixed precision."""
+    compute = keys.get("precision.compute")
+    return {str(compute): True} if compute in ("bf16", "fp16") else {}

@@ -1,0 +1,163 @@
+"""TRL: ``trl sft`` and its other trainers, and recipes in YAML for its scripts.
+
+Defaults are those of release 1: huggingface/trl v1.16.0, trl/trainer/sft_config.py, base_config.py, dpo_config.py and
+model_config.py. Layers are recomputed by default since v0.22; the loss works on chunks of tokens since v1.6.
+"""
+
+from __future__ import annotations
+
+import re
+
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
+from meshcast.simulator.formats.launch.programs.swift_settings import TUNERS
+from meshcast.simulator.formats.launch.programs.trainer import (
+    TrainerProgram,
+    approximate_loading,
+    approximate_reference,
+    double_samples,
+    follow_file,
+    list_names,
+    read_trainer_file,
+    read_training,
+    set_adapters,
+    set_fused_loss,
+    set_quantised_weights,
+    take_on,
+)
+from meshcast.simulator.formats.launch.programs.trainer_settings import (
+    DATA,
+    LOADING,
+    NAMES,
+    OPTIMISATION,
+    SHORT,
+    VERDICTS,
+    list_verdicts,
+)
+from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.table import Stated
+from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence
+
+PROGRAM = TrainerProgram(
+    sequence=1024,
+    sequence_names=("max_length", "max_seq_length"),
+    compute="bf16",
+    loads="fp32",
+    checkpointing=True,
+    reentrant=False,
+)
+"""``bf16`` follows from ``fp16``; ``dtype`` is float32 (ModelConfig); ``gradient_checkpointing`` is on."""
+
+GENERATING = ("grpo", "rloo", "ppo", "online_dpo", "gkd", "nash_md", "xpo", "gold", "distillation")
+"""Trainers that generate in every step."""
+
+PAIRS = ("dpo", "orpo", "cpo", "reward")
+"""Trainers whose samples are pairs of texts."""
+
+REFERENCES = ("dpo", "kto", "bco")
+"""Trainers with a reference model."""
+
+TRL_VERDICTS = list_verdicts(
+    ("dataset_* truncation_mode eval_packing packing_strategy padding_free packing assistant_only_loss", DATA),
+    ("completion_only_loss max_prompt_length max_completion_length formatting* max_num_* prompt_template", DATA),
+    ("conversation* num_proc auto_insert* system_prompt", DATA),
+    (
+        "beta loss_type loss_weights ld_alpha rpo_alpha f_divergence* desirable* undesirable* use_weighting",
+        OPTIMISATION,
+    ),
+    ("discopop* cpo_alpha simpo* lora_alpha lora_dropout lora_task_type use_rslora center_rewards*", OPTIMISATION),
+    ("label_smoothing disable_dropout reference_free", OPTIMISATION),
+    ("bnb_4bit_* use_bnb_nested_quant lora_modules_to_save ignore_bias_buffers", LOADING),
+    ("benchmarks callbacks", NAMES),
+    ("use_dora lora_target_parameters", Approximation("adapters of plain LoRA are forecast", SHORT)),
+    ("sync_ref_model ref_model_* precompute_ref*", NoInfluence("the reference model is left out in any case")),
+    (
+        "use_vllm vllm_* num_generations* generation_* temperature top_p top_k min_p",
+        NoInfluence("rollouts are left out"),
+    ),
+    ("steps_per_generation num_iterations", NoInfluence("it says how often a rollout comes, not what a step does")),
+)
+
+
+def _find_trainer(file: LaunchFile) -> str:
+    """The name of the trainer: of the command, of the script, or what only its settings say."""
+    entry = file.launch.entry.rpartition("/")[2] if file.launch is not None else ""
+    words = re.split(r"[\s._-]+", entry)
+    known = (*GENERATING, *PAIRS, "kto", "bco", "sft")
+    return next((name for name in known if name in words or name == entry.removesuffix(".py")), "sft")
+
+
+def interpret(reading: Reading) -> None:
+    """Fills the keys of a job."""
+    stated = reading.take("config")
+    if stated is not None:
+        follow_file(reading, stated)
+    for word in reading.file.launch.positional if reading.file.launch is not None else ():
+        if str(word.value).endswith((".yaml", ".yml")):
+            follow_file(reading, word)
+    trainer = _find_trainer(reading.file)
+    if trainer in GENERATING or {"num_generations", "use_vllm"} & reading.stated.keys():
+        why = "it generates in every step, which meshcast does not forecast: the answer is a step of training alone"
+        reading.ask(reading.take("num_generations", "use_vllm"), why, "batch.sequence=2048")
+    read_training(reading, PROGRAM)
+    ask_sharding(reading)
+    if trainer == "sft":
+        _read_loss(reading)
+    if trainer in PAIRS:
+        double_samples(reading, None)
+    if trainer in REFERENCES:
+        approximate_reference(reading, Stated(trainer, trainer, reading.file.where))
+    _read_adapters(reading)
+
+
+def _read_loss(reading: Reading) -> None:
+    """Reads the loss of SFT, which has chunks of the logits at once unless it is told otherwise."""
+    word = reading.take_word("loss_type")
+    if word in ("", "nll", "chunked_nll"):
+        set_fused_loss(reading, Stated(word, "loss_type", reading.file.where))
+
+
+def _read_adapters(reading: Reading) -> None:
+    bits = 4 if (four := take_on(reading, "load_in_4bit")) is not None else 8
+    quantised = four or take_on(reading, "load_in_8bit")
+    stated = take_on(reading, "use_peft")
+    if stated is not None:
+        set_adapters(reading, stated, 16, ("lora_r",), "lora_target_modules", everywhere=False)
+    if quantised is not None:
+        set_quantised_weights(reading, bits, quantised)
+    else:
+        approximate_loading(reading, stated)
+
+
+STRONG = {
+    *("dataset_num_proc", "completion_only_loss", "assistant_only_loss", "packing_strategy", "padding_free"),
+    *("max_prompt_length", "max_completion_length", "use_peft", "dataset_mixture", "dataset_mixer", "num_generations"),
+    *("lora_task_type", "use_liger_loss"),
+}
+"""Settings that only TRL has."""
+
+
+def recognise(file: LaunchFile) -> Evidence:
+    """Its command, its scripts, or its settings."""
+    names = list_names(file)
+    if names & TUNERS:
+        return Evidence.NONE
+    if file.launch is not None:
+        if re.match(r"trl\b", file.launch.entry) or re.search(r"trl[/.]scripts", file.launch.entry):
+            return Evidence.CERTAIN
+        script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", file.launch.entry)
+        recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in file.launch.positional)
+        if script and (recipe or names & (STRONG | {"dataset_name"})):
+            return Evidence.CERTAIN
+        if script and "config" in names:  # other programs have scripts of these names
+            return Evidence.LIKELY
+        is_ours = file.launch.entry.endswith(".py") and len(STRONG & names) > 1
+        return Evidence.CERTAIN if is_ours else Evidence.NONE
+    strong = len(STRONG & names)
+    if strong > 1:
+        return Evidence.CERTAIN
+    return Evidence.LIKELY if strong or {"model_name_or_path", "dataset_name"} <= names else Evidence.NONE
+
+
+TRL = LaunchFormat("trl", "TRL", ".yaml", recognise, read_trainer_file, interpret, None, {**TRL_VERDICTS, **VERDICTS})

@@ -1,0 +1,421 @@
+"""Programs on Hugging Face's Trainer: their defaults, the files that they name, and the four classes of settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from meshcast.simulator.formats.launch.convert import import_file
+from meshcast.simulator.formats.launch.detect import detect_program
+from meshcast.simulator.formats.launch.imported_job import ImportedJob, OpenQuestions
+from meshcast.simulator.formats.launch.keys import flatten_job
+from meshcast.simulator.formats.launch.launch_file import parse_launch_text, read_launch_file
+from meshcast.simulator.formats.launch.table import Keys
+from meshcast.simulator.loading.load import load_job
+
+ZERO_3 = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+    "zero_optimization": {
+        **{"stage": 3, "overlap_comm": True, "contiguous_gradients": True, "sub_group_size": 1e9},
+        **{"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"},
+        "stage3_param_persistence_threshold": "auto",
+    },
+}
+FSDP = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16"}
+FSDP |= {"num_machines": 1, "num_processes": 8, "fsdp_config": {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
+
+
+def import_settings(
+    tmp_path: Path, settings: dict[str, Any] | str, *changes: str, name: str = "run.yaml", **beside: dict[str, Any]
+) -> ImportedJob:
+    """The job of a file of settings. beside: JSON files in its folder, by the first part of their names."""
+    for file, data in beside.items():
+        (tmp_path / f"{file}.json").write_text(json.dumps(data))
+    path = tmp_path / name
+    if isinstance(settings, str):
+        path.write_text(settings)
+    else:
+        path.write_text(json.dumps(settings) if name.endswith(".json") else yaml.safe_dump(settings))
+    launcher = () if "plan.zero=3" in changes or not is_recipe(settings) else ("plan.zero=0",)
+    return import_file(read_launch_file(path), ("model=llama3-8b", *launcher, *changes))
+
+
+def is_recipe(settings: dict[str, Any] | str) -> bool:
+    """Whether a file leaves it to the launcher what is sharded."""
+    programs = {"finetuning_type", "template", "base_model", "deepspeed", "fsdp", "distributed_type"}
+    return not isinstance(settings, str) and not programs & settings.keys()
+
+
+def keys_of(found: ImportedJob) -> Keys:
+    return flatten_job(load_job(found.job, base=Path()))
+
+
+TRAINER = {"model_name_or_path": "m", "per_device_train_batch_size": 2, "bf16": True, "output_dir": "out"}
+TRAINER |= {"num_train_epochs": 3, "save_steps": 100, "logging_steps": 5, "model_max_length": 4096}
+FACTORY = {"model_name_or_path": "m", "stage": "sft", "finetuning_type": "full", "template": "x", "bf16": True}
+AXOLOTL = {"base_model": "m", "datasets": [{"path": "d"}], "micro_batch_size": 2, "sequence_len": 2048}
+TRL = {"model_name_or_path": "m", "dataset_num_proc": 4, "packing_strategy": "bfd"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "left_out", "key", "value"),
+    [
+        (TRAINER, "per_device_train_batch_size", "batch.micro", 8),
+        (TRAINER, "bf16", "precision.compute", "fp32"),
+        (TRAINER, "", "plan.recompute", "none"),
+        (TRAINER, "", "plan.data", "ddp"),
+        (TRAINER, "", "precision.gradients", "fp32"),
+        (TRAINER, "", "framework.set.attention_library", "sdpa"),
+        (FACTORY, "", "plan.recompute", "full"),
+        (FACTORY, "", "batch.sequence", 2048),
+        (FACTORY, "", "batch.micro", 8),
+        (FACTORY, "bf16", "precision.compute", "fp32"),
+        (FACTORY, "finetuning_type", "train.mode", "lora"),
+        (FACTORY, "finetuning_type", "train.rank", 8),
+        (FACTORY, "", "framework.set.recompute_early_stop", False),
+        (AXOLOTL, "", "precision.compute", "bf16"),
+        (AXOLOTL, "", "precision.main_weights", "bf16"),
+        (AXOLOTL, "", "plan.recompute", "none"),
+        (AXOLOTL, "micro_batch_size", "batch.micro", 1),
+        (AXOLOTL, "sequence_len", "batch.sequence", 512),
+        (TRL, "", "batch.sequence", 1024),
+        (TRL, "", "precision.compute", "bf16"),
+        (TRL, "", "plan.recompute", "full"),
+        (TRL, "", "framework.set.recompute_early_stop", True),
+        (TRL, "", "framework.set.loss.kept", 0),
+    ],
+)
+def test_defaults_of_programs(tmp_path: Path, settings: dict[str, Any], left_out: str, key: str, value: Any) -> None:
+    stated = {name: entry for name, entry in settings.items() if name != left_out}
+    assert keys_of(import_settings(tmp_path, stated))[key] == value
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "program"),
+    [
+        (yaml.safe_dump(TRAINER), ".yaml", "trainer"),
+        (json.dumps(TRAINER), ".json", "trainer"),
+        (yaml.safe_dump(FACTORY), ".yaml", "llamafactory"),
+        (yaml.safe_dump(AXOLOTL), ".yaml", "axolotl"),
+        (yaml.safe_dump(TRL), ".yaml", "trl"),
+        (yaml.safe_dump(FSDP), ".yaml", "accelerate"),
+        (json.dumps(ZERO_3), ".json", "deepspeed"),
+    ],
+)
+def test_programs_are_known_by_their_settings(text: str, suffix: str, program: str) -> None:
+    assert detect_program(parse_launch_text(text, f"run{suffix}", suffix)).name == program
+
+
+# --------------------------------------------------------------------------------------- companion files
+
+
+@pytest.mark.parametrize("settings", [TRAINER, FACTORY, AXOLOTL | {"bf16": True}, TRL], ids=str)
+def test_what_deepspeed_leaves_to_the_trainer_is_what_it_would_state(tmp_path: Path, settings: dict[str, Any]) -> None:
+    stated = json.loads(json.dumps(ZERO_3))
+    hidden = 4096
+    sizes = {"reduce_bucket_size": hidden**2, "stage3_prefetch_bucket_size": int(0.9 * hidden**2)}
+    stated["zero_optimization"] |= {**sizes, "stage3_param_persistence_threshold": 10 * hidden}
+    named = {**settings, "deepspeed": "zero.json", "gradient_accumulation_steps": 4}
+    auto = keys_of(import_settings(tmp_path, named, zero=ZERO_3))
+    micro = auto["batch.micro"]
+    stated |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": 4, "bf16": {"enabled": True}}
+    stated |= {"fp16": {"enabled": False}}
+    assert auto == keys_of(import_settings(tmp_path, named, zero=stated))
+    assert auto["plan.data"] == "zero-3" and auto["plan.data.persistence"] == 10 * hidden
+    assert auto["batch.global"] == 8 * 4 * micro
+
+
+def test_a_companion_that_is_not_there_is_asked_for_by_name(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestions, match=r"run\.yaml:\d+ deepspeed: it names a file, zero\.json"):
+        import_settings(tmp_path, TRAINER | {"deepspeed": "zero.json"})
+    answered = import_settings(tmp_path, TRAINER | {"deepspeed": "zero.json"}, "plan.zero=3")
+    assert keys_of(answered)["plan.data"] == "zero-3"
+
+
+def test_a_companion_that_contradicts_the_arguments_is_asked_about(tmp_path: Path) -> None:
+    zero = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+    with pytest.raises(OpenQuestions, match="it differs from per_device_train_batch_size, which is 2"):
+        import_settings(tmp_path, TRAINER | {"deepspeed": "zero.json"}, zero=zero)
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected"),
+    [
+        ({"stage": 2}, {"plan.data": "zero-2", "framework.set.overlap.dp": False}),
+        ({"stage": 3}, {"plan.data": "zero-3", "framework.set.overlap.dp": True}),
+        ({"stage": 2, "offload_optimizer": {"device": "cpu"}}, {"plan.data": "zero-offload"}),
+        ({"stage": 1, "offload_optimizer": {"device": "cpu"}}, {"plan.data": "zero-1", "plan.offload": ("optimizer",)}),
+        (
+            {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}},
+            {"plan.data": "zero-infinity", "plan.data.parameters": "nvme", "plan.data.optimizer": "cpu"},
+        ),
+        ({"stage": 3, "zero_hpz_partition_size": 8}, {"plan.data": "zero-plus-plus", "plan.data.qwz": False}),
+        ({"stage": 3, "mics_shard_size": 4}, {"plan.data": "mics", "plan.replicate": 2}),
+    ],
+)
+def test_stages_of_zero(tmp_path: Path, zero: dict[str, Any], expected: Keys) -> None:
+    named = TRAINER | {"deepspeed": "zero.json"}
+    keys = keys_of(import_settings(tmp_path, named, zero={"zero_optimization": zero}))
+    assert {key: keys[key] for key in expected} == expected and keys["framework.name"] == "deepspeed"
+
+
+# -------------------------------------------------------------------------------------------------- FSDP
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"plan.data": "fsdp", "plan.data.reshard": True, "plan.data.backward_prefetch": False}),
+        ({"fsdp_backward_prefetch": "BACKWARD_PRE"}, {"plan.data.backward_prefetch": True}),
+        ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, {"plan.data.reshard": False}),
+        ({"fsdp_sharding_strategy": "NO_SHARD"}, {"plan.data": "ddp"}),
+        ({"fsdp_reshard_after_forward": "SHARD_GRAD_OP"}, {"plan.data.reshard": False}),
+        ({"fsdp_version": 2}, {"plan.data.reshard": True, "framework.set.gathers_apart": True}),
+        ({"fsdp_version": 2, "fsdp_reshard_after_forward": False}, {"plan.data.reshard": False}),
+        ({"fsdp_activation_checkpointing": True}, {"plan.recompute": "full"}),
+    ],
+)
+def test_fsdp_of_accelerate(tmp_path: Path, changes: dict[str, Any], expected: Keys) -> None:
+    section = FSDP["fsdp_config"] | changes  # type: ignore[operator]
+    keys = keys_of(import_settings(tmp_path, {**FSDP, **TRAINER, "fsdp_config": section}))
+    assert {key: keys[key] for key in expected} == expected
+
+
+def test_one_unit_of_fsdp_has_a_second_forecast(tmp_path: Path) -> None:
+    found = import_settings(tmp_path, TRAINER | {"fsdp": "full_shard"}).findings
+    (entry,) = [entry for entry in found.approximated if entry.shown == "fsdp"]
+    assert entry.other == {"plan.data.reshard": False}
+    wrapped = import_settings(tmp_path, TRAINER | {"fsdp": "full_shard auto_wrap"}).findings
+    assert not [entry for entry in wrapped.approximated if entry.shown == "fsdp"]
+
+
+def test_offload_of_fsdp_is_bounded_by_weights_on_the_host(tmp_path: Path) -> None:
+    section = FSDP["fsdp_config"] | {"fsdp_offload_params": True}  # type: ignore[operator]
+    found = import_settings(tmp_path, {**FSDP, **TRAINER, "fsdp_config": section})
+    assert keys_of(found)["plan.offload"] == ("optimizer",)
+    ((setting, other),) = [pair for pair in found.bounding if pair[0].shown.endswith("offload_params")]
+    assert setting.other["plan.data"] == "zero-infinity"
+    bound = flatten_job(load_job(other, base=Path()))
+    assert (bound["plan.data"], bound["plan.data.parameters"]) == ("zero-infinity", "cpu")
+
+
+def test_degrees_of_accelerate(tmp_path: Path) -> None:
+    degrees = {f"parallelism_config_{name}_size": 2 for name in ("dp_replicate", "dp_shard", "tp")}
+    settings = {**FSDP, **TRAINER, "fsdp_config": {"fsdp_version": 2}, "parallelism_config": degrees}
+    keys = keys_of(import_settings(tmp_path, settings))
+    expected = {"plan.tp": 2, "plan.dp": 4, "plan.replicate": 2, "plan.data": "fsdp", "batch.global": 8}
+    assert {key: keys[key] for key in expected} == expected
+    degrees = {"parallelism_config_cp_size": 8, "parallelism_config_dp_shard_size": 1}
+    keys = keys_of(import_settings(tmp_path, settings | {"parallelism_config": degrees}))
+    assert (keys["plan.cp"], keys["plan.sequence"], keys["batch.global"]) == (8, "all-gather", 2)
+
+
+def test_sizes_of_axolotl(tmp_path: Path) -> None:
+    """FSDP over 2 x TP 2 x CP 2, of its documentation's kind."""
+    sizes = {"dp_shard_size": 2, "tensor_parallel_size": 2, "context_parallel_size": 2, "sample_packing": True}
+    fsdp = {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}
+    keys = keys_of(import_settings(tmp_path, AXOLOTL | sizes | fsdp | {"gradient_checkpointing": True}))
+    expected = {"plan.tp": 2, "plan.cp": 2, "plan.dp": 2, "plan.data": "fsdp"}
+    expected |= {"plan.sequence": "all-gather", "batch.global": 4, "plan.recompute": "full"}
+    assert {key: keys[key] for key in expected} == expected
+    copies = keys_of(import_settings(tmp_path, AXOLOTL | sizes | fsdp, "cluster=dgx-h100:2"))
+    assert (copies["plan.dp"], copies["plan.replicate"]) == (4, 2)
+
+
+# ----------------------------------------------------------------------------------------- what is trained
+
+
+def test_a_full_training_is_no_adapter(tmp_path: Path) -> None:
+    full = import_settings(tmp_path, FACTORY)
+    assert full.job["train"] == {"mode": "full"} and not any(
+        entry.shown == "finetuning_type" for entry in full.findings.approximated
+    )
+    lora = keys_of(import_settings(tmp_path, FACTORY | {"finetuning_type": "lora", "lora_rank": 64}))
+    assert (lora["train.mode"], lora["train.rank"]) == ("lora", 64)
+    frozen = import_settings(tmp_path, FACTORY | {"finetuning_type": "freeze"}).findings.approximated
+    assert [entry.other for entry in frozen if entry.shown == "finetuning_type"] == [{"train.mode": "lora"}]
+
+
+def test_adapters_compute_in_the_format_of_the_checkpoint(tmp_path: Path) -> None:
+    plain = {name: value for name, value in FACTORY.items() if name not in ("bf16", "finetuning_type")}
+    assert keys_of(import_settings(tmp_path, plain))["precision.compute"] == "bf16"
+
+
+def test_weights_of_four_bits_are_forecast_with_eight(tmp_path: Path) -> None:
+    found = import_settings(tmp_path, FACTORY | {"finetuning_type": "lora", "quantization_bit": 4})
+    assert keys_of(found)["framework.set.fp8_frozen_weights"] is True
+    assert any("0.4 bytes" in entry.errs for entry in found.findings.approximated)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "moments", "errs"),
+    [
+        ("adamw_torch_fused", "fp32", ""),
+        ("paged_adamw_8bit", "bf16", "2 bytes a trained parameter more"),
+        ("adafactor", "bf16", "4 bytes a trained parameter more"),
+        ("lion_32bit", "bf16", "the bytes are the same"),
+        ("ademamix", "fp32", "4 bytes a trained parameter less"),
+    ],
+)
+def test_optimizers_err_by_the_bytes_of_their_states(tmp_path: Path, optimizer: str, moments: str, errs: str) -> None:
+    found = import_settings(tmp_path, TRAINER | {"optim": optimizer})
+    entries = [entry.errs for entry in found.findings.approximated if entry.shown == "optim"]
+    assert keys_of(found)["precision.moments"] == moments
+    assert not entries if not errs else errs in entries[0]
+
+
+def test_an_unknown_optimizer_is_asked_about(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestions, match="how many bytes of states sophia has"):
+        import_settings(tmp_path, TRAINER | {"optim": "sophia"})
+
+
+def test_a_pair_of_texts_is_two_sequences(tmp_path: Path) -> None:
+    single, pairs = (keys_of(import_settings(tmp_path, FACTORY | {"stage": stage})) for stage in ("sft", "dpo"))
+    assert pairs["batch.micro"] == 2 * single["batch.micro"] and pairs["batch.global"] == 2 * single["batch.global"]
+
+
+# ------------------------------------------------------------------------------------------- the four classes
+
+
+def test_every_setting_is_in_one_class(tmp_path: Path) -> None:
+    settings = TRAINER | {"deepspeed": "zero.json", "warmup_ratio": 0.1, "optim": "adafactor", "seed": 1, "nonsense": 2}
+    found = import_settings(tmp_path, settings, zero=ZERO_3).findings
+    classes = [{entry.shown for entry in part} for part in (found.taken, found.ignored, found.approximated)]
+    assert set(settings) <= set().union(*classes)
+    assert not classes[0] & classes[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [
+        ({"model_max_length": None}, "no setting says it"),
+        ({"tensor_parallel_degree": 2}, "tensor_parallel_degree"),
+        ({"use_cpu": True}, "use_cpu"),
+        ({"lora_r": 8}, "lora_r"),
+    ],
+)
+def test_what_decides_and_is_not_understood_is_asked(tmp_path: Path, change: dict[str, Any], setting: str) -> None:
+    with pytest.raises(OpenQuestions, match=setting):
+        import_settings(tmp_path, TRAINER | change)
+
+
+@pytest.mark.parametrize("rows", [TRAINER | {"gradient_checkpointing": True, "fsdp": "full_shard auto_wrap"}, FACTORY])
+def test_a_shell_a_yaml_and_a_json_file_are_the_same_job(tmp_path: Path, rows: dict[str, Any]) -> None:
+    flags = " ".join(f"--{name} {json.dumps(value)}" for name, value in rows.items())
+    shell = import_settings(tmp_path, f"torchrun --nproc_per_node 8 train.py {flags}\n", name="run.sh")
+    files = [import_settings(tmp_path, rows, name=name) for name in ("run.yaml", "run.json")]
+    assert keys_of(shell) == keys_of(files[0]) == keys_of(files[1])
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+ARGUMENTS = (
+    "--model_name_or_path m --per_device_train_batch_size 2 --bf16 True --model_max_length 4096 --output_dir out"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus"),
+    [
+        ("torchrun --nproc_per_node 4 --nnodes 2 train.py", 8),
+        ("torchrun --nproc_per_node 4 --nnodes 1:4 train.py", 16),
+        ("deepspeed --num_gpus 4 train.py", 4),
+        ("deepspeed --include localhost:0,1,5 train.py", 3),
+        ("accelerate launch --multi_gpu --num_processes 6 train.py", 6),
+        ("CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc_per_node 2 train.py", 2),
+        ("python train.py", 1),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py", 1),
+    ],
+)
+def test_gpus_are_those_that_processes_start_on(tmp_path: Path, command: str, gpus: int) -> None:
+    keys = keys_of(import_settings(tmp_path, f"{command} {ARGUMENTS}\n", name="run.sh"))
+    assert keys["cluster.gpus"] == gpus and keys["batch.global"] == 2 * gpus
+
+
+@pytest.mark.parametrize(
+    ("flags", "section"),
+    [
+        ("--use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP", FSDP),
+        ("--use_deepspeed --zero_stage 3 --offload_optimizer_device cpu", {"distributed_type": "DEEPSPEED"}),
+        ("--use_deepspeed", {"distributed_type": "DEEPSPEED"}),
+        ("--multi_gpu", {"distributed_type": "MULTI_GPU"}),
+    ],
+)
+def test_flags_of_accelerate_are_its_file(tmp_path: Path, flags: str, section: dict[str, Any]) -> None:
+    wrap = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_sharding_strategy": "SHARD_GRAD_OP"}
+    stages = {"zero_stage": 3, "offload_optimizer_device": "cpu"} if "zero_stage" in flags else {}
+    file = {**section, "mixed_precision": "bf16", "num_processes": 8, "compute_environment": "LOCAL_MACHINE"}
+    file |= {"fsdp_config": wrap} if section is FSDP else {}
+    file |= {"deepspeed_config": stages} if stages else {}
+    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(file))
+    plain = f"train.py {ARGUMENTS}"
+    command = f"accelerate launch {flags} --mixed_precision bf16 --num_processes 8 {plain}"
+    by_flags = keys_of(import_settings(tmp_path, command, name="run.sh"))
+    named = f"accelerate launch --config_file accelerate.yaml {plain}"
+    assert by_flags == keys_of(import_settings(tmp_path, named, name="run.sh"))
+    data = {"--use_fsdp": "fsdp", "--use_deepspeed": "zero-infinity" if stages else "zero-2", "--multi_gpu": "ddp"}
+    assert by_flags["plan.data"] == data[flags.split()[0]]
+
+
+def test_accelerate_without_a_file_has_that_of_the_machine(tmp_path: Path) -> None:
+    found = import_settings(tmp_path, f"accelerate launch --num_processes 8 train.py {ARGUMENTS}", name="run.sh")
+    assert "which is not here" in found.assumed["plan.data"]
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "program"),
+    [
+        ("llamafactory-cli train run.yaml", FACTORY, "llamafactory"),
+        ("torchrun --nproc_per_node 8 src/train.py run.yaml", FACTORY, "llamafactory"),
+        ("axolotl train run.yaml", AXOLOTL, "axolotl"),
+        ("accelerate launch -m axolotl.cli.train run.yaml", AXOLOTL, "axolotl"),
+        ("accelerate launch --num_processes 8 --multi_gpu scripts/run_sft.py run.yaml", TRL, "trl"),
+        ("trl sft --config run.yaml", TRL, "trl"),
+    ],
+)
+def test_a_command_is_the_file_that_it_names(
+    tmp_path: Path, command: str, settings: dict[str, Any], program: str
+) -> None:
+    alone = import_settings(tmp_path, settings)
+    started = import_settings(tmp_path, f"{command}\n", name="run.sh")
+    assert started.form == alone.form == program
+    assert keys_of(started) == keys_of(alone)
+
+
+def test_a_value_behind_the_file_counts_more(tmp_path: Path) -> None:
+    import_settings(tmp_path, FACTORY)
+    found = import_settings(tmp_path, "llamafactory-cli train run.yaml cutoff_len=512\n", name="run.sh")
+    assert keys_of(found)["batch.sequence"] == 512
+
+
+def test_a_file_that_a_script_writes_is_followed(tmp_path: Path) -> None:
+    text = f"cat > zero.json <<EOF\n{json.dumps(ZERO_3)}\nEOF\ndeepspeed train.py {ARGUMENTS} --deepspeed zero.json\n"
+    assert keys_of(import_settings(tmp_path, text, name="run.sh"))["plan.data"] == "zero-3"
+
+
+def test_flags_of_deepspeed_chat(tmp_path: Path) -> None:
+    command = "deepspeed main.py --model_name_or_path m --deepspeed --zero_stage 3 --offload --lora_dim 64"
+    command += " --per_device_train_batch_size 4"
+    keys = keys_of(import_settings(tmp_path, command, name="run.sh"))
+    expected = {"plan.data": "zero-infinity", "precision.compute": "fp16", "batch.micro": 4, "batch.sequence": 512}
+    expected |= {"train.rank": 64}
+    assert {key: keys[key] for key in expected} == expected
+
+
+def test_megatron_under_llamafactory(tmp_path: Path) -> None:
+    degrees = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "use_distributed_optimizer": True}
+    settings = FACTORY | degrees | {"recompute_granularity": "full", "recompute_method": "uniform"}
+    keys = keys_of(import_settings(tmp_path, settings | {"recompute_num_layers": 1}))
+    expected = {"framework.name": "megatron-core", "plan.tp": 2, "plan.pp": 2, "plan.data": "zero-1"}
+    assert {key: keys[key] for key in expected} == expected
+    with pytest.raises(OpenQuestions, match="does not count for Megatron-Core"):
+        import_settings(tmp_path, FACTORY | degrees)

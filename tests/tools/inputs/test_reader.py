@@ -1,0 +1,30 @@
+"""The reader of launch files against the facts of the corpus, in small files that state the same as the public ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tools.inputs.corpus import PROGRAMS, load_corpus
+from tools.inputs.judge import judge
+from tools.pages.inputs import write_small_file
+
+CORPUS = load_corpus()
+
+NOT_ANSWERED: dict[str, int] = {}
+"""Files of a program that hold all that is needed and are not answered. The numbers only shrink."""
+
+
+@pytest.mark.parametrize("program", [program for program in PROGRAMS if any(e.program == program for e in CORPUS)])
+def test_a_file_is_read_as_the_job_that_it_is_or_asked_about(program: str, tmp_path: Path) -> None:
+    outcomes, wrong = Counter[str](), []
+    for number, entry in enumerate(entry for entry in CORPUS if entry.program == program):
+        (folder := tmp_path / str(number)).mkdir()
+        judgement = judge(entry, write_small_file(entry, folder))
+        outcomes[judgement.outcome] += 1
+        if judgement.outcome == "another plan":
+            wrong.append(f"{entry.name}: {'; '.join(judgement.misses)}")
+    assert not wrong, "\n".join(wrong)
+    assert outcomes["asked needlessly"] + outcomes["not read"] == NOT_ANSWERED.get(program, 0), outcomes
