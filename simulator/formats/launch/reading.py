@@ -273,6 +273,8 @@ class Reading:
                 self.approximate(stated, why, errs)
             case Decision(why, answers):
                 self.ask(stated, why, *answers)
+            case None if stated.value in (0, "0") and looks_decisive(name):
+                self.ignore(stated, "it is 0, which stands for none")
             case None if (meant := self._suggest(name, stated)) or looks_decisive(name):
                 decides = "" if meant else ", and by its name it decides the plan or the memory"
                 self.ask(stated, f"meshcast does not know it{decides}{meant}", "--assume-defaults")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.sharding import ask_sharding, state_chat
@@ -26,7 +27,8 @@ from meshcast.simulator.formats.launch.programs.trainer import (
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import VERDICTS
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Stated
+from meshcast.simulator.formats.launch.table import Stated, read_count
+from meshcast.simulator.models.load import load_model
 
 SEQUENCE_NAMES = (
     *("model_max_length", "max_seq_length", "max_seq_len", "block_size", "cutoff_len", "max_length", "seq_length"),
@@ -61,6 +63,13 @@ TARGET_NAMES = ("lora_target_modules", "lora_target", "target_modules", "lora_ta
 def read_script(reading: Reading) -> None:
     """Fills the keys of a job."""
     launch = reading.file.launch
+    if launch is None and (named := _list_configurations(reading.file)):
+        why = f"it holds configurations by name ({', '.join(named[:4])}, ...), of which a command line picks some"
+        reading.ask(None, why, "model=llama3-8b")
+        for key, example in (("batch.micro", 1), ("batch.sequence", 2048)):
+            reading.ask_key(key, example, why)
+        reading.ask(None, why, "plan.zero=3", "plan.fsdp=true")
+        return
     if launch is not None:
         for word in launch.positional:
             if str(word.value).lower().endswith((".json", ".yaml", ".yml")):
@@ -76,13 +85,22 @@ def read_script(reading: Reading) -> None:
     if "zero_stage" in reading.stated and "deepspeed" in reading.stated:
         program = replace(program, micro=16, sequence=512)
         _read_chat(reading)
-    elif not DISTINCTIVE & reading.stated.keys():
+    elif not DISTINCTIVE & reading.stated.keys() or is_own_loop(reading):
         program = replace(program, micro=None)
+    _read_overrides(reading)
     read_training(reading, program)
     if program.micro is None and (stated := reading.take(*BATCH_NAMES)) is not None:
         reading.ignore(stated, "the configuration of DeepSpeed, or --set batch.micro, says the batch")
     ask_sharding(reading)
     _read_adapters(reading)
+
+
+def _list_configurations(file: LaunchFile) -> list[str]:
+    """The names of configurations in a file that holds several."""
+    data = file.data if isinstance(file.data, Mapping) else {}
+    return [
+        str(name) for name, part in data.items() if isinstance(part, Mapping) and len(DISTINCTIVE & set(part)) >= FEW
+    ]
 
 
 BATCH_NAMES = ("batch_size", "train_batch_size", "global_batch_size")
@@ -92,6 +110,44 @@ MODEL_NAMES = (
     *("model_name_or_path", "model_name", "model_id", "pretrained_model_name_or_path", "model_path", "base_model"),
 )
 """Models as scripts name them."""
+
+
+OVERRIDES = {
+    **{"n_embd": "model.hidden", "hidden_size": "model.hidden", "n_head": "model.heads"},
+    **{"num_attention_heads": "model.heads", "n_layer": "model.layers", "num_hidden_layers": "model.layers"},
+    **{"n_inner": "model.ffn", "intermediate_size": "model.ffn", "num_key_value_heads": "model.kv_heads"},
+    "vocab_size": "model.vocab",
+}
+"""Keys of a model by the fields of configurations of transformers."""
+
+KINDS = {"gpt2": "gpt2-124m", "opt": "opt-125m"}
+"""Presets with the defaults of the configurations of models that ``--model_type`` names."""
+
+
+def _read_overrides(reading: Reading) -> None:
+    """Reads a model that starts from nothing: ``--model_type`` with the sizes of ``--config_overrides``."""
+    stated = reading.take("config_overrides")
+    kind = KINDS.get(reading.take_word("model_type"))
+    if stated is None or kind is None or reading.take(*MODEL_NAMES) is not None:
+        return
+    texts = stated.value if isinstance(stated.value, list) else [str(stated.value)]
+    fields = dict(word.split("=", 1) for text in texts for word in str(text).split(",") if "=" in word)
+    reading.keys |= flatten_model(load_model(kind))
+    for name, key in OVERRIDES.items():
+        if name in fields:
+            reading.set_key(key, read_count(replace(stated, value=fields[name])), "config_overrides")
+    if "n_embd" in fields and "n_inner" not in fields:
+        reading.set_key("model.ffn", 4 * reading.keys["model.hidden"], "config_overrides")
+    if "n_head" in fields:
+        reading.set_key("model.kv_heads", reading.keys["model.heads"], "config_overrides")
+    if "gradient_checkpointing" in fields:
+        switch = replace(stated, value=fields["gradient_checkpointing"])
+        reading.stated.setdefault("gradient_checkpointing", switch)
+
+
+def is_own_loop(reading: Reading) -> bool:
+    """Whether a script trains without the Trainer, whose argument of the configuration is ``--deepspeed``."""
+    return not BATCHES & reading.stated.keys() and "deepspeed_config" in reading.stated
 
 
 def _read_chat(reading: Reading) -> None:
@@ -150,6 +206,8 @@ def recognise(file: LaunchFile) -> Evidence:
         ):
             return Evidence.CERTAIN
     known = len(names & DISTINCTIVE)
+    if file.launch is None and _list_configurations(file):
+        return Evidence.POSSIBLE
     if file.launch is not None and (names & BATCHES or known >= MANY or (known and "accelerate launch" in starts)):
         return Evidence.LIKELY
     if known >= FEW or names & {"deepspeed", "deepspeed_config"} or starts & {"deepspeed", "accelerate launch"}:

@@ -38,12 +38,22 @@ def name_settings(settings: Mapping[str, Stated]) -> dict[str, Stated]:
         for section, repeated in REPEATED.items():
             if head.endswith(section) and tail.startswith(repeated):
                 tail = tail.removeprefix(repeated)
+        if head.endswith("zero_optimization") and tail in FIELDS:
+            tail = FIELDS[tail]
         named[f"{head}{dot}{tail}"] = stated
     return named
 
 
 REPEATED = {"fsdp_config": "fsdp_", "parallelism_config": "parallelism_config_", "dynamo_config": "dynamo_"}
 """What names inside a section may begin with."""
+
+FIELDS = {
+    **{name: f"stage3_{name}" for name in ("max_live_parameters", "max_reuse_distance", "prefetch_bucket_size")},
+    **{"param_persistence_threshold": "stage3_param_persistence_threshold"},
+    **{"model_persistence_threshold": "stage3_model_persistence_threshold"},
+    **{"gather_16bit_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save"},
+}
+"""Settings of ZeRO by the names of DeepSpeed's fields, which it takes, too (DeepSpeedConfigModel: populate_by_name)."""
 
 
 # ----------------------------------------------------------------------------------------- Accelerate
@@ -194,6 +204,8 @@ def read_zero(reading: Reading) -> None:
     reading.read_rows([BUCKET, OVERLAP])
     if "framework.set.overlap.dp" not in reading.keys:
         reading.set_key("framework.set.overlap.dp", stage == 3)
+    if size := reading.take_count("deepspeed.tensor_parallel.autotp_size"):
+        reading.set_key("plan.tp", size, "deepspeed.tensor_parallel.autotp_size")
     _read_devices(reading, stage)
     _read_coordinator(reading, stage)
     _read_sub_groups(reading, stage)

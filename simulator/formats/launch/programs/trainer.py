@@ -10,6 +10,7 @@ FSDP with mixed precision); huggingface/peft, src/peft/utils/constants.py (modul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -38,6 +39,7 @@ from meshcast.simulator.formats.launch.table import (
     read_switch,
     read_words,
 )
+from meshcast.simulator.models.load import find_preset, load_model
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,27 @@ def read_trainer_file(file: LaunchFile) -> dict[str, Stated]:
                 settings |= name_launch_flags(launcher.settings)
             else:
                 settings |= {f"launcher.{name}": stated for name, stated in launcher.settings.items()}
-        return name_settings(settings)
+        return name_settings(_complete_names(settings))
     settings = flatten_file(file, example="per_device_train_batch_size: 1")
     if "distributed_type" in settings or "compute_environment" in settings:
         settings = {_name_accelerate(name): stated for name, stated in settings.items()}
     return name_settings(settings)
+
+
+ARGUMENTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+"""Arguments that decide the batch or the memory, and that argparse takes abbreviated."""
+
+SHORTEST = 10
+"""Letters of an abbreviation that stands for one of them for sure."""
+
+
+def _complete_names(settings: Mapping[str, Stated]) -> dict[str, Stated]:
+    """The settings of a command with the arguments of the Trainer that it abbreviates written out."""
+    completed: dict[str, Stated] = {}
+    for name, stated in settings.items():
+        meant = [full for full in ARGUMENTS if len(name) >= SHORTEST and full.startswith(name)]
+        completed[meant[0] if len(meant) == 1 else name] = stated
+    return completed
 
 
 def _name_accelerate(name: str) -> str:
@@ -186,6 +204,8 @@ def _read_agreeing(reading: Reading, key: str, default: int | None, *names: str)
 def read_sequence(reading: Reading, program: TrainerProgram) -> None:
     """Reads the length of sequences; of a script that does not state it, it is asked for."""
     names = program.sequence_names
+    if reading.file.launch is not None and not any(name in reading.stated for name in names):
+        names = (*names, *(name for name in reading.stated if ABBREVIATED.match(name)))
     if count := reading.take_count(*names, answers=("batch.sequence=...",)):
         reading.set_key("batch.sequence", count, *(name for name in names if name in reading.stated))
     elif program.sequence is not None:
@@ -193,6 +213,12 @@ def read_sequence(reading: Reading, program: TrainerProgram) -> None:
     elif not any(reading.stated[name].unknown for name in names if name in reading.stated):
         why = "the script decides how many tokens a sequence has, and no setting says it"
         reading.ask_key("batch.sequence", 2048, why)
+
+
+ABBREVIATED = re.compile(
+    r"max_seq(_l(e(n(g(th?)?)?)?)?)?|model_max(_l(e(n(g(th?)?)?)?)?)?|cutoff(_l(en?)?)?|block(_s(i(ze?)?)?)?"
+)
+"""Lengths of sequences as a command may abbreviate them: argparse takes what an argument begins with."""
 
 
 def _read_sharding(reading: Reading, program: TrainerProgram) -> None:
@@ -433,14 +459,28 @@ def set_adapters(
     _read_targets(reading, target_names, everywhere)
 
 
+def has_experts(reading: Reading) -> bool:
+    """Whether the model has experts: that of the file, or the one that the user gives."""
+    given = find_preset(reading.answers.get("model", ""))
+    if given is not None:
+        return load_model(given).moe is not None
+    return any(key.startswith("model.moe") for key in reading.keys)
+
+
 def _read_targets(reading: Reading, names: tuple[str, ...], everywhere: bool) -> None:
     """Reads which linear layers have adapters. everywhere: all of them, without a setting."""
     stated = reading.take(*names)
     words = [word.lower() for word in read_words(stated)] if stated is not None else []
     words = [word for word in words if word not in ("none", "null")]
     if (not words and everywhere) or set(words) & set(EVERYWHERE):
-        return
+        if not has_experts(reading):
+            return
+        words = [*TARGETS]
     targets = list(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS)) if words else ["attn_qkv"]
+    if has_experts(reading) and any(target.startswith("mlp") for target in targets):
+        why = "adapters of experts are left out, those of attention are forecast"
+        reading.approximate(stated, why, "the forecast is too fast, and needs less memory")
+        targets = [target for target in targets if not target.startswith("mlp")]
     unknown = [word for word in words if word not in TARGETS]
     if unknown:
         why = f"meshcast does not know which layers {', '.join(unknown)} are"
@@ -477,8 +517,12 @@ def double_samples(reading: Reading, stated: Stated | None) -> None:
     """Doubles the micro-batch: a sample is a pair of texts, chosen and rejected, which pass the model together."""
     micro = reading.keys.get("batch.micro")
     if micro:
-        names = [name for name, entry in reading.stated.items() if entry is reading.origins.get("batch.micro")]
+        origin = reading.origins.get("batch.micro")
+        names = [name for name, entry in reading.stated.items() if entry is origin]
         reading.set_key("batch.micro", 2 * micro, *names)
+        why = f"a sample is a pair of texts: {micro} of them are forecast as {2 * micro} sequences of full length"
+        shown = origin if isinstance(origin, Stated) else stated
+        reading.approximate(shown, why, "the step of shorter texts is shorter; its sequences are twice its samples")
         if (total := reading.keys.get("batch.global")) is not None:
             reading.set_key("batch.global", 2 * total, "deepspeed.train_batch_size")
 
@@ -512,8 +556,8 @@ def _read_processes(reading: Reading) -> None:
     each = reading.take_count(*names, decisive=False) if _is_number(reading, *names) else None
     if each is None:
         each, names = _count_devices(reading), ("launcher.include",)
-    elif names[0] not in reading.stated:
-        each *= _count_nodes(reading)
+    elif names[0] not in reading.stated or "accelerate.num_machines" not in reading.stated:
+        each *= _count_nodes(reading)  # Accelerate counts the processes of all of its machines, here of one
     reading.take("accelerate.num_machines", decisive=False)
     if each:
         reading.set_key("cluster.gpus", each, *names)

@@ -7,6 +7,8 @@ model_config.py. Layers are recomputed by default since v0.22; the loss works on
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
@@ -48,6 +50,15 @@ PROGRAM = TrainerProgram(
 )
 """``bf16`` follows from ``fp16``; ``dtype`` is float32 (ModelConfig); ``gradient_checkpointing`` is on."""
 
+OLD_PROGRAM = replace(PROGRAM, compute="fp32", loads="script", checkpointing=False, reentrant=None)
+"""Releases before v0.20, whose configurations had the defaults of the Trainer (trl/trainer/sft_config.py @ v0.12)."""
+
+OLD = {"evaluation_strategy", "max_seq_length", "use_flash_attention_2", "no_cuda", "fp16_backend"}
+"""Settings that a release of transformers or TRL with the newer defaults does not take."""
+
+OTHERS = {"block_size", "model_max_length", "cutoff_len", "max_seq_len", "sequence_len", "max_source_length"}
+"""Lengths of sequences of other programs."""
+
 GENERATING = ("grpo", "rloo", "ppo", "online_dpo", "gkd", "nash_md", "xpo", "gold", "distillation")
 """Trainers that generate in every step."""
 
@@ -79,12 +90,22 @@ TRL_VERDICTS = list_verdicts(
 )
 
 
-def _find_trainer(file: LaunchFile) -> str:
+ONLY = {
+    "grpo": {"num_generations", "use_vllm"},
+    "kto": {"desirable_weight", "undesirable_weight"},
+    "dpo": {"beta", "rpo_alpha", "precompute_ref_log_probs", "reference_free", "dpo_alpha"},
+    "reward": {"center_rewards_coefficient"},
+}
+"""Settings that only these trainers have, those of other trainers left out."""
+
+
+def _find_trainer(file: LaunchFile, stated: Mapping[str, Stated]) -> str:
     """The name of the trainer: of the command, of the script, or what only its settings say."""
     entry = file.launch.entry.rpartition("/")[2] if file.launch is not None else ""
     words = re.split(r"[\s._-]+", entry)
     known = (*GENERATING, *PAIRS, "kto", "bco", "sft")
-    return next((name for name in known if name in words or name == entry.removesuffix(".py")), "sft")
+    named = next((name for name in known if name in words or name == entry.removesuffix(".py")), None)
+    return named or next((name for name, settings in ONLY.items() if settings & stated.keys()), "sft")
 
 
 def interpret(reading: Reading) -> None:
@@ -95,11 +116,11 @@ def interpret(reading: Reading) -> None:
     for word in reading.file.launch.positional if reading.file.launch is not None else ():
         if str(word.value).endswith((".yaml", ".yml")):
             follow_file(reading, word)
-    trainer = _find_trainer(reading.file)
+    trainer = _find_trainer(reading.file, reading.stated)
     if trainer in GENERATING or {"num_generations", "use_vllm"} & reading.stated.keys():
         why = "it generates in every step, which meshcast does not forecast: the answer is a step of training alone"
         reading.ask(reading.take("num_generations", "use_vllm"), why, "batch.sequence=2048")
-    read_training(reading, PROGRAM)
+    read_training(reading, OLD_PROGRAM if OLD & reading.stated.keys() else PROGRAM)
     ask_sharding(reading)
     if trainer == "sft":
         _read_loss(reading)
@@ -148,6 +169,8 @@ def recognise(file: LaunchFile) -> Evidence:
         if script and (recipe or names & (STRONG | {"dataset_name", "config"})):
             return Evidence.CERTAIN
         return Evidence.CERTAIN if len(STRONG & names) > 1 else Evidence.NONE
+    if OTHERS & names:
+        return Evidence.NONE
     strong = len(STRONG & names)
     if strong > 1:
         return Evidence.CERTAIN
