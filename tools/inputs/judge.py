@@ -1,4 +1,4 @@
-"""What the reader of launch files makes of an entry of the corpus: right, approximated, asked, refused, another plan."""
+"""What the reader of launch files makes of an entry: right, approximated, asked, refused, or another plan."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ path, with the facts that each determines: degrees, sharding, precision, recompu
 were written by reading the code of the programs, by others than those who wrote the reader.
 
 *Right*: forecast with the plan of the file. *Approximated*: forecast with another plan, which the answer names, with a
-second forecast that bounds the error, or with the direction of the error. *Asked*: refused with a question that the file leaves open; or refused by
-name, where the program is not read. *Needless*: asked, or not read, though the file holds all that is needed.
-*Another plan*: forecast with another plan than its own, without a word.
+second forecast that bounds the error, or with the direction of the error. *Asked*: refused with a question that the
+file leaves open; or refused by name, where the program is not read. *Needless*: asked, or not read, though the file
+holds all that is needed. *Another plan*: forecast with another plan than its own, without a word.
 """
 
 

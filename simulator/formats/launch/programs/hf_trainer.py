@@ -15,8 +15,13 @@ from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.sharding import ask_sharding, state_chat
 from meshcast.simulator.formats.launch.programs.trainer import (
+    LORA_NAMES,
+    RANK_NAMES,
+    TARGET_NAMES,
     TrainerProgram,
     approximate_loading,
+    approximate_reference,
+    double_samples,
     follow_file,
     list_names,
     read_trainer_file,
@@ -53,17 +58,11 @@ BATCHES = {"per_device_train_batch_size", "per_gpu_train_batch_size"}
 FEW, MANY = 2, 5
 """Distinctive arguments that make it possible, and likely, that a file is of the Trainer."""
 
-LORA_NAMES = ("use_lora", "use_peft_lora", "lora_enable", "lora", "use_peft", "peft", "q_lora", "use_qlora", "qlora")
-"""Switches of scripts for low-rank adapters."""
-
-RANK_NAMES = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r", "rank")
-TARGET_NAMES = ("lora_target_modules", "lora_target", "target_modules", "lora_target_module")
-
 
 def read_script(reading: Reading) -> None:
     """Fills the keys of a job."""
     launch = reading.file.launch
-    if launch is None and (named := _list_configurations(reading.file)):
+    if launch is None and len(named := _list_configurations(reading.file)) > 1:
         why = f"it holds configurations by name ({', '.join(named[:4])}, ...), of which a command line picks some"
         reading.ask(None, why, "model=llama3-8b")
         for key, example in (("batch.micro", 1), ("batch.sequence", 2048)):
@@ -89,6 +88,7 @@ def read_script(reading: Reading) -> None:
         program = replace(program, micro=None)
     _read_overrides(reading)
     read_training(reading, program)
+    _read_pairs(reading, entry)
     if program.micro is None and (stated := reading.take(*BATCH_NAMES)) is not None:
         reading.ignore(stated, "the configuration of DeepSpeed, or --set batch.micro, says the batch")
     ask_sharding(reading)
@@ -103,6 +103,14 @@ def _list_configurations(file: LaunchFile) -> list[str]:
     ]
 
 
+def read(file: LaunchFile) -> dict[str, Stated]:
+    """The settings of a file; of one with sections, those of a single training are named without them."""
+    settings = read_trainer_file(file)
+    if file.launch is None and len(_list_configurations(file)) == 1:
+        settings = {name.rpartition(".")[2]: stated for name, stated in settings.items()}
+    return settings
+
+
 BATCH_NAMES = ("batch_size", "train_batch_size", "global_batch_size")
 """Batches as scripts without the Trainer name them."""
 
@@ -110,6 +118,26 @@ MODEL_NAMES = (
     *("model_name_or_path", "model_name", "model_id", "pretrained_model_name_or_path", "model_path", "base_model"),
 )
 """Models as scripts name them."""
+
+
+PAIRED = re.compile(r"(^|[/_.-])(dpo|orpo|simpo|cpo|reward_model\w*|rm|rw)([/_.-]|$)", re.IGNORECASE)
+"""Words in names of scripts and folders whose samples are pairs of texts."""
+
+PAIRED_SETTINGS = ("use_dpo", "dpo_beta", "max_prompt_length", "beta")
+"""Settings of scripts whose samples are pairs."""
+
+
+def _read_pairs(reading: Reading, entry: str) -> None:
+    """Reads whether a script compares pairs of texts: by a setting, by its name, or by the folder of its file."""
+    chat = "zero_stage" in reading.stated
+    stated = take_on(reading, *PAIRED_SETTINGS)
+    name = f"{reading.file.folder.resolve()}/" if chat else entry
+    if stated is None and not PAIRED.search(name):
+        return
+    shown = stated or Stated(name, name, reading.file.where)
+    double_samples(reading, shown)
+    if not re.search("reward|(^|[/_])r[mw]", name) or stated is not None:
+        approximate_reference(reading, shown)
 
 
 OVERRIDES = {
@@ -160,6 +188,11 @@ def _read_chat(reading: Reading) -> None:
 
 def _read_adapters(reading: Reading) -> None:
     stated, (bits, quantised) = take_on(reading, *LORA_NAMES), _find_bits(reading)
+    if stated is not None and stated.shown.endswith("use_llm_lora"):
+        reading.stated.setdefault("lora_rank", stated)
+        for name in FROZEN_PARTS:
+            if (frozen := take_on(reading, name)) is not None:
+                reading.ignore(frozen, "adapters alone are trained")
     entry = reading.file.launch.entry if reading.file.launch is not None else ""
     switch = stated or quantised
     if switch is not None:
@@ -184,6 +217,9 @@ def _find_bits(reading: Reading) -> tuple[int, Stated | None]:
     bits = reading.take_count(*BITS_NAMES) or 16
     return bits, reading.take(*BITS_NAMES) if bits < 16 else None
 
+
+FROZEN_PARTS = ("freeze_llm", "freeze_backbone", "freeze_mlp", "freeze_vit")
+"""Parts of a multimodal model that are frozen beside adapters."""
 
 QUANTISED: Mapping[int, tuple[str, ...]] = {
     4: ("load_in_4bit", "use_4bit", "q_lora", "use_qlora", "qlora", "use_4bit_quantization"),
@@ -215,6 +251,4 @@ def recognise(file: LaunchFile) -> Evidence:
     return Evidence.NONE
 
 
-TRAINER = LaunchFormat(
-    "trainer", "Hugging Face Trainer", ".yaml", recognise, read_trainer_file, read_script, None, VERDICTS
-)
+TRAINER = LaunchFormat("trainer", "Hugging Face Trainer", ".yaml", recognise, read, read_script, None, VERDICTS)

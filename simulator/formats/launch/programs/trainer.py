@@ -66,7 +66,9 @@ class TrainerProgram:
     compute: Literal["fp32", "bf16"] = "fp32"
     loads: Literal["fp32", "compute", "script"] = "script"
     checkpointing: bool = False
-    checkpointing_names: tuple[str, ...] = ("gradient_checkpointing", "activation_checkpointing")
+    checkpointing_names: tuple[str, ...] = (
+        *("gradient_checkpointing", "activation_checkpointing", "grad_checkpoint", "use_gradient_checkpointing"),
+    )
     reentrant: bool | None = None
     fsdp_version: int = 1
 
@@ -206,6 +208,12 @@ def read_sequence(reading: Reading, program: TrainerProgram) -> None:
     names = program.sequence_names
     if reading.file.launch is not None and not any(name in reading.stated for name in names):
         names = (*names, *(name for name in reading.stated if ABBREVIATED.match(name)))
+    halves = ("max_source_length", "max_target_length")
+    if set(halves) <= reading.stated.keys() and not (set(names) - set(halves)) & reading.stated.keys():
+        lengths = [reading.take_count(name, answers=("batch.sequence=...",)) for name in halves]
+        if all(lengths):
+            reading.set_key("batch.sequence", sum(length or 0 for length in lengths), *halves)
+            return
     if count := reading.take_count(*names, answers=("batch.sequence=...",)):
         reading.set_key("batch.sequence", count, *(name for name in names if name in reading.stated))
     elif program.sequence is not None:
@@ -418,6 +426,15 @@ def _read_compilation(reading: Reading) -> None:
 
 
 # ------------------------------------------------------------------------------------------- adapters
+
+LORA_NAMES = (
+    *("use_lora", "use_peft_lora", "lora_enable", "lora", "use_peft", "peft", "q_lora", "use_qlora", "qlora"),
+    *("peft_enabled", "enable_lora", "use_llm_lora"),
+)
+"""Switches of scripts for low-rank adapters."""
+
+RANK_NAMES = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r", "rank")
+TARGET_NAMES = ("lora_target_modules", "lora_target", "target_modules", "lora_target_module", "trainable")
 
 TARGETS = {
     **dict.fromkeys(

@@ -14,6 +14,9 @@ from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
 from meshcast.simulator.formats.launch.programs.trainer import (
+    LORA_NAMES,
+    RANK_NAMES,
+    TARGET_NAMES,
     TrainerProgram,
     approximate_loading,
     approximate_reference,
@@ -120,7 +123,16 @@ def interpret(reading: Reading) -> None:
     if trainer in GENERATING or {"num_generations", "use_vllm"} & reading.stated.keys():
         why = "it generates in every step, which meshcast does not forecast: the answer is a step of training alone"
         reading.ask(reading.take("num_generations", "use_vllm"), why, "batch.sequence=2048")
-    read_training(reading, OLD_PROGRAM if OLD & reading.stated.keys() else PROGRAM)
+    is_old = bool(OLD & reading.stated.keys())
+    read_training(reading, OLD_PROGRAM if is_old else PROGRAM)
+    launch = reading.file.launch
+    own_script = launch is not None and not re.match(r"trl\b", launch.entry)
+    if own_script and not is_old and reading.take("gradient_checkpointing") is None:
+        why = "TRL recomputes layers since v0.22, and the release that the script runs with is not known"
+        reading.assume("plan.recompute", "full", why)
+        unstated = Stated("", "gradient_checkpointing", reading.file.where)
+        errs = "without recomputation the step is shorter and needs more memory"
+        reading.approximate(unstated, why, errs, {"plan.recompute": "none"})
     ask_sharding(reading)
     if trainer == "sft":
         _read_loss(reading)
@@ -141,9 +153,9 @@ def _read_loss(reading: Reading) -> None:
 def _read_adapters(reading: Reading) -> None:
     bits = 4 if (four := take_on(reading, "load_in_4bit")) is not None else 8
     quantised = four or take_on(reading, "load_in_8bit")
-    stated = take_on(reading, "use_peft")
+    stated = take_on(reading, *LORA_NAMES)
     if stated is not None:
-        set_adapters(reading, stated, 16, ("lora_r",), "lora_target_modules", everywhere=False)
+        set_adapters(reading, stated, 16, RANK_NAMES, *TARGET_NAMES, everywhere=False)
     if quantised is not None:
         set_quantised_weights(reading, bits, quantised)
     else:
