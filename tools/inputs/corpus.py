@@ -101,7 +101,7 @@ class Facts(Strict):
         recompute_layers: see `recompute_method`.
         recompute_modules: modules that are recomputed, in the program's words.
         sequence: tokens of a sequence.
-        micro: sequences a data-parallel rank and micro-batch: a pair of texts that are compared is two.
+        micro: sequences a data-parallel rank and micro-batch.
         accumulate: micro-batches a step.
         batch: sequences a step (`global` in the files).
         optimizer: its family.

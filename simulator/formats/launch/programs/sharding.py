@@ -421,22 +421,11 @@ def _read_units(reading: Reading) -> None:
 
 
 def _read_fsdp_offload(reading: Reading, words: list[str]) -> None:
-    names = FSDP, *_fsdp_names("offload_params"), *_fsdp_names("cpu_offload")
-    stated = reading.take(*names[1:])
+    """Reads whether all that FSDP shards lies in host memory."""
+    names = *_fsdp_names("offload_params"), *_fsdp_names("cpu_offload")
+    stated = reading.take(*names)
     if (stated is not None and not is_null(stated.value) and read_switch(stated)) or "offload" in words:
-        reading.set_key("plan.offload", ("optimizer",), *(names[1:] if stated is not None else names))
-        why = (
-            "weights and gradients that FSDP keeps in host memory are forecast on the GPU, optimizer states on the host"
-        )
-        errs = "the forecast needs more memory, and is too fast"
-        reading.approximate(stated or reading.take(FSDP), why, errs, ON_HOST)
-
-
-ON_HOST = {
-    **{"plan.data": "zero-infinity", "plan.data.parameters": "cpu", "plan.data.optimizer": "cpu", "plan.offload": None},
-    **dict.fromkeys(("plan.data.reshard", "plan.data.backward_prefetch", "plan.shard_nodes", "plan.replicate")),
-}
-"""Weights and optimizer states in host memory, unit by unit on the GPU: the closest to FSDP's offload."""
+        reading.set_key("plan.data.offload", True, *(names if stated is not None else (FSDP,)))
 
 
 # ------------------------------------------------------------------------------------- several degrees

@@ -13,6 +13,7 @@ from dataclasses import replace
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
+from meshcast.simulator.formats.launch.programs.swift_settings import TUNERS
 from meshcast.simulator.formats.launch.programs.trainer import (
     LORA_NAMES,
     RANK_NAMES,
@@ -173,14 +174,20 @@ STRONG = {
 def recognise(file: LaunchFile) -> Evidence:
     """Its command, its scripts, or its settings."""
     names = list_names(file)
+    if names & TUNERS:
+        return Evidence.NONE
     if file.launch is not None:
         if re.match(r"trl\b", file.launch.entry) or re.search(r"trl[/.]scripts", file.launch.entry):
             return Evidence.CERTAIN
         script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", file.launch.entry)
         recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in file.launch.positional)
-        if script and (recipe or names & (STRONG | {"dataset_name", "config"})):
+        is_plain = {"model_name_or_path", "per_device_train_batch_size"} <= names and not OTHERS & names
+        if script and (recipe or is_plain or names & (STRONG | {"dataset_name"})):
             return Evidence.CERTAIN
-        return Evidence.CERTAIN if len(STRONG & names) > 1 else Evidence.NONE
+        if script and "config" in names:  # other programs have scripts of these names
+            return Evidence.LIKELY
+        is_ours = file.launch.entry.endswith(".py") and len(STRONG & names) > 1
+        return Evidence.CERTAIN if is_ours else Evidence.NONE
     if OTHERS & names:
         return Evidence.NONE
     strong = len(STRONG & names)

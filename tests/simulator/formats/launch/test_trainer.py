@@ -198,14 +198,10 @@ def test_one_unit_of_fsdp_has_a_second_forecast(tmp_path: Path) -> None:
     assert not [entry for entry in wrapped.approximated if entry.shown == "fsdp"]
 
 
-def test_offload_of_fsdp_is_bounded_by_weights_on_the_host(tmp_path: Path) -> None:
+def test_offload_of_fsdp_is_all_that_it_shards(tmp_path: Path) -> None:
     section = FSDP["fsdp_config"] | {"fsdp_offload_params": True}  # type: ignore[operator]
-    found = import_settings(tmp_path, {**FSDP, **TRAINER, "fsdp_config": section})
-    assert keys_of(found)["plan.offload"] == ("optimizer",)
-    ((setting, other),) = [pair for pair in found.bounding if pair[0].shown.endswith("offload_params")]
-    assert setting.other["plan.data"] == "zero-infinity"
-    bound = flatten_job(load_job(other, base=Path()))
-    assert (bound["plan.data"], bound["plan.data.parameters"]) == ("zero-infinity", "cpu")
+    keys = keys_of(import_settings(tmp_path, {**FSDP, **TRAINER, "fsdp_config": section}))
+    assert (keys["plan.data"], keys["plan.data.offload"]) == ("fsdp", True)
 
 
 def test_degrees_of_accelerate(tmp_path: Path) -> None:
