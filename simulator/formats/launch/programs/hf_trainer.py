@@ -30,9 +30,9 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_quantised_weights,
     take_on,
 )
-from meshcast.simulator.formats.launch.programs.trainer_settings import VERDICTS
+from meshcast.simulator.formats.launch.programs.trainer_settings import SHORT, VERDICTS
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Stated, read_count
+from meshcast.simulator.formats.launch.table import Stated, read_count, read_words
 from meshcast.simulator.models.load import load_model
 
 SEQUENCE_NAMES = (
@@ -52,6 +52,9 @@ DISTINCTIVE = {
 }
 """Arguments by which a script on the Trainer is known."""
 
+COMMON = {"output_dir", "num_train_epochs", "gradient_checkpointing", "gradient_accumulation_steps"}
+"""Those that scripts without the Trainer have, too."""
+
 BATCHES = {"per_device_train_batch_size", "per_gpu_train_batch_size"}
 """Arguments that the Trainer alone has."""
 
@@ -63,28 +66,16 @@ def read_script(reading: Reading) -> None:
     """Fills the keys of a job."""
     launch = reading.file.launch
     if launch is None and len(named := _list_configurations(reading.file)) > 1:
-        why = f"it holds configurations by name ({', '.join(named[:4])}, ...), of which a command line picks some"
-        reading.ask(None, why, "model=llama3-8b")
-        for key, example in (("batch.micro", 1), ("batch.sequence", 2048)):
-            reading.ask_key(key, example, why)
-        reading.ask(None, why, "plan.zero=3", "plan.fsdp=true")
+        _ask_configuration(reading, named)
         return
-    if launch is not None:
-        for word in launch.positional:
-            if str(word.value).lower().endswith((".json", ".yaml", ".yml")):
-                follow_file(reading, word)
-        if (stated := reading.stated.get("config")) is not None and str(stated.value).endswith(
-            (".yaml", ".yml", ".json")
-        ):
-            reading.take("config")
-            follow_file(reading, stated)
+    _follow_files(reading)
     entry = launch.entry if launch is not None else ""
     sequence = next((length for script, length in SEQUENCES.items() if re.search(script, entry)), None)
     program = TrainerProgram(sequence=sequence, sequence_names=SEQUENCE_NAMES, model_names=MODEL_NAMES)
     if "zero_stage" in reading.stated and "deepspeed" in reading.stated:
         program = replace(program, micro=16, sequence=512)
         _read_chat(reading)
-    elif not DISTINCTIVE & reading.stated.keys() or is_own_loop(reading):
+    elif not (DISTINCTIVE - COMMON) & reading.stated.keys() or is_own_loop(reading):
         program = replace(program, micro=None)
     _read_overrides(reading)
     read_training(reading, program)
@@ -93,6 +84,27 @@ def read_script(reading: Reading) -> None:
         reading.ignore(stated, "the configuration of DeepSpeed, or --set batch.micro, says the batch")
     ask_sharding(reading)
     _read_adapters(reading)
+
+
+def _ask_configuration(reading: Reading, named: list[str]) -> None:
+    """Asks for what a file leaves to the command line that picks some of its configurations."""
+    why = f"it holds configurations by name ({', '.join(named[:4])}, ...), of which a command line picks some"
+    reading.ask(None, why, "model=llama3-8b")
+    for key, example in (("batch.micro", 1), ("batch.sequence", 2048)):
+        reading.ask_key(key, example, why)
+    reading.ask(None, why, "plan.zero=3", "plan.fsdp=true")
+
+
+def _follow_files(reading: Reading) -> None:
+    """Adds the files of arguments that a command names."""
+    launch = reading.file.launch
+    words = list(launch.positional) if launch is not None else []
+    if launch is not None and (stated := reading.stated.get("config")) is not None:
+        words.append(stated)
+    for word in words:
+        if str(word.value).lower().endswith((".json", ".yaml", ".yml")):
+            reading.take("config")
+            follow_file(reading, word)
 
 
 def _list_configurations(file: LaunchFile) -> list[str]:
@@ -154,23 +166,25 @@ KINDS = {"gpt2": "gpt2-124m", "opt": "opt-125m"}
 
 def _read_overrides(reading: Reading) -> None:
     """Reads a model that starts from nothing: ``--model_type`` with the sizes of ``--config_overrides``."""
-    stated = reading.take("config_overrides")
     kind = KINDS.get(reading.take_word("model_type"))
+    fields = {name: entry for name, entry in reading.stated.items() if name in OVERRIDES}
+    stated = reading.take("config_overrides", *fields)
     if stated is None or kind is None or reading.take(*MODEL_NAMES) is not None:
         return
-    texts = stated.value if isinstance(stated.value, list) else [str(stated.value)]
-    fields = dict(word.split("=", 1) for text in texts for word in str(text).split(",") if "=" in word)
+    overrides = reading.stated.get("config_overrides")
+    for text in read_words(overrides) if overrides is not None else ():
+        name, equals, value = text.partition("=")
+        fields |= {name: replace(stated, value=value)} if equals else {}
     reading.keys |= flatten_model(load_model(kind))
     for name, key in OVERRIDES.items():
         if name in fields:
-            reading.set_key(key, read_count(replace(stated, value=fields[name])), "config_overrides")
+            reading.set_key(key, read_count(fields[name]), "config_overrides", name)
     if "n_embd" in fields and "n_inner" not in fields:
         reading.set_key("model.ffn", 4 * reading.keys["model.hidden"], "config_overrides")
     if "n_head" in fields:
         reading.set_key("model.kv_heads", reading.keys["model.heads"], "config_overrides")
     if "gradient_checkpointing" in fields:
-        switch = replace(stated, value=fields["gradient_checkpointing"])
-        reading.stated.setdefault("gradient_checkpointing", switch)
+        reading.stated.setdefault("gradient_checkpointing", fields["gradient_checkpointing"])
 
 
 def is_own_loop(reading: Reading) -> bool:
@@ -190,9 +204,7 @@ def _read_adapters(reading: Reading) -> None:
     stated, (bits, quantised) = take_on(reading, *LORA_NAMES), _find_bits(reading)
     if stated is not None and stated.shown.endswith("use_llm_lora"):
         reading.stated.setdefault("lora_rank", stated)
-        for name in FROZEN_PARTS:
-            if (frozen := take_on(reading, name)) is not None:
-                reading.ignore(frozen, "adapters alone are trained")
+    _read_frozen_parts(reading, stated)
     entry = reading.file.launch.entry if reading.file.launch is not None else ""
     switch = stated or quantised
     if switch is not None:
@@ -218,8 +230,20 @@ def _find_bits(reading: Reading) -> tuple[int, Stated | None]:
     return bits, reading.take(*BITS_NAMES) if bits < 16 else None
 
 
-FROZEN_PARTS = ("freeze_llm", "freeze_backbone", "freeze_mlp", "freeze_vit")
-"""Parts of a multimodal model that are frozen beside adapters."""
+def _read_frozen_parts(reading: Reading, adapters: Stated | None) -> None:
+    """Reads which parts of a multimodal model are frozen, where the language model is named. adapters: their switch."""
+    if "freeze_llm" not in reading.stated:
+        return
+    parts = FROZEN_PARTS if adapters is None else ("freeze_llm", *FROZEN_PARTS)
+    for name in parts:
+        if (frozen := take_on(reading, name)) is not None and adapters is not None:
+            reading.ignore(frozen, "adapters alone are trained")
+        elif frozen is not None:
+            reading.approximate(frozen, "the language model alone is forecast, without encoders of images", SHORT)
+
+
+FROZEN_PARTS = ("freeze_backbone", "freeze_mlp", "freeze_vit")
+"""Parts of a multimodal model beside its language model."""
 
 QUANTISED: Mapping[int, tuple[str, ...]] = {
     4: ("load_in_4bit", "use_4bit", "q_lora", "use_qlora", "qlora", "use_4bit_quantization"),

@@ -653,9 +653,10 @@ STARTERS = {
 
 
 def take_on(reading: Reading, *names: str) -> Stated | None:
-    """The first of these settings that is on: not null, not false."""
-    for name in names:
-        stated = reading.take(name)
-        if stated is not None and not is_null(stated.value) and str(stated.value).lower() not in ("false", "0", "no"):
-            return stated
-    return None
+    """The first of these settings that is on: not null, not false. All of them count as understood."""
+    stated = [entry for name in names if (entry := reading.take(name)) is not None]
+    return next((entry for entry in stated if str(entry.value).lower() not in OFF and not is_null(entry.value)), None)
+
+
+OFF = ("false", "0", "no")
+"""Values of switches that are off."""

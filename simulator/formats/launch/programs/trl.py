@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.launches import Launch
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
 from meshcast.simulator.formats.launch.programs.swift_settings import TUNERS
@@ -171,23 +172,28 @@ STRONG = {
 """Settings that only TRL has."""
 
 
+def _weigh_start(launch: Launch, names: set[str]) -> Evidence:
+    """How sure it is that a start is of TRL. names: of its settings."""
+    if re.match(r"trl\b", launch.entry) or re.search(r"trl[/.]scripts", launch.entry):
+        return Evidence.CERTAIN
+    script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", launch.entry)
+    recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in launch.positional)
+    is_plain = {"model_name_or_path", "per_device_train_batch_size"} <= names and not OTHERS & names
+    if script and (recipe or is_plain or names & (STRONG | {"dataset_name"})):
+        return Evidence.CERTAIN
+    if script and "config" in names:  # other programs have scripts of these names
+        return Evidence.LIKELY
+    is_ours = launch.entry.endswith(".py") and len(STRONG & names) > 1
+    return Evidence.CERTAIN if is_ours else Evidence.NONE
+
+
 def recognise(file: LaunchFile) -> Evidence:
     """Its command, its scripts, or its settings."""
     names = list_names(file)
     if names & TUNERS:
         return Evidence.NONE
     if file.launch is not None:
-        if re.match(r"trl\b", file.launch.entry) or re.search(r"trl[/.]scripts", file.launch.entry):
-            return Evidence.CERTAIN
-        script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", file.launch.entry)
-        recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in file.launch.positional)
-        is_plain = {"model_name_or_path", "per_device_train_batch_size"} <= names and not OTHERS & names
-        if script and (recipe or is_plain or names & (STRONG | {"dataset_name"})):
-            return Evidence.CERTAIN
-        if script and "config" in names:  # other programs have scripts of these names
-            return Evidence.LIKELY
-        is_ours = file.launch.entry.endswith(".py") and len(STRONG & names) > 1
-        return Evidence.CERTAIN if is_ours else Evidence.NONE
+        return _weigh_start(file.launch, names)
     if OTHERS & names:
         return Evidence.NONE
     strong = len(STRONG & names)
