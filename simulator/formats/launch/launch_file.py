@@ -113,6 +113,10 @@ class LaunchFile:
         for path in candidates:
             if path.is_file() and path.suffix.lower() in (".json", ".yaml", ".yml", ".toml", ".py", ".sh"):
                 return read_launch_file(path, self.options)
+            if path.is_file() and path.suffix.lower() in (".conf", ".config", ".txt", ""):
+                text = read_text(path, REMEDY, DESCRIPTION)
+                if text.lstrip().startswith("{"):
+                    return parse_launch_text(text, str(path), ".json", path.parent, self.options)
         return None
 
 
@@ -191,12 +195,23 @@ def _collect_commands(node: Any) -> list[str]:
         return []
     command = [word for key in ("command", "args") if isinstance(node.get(key), list) for word in node[key]]
     words = [str(word) for word in command]
+    exports = _export_variables(node.get("env")) if words else []
     if len(words) >= 3 and words[0].rsplit("/", 1)[-1] in ("bash", "sh") and words[1].startswith("-"):
-        return [words[2]]
-    own = (
+        return [*exports, words[2]]
+    joined = (
         [" ".join(word if re.fullmatch(r"[\w./=:,@%+$-]+", word) else _quote(word) for word in words)] if words else []
     )
-    return own + [line for value in node.values() for line in _collect_commands(value)]
+    return exports + joined + [line for value in node.values() for line in _collect_commands(value)]
+
+
+def _export_variables(entries: Any) -> list[str]:
+    """The lines of a shell that set the variables of a container."""
+    known = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    return [
+        f"export {entry['name']}={_quote(str(entry['value']))}"
+        for entry in known
+        if re.fullmatch(r"[A-Za-z_]\w*", str(entry.get("name", ""))) and "value" in entry
+    ]
 
 
 def _quote(word: str) -> str:

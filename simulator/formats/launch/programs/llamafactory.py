@@ -75,6 +75,9 @@ trained weights are cast to fp32."""
 OLD_SEQUENCE = 1024
 """``cutoff_len`` before v0.8, whose script was train_bash.py."""
 
+OWN_ENTRY = re.compile(r"llama[-_]?factory|(^|\s|/)src/train|train_bash\.py|(^|\s)lmf\s|bash|srun", re.IGNORECASE)
+"""Starts of its own scripts and commands, or of shells, inside of which they may be."""
+
 PREFERENCES = ("dpo", "kto")
 """Stages with a reference model."""
 
@@ -95,7 +98,7 @@ LLAMAFACTORY_VERDICTS = list_verdicts(
     ("use_dora pissa_*", Approximation("adapters of plain LoRA are forecast", SHORT)),
     ("upcast_layernorm upcast_lmhead_output", Approximation("the usual formats are forecast", LITTLE)),
     ("use_asft_loss", Approximation("the pass of a reference model is left out", SHORT)),
-    ("use_unsloth use_v1_kernels use_kt kt_*", Approximation("kernels of transformers are forecast", LONG)),
+    ("use_unsloth use_v1_kernels kt_*", Approximation("kernels of transformers are forecast", LONG)),
     ("fp8_enable*", Approximation("weights are gathered in 16 bits", LONG)),
     ("shift_attn use_llama_pro additional_target", Approximation("it is left out", EITHER)),
     ("mixture_of_depths", Decision("it changes the model", ("model=config.json",))),
@@ -128,12 +131,21 @@ def interpret(reading: Reading) -> None:
     if "tokenized_path" in reading.stated and take_on(reading, "do_train") is None:
         rule = "it prepares a data set (tokenized_path without do_train), and trains nothing"
         raise PlanError(reading.file.where, rule, "Name the file of the training")
+    if (stated := take_on(reading, "use_kt")) is not None:
+        rule = "KTransformers computes the experts on the CPU, which is no training that meshcast describes"
+        raise stated.refuse(rule, "Leave it out to forecast the training on GPUs")
     if FIRST & reading.stated.keys():
         _read_first(reading)
     _read_switches(reading)
     launch = reading.file.launch
     old = launch is not None and re.search(r"train_bash\.py$", launch.entry) is not None
-    read_training(reading, replace(PROGRAM, sequence=OLD_SEQUENCE) if old else PROGRAM)
+    program = replace(PROGRAM, sequence=OLD_SEQUENCE) if old else PROGRAM
+    if launch is not None and not OWN_ENTRY.search(" ".join(word.text for word in launch.command.words)):
+        program = replace(program, sequence=None)
+        if not {"gradient_checkpointing", "activation_checkpointing"} & reading.stated.keys():
+            why = "it is a script of another repository, whose default is not known; LLaMA-Factory recomputes layers"
+            reading.ask_key("plan.recompute", "full", why)
+    read_training(reading, program)
     _read_workers(reading)
     _read_kernels(reading)
     _read_tuning(reading)
