@@ -142,7 +142,7 @@ VERDICTS: Verdicts = {
     ),
     **judge(
         NoInfluence("it is about logging, checkpoints, data or numbers of the update"),
-        "betas|eps|contiguous_.*|grad_sync_dtype|accelerator|enable_check.*|use_distributed_s.*",
+        "betas|eps|contiguous_.*|accelerator|enable_check.*|use_distributed_s.*",
         "replace_sampler.*|max_epochs|max_time|log_every.*|val_check.*|limit_.*|accumulate_grad.*",
         "gradient_clip.*|use_scaled.*|layernorm_eps.*|hysteresis|gc_.*|data_impl|splits_string|skip_warmup",
         "index_.*|warmup.*|constant_steps|max_lr|path|random_seed|splits?|restore_.*|reset_lr.*|blend.*",
@@ -487,7 +487,8 @@ def _read_precision(reading: Reading) -> None:
     in_fp32 = reading.take("grad_reduce_in_fp32")
     if in_fp32 is not None and not is_null(in_fp32.value):
         reading.set_key("precision.gradients", "fp32" if read_switch(in_fp32) else "bf16", "grad_reduce_in_fp32")
-    for key, name in (("main_weights", "main_params_dtype"), ("moments", "exp_avg_dtype")):
+    formats = {"gradients": "grad_sync_dtype", "main_weights": "main_params_dtype", "moments": "exp_avg_dtype"}
+    for key, name in formats.items():
         word = reading.take_word(name).removeprefix("torch.").replace("float", "fp").replace("bfp", "bf")
         if word in ("fp32", "fp16", "bf16"):
             reading.set_key(f"precision.{key}", word, name)
@@ -504,8 +505,9 @@ def _read_trainer_precision(reading: Reading) -> None:
     fp8 = reading.take("fp8")
     if fp8 is not None and str(fp8.value).lower() in ("true", "false"):
         on = read_switch(fp8)
-        delayed = on and reading.take_switch("fp8_hybrid", "fp8_e4m3") is not None
-        reading.set_key("precision.compute", "fp8-delayed" if delayed else base, "fp8" if on else "precision")
+        reading.set_key("precision.compute", "fp8-delayed" if on else base, "fp8" if on else "precision")
+        for name in ("fp8_hybrid", "fp8_e4m3"):
+            reading.ignore(reading.take(name), "both formats take the same time" if on else "fp8 is off")
     else:
         read_recipe(reading, base)
     if word and reading.keys["precision.compute"] == base:
