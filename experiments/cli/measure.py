@@ -288,8 +288,9 @@ def import_(
         str,
         typer.Argument(
             metavar="[PROGRAM]",
-            help="Without it FILE is a launch file, whose program is found. Of a launch file: megatron, torchtitan, "
-            "deepspeed, nemo, accelerate, trainer, trl, llamafactory or axolotl; of measurements: nccl-tests, kineto, "
+            help="Without it FILE is a launch file, whose program is found. Of a launch file: megatron, "
+            "megatron-deepspeed, megatron-bridge, nemo, primus, torchtitan, deepspeed, accelerate, trainer, trl, "
+            "llamafactory or axolotl; of measurements: nccl-tests, kineto, "
             "megatron-log or torchtitan-log; or "
             "failure-log: rates of failures.",
         ),
