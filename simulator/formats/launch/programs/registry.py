@@ -14,8 +14,11 @@ from meshcast.simulator.formats.launch.programs.megatron_bridge import BRIDGE
 from meshcast.simulator.formats.launch.programs.megatron_deepspeed import MEGATRON_DEEPSPEED
 from meshcast.simulator.formats.launch.programs.nemo import NEMO
 from meshcast.simulator.formats.launch.programs.primus import PRIMUS
+from meshcast.simulator.formats.launch.programs.swift import SWIFT
+from meshcast.simulator.formats.launch.programs.swift_megatron import MEGATRON_SWIFT
 from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
 from meshcast.simulator.formats.launch.programs.trl import TRL
+from meshcast.simulator.formats.launch.programs.xtuner import XTUNER
 
 FORMATS: dict[str, LaunchFormat] = {
     program.name: program
@@ -32,6 +35,9 @@ FORMATS: dict[str, LaunchFormat] = {
         LLAMAFACTORY,
         AXOLOTL,
         TRL,
+        SWIFT,
+        MEGATRON_SWIFT,
+        XTUNER,
     )
 }
 """All formats by their names."""

@@ -11,6 +11,7 @@ import re
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
+from meshcast.simulator.formats.launch.programs.swift_settings import TUNERS
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
     approximate_loading,
@@ -140,6 +141,8 @@ STRONG = {
 def recognise(file: LaunchFile) -> Evidence:
     """Its command, its scripts, or its settings."""
     names = list_names(file)
+    if names & TUNERS:
+        return Evidence.NONE
     if file.launch is not None:
         if re.match(r"trl\b", file.launch.entry) or re.search(r"trl[/.]scripts", file.launch.entry):
             return Evidence.CERTAIN
@@ -147,7 +150,8 @@ def recognise(file: LaunchFile) -> Evidence:
         recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in file.launch.positional)
         if script and (recipe or names & (STRONG | {"dataset_name", "config"})):
             return Evidence.CERTAIN
-        return Evidence.CERTAIN if len(STRONG & names) > 1 else Evidence.NONE
+        is_ours = file.launch.entry.endswith(".py") and len(STRONG & names) > 1
+        return Evidence.CERTAIN if is_ours else Evidence.NONE
     strong = len(STRONG & names)
     if strong > 1:
         return Evidence.CERTAIN
