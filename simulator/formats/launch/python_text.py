@@ -171,6 +171,12 @@ class PythonText:
                 with suppress(RecursionError):
                     self._call_function(function, [], {})
 
+    def call(self, function: ast.FunctionDef) -> Value:
+        """What a function of the module returns without arguments."""
+        with suppress(RecursionError):
+            return self._call_function(function, [], {})
+        return Open(function.name)
+
     def find_changes(self, built: Built) -> list[Built]:
         """The calls of other modules that are given what `built` is, and may change it."""
         return [

@@ -6,6 +6,7 @@ mixed_precision.py, scripts/training/run_recipe.py, scripts/performance/argument
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ import yaml
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.bridge_workloads import WORKLOAD, find_workload, read_workload
 from meshcast.simulator.formats.launch.programs.nemo import (
     ARGUMENTS,
     RECIPES,
@@ -37,7 +39,7 @@ from meshcast.simulator.formats.launch.programs.recipes import (
     read_options,
     read_python_settings,
 )
-from meshcast.simulator.formats.launch.python_text import Built, PythonText, Value
+from meshcast.simulator.formats.launch.python_text import Built, Open, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Keys, Stated
 
@@ -142,6 +144,12 @@ def _read_chosen_recipe(file: LaunchFile) -> dict[str, Stated]:
 def read_python(file: LaunchFile) -> dict[str, Stated]:
     """The settings of the last configuration that a Python file builds."""
     text = follow_python(file)
+    name = read_options(file.options.arguments).get("recipe")
+    chosen = text.names.get(name) if isinstance(name, str) else None
+    if (workload := find_workload(name, chosen)) is not None:
+        return read_workload(workload, file.where) or {"recipe": Stated(name, "recipe", "--args")}
+    if isinstance(chosen, ast.FunctionDef):
+        return _read_function(text, chosen, file.where)
     built = _find_built(text.calls)
     if built is None:
         text.call_functions()
@@ -159,6 +167,23 @@ def read_python(file: LaunchFile) -> dict[str, Stated]:
         **read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{file.where}:{built.line}")),
         **plain,
     }
+
+
+def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> dict[str, Stated]:
+    """The settings of a recipe that a function of the file makes.
+
+    What functions of other modules do to a recipe of the library is in the library's recipe of this name.
+    """
+    built = text.call(function)
+    if not isinstance(built, Built):
+        return {}
+    settings = name_plainly(read_python_settings(built, where))
+    known = load_recipes(BRIDGE_DATA).find(function.name)
+    if known is None:
+        base = read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{where}:{built.line}"))
+        return {**base, **settings, **list_changes(text, built, where)}
+    made = {path.rpartition(".")[2] for path, value, _ in built.walk() if isinstance(value, Built | Open)}
+    return {**known, **{name: stated for name, stated in settings.items() if name not in made}}
 
 
 def _read_config_file(text: PythonText, file: LaunchFile) -> dict[str, Stated]:
@@ -208,7 +233,7 @@ def interpret(reading: Reading) -> None:
 def recognise(file: LaunchFile) -> Evidence:
     """YAML with the sections of its configuration, Python that imports it, or a start of its scripts."""
     if file.suffix == ".py":
-        return Evidence.CERTAIN if "megatron.bridge" in file.text else Evidence.NONE
+        return Evidence.CERTAIN if "megatron.bridge" in file.text or WORKLOAD in file.text else Evidence.NONE
     if file.launch is not None:
         named = {"recipe", "model_recipe_name"} & file.launch.arguments.keys()
         is_ours = re.search(r"(^|/)(run_recipe|setup_experiment|launch_with_nemo_run)\.py$", file.launch.entry)

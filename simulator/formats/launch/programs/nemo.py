@@ -143,7 +143,7 @@ VERDICTS: Verdicts = {
     ),
     **judge(
         NoInfluence("it is about logging, checkpoints, data or numbers of the update"),
-        "betas|eps|contiguous_.*|grad_sync_dtype|accelerator|enable_check.*|use_distributed_s.*",
+        "betas|eps|contiguous_.*|accelerator|enable_check.*|use_distributed_s.*",
         "replace_sampler.*|max_epochs|max_time|log_every.*|val_check.*|limit_.*|accumulate_grad.*",
         "gradient_clip.*|use_scaled.*|layernorm_eps.*|hysteresis|gc_.*|data_impl|splits_string|skip_warmup",
         "index_.*|warmup.*|constant_steps|max_lr|path|random_seed|splits?|restore_.*|reset_lr.*|blend.*",
@@ -373,9 +373,26 @@ def interpret(reading: Reading) -> None:
             why = f"meshcast has no recipe or file {stated.value!r} ({source})"
             reading.ask(stated, why, "model=llama3-8b", "plan.tp=1")
     interpret_configuration(reading)
+    _read_loss(reading)
     nodes, devices = reading.take_count("num_nodes", "nnodes"), reading.take_count("devices", "nproc_per_node")
     if devices:
         reading.set_key("cluster.gpus", (nodes or 1) * devices, "devices", "num_nodes", "nproc_per_node", "nnodes")
+
+
+EAGER_LOSS = {"framework.set.loss.forward": 38, "framework.set.loss.backward": 14}
+"""Bytes a logit of Megatron-Core's cross-entropy without fusion (megatron/core/tensor_parallel/cross_entropy.py)."""
+
+
+def _read_loss(reading: Reading) -> None:
+    """Reads whether the loss is fused: NeMo 1 does so where it is told, GPTConfig of NeMo 2 by itself."""
+    name = "cross_entropy_loss_fusion"
+    launch, stated = reading.file.launch, reading.take(name)
+    is_fused = launch.entry.startswith("nemo llm") if launch is not None else reading.file.suffix == ".py"
+    if stated is not None and not is_null(stated.value):
+        is_fused = read_switch(stated)
+    if not is_fused:
+        for key, size in EAGER_LOSS.items():
+            reading.set_key(key, size, name)
 
 
 def interpret_configuration(reading: Reading) -> None:
@@ -501,7 +518,8 @@ def _read_precision(reading: Reading) -> None:
     in_fp32 = reading.take("grad_reduce_in_fp32")
     if in_fp32 is not None and not is_null(in_fp32.value):
         reading.set_key("precision.gradients", "fp32" if read_switch(in_fp32) else "bf16", "grad_reduce_in_fp32")
-    for key, name in (("main_weights", "main_params_dtype"), ("moments", "exp_avg_dtype")):
+    formats = {"gradients": "grad_sync_dtype", "main_weights": "main_params_dtype", "moments": "exp_avg_dtype"}
+    for key, name in formats.items():
         word = reading.take_word(name).removeprefix("torch.").replace("float", "fp").replace("bfp", "bf")
         if word in ("fp32", "fp16", "bf16"):
             reading.set_key(f"precision.{key}", word, name)
@@ -518,8 +536,9 @@ def _read_trainer_precision(reading: Reading) -> None:
     fp8 = reading.take("fp8")
     if fp8 is not None and str(fp8.value).lower() in ("true", "false"):
         on = read_switch(fp8)
-        delayed = on and reading.take_switch("fp8_hybrid", "fp8_e4m3") is not None
-        reading.set_key("precision.compute", "fp8-delayed" if delayed else base, "fp8" if on else "precision")
+        reading.set_key("precision.compute", "fp8-delayed" if on else base, "fp8" if on else "precision")
+        for name in ("fp8_hybrid", "fp8_e4m3"):
+            reading.ignore(reading.take(name), "both formats take the same time" if on else "fp8 is off")
     else:
         read_recipe(reading, base)
     if word and reading.keys["precision.compute"] == base:
@@ -580,6 +599,7 @@ def write(keys: Keys, header: list[str]) -> str:
         body[section][former] = list(value) if isinstance(value, tuple) else value
     model = body["model"]
     model.pop("use_distributed_optimizer", None)
+    model["cross_entropy_loss_fusion"] = not EAGER_LOSS.items() <= keys.items()
     if model.pop("data_parallel_sharding_strategy", None) == "optim_grads" and "fsdp" in model:
         model["fsdp_sharding_strategy"] = "grad"
     compute = keys.get("precision.compute", "bf16")
