@@ -357,6 +357,8 @@ class PythonText:
 
     def _apply(self, op: ast.AST, left: ast.expr, right: ast.expr, scope: dict[str, Value], opened: Open) -> Value:
         values = self.evaluate(left, scope), self.evaluate(right, scope)
+        if isinstance(op, ast.Div) and isinstance(values[1], str):  # of a path, whose begin may be open
+            return f"{values[0]}/{values[1]}" if isinstance(values[0], str) else values[1]
         if any(isinstance(value, Open | Built | Named) for value in values) or type(op) not in OPERATORS:
             is_null = isinstance(op, ast.Is | ast.IsNot) and values[1] is None and isinstance(values[0], Built)
             return isinstance(op, ast.IsNot) if is_null else opened

@@ -33,9 +33,13 @@ from meshcast.simulator.formats.launch.programs.nemo import (
 )
 from meshcast.simulator.formats.launch.programs.recipes import (
     ask_about_changes,
+    ask_for_function,
+    find_function,
     follow_python,
     list_changes,
+    list_functions,
     load_recipes,
+    name_functions,
     read_options,
     read_python_settings,
 )
@@ -110,6 +114,9 @@ def read_command(file: LaunchFile) -> dict[str, Stated]:
     """The settings of a start of ``run_recipe.py`` or of another script, with overrides behind it."""
     if file.launch is None:
         return {}
+    if (script := _find_script(file)) is not None:
+        around = {name: stated for launcher in file.launch.launchers for name, stated in launcher.settings.items()}
+        return {**around, **read_python(script)}
     launch = divide_overrides(file.launch)
     file = replace(file, launch=launch)
     around = {name: stated for launcher in launch.launchers for name, stated in launcher.settings.items()}
@@ -120,6 +127,23 @@ def read_command(file: LaunchFile) -> dict[str, Stated]:
         companion = file.find_companion(str(config.value))
         overrides = {**(read_sections(companion) if companion is not None else {"config_file": config}), **overrides}
     return {**around, **_read_chosen_recipe(file), **arguments, **overrides}
+
+
+IMPORT = re.compile(r"^\s*from megatron\.bridge\.recipes", re.MULTILINE)
+"""Imports of recipes in a Python file."""
+
+
+def _find_script(file: LaunchFile) -> LaunchFile | None:
+    """The Python file that a script starts, with the arguments of its command line, if it is there and has a recipe."""
+    launch = file.launch
+    if launch is None or not launch.entry.endswith(".py"):
+        return None
+    script = file.find_companion(launch.entry)
+    if script is None or not IMPORT.search(script.text):
+        return None
+    words = [f"--{name}={stated.value}" for name, stated in launch.arguments.items()]
+    arguments = (*words, *(str(word.value) for word in launch.positional))
+    return replace(script, options=replace(script.options, arguments=arguments))
 
 
 def _read_chosen_recipe(file: LaunchFile) -> dict[str, Stated]:
@@ -144,29 +168,40 @@ def _read_chosen_recipe(file: LaunchFile) -> dict[str, Stated]:
 def read_python(file: LaunchFile) -> dict[str, Stated]:
     """The settings of the last configuration that a Python file builds."""
     text = follow_python(file)
-    name = read_options(file.options.arguments).get("recipe")
-    chosen = text.names.get(name) if isinstance(name, str) else None
-    if (workload := find_workload(name, chosen)) is not None:
-        return read_workload(workload, file.where) or {"recipe": Stated(name, "recipe", "--args")}
-    if isinstance(chosen, ast.FunctionDef):
-        return _read_function(text, chosen, file.where)
+    options = read_options(file.options.arguments)
+    overrides = {name: Stated(value, name, "--args") for name, value in options.items() if "." in name}
+    name = options.get("recipe")
+    if (workload := find_workload(name, text.names.get(str(name)))) is not None:
+        settings = read_workload(workload, file.where) or {"recipe": Stated(name, "recipe", "--args")}
+        return {**settings, **name_plainly(overrides)}
+    if (function := find_function(text, name)) is not None:
+        return {**_read_function(text, function, file.where), **name_plainly(overrides)}
     built = _find_built(text.calls)
     if built is None:
+        if len(rivals := list_functions(text, FUNCTION)) > 1:
+            return name_functions("--recipe", rivals, file.where)
         text.call_functions()
         built = _find_built(text.calls)
     if built is None:
         return {}
     settings = read_python_settings(built, file.where)
     arguments = {ARGUMENTS.get(name, name): value for name, value in settings.items()}
-    overrides = read_options(file.options.arguments).items()
-    settings = {**arguments, **{name: Stated(value, name, "--args") for name, value in overrides if "." in name}}
-    plain = {**_read_config_file(text, file), **name_plainly(settings), **list_changes(text, built, file.where)}
+    plain = {
+        **name_plainly(arguments),
+        **_read_config_file(text, file),
+        **name_plainly(overrides),
+        **list_changes(text, built, file.where),
+    }
     if built.last_name == "ConfigContainer":
         return {**silent_overlaps(file), **plain}
     return {
         **read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{file.where}:{built.line}")),
         **plain,
     }
+
+
+FUNCTION = re.compile(r"_(pretrain|sft|peft|finetune)(_\w+)?_config$")
+"""Functions that make recipes."""
 
 
 def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> dict[str, Stated]:
@@ -209,13 +244,14 @@ def _find_built(calls: list[Built]) -> Built | None:
     for call in reversed(calls):
         if call.last_name in known or call.last_name == "ConfigContainer":
             return call
-    likely = [call for call in calls if re.search(r"_(pretrain|sft|peft|finetune)\w*_config$", call.last_name)]
+    likely = [call for call in calls if FUNCTION.search(call.last_name)]
     return likely[-1] if likely else None
 
 
 def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
     ask_about_changes(reading)
+    ask_for_function(reading)
     if (stated := reading.take("recipe") or reading.take("config_file")) is not None:
         source = load_recipes(BRIDGE_DATA).source.partition(",")[0]
         why = f"meshcast has no recipe or file {stated.value!r} ({source})"
@@ -237,7 +273,8 @@ def recognise(file: LaunchFile) -> Evidence:
     if file.launch is not None:
         named = {"recipe", "model_recipe_name"} & file.launch.arguments.keys()
         is_ours = re.search(r"(^|/)(run_recipe|setup_experiment|launch_with_nemo_run)\.py$", file.launch.entry)
-        return Evidence.CERTAIN if is_ours and (named or "model" in file.launch.arguments) else Evidence.NONE
+        is_ours = is_ours and (named or "model" in file.launch.arguments)
+        return Evidence.CERTAIN if is_ours or _find_script(file) is not None else Evidence.NONE
     if not isinstance(file.data, Mapping) or {"cluster", "trainer"} & file.keys:
         return Evidence.NONE
     has_sections = bool({"train", "ddp", "dataset", "comm_overlap"} & file.keys)

@@ -6,9 +6,11 @@ nemo/collections/llm/recipes, nemo/lightning/pytorch/strategies/megatron_strateg
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import yaml
 
@@ -36,17 +38,21 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
     read_recipe,
     write_plan,
 )
-from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, judge
+from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, SLOW, judge
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS as MEGATRON_VERDICTS
 from meshcast.simulator.formats.launch.programs.recipes import (
     ask_about_changes,
+    ask_for_function,
+    find_function,
     follow_python,
     list_changes,
+    list_functions,
     load_recipes,
+    name_functions,
     read_options,
     read_python_settings,
 )
-from meshcast.simulator.formats.launch.python_text import Built, Value
+from meshcast.simulator.formats.launch.python_text import Built, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
     ON,
@@ -67,6 +73,15 @@ SECTIONS = [
     *("comm_overlap", "dist", "mixed_precision", "trainer.plugins", "model.config.optim", "trainer.strategy.fsdp"),
 ]
 """Sections whose settings are known by their names alone."""
+
+SAMPLES = "model.data.train_ds.max_seq_length"
+"""Setting of the longest sample of a fine-tuning with NeMo 1."""
+
+PLAIN = {
+    **{f"{section}optim.name": "optim.name" for section in ("", "model.")},
+    **{"name": "name", "dataset.sequence_length": "seq_length", SAMPLES: "seq_length"},
+}
+"""Plain names of settings whose own names say less, or something else in another section."""
 
 OWN = (
     SettingRow("overlap_grad_reduce", "framework.set.overlap.dp", "switch", ON),
@@ -203,7 +218,8 @@ def name_plainly(settings: Mapping[str, Stated]) -> dict[str, Stated]:
         path = path.removeprefix("training.").removeprefix("recipe.")
         section, _, name = path.rpartition(".")
         value = None if isinstance(stated.value, str) and stated.value.startswith("${") else stated.value
-        key = name if section in SECTIONS or not section else path
+        is_plain = section in SECTIONS and name != "name"
+        key = PLAIN.get(path) or (name if is_plain or not section else path)
         if key not in plain or is_null(plain[key].value):
             plain[key] = replace(stated, value=value, shown=path)
     return plain
@@ -311,21 +327,39 @@ def read_nemo_recipe(name: str, kind: str, arguments: Mapping[str, Stated], stat
 
 
 def read_nemo_python(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of the last recipe that a Python file builds, or of what it passes to NeMo's functions."""
+    """The settings of the recipe that a Python file builds, or of what it passes to NeMo's functions: that of the
+    function which the command line names (``--factory``), or the last one."""
     text = follow_python(file)
+    options = read_options(file.options.arguments)
+    overrides = {name: Stated(value, name, "--args") for name, value in options.items() if "." in name}
+    if (function := find_function(text, options.get("factory"))) is not None:
+        return {**_read_function(text, function, file), **name_plainly(overrides)}
     built = _find_built(text.calls)
     if built is None:
+        if len(rivals := list_functions(text, FUNCTION)) > 1:
+            return name_functions("--factory", rivals, file.where)
         text.call_functions()
         built = _find_built(text.calls)
-    if built is None:
+    return {**_read_built(text, built, file), **name_plainly(overrides)} if built is not None else {}
+
+
+FUNCTION = re.compile(r"^(pretrain|finetune)_recipe$")
+"""Functions of a module that make a recipe, and its kind."""
+
+
+def _read_function(text: PythonText, function: ast.FunctionDef, file: LaunchFile) -> dict[str, Stated]:
+    """The settings of the recipe that a function of the file makes, over those that NeMo has by the file's name."""
+    built = text.call(function)
+    if not isinstance(built, Built):
         return {}
+    kind, stem = FUNCTION.match(function.name), Path(file.where).stem
+    known = load_recipes("nemo").find(f"{stem}.{kind[1]}") if kind else None
+    return {**(known or {}), **_read_built(text, built, file)}
+
+
+def _read_built(text: PythonText, built: Built, file: LaunchFile) -> dict[str, Stated]:
+    """The settings of a recipe, with what the file changes of it."""
     settings = read_python_settings(built, file.where)
-    overrides = {
-        name: Stated(value, name, "--args")
-        for name, value in read_options(file.options.arguments).items()
-        if "." in name
-    }
-    settings |= overrides
     changes = list_changes(text, built, file.where)
     stated = Stated(built.name, built.name, f"{file.where}:{built.line}")
     recipe = RECIPE_CALL.search(built.name)
@@ -372,8 +406,12 @@ def interpret(reading: Reading) -> None:
             source = load_recipes("nemo").source.partition(",")[0]
             why = f"meshcast has no recipe or file {stated.value!r} ({source})"
             reading.ask(stated, why, "model=llama3-8b", "plan.tp=1")
+    ask_for_function(reading)
     interpret_configuration(reading)
     _read_loss(reading)
+    longest = reading.take("seq_length")
+    if longest is not None and longest.shown == SAMPLES:
+        reading.approximate(longest, "every sample is forecast as the longest", SLOW)
     nodes, devices = reading.take_count("num_nodes", "nnodes"), reading.take_count("devices", "nproc_per_node")
     if devices:
         reading.set_key("cluster.gpus", (nodes or 1) * devices, "devices", "num_nodes", "nproc_per_node", "nnodes")
@@ -401,7 +439,7 @@ def interpret_configuration(reading: Reading) -> None:
     _read_model(reading)
     keys = reading.keys
     _set_optimizer_sharding(reading)
-    read_optimizer_kind(reading, "name")
+    read_optimizer_kind(reading, "optim.name")
     read_plan(reading)
     strategy, fsdp = reading.take_word("fsdp_sharding_strategy") or "full", reading.take_word("fsdp")
     reading.take("fsdp_grad_reduce_dtype", "fsdp_sharded_checkpoint")
@@ -413,6 +451,7 @@ def interpret_configuration(reading: Reading) -> None:
         if stated is not None and stated.value is False:
             reading.approximate(stated, "kernels are fused as in the profile of the framework", FAST)
     reading.set_key("framework.name", "nemo")
+    reading.ignore(reading.take("comm_overlap"), "its fields say what overlaps")
     _read_precision(reading)
     _read_adapters(reading)
     switches = ("enable_cuda_graph", "external_cuda_graph")
@@ -459,8 +498,8 @@ def _read_model(reading: Reading) -> None:
 def _set_optimizer_sharding(reading: Reading) -> None:
     """Shards the optimizer where its name says so, or nothing says that it does not."""
     sharding = ("", "distributed_fused_adam", "mcore_distributed_optim")
-    if "use_distributed_optimizer" not in reading.stated and reading.take_word("name") in sharding:
-        stated = reading.stated.get("name", Stated(True, "recipe"))
+    if "use_distributed_optimizer" not in reading.stated and reading.take_word("optim.name") in sharding:
+        stated = reading.stated.get("optim.name", Stated(True, "recipe"))
         reading.add_stated({"use_distributed_optimizer": replace(stated, value=True)})
 
 
