@@ -18,6 +18,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.bridge_workloads import WORKLOAD, find_workload, read_workload
+from meshcast.simulator.formats.launch.programs.megatron import read_gpus
 from meshcast.simulator.formats.launch.programs.nemo import (
     ARGUMENTS,
     RECIPES,
@@ -73,19 +74,21 @@ def read(file: LaunchFile) -> dict[str, Stated]:
     where = "--args" if "recipe" in given else file.where
     if isinstance(named, str):
         return {**read_recipe(named, Stated(named, "recipe", where)), **settings}
-    return {**_find_named_recipe(Path(file.where).stem), **settings}
+    return {**_find_named_recipe(file), **settings}
 
 
-def _find_named_recipe(stem: str) -> dict[str, Stated]:
+RESEMBLED = "resembled"
+"""Name of the setting for a recipe that the name of a file resembles."""
+
+
+def _find_named_recipe(file: LaunchFile) -> dict[str, Stated]:
     """The settings of the recipe that the name of a file holds, such as ``llama3_8b_pretrain_override_example``."""
-    recipes = load_recipes(BRIDGE_DATA)
+    stem, recipes = Path(file.where).stem, load_recipes(BRIDGE_DATA)
     names = [*recipes.aliases, *recipes.recipes]
     held = [name for name in names if re.search(rf"(^|_){re.escape(name.removesuffix('_config'))}(_|$)", stem)]
-    settings = recipes.find(max(held, key=len)) if held else None
-    return {
-        key: replace(stated, place=f"{stated.place}, after which the file is named")
-        for key, stated in (settings or {}).items()
-    }
+    name = max(held, key=len, default="")
+    settings = recipes.find(name)
+    return {**settings, RESEMBLED: Stated(name, Path(file.where).name, file.where)} if settings is not None else {}
 
 
 BRIDGE_DATA = "megatron_bridge"
@@ -256,13 +259,15 @@ def interpret(reading: Reading) -> None:
         source = load_recipes(BRIDGE_DATA).source.partition(",")[0]
         why = f"meshcast has no recipe or file {stated.value!r} ({source})"
         reading.ask(stated, why, "--args '--recipe llama3_8b_pretrain_config'", "model=llama3-8b")
+    elif (stated := reading.take(RESEMBLED)) is not None:
+        why = f"the file does not say which recipe it changes; by its name it is {stated.value}"
+        reading.ask(stated, why, f"--args '--recipe {stated.value}'", "model=llama3-8b")
     else:
         ask_for_recipe(reading)
-    nodes, each = reading.take_count("nnodes", decisive=False), reading.take_count("nproc_per_node", decisive=False)
     gpus = reading.take_count("gpus", decisive=False)
-    if each or gpus:
-        total = (nodes or 1) * each if each else gpus
-        reading.set_key("cluster.gpus", total, *(("nproc_per_node", "nnodes") if each else ("gpus",)))
+    read_gpus(reading, "nnodes", "nproc_per_node")
+    if gpus and "cluster.gpus" not in reading.keys:
+        reading.set_key("cluster.gpus", gpus, "gpus")
     interpret_configuration(reading)
 
 
