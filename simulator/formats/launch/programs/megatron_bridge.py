@@ -278,8 +278,8 @@ def recognise(file: LaunchFile) -> Evidence:
     if file.launch is not None:
         named = {"recipe", "model_recipe_name"} & file.launch.arguments.keys()
         is_ours = re.search(r"(^|/)(run_recipe|setup_experiment|launch_with_nemo_run)\.py$", file.launch.entry)
-        is_ours = is_ours and (named or "model" in file.launch.arguments)
-        return Evidence.CERTAIN if is_ours or _find_script(file) is not None else Evidence.NONE
+        is_run = is_ours and (named or "model" in file.launch.arguments)
+        return Evidence.CERTAIN if is_run or _find_script(file) is not None else Evidence.NONE
     if not isinstance(file.data, Mapping) or {"cluster", "trainer"} & file.keys:
         return Evidence.NONE
     has_sections = bool({"train", "ddp", "dataset", "comm_overlap"} & file.keys)

@@ -41,11 +41,13 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, SLOW, judge
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS as MEGATRON_VERDICTS
 from meshcast.simulator.formats.launch.programs.recipes import (
+    CHANGED,
     ask_about_changes,
     ask_for_function,
     find_function,
     follow_python,
     list_changes,
+    list_defaults,
     list_functions,
     load_recipes,
     name_functions,
@@ -148,6 +150,9 @@ VERDICTS: Verdicts = {
         Approximation("packed samples are forecast as one sequence: state batch.documents", "the forecast is too slow"),
         r"packed|packed_sequence.*|offline_packing.*|.*\.packed_sequence.*|.*enable_.*packing",
     ),
+    r"model\.mcore_customization_config\..*": Approximation(
+        "attention and MLP are forecast one after the other: layers of Falcon alone read it", SLOW
+    ),
     "token_drop": Approximation("no token is dropped"),
     "fp8_params|fp8_param_gather": MEGATRON_VERDICTS["fp8_param_gather|fp4_param_gather|fp8_param|fp4_param"],
     r"(model\.)?peft\..*": NoInfluence("the rank and the targets of adapters alone count"),
@@ -161,7 +166,7 @@ VERDICTS: Verdicts = {
         "betas|eps|contiguous_.*|accelerator|enable_check.*|use_distributed_s.*",
         "replace_sampler.*|max_epochs|max_time|log_every.*|val_check.*|limit_.*|accumulate_grad.*",
         "gradient_clip.*|use_scaled.*|layernorm_eps.*|hysteresis|gc_.*|data_impl|splits_string|skip_warmup",
-        "index_.*|warmup.*|constant_steps|max_lr|path|random_seed|splits?|restore_.*|reset_lr.*|blend.*",
+        "pad_samples_to_global.*|index_.*|warmup.*|constant_steps|max_lr|path|random_seed|splits?|restore_.*|reset_lr.*|blend.*",
         "num_sanity.*|fn|bf16|fp16|enabled|scheduler|strategy|ddp|config|persistent_workers|pin_memory",
         "memmap.*|cache_.*|hf_tokenizer.*|should_pad_vocab|vocab_size_.*|use_hf.*|label_key|answer_only.*",
         "truncation.*|dataset_kwargs.*|setup_optimizers|progress_.*|plugins|trainer|data|optim|model|train",
@@ -346,15 +351,34 @@ def read_nemo_python(file: LaunchFile) -> dict[str, Stated]:
 FUNCTION = re.compile(r"^(pretrain|finetune)_recipe$")
 """Functions of a module that make a recipe, and its kind."""
 
+MADE = {"model", "peft"}
+"""Settings of a recipe that functions of other modules make."""
+
 
 def _read_function(text: PythonText, function: ast.FunctionDef, file: LaunchFile) -> dict[str, Stated]:
-    """The settings of the recipe that a function of the file makes, over those that NeMo has by the file's name."""
+    """The settings of the recipe that a function of the file makes, over those that NeMo has by the file's name.
+
+    What functions of other modules make of it is in the recipe of NeMo.
+    """
     built = text.call(function)
     if not isinstance(built, Built):
         return {}
-    kind, stem = FUNCTION.match(function.name), Path(file.where).stem
-    known = load_recipes("nemo").find(f"{stem}.{kind[1]}") if kind else None
-    return {**(known or {}), **_read_built(text, built, file)}
+    settings, kind, stem = _read_built(text, built, file), FUNCTION.match(function.name), Path(file.where).stem
+    variant = {
+        name: Stated(value, name, f"{file.where}:{function.lineno}")
+        for name, value in list_defaults(function).items()
+        if name in VARIANTS
+    }
+    known = read_nemo_recipe(stem, kind[1], variant, Stated(stem, function.name, file.where)) if kind else {}
+    if "model" not in known:
+        return settings
+    classes, silent = load_recipes("nemo").classes, silent_overlaps(file)
+    dropped = {name for name, stated in settings.items() if stated == silent.get(name)} | {CHANGED}
+    dropped |= {name for name in MADE & settings.keys() if str(settings[name].value) not in classes}
+    formats = {"precision", "mixed_precision", "plugins"}
+    if formats & settings.keys():
+        known = {name: stated for name, stated in known.items() if name not in formats}
+    return {**known, **{name: stated for name, stated in settings.items() if name not in dropped}}
 
 
 def _read_built(text: PythonText, built: Built, file: LaunchFile) -> dict[str, Stated]:
@@ -364,7 +388,8 @@ def _read_built(text: PythonText, built: Built, file: LaunchFile) -> dict[str, S
     stated = Stated(built.name, built.name, f"{file.where}:{built.line}")
     recipe = RECIPE_CALL.search(built.name)
     if recipe is None:
-        return {**silent_overlaps(file), **name_plainly(settings), **changes}
+        plain = {ARGUMENTS.get(name, name): value for name, value in name_plainly(settings).items()}
+        return {**silent_overlaps(file), **plain, **changes}
     arguments = {name: value for name, value in settings.items() if "." not in name and name not in ("model", "peft")}
     rest = {name: value for name, value in settings.items() if name not in arguments}
     if not recipe[1]:
@@ -381,7 +406,7 @@ def silent_overlaps(file: LaunchFile) -> dict[str, Stated]:
 RECIPE_CALL = re.compile(r"(?:^|\.)(\w*)\.(pretrain|finetune)_recipe$")
 """Calls of recipes: the module and the kind."""
 
-FUNCTIONS = re.compile(r"^(nemo\.collections\.)?(llm\.|nemo\.collections\.llm\.)(pretrain|finetune|train)$")
+FUNCTIONS = re.compile(r"^(nemo\.collections\.)?llm\.(api\.)?(pretrain|finetune|train)$")
 """Functions of NeMo 2 that train what they are given."""
 
 
@@ -549,6 +574,7 @@ def _read_precision(reading: Reading) -> None:
     named = reading.take_word(*names).replace("-", "_")
     if named in RECIPES:
         reading.set_key("precision.compute", RECIPES[named], *names)
+        reading.ignore(reading.take("precision"), f"{named} counts")
     elif named in ("", "megatronmixedprecision", "mixedprecisionconfig"):
         _read_trainer_precision(reading)
     else:

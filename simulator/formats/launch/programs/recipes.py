@@ -178,6 +178,13 @@ def list_functions(text: PythonText, pattern: re.Pattern[str]) -> list[str]:
     return [name for name, value in text.names.items() if isinstance(value, ast.FunctionDef) and pattern.search(name)]
 
 
+def list_defaults(function: ast.FunctionDef) -> dict[str, Value]:
+    """The constants that the parameters of a function have where a call does not say otherwise."""
+    parameters, defaults = function.args.args, function.args.defaults
+    pairs = zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True)
+    return {parameter.arg: usual.value for parameter, usual in pairs if isinstance(usual, ast.Constant)}
+
+
 def name_functions(option: str, names: Sequence[str], where: str) -> dict[str, Stated]:
     """The setting that lists the functions of a module. option: of the command line, which chooses one."""
     return {RIVALS: Stated(list(names), option, where)}
