@@ -183,6 +183,7 @@ def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> d
         base = read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{where}:{built.line}"))
         return {**base, **settings, **list_changes(text, built, where)}
     made = {path.rpartition(".")[2] for path, value, _ in built.walk() if isinstance(value, Built | Open)}
+    made |= {name for name, value in built.fields.items() if isinstance(value, Built) and value.last_name[:1] == "_"}
     return {**known, **{name: stated for name, stated in settings.items() if name not in made}}
 
 
@@ -228,6 +229,7 @@ def interpret(reading: Reading) -> None:
         total = (nodes or 1) * each if each else gpus
         reading.set_key("cluster.gpus", total, *(("nproc_per_node", "nnodes") if each else ("gpus",)))
     interpret_configuration(reading)
+    reading.set_key("framework.name", "megatron-core")
 
 
 def recognise(file: LaunchFile) -> Evidence:

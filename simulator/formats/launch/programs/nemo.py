@@ -133,6 +133,8 @@ VERDICTS: Verdicts = {
         Approximation("packed samples are forecast as one sequence: state batch.documents", "the forecast is too slow"),
         r"packed|packed_sequence.*|offline_packing.*|.*\.packed_sequence.*|.*enable_.*packing",
     ),
+    "comm_overlap": NoInfluence("its settings count by themselves"),
+    "keep_mtp_spec_in_bf16": Approximation("the layer that predicts further tokens has the format of the others"),
     "token_drop": Approximation("no token is dropped"),
     "fp8_params|fp8_param_gather": MEGATRON_VERDICTS["fp8_param_gather|fp4_param_gather|fp8_param|fp4_param"],
     r"(model\.)?peft\..*": NoInfluence("the rank and the targets of adapters alone count"),
