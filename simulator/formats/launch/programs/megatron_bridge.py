@@ -230,6 +230,8 @@ def interpret(reading: Reading) -> None:
         reading.set_key("cluster.gpus", total, *(("nproc_per_node", "nnodes") if each else ("gpus",)))
     interpret_configuration(reading)
     reading.set_key("framework.name", "megatron-core")
+    if reading.keys.get("plan.tp", 1) == 1:  # CommOverlapConfig.finalize switches it off
+        reading.keys.pop("framework.set.overlap.tp", None)
 
 
 def recognise(file: LaunchFile) -> Evidence:
