@@ -41,9 +41,11 @@ NAME = re.compile(
 FAMILIES: dict[str, dict[str, Value]] = {
     "deepseek_v3": {"recompute_granularity": "selective"},
     "kimi_k2": {"recompute_granularity": "selective"},
+    "nemotron_3_nano": {"recompute_granularity": None, "cuda_graph_impl": "none"},
     "qwen3": {"recompute_granularity": None, "tp_comm_overlap": True},
 }
-"""What the scripts set for the models whose names start so (set_qwen3_common_configs and others)."""
+"""What the scripts set for the models whose names start so (set_qwen3_common_configs and others), or the recipes of the
+library at that release (recipes/nemotronh/nemotron_3_nano.py)."""
 
 LAYOUTS = {4: "Et*16|t*16|t*16|t*13{}L", 8: "Et*8|(t*8|)*6t*5{}L", 16: "Et*4|(t*4|)*14t{}L"}
 """Layouts of DeepSeek-V3 and Kimi K2 by the number of stages, with room for layers that predict further tokens."""

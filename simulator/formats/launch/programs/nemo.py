@@ -422,9 +422,10 @@ def interpret_configuration(reading: Reading) -> None:
     graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch(*switches)
     reading.take(*switches)
     scope = reading.take(*scopes)
-    experts = "model.moe.experts" in keys and scope is not None and not is_null(scope.value)
+    modules = () if scope is None or is_null(scope.value) else read_words(scope)
+    experts = "model.moe.experts" in keys and modules not in ((), ("full",), ("full_iteration",))
     if graphs:
-        is_whole = "outside-experts" if experts and str(scope.value) != "full" else True  # type: ignore[union-attr]
+        is_whole = "outside-experts" if experts else True
         reading.set_key("framework.set.cuda_graphs", is_whole, "cuda_graph_impl", *switches, *scopes)
     intervals = (
         "checkpoint.save_interval",
