@@ -194,10 +194,10 @@ def _collect_commands(node: Any) -> list[str]:
     exports = _export_variables(node.get("env")) if words else []
     if len(words) >= 3 and words[0].rsplit("/", 1)[-1] in ("bash", "sh") and words[1].startswith("-"):
         return [*exports, words[2]]
-    own = (
+    joined = (
         [" ".join(word if re.fullmatch(r"[\w./=:,@%+$-]+", word) else _quote(word) for word in words)] if words else []
     )
-    return exports + own + [line for value in node.values() for line in _collect_commands(value)]
+    return exports + joined + [line for value in node.values() for line in _collect_commands(value)]
 
 
 def _export_variables(entries: Any) -> list[str]:

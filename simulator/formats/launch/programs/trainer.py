@@ -343,6 +343,11 @@ def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
         offload_checkpoints(reading, *offloads)
 
 
+def set_recomputation(reading: Reading, is_on: bool, *names: str) -> None:
+    """Sets whether all layers are recomputed. names: of the settings that say so."""
+    reading.set_key("plan.recompute", "full" if is_on else "none", *names)
+
+
 def assume_no_recomputation(reading: Reading, why: str, stated: Stated | None = None) -> None:
     """Assumes that no layer is recomputed. stated: a setting of how layers are, which bounds the error."""
     reading.assume("plan.recompute", "none", why)
@@ -461,7 +466,7 @@ def _read_targets(reading: Reading, adapters: Stated | None, names: tuple[str, .
     words = [word for word in words if word not in ("none", "null")]
     on_all = (not words and everywhere) or bool(set(words) & set(EVERYWHERE))
     targets = ALL_TARGETS if on_all else _find_targets(reading, words, stated)
-    kept = _leave_out_experts(reading, targets, stated or adapters)
+    kept = leave_out_experts(reading, targets, stated or adapters)
     if kept and (stated is not None or kept != ALL_TARGETS):
         reading.set_key("train.targets", kept, *names)
 
@@ -476,7 +481,7 @@ def _find_targets(reading: Reading, words: list[str], stated: Stated | None) -> 
     return tuple(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS))
 
 
-def _leave_out_experts(reading: Reading, targets: tuple[str, ...], stated: Stated | None) -> tuple[str, ...]:
+def leave_out_experts(reading: Reading, targets: tuple[str, ...], stated: Stated | None) -> tuple[str, ...]:
     """The layers whose adapters are forecast: not those of experts, and not the projections of latent attention."""
     experts, latent = "model.moe.experts" in reading.keys, "model.mla.kv_lora_rank" in reading.keys
     left_out = {"mlp_up", "mlp_down"} if experts else set()

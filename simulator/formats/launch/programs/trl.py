@@ -148,8 +148,10 @@ def recognise(file: LaunchFile) -> Evidence:
             return Evidence.CERTAIN
         script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", file.launch.entry)
         recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in file.launch.positional)
-        if script and (recipe or names & (STRONG | {"dataset_name", "config"})):
+        if script and (recipe or names & (STRONG | {"dataset_name"})):
             return Evidence.CERTAIN
+        if script and "config" in names:  # other programs have scripts of these names
+            return Evidence.LIKELY
         is_ours = file.launch.entry.endswith(".py") and len(STRONG & names) > 1
         return Evidence.CERTAIN if is_ours else Evidence.NONE
     strong = len(STRONG & names)
