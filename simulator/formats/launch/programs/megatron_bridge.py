@@ -146,10 +146,13 @@ def read_python(file: LaunchFile) -> dict[str, Stated]:
     text = follow_python(file)
     name = read_options(file.options.arguments).get("recipe")
     chosen = text.names.get(name) if isinstance(name, str) else None
+    given = read_options(file.options.arguments).items()
+    overrides = {name: Stated(value, name, "--args") for name, value in given if "." in name}
     if (workload := find_workload(name, chosen)) is not None:
-        return read_workload(workload, file.where) or {"recipe": Stated(name, "recipe", "--args")}
+        settings = read_workload(workload, file.where) or {"recipe": Stated(name, "recipe", "--args")}
+        return {**settings, **name_plainly(overrides)}
     if isinstance(chosen, ast.FunctionDef):
-        return _read_function(text, chosen, file.where)
+        return {**_read_function(text, chosen, file.where), **name_plainly(overrides)}
     built = _find_built(text.calls)
     if built is None:
         text.call_functions()
@@ -158,8 +161,7 @@ def read_python(file: LaunchFile) -> dict[str, Stated]:
         return {}
     settings = read_python_settings(built, file.where)
     arguments = {ARGUMENTS.get(name, name): value for name, value in settings.items()}
-    overrides = read_options(file.options.arguments).items()
-    settings = {**arguments, **{name: Stated(value, name, "--args") for name, value in overrides if "." in name}}
+    settings = {**arguments, **overrides}
     plain = {**_read_config_file(text, file), **name_plainly(settings), **list_changes(text, built, file.where)}
     if built.last_name == "ConfigContainer":
         return {**silent_overlaps(file), **plain}
@@ -190,7 +192,9 @@ def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> d
         base = read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{where}:{built.line}"))
         return {**base, **settings, **list_changes(text, built, where)}
     made = {path.rpartition(".")[2] for path, value, _ in built.walk() if isinstance(value, Built | Open)}
-    made |= {name for name, value in built.fields.items() if isinstance(value, Built) and value.last_name[:1] == "_"}
+    made |= {
+        name for name, value in built.fields.items() if isinstance(value, Built) and not value.last_name[:1].isupper()
+    }
     return {**known, **{name: stated for name, stated in settings.items() if name not in made}}
 
 
