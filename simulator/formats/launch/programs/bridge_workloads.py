@@ -38,6 +38,15 @@ NAME = re.compile(
 )
 """Names of constants: the model, the task, the GPU and the number format."""
 
+FAMILIES: dict[str, dict[str, Value]] = {
+    "deepseek_v3": {"recompute_granularity": "selective"},
+    "kimi_k2": {"recompute_granularity": "selective"},
+    "nemotron_3_nano": {"recompute_granularity": None, "cuda_graph_impl": "none"},
+    "qwen3": {"recompute_granularity": None, "tp_comm_overlap": True},
+}
+"""What the scripts set for the models whose names start so (set_qwen3_common_configs and others), or the recipes of the
+library at that release (recipes/nemotronh/nemotron_3_nano.py)."""
+
 LAYOUTS = {4: "Et*16|t*16|t*16|t*13{}L", 8: "Et*8|(t*8|)*6t*5{}L", 16: "Et*4|(t*4|)*14t{}L"}
 """Layouts of DeepSeek-V3 and Kimi K2 by the number of stages, with room for layers that predict further tokens."""
 
@@ -72,7 +81,8 @@ def read_workload(workload: Workload, where: str) -> dict[str, Stated] | None:
     settings = load_recipes("megatron_bridge").find(f"{words['model'].lower()}_{task}_config")
     if settings is None:
         return None
-    constant = {name: Stated(value, name, f"{where} {workload.name}") for name, value in _derive(words["format"]).items()}
+    derived = _derive(words["model"].lower(), words["format"])
+    constant = {name: Stated(value, name, f"{where} {workload.name}") for name, value in derived.items()}
     stated = {
         NAMES.get(name, name): Stated(value, name, f"{where}:{line}")
         for name, (value, line) in workload.values.items()
@@ -85,9 +95,10 @@ def read_workload(workload: Workload, where: str) -> dict[str, Stated] | None:
     return settings
 
 
-def _derive(number_format: str) -> dict[str, Value]:
-    """What the scripts set for every workload of a number format."""
+def _derive(model: str, number_format: str) -> dict[str, Value]:
+    """What the scripts set for every workload of a model and a number format."""
     derived: dict[str, Value] = {"mixed_precision": FORMATS[number_format], "grad_reduce_in_fp32": False}
+    derived |= next((settings for family, settings in FAMILIES.items() if model.startswith(family)), {})
     return derived | ({"tp_comm_overlap": False} if number_format == "NVFP4" else {})
 
 

@@ -46,7 +46,7 @@ from meshcast.simulator.formats.launch.programs.recipes import (
 )
 from meshcast.simulator.formats.launch.python_text import Built, Open, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, Stated
+from meshcast.simulator.formats.launch.table import Keys, Stated, is_null
 
 PLACES = {
     **dict.fromkeys(("micro_batch_size", "global_batch_size", "train_iters"), "train"),
@@ -206,6 +206,9 @@ def read_python(file: LaunchFile) -> dict[str, Stated]:
 FUNCTION = re.compile(r"_(pretrain|sft|peft|finetune)(_\w+)?_config$")
 """Functions that make recipes."""
 
+GRAPHS = "set_cuda_graph_modules"
+"""Function of the library that is given a model, and the modules that are graphs."""
+
 
 def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> dict[str, Stated]:
     """The settings of a recipe that a function of the file makes.
@@ -217,10 +220,16 @@ def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> d
         return {}
     settings = name_plainly(read_python_settings(built, where))
     known = load_recipes(BRIDGE_DATA).find(function.name)
+    graphs = next((call for call in text.calls if call.last_name == GRAPHS and len(call.arguments) == 2), None)
+    if graphs is not None:
+        settings["cuda_graph_scope"] = Stated(graphs.arguments[1], GRAPHS, f"{where}:{graphs.line}")
     if known is None:
         base = read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{where}:{built.line}"))
         return {**base, **settings, **list_changes(text, built, where)}
     made = {path.rpartition(".")[2] for path, value, _ in built.walk() if isinstance(value, Built | Open)}
+    made |= {
+        name for name, value in built.fields.items() if isinstance(value, Built) and not value.last_name[:1].isupper()
+    }
     return {**known, **{name: stated for name, stated in settings.items() if name not in made}}
 
 
@@ -269,6 +278,12 @@ def interpret(reading: Reading) -> None:
     if gpus and "cluster.gpus" not in reading.keys:
         reading.set_key("cluster.gpus", gpus, "gpus")
     interpret_configuration(reading)
+    reading.set_key("framework.name", "megatron-core")
+    if reading.keys.get("plan.tp", 1) == 1:  # CommOverlapConfig.finalize switches it off
+        reading.keys.pop("framework.set.overlap.tp", None)
+    stages = reading.stated.get("virtual_pipeline_model_parallel_size")
+    if reading.keys.get("plan.pp", 1) > 1 and (stages is None or is_null(stages.value)):
+        reading.set_key("framework.set.overlap.pp", False, "virtual_pipeline_model_parallel_size")
 
 
 def recognise(file: LaunchFile) -> Evidence:

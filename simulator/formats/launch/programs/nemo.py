@@ -153,6 +153,8 @@ VERDICTS: Verdicts = {
     r"model\.mcore_customization_config\..*": Approximation(
         "attention and MLP are forecast one after the other: layers of Falcon alone read it", SLOW
     ),
+    "comm_overlap": NoInfluence("its settings count by themselves"),
+    "keep_mtp_spec_in_bf16": Approximation("the layer that predicts further tokens has the format of the others"),
     "token_drop": Approximation("no token is dropped"),
     "fp8_params|fp8_param_gather": MEGATRON_VERDICTS["fp8_param_gather|fp4_param_gather|fp8_param|fp4_param"],
     r"(model\.)?peft\..*": NoInfluence("the rank and the targets of adapters alone count"),
@@ -476,7 +478,6 @@ def interpret_configuration(reading: Reading) -> None:
         if stated is not None and stated.value is False:
             reading.approximate(stated, "kernels are fused as in the profile of the framework", FAST)
     reading.set_key("framework.name", "nemo")
-    reading.ignore(reading.take("comm_overlap"), "its fields say what overlaps")
     _read_precision(reading)
     _read_adapters(reading)
     switches = ("enable_cuda_graph", "external_cuda_graph")
@@ -484,9 +485,10 @@ def interpret_configuration(reading: Reading) -> None:
     graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch(*switches)
     reading.take(*switches)
     scope = reading.take(*scopes)
-    experts = "model.moe.experts" in keys and scope is not None and not is_null(scope.value)
+    modules = () if scope is None or is_null(scope.value) else read_words(scope)
+    experts = "model.moe.experts" in keys and modules not in ((), ("full",), ("full_iteration",))
     if graphs:
-        is_whole = "outside-experts" if experts and str(scope.value) != "full" else True  # type: ignore[union-attr]
+        is_whole = "outside-experts" if experts else True
         reading.set_key("framework.set.cuda_graphs", is_whole, "cuda_graph_impl", *switches, *scopes)
     intervals = (
         "checkpoint.save_interval",
