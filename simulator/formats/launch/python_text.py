@@ -70,6 +70,14 @@ class Built:
                 yield f"{prefix}{name}", value, self.lines.get(name, self.line)
 
 
+    def list_parts(self, depth: int = DEPTH) -> Iterator[Built]:
+        """Yields it, and what is built in its fields. depth: fields inside one another at most."""
+        yield self
+        for value in self.fields.values() if depth else ():
+            if isinstance(value, Built):
+                yield from value.list_parts(depth - 1)
+
+
 @dataclass(frozen=True)
 class Named:
     """A name of another module. name: dotted, as imports spell it."""
@@ -178,11 +186,13 @@ class PythonText:
         return Open(function.name)
 
     def find_changes(self, built: Built) -> list[Built]:
-        """The calls of other modules that are given what `built` is, and may change it."""
+        """The calls of other modules that are given what `built` is, or a part of it, and may change it."""
+        parts = {id(part) for part in built.list_parts()}
         return [
             call
             for call in self.calls
-            if any(value is built for value in (*call.arguments, *call.fields.values()))
+            if any(id(value) in parts for value in (*call.arguments, *call.fields.values()))
+            and id(call) not in parts
             and not HARMLESS.search(call.last_name)
         ]
 

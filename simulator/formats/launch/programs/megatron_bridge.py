@@ -252,7 +252,7 @@ def _read_config_file(text: PythonText, file: LaunchFile) -> dict[str, Stated]:
 def _find_built(calls: list[Built]) -> Built | None:
     """The last call of a recipe, or the last configuration."""
     recipes = load_recipes(BRIDGE_DATA)
-    known = {*recipes.recipes, *recipes.aliases}
+    known = {*recipes.recipes, *recipes.aliases, *recipes.bases}
     for call in reversed(calls):
         if call.last_name in known or call.last_name == "ConfigContainer":
             return call

@@ -31,6 +31,7 @@ class Recipes:
     aliases: further names of recipes.
     classes: presets by the classes of models.
     trainers, models: settings of modules, and shapes of models, by the names of their files.
+    bases: settings by the names of the functions that recipes change.
     """
 
     source: str
@@ -40,10 +41,11 @@ class Recipes:
     classes: Mapping[str, str]
     trainers: Mapping[str, Mapping[str, Value]]
     models: Mapping[str, Mapping[str, Value]]
+    bases: Mapping[str, Mapping[str, Value]]
 
     def find(self, name: str) -> dict[str, Stated] | None:
         """The settings of a recipe, each with its name as its place; None if there is none of this name."""
-        row = self.recipes.get(self.aliases.get(name, name))
+        row = self.recipes.get(self.aliases.get(name, name)) or self.bases.get(name)
         if row is None:
             return None
         settings = {key: value for key, value in {**self.usual, **row}.items() if key != "path"}
@@ -54,7 +56,7 @@ class Recipes:
 def load_recipes(program: str) -> Recipes:
     """The recipes of a program, by the name of its file."""
     data = json.loads((FOLDER / f"{program}.json").read_text("utf-8"))
-    parts = ("recipes", "aliases", "classes", "trainers", "models")
+    parts = ("recipes", "aliases", "classes", "trainers", "models", "bases")
     return Recipes(data["source"], data["usual"], *(data.get(part, {}) for part in parts))
 
 
