@@ -478,6 +478,8 @@ def interpret_configuration(reading: Reading) -> None:
         if stated is not None and stated.value is False:
             reading.approximate(stated, "kernels are fused as in the profile of the framework", FAST)
     reading.set_key("framework.name", "nemo")
+    if reading.take_switch("fp8_dot_product_attention"):
+        reading.set_key("framework.set.attention_library", "cudnn-fp8", "fp8_dot_product_attention")
     _read_precision(reading)
     _read_adapters(reading)
     switches = ("enable_cuda_graph", "external_cuda_graph")
