@@ -226,11 +226,11 @@ def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> d
     if known is None:
         base = read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{where}:{built.line}"))
         return {**base, **settings, **list_changes(text, built, where)}
-    made = {path.rpartition(".")[2] for path, value, _ in built.walk() if isinstance(value, Built | Open)}
-    made |= {
+    results = {path.rpartition(".")[2] for path, value, _ in built.walk() if isinstance(value, Built | Open)}
+    results |= {
         name for name, value in built.fields.items() if isinstance(value, Built) and not value.last_name[:1].isupper()
     }
-    return {**known, **{name: stated for name, stated in settings.items() if name not in made}}
+    return {**known, **{name: stated for name, stated in settings.items() if name not in results}}
 
 
 def _read_config_file(text: PythonText, file: LaunchFile) -> dict[str, Stated]:
