@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,16 @@ from tools.inputs.corpus import CORPUS, find_folder
 COMPARED = ("plan.", "batch.", "precision.compute")
 """Beginnings of the keys that make up a plan."""
 
+DETAILS = ("plan.expert.", "plan.tensor_overlap", "plan.data.reshard")
+"""Beginnings of those that say how a library carries out a scheme of the plan."""
+
 
 @dataclass(frozen=True)
 class FileForecast:
     """A published run, forecast from its file.
 
     differing: keys of the plan in which the file and the row differ, with both values.
+    details: keys of details of its schemes in which they differ.
     errors: forecast / measured - 1 of the step time, from the file and from the row.
     refusal: why the file was not forecast.
     """
@@ -36,6 +40,7 @@ class FileForecast:
     run: PublishedRun
     path: str
     differing: dict[str, tuple[Any, Any]]
+    details: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     errors: tuple[float, float] | None = None
     refusal: str = ""
 
@@ -66,7 +71,9 @@ def _forecast_file(run: PublishedRun, entry: dict[str, Any], path: Path, shared:
     errors = None
     if run.step_time:
         errors = (answer.step_time / run.step_time - 1, report.step_time / run.step_time - 1)
-    return FileForecast(run, name, _compare_plans(load_job(mapped.job), job), errors)
+    found = _compare_plans(load_job(mapped.job), job)
+    details = {key: values for key, values in found.items() if key.startswith(DETAILS)}
+    return FileForecast(run, name, {key: found[key] for key in found.keys() - details.keys()}, details, errors)
 
 
 def _compare_plans(row: Job, file: Job) -> dict[str, tuple[Any, Any]]:

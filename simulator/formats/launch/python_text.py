@@ -70,6 +70,14 @@ class Built:
                 yield f"{prefix}{name}", value, self.lines.get(name, self.line)
 
 
+    def list_parts(self, depth: int = DEPTH) -> Iterator[Built]:
+        """Yields it, and what is built in its fields. depth: fields inside one another at most."""
+        yield self
+        for value in self.fields.values() if depth else ():
+            if isinstance(value, Built):
+                yield from value.list_parts(depth - 1)
+
+
 @dataclass(frozen=True)
 class Named:
     """A name of another module. name: dotted, as imports spell it."""
@@ -171,12 +179,20 @@ class PythonText:
                 with suppress(RecursionError):
                     self._call_function(function, [], {})
 
+    def call(self, function: ast.FunctionDef) -> Value:
+        """What a function of the module returns without arguments."""
+        with suppress(RecursionError):
+            return self._call_function(function, [], {})
+        return Open(function.name)
+
     def find_changes(self, built: Built) -> list[Built]:
-        """The calls of other modules that are given what `built` is, and may change it."""
+        """The calls of other modules that are given what `built` is, or a part of it, and may change it."""
+        parts = {id(part) for part in built.list_parts()}
         return [
             call
             for call in self.calls
-            if any(value is built for value in (*call.arguments, *call.fields.values()))
+            if any(id(value) in parts for value in (*call.arguments, *call.fields.values()))
+            and id(call) not in parts
             and not HARMLESS.search(call.last_name)
         ]
 
@@ -351,6 +367,8 @@ class PythonText:
 
     def _apply(self, op: ast.AST, left: ast.expr, right: ast.expr, scope: dict[str, Value], opened: Open) -> Value:
         values = self.evaluate(left, scope), self.evaluate(right, scope)
+        if isinstance(op, ast.Div) and isinstance(values[1], str):  # of a path, whose begin may be open
+            return f"{values[0]}/{values[1]}" if isinstance(values[0], str) else values[1]
         if any(isinstance(value, Open | Built | Named) for value in values) or type(op) not in OPERATORS:
             is_null = isinstance(op, ast.Is | ast.IsNot) and values[1] is None and isinstance(values[0], Built)
             return isinstance(op, ast.IsNot) if is_null else opened

@@ -6,6 +6,7 @@ mixed_precision.py, scripts/training/run_recipe.py, scripts/performance/argument
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,8 @@ import yaml
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.bridge_workloads import WORKLOAD, find_workload, read_workload
+from meshcast.simulator.formats.launch.programs.megatron import read_gpus
 from meshcast.simulator.formats.launch.programs.nemo import (
     ARGUMENTS,
     RECIPES,
@@ -31,15 +34,19 @@ from meshcast.simulator.formats.launch.programs.nemo import (
 )
 from meshcast.simulator.formats.launch.programs.recipes import (
     ask_about_changes,
+    ask_for_function,
+    find_function,
     follow_python,
     list_changes,
+    list_functions,
     load_recipes,
+    name_functions,
     read_options,
     read_python_settings,
 )
-from meshcast.simulator.formats.launch.python_text import Built, PythonText, Value
+from meshcast.simulator.formats.launch.python_text import Built, Open, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, Stated
+from meshcast.simulator.formats.launch.table import Keys, Stated, is_null
 
 PLACES = {
     **dict.fromkeys(("micro_batch_size", "global_batch_size", "train_iters"), "train"),
@@ -67,19 +74,21 @@ def read(file: LaunchFile) -> dict[str, Stated]:
     where = "--args" if "recipe" in given else file.where
     if isinstance(named, str):
         return {**read_recipe(named, Stated(named, "recipe", where)), **settings}
-    return {**_find_named_recipe(Path(file.where).stem), **settings}
+    return {**_find_named_recipe(file), **settings}
 
 
-def _find_named_recipe(stem: str) -> dict[str, Stated]:
+RESEMBLED = "resembled"
+"""Name of the setting for a recipe that the name of a file resembles."""
+
+
+def _find_named_recipe(file: LaunchFile) -> dict[str, Stated]:
     """The settings of the recipe that the name of a file holds, such as ``llama3_8b_pretrain_override_example``."""
-    recipes = load_recipes(BRIDGE_DATA)
+    stem, recipes = Path(file.where).stem, load_recipes(BRIDGE_DATA)
     names = [*recipes.aliases, *recipes.recipes]
     held = [name for name in names if re.search(rf"(^|_){re.escape(name.removesuffix('_config'))}(_|$)", stem)]
-    settings = recipes.find(max(held, key=len)) if held else None
-    return {
-        key: replace(stated, place=f"{stated.place}, after which the file is named")
-        for key, stated in (settings or {}).items()
-    }
+    name = max(held, key=len, default="")
+    settings = recipes.find(name)
+    return {**settings, RESEMBLED: Stated(name, Path(file.where).name, file.where)} if settings is not None else {}
 
 
 BRIDGE_DATA = "megatron_bridge"
@@ -108,6 +117,9 @@ def read_command(file: LaunchFile) -> dict[str, Stated]:
     """The settings of a start of ``run_recipe.py`` or of another script, with overrides behind it."""
     if file.launch is None:
         return {}
+    if (script := _find_script(file)) is not None:
+        around = {name: stated for launcher in file.launch.launchers for name, stated in launcher.settings.items()}
+        return {**around, **read_python(script)}
     launch = divide_overrides(file.launch)
     file = replace(file, launch=launch)
     around = {name: stated for launcher in launch.launchers for name, stated in launcher.settings.items()}
@@ -118,6 +130,23 @@ def read_command(file: LaunchFile) -> dict[str, Stated]:
         companion = file.find_companion(str(config.value))
         overrides = {**(read_sections(companion) if companion is not None else {"config_file": config}), **overrides}
     return {**around, **_read_chosen_recipe(file), **arguments, **overrides}
+
+
+IMPORT = re.compile(r"^\s*from megatron\.bridge\.recipes", re.MULTILINE)
+"""Imports of recipes in a Python file."""
+
+
+def _find_script(file: LaunchFile) -> LaunchFile | None:
+    """The Python file that a script starts, with the arguments of its command line, if it is there and has a recipe."""
+    launch = file.launch
+    if launch is None or not launch.entry.endswith(".py"):
+        return None
+    script = file.find_companion(launch.entry)
+    if script is None or not IMPORT.search(script.text):
+        return None
+    words = [f"--{name}={stated.value}" for name, stated in launch.arguments.items()]
+    arguments = (*words, *(str(word.value) for word in launch.positional))
+    return replace(script, options=replace(script.options, arguments=arguments))
 
 
 def _read_chosen_recipe(file: LaunchFile) -> dict[str, Stated]:
@@ -142,23 +171,66 @@ def _read_chosen_recipe(file: LaunchFile) -> dict[str, Stated]:
 def read_python(file: LaunchFile) -> dict[str, Stated]:
     """The settings of the last configuration that a Python file builds."""
     text = follow_python(file)
+    options = read_options(file.options.arguments)
+    overrides = {name: Stated(value, name, "--args") for name, value in options.items() if "." in name}
+    name = options.get("recipe")
+    if (workload := find_workload(name, text.names.get(str(name)))) is not None:
+        settings = read_workload(workload, file.where) or {"recipe": Stated(name, "recipe", "--args")}
+        return {**settings, **name_plainly(overrides)}
+    if (function := find_function(text, name)) is not None:
+        return {**_read_function(text, function, file.where), **name_plainly(overrides)}
     built = _find_built(text.calls)
     if built is None:
+        if len(rivals := list_functions(text, FUNCTION)) > 1:
+            return name_functions("--recipe", rivals, file.where)
         text.call_functions()
         built = _find_built(text.calls)
     if built is None:
         return {}
     settings = read_python_settings(built, file.where)
     arguments = {ARGUMENTS.get(name, name): value for name, value in settings.items()}
-    overrides = read_options(file.options.arguments).items()
-    settings = {**arguments, **{name: Stated(value, name, "--args") for name, value in overrides if "." in name}}
-    plain = {**_read_config_file(text, file), **name_plainly(settings), **list_changes(text, built, file.where)}
+    plain = {
+        **name_plainly(arguments),
+        **_read_config_file(text, file),
+        **name_plainly(overrides),
+        **list_changes(text, built, file.where),
+    }
     if built.last_name == "ConfigContainer":
         return {**silent_overlaps(file), **plain}
     return {
         **read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{file.where}:{built.line}")),
         **plain,
     }
+
+
+FUNCTION = re.compile(r"_(pretrain|sft|peft|finetune)(_\w+)?_config$")
+"""Functions that make recipes."""
+
+GRAPHS = "set_cuda_graph_modules"
+"""Function of the library that is given a model, and the modules that are graphs."""
+
+
+def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> dict[str, Stated]:
+    """The settings of a recipe that a function of the file makes.
+
+    What functions of other modules do to a recipe of the library is in the library's recipe of this name.
+    """
+    built = text.call(function)
+    if not isinstance(built, Built):
+        return {}
+    settings = name_plainly(read_python_settings(built, where))
+    known = load_recipes(BRIDGE_DATA).find(function.name)
+    graphs = next((call for call in text.calls if call.last_name == GRAPHS and len(call.arguments) == 2), None)
+    if graphs is not None:
+        settings["cuda_graph_scope"] = Stated(graphs.arguments[1], GRAPHS, f"{where}:{graphs.line}")
+    if known is None:
+        base = read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{where}:{built.line}"))
+        return {**base, **settings, **list_changes(text, built, where)}
+    results = {path.rpartition(".")[2] for path, value, _ in built.walk() if isinstance(value, Built | Open)}
+    results |= {
+        name for name, value in built.fields.items() if isinstance(value, Built) and not value.last_name[:1].isupper()
+    }
+    return {**known, **{name: stated for name, stated in settings.items() if name not in results}}
 
 
 def _read_config_file(text: PythonText, file: LaunchFile) -> dict[str, Stated]:
@@ -180,39 +252,49 @@ def _read_config_file(text: PythonText, file: LaunchFile) -> dict[str, Stated]:
 def _find_built(calls: list[Built]) -> Built | None:
     """The last call of a recipe, or the last configuration."""
     recipes = load_recipes(BRIDGE_DATA)
-    known = {*recipes.recipes, *recipes.aliases}
+    known = {*recipes.recipes, *recipes.aliases, *recipes.bases}
     for call in reversed(calls):
         if call.last_name in known or call.last_name == "ConfigContainer":
             return call
-    likely = [call for call in calls if re.search(r"_(pretrain|sft|peft|finetune)\w*_config$", call.last_name)]
+    likely = [call for call in calls if FUNCTION.search(call.last_name)]
     return likely[-1] if likely else None
 
 
 def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
     ask_about_changes(reading)
+    ask_for_function(reading)
     if (stated := reading.take("recipe") or reading.take("config_file")) is not None:
         source = load_recipes(BRIDGE_DATA).source.partition(",")[0]
         why = f"meshcast has no recipe or file {stated.value!r} ({source})"
         reading.ask(stated, why, "--args '--recipe llama3_8b_pretrain_config'", "model=llama3-8b")
+    elif (stated := reading.take(RESEMBLED)) is not None:
+        why = f"the file does not say which recipe it changes; by its name it is {stated.value}"
+        reading.ask(stated, why, f"--args '--recipe {stated.value}'", "model=llama3-8b")
     else:
         ask_for_recipe(reading)
-    nodes, each = reading.take_count("nnodes", decisive=False), reading.take_count("nproc_per_node", decisive=False)
     gpus = reading.take_count("gpus", decisive=False)
-    if each or gpus:
-        total = (nodes or 1) * each if each else gpus
-        reading.set_key("cluster.gpus", total, *(("nproc_per_node", "nnodes") if each else ("gpus",)))
+    read_gpus(reading, "nnodes", "nproc_per_node")
+    if gpus and "cluster.gpus" not in reading.keys:
+        reading.set_key("cluster.gpus", gpus, "gpus")
     interpret_configuration(reading)
+    reading.set_key("framework.name", "megatron-core")
+    if reading.keys.get("plan.tp", 1) == 1:  # CommOverlapConfig.finalize switches it off
+        reading.keys.pop("framework.set.overlap.tp", None)
+    stages = reading.stated.get("virtual_pipeline_model_parallel_size")
+    if reading.keys.get("plan.pp", 1) > 1 and (stages is None or is_null(stages.value)):
+        reading.set_key("framework.set.overlap.pp", False, "virtual_pipeline_model_parallel_size")
 
 
 def recognise(file: LaunchFile) -> Evidence:
     """YAML with the sections of its configuration, Python that imports it, or a start of its scripts."""
     if file.suffix == ".py":
-        return Evidence.CERTAIN if "megatron.bridge" in file.text else Evidence.NONE
+        return Evidence.CERTAIN if "megatron.bridge" in file.text or WORKLOAD in file.text else Evidence.NONE
     if file.launch is not None:
         named = {"recipe", "model_recipe_name"} & file.launch.arguments.keys()
         is_ours = re.search(r"(^|/)(run_recipe|setup_experiment|launch_with_nemo_run)\.py$", file.launch.entry)
-        return Evidence.CERTAIN if is_ours and (named or "model" in file.launch.arguments) else Evidence.NONE
+        is_run = is_ours and (named or "model" in file.launch.arguments)
+        return Evidence.CERTAIN if is_run or _find_script(file) is not None else Evidence.NONE
     if not isinstance(file.data, Mapping) or {"cluster", "trainer"} & file.keys:
         return Evidence.NONE
     has_sections = bool({"train", "ddp", "dataset", "comm_overlap"} & file.keys)

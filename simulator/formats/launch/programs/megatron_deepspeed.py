@@ -144,9 +144,13 @@ def _read_engine(reading: Reading) -> None:
         read_zero(reading)
         if offload and "plan.offload" not in keys:
             keys["plan.offload"] = offload
-    if keys["plan.data"] == "ddp" and keys["precision.compute"] == "bf16":
+    if keys.get("plan.data") == "ddp" and keys["precision.compute"] == "bf16" and keys["precision.gradients"] == "fp32":
         # BF16_Optimizer, which the engine takes without ZeRO, shares out the states (runtime/bf16_optimizer.py)
         reading.set_key("plan.data", "zero-1", "bf16", f"{Z}.stage")
+    method = reading.stated.get("pp_partition_method")
+    if method is not None and str(method.value).strip("'\"").lower() == "type:transformer|embedding":
+        reading.take("pp_partition_method")
+        reading.set_key("plan.partition", "ends-as-layers", "pp_partition_method")
     reading.set_key("framework.name", "megatron-deepspeed", "deepspeed")
     if stated is not None and stage is not None and read_number(stated) != read_number(stage):
         reading.ignore(stated, "the stage of the configuration counts; this one says where weights are made")

@@ -14,6 +14,7 @@ from typing import Any
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import OFF, ON, Keys, SettingRow, is_null, read_words
+from meshcast.simulator.models.load import find_preset, load_model
 
 SHAPE = (
     SettingRow("num_layers", "model.layers"),
@@ -210,12 +211,18 @@ def _ignore_idle(reading: Reading, rows: tuple[SettingRow, ...], why: str) -> No
 
 
 def _assume_vocabulary(reading: Reading) -> None:
-    tokenizer = reading.take("tokenizer_type")
-    known = TOKENIZERS.get(str(tokenizer.value).lower()) if tokenizer else None
+    tokenizer = reading.take("tokenizer_type", "model.tokenizer.type", "tokenizer.type", decisive=False)
+    known = _find_vocabulary(str(tokenizer.value)) if tokenizer else None
     if tokenizer and known:
         reading.assume("model.vocab", known, f"the usual vocabulary of {tokenizer.value}")
     else:
         reading.assume("model.vocab", 50257, f"{NO_VOCABULARY}that of GPT-2")
+
+
+def _find_vocabulary(tokenizer: str) -> int | None:
+    """The usual vocabulary of a tokenizer by its class, or by the model on the hub that it is of."""
+    preset = find_preset(tokenizer)
+    return TOKENIZERS.get(tokenizer.lower()) or (load_model(preset).vocab if preset is not None else None)
 
 
 def _read_biases(reading: Reading) -> None:

@@ -173,6 +173,7 @@ def _read_pipeline(reading: Reading) -> None:
     _assume_partition(reading, pp * chunks)
     if reading.take_switch("overlap_moe_expert_parallel_comm"):
         reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
+        reading.set_key("framework.set.overlap.ep", True, "overlap_moe_expert_parallel_comm")
 
 
 ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")

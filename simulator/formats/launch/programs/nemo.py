@@ -6,9 +6,11 @@ nemo/collections/llm/recipes, nemo/lightning/pytorch/strategies/megatron_strateg
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import yaml
 
@@ -36,17 +38,23 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
     read_recipe,
     write_plan,
 )
-from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, judge
+from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, SLOW, judge
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS as MEGATRON_VERDICTS
 from meshcast.simulator.formats.launch.programs.recipes import (
+    CHANGED,
     ask_about_changes,
+    ask_for_function,
+    find_function,
     follow_python,
     list_changes,
+    list_defaults,
+    list_functions,
     load_recipes,
+    name_functions,
     read_options,
     read_python_settings,
 )
-from meshcast.simulator.formats.launch.python_text import Built, Value
+from meshcast.simulator.formats.launch.python_text import Built, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
     ON,
@@ -67,6 +75,15 @@ SECTIONS = [
     *("comm_overlap", "dist", "mixed_precision", "trainer.plugins", "model.config.optim", "trainer.strategy.fsdp"),
 ]
 """Sections whose settings are known by their names alone."""
+
+SAMPLES = "model.data.train_ds.max_seq_length"
+"""Setting of the longest sample of a fine-tuning with NeMo 1."""
+
+PLAIN = {
+    **{f"{section}optim.name": "optim.name" for section in ("", "model.")},
+    **{"name": "name", "dataset.sequence_length": "seq_length", SAMPLES: "seq_length"},
+}
+"""Plain names of settings whose own names say less, or something else in another section."""
 
 OWN = (
     SettingRow("overlap_grad_reduce", "framework.set.overlap.dp", "switch", ON),
@@ -133,6 +150,11 @@ VERDICTS: Verdicts = {
         Approximation("packed samples are forecast as one sequence: state batch.documents", "the forecast is too slow"),
         r"packed|packed_sequence.*|offline_packing.*|.*\.packed_sequence.*|.*enable_.*packing",
     ),
+    r"model\.mcore_customization_config\..*": Approximation(
+        "attention and MLP are forecast one after the other: layers of Falcon alone read it", SLOW
+    ),
+    "comm_overlap": NoInfluence("its settings count by themselves"),
+    "keep_mtp_spec_in_bf16": Approximation("the layer that predicts further tokens has the format of the others"),
     "token_drop": Approximation("no token is dropped"),
     "fp8_params|fp8_param_gather": MEGATRON_VERDICTS["fp8_param_gather|fp4_param_gather|fp8_param|fp4_param"],
     r"(model\.)?peft\..*": NoInfluence("the rank and the targets of adapters alone count"),
@@ -143,10 +165,10 @@ VERDICTS: Verdicts = {
     ),
     **judge(
         NoInfluence("it is about logging, checkpoints, data or numbers of the update"),
-        "betas|eps|contiguous_.*|grad_sync_dtype|accelerator|enable_check.*|use_distributed_s.*",
+        "betas|eps|contiguous_.*|accelerator|enable_check.*|use_distributed_s.*",
         "replace_sampler.*|max_epochs|max_time|log_every.*|val_check.*|limit_.*|accumulate_grad.*",
         "gradient_clip.*|use_scaled.*|layernorm_eps.*|hysteresis|gc_.*|data_impl|splits_string|skip_warmup",
-        "index_.*|warmup.*|constant_steps|max_lr|path|random_seed|splits?|restore_.*|reset_lr.*|blend.*",
+        "pad_samples_to_global.*|index_.*|warmup.*|constant_steps|max_lr|path|random_seed|splits?|restore_.*|reset_lr.*|blend.*",
         "num_sanity.*|fn|bf16|fp16|enabled|scheduler|strategy|ddp|config|persistent_workers|pin_memory",
         "memmap.*|cache_.*|hf_tokenizer.*|should_pad_vocab|vocab_size_.*|use_hf.*|label_key|answer_only.*",
         "truncation.*|dataset_kwargs.*|setup_optimizers|progress_.*|plugins|trainer|data|optim|model|train",
@@ -203,7 +225,8 @@ def name_plainly(settings: Mapping[str, Stated]) -> dict[str, Stated]:
         path = path.removeprefix("training.").removeprefix("recipe.")
         section, _, name = path.rpartition(".")
         value = None if isinstance(stated.value, str) and stated.value.startswith("${") else stated.value
-        key = name if section in SECTIONS or not section else path
+        is_plain = section in SECTIONS and name != "name"
+        key = PLAIN.get(path) or (name if is_plain or not section else path)
         if key not in plain or is_null(plain[key].value):
             plain[key] = replace(stated, value=value, shown=path)
     return plain
@@ -311,26 +334,64 @@ def read_nemo_recipe(name: str, kind: str, arguments: Mapping[str, Stated], stat
 
 
 def read_nemo_python(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of the last recipe that a Python file builds, or of what it passes to NeMo's functions."""
+    """The settings of the recipe that a Python file builds, or of what it passes to NeMo's functions: that of the
+    function which the command line names (``--factory``), or the last one."""
     text = follow_python(file)
+    options = read_options(file.options.arguments)
+    overrides = {name: Stated(value, name, "--args") for name, value in options.items() if "." in name}
+    if (function := find_function(text, options.get("factory"))) is not None:
+        return {**_read_function(text, function, file), **name_plainly(overrides)}
     built = _find_built(text.calls)
     if built is None:
+        if len(rivals := list_functions(text, FUNCTION)) > 1:
+            return name_functions("--factory", rivals, file.where)
         text.call_functions()
         built = _find_built(text.calls)
-    if built is None:
+    return {**_read_built(text, built, file), **name_plainly(overrides)} if built is not None else {}
+
+
+FUNCTION = re.compile(r"^(pretrain|finetune)_recipe$")
+"""Functions of a module that make a recipe, and its kind."""
+
+MADE = {"model", "peft"}
+"""Settings of a recipe that functions of other modules make."""
+
+
+def _read_function(text: PythonText, function: ast.FunctionDef, file: LaunchFile) -> dict[str, Stated]:
+    """The settings of the recipe that a function of the file makes, over those that NeMo has by the file's name.
+
+    What functions of other modules make of it is in the recipe of NeMo.
+    """
+    built = text.call(function)
+    if not isinstance(built, Built):
         return {}
-    settings = read_python_settings(built, file.where)
-    overrides = {
-        name: Stated(value, name, "--args")
-        for name, value in read_options(file.options.arguments).items()
-        if "." in name
+    settings, kind, stem = _read_built(text, built, file), FUNCTION.match(function.name), Path(file.where).stem
+    variant = {
+        name: Stated(value, name, f"{file.where}:{function.lineno}")
+        for name, value in list_defaults(function).items()
+        if name in VARIANTS
     }
-    settings |= overrides
+    known = read_nemo_recipe(stem, kind[1], variant, Stated(stem, function.name, file.where)) if kind else {}
+    if "model" not in known:
+        return settings
+    classes, silent = load_recipes("nemo").classes, silent_overlaps(file)
+    dropped = {name for name, stated in settings.items() if stated == silent.get(name)} | {CHANGED}
+    dropped |= {name for name in MADE & settings.keys() if str(settings[name].value) not in classes}
+    formats = {"precision", "mixed_precision", "plugins"}
+    if formats & settings.keys():
+        known = {name: stated for name, stated in known.items() if name not in formats}
+    return {**known, **{name: stated for name, stated in settings.items() if name not in dropped}}
+
+
+def _read_built(text: PythonText, built: Built, file: LaunchFile) -> dict[str, Stated]:
+    """The settings of a recipe, with what the file changes of it."""
+    settings = read_python_settings(built, file.where)
     changes = list_changes(text, built, file.where)
     stated = Stated(built.name, built.name, f"{file.where}:{built.line}")
     recipe = RECIPE_CALL.search(built.name)
     if recipe is None:
-        return {**silent_overlaps(file), **name_plainly(settings), **changes}
+        plain = {ARGUMENTS.get(name, name): value for name, value in name_plainly(settings).items()}
+        return {**silent_overlaps(file), **plain, **changes}
     arguments = {name: value for name, value in settings.items() if "." not in name and name not in ("model", "peft")}
     rest = {name: value for name, value in settings.items() if name not in arguments}
     if not recipe[1]:
@@ -347,7 +408,7 @@ def silent_overlaps(file: LaunchFile) -> dict[str, Stated]:
 RECIPE_CALL = re.compile(r"(?:^|\.)(\w*)\.(pretrain|finetune)_recipe$")
 """Calls of recipes: the module and the kind."""
 
-FUNCTIONS = re.compile(r"^(nemo\.collections\.)?(llm\.|nemo\.collections\.llm\.)(pretrain|finetune|train)$")
+FUNCTIONS = re.compile(r"^(nemo\.collections\.)?llm\.(api\.)?(pretrain|finetune|train)$")
 """Functions of NeMo 2 that train what they are given."""
 
 
@@ -372,10 +433,31 @@ def interpret(reading: Reading) -> None:
             source = load_recipes("nemo").source.partition(",")[0]
             why = f"meshcast has no recipe or file {stated.value!r} ({source})"
             reading.ask(stated, why, "model=llama3-8b", "plan.tp=1")
+    ask_for_function(reading)
     interpret_configuration(reading)
+    _read_loss(reading)
+    longest = reading.take("seq_length")
+    if longest is not None and longest.shown == SAMPLES:
+        reading.approximate(longest, "every sample is forecast as the longest", SLOW)
     nodes, devices = reading.take_count("num_nodes", "nnodes"), reading.take_count("devices", "nproc_per_node")
     if devices:
         reading.set_key("cluster.gpus", (nodes or 1) * devices, "devices", "num_nodes", "nproc_per_node", "nnodes")
+
+
+EAGER_LOSS = {"framework.set.loss.forward": 38, "framework.set.loss.backward": 14}
+"""Bytes a logit of Megatron-Core's cross-entropy without fusion (megatron/core/tensor_parallel/cross_entropy.py)."""
+
+
+def _read_loss(reading: Reading) -> None:
+    """Reads whether the loss is fused: NeMo 1 does so where it is told, GPTConfig of NeMo 2 by itself."""
+    name = "cross_entropy_loss_fusion"
+    launch, stated = reading.file.launch, reading.take(name)
+    is_fused = launch.entry.startswith("nemo llm") if launch is not None else reading.file.suffix == ".py"
+    if stated is not None and not is_null(stated.value):
+        is_fused = read_switch(stated)
+    if not is_fused:
+        for key, size in EAGER_LOSS.items():
+            reading.set_key(key, size, name)
 
 
 def interpret_configuration(reading: Reading) -> None:
@@ -384,7 +466,7 @@ def interpret_configuration(reading: Reading) -> None:
     _read_model(reading)
     keys = reading.keys
     _set_optimizer_sharding(reading)
-    read_optimizer_kind(reading, "name")
+    read_optimizer_kind(reading, "optim.name")
     read_plan(reading)
     strategy, fsdp = reading.take_word("fsdp_sharding_strategy") or "full", reading.take_word("fsdp")
     reading.take("fsdp_grad_reduce_dtype", "fsdp_sharded_checkpoint")
@@ -396,6 +478,8 @@ def interpret_configuration(reading: Reading) -> None:
         if stated is not None and stated.value is False:
             reading.approximate(stated, "kernels are fused as in the profile of the framework", FAST)
     reading.set_key("framework.name", "nemo")
+    if reading.take_switch("fp8_dot_product_attention"):
+        reading.set_key("framework.set.attention_library", "cudnn-fp8", "fp8_dot_product_attention")
     _read_precision(reading)
     read_adapters(reading)
     switches = ("enable_cuda_graph", "external_cuda_graph")
@@ -403,9 +487,10 @@ def interpret_configuration(reading: Reading) -> None:
     graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch(*switches)
     reading.take(*switches)
     scope = reading.take(*scopes)
-    experts = "model.moe.experts" in keys and scope is not None and not is_null(scope.value)
+    modules = () if scope is None or is_null(scope.value) else read_words(scope)
+    experts = "model.moe.experts" in keys and modules not in ((), ("full",), ("full_iteration",))
     if graphs:
-        is_whole = "outside-experts" if experts and str(scope.value) != "full" else True  # type: ignore[union-attr]
+        is_whole = "outside-experts" if experts else True
         reading.set_key("framework.set.cuda_graphs", is_whole, "cuda_graph_impl", *switches, *scopes)
     intervals = (
         "checkpoint.save_interval",
@@ -442,8 +527,8 @@ def _read_model(reading: Reading) -> None:
 def _set_optimizer_sharding(reading: Reading) -> None:
     """Shards the optimizer where its name says so, or nothing says that it does not."""
     sharding = ("", "distributed_fused_adam", "mcore_distributed_optim")
-    if "use_distributed_optimizer" not in reading.stated and reading.take_word("name") in sharding:
-        stated = reading.stated.get("name", Stated(True, "recipe"))
+    if "use_distributed_optimizer" not in reading.stated and reading.take_word("optim.name") in sharding:
+        stated = reading.stated.get("optim.name", Stated(True, "recipe"))
         reading.add_stated({"use_distributed_optimizer": replace(stated, value=True)})
 
 
@@ -496,6 +581,7 @@ def _read_precision(reading: Reading) -> None:
     named = reading.take_word(*names).replace("-", "_")
     if named in RECIPES:
         reading.set_key("precision.compute", RECIPES[named], *names)
+        reading.ignore(reading.take("precision"), f"{named} counts")
     elif named in ("", "megatronmixedprecision", "mixedprecisionconfig"):
         _read_trainer_precision(reading)
     else:
@@ -504,7 +590,8 @@ def _read_precision(reading: Reading) -> None:
     in_fp32 = reading.take("grad_reduce_in_fp32")
     if in_fp32 is not None and not is_null(in_fp32.value):
         reading.set_key("precision.gradients", "fp32" if read_switch(in_fp32) else "bf16", "grad_reduce_in_fp32")
-    for key, name in (("main_weights", "main_params_dtype"), ("moments", "exp_avg_dtype")):
+    formats = {"gradients": "grad_sync_dtype", "main_weights": "main_params_dtype", "moments": "exp_avg_dtype"}
+    for key, name in formats.items():
         word = reading.take_word(name).removeprefix("torch.").replace("float", "fp").replace("bfp", "bf")
         if word in ("fp32", "fp16", "bf16"):
             reading.set_key(f"precision.{key}", word, name)
@@ -521,8 +608,9 @@ def _read_trainer_precision(reading: Reading) -> None:
     fp8 = reading.take("fp8")
     if fp8 is not None and str(fp8.value).lower() in ("true", "false"):
         on = read_switch(fp8)
-        delayed = on and reading.take_switch("fp8_hybrid", "fp8_e4m3") is not None
-        reading.set_key("precision.compute", "fp8-delayed" if delayed else base, "fp8" if on else "precision")
+        reading.set_key("precision.compute", "fp8-delayed" if on else base, "fp8" if on else "precision")
+        for name in ("fp8_hybrid", "fp8_e4m3"):
+            reading.ignore(reading.take(name), "both formats take the same time" if on else "fp8 is off")
     else:
         read_recipe(reading, base)
     if word and reading.keys["precision.compute"] == base:
@@ -583,6 +671,7 @@ def write(keys: Keys, header: list[str]) -> str:
         body[section][former] = list(value) if isinstance(value, tuple) else value
     model = body["model"]
     model.pop("use_distributed_optimizer", None)
+    model["cross_entropy_loss_fusion"] = not EAGER_LOSS.items() <= keys.items()
     if model.pop("data_parallel_sharding_strategy", None) == "optim_grads" and "fsdp" in model:
         model["fsdp_sharding_strategy"] = "grad"
     compute = keys.get("precision.compute", "bf16")

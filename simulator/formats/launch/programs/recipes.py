@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,6 +31,7 @@ class Recipes:
     aliases: further names of recipes.
     classes: presets by the classes of models.
     trainers, models: settings of modules, and shapes of models, by the names of their files.
+    bases: settings by the names of the functions that recipes change.
     """
 
     source: str
@@ -40,10 +41,11 @@ class Recipes:
     classes: Mapping[str, str]
     trainers: Mapping[str, Mapping[str, Value]]
     models: Mapping[str, Mapping[str, Value]]
+    bases: Mapping[str, Mapping[str, Value]]
 
     def find(self, name: str) -> dict[str, Stated] | None:
         """The settings of a recipe, each with its name as its place; None if there is none of this name."""
-        row = self.recipes.get(self.aliases.get(name, name))
+        row = self.recipes.get(self.aliases.get(name, name)) or self.bases.get(name)
         if row is None:
             return None
         settings = {key: value for key, value in {**self.usual, **row}.items() if key != "path"}
@@ -54,7 +56,7 @@ class Recipes:
 def load_recipes(program: str) -> Recipes:
     """The recipes of a program, by the name of its file."""
     data = json.loads((FOLDER / f"{program}.json").read_text("utf-8"))
-    parts = ("recipes", "aliases", "classes", "trainers", "models")
+    parts = ("recipes", "aliases", "classes", "trainers", "models", "bases")
     return Recipes(data["source"], data["usual"], *(data.get(part, {}) for part in parts))
 
 
@@ -117,7 +119,7 @@ def _call_name(built: Built) -> Value:
     given = next((word for word in built.arguments if isinstance(word, str)), None)
     return (
         given
-        if (given is not None and "from_" in built.name) or built.last_name.startswith("get_")
+        if (given is not None and "from_" in built.name) or built.last_name.startswith(("get_", "default_peft"))
         else built.last_name
     )
 
@@ -158,6 +160,45 @@ def ask_about_changes(reading: Reading) -> None:
     if (stated := reading.take(CHANGED)) is not None:
         why = f"it is given the recipe, and its code, which may change the plan, is not here ({stated.value})"
         reading.ask(stated, why, "--assume-defaults")
+
+
+RIVALS = "functions"
+"""Name of the setting that lists the functions of a module of which each makes a recipe."""
+
+SHOWN_NAMES = 4
+"""Functions that a question names."""
+
+
+def find_function(text: PythonText, name: Value) -> ast.FunctionDef | None:
+    """The function of the file that a command line names; None if the file has none of this name."""
+    function = text.names.get(name) if isinstance(name, str) else None
+    return function if isinstance(function, ast.FunctionDef) else None
+
+
+def list_functions(text: PythonText, pattern: re.Pattern[str]) -> list[str]:
+    """The names of the functions of a module that make recipes."""
+    return [name for name, value in text.names.items() if isinstance(value, ast.FunctionDef) and pattern.search(name)]
+
+
+def list_defaults(function: ast.FunctionDef) -> dict[str, Value]:
+    """The constants that the parameters of a function have where a call does not say otherwise."""
+    parameters, defaults = function.args.args, function.args.defaults
+    pairs = zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True)
+    return {parameter.arg: usual.value for parameter, usual in pairs if isinstance(usual, ast.Constant)}
+
+
+def name_functions(option: str, names: Sequence[str], where: str) -> dict[str, Stated]:
+    """The setting that lists the functions of a module. option: of the command line, which chooses one."""
+    return {RIVALS: Stated(list(names), option, where)}
+
+
+def ask_for_function(reading: Reading) -> None:
+    """Asks which function of a module is meant."""
+    if (stated := reading.take(RIVALS)) is None:
+        return
+    names = list(map(str, stated.value))
+    shown = ", ".join(names[:SHOWN_NAMES]) + (", ..." if len(names) > SHOWN_NAMES else "")
+    reading.ask(stated, f"the module has {len(names)} recipes: {shown}", f"--args '{stated.shown} {names[0]}'")
 
 
 def read_options(words: tuple[str, ...]) -> dict[str, Value]:

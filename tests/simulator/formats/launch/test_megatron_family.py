@@ -259,9 +259,104 @@ OVERRIDES = {
 
 
 def test_overrides_in_yaml_python_and_commands_are_the_same_job() -> None:
-    jobs = [read(text, name, cluster="dgx-h100:1").job for name, text in OVERRIDES.values()]
+    arguments = {"yaml": "--recipe llama3_8b_pretrain_config"}
+    jobs = [
+        read(text, name, arguments.get(kind, ""), cluster="dgx-h100:1").job for kind, (name, text) in OVERRIDES.items()
+    ]
     assert jobs[0] == jobs[1] == jobs[2]
     assert jobs[0]["plan"]["tp"] == 2 and jobs[0]["plan"]["cp"] == 2 and jobs[0]["batch"]["global"] == 64
+
+
+def test_a_recipe_that_only_the_name_of_a_file_tells_is_asked_for() -> None:
+    name, text = OVERRIDES["yaml"]
+    with pytest.raises(OpenQuestions, match="--recipe llama3_8b_pretrain_config"):
+        read(text, name)
+
+
+BRIDGE_RECIPES = """
+from megatron.bridge import AutoBridge
+from megatron.bridge.recipes.common import _peft_common, _pretrain_common
+from megatron.bridge.recipes.utils import adapt
+
+def small_pretrain_config():
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("Qwen/Qwen3-8B").to_megatron_provider(load_weights=False)
+    cfg.model.tensor_model_parallel_size = 4
+    return cfg
+
+def large_pretrain_config():
+    cfg = small_pretrain_config()
+    cfg.train.global_batch_size = 64
+    return cfg
+
+def adapted_pretrain_config():
+    cfg = small_pretrain_config()
+    adapt(cfg.model)
+    return cfg
+
+def tuned_peft_config():
+    cfg = _peft_common()
+    cfg.model = AutoBridge.from_hf_pretrained("Qwen/Qwen3-8B").to_megatron_provider(load_weights=False)
+    return cfg
+"""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ("small_pretrain_config", {"plan.tp": 4, "batch.global": 32, "batch.micro": 2, "batch.sequence": 4096}),
+        ("large_pretrain_config", {"plan.tp": 4, "batch.global": 64, "batch.micro": 2}),
+        ("large_pretrain_config model.tensor_model_parallel_size=2", {"plan.tp": 2, "batch.global": 64}),
+        ("tuned_peft_config", {"train.mode": "lora", "train.rank": 32, "batch.global": 128, "batch.sequence": 2048}),
+    ],
+)
+def test_a_command_line_names_the_function_of_a_file(recipe: str, expected: dict[str, Any]) -> None:
+    keys = flatten_job(load_job(read(BRIDGE_RECIPES, "ours.py", f"--recipe {recipe}", cluster="dgx-h100:1").job))
+    assert {key: keys.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"), [("", "4 recipes: small_pretrain_config"), ("--recipe adapted_pretrain_config", "adapt")]
+)
+def test_which_function_is_meant_and_what_code_elsewhere_does_is_asked(arguments: str, asked: str) -> None:
+    with pytest.raises(OpenQuestions, match=asked):
+        read(BRIDGE_RECIPES, "ours.py", arguments)
+
+
+def test_a_script_that_starts_a_file_of_a_recipe_is_that_file(tmp_path: Path) -> None:
+    name, text = OVERRIDES["python"]
+    tmp_path.joinpath(name).write_text(text, "utf-8")
+    script = (
+        f"#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\nsrun torchrun --nproc_per_node=$SLURM_GPUS_ON_NODE {name}\n"
+    )
+    started = import_file(parse(script, "run.sh", folder=tmp_path), cluster="dgx-h100:2").job
+    assert started["plan"] == read(text, name, cluster="dgx-h100:2").job["plan"]
+    assert started["cluster"] == "dgx-h100:2"
+
+
+@pytest.mark.parametrize(("scheme", "cp", "mode"), [("'lora'", 1, "lora"), ("None", 2, "full")])
+def test_a_module_of_nemo_counts_over_the_recipe_of_its_name(scheme: str, cp: int, mode: str) -> None:
+    text = (
+        "from nemo.collections.llm.recipes.finetune_default import default_finetune_recipe\n"
+        f"def finetune_recipe(peft_scheme={scheme}):\n"
+        "    recipe = default_finetune_recipe(model())\n"
+        "    recipe.data.micro_batch_size = 2\n"
+        "    if peft_scheme is None:\n        recipe.trainer.strategy.context_parallel_size = 2\n"
+        "    return recipe\n"
+    )
+    keys = flatten_job(load_job(read(text, "gemma_2b.py", "--factory finetune_recipe", cluster="dgx-h100:1").job))
+    assert (keys.get("plan.cp", 1), keys.get("train.mode", "full"), keys["batch.micro"]) == (cp, mode, 2)
+
+
+@pytest.mark.parametrize(("optimizer", "sharding"), [("fused_adam", "ddp"), ("mcore_distributed_optim", "zero-1")])
+def test_the_optimizer_of_nemo_1_has_its_name_in_its_section(optimizer: str, sharding: str) -> None:
+    text = (
+        "name: mcore_distributed_optim_run\ntrainer: {devices: 8, num_nodes: 1, precision: bf16}\n"
+        "model: {name: megatron_gpt, micro_batch_size: 1, global_batch_size: 8, encoder_seq_length: 2048,"
+        " num_layers: 12, hidden_size: 768, num_attention_heads: 12, tensor_model_parallel_size: 1,"
+        f" pipeline_model_parallel_size: 1, optim: {{name: {optimizer}}}}}\n"
+    )
+    assert flatten_job(load_job(read(text, "gpt.yaml", cluster="dgx-h100:1").job))["plan.data"] == sharding
 
 
 def test_a_recipe_of_nemo_in_a_command_is_that_of_python() -> None:
