@@ -41,7 +41,7 @@ from meshcast.simulator.formats.launch.programs.recipes import (
 )
 from meshcast.simulator.formats.launch.python_text import Built, Open, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, Stated, is_null
+from meshcast.simulator.formats.launch.table import Keys, Stated
 
 PLACES = {
     **dict.fromkeys(("micro_batch_size", "global_batch_size", "train_iters"), "train"),
@@ -191,11 +191,11 @@ def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> d
     if known is None:
         base = read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{where}:{built.line}"))
         return {**base, **settings, **list_changes(text, built, where)}
-    made = {path.rpartition(".")[2] for path, value, _ in built.walk() if isinstance(value, Built | Open)}
-    made |= {
+    called = {path.rpartition(".")[2] for path, value, _ in built.walk() if isinstance(value, Built | Open)}
+    called |= {
         name for name, value in built.fields.items() if isinstance(value, Built) and not value.last_name[:1].isupper()
     }
-    return {**known, **{name: stated for name, stated in settings.items() if name not in made}}
+    return {**known, **{name: stated for name, stated in settings.items() if name not in called}}
 
 
 def _read_config_file(text: PythonText, file: LaunchFile) -> dict[str, Stated]:
@@ -240,12 +240,8 @@ def interpret(reading: Reading) -> None:
         total = (nodes or 1) * each if each else gpus
         reading.set_key("cluster.gpus", total, *(("nproc_per_node", "nnodes") if each else ("gpus",)))
     interpret_configuration(reading)
-    reading.set_key("framework.name", "megatron-core")
     if reading.keys.get("plan.tp", 1) == 1:  # CommOverlapConfig.finalize switches it off
         reading.keys.pop("framework.set.overlap.tp", None)
-    stages = reading.stated.get("virtual_pipeline_model_parallel_size")
-    if reading.keys.get("plan.pp", 1) > 1 and (stages is None or is_null(stages.value)):
-        reading.set_key("framework.set.overlap.pp", False, "virtual_pipeline_model_parallel_size")
 
 
 def recognise(file: LaunchFile) -> Evidence:
