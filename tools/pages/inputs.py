@@ -34,24 +34,27 @@ holds all that is needed. *Another plan*: forecast with another plan than its ow
 
 
 WHY = """\
-Where the two differ, by the files (the row is a table beside the measurement, and `validation` assumes what it leaves
-out):
+Where the two differ, by the files (the row is a table beside the measurement, and `validation` assumes what it
+leaves out):
 
-- NeMo 1 (dgxc): GPT-3 and Grok-1 do not state `cross_entropy_loss_fusion`, which is off by default; Llama 3.1 states it,
-  also at v24.11.1. Llama 3.1 405B has the tokenizer of GPT-2 (a vocabulary of 50,257), Grok-1 that of Llama 3. GPT-3 has
-  a dropout of 0.1 in both releases. The files are right.
-- torchtitan, 405B: with a pipeline weights stay gathered after the forward pass (@9dec370, parallelize_llama.py). The
-  file is right.
-- Megatron-Bridge, experts: the dispatcher is that of the constant (`moe_flex_dispatcher_backend`), or all-to-all where it
-  names none, and HybridEP takes 32 multiprocessors (utils/overrides.py), where the row assumes 16. The files are right.
-- Megatron-Bridge, overlap of tensor ranks: off with NVFP4 for Llama 3, on for Qwen3 235B on H100 (configs/*/*_pretrain.py).
-  The files are right.
-- Megatron-Bridge, recomputation of 25.09: the constants name modules; the row assumes attention. The files are right.
-- Kimi K2: the recipe has Muon, without the distributed optimizer; its own one shards matrices whole, to which ZeRO-1 of the
-  row is nearer.
-- DeepSeek-V3 of 26.06 on GB200, Qwen3 30B of 26.06 on H100: functions of other modules, and a later release of the same
-  recipe, decide on CUDA graphs. The rows are right.
-- BLOOM: the script has a norm behind the embedding (the file is right) and sets CUDA_LAUNCH_BLOCKING, which is not read.
+- NeMo 1 (dgxc): GPT-3 and Grok-1 do not state `cross_entropy_loss_fusion`, which is off by default; Llama 3.1
+  states it, also at v24.11.1. Llama 3.1 405B has the tokenizer of GPT-2 (a vocabulary of 50,257), Grok-1 that of
+  Llama 3. GPT-3 has a dropout of 0.1 in both releases. The files are right.
+- torchtitan, 405B: with a pipeline weights stay gathered after the forward pass (@9dec370, parallelize_llama.py).
+  The file is right.
+- Megatron-Bridge, experts: the dispatcher is that of the constant (`moe_flex_dispatcher_backend`), or all-to-all
+  where it names none, and HybridEP takes 32 multiprocessors (utils/overrides.py), where the row assumes 16. The
+  files are right.
+- Megatron-Bridge, overlap of tensor ranks: off with NVFP4 for Llama 3, on for Qwen3 235B on H100
+  (configs/*/*_pretrain.py). The files are right.
+- Megatron-Bridge, recomputation of 25.09: the constants name modules; the row assumes attention. The files are
+  right.
+- Kimi K2: the recipe has Muon, without the distributed optimizer; its own one shards matrices whole, to which
+  ZeRO-1 of the row is nearer.
+- DeepSeek-V3 of 26.06 on GB200, Qwen3 30B of 26.06 on H100: functions of other modules, and a later release of the
+  same recipe, decide on CUDA graphs. The rows are right.
+- BLOOM: the script has a norm behind the embedding (the file is right) and sets CUDA_LAUNCH_BLOCKING, which is not
+  read.
 """
 
 

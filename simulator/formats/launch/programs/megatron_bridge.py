@@ -46,7 +46,7 @@ from meshcast.simulator.formats.launch.programs.recipes import (
 )
 from meshcast.simulator.formats.launch.python_text import Built, Open, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, Stated, is_null
+from meshcast.simulator.formats.launch.table import Keys, Stated
 
 PLACES = {
     **dict.fromkeys(("micro_batch_size", "global_batch_size", "train_iters"), "train"),
@@ -278,12 +278,8 @@ def interpret(reading: Reading) -> None:
     if gpus and "cluster.gpus" not in reading.keys:
         reading.set_key("cluster.gpus", gpus, "gpus")
     interpret_configuration(reading)
-    reading.set_key("framework.name", "megatron-core")
     if reading.keys.get("plan.tp", 1) == 1:  # CommOverlapConfig.finalize switches it off
         reading.keys.pop("framework.set.overlap.tp", None)
-    stages = reading.stated.get("virtual_pipeline_model_parallel_size")
-    if reading.keys.get("plan.pp", 1) > 1 and (stages is None or is_null(stages.value)):
-        reading.set_key("framework.set.overlap.pp", False, "virtual_pipeline_model_parallel_size")
 
 
 def recognise(file: LaunchFile) -> Evidence:
