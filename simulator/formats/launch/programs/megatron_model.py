@@ -172,7 +172,8 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
         reading.set_key("model.ffn", width)
     _read_attention(reading)
     if "model.moe.experts" in keys:
-        _read_experts(reading)
+        if {"model.layers", "model.ffn"} <= keys.keys():  # otherwise the model is asked for
+            _read_experts(reading)
     else:
         _ignore_idle(reading, EXPERTS, "the model has no experts")
     _read_hybrid(reading)
