@@ -38,10 +38,6 @@ TAKES = {
 }
 """Options of each kind of measurement, besides the common ones."""
 
-LAUNCH_FORMS = (
-    *("megatron", "megatron-deepspeed", "megatron-bridge", "nemo", "primus", "torchtitan", "deepspeed"),
-    *("accelerate", "trainer", "trl", "llamafactory", "axolotl"),
-)
 FORMS = ("nccl-tests", "kineto", "megatron-log", "torchtitan-log")
 FAILURE_LOG = "failure-log"
 IMPORTS = {
@@ -289,9 +285,8 @@ def import_(
         typer.Argument(
             metavar="[PROGRAM]",
             help="Without it FILE is a launch file, whose program is found. Of a launch file: megatron, torchtitan, "
-            "deepspeed, nemo, accelerate, trainer, trl, llamafactory or axolotl; of measurements: nccl-tests, kineto, "
-            "megatron-log or torchtitan-log; or "
-            "failure-log: rates of failures.",
+            "trainer or another one of docs/launch-files.md; of measurements: nccl-tests, kineto, megatron-log or "
+            "torchtitan-log; or failure-log: rates of failures.",
         ),
     ],
     file: Annotated[
@@ -326,7 +321,9 @@ def import_(
 ) -> None:
     """Convert launch files and measurements of other programs."""
     with answering(as_json):
-        known = (*LAUNCH_FORMS, *FORMS, FAILURE_LOG)
+        from meshcast.simulator.formats.launch.programs.registry import FORMATS as LAUNCH_FORMATS
+
+        known = (*LAUNCH_FORMATS, *FORMS, FAILURE_LOG)
         detected = file is None
         if file is None:
             file = _find_file(form, known)
@@ -344,7 +341,7 @@ def import_(
 
             import_failure_log(file, gpus, out, as_json)
             return
-        if detected or form in LAUNCH_FORMS:
+        if detected or form in LAUNCH_FORMATS:
             _select_options(form, {**others, "set": None}, ("gpus", "cluster", "model", "out", "set"))
             named = {"cluster": cluster, "model": model}
             words = [f"{key}={word}" for key, word in named.items() if word is not None]

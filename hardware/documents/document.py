@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
+from functools import lru_cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -237,10 +238,17 @@ def _too_large(data: Any) -> bool:
     return False
 
 
+@lru_cache(maxsize=4)
+def _compose(text: str) -> yaml.Node | None:
+    """The nodes of a YAML text: the lines of many fields are asked for one after another."""
+    node: yaml.Node | None = yaml.compose(text, Loader)
+    return node
+
+
 def line_of(text: str, place: Place) -> int:
     """The line (from 1) of the field at `place` in YAML `text`, or of its innermost parent that exists."""
     try:
-        node: yaml.Node | None = yaml.compose(text, Loader)
+        node = _compose(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return 1
     line = 1

@@ -152,6 +152,7 @@ def _compare(facts: Facts, imported: ImportedJob, job: Job) -> Iterator[tuple[st
     read: dict[str, Any] = {name: keys.get(key) for name, key in KEYS.items()}
     read |= {name: read[name] or 1 for name in ("tp", "pp", "cp", "ep", "replicate", "chunks")}
     read |= _read_sharding(keys) | _read_optimizer(expected.get("optimizer", ""), imported)
+    read |= _count_pairs(imported)
     read["gpus"] = job.cluster.gpus
     read["accumulate"] = job.batch.total // (job.batch.micro * keys["plan.dp"]) if job.batch.total else None
     read["schedule"] = keys.get("plan.pipeline")
@@ -168,6 +169,14 @@ def _compare(facts: Facts, imported: ImportedJob, job: Job) -> Iterator[tuple[st
             yield name, wanted, read[name]
 
 
+def _count_pairs(imported: ImportedJob) -> dict[str, Any]:
+    """The batches of settings that count pairs of preferences: facts count a pair once, a job its two sequences."""
+    stated = {key: entry for entry in imported.findings.taken for key in entry.keys}
+    facts = {"micro": "batch.micro", "global": "batch.global"}
+    counts = {fact: (str(stated[key].value), stated[key].keys[key]) for fact, key in facts.items() if key in stated}
+    return {fact: int(word) for fact, (word, number) in counts.items() if word.isdecimal() and number == 2 * int(word)}
+
+
 def _read_sharding(keys: dict[str, Any]) -> dict[str, Any]:
     """What data-parallel ranks share out, and what lies in host memory."""
     data = keys["plan.data"]
@@ -179,6 +188,8 @@ def _read_sharding(keys: dict[str, Any]) -> dict[str, Any]:
         offload.add("optimizer")
     if keys.get("plan.data.parameters", "gpu") != "gpu":
         offload.add("parameters")
+    if keys.get("plan.data.offload"):  # all that FSDP shards
+        offload |= {"optimizer", "parameters"}
     return {"sharding": sharding, "offload": sorted(offload)}
 
 

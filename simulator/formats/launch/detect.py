@@ -35,7 +35,9 @@ def detect_program(file: LaunchFile) -> LaunchFormat:
         raise PlanError(file.where, rule, "Write the job in a few lines of YAML: see meshcast init")
     if surest == Evidence.NONE:
         known = ", ".join(program.program for program in FORMATS.values())
-        raise PlanError(file.where, f"it is no launch file of a program that meshcast reads: {known}", REMEDY)
+        starts = file.launch.entry if file.launch is not None else ""
+        what = f"it starts {starts}, which is none of the programs" if starts else "it is no launch file of a program"
+        raise PlanError(file.where, f"{what} that meshcast reads: {known}", REMEDY)
     programs = weighed[surest]
     if len(programs) > 1:
         names = " or of ".join(program.program for program in programs)

@@ -191,12 +191,23 @@ def _collect_commands(node: Any) -> list[str]:
         return []
     command = [word for key in ("command", "args") if isinstance(node.get(key), list) for word in node[key]]
     words = [str(word) for word in command]
+    exports = _export_variables(node.get("env")) if words else []
     if len(words) >= 3 and words[0].rsplit("/", 1)[-1] in ("bash", "sh") and words[1].startswith("-"):
-        return [words[2]]
-    own = (
+        return [*exports, words[2]]
+    joined = (
         [" ".join(word if re.fullmatch(r"[\w./=:,@%+$-]+", word) else _quote(word) for word in words)] if words else []
     )
-    return own + [line for value in node.values() for line in _collect_commands(value)]
+    return exports + joined + [line for value in node.values() for line in _collect_commands(value)]
+
+
+def _export_variables(entries: Any) -> list[str]:
+    """The lines of a shell that set the variables of a container."""
+    known = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    return [
+        f"export {entry['name']}={_quote(str(entry['value']))}"
+        for entry in known
+        if re.fullmatch(r"[A-Za-z_]\w*", str(entry.get("name", ""))) and "value" in entry
+    ]
 
 
 def _quote(word: str) -> str:

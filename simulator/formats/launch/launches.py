@@ -32,7 +32,7 @@ DEEPEST = 8
 """Shells inside of each other."""
 
 SUBCOMMANDS: Mapping[str, tuple[str, ...]] = {
-    "swift": ("sft", "pt", "rlhf"),
+    "swift": ("sft", "pt", "rlhf", "dpo", "orpo", "simpo"),
     "megatron": ("sft", "pt", "rlhf"),
     "llamafactory-cli": ("train",),
     "lmf": ("train",),

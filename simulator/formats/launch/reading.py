@@ -163,7 +163,9 @@ class Reading:
 
     def read_model(self, *names: str) -> None:
         """The model by its id on the hub or by a folder that holds its config.json; otherwise it is asked for."""
-        stated = self.take(*names)
+        stated = self.take(*names, answers=("model=llama3-8b",))
+        if "model.layers" in self.keys and "model.preset" not in self.keys:
+            self.ignore(stated, "the sizes of the model are given, and count")
         if stated is None or is_null(stated.value) or "model.layers" in self.keys:
             return
         name = str(stated.value)

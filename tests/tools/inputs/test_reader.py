@@ -1,4 +1,4 @@
-"""The reader of launch files against the facts of the corpus, in the small files that state the same as the public ones."""
+"""The reader of launch files against the facts of the corpus, in small files that state the same as the public ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.inputs.corpus import PROGRAMS, PublicFile, load_corpus
+from tools.inputs.corpus import PROGRAMS, load_corpus
 from tools.inputs.judge import judge
 from tools.pages.inputs import write_small_file
 

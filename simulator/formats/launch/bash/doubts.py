@@ -33,9 +33,13 @@ _PLACES = re.compile(
 """Names of variables that say where things are, and not what is computed."""
 
 
+_SAID = re.compile(r"^[ \t]*(?:(?:echo|printf)\b(?:[^|>\n]|>&2)*|#.*)$", re.MULTILINE)
+"""Lines that print on the screen, and comments."""
+
+
 def hides_launch(text: str) -> bool:
-    """Returns whether a part of a script may start a training program."""
-    return _LAUNCH.search(text) is not None
+    """Returns whether a part of a script may start a training program; what it only prints does not."""
+    return _LAUNCH.search(_SAID.sub("", text)) is not None
 
 
 def find_doubtful(source: Source, node: Node) -> Iterator[str]:

@@ -99,7 +99,7 @@ LLAMAFACTORY_VERDICTS = list_verdicts(
     ("use_dora pissa_*", Approximation("adapters of plain LoRA are forecast", SHORT)),
     ("upcast_layernorm upcast_lmhead_output", Approximation("the usual formats are forecast", LITTLE)),
     ("use_asft_loss", Approximation("the pass of a reference model is left out", SHORT)),
-    ("use_unsloth use_v1_kernels use_kt kt_*", Approximation("kernels of transformers are forecast", LONG)),
+    ("use_unsloth use_v1_kernels kt_*", Approximation("kernels of transformers are forecast", LONG)),
     ("fp8_enable*", Approximation("weights are gathered in 16 bits", LONG)),
     ("shift_attn use_llama_pro additional_target", Approximation("it is left out", EITHER)),
     ("mixture_of_depths", Decision("it changes the model", ("model=config.json",))),
@@ -132,6 +132,9 @@ def interpret(reading: Reading) -> None:
     if "tokenized_path" in reading.stated and take_on(reading, "do_train") is None:
         rule = "it prepares a data set (tokenized_path without do_train), and trains nothing"
         raise PlanError(reading.file.where, rule, "Name the file of the training")
+    if (stated := take_on(reading, "use_kt")) is not None:
+        rule = "KTransformers computes the experts on the CPU, which is no training that meshcast describes"
+        raise stated.refuse(rule, "Leave it out to forecast the training on GPUs")
     if FIRST & reading.stated.keys():
         _read_first(reading)
     _read_switches(reading)

@@ -22,6 +22,7 @@ from meshcast.simulator.formats.launch.programs.nemo import (
     RECIPES,
     VERDICTS,
     ask_for_recipe,
+    divide_overrides,
     interpret_configuration,
     name_plainly,
     read_overrides,
@@ -109,7 +110,8 @@ def read_command(file: LaunchFile) -> dict[str, Stated]:
     """The settings of a start of ``run_recipe.py`` or of another script, with overrides behind it."""
     if file.launch is None:
         return {}
-    launch = file.launch
+    launch = divide_overrides(file.launch)
+    file = replace(file, launch=launch)
     around = {name: stated for launcher in launch.launchers for name, stated in launcher.settings.items()}
     arguments = {OPTIONS.get(name, name): stated for name, stated in launch.arguments.items() if name not in CHOSEN}
     overrides = name_plainly(read_overrides(launch.positional))

@@ -16,6 +16,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.launches import Launch
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.megatron_model import (
     CONFIGURATION,
@@ -208,6 +209,19 @@ def name_plainly(settings: Mapping[str, Stated]) -> dict[str, Stated]:
     return plain
 
 
+def divide_overrides(launch: Launch) -> Launch:
+    """The start of a program with the overrides behind an option (``-y trainer.devices=8``) as words of their own."""
+    arguments, words = {}, list(launch.positional)
+    for name, stated in launch.arguments.items():
+        values = list(stated.value) if isinstance(stated.value, list | tuple) else [stated.value]
+        own = [value for value in values if not re.match(r"[+~]*[a-z_]\w*(\.\w+)+=", str(value))]
+        words += [replace(stated, value=value) for value in values if value not in own]
+        if len(own) < len(values):
+            stated = replace(stated, value=own[0] if len(own) == 1 else own or True)
+        arguments[name] = stated
+    return replace(launch, arguments=arguments, positional=tuple(words))
+
+
 def read_overrides(words: Iterable[Stated]) -> dict[str, Stated]:
     """The settings of words such as ``trainer.devices=8`` on a command line."""
     settings = {}
@@ -230,7 +244,7 @@ def read_nemo_command(file: LaunchFile) -> dict[str, Stated]:
     """The settings of ``nemo llm pretrain --factory NAME a.b=8``, or of a script of NeMo 1 with overrides."""
     if file.launch is None:
         return {}
-    launch = file.launch
+    launch = divide_overrides(file.launch)
     around = {name: stated for launcher in launch.launchers for name, stated in launcher.settings.items()}
     dotted = {name: stated for name, stated in launch.arguments.items() if "." in name}
     settings = name_plainly({**dotted, **read_overrides(launch.positional)})

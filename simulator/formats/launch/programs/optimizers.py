@@ -79,6 +79,7 @@ def set_optimizer(reading: Reading, stated: Stated, word: str) -> None:
         reading.ask(stated, why, "precision.moments=fp32", "precision.moments=bf16")
         return
     if states.nbytes == ADAM_BYTES and not states.work:
+        reading.ignore(stated, "its states and its update are those of Adam, which is forecast")
         return
     kept = ADAM_BYTES if states.nbytes > SMALL_BYTES else SMALL_BYTES
     if kept == SMALL_BYTES:

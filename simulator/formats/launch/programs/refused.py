@@ -1,11 +1,23 @@
-"""Programs whose files are known and not read: each is refused by its name, never forecast as another one."""
+"""Programs whose files are known and not read: each is refused by its name, never forecast as another one.
+
+Sources of entries and keys: EleutherAI/gpt-neox @ea7aefd8 (deepy.py, configs), Lightning-AI/litgpt @26857050
+(config_hub), allenai/OLMo-core @fa6c5014, allenai/OLMo @0095a3f2 (configs), hpcaitech/ColossalAI @4f9953be
+(examples/language), OpenRLHF/OpenRLHF @3c3be623, THUDM/slime @624b824a (scripts), huggingface/picotron @59714b1b
+(template), mosaicml/llm-foundry @6ea80d30 (scripts/train/yamls), AI-Hypercomputer/maxtext @232369cc (configs),
+young-geng/EasyLM @8446e740 (examples), stanford-crfm/levanter @ebee8a0b (config), facebookresearch/fairseq @99b364a2
+(examples), deepspeedai/DeepSpeedExamples @45b4b715 (applications/DeepSpeed-Chat/training/step3_rlhf_finetuning).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
+
+CONFIGURATIONS = ("config", "config_file", "config_path")
+"""Arguments that name the configuration of a program."""
 
 
 @dataclass(frozen=True)
@@ -14,45 +26,89 @@ class RefusedProgram:
 
     name: as messages call it.
     entries: pattern of the scripts, modules or commands that start it.
-    keys: top-level keys of its files, all of which are there.
-    text: pattern of what its Python files import.
+    launchers: pattern of the commands that it alone is started by.
+    arguments: names of arguments, all of which are there.
+    keys: dotted keys of its files, all of which are there.
+    imports: pattern of what its Python files import.
     """
 
     name: str
     entries: str = ""
+    launchers: str = ""
+    arguments: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
-    text: str = ""
+    imports: str = ""
 
     def is_program_of(self, file: LaunchFile) -> bool:
         """Whether a file is of this program."""
-        if file.launch is not None and self.entries and re.search(self.entries, file.launch.entry):
+        if self._starts(file) or (self.keys and all(_has_key(file.data, key) for key in self.keys)):
             return True
-        if self.keys and self.keys <= file.keys:
+        is_python = bool(self.imports) and file.suffix == ".py"
+        return is_python and re.search(rf"^\s*(from|import) ({self.imports})\b", file.text, re.MULTILINE) is not None
+
+    def _starts(self, file: LaunchFile) -> bool:
+        """Whether a script starts this program, be it behind its end."""
+        launch = file.launch
+        if launch is None:
+            is_script = file.data is None and file.suffix != ".py" and bool(self.launchers)
+            return is_script and re.search(rf"^\s*({self.launchers})\s", file.text, re.MULTILINE) is not None
+        if self.entries and re.search(self.entries, launch.entry):
             return True
-        return bool(self.text and file.suffix == ".py" and re.search(self.text, file.text, re.MULTILINE))
+        if self.launchers and any(re.fullmatch(self.launchers, launcher.name) for launcher in launch.launchers):
+            return True
+        return bool(self.arguments) and self.arguments <= launch.arguments.keys()
+
+
+def _has_key(data: object, key: str) -> bool:
+    """Whether nested mappings have a dotted key."""
+    for name in key.split("."):
+        if not isinstance(data, Mapping) or name not in data:
+            return False
+        data = data[name]
+    return True
 
 
 REFUSED: tuple[RefusedProgram, ...] = (
-    RefusedProgram("GPT-NeoX", r"(^|/)deepy\.py$", frozenset({"pipe_parallel_size"})),
-    RefusedProgram("GPT-NeoX", "", frozenset({"pipe-parallel-size"})),
-    RefusedProgram("LitGPT", r"^litgpt ", frozenset({"model_name", "train", "eval"})),
-    RefusedProgram("LitGPT", "", frozenset({"checkpoint_dir", "train", "eval"})),
-    RefusedProgram("OLMo-core", "", text=r"^\s*(from|import) olmo_core\b"),
-    RefusedProgram("OLMo", r"(^|/)scripts/train\.py$", frozenset({"run_name", "fsdp", "max_duration", "model"})),
-    RefusedProgram("ColossalAI", r"^colossalai run", text=r"^\s*(from|import) colossalai\b"),
-    RefusedProgram("OpenRLHF", r"^openrlhf\."),
-    RefusedProgram("slime", "", text=r"^\s*(from|import) slime\b"),
-    RefusedProgram("picotron", "", frozenset({"distributed", "model", "training", "dataset", "checkpoint", "logging"})),
-    RefusedProgram("LLM Foundry", r"^composer ", frozenset({"max_seq_len", "model", "train_loader", "optimizer"})),
-    RefusedProgram("MaxText", r"^(MaxText|maxtext)\.", frozenset({"base_emb_dim", "run_name"})),
-    RefusedProgram("Levanter", r"^levanter\."),
-    RefusedProgram("DeepSpeed-Chat", "", text=r"^\s*from (deepspeed_chat|dschat)\b"),
-    RefusedProgram("Unsloth", "", text=r"^\s*(from|import) unsloth\b"),
-    RefusedProgram("Lightning", "", text=r"^\s*(from|import) (lightning|pytorch_lightning)\b"),
+    RefusedProgram("GPT-NeoX", r"(^|/)deepy\.py$", keys=frozenset({"pipe_parallel_size"})),
+    RefusedProgram("GPT-NeoX", keys=frozenset({"pipe-parallel-size"})),
+    RefusedProgram("LitGPT", r"^litgpt\b", keys=frozenset({"train.micro_batch_size", "out_dir"}), imports="litgpt"),
+    RefusedProgram("OLMo-core", r"^olmo_core\.", imports="olmo_core"),
+    RefusedProgram("OpenRLHF", r"^openrlhf\.", imports="openrlhf"),
+    RefusedProgram("slime", arguments=frozenset({"rollout_batch_size", "actor_num_nodes"}), imports="slime"),
+    RefusedProgram(
+        "picotron", keys=frozenset({"distributed.tp_size", "training.micro_batch_size"}), imports="picotron"
+    ),
+    RefusedProgram("ColossalAI", launchers="colossalai run", imports="colossalai"),
+    RefusedProgram(
+        "LLM Foundry", launchers="composer", keys=frozenset({"train_loader", "max_duration"}), imports="llmfoundry"
+    ),
+    RefusedProgram("OLMo", keys=frozenset({"model.d_model", "max_duration"}), imports="olmo"),
+    RefusedProgram("MaxText", r"(?i)^maxtext\.", keys=frozenset({"base_emb_dim"}), imports="MaxText|maxtext"),
+    RefusedProgram("EasyLM", r"^EasyLM\.", imports="EasyLM"),
+    RefusedProgram(
+        "Levanter", r"^levanter\.", keys=frozenset({"trainer.num_train_steps", "model"}), imports="levanter"
+    ),
+    RefusedProgram(
+        "fairseq",
+        r"^fairseq(_cli)?\b",
+        launchers=r"fairseq-(hydra-)?train",
+        keys=frozenset({"task", "criterion", "optimization", "model"}),
+        imports="fairseq",
+    ),
+    RefusedProgram(
+        "DeepSpeed-Chat's reinforcement learning",
+        arguments=frozenset({"actor_model_name_or_path", "critic_model_name_or_path"}),
+    ),
+    RefusedProgram("DeepSpeed-Chat", imports="deepspeed_chat|dschat"),
+    RefusedProgram("Unsloth", imports="unsloth"),
+    RefusedProgram("Lightning", imports="lightning|pytorch_lightning"),
 )
 """Programs by what starts them, by the keys of their files, or by what their Python files import."""
 
 
 def find_refused(file: LaunchFile) -> RefusedProgram | None:
-    """Returns the program of a file that is known and not read."""
-    return next((program for program in REFUSED if program.is_program_of(file)), None)
+    """Returns the program of a file that is known and not read; of a command, also by the configuration it names."""
+    arguments = file.launch.arguments if file.launch is not None else {}
+    named = (file.find_companion(str(arguments[name].value)) for name in CONFIGURATIONS if name in arguments)
+    files = [file, *(companion for companion in named if companion is not None)]
+    return next((program for program in REFUSED for file in files if program.is_program_of(file)), None)

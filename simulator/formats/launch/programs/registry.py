@@ -12,10 +12,17 @@ from meshcast.simulator.formats.launch.programs.llamafactory import LLAMAFACTORY
 from meshcast.simulator.formats.launch.programs.megatron import MEGATRON
 from meshcast.simulator.formats.launch.programs.megatron_bridge import BRIDGE
 from meshcast.simulator.formats.launch.programs.megatron_deepspeed import MEGATRON_DEEPSPEED
+from meshcast.simulator.formats.launch.programs.nanotron import NANOTRON
 from meshcast.simulator.formats.launch.programs.nemo import NEMO
+from meshcast.simulator.formats.launch.programs.nemo_rl import NEMO_RL
 from meshcast.simulator.formats.launch.programs.primus import PRIMUS
+from meshcast.simulator.formats.launch.programs.swift import SWIFT
+from meshcast.simulator.formats.launch.programs.swift_megatron import MEGATRON_SWIFT
 from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
+from meshcast.simulator.formats.launch.programs.torchtune import TORCHTUNE
 from meshcast.simulator.formats.launch.programs.trl import TRL
+from meshcast.simulator.formats.launch.programs.verl import VERL
+from meshcast.simulator.formats.launch.programs.xtuner import XTUNER
 
 FORMATS: dict[str, LaunchFormat] = {
     program.name: program
@@ -32,6 +39,13 @@ FORMATS: dict[str, LaunchFormat] = {
         LLAMAFACTORY,
         AXOLOTL,
         TRL,
+        TORCHTUNE,
+        NANOTRON,
+        VERL,
+        NEMO_RL,
+        SWIFT,
+        MEGATRON_SWIFT,
+        XTUNER,
     )
 }
 """All formats by their names."""

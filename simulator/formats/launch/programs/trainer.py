@@ -16,6 +16,7 @@ from typing import Literal
 
 from meshcast.simulator.formats.launch.flat_settings import flatten_file, split_objects
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.launches import Launch
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import (
     ACCELERATE_KEYS,
@@ -87,6 +88,15 @@ def read_trainer_file(file: LaunchFile) -> dict[str, Stated]:
     if "distributed_type" in settings or "compute_environment" in settings:
         settings = {_name_accelerate(name): stated for name, stated in settings.items()}
     return name_settings(settings)
+
+
+def read_environment(launch: Launch, *names: str) -> dict[str, Stated]:
+    """The variables of these names that a start is given."""
+    return {
+        name: Stated(word.text, name, launch.place, word.unknown)
+        for name in names
+        if (word := launch.environment.get(name)) is not None
+    }
 
 
 def _name_accelerate(name: str) -> str:
@@ -296,7 +306,8 @@ def _read_states(reading: Reading, program: TrainerProgram, compute: str, loaded
 # --------------------------------------------------------------------------- recomputation and kernels
 
 
-def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
+def _read_recomputation(reading: Reading, program: TrainerProgram) -> bool:
+    """Reads whether layers are recomputed: one switch that is on counts more than others that are off."""
     sharded = "fsdp_config.activation_checkpointing", "accelerate.fsdp_config.activation_checkpointing"
     stated = {name: reading.take(name) for name in (*program.checkpointing_names, *sharded)}
     switches = {
@@ -304,10 +315,16 @@ def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
     }
     trainer = [name for name in switches if name not in sharded]
     is_on = any(switches.values()) or (program.checkpointing and not trainer)
-    reading.set_key(
-        "plan.recompute", "full" if is_on else "none", *(name for name in switches if switches[name] == is_on)
-    )
-    if not is_on:
+    agreeing = [name for name, switch in switches.items() if switch == is_on]
+    reading.set_key("plan.recompute", "full" if is_on else "none", *agreeing)
+    for name in switches:
+        if name not in agreeing:
+            reading.ignore(stated[name], "another setting recomputes layers")
+    return is_on
+
+
+def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
+    if not _read_recomputation(reading, program):
         return
     kwargs = [f"{name}_kwargs" for name in ("gradient_checkpointing", "activation_checkpointing")]
     names = [f"{name}.use_reentrant" for name in kwargs]
@@ -324,6 +341,11 @@ def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
     offloads = "activation_offloading", "accelerate.fsdp_config.activation_checkpointing_offload"
     if take_on(reading, *offloads) is not None:
         offload_checkpoints(reading, *offloads)
+
+
+def set_recomputation(reading: Reading, is_on: bool, *names: str) -> None:
+    """Sets whether all layers are recomputed. names: of the settings that say so."""
+    reading.set_key("plan.recompute", "full" if is_on else "none", *names)
 
 
 def assume_no_recomputation(reading: Reading, why: str, stated: Stated | None = None) -> None:
@@ -409,6 +431,10 @@ EVERYWHERE = ("all", "all-linear", "all_linear", "lora_all_linear")
 """Words for adapters on all linear layers."""
 
 
+ALL_TARGETS = ("attn_qkv", "attn_proj", "mlp_up", "mlp_down")
+"""Linear layers of a dense model."""
+
+
 def set_adapters(
     reading: Reading,
     stated: Stated | None,
@@ -430,23 +456,44 @@ def set_adapters(
         reading.ask_key("train.rank", 8, "the script decides the rank of adapters, and no setting says it")
     else:
         reading.set_key("train.rank", count or rank, *rank_names)
-    _read_targets(reading, target_names, everywhere)
+    _read_targets(reading, stated, target_names, everywhere)
 
 
-def _read_targets(reading: Reading, names: tuple[str, ...], everywhere: bool) -> None:
+def _read_targets(reading: Reading, adapters: Stated | None, names: tuple[str, ...], everywhere: bool) -> None:
     """Reads which linear layers have adapters. everywhere: all of them, without a setting."""
     stated = reading.take(*names)
     words = [word.lower() for word in read_words(stated)] if stated is not None else []
     words = [word for word in words if word not in ("none", "null")]
-    if (not words and everywhere) or set(words) & set(EVERYWHERE):
-        return
-    targets = list(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS)) if words else ["attn_qkv"]
-    unknown = [word for word in words if word not in TARGETS]
-    if unknown:
+    on_all = (not words and everywhere) or bool(set(words) & set(EVERYWHERE))
+    targets = ALL_TARGETS if on_all else _find_targets(reading, words, stated)
+    kept = leave_out_experts(reading, targets, stated or adapters)
+    if kept and (stated is not None or kept != ALL_TARGETS):
+        reading.set_key("train.targets", kept, *names)
+
+
+def _find_targets(reading: Reading, words: list[str], stated: Stated | None) -> tuple[str, ...]:
+    """The linear layers that the names of modules mean. stated: the setting that has them."""
+    if not words:
+        return ("attn_qkv",)
+    if unknown := [word for word in words if word not in TARGETS]:
         why = f"meshcast does not know which layers {', '.join(unknown)} are"
         reading.approximate(stated, why, "the memory and time of adapters err a little")
-    if targets:
-        reading.set_key("train.targets", tuple(targets), *names)
+    return tuple(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS))
+
+
+def leave_out_experts(reading: Reading, targets: tuple[str, ...], stated: Stated | None) -> tuple[str, ...]:
+    """The layers whose adapters are forecast: not those of experts, and not the projections of latent attention."""
+    experts, latent = "model.moe.experts" in reading.keys, "model.mla.kv_lora_rank" in reading.keys
+    left_out = {"mlp_up", "mlp_down"} if experts else set()
+    left_out |= {"attn_qkv"} if latent else set()
+    kept = tuple(name for name in targets if name not in left_out)
+    if kept == targets:
+        return targets
+    kept = kept or ("attn_proj",)
+    why = f"adapters of {' and '.join(kept)} are forecast, not those of experts and of latent attention"
+    shown = stated or Stated("lora", "adapters", reading.file.where)
+    reading.approximate(shown, why, "the step is too short, and the memory too small by these adapters")
+    return kept
 
 
 def approximate_loading(reading: Reading, stated: Stated | None) -> None:

@@ -11,6 +11,7 @@ import re
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
+from meshcast.simulator.formats.launch.programs.swift_settings import TUNERS
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
     approximate_loading,
@@ -140,14 +141,19 @@ STRONG = {
 def recognise(file: LaunchFile) -> Evidence:
     """Its command, its scripts, or its settings."""
     names = list_names(file)
+    if names & TUNERS:
+        return Evidence.NONE
     if file.launch is not None:
         if re.match(r"trl\b", file.launch.entry) or re.search(r"trl[/.]scripts", file.launch.entry):
             return Evidence.CERTAIN
         script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", file.launch.entry)
         recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in file.launch.positional)
-        if script and (recipe or names & (STRONG | {"dataset_name", "config"})):
+        if script and (recipe or names & (STRONG | {"dataset_name"})):
             return Evidence.CERTAIN
-        return Evidence.CERTAIN if len(STRONG & names) > 1 else Evidence.NONE
+        if script and "config" in names:  # other programs have scripts of these names
+            return Evidence.LIKELY
+        is_ours = file.launch.entry.endswith(".py") and len(STRONG & names) > 1
+        return Evidence.CERTAIN if is_ours else Evidence.NONE
     strong = len(STRONG & names)
     if strong > 1:
         return Evidence.CERTAIN

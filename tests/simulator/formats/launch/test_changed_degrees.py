@@ -14,7 +14,7 @@ from meshcast.simulator.loading.load import load_job, read_job
 
 SCRIPT = """\
 torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --num-layers 16 --hidden-size 512 --num-attention-heads 8 \\
-  --seq-length 256 --micro-batch-size 1 --global-batch-size 32 --vocab-size 1000 --tensor-model-parallel-size 2 --bf16 \\
+ --bf16 --seq-length 256 --micro-batch-size 1 --global-batch-size 32 --vocab-size 1000 --tensor-model-parallel-size 2 \\
 """
 EXPERTS = (
     "  --num-experts 8 --moe-token-dispatcher-type flex --expert-model-parallel-size 4 --pipeline-model-parallel-size 2"

@@ -250,13 +250,43 @@ OVERRIDES = {
         "    pretrain(cfg)\n"
         "if __name__ == '__main__':\n    main()\n",
     ),
+    "command": (
+        "run.sh",
+        "NAME=llama3_8b\ntorchrun --nproc-per-node 8 training/run_recipe.py --recipe ${NAME}_pretrain_config -v \\\n"
+        "    model.tensor_model_parallel_size=2 model.sequence_parallel=true train.global_batch_size=64\n",
+    ),
 }
 
 
-def test_overrides_in_yaml_and_python_are_the_same_job() -> None:
+def test_overrides_in_yaml_python_and_commands_are_the_same_job() -> None:
     jobs = [read(text, name, cluster="dgx-h100:1").job for name, text in OVERRIDES.values()]
-    assert jobs[0] == jobs[1]
+    assert jobs[0] == jobs[1] == jobs[2]
     assert jobs[0]["plan"]["tp"] == 2 and jobs[0]["plan"]["cp"] == 2 and jobs[0]["batch"]["global"] == 64
+
+
+def test_a_recipe_of_nemo_in_a_command_is_that_of_python() -> None:
+    command = 'nemo llm pretrain --factory "llama3_8b(num_nodes=2)" trainer.devices=8 data.global_batch_size=64\n'
+    python = (
+        "import nemo_run as run\nfrom nemo.collections import llm\n"
+        "recipe = llm.llama3_8b.pretrain_recipe(num_nodes=2)\n"
+        "recipe.trainer.devices = 8\nrecipe.data.global_batch_size = 64\nrun.run(recipe)\n"
+    )
+    jobs = [read(text, name).job for text, name in ((command, "run.sh"), (python, "run.py"))]
+    assert jobs[0] == jobs[1] and jobs[0]["batch"]["global"] == 64
+
+
+def test_a_job_goes_round_as_yaml_of_nemo_1() -> None:
+    job = load_job(
+        {
+            **{"model": "gpt2-124m", "cluster": "dgx-h100:1", "framework": "nemo", "batch": {"global": 32, "micro": 2}},
+            "plan": {"tp": 2, "fsdp": True, "recompute": "full"},
+        }
+    )
+    text = export_job(job, "nemo", lambda data, folder: load_job(data, base=folder)).text
+    assert "encoder_seq_length" in text and "fsdp: true" in text
+    back = flatten_job(load_job(read(text, "recipe.yaml", cluster="dgx-h100:1").job))
+    for key in ("plan.tp", "plan.data", "plan.recompute", "batch.global", "batch.micro", "model.layers"):
+        assert back[key] == flatten_job(job)[key]
 
 
 def test_an_unknown_recipe_is_asked_for() -> None:
@@ -386,3 +416,86 @@ def test_the_stage_is_that_of_the_configuration(tmp_path: Path) -> None:
     sequence = WITH_ENGINE.replace("--zero-stage 2", "--zero-stage 2 --ds-sequence-parallel-size 4")
     keys = flatten_job(load_job(import_file(parse(sequence, "run.sh", folder=tmp_path), cluster="dgx-h100:1").job))
     assert (keys["plan.cp"], keys["plan.sequence"]) == (4, "ulysses")
+
+
+@pytest.mark.parametrize("name", ["ds.json", "./ds_config.$SLURM_JOBID.json"])
+def test_a_configuration_that_the_script_writes_is_one_in_a_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(ENGINE), "utf-8")
+    expected = import_file(parse(WITH_ENGINE, "run.sh", folder=tmp_path), cluster="dgx-h100:1").job
+    body = json.dumps({**ENGINE, "train_batch_size": "BATCH"}).replace('"BATCH"', "$BATCH")
+    script = f"BATCH=64\nconfig={name}\ncat <<EOT > $config\n{body}\nEOT\n{WITH_ENGINE}\n"
+    script = script.replace("ds.json --zero", "${config} --zero")
+    assert import_file(parse(script, "run.sh"), cluster="dgx-h100:1").job == expected
+
+
+def test_experts_that_differ_from_layer_to_layer_are_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(ENGINE), "utf-8")
+    with pytest.raises(OpenQuestions, match="--num-experts"):
+        import_file(parse(f"{WITH_ENGINE} --num-experts 32 64", "run.sh", folder=tmp_path), cluster="dgx-h100:1")
+
+
+# ------------------------------------------------------------------------------------------ scripts
+
+SLURM = (
+    "#!/bin/bash\n#SBATCH --nodes=2\n"
+    + "".join(f': "${{{name}:={value}}}"\n' for name, value in {"TP": 4, "PP": 2, "MBS": 1, "GBS": 288}.items())
+    + "declare -a ARGS=(--num-layers 36 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048\n"
+    "  --max-position-embeddings 2048 --vocab-size 51200 --tensor-model-parallel-size $TP\n"
+    "  --pipeline-model-parallel-size $PP --micro-batch-size $MBS --global-batch-size $GBS)\n"
+    "srun --mpi=pmix python -m torch.distributed.run --nproc_per_node 8 --nnodes 2 \\\n"
+    '  pretrain_gpt.py "${ARGS[@]}" --bf16\n'
+)
+POSITIONAL = (
+    "ENV=$1\nMODEL_SIZE=$2\nif [ $MODEL_SIZE = 1B ]; then LAYERS=16; elif [ $MODEL_SIZE = 8B ]; then LAYERS=32; fi\n"
+    "if [ $ENV = dsw ]; then NNODES=1; GPUS=8; fi\n"
+    'options="--num-layers ${LAYERS} --hidden-size 4096 --num-attention-heads 32 --seq-length $5 --vocab-size 32000'
+    ' --max-position-embeddings $5 --micro-batch-size $3 --global-batch-size $4 --bf16"\n'
+    'options="$options --tensor-model-parallel-size $6 --pipeline-model-parallel-size $7"\n'
+    'eval "torchrun --nproc_per_node $GPUS --nnodes $NNODES pretrain_qwen.py $options"\n'
+)
+
+
+def test_defaults_of_a_slurm_script_and_what_a_user_gives_in_their_place() -> None:
+    job = read(SLURM, "run.sbatch").job
+    assert (job["plan"]["tp"], job["plan"]["pp"], job["batch"]["global"]) == (4, 2, 288)
+    assert load_job(job).cluster.gpus == 16
+    options = LaunchOptions(environment={"TP": "8", "PP": "1"})
+    plan = import_file(parse_launch_text(SLURM, "run.sbatch", ".sbatch", Path(), options)).job["plan"]
+    assert plan["tp"] == 8 and plan.get("pp", 1) == 1
+
+
+def test_arguments_of_a_script_of_pai_megatron_patch() -> None:
+    job = read(POSITIONAL, "run.sh", "dsw 8B 1 64 4096 2 2").job
+    keys = flatten_job(load_job(job))
+    assert (keys["model.layers"], keys["plan.tp"], keys["plan.pp"], keys["batch.global"]) == (32, 2, 2, 64)
+    with pytest.raises(OpenQuestions, match=r"--global-batch-size: it is '\$4'"):
+        read(POSITIONAL, "run.sh")
+
+
+def test_arguments_in_a_file_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "env.sh").write_text("PARALLEL='--tensor-model-parallel-size 2 --use-distributed-optimizer'\n", "utf-8")
+    script = (
+        'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nsource "$HERE/env.sh"\n'
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py {SHAPE} --bf16 $PARALLEL\n"
+    )
+    (tmp_path / "run.sh").write_text(script, "utf-8")
+    plan = import_file(parse(script, str(tmp_path / "run.sh"), folder=tmp_path)).job["plan"]
+    assert plan["tp"] == 2 and plan["zero"] == 1
+
+
+def test_a_script_of_primus_names_its_experiment(tmp_path: Path) -> None:
+    experiment = (
+        "modules:\n  pre_trainer:\n    framework: megatron\n    config: pre_trainer.yaml\n    model: llama3.1_8B.yaml\n"
+        "    overrides: {micro_batch_size: 2, global_batch_size: 128, seq_length: 8192,\n"
+        "      tensor_model_parallel_size: 2}\n"
+    )
+    (tmp_path / "exp.yaml").write_text(experiment, "utf-8")
+    direct = import_file(parse(experiment, "exp.yaml", folder=tmp_path), cluster="dgx-h100:1").job
+    script = parse("EXP=exp.yaml bash ./examples/run_pretrain.sh\n", "run.sh", folder=tmp_path)
+    assert import_file(script, cluster="dgx-h100:1").job == direct and direct["plan"]["tp"] == 2
+
+
+def test_a_test_that_only_reports_an_error_hides_no_launch() -> None:
+    guard = 'if [ ! -f "$ENTRY" ]; then\n  echo "Error: pretrain_gpt.py is not here" >&2\n  exit 1\nfi\n'
+    launch = f"ENTRY=pretrain_gpt.py\n{guard}torchrun --nproc_per_node 8 $ENTRY {SHAPE} --bf16\n"
+    assert load_job(read(launch, "run.sh").job).batch.micro == 1
