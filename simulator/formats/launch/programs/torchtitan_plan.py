@@ -61,6 +61,28 @@ CHUNKS = 8
 LAST_TOML = "2026-01"
 """The last release that reads TOML (@9810191bb of 2026-02-23 removed it)."""
 
+RENAMED = {
+    "training.batch_size": "training.local_batch_size",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    **{
+        f"training.{name}": f"parallelism.{name}"
+        for name in ("data_parallel_shard_degree", "data_parallel_replicate_degree", "tensor_parallel_degree")
+    },
+    **{
+        f"training.pipeline_parallel_{name}": f"parallelism.pipeline_parallel_{name}"
+        for name in ("degree", "schedule", "split_points")
+    },
+    "training.compile": "compile.enable",
+    "training.sequence_parallel_degree": "parallelism.tensor_parallel_degree",
+    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
+    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+    **{
+        f"experimental.pipeline_parallel_{name}": f"parallelism.pipeline_parallel_{name}"
+        for name in ("degree", "schedule", "schedule_csv", "microbatch_size", "microbatches", "split_points")
+    },
+}
+"""Settings of earlier releases, and what they are called since."""
+
 RELEASES = (
     (r"(experimental|training)\..*_parallel.*", "2025-02"),  # [parallelism] since @785c34c99 of 2025-03-18
     (r"training\.batch_size", "2025-05"),  # local_batch_size since @8570415c3 of 2025-06-05
