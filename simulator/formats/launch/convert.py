@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshcast.hardware import load_cluster
-from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.errors import PlanError, nearest, to_line
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator.formats.launch.detect import detect_program
 from meshcast.simulator.formats.launch.imported_job import Exported, ImportedJob, OpenQuestions
@@ -360,13 +360,16 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
         raise PlanError("--to", "such files are read, not written", nearest(form, EXPORTS), form)
     keys = flatten_for_export(job)
     text = chosen.write(keys, [])
-    model = job.as_written["model"] if form in MODELS_ELSEWHERE else None
-    silent = LaunchOptions(assume_defaults=True)
-    back = import_text(text, "exported file", form, job.as_written["cluster"], model, folder=job.folder, options=silent)
+    cluster, model, silent = job.as_written["cluster"], job.as_written["model"], LaunchOptions(assume_defaults=True)
+    try:
+        stated = model if form in MODELS_ELSEWHERE else None
+        back = import_text(text, "exported file", form, cluster, stated, folder=job.folder, options=silent)
+    except OpenQuestions:  # a config.json beside the file is the model
+        back = import_text(text, "exported file", form, cluster, model, folder=job.folder, options=silent)
     unsaid = compare_keys(keys, flatten_job(load(back.job, job.folder)))
     header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
     header += [*describe_unsaid(unsaid, chosen.program, job), *chosen.remark(keys)]
-    return Exported(chosen.write(keys, header), unsaid)
+    return Exported(chosen.write(keys, [to_line(line) for line in header]), unsaid)
 
 
 def compare_keys(wanted: SomeKeys, found: SomeKeys) -> dict[str, tuple[Any, Any]]:

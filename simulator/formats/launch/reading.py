@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshcast.hardware.documents.input_file import is_file
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.table import (
@@ -170,7 +171,7 @@ class Reading:
             return
         name = str(stated.value)
         folder = self.file.folder / name
-        spec: Any = str(folder / "config.json") if (folder / "config.json").is_file() else find_preset(name)
+        spec: Any = str(folder / "config.json") if is_file(folder / "config.json") else find_preset(name)
         if spec is None:
             why = "meshcast has no preset of this model: give one, or the config.json of the model"
             self.ask(stated, why, "model=llama3-8b", "model=config.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+from meshcast.hardware.documents.input_file import is_file
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS
 from meshcast.simulator.formats.launch.reading import Reading
@@ -216,7 +217,7 @@ def _read_pipeline(reading: Reading) -> None:
     if csv is not None and not is_null(csv.value):
         reading.set_key("plan.pipeline", "from-file", f"{section}_schedule_csv")
         reading.set_key("plan.pipeline.path", str(csv.value), f"{section}_schedule_csv")
-        if not (reading.file.folder / str(csv.value)).is_file():
+        if not is_file(reading.file.folder / str(csv.value)):
             why = "it names the order of the pipeline, a file that is not beside this one"
             reading.ask(csv, why, "plan.schedule=1f1b")
         return
