@@ -37,6 +37,12 @@ from meshcast.simulator.formats.launch.verdicts import (
 )
 from meshcast.simulator.models.load import find_preset, load_model
 
+
+def is_off(stated: Stated) -> bool:
+    """Whether a setting is null or a switch that is off."""
+    return is_null(stated.value) or str(stated.value).lower() == "false"
+
+
 SAME_WITHOUT = "the job is the same without it"
 
 DOES_NOT_KNOW = "meshcast does not know it, and leaves it out of the forecast"
@@ -54,7 +60,7 @@ class Reading:
     stated: all settings of the file by their normalised names.
     answers: what the user sets, by field of the job (``plan.zero``). Degrees replace those of the file, so that what
         the program derives from them follows.
-    without: a setting that the file is read without.
+    _left_out: a setting that the file is read without.
     keys: the keys of the job so far.
     origins: the setting behind each key, or "default of PROGRAM".
     assumed: keys that the file cannot or does not state, each with the reason.
@@ -65,7 +71,7 @@ class Reading:
     file: LaunchFile
     stated: dict[str, Stated]
     answers: Mapping[str, str] = field(default_factory=dict)
-    without: Stated | None = None
+    _left_out: Stated | None = None
     keys: Keys = field(default_factory=dict, init=False)
     origins: dict[str, Stated | str] = field(default_factory=dict, init=False)
     assumed: dict[str, str] = field(default_factory=dict, init=False)
@@ -145,7 +151,7 @@ class Reading:
 
     def _leave_out(self, settings: Mapping[str, Stated]) -> dict[str, Stated]:
         """The settings but for the one that the file is read without."""
-        left = self.without
+        left = self._left_out
         return {
             name: stated
             for name, stated in settings.items()
@@ -276,7 +282,7 @@ class Reading:
                 self.findings.taken.append(TakenSetting(stated.shown, stated.place, stated.value, credited))
             elif (stated.shown, stated.place) in listed:
                 continue
-            elif stated.value is False or is_null(stated.value):
+            elif is_off(stated):
                 self.ignore(stated, "it is off")
             elif stated.unknown:
                 self.ignore(stated, "nothing here says its value, and only a whole run depends on it")
@@ -287,7 +293,7 @@ class Reading:
 
     def _judge(self, name: str, stated: Stated, verdicts: Verdicts) -> None:
         """Lists a setting that nothing has taken."""
-        if stated.value is False or is_null(stated.value):
+        if is_off(stated):
             self.ignore(stated, "it is off")
             return
         match next((verdict for pattern, verdict in verdicts.items() if re.fullmatch(pattern, name)), None):
@@ -297,6 +303,8 @@ class Reading:
                 self.approximate(stated, why, errs)
             case Decision(why, answers):
                 self.ask(stated, why, *answers)
+            case None if stated.value in (0, "0") and looks_decisive(name):
+                self.ignore(stated, "it is 0, which stands for none")
             case None if (meant := self._suggest(name, stated)) or looks_decisive(name):
                 decides = "" if meant else ", and by its name it decides the plan or the memory"
                 self.ask(stated, f"meshcast does not know it{decides}{meant}", "--assume-defaults")

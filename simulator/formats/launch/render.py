@@ -18,8 +18,8 @@ WIDTH = 118
 
 def render_job(imported: ImportedJob) -> str:
     """A job file, YAML with comments."""
-    made = f"# Made from {to_line(imported.where)} by meshcast import {imported.form}."
-    lines = [f"{made} A comment names the setting behind a key."]
+    origin = f"# Made from {to_line(imported.where)} by meshcast import {imported.form}."
+    lines = [f"{origin} A comment names the setting behind a key."]
     if imported.assumed:
         lines += ["#", "# Assumed, because the file does not state it:"]
         for key, why in imported.assumed.items():
