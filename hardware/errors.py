@@ -119,6 +119,11 @@ def escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def to_line(text: str) -> str:
+    """`text` in one line, as in a comment of a script: with escapes for ends of lines, too."""
+    return escape_controls(text).replace("\n", "\\n")
+
+
 def shorten(value: Any, limit: int = 80) -> str:
     """`value` as text of at most `limit` characters."""
     try:

@@ -116,6 +116,14 @@ def _read_up_to(read: Callable[[int], bytes], most: int) -> bytes:
     return bytes(found)
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is a file of this path; False, too, for a path that no file can have, as one that is too long."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def read_text(path: Path, limit: SizeLimit) -> str:
     """The text of a file in UTF-8. Raises Unreadable, with the line, for other files."""
     content = read_bytes(path, limit)

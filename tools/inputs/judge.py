@@ -192,10 +192,15 @@ def _compare(
 
 def _count_pairs(imported: ImportedJob) -> dict[str, Any]:
     """The batches of settings that count pairs of preferences: facts count a pair once, a job its two sequences."""
-    stated = {key: entry for entry in imported.findings.taken for key in entry.keys}
+    stated = {key: entry for entry in imported.findings.taken for key in entry.keys if _is_number(entry.value)}
     facts = {"micro": "batch.micro", "global": "batch.global"}
     counts = {fact: (str(stated[key].value), stated[key].keys[key]) for fact, key in facts.items() if key in stated}
     return {fact: int(word) for fact, (word, number) in counts.items() if word.isdecimal() and number == 2 * int(word)}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a setting states a count: one that names a file is listed with all keys that the file changes."""
+    return str(value).isdecimal()
 
 
 def _read_sharding(keys: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from meshcast.hardware import load_cluster
-from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.errors import PlanError, nearest, to_line
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator.formats.launch.detect import detect_program
 from meshcast.simulator.formats.launch.imported_job import Exported, ImportedJob, OpenQuestions
@@ -76,15 +76,22 @@ def import_file(
     answers |= {"model": str(model)} if model is not None else {}
     changed = {key: int(value) for key, value in answers.items() if key in DERIVED_FROM and value.isdecimal()}
     changed = {key: value for key, value in changed.items() if value}
-    reading = Reading(program.program, file, program.read(file), answers)
-    if not reading.stated:
+    settings = program.read(file)
+    if not settings:
         rule = f"it states no setting of {program.program}"
         raise PlanError(file.where, rule, f"Name a {program.suffix} file of {program.program}")
-    if model is not None:
-        reading.keys |= flatten_model(load_model(model, base=file.folder))
-    _ask_about_script(reading)
-    program.interpret(reading)
-    return _finish_import(reading, program, cluster, model, gpus, changed)
+    shape = flatten_model(load_model(model, base=file.folder)) if model is not None else {}
+
+    def read_filled(without: Stated | None = None) -> FilledReading:
+        reading = Reading(program.program, file, {**settings}, answers, without)
+        reading.keys |= shape
+        _ask_about_script(reading)
+        program.interpret(reading)
+        return _fill_reading(reading, program, cluster, model, gpus, changed)
+
+    filled = read_filled()
+    filled.reading.sort_settings(program.verdicts, lambda stated: _find_influence(stated, filled, read_filled))
+    return _finish_import(filled, program, changed)
 
 
 def import_text(
@@ -126,10 +133,41 @@ def _degrees(changed: Keys) -> Keys:
     return {key: value for key, value in changed.items() if key in DEGREES}
 
 
-def _finish_import(
+@dataclass(frozen=True)
+class FilledReading:
+    """A reading with what its program leaves to others.
+
+    model, cluster: of the job; no model where the file states a shape.
+    microbatches: of a replica, if the global batch is derived from them.
+    """
+
+    reading: Reading
+    model: Any
+    cluster: Any
+    microbatches: int | None
+
+    @property
+    def keys(self) -> Keys:
+        """The keys that the job is composed of, with its cluster."""
+        return {**self.reading.keys, "cluster": self.cluster, "cluster.gpus": None}
+
+
+def _find_influence(
+    stated: Stated, filled: FilledReading, read_filled: Callable[[Stated], FilledReading]
+) -> SomeKeys | None:
+    """Returns the keys that a setting changes, with their values; None if the file cannot be read without it."""
+    try:
+        rest = read_filled(stated).keys
+    except PlanError:
+        return None
+    keys = filled.keys
+    return {key: keys.get(key) for key in {**keys, **rest} if keys.get(key) != rest.get(key)}
+
+
+def _fill_reading(
     reading: Reading, program: LaunchFormat, cluster: Any, model: Any, gpus: int | None, changed: Keys
-) -> ImportedJob:
-    """Returns the job of a reading that the program has filled: with a model, a cluster, a batch and a plan."""
+) -> FilledReading:
+    """Fills in the model, the cluster, the batch and the copies of a reading."""
     keys, file = reading.keys, reading.file
     keys |= _degrees(changed)
     model = model if model is not None else _read_model(reading, program)
@@ -140,7 +178,13 @@ def _finish_import(
         sequence = load_model(model, base=file.folder).seq
         reading.ask_key("batch.sequence", sequence, "the file states no length of sequences")
     _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node, changed)
-    reading.sort_settings(program.verdicts)
+    return FilledReading(reading, model, cluster, microbatches)
+
+
+def _finish_import(filled: FilledReading, program: LaunchFormat, changed: Keys) -> ImportedJob:
+    """Returns the job of a reading whose settings are sorted."""
+    reading, model, cluster = filled.reading, filled.model, filled.cluster
+    keys, file = reading.keys, reading.file
     questions = reading.findings.questions
     if questions and not file.options.assume_defaults:
         raise OpenQuestions(file.where, tuple(questions))
@@ -167,7 +211,7 @@ def _finish_import(
         file.where,
         program.name,
         places,
-        microbatches,
+        filled.microbatches,
         nest(keys, "run.checkpoints"),
         tuple(bounding),
     )
@@ -316,13 +360,16 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
         raise PlanError("--to", "such files are read, not written", nearest(form, EXPORTS), form)
     keys = flatten_for_export(job)
     text = chosen.write(keys, [])
-    model = job.as_written["model"] if form in MODELS_ELSEWHERE else None
-    silent = LaunchOptions(assume_defaults=True)
-    back = import_text(text, "exported file", form, job.as_written["cluster"], model, folder=job.folder, options=silent)
+    cluster, model, silent = job.as_written["cluster"], job.as_written["model"], LaunchOptions(assume_defaults=True)
+    try:
+        stated = model if form in MODELS_ELSEWHERE else None
+        back = import_text(text, "exported file", form, cluster, stated, folder=job.folder, options=silent)
+    except OpenQuestions:  # a config.json beside the file is the model
+        back = import_text(text, "exported file", form, cluster, model, folder=job.folder, options=silent)
     unsaid = compare_keys(keys, flatten_job(load(back.job, job.folder)))
     header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
     header += [*describe_unsaid(unsaid, chosen.program, job), *chosen.remark(keys)]
-    return Exported(chosen.write(keys, header), unsaid)
+    return Exported(chosen.write(keys, [to_line(line) for line in header]), unsaid)
 
 
 def compare_keys(wanted: SomeKeys, found: SomeKeys) -> dict[str, tuple[Any, Any]]:

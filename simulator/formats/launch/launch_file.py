@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from meshcast.hardware.documents.input_file import DESCRIPTION
+from meshcast.hardware.documents.input_file import DESCRIPTION, is_file
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator.formats.files import text as read_text
@@ -111,7 +111,7 @@ class LaunchFile:
         candidates = [self.folder / plain] if plain and "$" not in plain else []
         candidates += [folder.joinpath(*tail[i:]) for i in range(len(tail)) for folder in folders]
         for path in candidates:
-            if path.is_file() and path.suffix.lower() in (".json", ".yaml", ".yml", ".toml", ".py", ".sh"):
+            if is_file(path) and path.suffix.lower() in (".json", ".yaml", ".yml", ".toml", ".py", ".sh"):
                 return read_launch_file(path, self.options)
             if path.is_file() and path.suffix.lower() in (".conf", ".config", ".txt", ""):
                 text = read_text(path, REMEDY, DESCRIPTION)

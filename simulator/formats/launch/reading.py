@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshcast.hardware.documents.input_file import is_file
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.table import (
@@ -42,6 +43,8 @@ def is_off(stated: Stated) -> bool:
     return is_null(stated.value) or str(stated.value).lower() == "false"
 
 
+SAME_WITHOUT = "the job is the same without it"
+
 DOES_NOT_KNOW = "meshcast does not know it, and leaves it out of the forecast"
 
 CLOSE = 0.8
@@ -57,6 +60,7 @@ class Reading:
     stated: all settings of the file by their normalised names.
     answers: what the user sets, by field of the job (``plan.zero``). Degrees replace those of the file, so that what
         the program derives from them follows.
+    _left_out: a setting that the file is read without.
     keys: the keys of the job so far.
     origins: the setting behind each key, or "default of PROGRAM".
     assumed: keys that the file cannot or does not state, each with the reason.
@@ -67,12 +71,14 @@ class Reading:
     file: LaunchFile
     stated: dict[str, Stated]
     answers: Mapping[str, str] = field(default_factory=dict)
+    _left_out: Stated | None = None
     keys: Keys = field(default_factory=dict, init=False)
     origins: dict[str, Stated | str] = field(default_factory=dict, init=False)
     assumed: dict[str, str] = field(default_factory=dict, init=False)
     findings: Findings = field(default_factory=Findings, init=False)
 
     def __post_init__(self) -> None:
+        self.stated = self._leave_out(self.stated)
         numbers = {key: int(word) for key, word in self.answers.items() if key in DEGREES and word.isdecimal()}
         self._changed = {key: number for key, number in numbers.items() if number}
         self._replaced: Keys = {}  # degrees of the file that a change replaces
@@ -141,7 +147,16 @@ class Reading:
 
     def add_stated(self, settings: Mapping[str, Stated]) -> None:
         """Adds the settings of a companion file; those that the file has itself count more."""
-        self.stated = {**settings, **self.stated}
+        self.stated = {**self._leave_out(settings), **self.stated}
+
+    def _leave_out(self, settings: Mapping[str, Stated]) -> dict[str, Stated]:
+        """The settings but for the one that the file is read without."""
+        left = self._left_out
+        return {
+            name: stated
+            for name, stated in settings.items()
+            if left is None or (stated.shown, stated.place) != (left.shown, left.place)
+        }
 
     def read_companion(self, stated: Stated) -> LaunchFile | None:
         """The file that a setting names; one that is not there is asked for."""
@@ -162,7 +177,7 @@ class Reading:
             return
         name = str(stated.value)
         folder = self.file.folder / name
-        spec: Any = str(folder / "config.json") if (folder / "config.json").is_file() else find_preset(name)
+        spec: Any = str(folder / "config.json") if is_file(folder / "config.json") else find_preset(name)
         if spec is None:
             why = "meshcast has no preset of this model: give one, or the config.json of the model"
             self.ask(stated, why, "model=llama3-8b", "model=config.json")
@@ -245,29 +260,36 @@ class Reading:
 
     # ----------------------------------------------------------------------------------- sorting the rest
 
-    def sort_settings(self, verdicts: Verdicts) -> None:
-        """Puts every setting of the file into one of the four classes. verdicts: on those that nothing has taken."""
-        self._list_taken()
+    def sort_settings(self, verdicts: Verdicts, find_influence: Callable[[Stated], SomeKeys | None]) -> None:
+        """Puts every setting of the file into one of the four classes.
+
+        verdicts: on those that nothing has taken.
+        find_influence: returns the keys that a setting changes; None if the file cannot be read without it. It is asked
+            about those that were taken, and that set no key by themselves.
+        """
+        self._list_taken(find_influence)
         for name, stated in self.stated.items():
             if name not in self._used and (stated.shown, stated.place) not in self.findings.listed:
                 self._judge(name, stated, verdicts)
 
-    def _list_taken(self) -> None:
+    def _list_taken(self, find_influence: Callable[[Stated], SomeKeys | None]) -> None:
         listed = self.findings.listed
         for name, stated in self.stated.items():
             if name not in self._used and name not in self._credits:
                 continue
-            if name in self._credits:
-                keys = {key: self.keys[key] for key in self._credits[name] if key in self.keys}
-                self.findings.taken.append(TakenSetting(stated.shown, stated.place, stated.value, keys))
+            credited: SomeKeys = {key: self.keys[key] for key in self._credits.get(name, ()) if key in self.keys}
+            if credited:
+                self.findings.taken.append(TakenSetting(stated.shown, stated.place, stated.value, credited))
             elif (stated.shown, stated.place) in listed:
                 continue
             elif is_off(stated):
                 self.ignore(stated, "it is off")
             elif stated.unknown:
                 self.ignore(stated, "nothing here says its value, and only a whole run depends on it")
+            elif (changed := find_influence(stated)) is None or changed:
+                self.findings.taken.append(TakenSetting(stated.shown, stated.place, stated.value, changed or {}))
             else:
-                self.findings.taken.append(TakenSetting(stated.shown, stated.place, stated.value))
+                self.ignore(stated, SAME_WITHOUT)
 
     def _judge(self, name: str, stated: Stated, verdicts: Verdicts) -> None:
         """Lists a setting that nothing has taken."""

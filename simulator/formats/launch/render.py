@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from meshcast.hardware.errors import to_line
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.verdicts import TakenSetting
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
@@ -17,9 +18,8 @@ WIDTH = 118
 
 def render_job(imported: ImportedJob) -> str:
     """A job file, YAML with comments."""
-    lines = [
-        f"# Made from {imported.where} by meshcast import {imported.form}. A comment names the setting behind a key."
-    ]
+    origin = f"# Made from {to_line(imported.where)} by meshcast import {imported.form}."
+    lines = [f"{origin} A comment names the setting behind a key."]
     if imported.assumed:
         lines += ["#", "# Assumed, because the file does not state it:"]
         for key, why in imported.assumed.items():

@@ -45,7 +45,7 @@ Verdicts = Mapping[str, Verdict]
 class TakenSetting:
     """A setting that the forecast follows.
 
-    keys: of the job that it states; none where it says what another setting says, too.
+    keys: of the job that it states or changes; none where the file cannot be read without it.
     """
 
     shown: str

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from meshcast.simulator.formats.launch.convert import import_text
+from meshcast.simulator.formats.launch.programs.registry import EXPORTS
 from tests.experiments.cli.samples import run
 
 SCRIPT = """\
@@ -83,3 +85,18 @@ def test_several_passes_through_a_pipeline_of_torchtitan_are_named(total: int, p
     assert bool(why) == bool(passes)
     if passes:
         assert f"over {passes} passes through the pipeline" in why
+
+
+@pytest.mark.parametrize("program", EXPORTS)
+def test_a_name_with_an_end_of_line_stays_in_the_comment_of_an_exported_file(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "c\ntouch PWNED\n#.yaml"
+    (tmp_path / name).write_text("{node: dgx-h100, nodes: 1}", "utf-8")
+    model = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
+    job = {"model": model, "cluster": name, "batch": {"global": 16, "micro": 1}, "plan": {"tp": 2}}
+    (tmp_path / "job.json").write_text(json.dumps(job), "utf-8")
+    exported = run("export", "job.json", "--to", program)
+    assert exported.exit_code == 0, exported.stderr
+    assert not [line for line in exported.stdout.splitlines() if line.startswith("touch")]

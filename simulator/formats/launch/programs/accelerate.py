@@ -131,7 +131,10 @@ def _is_reentrant(keys: SomeKeys) -> bool:
 
 
 def _write_degrees(keys: SomeKeys) -> Keys:
-    """The section of degrees, which FSDP 2 alone takes."""
+    """The section of degrees: those of FSDP 2, or sequences that DeepSpeed shards by heads."""
+    if shards_by_deepspeed(keys) and keys.get("plan.sequence") == "ulysses":
+        ranks = {"dp_shard_size": keys["plan.dp"], "sp_size": keys["plan.cp"], "sp_backend": "deepspeed"}
+        return {f"parallelism_config_{name}": value for name, value in ranks.items()}
     degrees = {name: keys.get(f"plan.{name}", 1) for name in ("tp", "cp")}
     copies = keys.get("plan.replicate", 1)
     is_used = is_second_fsdp(keys) and (copies > 1 or max(degrees.values()) > 1)

@@ -41,9 +41,11 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
     MODULES,
     count_passes,
+    fuses_loss,
     name_attention,
     name_model,
     offloads,
+    quantises_weights,
     recomputes,
     shards_by_deepspeed,
     shards_by_fsdp,
@@ -206,6 +208,9 @@ def _read_degrees(reading: Reading) -> None:
             reading.set_key("cluster.gpus", ranks * shards * (experts or 1), "dp_shard_size")
 
 
+FP8 = "fp8-tensorwise"
+"""What torchao computes with ``fp8``."""
+
 ATTENTION_SWITCHES = {
     "flash_attention": "flash_attention_2",
     "sdp_attention": "sdpa",
@@ -231,7 +236,7 @@ def _read_kernels(reading: Reading) -> None:
     if fused is not None:
         set_fused_loss(reading, fused)
     if take_on(reading, "fp8") is not None:
-        reading.set_key("precision.compute", "fp8-tensorwise", "fp8")
+        reading.set_key("precision.compute", FP8, "fp8")
 
 
 def _read_adapters(reading: Reading) -> None:
@@ -279,6 +284,10 @@ def recognise(file: LaunchFile) -> Evidence:
 # ---------------------------------------------------------------------------------------------- writing
 
 
+CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+"""The plugin of a loss that never has all logits at once."""
+
+
 def write(keys: Keys, header: list[str]) -> str:
     """A YAML file, with the configurations of DeepSpeed and FSDP inside."""
     settings: Keys = {
@@ -298,6 +307,12 @@ def write(keys: Keys, header: list[str]) -> str:
     if keys.get("train.mode") == "lora":
         modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
         settings |= {"adapter": "lora", "lora_r": keys.get("train.rank", 16), "lora_target_modules": modules}
+    if quantises_weights(keys):
+        settings["load_in_8bit"] = True
+    if fuses_loss(keys):
+        settings |= {"plugins": [CUT_CROSS_ENTROPY], "cut_cross_entropy": True}
+    if keys.get("precision.compute") == FP8:
+        settings |= {"bf16": True, "fp8": True}
     if keys.get("framework.set.compile"):
         settings["torch_compile"] = True
     settings |= _write_sizes(keys) | _write_sharding(keys)
@@ -309,6 +324,8 @@ def write(keys: Keys, header: list[str]) -> str:
 def _write_sizes(keys: SomeKeys) -> Keys:
     copies = keys.get("plan.replicate", 1)
     sizes = {"tensor_parallel_size": keys.get("plan.tp", 1), "context_parallel_size": keys.get("plan.cp", 1)}
+    if keys.get("plan.expert") == "deepep":
+        sizes["expert_parallel_size"] = keys.get("plan.ep", 1)
     settings: Keys = {name: size for name, size in sizes.items() if size > 1}
     if sizes["context_parallel_size"] > 1:
         ring = keys.get("plan.sequence") == "ring"

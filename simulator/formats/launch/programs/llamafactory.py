@@ -10,9 +10,11 @@ import re
 from dataclasses import replace
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, TRAITS, read_plan
+from meshcast.simulator.formats.launch.programs.megatron_model import omit_derived
+from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, TRAITS, read_plan, write_plan
 from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import FSDP, offload_checkpoints, state_fsdp
 from meshcast.simulator.formats.launch.programs.trainer import (
@@ -45,10 +47,12 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
     MODULES,
     count_passes,
+    fuses_loss,
     name_attention,
     name_model,
     name_strategy,
     offloads,
+    quantises_weights,
     recomputes,
     shards_by_deepspeed,
     shards_by_fsdp,
@@ -57,7 +61,7 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     write_fsdp,
 )
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, SomeKeys, Stated, is_null, read_switch
+from meshcast.simulator.formats.launch.table import Keys, SomeKeys, Stated, is_null, read_switch, write_rows
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
 from meshcast.simulator.formats.launch.yaml_text import write_yaml
 
@@ -269,6 +273,8 @@ def _read_tuning(reading: Reading) -> None:
         if reading.keys.get("precision.compute") == "fp32" and take_on(reading, "bf16", "fp16") is None:
             # patcher.py: frozen weights have the format of the checkpoint, and so has the computation.
             reading.assume("precision.compute", "bf16", "the format of the checkpoint, without bf16 and fp16")
+            if reading.keys["plan.data"] == "ddp":  # adapter.py: trained weights are cast to fp32
+                reading.set_key("precision.gradients", "fp32")
         if kind == "oft":
             reading.approximate(stated, "adapters of LoRA are forecast, not of OFT", "the step is too short")
     elif kind == "full":
@@ -315,9 +321,14 @@ def recognise(file: LaunchFile) -> Evidence:
 
 # ---------------------------------------------------------------------------------------------- writing
 
+FP8 = {"fp8-rowwise": "torchao", "fp8-delayed": "te"}
+"""``fp8_backend`` by the recipe."""
+
 
 def write(keys: Keys, header: list[str]) -> str:
-    """A YAML file, with the configurations of DeepSpeed and FSDP inside."""
+    """A YAML file, with the configurations of DeepSpeed and FSDP inside; for release 1 where sequences are sharded."""
+    if keys.get("plan.cp", 1) > 1 and shards_by_fsdp(keys):
+        return write_yaml(_write_first(keys), header)
     settings: Keys = {
         "model_name_or_path": name_model(keys) or "config.json",
         "stage": "sft",
@@ -336,21 +347,54 @@ def write(keys: Keys, header: list[str]) -> str:
     words = {implementation: word for word, implementation in list(ATTENTIONS.items())[:4]}
     if (name := name_attention(keys)) is not None:
         settings["flash_attn"] = words[name]
+    if fuses_loss(keys):
+        settings["enable_liger_kernel"] = True
+    if keys.get("precision.compute") in FP8:
+        settings |= {"bf16": True, "fp8": True, "fp8_backend": FP8[keys["precision.compute"]]}
     if keys.get("framework.set.compile"):
         settings["torch_compile"] = True
     if offloads(keys, "activations"):
         settings["use_unsloth_gc"] = True
-    settings |= _write_sharding(keys)
+    settings |= _write_megatron(keys) if keys.get("framework.name") == "megatron-core" else _write_sharding(keys)
     if keys.get("run.steps"):
         settings["max_steps"] = keys["run.steps"]
     return write_yaml(settings, header)
+
+
+def _write_first(keys: SomeKeys) -> Keys:
+    """The settings of the trainer of release 1, which alone shards sequences."""
+    settings: Keys = {
+        "model": name_model(keys) or "config.json",
+        "cutoff_len": keys["batch.sequence"],
+        "micro_batch_size": keys["batch.micro"],
+        **(write_formats(keys) or {"bf16": False}),
+        "enable_activation_checkpointing": recomputes(keys),
+        "dist_config": {"name": "fsdp2"},
+        "cp_mode": "ulysses" if keys.get("plan.sequence") == "ulysses" else "ring",
+        "cp_size": keys["plan.cp"],
+    }
+    if (name := name_attention(keys)) is not None:
+        settings["flash_attn"] = name
+    if keys.get("run.steps"):
+        settings["max_steps"] = keys["run.steps"]
+    return settings
+
+
+def _write_megatron(keys: SomeKeys) -> Keys:
+    """The settings of Megatron-Core (USE_MCA=1)."""
+    said = drop_inactive(omit_derived(dict(keys)))
+    return {**write_rows((*DEGREES, *TRAITS), said), **write_plan(said)}
 
 
 def _write_tuning(keys: SomeKeys) -> Keys:
     if keys.get("train.mode") != "lora":
         return {"finetuning_type": "full"}
     modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
-    return {"finetuning_type": "lora", "lora_rank": keys.get("train.rank", 16), "lora_target": ",".join(modules)}
+    settings: Keys = {"finetuning_type": "lora", "lora_rank": keys.get("train.rank", 16)}
+    settings["lora_target"] = ",".join(modules)
+    if quantises_weights(keys):
+        settings |= {"quantization_bit": 8, "quantization_method": "bnb"}
+    return settings
 
 
 def _write_sharding(keys: SomeKeys) -> Keys:

@@ -328,6 +328,7 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     if keys.get("framework.name") == "megatron-lm-2021":
         settings |= {"DDP_impl": "local"}
         settings.pop("attention_backend", None)
+        settings |= {"use_flash_attn": True} if keys.get("framework.set.attention") == "flash" else {}
     if settings.keys() & {"main_params_dtype", "exp_avg_dtype", "optimizer_cpu_offload"}:
         settings["use_precision_aware_optimizer"] = True
         if "exp_avg_dtype" in settings:

@@ -21,6 +21,7 @@ from meshcast.simulator.formats.launch.programs.bridge_workloads import WORKLOAD
 from meshcast.simulator.formats.launch.programs.megatron import read_gpus
 from meshcast.simulator.formats.launch.programs.nemo import (
     ARGUMENTS,
+    CORE_MODULES,
     RECIPES,
     VERDICTS,
     ask_for_recipe,
@@ -30,6 +31,7 @@ from meshcast.simulator.formats.launch.programs.nemo import (
     read_overrides,
     read_sections,
     silent_overlaps,
+    write_adapters,
     write_settings,
 )
 from meshcast.simulator.formats.launch.programs.recipes import (
@@ -313,6 +315,9 @@ def write(keys: Keys, header: list[str]) -> str:
         body["mixed_precision"] = recipe
     elif compute == "fp32":
         body["model"] |= {"bf16": False, "fp16": False}
+    if keys.get("train.mode") == "lora":
+        rank, modules = write_adapters(keys, CORE_MODULES)
+        body["peft"] = {"peft_scheme": "lora", "dim": rank, "target_modules": modules}
     lines = [f"# {line}".rstrip() for line in header]
     return "\n".join([*lines, *([""] if lines else [])]) + yaml.safe_dump(
         body, sort_keys=False, default_flow_style=None, width=120

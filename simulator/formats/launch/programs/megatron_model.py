@@ -244,6 +244,8 @@ def _read_experts(reading: Reading) -> None:
     keys = reading.keys
     reading.read_rows(EXPERTS)
     if "model.moe.expert_ffn" not in keys:
+        if "model.ffn" not in keys:  # the model is asked for
+            return
         reading.set_key("model.moe.expert_ffn", keys["model.ffn"], "ffn_hidden_size")
     width = reading.take_count("moe_shared_expert_intermediate_size")
     if width:
@@ -256,7 +258,7 @@ def _read_experts(reading: Reading) -> None:
         reading.set_key("model.moe.shared_ffn", shared * each, "num_shared_experts", "shared_moe_ffn_hidden_size")
     reading.take("moe_pad_expert_input_to_capacity")
     stated = reading.take("moe_layer_freq")
-    if stated is None or is_null(stated.value):
+    if stated is None or is_null(stated.value) or "model.layers" not in keys:
         return
     has = _expert_layers(stated.value, keys["model.layers"])
     if has is None:

@@ -541,11 +541,15 @@ def ask_for_recipe(reading: Reading) -> None:
         reading.ask(None, why, *answers)
 
 
-ADAPTED = {
-    **{"linear_qkv": "attn_qkv", "linear_proj": "attn_proj", "linear_fc1": "mlp_up", "linear_fc2": "mlp_down"},
+CORE_MODULES = {"linear_qkv": "attn_qkv", "linear_proj": "attn_proj", "linear_fc1": "mlp_up", "linear_fc2": "mlp_down"}
+"""Linear layers with adapters, by their names in Megatron-Core."""
+
+FORMER_MODULES = {
     **{"attention_qkv": "attn_qkv", "attention_dense": "attn_proj", "mlp_fc1": "mlp_up", "mlp_fc2": "mlp_down"},
 }
-"""Linear layers with adapters, by the names of these programs."""
+"""The same by their names in NeMo 1."""
+
+ADAPTED = CORE_MODULES | FORMER_MODULES
 
 
 def read_adapters(reading: Reading) -> None:
@@ -682,8 +686,17 @@ def write(keys: Keys, header: list[str]) -> str:
     elif recipe := next((name for name, ours in RECIPES.items() if ours == compute), None):
         model["mixed_precision"] = recipe
     model["optim"] = body.pop("model.optim")
+    if keys.get("train.mode") == "lora":
+        rank, modules = write_adapters(keys, FORMER_MODULES)
+        model["peft"] = {"peft_scheme": "lora", "lora_tuning": {"adapter_dim": rank, "target_modules": modules}}
     lines = [*(f"# {line}".rstrip() for line in header), *([""] if header else [])]
     return "\n".join(lines) + yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=120)
+
+
+def write_adapters(keys: Mapping[str, Value], modules: Mapping[str, str]) -> tuple[int, list[str]]:
+    """The rank of adapters, and the linear layers that have them. modules: their targets by name."""
+    names = {target: name for name, target in modules.items()}
+    return int(keys.get("train.rank", 32)), [names[target] for target in keys.get("train.targets", names)]
 
 
 def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:

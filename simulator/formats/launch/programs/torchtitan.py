@@ -19,34 +19,12 @@ from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.launches import read_words
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import find_model_name, find_stock_config
-from meshcast.simulator.formats.launch.programs.torchtitan_plan import interpret_settings
+from meshcast.simulator.formats.launch.programs.torchtitan_plan import RENAMED, interpret_settings
 from meshcast.simulator.formats.launch.programs.torchtitan_registry import ConfigModule, flatten_config, make_section
 from meshcast.simulator.formats.launch.programs.torchtitan_write import write_job
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import SomeKeys, Stated
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
-
-RENAMED = {
-    "training.batch_size": "training.local_batch_size",
-    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
-    **{
-        f"training.{name}": f"parallelism.{name}"
-        for name in ("data_parallel_shard_degree", "data_parallel_replicate_degree", "tensor_parallel_degree")
-    },
-    **{
-        f"training.pipeline_parallel_{name}": f"parallelism.pipeline_parallel_{name}"
-        for name in ("degree", "schedule", "split_points")
-    },
-    "training.compile": "compile.enable",
-    "training.sequence_parallel_degree": "parallelism.tensor_parallel_degree",
-    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
-    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
-    **{
-        f"experimental.pipeline_parallel_{name}": f"parallelism.pipeline_parallel_{name}"
-        for name in ("degree", "schedule", "schedule_csv", "microbatch_size", "microbatches", "split_points")
-    },
-}
-"""Settings of earlier releases, and what they are called since."""
 
 OFF = re.compile(r"(?P<section>(?:\w+\.)+)no_(?P<name>\w+)")
 """Arguments that turn a switch off (``--compile.no_enable``)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+from meshcast.hardware.documents.input_file import is_file
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS
 from meshcast.simulator.formats.launch.reading import Reading
@@ -60,6 +61,28 @@ CHUNKS = 8
 
 LAST_TOML = "2026-01"
 """The last release that reads TOML (@9810191bb of 2026-02-23 removed it)."""
+
+RENAMED = {
+    "training.batch_size": "training.local_batch_size",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    **{
+        f"training.{name}": f"parallelism.{name}"
+        for name in ("data_parallel_shard_degree", "data_parallel_replicate_degree", "tensor_parallel_degree")
+    },
+    **{
+        f"training.pipeline_parallel_{name}": f"parallelism.pipeline_parallel_{name}"
+        for name in ("degree", "schedule", "split_points")
+    },
+    "training.compile": "compile.enable",
+    "training.sequence_parallel_degree": "parallelism.tensor_parallel_degree",
+    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
+    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+    **{
+        f"experimental.pipeline_parallel_{name}": f"parallelism.pipeline_parallel_{name}"
+        for name in ("degree", "schedule", "schedule_csv", "microbatch_size", "microbatches", "split_points")
+    },
+}
+"""Settings of earlier releases, and what they are called since."""
 
 RELEASES = (
     (r"(experimental|training)\..*_parallel.*", "2025-02"),  # [parallelism] since @785c34c99 of 2025-03-18
@@ -194,7 +217,7 @@ def _read_pipeline(reading: Reading) -> None:
     if csv is not None and not is_null(csv.value):
         reading.set_key("plan.pipeline", "from-file", f"{section}_schedule_csv")
         reading.set_key("plan.pipeline.path", str(csv.value), f"{section}_schedule_csv")
-        if not (reading.file.folder / str(csv.value)).is_file():
+        if not is_file(reading.file.folder / str(csv.value)):
             why = "it names the order of the pipeline, a file that is not beside this one"
             reading.ask(csv, why, "plan.schedule=1f1b")
         return

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS, REMOVED, STOCK_CONFIGS
-from meshcast.simulator.formats.launch.programs.torchtitan_plan import EXPERTS, FORMATS, LAST_TOML, ROWS
+from meshcast.simulator.formats.launch.programs.torchtitan_plan import (
+    EXPERTS,
+    FORMATS,
+    LAST_TOML,
+    MICROBATCH_SIZES_SINCE,
+    PIECES,
+    RELEASES,
+    RENAMED,
+    ROWS,
+)
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys, write_rows
 from meshcast.simulator.models.load import load_model
 
@@ -212,6 +222,16 @@ def _to_python(value: object) -> str:
 # --------------------------------------------------------------------------------------------------- TOML
 
 
+def _name_as_release(settings: Keys, release: str) -> Keys:
+    """Settings by the names that they have in a release: a file of later names would mean a later release."""
+    dated = {
+        today: former
+        for former, today in RENAMED.items()
+        if any(re.fullmatch(pattern, former) and release <= month for pattern, month in RELEASES)
+    }
+    return {dated.get(name, name): value for name, value in settings.items()}
+
+
 def _write_toml(keys: Keys, header: Iterable[str]) -> str:
     """A TOML file. A flavor is named where torchtitan has one of this shape."""
     settings = _write_settings(keys) | _write_sequences(keys) | _write_mode(keys)
@@ -224,7 +244,7 @@ def _write_toml(keys: Keys, header: Iterable[str]) -> str:
     if "model.converters" in converters:
         lines.append(f"converters = {to_toml(converters.pop('model.converters'))}")
     sections: dict[str, list[str]] = {}
-    for setting, value in (settings | converters).items():
+    for setting, value in _name_as_release(settings | converters, str(keys["framework.release"])).items():
         section, _, key = setting.rpartition(".")
         sections.setdefault(section, []).append(f"{key} = {to_toml(value)}")
     for section, rows in sections.items():
@@ -242,8 +262,10 @@ def _write_sequences(keys: SomeKeys) -> Keys:
             keys.get("precision.gradients", "fp32"), "float32"
         ),
     }
-    if pp > 1:
-        settings["parallelism.pipeline_parallel_microbatch_size"] = keys["batch.micro"]
+    if pp > 1 and keys["framework.release"] < MICROBATCH_SIZES_SINCE:
+        settings[PIECES["number"]] = settings["training.local_batch_size"] // keys["batch.micro"]
+    elif pp > 1:
+        settings[PIECES["size"]] = keys["batch.micro"]
     if keys.get("plan.cp", 1) > 1 and keys.get("plan.sequence") == "ring":
         settings["parallelism.context_parallel_rotate_method"] = "alltoall"
     if keys.get("plan.ep", 1) > 1:

@@ -51,6 +51,16 @@ def recomputes(keys: SomeKeys) -> bool:
     return bool(keys.get("plan.recompute") == "full")
 
 
+def fuses_loss(keys: SomeKeys) -> bool:
+    """Whether the loss is computed over chunks of the tokens, without a copy of all logits."""
+    return bool(keys.get("framework.set.loss.kept") == 0)
+
+
+def quantises_weights(keys: SomeKeys) -> bool:
+    """Whether the frozen weights beside adapters have 8 bits."""
+    return bool(keys.get("train.mode") == "lora" and keys.get("framework.set.fp8_frozen_weights"))
+
+
 def offloads(keys: SomeKeys, state: str) -> bool:
     """Whether a state, activations or that of the optimizer, lies in host memory."""
     return state in keys.get("plan.offload", ())
