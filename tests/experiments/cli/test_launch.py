@@ -121,6 +121,15 @@ def test_a_mistyped_setting_is_told_the_nearest_one(folder: Path, program: str, 
     assert any(why.startswith("meshcast does not know it") and why.endswith(f"Did you mean {message}") for why in whys)
 
 
+@pytest.mark.parametrize(("tp", "bounded"), [(4, True), (8, False)])
+def test_an_approximation_is_bounded_where_the_other_setting_is_possible(folder: Path, tp: int, bounded: bool) -> None:
+    """Eight heads of keys and values are not divided by 16 ranks, which all-to-alls would need."""
+    found = answer("predict", "run.sh", "--env", f"TP={tp}", "--json")["launch_file"]
+    assert "--cp-comm-type" in [entry["shown"] for entry in found["approximated"]]
+    assert [entry["shown"] for entry in found["bounded"]] == ["--cp-comm-type"] * bounded
+    assert all(entry["step_ratio"] > 1 for entry in found["bounded"])
+
+
 def test_an_ordinary_job_is_predicted_without_a_word(folder: Path) -> None:
     (folder / "plain.yaml").write_text("{model: gpt2, cluster: 'dgx-h100:1'}", "utf-8")
     assert run("predict", "plain.yaml").stderr == ""
