@@ -201,7 +201,13 @@ def _start_python(
     place = 1
     while place < len(words) and words[place].text.startswith("-") and words[place].text not in ("-", "-c"):
         place += 2 if words[place].text in ("-X", "-W") else 1
-    if place < len(words) and words[place].text not in ("-", "-c"):
+    texts = [word.text for word in words]
+    end = texts.index("--", place) + 1 if "--" in texts[place:] else len(words)
+    if end < len(words) and _is_known_launcher(texts[end].rpartition("/")[2]):  # a launcher of their own in Python
+        settings = _read_arguments(context, words[place + 1 : end - 1])[0]
+        inner = replace(context, launchers=(*context.launchers, Launcher(texts[place], settings)))
+        yield from _follow(inner, command, words[end:], environment)
+    elif place < len(words) and words[place].text not in ("-", "-c"):
         yield _make_launch(context, command, words[place].text.rpartition("/")[2], words[place + 1 :], environment)
 
 

@@ -198,6 +198,25 @@ def test_a_start_behind_its_launchers(script: str, launchers: list[str], entry: 
     assert not chosen.lost and not chosen.command.lost
 
 
+def test_quotes_inside_of_quotes_do_not_divide_an_assignment() -> None:
+    script = 'A=1\nB=2\nexport CMD=" --o "n=$A,m=$B,u=$A" --d 3"\ntorchrun train.py $CMD\n'
+    assert values(script) == {"o": "n=1,m=2,u=1", "d": "3"}
+    assert values(script.replace("export ", "")) == {"o": "n=1,m=2,u=1", "d": "3"}
+
+
+def test_signs_around_quotes_are_one_pattern() -> None:
+    script = 'if [[ "$*" == *"--help"* ]]; then exit 0; fi\ntorchrun train.py --a 1\n'
+    assert values(script, arguments=("--model", "x")) == {"a": "1"}
+
+
+def test_a_command_that_a_comment_cuts_goes_on_as_it_was_meant() -> None:
+    cut = launch("torchrun train.py \\\n  # size\n  --a 1 \\\n  # rate\n  --b 2\n")
+    assert {name: stated.value for name, stated in cut.arguments.items()} == {"a": "1", "b": "2"}
+    assert [place.why for place in cut.command.lost] == [
+        "the command in front ends before --a: a comment or a space behind \\ cuts it"
+    ]
+
+
 def test_overrides_and_files_belong_to_no_option() -> None:
     chosen = launch("python -m a.b c.yaml x.y=1 +z=2 --f g h.i=3 --cfg-options j=4 k=5 --bf16 $EXTRA_ARGS")
     assert [one.value for one in chosen.positional] == ["c.yaml", "x.y=1", "+z=2", "h.i=3", "$EXTRA_ARGS"]
