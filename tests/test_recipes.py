@@ -1,5 +1,5 @@
-"""The pages on adding a GPU, a model, a scheme and a key of a plan: their diffs, applied to a copy of the project, pass
-its tests.
+"""The pages on adding a GPU, a model, a scheme, a key of a plan and a program: their diffs, applied to a copy of the
+project, pass its tests.
 
 Nothing but the files of the diffs, and what `make docs-pages` and `make golden` write, differs in the copy.
 """
@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("meshcast", "hardware", "simulator", "validation", "experiments", "tools", "tests", "docs", "examples")
+PAGES = ("add-a-gpu.md", "add-a-model.md", "add-a-plan-key.md", "add-a-program.md", "add-a-scheme.md")
 DIFF = re.compile(r"^--- (\S+)\n\+\+\+ b/(\S+)\n((?:[+ @].*\n|\+\n)*)", re.MULTILINE)
 """The old path, the new path and the lines of one file; lines begin with `+`, and with a space for context."""
 
@@ -182,13 +183,32 @@ assert {{plan.changes["plan.{key}"]: plan.report.step_time for plan in found.bes
     assert changed(project) <= {diff[1], "docs/job.md"}
 
 
+def test_a_program_is_one_module_and_a_line_of_the_registry(project: Path) -> None:
+    found = diffs("add-a-program.md")
+    for diff in found:
+        apply(*diff, project)
+    refused = ("simulator/formats/launch/programs/refused.py", "tools/inputs/corpus/refused.yaml")
+    for name, pattern in zip(refused, (r' +RefusedProgram\(\n? *"picotron".*?\),\n', PICOTRON), strict=True):
+        text, count = re.subn(pattern, "", (project / name).read_text("utf-8"), flags=re.DOTALL)
+        assert count == 1
+        (project / name).write_text(text, "utf-8")
+    tests = "tests/tools/inputs", "tests/experiments/cli/test_launch.py", "tests/test_architecture.py"
+    words = "picotron or names_every_program or every_entry_of_the_corpus or sentence or docstring"
+    assert passed(run(project, "", words, *tests)) > 2
+    assert changed(project) <= {*(new for _, new, _ in found), *refused}
+
+
+PICOTRON = r"- repository: huggingface/picotron\n.*?(?=\n- |\Z)"
+"""The entry of picotron in the corpus of programs that are refused."""
+
+
 def test_the_schedule_of_the_recipe_is_its_file() -> None:
     schedule, golden = diffs("add-a-scheme.md")[2:]
     assert (ROOT / schedule[1]).read_text("utf-8").endswith(added(schedule[2]))
     assert (ROOT / golden[1]).read_text("utf-8").startswith(added(golden[2]) + "forecast:\n")
 
 
-@pytest.mark.parametrize("page", ["add-a-gpu.md", "add-a-model.md", "add-a-plan-key.md", "add-a-scheme.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_path_and_link_of_a_page_exists(page: str) -> None:
     text = re.sub(r"^```diff\n.*?^```", "", (ROOT / "docs" / page).read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     for link in re.findall(r"\]\(([^)#:]+)\)", text):

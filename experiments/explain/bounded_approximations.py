@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from meshcast.hardware.errors import PlanError
 from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import forecast_step
@@ -43,14 +44,20 @@ class BoundedApproximation:
 
 
 def bound_approximations(imported: ImportedJob, job: Job) -> list[BoundedApproximation]:
-    """Forecasts the job of a launch file with each approximated setting followed, as far as a job can say it."""
+    """Forecasts the job of a launch file with each approximated setting followed, as far as a job can say it.
+
+    A job that the other setting makes impossible (heads that the ranks do not divide) bounds nothing.
+    """
     shared = SharedWork()
     if not imported.bounding:
         return []
     step = forecast_step(job, shared)
     bounded = []
     for setting, other in imported.bounding:
-        second = forecast_step(load_job(other, base=job.folder), shared)
+        try:
+            second = forecast_step(load_job(other, base=job.folder), shared)
+        except PlanError:
+            continue
         more = (second.peak_device - step.peak_device) / GIB
         bounded.append(BoundedApproximation(setting, second.step_time / step.step_time, more))
     return bounded

@@ -10,11 +10,27 @@ import pytest
 import yaml
 
 from meshcast.simulator import load_job
+from meshcast.simulator.formats.launch.detect import detect_program
+from meshcast.simulator.formats.launch.launch_file import read_launch_file
+from meshcast.simulator.formats.launch.programs.refused import REFUSED
+from meshcast.simulator.formats.launch.programs.registry import EXPORTS, FORMATS
 from tests.experiments.cli.test_app import answer, run
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "launch-files.md").read_text("utf-8")
 FILES = dict(re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
 COMMANDS = re.findall(r"^```console\n\$ meshcast (.*?)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+PROGRAMS = {
+    "run.sh": "megatron",
+    "job.toml": "torchtitan",
+    "ds.json": "deepspeed",
+    "fsdp.yaml": "accelerate",
+    "sft.yaml": "llamafactory",
+    "llama3_8b_pretrain.yaml": "megatron-bridge",
+    "lora.yaml": "torchtune",
+    "actor.sh": "verl",
+}
+"""The program of every launch file of the page."""
 
 SCRIPT = """
 #SBATCH --nodes=2
@@ -35,29 +51,43 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_page_shows_every_program() -> None:
-    assert {command.split()[1] for command, _ in COMMANDS if command.startswith("import")} == {
-        "megatron",
-        "torchtitan",
-        "deepspeed",
-        "accelerate",
-        "llamafactory",
-        "megatron-bridge",
-    }
+def test_the_page_shows_a_file_of_every_family(folder: Path) -> None:
+    for name, program in PROGRAMS.items():
+        assert detect_program(read_launch_file(folder / name)).name == program
+    assert FILES.keys() == PROGRAMS.keys() | {"job.yaml"}
+
+
+def test_the_page_names_every_program() -> None:
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| .* \|(.*)\|$", PAGE, re.MULTILINE))
+    assert rows.keys() == FORMATS.keys()
+    assert {name for name, written in rows.items() if written.strip()} == set(EXPORTS)
+    refused = PAGE.partition("## Programs that are refused")[2].partition("\n## ")[0].replace("\n", " ")
+    assert all(program.name in refused for program in REFUSED)
 
 
 @pytest.mark.parametrize(("command", "printed"), COMMANDS, ids=[command for command, _ in COMMANDS])
 def test_what_the_page_shows_is_printed(folder: Path, command: str, printed: str) -> None:
+    """A question is what a command writes on stderr; ``...`` stands for lines that are left out."""
     found = run(*command.split())
-    assert found.exit_code == 0 and found.stdout == printed
+    whole = found.stdout if found.exit_code == 0 else found.stderr
+    assert found.exit_code == (2 if "it leaves open what decides the answer" in printed else 0)
+    parts = [part for part in re.split(r"^\.\.\.\n", printed, flags=re.MULTILINE) if part]
+    assert len(parts) > 1 or whole == printed
+    for part in parts:
+        assert part in whole
+        whole = whole.partition(part)[2]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "job.yaml"])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_predict_takes_every_file_of_the_page(folder: Path, name: str) -> None:
-    model = ["--set", "model=llama3-8b", "--set", "batch.sequence=4096"] if name in ("ds.json", "fsdp.yaml") else []
-    model = ["--set", "model=llama3-8b"] if name == "sft.yaml" else model
-    model += ["--set", "batch.micro=2"] if name == "fsdp.yaml" else []
-    found = run("predict", name, "--set", "cluster=dgx-h100:128", *model, "--json")
+    given = {
+        "run.sh": ("plan.tp=4",),
+        "ds.json": ("model=llama3-8b", "batch.sequence=4096"),
+        "fsdp.yaml": ("model=llama3-8b", "batch.sequence=4096", "batch.micro=2"),
+        "actor.sh": ("train.mode=full",),
+    }
+    changes = ("cluster=dgx-h100:16", *given.get(name, ()))
+    found = run("predict", name, *(word for change in changes for word in ("--set", change)), "--json")
     assert found.exit_code == 0, found.stderr
     assert json.loads(found.stdout)["step_time_s"] > 0
     assert f"meshcast: {name} is read as a launch file of" in found.stderr
@@ -89,6 +119,15 @@ def test_a_mistyped_setting_is_told_the_nearest_one(folder: Path, program: str, 
     assert found.exit_code == 2
     whys = [entry["why"] for entry in json.loads(found.stdout)["error"]["questions"]]
     assert any(why.startswith("meshcast does not know it") and why.endswith(f"Did you mean {message}") for why in whys)
+
+
+@pytest.mark.parametrize(("tp", "bounded"), [(4, True), (8, False)])
+def test_an_approximation_is_bounded_where_the_other_setting_is_possible(folder: Path, tp: int, bounded: bool) -> None:
+    """Eight heads of keys and values are not divided by 16 ranks, which all-to-alls would need."""
+    found = answer("predict", "run.sh", "--env", f"TP={tp}", "--json")["launch_file"]
+    assert "--cp-comm-type" in [entry["shown"] for entry in found["approximated"]]
+    assert [entry["shown"] for entry in found["bounded"]] == ["--cp-comm-type"] * bounded
+    assert all(entry["step_ratio"] > 1 for entry in found["bounded"])
 
 
 def test_an_ordinary_job_is_predicted_without_a_word(folder: Path) -> None:
