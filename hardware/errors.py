@@ -119,6 +119,11 @@ def escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def make_one_line(text: str) -> str:
+    """`text` as one line of a comment, in which a line end of a name is an escape, too, and begins nothing."""
+    return escape_controls(text).replace("\n", "\\n")
+
+
 def shorten(value: Any, limit: int = 80) -> str:
     """`value` as text of at most `limit` characters."""
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshcast.hardware import load_cluster
-from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.errors import PlanError, make_one_line, nearest
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator.formats.launch.detect import detect_program
 from meshcast.simulator.formats.launch.imported_job import Exported, ImportedJob, OpenQuestions
@@ -322,7 +322,7 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
     unsaid = compare_keys(keys, flatten_job(load(back.job, job.folder)))
     header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
     header += [*describe_unsaid(unsaid, chosen.program, job), *chosen.remark(keys)]
-    return Exported(chosen.write(keys, header), unsaid)
+    return Exported(chosen.write(keys, [make_one_line(line) for line in header]), unsaid)
 
 
 def compare_keys(wanted: SomeKeys, found: SomeKeys) -> dict[str, tuple[Any, Any]]:

@@ -127,7 +127,7 @@ class Reading:
                 )
             elif row.key not in self.origins:
                 self.set_key(row.key, value, row.name)
-            elif isinstance(before := self.origins[row.key], Stated):
+            elif isinstance(before := self.origins[row.key], Stated) and before is not stated:
                 self.ignore(stated, f"{before.shown} says it, too, and counts")
         for key, value in silent.items():
             if key not in self.keys:
@@ -242,8 +242,10 @@ class Reading:
     def sort_settings(self, verdicts: Verdicts) -> None:
         """Puts every setting of the file into one of the four classes. verdicts: on those that nothing has taken."""
         self._list_taken()
+        listed = self.findings.listed
         for name, stated in self.stated.items():
-            if name not in self._used and (stated.shown, stated.place) not in self.findings.listed:
+            if name not in self._used and (stated.shown, stated.place) not in listed:
+                listed.add((stated.shown, stated.place))
                 self._judge(name, stated, verdicts)
 
     def _list_taken(self) -> None:
