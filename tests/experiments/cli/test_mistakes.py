@@ -105,7 +105,7 @@ SHORT: list[tuple[str, str, str]] = [
     (CLUSTER, HOP.replace("value", "valu"), "Did you mean 'value'? Valid: checked, direction, kind,"),
     (CLUSTER, HOP.replace("assumed", "guess"), "kind is 'guess': not one of the valid words. Valid: assumed, fitted,"),
     ("plan:", "framework: megatron\nplan:", ":4 framework.name is 'megatron': no such framework. Did you mean 'megatr"),
-    ("plan:", "framework: 3\nplan:", ":4 framework is 3: must be a mapping of keys to values. Keys: name, release, rules, set"),
+    ("plan:", "framework: 3\nplan:", ":4 framework is 3: must be a mapping of keys to values. Keys: name, release, ru"),
     ("plan:", "framework:\n  set:\n    overlap: {pd: 1}\nplan:", ":6 framework.set.overlap.pd: no such key. Did you m"),
     ("plan:", "framework:\n  set:\n    rates: {kernal: 1}\nplan:", ":6 framework.set.rates.kernal is 1.0: no such rat"),
     ("plan:", "precision: bf61\nplan:", ":4 precision.compute is 'bf61': not one of the valid words. Did you mean 'bf"),

@@ -24,7 +24,7 @@ from tests.simulator.formats.launch.test_trainer import ZERO_3
 
 ZERO_2 = {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "overlap_comm": True}}
 TUNING = {"stage": "sft", "do_train": True, "finetuning_type": "full", "per_device_train_batch_size": 1}
-LONG = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16"}
+LONG: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16"}
 LONG |= {"num_machines": 1, "num_processes": 8, "max_length": 1 << 20, "model_name_or_path": "Qwen/Qwen3-8B"}
 LONG |= {"per_device_train_batch_size": 1, "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True}}
 LONG |= {"parallelism_config": {"parallelism_config_dp_shard_size": 1, "parallelism_config_cp_size": 8}}
