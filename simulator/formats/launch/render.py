@@ -18,8 +18,8 @@ WIDTH = 118
 
 def render_job(imported: ImportedJob) -> str:
     """A job file, YAML with comments."""
-    made = f"Made from {imported.where} by meshcast import {imported.form}. A comment names the setting behind a key."
-    lines = [f"# {make_one_line(made)}"]
+    origin = f"Made from {imported.where} by meshcast import {imported.form}. A comment names the setting behind a key."
+    lines = [f"# {make_one_line(origin)}"]
     if imported.assumed:
         lines += ["#", "# Assumed, because the file does not state it:"]
         for key, why in imported.assumed.items():
