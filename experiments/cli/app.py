@@ -55,7 +55,7 @@ from meshcast.experiments.cli.launch import (
     tell_launch,
 )
 from meshcast.experiments.plots.style import Width
-from meshcast.hardware.errors import OutOfMemory, PlanError, nearest
+from meshcast.hardware.errors import OutOfMemory, PlanError, escape_controls, nearest
 
 if TYPE_CHECKING:
     from meshcast.simulator.costs.calibration.calibration import Calibration
@@ -243,12 +243,25 @@ def forecast_all(
         check_place(out, "--out")
         if out.exists() and out.samefile(jobs):
             raise unwritable(out, "it is the file of the jobs", "--out")
-    misfit = False
+    misfit, asked, answered, objects = False, 0, 0, 0
+
+    def count_objects(lines: Iterator[str]) -> Iterator[str]:
+        nonlocal objects
+        for line in lines:
+            objects += line.lstrip().startswith("{")
+            yield line
+
     with jobs.open(encoding="utf-8-sig", errors="replace") as lines, _answers(out) as write:
-        wanted = progress(read_jobs(lines, str(jobs)), jobs, out is not None and jobs.is_file())
+        wanted = progress(count_objects(read_jobs(lines, str(jobs))), jobs, out is not None and jobs.is_file())
         for answer in forecast_lines(wanted, str(jobs), jobs.parent, changes, engine, skip, calibration):
             misfit |= answer.get("status") == "does-not-fit"
+            asked, answered = asked + 1, answered + ("error" not in answer)
             write(to_json(answer) + "\n")
+    if asked and not objects:
+        rule = f"{asked:,} lines, 0 answered: none of them is a JSON object"
+        raise PlanError(str(jobs), rule, f"Write one job a line; the job of one file is for meshcast predict {jobs}")
+    if answered < asked:
+        typer.echo(escape_controls(f"meshcast: {jobs}: {asked:,} lines, {answered:,} answered"), err=True)
     return misfit
 
 
@@ -291,8 +304,8 @@ def draw(report: Any, files: dict[str, Path], width: Width = "page") -> None:
 
 @app.command()
 def sweep(
-    path: Annotated[Path, typer.Argument(metavar="SWEEP", help="A sweep file, YAML or JSON.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Parquet file, one row per point.")],
+    path: Annotated[Path | None, typer.Argument(metavar="SWEEP", help="A sweep file, YAML or JSON.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Parquet file, one row per point.")] = None,
     workers: Annotated[
         int | None,
         typer.Option("--workers", metavar="N", min=1, help="Number of processes; one per core if not given."),
@@ -312,6 +325,9 @@ def sweep(
 ) -> None:
     """Forecast a job at every point of a grid. The same command resumes an interrupted sweep."""
     with answering(as_json):
+        if path is None or out is None:
+            missing, name = ("SWEEP", "sweep.yaml") if path is None else ("--out", str(path))
+            raise PlanError("sweep", f"{missing} is missing", f"Write meshcast sweep {name} --out rows.parquet")
         from meshcast.experiments.pages import sweep as pages
 
         fields, answer = pages.run_sweep(path, out, workers, on, shard, restart)
@@ -344,7 +360,7 @@ def list_(
             help="gpus, nodes, clusters, models, schemes or frameworks; or schedule, with its NAME.",
             autocompletion=one_of("gpus", "nodes", "clusters", "models", "schemes", "frameworks", "schedule"),
         ),
-    ],
+    ] = "",
     name: cli_schedule.Name = None,
     p: cli_schedule.Devices = None,
     m: cli_schedule.Microbatches = None,

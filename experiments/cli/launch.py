@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshcast.experiments.cli.console import VIOLATED, check_place, emit, to_json, writing
-from meshcast.hardware.errors import PlanError, cut_middle, escape_controls
+from meshcast.hardware.errors import PlanError, cut_middle, to_line
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.bounded_approximations import BoundedApproximation
@@ -125,9 +125,7 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
     _write(found.text, out)
     if found.unsaid:
         keys = ", ".join(found.unsaid)
-        typer.echo(
-            escape_controls(f"meshcast: {program} cannot be told {keys}; the header says what it runs"), err=True
-        )
+        typer.echo(to_line(f"meshcast: {program} cannot be told {keys}; the header says what it runs"), err=True)
 
 
 def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -> None:
@@ -160,9 +158,9 @@ def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -
             raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
     lines = file.text.splitlines(), edited.text.splitlines()
     for line in unified_diff(*lines, str(against), str(against), lineterm=""):
-        typer.echo(escape_controls(line))
+        typer.echo(to_line(line))
     agrees, words = compare_edited(wanted, back, str(against), form)
-    typer.echo(escape_controls(f"meshcast: {words}"), err=True)
+    typer.echo(to_line(f"meshcast: {words}"), err=True)
     if not agrees:
         raise typer.Exit(VIOLATED)
     if edited.text == file.text:
@@ -281,7 +279,7 @@ def tell_launch(job: Path, changes: Sequence[str]) -> ImportedJob | None:
         lines.append(f"approximated {entry.shown}: {entry.why}{f'; {entry.errs}' if entry.errs else ''}")
     more = f"every setting, and the job it makes: meshcast import {job}"
     for line in (f"{job} is read as a launch file of {FORMATS[imported.form].program}", *lines, more):
-        typer.echo(escape_controls(f"meshcast: {line}"), err=True)
+        typer.echo(to_line(f"meshcast: {line}"), err=True)
     return imported
 
 
@@ -295,7 +293,7 @@ def show_open_questions(imported: ImportedJob | None) -> None:
     questions = imported.findings.questions if imported is not None else []
     for number, question in enumerate(questions):
         head = "open      " if number == 0 else "          "
-        typer.echo(escape_controls(f"{head} {question}"))
+        typer.echo(to_line(f"{head} {question}"))
     if questions:
         typer.echo("           this forecast goes on without an answer, and its interval is that of the unknown")
 
@@ -322,11 +320,11 @@ def describe_launch(imported: ImportedJob | None, bounded: Sequence[BoundedAppro
 def show_approximations(imported: ImportedJob | None, bounded: Sequence[BoundedApproximation]) -> None:
     """Prints below a forecast what approximated settings may be worth, and repeats those that nothing knows."""
     for entry in bounded:
-        typer.echo(escape_controls(f"approx     {entry}"))
+        typer.echo(to_line(f"approx     {entry}"))
     approximated = imported.findings.approximated if imported is not None else []
     unknown = [entry.shown for entry in approximated if not entry.is_known]
     if unknown:
-        typer.echo(escape_controls(f"unknown    {', '.join(unknown)}: not in this forecast"))
+        typer.echo(to_line(f"unknown    {', '.join(unknown)}: not in this forecast"))
 
 
 def add_checkpoints(launch: ImportedJob | None, changes: Sequence[str]) -> list[str]:

@@ -40,6 +40,9 @@ BY_PRECISION = frozenset({"weights", "quantised", "gradients", "main_weights", "
 NO_TRAITS = frozenset({"regime"})
 """Fields of a framework that say something about its profile."""
 
+REPLACED = {"bucket.elements": "reduce_bucket"}
+"""Fields of a framework that have no effect with a scheme that has an option of its own for the same thing."""
+
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe-v")
 """Pipeline schedules that a job may mean which names none: those of PyTorch (torch/distributed/pipelining/schedules.py)
 but the interleaved one, to which `plan.chunks` leads."""
@@ -143,7 +146,7 @@ def assumed_fields(report: Report) -> list[AssumedField]:
     """
     job = report.job
     found = [
-        *_framework_fields(job),
+        *_framework_fields(report),
         *_precision_fields(job),
         *_plan_fields(job),
         *_scheme_options(report),
@@ -163,9 +166,12 @@ def admitted_values(annotation: Any) -> tuple[Value, ...]:
     return ()
 
 
-def _framework_fields(job: Job) -> Iterator[AssumedField]:
+def _framework_fields(report: Report) -> Iterator[AssumedField]:
     """The framework if the job names none, and the fields of its profile that the job does not set."""
+    job = report.job
     given = job.as_written["framework"]
+    options = {name for scheme in report.play.plan.schemes for name in scheme.Options.model_fields}
+    replaced = {path for path, option in REPLACED.items() if option in options}
     if "name" not in given:
         yield _written_field(job, "framework.name", job.framework.name, framework_names())
     for path, annotation in _leaves(Framework):
@@ -173,7 +179,7 @@ def _framework_fields(job: Job) -> Iterator[AssumedField]:
         others = admitted_values(annotation)
         if path in SCALED:
             others = tuple(value * factor for factor in FACTORS if value)
-        if path not in BY_PRECISION | NO_TRAITS and _look_up(given.get("set", {}), path) is None:
+        if path not in BY_PRECISION | NO_TRAITS | replaced and _look_up(given.get("set", {}), path) is None:
             yield _written_field(job, f"framework.set.{path}", value, others)
 
 

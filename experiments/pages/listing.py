@@ -213,7 +213,8 @@ KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Cell]
 def check_kind(kind: str) -> None:
     """Raises PlanError for an unknown kind."""
     if kind not in KINDS:
-        raise PlanError("KIND", "there is no such list", nearest(kind, [*KINDS, "schedule"]), kind)
+        rule = "there is no such list" if kind else "the kind of list is missing"
+        raise PlanError("KIND", rule, nearest(kind, [*KINDS, "schedule"]), kind or None)
 
 
 def list_rows(kind: str) -> list[Row]:

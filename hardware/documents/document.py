@@ -245,6 +245,12 @@ def _compose(text: str) -> yaml.Node | None:
     return node
 
 
+@lru_cache(maxsize=1024)
+def _items_by_key(node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    """Key and value nodes of a mapping, by the text of the key; the first of equal keys counts."""
+    return {str(key.value): (key, value) for key, value in reversed(node.value)}
+
+
 def line_of(text: str, place: Place) -> int:
     """The line (from 1) of the field at `place` in YAML `text`, or of its innermost parent that exists."""
     try:
@@ -254,10 +260,11 @@ def line_of(text: str, place: Place) -> int:
     line = 1
     for part in place:
         if isinstance(node, yaml.MappingNode):
-            found = [(k, v) for k, v in node.value if str(k.value) == str(part)]
-            if not found:
+            item = _items_by_key(node).get(str(part))
+            if item is None:
                 break
-            line, node = found[0][0].start_mark.line + 1, found[0][1]
+            key, node = item
+            line = key.start_mark.line + 1
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
             node = node.value[part]
             line = node.start_mark.line + 1

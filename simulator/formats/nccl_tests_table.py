@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from meshcast.hardware.errors import to_line
+
 ELEMENT_BYTES = {"float": 4, "half": 2, "bfloat16": 2, "uint8": 1}
 """Bytes of an element by the words of nccl-tests."""
 
@@ -87,7 +89,10 @@ class NcclTable:
         """The text, with a line break at its end."""
         ranks = self._rank_lines() if self.every_rank or self.members <= LISTED else self._host_lines()
         rows = [self._row(line) for line in self.lines]
-        head = [f"# Collective test starting: {self.test}_perf", *(f"# {text}" for text in self.comments)]
+        head = [
+            f"# Collective test starting: {self.test}_perf",
+            *(f"# {to_line(text)}" for text in self.comments),
+        ]
         end = f"# Avg bus bandwidth    : {self.mean_busbw:.6g}"
         return "\n".join([*head, "#", "# Using devices", *ranks, "#", HEADER, *rows, end, "#"]) + "\n"
 

@@ -263,6 +263,9 @@ class Published(BaseModel):
 
 def _has_keys(given: Any) -> Any:
     """Refuses a plan that is not a mapping."""
+    if given == "auto":
+        rule = "leaves the plan to a search, which only meshcast search and meshcast predict make"
+        raise ValueError(f"{rule}. Write meshcast search JOB --jobs-to best, and name a file of that folder")
     if not isinstance(given, Mapping):
         long = ", ".join(LongPlan.model_fields)
         raise ValueError(f"must be a mapping of keys to values. Keys: {', '.join(ShortPlan.model_fields)}; or {long}")

@@ -161,7 +161,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
     choice = file.framework
     framework = load_framework(choice.name, choice.set, choice.release)
     cluster = load_cluster(file.cluster, "cluster", base)
-    model = load_model(file.model, "model", base)
+    model = load_model(_fill_sequence(file), "model", base)
     precision = _precision(file, framework)
     quantised = precision.compute in get_args(QuantisedRecipe)
     formats = {
@@ -201,6 +201,14 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         folder=base,
         origin=origin,
     )
+
+
+def _fill_sequence(file: JobFile) -> Any:
+    """The model as the job describes it; the length of sequences that its fields leave out is that of the batch."""
+    spec = file.model
+    if isinstance(spec, Mapping) and not {"preset", "seq"} & spec.keys() and file.batch.sequence is not None:
+        return {**spec, "seq": file.batch.sequence}
+    return spec
 
 
 def _resolve_paths(base: Path, plan: LongPlan) -> LongPlan:

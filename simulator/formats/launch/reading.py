@@ -139,7 +139,7 @@ class Reading:
                 )
             elif row.key not in self.origins:
                 self.set_key(row.key, value, row.name)
-            elif isinstance(before := self.origins[row.key], Stated):
+            elif isinstance(before := self.origins[row.key], Stated) and before is not stated:
                 self.ignore(stated, f"{before.shown} says it, too, and counts")
         for key, value in silent.items():
             if key not in self.keys:
@@ -268,8 +268,10 @@ class Reading:
             about those that were taken, and that set no key by themselves.
         """
         self._list_taken(find_influence)
+        listed = self.findings.listed
         for name, stated in self.stated.items():
-            if name not in self._used and (stated.shown, stated.place) not in self.findings.listed:
+            if name not in self._used and (stated.shown, stated.place) not in listed:
+                listed.add((stated.shown, stated.place))
                 self._judge(name, stated, verdicts)
 
     def _list_taken(self, find_influence: Callable[[Stated], SomeKeys | None]) -> None:

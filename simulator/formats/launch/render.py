@@ -24,29 +24,31 @@ def render_job(imported: ImportedJob) -> str:
         lines += ["#", "# Assumed, because the file does not state it:"]
         for key, why in imported.assumed.items():
             lines += _wrap(f"{key}: {why}")
-    for title, entries in _list_settings(imported):
-        if entries:
-            lines += ["#", f"# {title}:", *(line for entry in entries for line in _wrap(entry))]
-    lines.append("")
-    for key, value in imported.job.items():
-        lines += _render(key, value, key, imported.comments, 0)
+    body = [line for key, value in imported.job.items() for line in _render(key, value, key, imported.comments, 0)]
     if imported.checkpoints:
-        setting = imported.comments["run.checkpoints.every_steps"]
-        lines += [] if "run" in imported.job else ["# run:"]
-        lines.append(
+        setting = to_line(imported.comments["run.checkpoints.every_steps"])
+        body += [] if "run" in imported.job else ["# run:"]
+        body.append(
             f"  # checkpoints: {to_flow(imported.checkpoints)}  # {setting}; meshcast run reads it from the file"
         )
-    return "\n".join(lines) + "\n"
+    for title, entries in _list_settings(imported, body):
+        if entries:
+            lines += ["#", f"# {title}:", *(line for entry in entries for line in _wrap(entry))]
+    return "\n".join([*lines, "", *body]) + "\n"
 
 
-def _list_settings(imported: ImportedJob) -> Iterator[tuple[str, list[str]]]:
-    """Yields the classes of settings, each with a line for every setting, or for all of one reason."""
+def _list_settings(imported: ImportedJob, body: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yields the classes of settings, each with a line for every setting, or for all of one reason.
+
+    body: the lines of the job, whose comments name settings already.
+    """
     found = imported.findings
     yield "Open, and assumed", [str(question) for question in found.questions]
     whys = [(entry, f"; {entry.errs}" if entry.errs else "") for entry in found.approximated]
     yield "Approximated", [f"{entry.shown}: {entry.why}{errs}" for entry, errs in whys]
-    shown = {comment for comment in imported.comments.values()}
-    taken = [entry for entry in found.taken if entry.shown not in shown]
+    comments = {line.rpartition("# ")[2] for line in body if "# " in line}
+    comments |= {comment.partition(": ")[2] for comment in comments}  # of a plan in long form
+    taken = [entry for entry in found.taken if to_line(entry.shown) not in comments]
     yield "Taken, beside those that stand behind a key", [", ".join(map(_describe_taken, taken))] if taken else []
     reasons: dict[str, list[str]] = {}
     for entry in found.ignored:
@@ -62,9 +64,13 @@ def _describe_taken(entry: TakenSetting) -> str:
 
 def _wrap(text: str) -> list[str]:
     """Comment lines of at most `WIDTH` letters."""
-    text = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", text)
     return textwrap.wrap(
-        text, WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False, break_on_hyphens=False
+        to_line(text),
+        WIDTH,
+        initial_indent="#   ",
+        subsequent_indent="#     ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -83,15 +89,14 @@ def _render(key: str, value: Any, path: str, comments: Mapping[str, str], depth:
                 for name, one in comments.items()
                 if name.startswith("plan.") and "default of" not in one
             }
-            lines += [f"{margin}  # {name}: {one}" for name, one in said.items() if name not in value]
+            lines += [f"{margin}  # {name}: {to_line(one)}" for name, one in said.items() if name not in value]
         for inner, one in value.items():
             lines += _render(inner, one, f"{path}.{inner}", comments, depth + 1)
         return lines
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         return [f"{margin}{key}:", *(f"{margin}  - {to_flow(one)}" for one in value)]
-    comment = comments.get(_behind(path), "")
+    comment = to_line(comments.get(_behind(path), ""))
     line = f"{margin}{key}: {to_flow(value)}"
-    comment = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", comment)
     return [f"{line}  # {comment}" if comment else line]
 
 

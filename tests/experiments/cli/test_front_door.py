@@ -98,6 +98,37 @@ def test_help_fits_a_screen() -> None:
     assert "schema" in help_ and "init" in help_ and len(help_.splitlines()) <= 50
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["list"], "the kind of list is missing. Valid: clusters, frameworks, gpus"),
+        (["sweep"], "SWEEP is missing. Write meshcast sweep sweep.yaml --out rows.parquet"),
+        (["sweep", "FILE"], "--out is missing. Write meshcast sweep FILE --out rows.parquet"),
+        (["SOME", "FILE"], "which only meshcast search and meshcast predict make. Write meshcast search JOB"),
+        (["predict", "--jobs", "FILE"], "4 lines, 0 answered: none of them is a JSON object. Write one job a line"),
+    ],
+)
+def test_a_message_leads_on(tmp_path: Path, words: list[str], message: str) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("model: llama3-8b\ncluster: dgx-h100:1\nplan: auto\nbatch: {global: 64}\n", "utf-8")
+    for command in ("report", "why", "run", "collectives", "compare") if words[0] == "SOME" else words[:1]:
+        twice = [str(job)] if command == "compare" else []
+        found = run(command, *(str(job) if word == "FILE" else word for word in words[1:]), *twice)
+        assert found.exit_code == 2 and message.replace("FILE", str(job)) in found.stderr, command
+
+
+def test_sequences_of_a_model_are_those_of_the_batch(tmp_path: Path) -> None:
+    shape, text = (
+        "layers: 4, hidden: 512, heads: 8, vocab: 1000",
+        "cluster: dgx-h100:1\nplan: {tp: 2}\nbatch: {global: 64, ",
+    )
+    (tmp_path / "open.yaml").write_text(f"model: {{{shape}}}\n{text}sequence: 1024}}\n", "utf-8")
+    (tmp_path / "said.yaml").write_text(f"model: {{{shape}, seq: 1024}}\n{text}sequence: 1024}}\n", "utf-8")
+    (tmp_path / "none.yaml").write_text(f"model: {{{shape}}}\n{text}}}\n", "utf-8")
+    assert run("predict", tmp_path / "open.yaml").stdout == run("predict", tmp_path / "said.yaml").stdout != ""
+    assert "model.seq: needed and missing" in run("predict", tmp_path / "none.yaml").stderr
+
+
 def asked(**variables: str) -> str:
     """The completions that meshcast prints for a shell."""
     code = "import sys; sys.argv = ['meshcast']; from meshcast.experiments.cli.app import main; main()"

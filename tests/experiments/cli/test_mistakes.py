@@ -80,7 +80,7 @@ SHORT: list[tuple[str, str, str]] = [
     (MODEL, "lama3-8b", ":1 model is 'lama3-8b': no preset or file has this name. Did you mean 'llama3-8b'?"),
     (MODEL, "8", ":1 model is 8: this does not describe a model"),
     (MODEL, "models/mine.yaml", ":1 model is 'models/mine.yaml': no such file, looked for from"),
-    (MODEL, "{layers: 4}", "Add all that are missing: hidden, heads, vocab, seq"),
+    (MODEL, "{layers: 4}", "Add all that are missing: hidden, heads, vocab"),
     (MODEL, "{preset: llama3-8b, layer: 4}", ":1 model.layer: no such key. Did you mean 'layers'?"),
     (MODEL, "{preset: llama3-8b, layers: 2.5}", ":1 model.layers is 2.5: must be a whole number"),
     (MODEL, "{preset: llama3-8b, kv_heads: 5}", "must divide heads (32)"),
@@ -105,7 +105,7 @@ SHORT: list[tuple[str, str, str]] = [
     (CLUSTER, HOP.replace("value", "valu"), "Did you mean 'value'? Valid: checked, direction, kind,"),
     (CLUSTER, HOP.replace("assumed", "guess"), "kind is 'guess': not one of the valid words. Valid: assumed, fitted,"),
     ("plan:", "framework: megatron\nplan:", ":4 framework.name is 'megatron': no such framework. Did you mean 'megatr"),
-    ("plan:", "framework: 3\nplan:", ":4 framework is 3: must be a mapping of keys to values. Keys: name, release, se"),
+    ("plan:", "framework: 3\nplan:", ":4 framework is 3: must be a mapping of keys to values. Keys: name, release, ru"),
     ("plan:", "framework:\n  set:\n    overlap: {pd: 1}\nplan:", ":6 framework.set.overlap.pd: no such key. Did you m"),
     ("plan:", "framework:\n  set:\n    rates: {kernal: 1}\nplan:", ":6 framework.set.rates.kernal is 1.0: no such rat"),
     ("plan:", "precision: bf61\nplan:", ":4 precision.compute is 'bf61': not one of the valid words. Did you mean 'bf"),
@@ -298,7 +298,8 @@ def test_every_line_is_answered(tmp_path: Path) -> None:
     path, out = tmp_path / "jobs.jsonl", tmp_path / "answers.jsonl"
     path.write_text("".join(f"{line}\n{GOOD}\n" for line, _ in LINES), "utf-8")
     result = CliRunner().invoke(app, ["predict", "--jobs", str(path), "--out", str(out)])
-    assert result.exit_code == 0 and result.output == ""
+    told = f"meshcast: {path}: {2 * len(LINES)} lines, {len(LINES)} answered\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", told)
     answers = [json.loads(line, parse_constant=pytest.fail) for line in out.read_text("utf-8").splitlines()]
     assert len(answers) == 2 * len(LINES)
     for i, (line, words) in enumerate(LINES):

@@ -43,6 +43,26 @@ def test_no_name_in_a_file_reaches_the_terminal(tmp_path: Path) -> None:
     assert "plan.t\\x1b[31mp: no such key" in refusal("predict", path)
 
 
+def test_no_name_begins_a_line_of_a_file_that_is_written(tmp_path: Path) -> None:
+    """The name of a cluster file, of a launch file, or a value in it could otherwise be a command of a script."""
+    (tmp_path / "c\ntouch PWNED\n#.yaml").write_text("{gpu: h100-sxm, gpus: 8}", "utf-8")
+    job = {"model": "llama3-8b", "cluster": "c\ntouch PWNED\n#.yaml", "batch": {"global": 16}, "plan": {"tp": 2}}
+    (tmp_path / "job.json").write_text(json.dumps(job), "utf-8")
+    for program in ("megatron", "nemo", "torchtitan", "deepspeed"):
+        found = run("export", tmp_path / "job.json", "--to", program)
+        assert found.exit_code == 0 and "touch PWNED" in found.stdout and "\ntouch" not in found.stdout
+    script = tmp_path / f"{RED}\ntouch PWNED\n.sh"
+    flags = "--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16 --seq-length 4096 --bf16"
+    script.write_text(f"torchrun pretrain_gpt.py {flags} --unheard $'{RED}a\ntouch PWNED'\n", "utf-8")
+    for words in (("import",), ("predict",)):
+        found = run(*words, script, "--set", "model=llama3-8b", "--assume-defaults")
+        assert found.exit_code == 0 and "touch PWNED" in found.output
+        assert "\ntouch" not in found.output and "\x1b" not in found.output
+    path = tmp_path / "named.yaml"
+    path.write_text(JOB.replace("llama3-8b", '{preset: llama3-8b, name: "a\\x1b[31m\\nb"}'), "utf-8")
+    assert "a\\x1b[31m\\nb" in run("collectives", path).stdout
+
+
 # ------------------------------------------------------------------------------------------- outputs
 
 

@@ -30,7 +30,7 @@ ZERO_3 = {
         "stage3_param_persistence_threshold": "auto",
     },
 }
-FSDP = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16"}
+FSDP: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16"}
 FSDP |= {"num_machines": 1, "num_processes": 8, "fsdp_config": {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
 
 
