@@ -19,9 +19,11 @@ def is_workload_manifest(path: Path) -> bool:
     if path.suffix.lower() not in (".yaml", ".yml"):
         return False
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
         with path.open(encoding="utf-8", errors="replace") as file:
             return is_manifest_text(file.read(HEAD))
-    except OSError:  # none, or one that may not be read: whoever reads the whole file says so
+    except OSError:  # it may not be read: whoever reads the whole file says so
         return False
 
 

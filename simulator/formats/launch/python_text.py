@@ -69,7 +69,6 @@ class Built:
             else:
                 yield f"{prefix}{name}", value, self.lines.get(name, self.line)
 
-
     def list_parts(self, depth: int = DEPTH) -> Iterator[Built]:
         """Yields it, and what is built in its fields. depth: fields inside one another at most."""
         yield self
