@@ -26,6 +26,7 @@ from meshcast.simulator.formats.launch.programs.nemo import (
     divide_overrides,
     interpret_configuration,
     name_plainly,
+    read_loss,
     read_overrides,
     read_sections,
     silent_overlaps,
@@ -240,6 +241,7 @@ def interpret(reading: Reading) -> None:
         total = (nodes or 1) * each if each else gpus
         reading.set_key("cluster.gpus", total, *(("nproc_per_node", "nnodes") if each else ("gpus",)))
     interpret_configuration(reading)
+    read_loss(reading, is_fused=True)
     if reading.keys.get("plan.tp", 1) == 1:  # CommOverlapConfig.finalize switches it off
         reading.keys.pop("framework.set.overlap.tp", None)
 
