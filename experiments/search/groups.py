@@ -15,20 +15,16 @@ from meshcast.experiments.search.keys.data_schemes import gathers_once, layers_o
 from meshcast.experiments.search.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
 from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.hardware.units import GIB
-from meshcast.simulator.bounds.collectives import LARGE, collective_rates
+from meshcast.simulator.bounds.collectives import LARGE, AxesOfGroups, collective_rates, copy_rates
 from meshcast.simulator.bounds.least_states import ParameterCosts, least_states
 from meshcast.simulator.bounds.order_bounds import OrderBounds
 from meshcast.simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
 from meshcast.simulator.bounds.schedule_bound import StageTimes
-from meshcast.simulator.bounds.unit_prices import UnitLayout, kinds_of_layers
-from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.bounds.unit_prices import UnitLayout
 from meshcast.simulator.ir.ops import BYTES
 
 COLUMNS = ("places", "schemes", "seconds", "nbytes", "points")
 """What an `OpenGroup` has of every pipeline with a data scheme."""
-
-AxesOfGroups = tuple[tuple[str, ...], ...]
-"""The axes of several groups of ranks."""
 
 WHOLE = {"weights": {"ddp", "zero-1", "zero-2"}, "gradients": {"ddp", "zero-1"}, "optimizer": {"ddp"}}
 """Data schemes that keep whole weights, gradients and optimizer states on every rank."""
@@ -186,7 +182,7 @@ class GroupBounds:
             return self._price(opened, Known.WITHOUT_RECOMPUTE, times)
         if opened.known < Known.MEMORY:
             return self._fit(opened)
-        prices = self.prices.pass_prices(opened.group)
+        prices = self.prices.prices(opened.group)
         return self._price(opened, Known.PASSES, prices.unit_times if prices is not None else None)
 
     def _price(self, opened: OpenGroup, known: Known, times: StageTimes | None) -> OpenGroup | None:
@@ -232,12 +228,11 @@ class GroupBounds:
         pipelines, wrong, units = list[Pipeline](), list[Pipeline](), list[PipelineUnits]()
         for unchanged, same_order in groupby(self.space.pipelines(group), lambda pipeline: pipeline.order):
             variants, order = tuple(same_order), self.bounds.order(group, unchanged)
-            layers = self.bounds.layers(unchanged, order) if order is not None else None
-            if order is None or layers is None:
+            if order is None:
                 wrong += variants
                 continue
             pipelines += variants
-            held = self._device_units(layout, variants, layers, order)
+            held = self._device_units(layout, variants, order)
             units.append(PipelineUnits(order.schedule, order.shape, held, order.in_flight))
         shapes = [one.shape for one in units for _ in one.devices.work[0]]
         micro_batches, devices = (np.array([getattr(one, name) for one in shapes]) for name in ("m", "p"))
@@ -245,19 +240,16 @@ class GroupBounds:
 
     @remembered_by(
         # Where micro-batches take one way, all devices run all of them.
-        lambda bounds, layout, variants, layers, order: (
+        lambda bounds, layout, variants, order: (
             variants,
             order.shape.m if np.ptp(order.place.turns) else 0,
             layout.of_recomputed is None,
             layout.of_layer.tobytes(),
         )
     )
-    def _device_units(
-        self, layout: UnitLayout, variants: tuple[Pipeline, ...], layers: tuple[int, ...], order: OrderBounds
-    ) -> DeviceUnits:
+    def _device_units(self, layout: UnitLayout, variants: tuple[Pipeline, ...], order: OrderBounds) -> DeviceUnits:
         """What devices run and hold, of pipelines that differ in the layers that they recompute."""
-        kinds = [kinds_of_layers(layers, layout.of_layer, layout.of_recomputed, one.recomputed) for one in variants]
-        counts = np.stack([count_units(layers, of_layer, len(layout.elements)) for of_layer in kinds], axis=1)
+        counts = np.stack([layout.count_units(order.layers, variant.recomputed) for variant in variants], axis=1)
         return DeviceUnits.of(order.place, counts, order.shape.m)
 
     def _seconds(self, group: LayerGroup, table: GroupPipelines, units: StageTimes, layout: UnitLayout) -> np.ndarray:
@@ -315,23 +307,13 @@ class GroupBounds:
     def _copy_rates(
         self, group: LayerGroup, place: Place, value: int | str, groups: AxesOfGroups, elements: np.ndarray
     ) -> np.ndarray:
-        """Least seconds a byte of the reductions and of the gathers of a scheme with copies [2, groups].
-
-        Those among ranks that share a copy and the all-reduces among copies are on two streams: the longer one counts.
-        value: of the field. groups: axes along which gradients are summed. elements: their parameters [groups, kinds].
-        """
-        shared, among = np.zeros((2, len(groups))), np.zeros((2, len(groups)))
+        """Least seconds a byte of the reductions and of the gathers of a scheme with copies [2, groups]. value: of the
+        field. groups, elements: as `copy_rates` takes them."""
         shard = self.space.shard_ranks(value, *self.space.data_ranks(group, place))
         usual, plan = (self.bounds.states.plain_plan(group, place, one) if shard else None for one in (None, shard))
         if usual is None or plan is None:
-            return shared
-        for number, axes in enumerate(groups):
-            copies, inside = split_copies(usual.mesh, plan.mesh, axes)
-            _, *shared[:, number] = collective_rates(plan, inside, self.bounds.shared)
-            reduce, *_ = collective_rates(plan, copies, self.bounds.shared)
-            among[0, number] = reduce / plan.mesh.size(inside)
-        totals = [float((one.sum(axis=0) @ elements).sum()) for one in (shared, among)]
-        return shared if totals[0] >= totals[1] else among
+            return np.zeros((2, len(groups)))
+        return copy_rates(usual, plan, groups, elements, self.bounds.shared)
 
     @remembered_by(lambda bounds, group, *rest: (group.degrees, *rest))
     def _rates(
@@ -389,15 +371,12 @@ class GroupBounds:
     ) -> tuple[float, float] | None:
         """Lower bounds as `PointBounds.bound_points` has them, with states that shares of the units give, at least."""
         step = steps[0]
-        shards_gradients = self.space.data_schemes.may_shard_gradients(step.data)
-        layout, prices = self.prices.unit_layout(group), self.prices.prices(group, shards_gradients)
-        stages = self.bounds.stages(group, pipeline, prices)
+        layout, stages = self.prices.unit_layout(group), self.bounds.stages(group, pipeline, step.data)
         plan = self.bounds.states.plain_plan(group, pipeline.place, step.shard)
         if layout is None or stages is None or plan is None:
             return None
-        layers = kinds_of_layers(stages.layers, layout.of_layer, layout.of_recomputed, pipeline.recomputed)
         costs = self._parameter_costs(group, pipeline.place, step, layout)
-        states = least_states(plan, layout, layers, stages.units, stages.order.place, costs)
+        states = least_states(plan, layout, stages.units, stages.order.place, costs)
         return self.bounds.bound_points(group, pipeline, steps, states)
 
     def _parameter_costs(self, group: LayerGroup, place: Place, step: StepChoice, layout: UnitLayout) -> ParameterCosts:
@@ -426,21 +405,3 @@ def find_places(pipelines: list[Pipeline]) -> dict[Place, np.ndarray]:
     for number, pipeline in enumerate(pipelines):
         found.setdefault(pipeline.place, []).append(number)
     return {place: np.array(numbers) for place, numbers in found.items()}
-
-
-def split_copies(usual: Mesh, mesh: Mesh, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The parts of a mesh with copies that join the same ranks as some axes of the usual one: those along which copies
-    lie, and the others."""
-    spans = [(usual.stride(axis), usual.stride(axis) * usual.size(axis)) for axis in axes if axis in usual.axes]
-    parts = [one for one in mesh.axes if any(low <= mesh.stride(one) < high for low, high in spans)]
-    copies = mesh.parts("replicate")
-    return tuple(one for one in parts if one in copies), tuple(one for one in parts if one not in copies)
-
-
-def count_units(layers: tuple[int, ...], of_layer: np.ndarray, kinds: int) -> np.ndarray:
-    """Numbers of the embedding, of the layers of every kind and of the output layer in the parts of a model [parts,
-    kinds]. layers: of every part. of_layer: the kind of every layer. kinds: their number."""
-    found = np.zeros((len(layers), kinds))
-    found[0, 0], found[-1, -1] = 1, 1
-    np.add.at(found, (np.repeat(np.arange(len(layers)), layers), of_layer), 1)
-    return found

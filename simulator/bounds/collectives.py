@@ -9,10 +9,14 @@ from math import inf
 import numpy as np
 
 from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, StageOps
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.block import Price
 from meshcast.simulator.program.program import EveryStageOps, one_of
+
+AxesOfGroups = tuple[tuple[str, ...], ...]
+"""The axes of several groups of ranks."""
 
 DATA, COPIES = "data", "data-replicas"
 """The streams of data-parallel collectives, and of those between copies of the states."""
@@ -31,6 +35,32 @@ def collective_rates(
     price = shared.device_costs(plan)[0].estimate
     operations = zip(("all_reduce", "reduce_scatter", "all_gather"), nbytes, strict=True)
     return tuple(price(Collective(operation, size, axes))[0] / size for operation, size in operations)
+
+
+def copy_rates(usual: Plan, plan: Plan, groups: AxesOfGroups, elements: np.ndarray, shared: SharedWork) -> np.ndarray:
+    """Least seconds a byte of the reductions and of the gathers of a plan with copies of what it shards [2, groups].
+
+    Those among ranks that share a copy and the all-reduces among copies are on two streams: the longer one counts.
+    usual: the plan without copies. groups: its axes along which gradients are summed. elements: their parameters
+    [groups, kinds].
+    """
+    inside, among = np.zeros((2, 2, len(groups)))
+    for number, axes in enumerate(groups):
+        copies, sharing = _split_copies(usual.mesh, plan.mesh, axes)
+        _, *inside[:, number] = collective_rates(plan, sharing, shared)
+        reduce, *_ = collective_rates(plan, copies, shared)
+        among[0, number] = reduce / plan.mesh.size(sharing)
+    totals = [float((rates.sum(axis=0) @ elements).sum()) for rates in (inside, among)]
+    return np.asarray(inside if totals[0] >= totals[1] else among)
+
+
+def _split_copies(usual: Mesh, mesh: Mesh, axes: tuple[str, ...]) -> AxesOfGroups:
+    """Returns the parts of a mesh with copies that join the same ranks as some axes of the usual one: those along which
+    copies lie, and the others."""
+    spans = [(usual.stride(axis), usual.stride(axis) * usual.size(axis)) for axis in axes if axis in usual.axes]
+    parts = [part for part in mesh.axes if any(low <= mesh.stride(part) < high for low, high in spans)]
+    copies = mesh.parts("replicate")
+    return tuple(part for part in parts if part in copies), tuple(part for part in parts if part not in copies)
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,12 +33,10 @@ class ParameterCosts(NamedTuple):
 
 
 def least_states(
-    plan: Plan, layout: UnitLayout, layers: np.ndarray, stages: Stages, place: StagePlaces, costs: ParameterCosts
+    plan: Plan, layout: UnitLayout, stages: Stages, place: StagePlaces, costs: ParameterCosts
 ) -> DeviceStates:
-    """States of the devices of a pipeline, at least.
-
-    plan: one with its degrees. layers: the kind of every layer. stages: units of the parts of the model.
-    """
+    """States of the devices of a pipeline, at least. plan: one with its degrees. stages: units of the parts of the
+    model."""
     sharded = sum((sizes for axes, sizes in layout.matrices.items() if plan.mesh.size(axes) > 1), 0 * layout.elements)
     held, kept = (
         np.array([sum(one[kind] * count for kind, count in stage) for stage in stages])[place.part]
@@ -49,18 +47,18 @@ def least_states(
         resident=place.sum(held) * costs.nbytes,
         update=devices,
         summed=devices,
-        collectives=(_least_collectives(layout, layers, costs),),
+        collectives=(_least_collectives(layout, stages, costs),),
         whole=np.outer(costs.whole, kept),
         plan=plan,
     )
 
 
-def _least_collectives(layout: UnitLayout, layers: np.ndarray, costs: ParameterCosts) -> UnitCollectives:
+def _least_collectives(layout: UnitLayout, stages: Stages, costs: ParameterCosts) -> UnitCollectives:
     reduced, gathered = (
         sum((seconds[axes] * sizes[axes] for axes in sizes), np.zeros(len(layout.elements)))
         for seconds, sizes in ((costs.reductions, layout.reduced), (costs.gathers, layout.matrices))
     )
-    of_units = np.array([0, *layers, len(layout.elements) - 1])
+    of_units = np.repeat(*np.transpose([run for stage in stages for run in stage]))
     nothing = np.zeros(len(of_units))
     if costs.each_reduction:
         reduced, gathered = costs.each_reduction * reduced[of_units], costs.each_gather * gathered[of_units]

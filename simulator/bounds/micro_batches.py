@@ -1,4 +1,4 @@
-"""Ops of a stage at any micro-batch size, from those at sizes 1 and 2.
+"""Units of a plan at any micro-batch size, from those at sizes 1 and 2.
 
 Sizes of ops and of buffers are affine in the number of sequences of a micro-batch: what belongs to sequences is
 proportional to it, weights and their gradients do not depend on it. So the ops at size b are those at size 1, with
@@ -7,15 +7,113 @@ b - 1 times what they grow by from 1 to 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from meshcast.hardware.remembered import remembered
+from meshcast.simulator.bounds.schedule_bound import StageTimes
+from meshcast.simulator.bounds.unit_prices import LoweredUnits, UnitLayout, UnitPrices, price_units
+from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import COMPUTE, Fragment, Op, StageOps, TensorUse, UnitRun, Work
 
 
 class NotAffine(Exception):
     """The ops at sizes 1 and 2 differ in more than sizes."""
+
+
+@dataclass(eq=False)
+class SizedUnits:
+    """The units of plans that differ in the size of their micro-batches alone.
+
+    lower: returns the units with micro-batches of so many sequences; None: the plan breaks a rule.
+    scales: whether larger ones are scaled: chunks and tiles of some schemes are not affine in their size.
+    shared: work that is shared with other plans.
+    """
+
+    lower: Callable[[int], LoweredUnits | None]
+    scales: bool
+    shared: SharedWork
+
+    @remembered
+    def prices(self, size: int, kernels_alone: bool = False) -> UnitPrices | None:
+        """Returns the prices of the units; None if the plan breaks a rule. kernels_alone: as if communication and
+        launches took no time."""
+        if (units := self._at_size(size)) is None:
+            return None
+        return price_units(units.of_kernels if kernels_alone else units, self.shared)
+
+    def times(self, size: int, recomputed: bool, kernels_alone: bool = False) -> StageTimes | None:
+        """Returns the least durations of the passes of every kind of unit; None if the plan breaks a rule. recomputed:
+        with every kind of layer once more, whose kernels run again."""
+        if (prices := self.prices(size, kernels_alone)) is None:
+            return None
+        return prices.times_with_recompute if recomputed else prices.unit_times
+
+    @remembered
+    def kernel_seconds(self, size: int, recomputed: bool) -> float:
+        """Returns the least seconds of the kernels of all layers in a micro-batch; 0 if they are not known. recomputed:
+        with the forward passes once more, but for the longest kernel of each, whose output nobody needs again."""
+        first, second = map(self.lower, (1, 2) if self.scales else (size, size))
+        total = 0.0
+        if first is None or second is None:
+            return total
+        for kind, number in zip(*np.unique(first.of_layer, return_counts=True), strict=True):
+            try:
+                kernels = scale_kernels(first.stages[kind], second.stages[kind], size)
+            except NotAffine:
+                return 0.0
+            prices = [(phase, first.price(work)[0], count) for phase, work, count in kernels]
+            seconds = sum(count * each for _, each, count in prices)
+            if recomputed:
+                forward = [(count * each, each) for phase, each, count in prices if phase == "F"]
+                seconds += sum(every for every, _ in forward) - max((each for _, each in forward), default=0.0)
+            total += number * seconds
+        return total
+
+    @remembered
+    def layout(self, size: int, recomputed: bool) -> UnitLayout | None:
+        """Returns the kinds of units; None if the plan breaks a rule. recomputed: as in `times`."""
+        if (units := self.lower(1 if self.scales else size)) is None:
+            return None
+        return units.layout.with_recomputed() if recomputed else units.layout
+
+    @remembered
+    def memory(self, size: int) -> np.ndarray | None:
+        """Returns what the forward pass of a unit leaves for its backward pass, at least [kinds] [bytes]; None if the
+        plan breaks a rule."""
+        if self.scales and size > 2 and self._is_affine:
+            first, second = self.memory(1), self.memory(2)
+            return first + (size - 1) * (second - first) if first is not None and second is not None else None
+        units = self._at_size(size)
+        return units.grown(self.shared.blocks) if units is not None else None
+
+    def _at_size(self, size: int) -> LoweredUnits | None:
+        if self.scales and size > 2:
+            with suppress(NotAffine):
+                return self.scale(size)
+        return self.lower(size)
+
+    @cached_property
+    def _is_affine(self) -> bool:
+        with suppress(NotAffine):
+            return self.scale(3) is not None
+        return False
+
+    def scale(self, size: int) -> LoweredUnits | None:
+        """Returns the units from those of one and of two sequences; None if one of these plans breaks a rule.
+
+        Raises NotAffine if both differ in more than sizes.
+        """
+        first, second = self.lower(1), self.lower(2)
+        if first is None or second is None:
+            return None
+        pairs = zip(first.stages, second.stages, strict=True)
+        return replace(first, stages=tuple(scale_stage(one, two, size) for one, two in pairs))
 
 
 def scale_stage(one: StageOps, two: StageOps, size: int) -> StageOps:

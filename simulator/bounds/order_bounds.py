@@ -32,15 +32,17 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 @dataclass(frozen=True, eq=False)
 class OrderBounds:
-    """What the order of the passes of a schedule bounds, whatever its stages hold and however long they take.
+    """What the order of the passes of a pipeline bounds, however long they take.
 
     schedule: the schedule, with orders that exist for this shape.
     shape: numbers of its devices, stages and micro-batches.
+    layers: number of layers of every part of the model.
     replays: critical paths of shapes that differ in the number of micro-batches alone.
     """
 
     schedule: Schedule
     shape: PipelineShape
+    layers: tuple[int, ...]
     replays: Replays = field(default_factory=dict)
 
     @cached_property
@@ -75,14 +77,12 @@ class StageBounds:
     """Bounds of a pipeline with priced stages.
 
     order: the order of its passes.
-    layers: number of layers of every part of the model.
     units: units of every part.
     prices: prices of the units.
     shared: work that is shared with other pipelines.
     """
 
     order: OrderBounds
-    layers: tuple[int, ...]
     units: Stages
     prices: UnitPrices
     shared: SharedWork
@@ -167,7 +167,7 @@ class StageBounds:
         copied = order.shape.m * ((state.plan.model_parts.model.layers // order.shape.p - 1) * copies)
         longest = 0.0
         for collectives in state.collectives:  # streams run side by side
-            sides = collectives.of_stages(self.layers, order.place.part)
+            sides = collectives.of_stages(order.layers, order.place.part)
             beside = max(copied, self._beside(times, sides, order.schedule.pairs_passes or gathers_ahead))
             reductions = order.place.least(sides.last)
             longest = max(longest, shortest_step(order.schedule, bound, state.update, reductions, beside))

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 
 from meshcast.hardware.remembered import remembered
-from meshcast.simulator.bounds.micro_batches import scale_kernels, scale_stage
 from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, PASSES, WHOLE, StageTimes
 from meshcast.simulator.engine.maxplus import Coordinates, product
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.program import host_launch_seconds
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import COMPUTE, Communication, Gemm, Param, StageOps, Work
+from meshcast.simulator.lowering.offload import IN, OUT
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.block import FREE, CompiledBlocks, Price
 from meshcast.simulator.program.memory_profile import Profile
@@ -99,8 +99,13 @@ class UnitPrices:
         """Bytes of a message between two stages, before ranks share it."""
         return self.kinds[0].stage_ops.message_nbytes
 
-    def stream_seconds(self, stream: str, action: str) -> float:
-        """Seconds of the ops of one layer on a stream in one pass; of the kind of layers that has least."""
+    @property
+    def copy_seconds(self) -> float:
+        """Seconds of the copies of the activations of a layer to the host, or back."""
+        return max(self._stream_seconds(OUT, "F"), self._stream_seconds(IN, "BW"))
+
+    def _stream_seconds(self, stream: str, action: str) -> float:
+        """Returns the seconds of the ops of one layer on a stream in one pass; of the kind of layers that has least."""
         at = self.coordinates.at.get(stream)
         kinds = range(1, len(self.kinds) - 1)
         return 0.0 if at is None else min(float(self._busy[kind][PASSES.index(action)][at]) for kind in kinds)
@@ -255,6 +260,15 @@ class UnitLayout(NamedTuple):
         )
         return UnitLayout(self.elements[order], reduced, matrices, self.of_layer, self.of_layer + len(layers))
 
+    def count_units(self, layers: tuple[int, ...], recomputed: int | None) -> np.ndarray:
+        """Returns the numbers of units in the parts of a model [parts, kinds]. layers, recomputed: as in
+        `UnitPrices.stages`."""
+        counts = np.zeros((len(layers), len(self.elements)))
+        counts[0, 0], counts[-1, -1] = 1, 1
+        kinds = kinds_of_layers(layers, self.of_layer, self.of_recomputed, recomputed)
+        np.add.at(counts, (np.repeat(np.arange(len(layers)), layers), kinds), 1)
+        return counts
+
 
 @dataclass(frozen=True)
 class LoweredUnits:
@@ -291,7 +305,7 @@ class LoweredUnits:
 
         return replace(self, price=price_new)
 
-    @property
+    @cached_property
     def layout(self) -> UnitLayout:
         """The kinds of units without recomputed layers."""
         return UnitLayout(self.elements, self.count_reduced(), self.count_reduced(matrices=True), self.of_layer, None)
@@ -339,32 +353,6 @@ class LoweredUnits:
         found[0] -= max(leaves)
         found[1:] += min(0, min(arrives) - max(leaves))
         return found
-
-    def kernel_seconds(self, two: LoweredUnits, size: int, again: bool) -> float:
-        """Least seconds of the kernels of all layers, forward and backward, of a micro-batch of `size` sequences on the
-        ranks of a layer, from these units at one sequence and those at two.
-
-        again: with the forward passes once more, but for the longest kernel of each, whose output nobody needs again.
-        Raises NotAffine if both differ in more than sizes.
-        """
-        found = 0.0
-        for kind, number in zip(*np.unique(self.of_layer, return_counts=True), strict=True):
-            kernels = scale_kernels(self.stages[kind], two.stages[kind], size)
-            prices = [(phase, self.price(work)[0], count) for phase, work, count in kernels]
-            seconds = sum(count * one for _, one, count in prices)
-            if again:
-                forward = [(count * one, one) for phase, one, count in prices if phase == "F"]
-                seconds += sum(one for one, _ in forward) - max((one for _, one in forward), default=0.0)
-            found += number * seconds
-        return found
-
-    def at_size(self, two: LoweredUnits, size: int) -> LoweredUnits:
-        """Those at a micro-batch of `size` sequences, from these at one sequence and those at two.
-
-        Raises NotAffine if both differ in more than sizes.
-        """
-        pairs = zip(self.stages, two.stages, strict=True)
-        return replace(self, stages=tuple(scale_stage(first, second, size) for first, second in pairs))
 
 
 def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:

@@ -18,6 +18,8 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import ClosedForm, Scheme, SchemeOptions
 
 
@@ -449,6 +451,15 @@ class PipelineSetting:
     def t_total(self) -> float:
         """All passes of one micro-batch on one device [s]."""
         return self.t_f + self.t_b + self.t_w
+
+
+def make_schedule(name: str, devices: int, chunks: int, framework: object) -> Schedule:
+    """Makes a schedule by its name, of pipelines on so many devices that nothing else divides."""
+    kind = find_scheme(f"pipeline/{name}")
+    options = kind.Options.model_validate({"chunks": chunks})
+    schedule = kind(("pp",), options, Mesh({"pp": devices}), framework, (), devices > 1)
+    assert isinstance(schedule, Schedule)
+    return schedule
 
 
 def one_forward_one_backward(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[Action]:

@@ -1,10 +1,10 @@
-"""What the reader of launch files makes of an entry of the corpus: right, asked, refused, or another plan."""
+"""What the reader of launch files makes of an entry: right, approximated, asked, refused, or another plan."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +19,10 @@ from meshcast.simulator.models.load import find_preset, load_model
 from meshcast.simulator.models.model import Model
 from tools.inputs.corpus import ExpectedShape, Facts, PublicFile
 
-Outcome = Literal["right", "asked", "refused", "asked needlessly", "not read", "another plan"]
-"""`right`, `asked` and `refused` are what the entry expects; `asked needlessly` and `not read` give no answer to a file
-that holds all that is needed; `another plan` is forecast wrongly without a question."""
+Outcome = Literal["right", "approximated", "asked", "refused", "asked needlessly", "not read", "another plan"]
+"""`right`, `asked` and `refused` are what the entry expects; `approximated` is forecast with another plan, and says so;
+`asked needlessly` and `not read` give no answer to a file that holds all that is needed; `another plan` is forecast
+wrongly without a word."""
 
 EXPECTED: tuple[Outcome, ...] = ("right", "asked", "refused")
 
@@ -77,7 +78,12 @@ def judge(entry: PublicFile, path: Path) -> Judgement:
         return Judgement(entry, "refused" if entry.refuse else "not read", (str(error),))
     if entry.refuse and not entry.stated:
         return Judgement(entry, "another plan", (f"it is to be refused: {entry.refuse}",))
-    misses = [*_find_misses(entry.expect, imported, job), *_find_unasked(entry, imported)]
+    differing = list(_compare(entry.expect, imported, job))
+    named = _find_named(entry.expect, imported, job)
+    misses = [_describe(*fact) for fact in differing if fact[0] not in named]
+    misses += _find_unasked(entry, imported)
+    if differing and not misses:
+        return Judgement(entry, "approximated", tuple(_describe(*fact) for fact in differing))
     return Judgement(entry, "another plan" if misses else "asked" if entry.asks else "right", tuple(misses))
 
 
@@ -119,10 +125,11 @@ def _judge_questions(
             imported, job = _read(path, changes)
     except MeshcastError:
         return Judgement(entry, "asked")
+    named = _find_named(entry.expect, imported, job)
     misses = [
-        f"{name}: {expected} expected, {read} read, and not asked"
-        for name, expected, read in _compare(entry.expect, imported, job)
-        if not any(_answers(question.answers, name) for question in asked.questions)
+        f"{_describe(*fact)}, and not asked"
+        for fact in _compare(entry.expect, imported, job)
+        if fact[0] not in named and not any(_answers(question.answers, fact[0]) for question in asked.questions)
     ]
     return Judgement(entry, "another plan" if misses else "asked", tuple(misses))
 
@@ -140,15 +147,29 @@ def _find_unasked(entry: PublicFile, imported: ImportedJob) -> Iterator[str]:
             yield f"{fact}: nothing determines it, and it was not asked for"
 
 
-def _find_misses(facts: Facts, imported: ImportedJob, job: Job) -> Iterator[str]:
-    for name, expected, read in _compare(facts, imported, job):
-        yield f"{name}: {expected} expected, {read} read"
+def _describe(name: str, expected: Any, read: Any) -> str:
+    return f"{name}: {expected} expected, {read} read"
 
 
-def _compare(facts: Facts, imported: ImportedJob, job: Job) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the facts that differ: name, what is expected, what was read."""
+def _find_named(facts: Facts, imported: ImportedJob, job: Job) -> set[str]:
+    """Returns the facts that differ and that an approximated setting names: the forecast that bounds its error has the
+    expected one, or its reason says what lies in host memory instead."""
+    differing = {name for name, _, _ in _compare(facts, imported, job)}
+    named: set[str] = set()
+    for entry in imported.findings.approximated:
+        if entry.other:
+            named |= differing - {name for name, _, _ in _compare(facts, imported, job, entry.other)}
+        if "host memory" in entry.why:
+            named |= differing & {"offload"}
+    return named
+
+
+def _compare(
+    facts: Facts, imported: ImportedJob, job: Job, changed: Mapping[str, Any] = {}
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the facts that differ: name, what is expected, what was read. changed: keys of another forecast."""
     expected = facts.model_dump(exclude_none=True, by_alias=True)
-    keys = flatten_job(job)
+    keys = {key: value for key, value in {**flatten_job(job), **changed}.items() if value is not None}
     read: dict[str, Any] = {name: keys.get(key) for name, key in KEYS.items()}
     read |= {name: read[name] or 1 for name in ("tp", "pp", "cp", "ep", "replicate", "chunks")}
     read |= _read_sharding(keys) | _read_optimizer(expected.get("optimizer", ""), imported)

@@ -26,9 +26,10 @@ Made by `make docs-inputs` from a folder of public files. `tools/inputs/corpus` 
 path, with the facts that each determines: degrees, sharding, precision, recomputation, batch, the model's shape. Facts
 were written by reading the code of the programs, by others than those who wrote the reader.
 
-*Right*: forecast with the plan of the file. *Asked*: refused with a question that the file leaves open; or refused by
-name, where the program is not read. *Needless*: asked, or not read, though the file holds all that is needed.
-*Another plan*: forecast with another plan than its own, without a question.
+*Right*: forecast with the plan of the file. *Approximated*: forecast with another plan, which the answer names, with a
+second forecast that bounds the error, or with the direction of the error. *Asked*: refused with a question that the
+file leaves open; or refused by name, where the program is not read. *Needless*: asked, or not read, though the file
+holds all that is needed. *Another plan*: forecast with another plan than its own, without a word.
 """
 
 
@@ -99,8 +100,8 @@ def render_page(judged: Sequence[tuple[Judgement, bool]]) -> str:
     lines = [INTRODUCTION, f"{len(judged)} files, {public} of them as they are public; of the others a small one that "]
     lines[-1] += "states the same.\n"
     lines += [
-        "| program | files | right | asked | needless | another plan | answered |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| program | files | right | approximated | asked | needless | another plan | answered |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     programs = sorted({judgement.entry.program for judgement, _ in judged})
     for program in (*programs, "all"):
@@ -118,8 +119,8 @@ def _render_row(program: str, judgements: Sequence[Judgement]) -> str:
     count = Counter(judgement.outcome for judgement in judgements)
     asked, needless = count["asked"] + count["refused"], count["asked needlessly"] + count["not read"]
     complete = len(judgements) - asked
-    answered = f"{count['right'] / complete:.0%}" if complete else ""
-    numbers = (len(judgements), count["right"], asked, needless, count["another plan"])
+    answered = f"{(count['right'] + count['approximated']) / complete:.0%}" if complete else ""
+    numbers = (len(judgements), count["right"], count["approximated"], asked, needless, count["another plan"])
     return f"| {program} | {' | '.join(map(str, numbers))} | {answered} |"
 
 

@@ -18,10 +18,8 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.remembered import remembered
 from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.schedule_bound import least_in_flight
-from meshcast.simulator.ir.mesh import Mesh
-from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.framework import Framework
-from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, make_schedule
 
 
 class DeviceLines(NamedTuple):
@@ -201,14 +199,7 @@ class ScheduleTable:
 
     def __init__(self, name: str, most: int, framework: Framework) -> None:
         self.name, self.most, self.framework = name, most, framework
-        self.schedule = self._make(2)
-
-    def _make(self, stages: int) -> Schedule:
-        kind = find_scheme(f"pipeline/{self.name}")
-        options = kind.Options.model_validate({"chunks": 1})
-        found = kind(("pp",), options, Mesh({"pp": stages}, {}, []), self.framework, (), stages > 1)
-        assert isinstance(found, Schedule)
-        return found
+        self.schedule = make_schedule(name, 2, 1, framework)
 
     @remembered
     def at(self, m: int) -> tuple[np.ndarray, np.ndarray]:
@@ -216,7 +207,8 @@ class ScheduleTable:
         activations in flight [stages + 1, devices]."""
         takes, held = np.zeros(self.most + 1, bool), np.ones((self.most + 1, self.most))
         for stages in range(1, self.most + 1):
-            schedule, shape = self._make(stages), PipelineShape(stages, m)
+            schedule = make_schedule(self.name, stages, 1, self.framework)
+            shape = PipelineShape(stages, m)
             try:
                 schedule.check(shape)
             except MeshcastError:

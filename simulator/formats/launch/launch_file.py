@@ -113,6 +113,10 @@ class LaunchFile:
         for path in candidates:
             if path.is_file() and path.suffix.lower() in (".json", ".yaml", ".yml", ".toml", ".py", ".sh"):
                 return read_launch_file(path, self.options)
+            if path.is_file() and path.suffix.lower() in (".conf", ".config", ".txt", ""):
+                text = read_text(path, REMEDY, DESCRIPTION)
+                if text.lstrip().startswith("{"):
+                    return parse_launch_text(text, str(path), ".json", path.parent, self.options)
         return None
 
 

@@ -36,6 +36,12 @@ from meshcast.simulator.formats.launch.verdicts import (
 )
 from meshcast.simulator.models.load import find_preset, load_model
 
+
+def is_off(stated: Stated) -> bool:
+    """Whether a setting is null or a switch that is off."""
+    return is_null(stated.value) or str(stated.value).lower() == "false"
+
+
 DOES_NOT_KNOW = "meshcast does not know it, and leaves it out of the forecast"
 
 CLOSE = 0.8
@@ -256,7 +262,7 @@ class Reading:
                 self.findings.taken.append(TakenSetting(stated.shown, stated.place, stated.value, keys))
             elif (stated.shown, stated.place) in listed:
                 continue
-            elif stated.value is False or is_null(stated.value):
+            elif is_off(stated):
                 self.ignore(stated, "it is off")
             elif stated.unknown:
                 self.ignore(stated, "nothing here says its value, and only a whole run depends on it")
@@ -265,7 +271,7 @@ class Reading:
 
     def _judge(self, name: str, stated: Stated, verdicts: Verdicts) -> None:
         """Lists a setting that nothing has taken."""
-        if stated.value is False or is_null(stated.value):
+        if is_off(stated):
             self.ignore(stated, "it is off")
             return
         match next((verdict for pattern, verdict in verdicts.items() if re.fullmatch(pattern, name)), None):
@@ -275,6 +281,8 @@ class Reading:
                 self.approximate(stated, why, errs)
             case Decision(why, answers):
                 self.ask(stated, why, *answers)
+            case None if stated.value in (0, "0") and looks_decisive(name):
+                self.ignore(stated, "it is 0, which stands for none")
             case None if (meant := self._suggest(name, stated)) or looks_decisive(name):
                 decides = "" if meant else ", and by its name it decides the plan or the memory"
                 self.ask(stated, f"meshcast does not know it{decides}{meant}", "--assume-defaults")

@@ -9,9 +9,9 @@ import pytest
 
 from meshcast.experiments.search.bounds import PointBounds
 from meshcast.experiments.search.space import LayerGroup
-from meshcast.simulator.bounds.micro_batches import NotAffine
+from meshcast.simulator.bounds.micro_batches import NotAffine, SizedUnits
 from meshcast.simulator.bounds.schedule_bound import PASSES
-from meshcast.simulator.bounds.unit_prices import price_units
+from meshcast.simulator.bounds.unit_prices import LoweredUnits, price_units
 from tests.experiments.search.test_bounds import JOBS, space_of
 
 
@@ -20,16 +20,16 @@ from tests.experiments.search.test_bounds import JOBS, space_of
 def test_scaled_units_are_those_that_are_lowered(name: str, seed: int) -> None:
     bounds, rng = PointBounds(space_of(name)), random.Random(seed)
     group = rng.choice([one for one in bounds.space.groups() if one.tp <= 8])._replace(offload=())
-    for micro in (3, 8):
-        wanted = group._replace(micro=micro)
-        one, two, lowered = (bounds.prices._lower(group._replace(micro=size), False) for size in (1, 2, micro))
-        assert one is not None and two is not None and lowered is not None, wanted
-        compare(bounds, one.at_size(two, micro), lowered, wanted)
+    units = bounds.prices._units(group, False)
+    for size in (3, 8):
+        scaled, lowered = units.scale(size), units.lower(size)
+        assert scaled is not None and lowered is not None, group
+        compare(bounds, scaled, lowered, group)
 
 
-def compare(bounds: PointBounds, scaled: object, lowered: object, group: LayerGroup) -> None:
+def compare(bounds: PointBounds, scaled: LoweredUnits, lowered: LoweredUnits, group: LayerGroup) -> None:
     """Both have the same matrices and the same memory."""
-    found, wanted = (price_units(units, bounds.shared) for units in (scaled, lowered))  # type: ignore[arg-type]
+    found, wanted = (price_units(units, bounds.shared) for units in (scaled, lowered))
     assert (found.of_layer == wanted.of_layer).all()
     for kind in range(len(wanted.kinds)):
         for action in PASSES:
@@ -44,7 +44,7 @@ def compare(bounds: PointBounds, scaled: object, lowered: object, group: LayerGr
 def test_units_that_differ_in_more_than_sizes_are_refused() -> None:
     bounds = PointBounds(space_of("dense"))
     group = next(one for one in bounds.space.groups() if one.tp == 2 and one.recompute == "none")
-    one, other = (bounds.prices._lower(group._replace(recompute=kind, micro=1), False) for kind in ("none", "full"))
-    assert one is not None and other is not None
+    changed = {1: group, 2: group._replace(recompute="selective")}
+    units = SizedUnits(lambda size: bounds.prices._lower(changed[size], False), True, bounds.shared)
     with pytest.raises(NotAffine):
-        one.at_size(other, 3)
+        units.scale(3)

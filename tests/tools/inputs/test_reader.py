@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.inputs.corpus import PROGRAMS, load_corpus
+from tools.inputs.corpus import PROGRAMS, PublicFile, load_corpus
 from tools.inputs.judge import judge
 from tools.pages.inputs import write_small_file
 
@@ -28,3 +28,17 @@ def test_a_file_is_read_as_the_job_that_it_is_or_asked_about(program: str, tmp_p
             wrong.append(f"{entry.name}: {'; '.join(judgement.misses)}")
     assert not wrong, "\n".join(wrong)
     assert outcomes["asked needlessly"] + outcomes["not read"] == NOT_ANSWERED.get(program, 0), outcomes
+
+
+def test_a_plan_that_the_answer_names_is_no_silent_one(tmp_path: Path) -> None:
+    command = "accelerate launch --multi_gpu --num_processes 2 sft.py --model_name_or_path m --dataset_name d"
+    states = f"{command} --max_length 64 --bf16 --per_device_train_batch_size 1\n"
+    facts = {"repository": "own/scripts", "commit": "0" * 40, "path": "run.sh", "program": "trl", "states": states}
+    given = {"model": "llama3-8b"}
+    path = tmp_path / "run.sh"
+    path.write_text(states, "utf-8")
+    outcomes = [
+        judge(PublicFile.model_validate({**facts, "given": given, "expect": expect}), path).outcome
+        for expect in ({"recompute": "full"}, {"recompute": "none"}, {"recompute": "none", "micro": 2})
+    ]
+    assert outcomes == ["right", "approximated", "another plan"]

@@ -128,7 +128,12 @@ class Conditions:
             return self.compare_numbers(value, sign, self.expander.text(source, right), arithmetic=True)
         if sign == "=~":
             return self._search(source, value, right)
-        pattern = self.expander.pattern(source, right)
+        # the grammar divides *"text"*
+        first = source.start_of(node.children[2])
+        if node.child_count > 3:
+            pattern = self.expander.pattern_between(source, node, first, right.end_byte)
+        else:
+            pattern = self.expander.pattern(source, right)
         if sign in ("=", "==", "!="):
             text, form = read_as_bash(value), read_as_bash(pattern)
             if form.count("*") * len(text) > MOST_COMPARISONS:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 QUOTES = ("string", "raw_string", "ansi_c_string", "translated_string")
 DOLLARS = ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion")
+DIVIDED = ("word", "concatenation", "string", "command_name")
+"""What the grammar may divide a word into."""
+
 INSIDE = (*QUOTES, *DOLLARS, "process_substitution", "brace_expression", "concatenation", "array")
 """Nodes inside of a word that stand for something else than their text."""
 
@@ -87,8 +90,10 @@ class Expander(ParameterExpander):
         parent, after = node.parent, node.next_sibling
         if after is None and parent is not None and parent.type == "variable_assignment":
             after = parent.next_sibling
-        if after is not None and after.type in ("word", "concatenation") and after.start_byte == node.end_byte:
-            nodes.append(after)  # the grammar divides words such as a_$X.txt at the $
+        # the grammar divides words such as a_$X.txt at the $
+        while after is not None and after.type in DIVIDED and source.start_of(after) == nodes[-1].end_byte:
+            nodes.append(after.children[0] if after.type == "command_name" else after)
+            after = after.next_sibling
         return self.join(self._word_parts(source, nodes))
 
     def join(self, parts: Iterable[Part]) -> Value:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _SPACES = re.compile(rb"(?:\s|\\\n)*")
 
+_WORDS = re.compile(rb"(?<=\s)<[A-Za-z]+(?: [\w./-]+)+>(?=\s|$)")
+"""Words that a user is to replace, as ``<more arguments>``: bash would read from one file and write another."""
+
 _PLACEHOLDER = re.compile(rb"(?<==)<[A-Za-z][^<>\n|;&\"'`$]{0,200}>")
 
 LARGEST = 1_000_000
@@ -79,6 +82,7 @@ def parse(text: str, where: str, lines: tuple[tuple[int, int], ...] = ((0, 1),),
     if len(content) > LARGEST:
         rule = f"the script has more than {LARGEST:,} bytes"
         raise PlanError(where, rule, "Write the command that starts the training program into a script of its own")
+    content = _WORDS.sub(lambda place: re.sub(rb"\W", b"_", place[0]), content)
     root = _parser().parse(content).root_node
     if root.has_error:  # places that a user is to fill in, as X=<path to data>, which bash takes for files
         filled = _PLACEHOLDER.sub(lambda place: re.sub(rb"[^\w./-]", b"_", place[0]), content)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from meshcast.simulator.formats.launch.bash.builtins import PRINTING
 from meshcast.simulator.formats.launch.bash.conditions import UNKNOWN, Conditions, Status
 from meshcast.simulator.formats.launch.bash.declarations import Declarations
-from meshcast.simulator.formats.launch.bash.directives import read_directives
+from meshcast.simulator.formats.launch.bash.directives import list_slurm_variables, read_directives
 from meshcast.simulator.formats.launch.bash.doubts import find_doubtful, hides_launch
 from meshcast.simulator.formats.launch.bash.expansion import Expander, group_nodes
 from meshcast.simulator.formats.launch.bash.files import read_file, resolve
@@ -422,9 +422,11 @@ class Interpreter:
         line, before = source.line_of(node), self.shell.stdin
         assignments: list[Node] = []
         parts: list[Node] = []
+        end = -1  # of an assignment, with what the grammar takes for other words
         for child in node.children:
-            if child.type == "variable_assignment":
-                assignments.append(child)
+            if child.type == "variable_assignment" or source.start_of(child) == end:
+                end = child.end_byte
+                assignments += [child] if child.type == "variable_assignment" else []
             elif child.type == "command_name":
                 parts += child.children
             elif child.type.endswith("_redirect"):
@@ -472,17 +474,27 @@ class Interpreter:
         self.shell.print_opaque()
         stdin = as_word(self.shell.stdin, line) if self.shell.stdin else None
         command = tuple(as_word(value, line) for value in values)
-        self._note_stray(command, line)
+        if self._continue_command(command, line):
+            return Status(resolved=False, sure=False)
         lost += _find_broken(command)
         self.shell.commands.append(Command(command, environment, line, lost, stdin, file))
         return Status(resolved=False, sure=False)
 
-    def _note_stray(self, words: Sequence[Word], line: int) -> None:
-        """Notes at the command in front that its arguments end early: what follows it begins with one."""
+    def _continue_command(self, words: Sequence[Word], line: int) -> bool:
+        """Adds words that begin with an argument to the command in front, which was meant to go on, and notes that
+        there. Returns whether they are such words."""
         commands = self.shell.commands
-        if words[0].text.startswith("-") and commands and not commands[-1].words[0].text.startswith("-"):
-            why = f"the command in front ends before {words[0].text}: a comment or a space behind \\ cuts it"
-            commands[-1] = replace(commands[-1], lost=(*commands[-1].lost, LostPlace(line, why)))
+        if not words[0].text.startswith("-") or not commands or commands[-1].words[0].text.startswith("-"):
+            return False
+        why = f"the command in front ends before {words[0].text}: a comment or a space behind \\ cuts it"
+        cut = commands[-1]
+        places = (
+            cut.lost
+            if any(place.why.startswith("the command in front ends") for place in cut.lost)
+            else (*cut.lost, LostPlace(line, why))
+        )
+        commands[-1] = replace(cut, words=(*cut.words, *words), lost=places)
+        return True
 
     def _tee(self, words: list[Value]) -> None:
         texts = [read_text(word) for word in words]
@@ -734,7 +746,7 @@ def run_text(
     text = read_text(value)
     shell = Shell(where, folder, limits or StepLimits(where))
     shell.frames.append(Frame([from_word(word) for word in arguments], is_given=bool(arguments)))
-    for name, word in environment.items():
+    for name, word in {**list_slurm_variables(read_directives(text)), **environment}.items():
         shell.variables[name] = Variable({0: from_word(word)}, exported=True)
     source = parse(text, where, tuple(lines) or ((0, 1),), file)
     shell.limits.depth = 0

@@ -78,6 +78,10 @@ AXOLOTL_VERDICTS = list_verdicts(
         "overrides_of* device device_map max_memory gpu_memory_limit gptq bnb_config* strict ddp is_*_derived_model",
         LOADING,
     ),
+    (
+        "model_quantization_config model_quantization_config_kwargs.dequantize model_quantization_config_kwargs",
+        LOADING,
+    ),
     ("experimental_* qlora_sharded* lora_on_cpu peft_init* use_tensorboard", LOADING),
     ("evals_per_epoch saves_per_epoch do_bench* bench_* loss_watchdog* use_wandb use_mlflow use_comet gradio*", NAMES),
     ("use_otel* otel* use_trackio profiler* axolotl_config* num_dataset_shards* generat* dynamic_checkpoint*", NAMES),
@@ -140,6 +144,10 @@ def interpret(reading: Reading) -> None:
     _read_kernels(reading)
     _read_adapters(reading)
     _read_reinforcement(reading)
+    quantised = reading.take("model_quantization_config")
+    if quantised is not None and take_on(reading, "model_quantization_config_kwargs.dequantize") is None:
+        why = "weights stay quantised, in a format that is not described"
+        reading.ask(quantised, why, "precision.compute=bf16")
     if (packing := take_on(reading, "sample_packing")) is not None:
         why = "sequences are forecast as one text each, not as packed documents (state batch.documents)"
         reading.approximate(packing, why, "the time of attention is too long")

@@ -75,6 +75,9 @@ trained weights are cast to fp32."""
 OLD_SEQUENCE = 1024
 """``cutoff_len`` before v0.8, whose script was train_bash.py."""
 
+OWN_ENTRY = re.compile(r"llama[-_]?factory|(^|\s|/)src/train|train_bash\.py|(^|\s)lmf\s|bash|srun", re.IGNORECASE)
+"""Starts of its own scripts and commands, or of shells, inside of which they may be."""
+
 PREFERENCES = ("dpo", "kto")
 """Stages with a reference model."""
 
@@ -136,7 +139,13 @@ def interpret(reading: Reading) -> None:
     _read_switches(reading)
     launch = reading.file.launch
     old = launch is not None and re.search(r"train_bash\.py$", launch.entry) is not None
-    read_training(reading, replace(PROGRAM, sequence=OLD_SEQUENCE) if old else PROGRAM)
+    program = replace(PROGRAM, sequence=OLD_SEQUENCE) if old else PROGRAM
+    if launch is not None and not OWN_ENTRY.search(" ".join(word.text for word in launch.command.words)):
+        program = replace(program, sequence=None)
+        if not {"gradient_checkpointing", "activation_checkpointing"} & reading.stated.keys():
+            why = "it is a script of another repository, whose default is not known; LLaMA-Factory recomputes layers"
+            reading.ask_key("plan.recompute", "full", why)
+    read_training(reading, program)
     _read_workers(reading)
     _read_kernels(reading)
     _read_tuning(reading)

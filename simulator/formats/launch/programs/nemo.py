@@ -418,7 +418,7 @@ def interpret_configuration(reading: Reading) -> None:
     if reading.take_switch("fp8_dot_product_attention"):
         reading.set_key("framework.set.attention_library", "cudnn-fp8", "fp8_dot_product_attention")
     _read_precision(reading)
-    _read_adapters(reading)
+    read_adapters(reading)
     switches = ("enable_cuda_graph", "external_cuda_graph")
     scopes = ("cuda_graph_modules", "cuda_graph_scope")
     graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch(*switches)
@@ -485,7 +485,7 @@ ADAPTED = {
 """Linear layers with adapters, by the names of these programs."""
 
 
-def _read_adapters(reading: Reading) -> None:
+def read_adapters(reading: Reading) -> None:
     """Reads the adapters of a fine-tuning (nemo/collections/llm/peft/lora.py: rank 32 on all linear layers)."""
     names = ("peft", "peft.peft_scheme", "model.peft.peft_scheme", "peft_scheme")
     scheme = reading.take_word(*names)
@@ -504,6 +504,9 @@ def _read_adapters(reading: Reading) -> None:
     words = [ADAPTED[word] for word in read_words(stated) if word in ADAPTED] if stated is not None else []
     if "model.moe.experts" in reading.keys:
         words = [word for word in words or ADAPTED.values() if word.startswith("attn")]
+        reading.approximate(reading.take(*names), "adapters of experts are left out", FAST)
+    if "model.mla.kv_lora_rank" in reading.keys:  # which has no layer of that name
+        words = [word for word in words or ADAPTED.values() if word != "attn_qkv"]
     if words:
         reading.set_key("train.targets", tuple(dict.fromkeys(words)), *targets)
 

@@ -38,12 +38,22 @@ def name_settings(settings: Mapping[str, Stated]) -> dict[str, Stated]:
         for section, repeated in REPEATED.items():
             if head.endswith(section) and tail.startswith(repeated):
                 tail = tail.removeprefix(repeated)
+        if head.endswith("zero_optimization") and tail in FIELDS:
+            tail = FIELDS[tail]
         named[f"{head}{dot}{tail}"] = stated
     return named
 
 
 REPEATED = {"fsdp_config": "fsdp_", "parallelism_config": "parallelism_config_", "dynamo_config": "dynamo_"}
 """What names inside a section may begin with."""
+
+FIELDS = {
+    **{name: f"stage3_{name}" for name in ("max_live_parameters", "max_reuse_distance", "prefetch_bucket_size")},
+    **{"param_persistence_threshold": "stage3_param_persistence_threshold"},
+    **{"model_persistence_threshold": "stage3_model_persistence_threshold"},
+    **{"gather_16bit_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save"},
+}
+"""Settings of ZeRO by the names of DeepSpeed's fields, which it takes, too (DeepSpeedConfigModel: populate_by_name)."""
 
 
 # ----------------------------------------------------------------------------------------- Accelerate
@@ -194,6 +204,8 @@ def read_zero(reading: Reading) -> None:
     reading.read_rows([BUCKET, OVERLAP])
     if "framework.set.overlap.dp" not in reading.keys:
         reading.set_key("framework.set.overlap.dp", stage == 3)
+    if size := reading.take_count("deepspeed.tensor_parallel.autotp_size"):
+        reading.set_key("plan.tp", size, "deepspeed.tensor_parallel.autotp_size")
     _read_devices(reading, stage)
     _read_coordinator(reading, stage)
     _read_sub_groups(reading, stage)
@@ -409,22 +421,11 @@ def _read_units(reading: Reading) -> None:
 
 
 def _read_fsdp_offload(reading: Reading, words: list[str]) -> None:
-    names = FSDP, *_fsdp_names("offload_params"), *_fsdp_names("cpu_offload")
-    stated = reading.take(*names[1:])
+    """Reads whether all that FSDP shards lies in host memory."""
+    names = *_fsdp_names("offload_params"), *_fsdp_names("cpu_offload")
+    stated = reading.take(*names)
     if (stated is not None and not is_null(stated.value) and read_switch(stated)) or "offload" in words:
-        reading.set_key("plan.offload", ("optimizer",), *(names[1:] if stated is not None else names))
-        why = (
-            "weights and gradients that FSDP keeps in host memory are forecast on the GPU, optimizer states on the host"
-        )
-        errs = "the forecast needs more memory, and is too fast"
-        reading.approximate(stated or reading.take(FSDP), why, errs, ON_HOST)
-
-
-ON_HOST = {
-    **{"plan.data": "zero-infinity", "plan.data.parameters": "cpu", "plan.data.optimizer": "cpu", "plan.offload": None},
-    **dict.fromkeys(("plan.data.reshard", "plan.data.backward_prefetch", "plan.shard_nodes", "plan.replicate")),
-}
-"""Weights and optimizer states in host memory, unit by unit on the GPU: the closest to FSDP's offload."""
+        reading.set_key("plan.data.offload", True, *(names if stated is not None else (FSDP,)))
 
 
 # ------------------------------------------------------------------------------------- several degrees

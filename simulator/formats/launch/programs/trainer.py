@@ -10,6 +10,7 @@ FSDP with mixed precision); huggingface/peft, src/peft/utils/constants.py (modul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -65,7 +66,9 @@ class TrainerProgram:
     compute: Literal["fp32", "bf16"] = "fp32"
     loads: Literal["fp32", "compute", "script"] = "script"
     checkpointing: bool = False
-    checkpointing_names: tuple[str, ...] = ("gradient_checkpointing", "activation_checkpointing")
+    checkpointing_names: tuple[str, ...] = (
+        *("gradient_checkpointing", "activation_checkpointing", "grad_checkpoint", "use_gradient_checkpointing"),
+    )
     reentrant: bool | None = None
     fsdp_version: int = 1
 
@@ -83,11 +86,27 @@ def read_trainer_file(file: LaunchFile) -> dict[str, Stated]:
                 settings |= name_launch_flags(launcher.settings)
             else:
                 settings |= {f"launcher.{name}": stated for name, stated in launcher.settings.items()}
-        return name_settings(settings)
+        return name_settings(_complete_names(settings))
     settings = flatten_file(file, example="per_device_train_batch_size: 1")
     if "distributed_type" in settings or "compute_environment" in settings:
         settings = {_name_accelerate(name): stated for name, stated in settings.items()}
     return name_settings(settings)
+
+
+ARGUMENTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+"""Arguments that decide the batch or the memory, and that argparse takes abbreviated."""
+
+SHORTEST = 10
+"""Letters of an abbreviation that stands for one of them for sure."""
+
+
+def _complete_names(settings: Mapping[str, Stated]) -> dict[str, Stated]:
+    """The settings of a command with the arguments of the Trainer that it abbreviates written out."""
+    completed: dict[str, Stated] = {}
+    for name, stated in settings.items():
+        meant = [full for full in ARGUMENTS if len(name) >= SHORTEST and full.startswith(name)]
+        completed[meant[0] if len(meant) == 1 else name] = stated
+    return completed
 
 
 def read_environment(launch: Launch, *names: str) -> dict[str, Stated]:
@@ -196,6 +215,14 @@ def _read_agreeing(reading: Reading, key: str, default: int | None, *names: str)
 def read_sequence(reading: Reading, program: TrainerProgram) -> None:
     """Reads the length of sequences; of a script that does not state it, it is asked for."""
     names = program.sequence_names
+    if reading.file.launch is not None and not any(name in reading.stated for name in names):
+        names = (*names, *(name for name in reading.stated if ABBREVIATED.match(name)))
+    halves = ("max_source_length", "max_target_length")
+    if set(halves) <= reading.stated.keys() and not (set(names) - set(halves)) & reading.stated.keys():
+        lengths = [reading.take_count(name, answers=("batch.sequence=...",)) for name in halves]
+        if all(lengths):
+            reading.set_key("batch.sequence", sum(length or 0 for length in lengths), *halves)
+            return
     if count := reading.take_count(*names, answers=("batch.sequence=...",)):
         reading.set_key("batch.sequence", count, *(name for name in names if name in reading.stated))
     elif program.sequence is not None:
@@ -203,6 +230,12 @@ def read_sequence(reading: Reading, program: TrainerProgram) -> None:
     elif not any(reading.stated[name].unknown for name in names if name in reading.stated):
         why = "the script decides how many tokens a sequence has, and no setting says it"
         reading.ask_key("batch.sequence", 2048, why)
+
+
+ABBREVIATED = re.compile(
+    r"max_seq(_l(e(n(g(th?)?)?)?)?)?|model_max(_l(e(n(g(th?)?)?)?)?)?|cutoff(_l(en?)?)?|block(_s(i(ze?)?)?)?"
+)
+"""Lengths of sequences as a command may abbreviate them: argparse takes what an argument begins with."""
 
 
 def _read_sharding(reading: Reading, program: TrainerProgram) -> None:
@@ -415,6 +448,15 @@ def _read_compilation(reading: Reading) -> None:
 
 # ------------------------------------------------------------------------------------------- adapters
 
+LORA_NAMES = (
+    *("use_lora", "use_peft_lora", "lora_enable", "lora", "use_peft", "peft", "q_lora", "use_qlora", "qlora"),
+    *("peft_enabled", "enable_lora", "use_llm_lora"),
+)
+"""Switches of scripts for low-rank adapters."""
+
+RANK_NAMES = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r", "rank")
+TARGET_NAMES = ("lora_target_modules", "lora_target", "target_modules", "lora_target_module", "trainable")
+
 TARGETS = {
     **dict.fromkeys(
         ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "w_pack", "wqkv"), "attn_qkv"
@@ -524,8 +566,12 @@ def double_samples(reading: Reading, stated: Stated | None) -> None:
     """Doubles the micro-batch: a sample is a pair of texts, chosen and rejected, which pass the model together."""
     micro = reading.keys.get("batch.micro")
     if micro:
-        names = [name for name, entry in reading.stated.items() if entry is reading.origins.get("batch.micro")]
+        origin = reading.origins.get("batch.micro")
+        names = [name for name, entry in reading.stated.items() if entry is origin]
         reading.set_key("batch.micro", 2 * micro, *names)
+        why = f"a sample is a pair of texts: {micro} of them are forecast as {2 * micro} sequences of full length"
+        shown = origin if isinstance(origin, Stated) else stated
+        reading.approximate(shown, why, "the step of shorter texts is shorter; its sequences are twice its samples")
         if (total := reading.keys.get("batch.global")) is not None:
             reading.set_key("batch.global", 2 * total, "deepspeed.train_batch_size")
 
@@ -559,8 +605,8 @@ def _read_processes(reading: Reading) -> None:
     each = reading.take_count(*names, decisive=False) if _is_number(reading, *names) else None
     if each is None:
         each, names = _count_devices(reading), ("launcher.include",)
-    elif names[0] not in reading.stated:
-        each *= _count_nodes(reading)
+    elif names[0] not in reading.stated or "accelerate.num_machines" not in reading.stated:
+        each *= _count_nodes(reading)  # Accelerate counts the processes of all of its machines, here of one
     reading.take("accelerate.num_machines", decisive=False)
     if each:
         reading.set_key("cluster.gpus", each, *names)
@@ -607,9 +653,10 @@ STARTERS = {
 
 
 def take_on(reading: Reading, *names: str) -> Stated | None:
-    """The first of these settings that is on: not null, not false."""
-    for name in names:
-        stated = reading.take(name)
-        if stated is not None and not is_null(stated.value) and str(stated.value).lower() not in ("false", "0", "no"):
-            return stated
-    return None
+    """The first of these settings that is on: not null, not false. All of them count as understood."""
+    stated = [entry for name in names if (entry := reading.take(name)) is not None]
+    return next((entry for entry in stated if str(entry.value).lower() not in OFF and not is_null(entry.value)), None)
+
+
+OFF = ("false", "0", "no")
+"""Values of switches that are off."""

@@ -113,7 +113,7 @@ TRAINER_VERDICTS = list_verdicts(
     ("mp_parameters", Decision("model parallelism of SageMaker is not described", ("plan.tp=1",))),
     ("deepspeed deepspeed_config", NoInfluence("without a file of settings the launcher changes nothing")),
     (
-        "vision_tower mm_* vision_* image_size freeze_vision* freeze_mm* group_by_modality*",
+        "vision_tower mm_* pretrain_mm* vision_* image_size freeze_vision* freeze_mm* group_by_modality*",
         Approximation("the language model alone is forecast, without encoders of images", SHORT),
     ),
     (

@@ -79,7 +79,7 @@ def write_fsdp(keys: SomeKeys, version: str = "version") -> Keys:
         section["reshard_after_forward"] = keys.get("plan.data.reshard", True)
     elif keys.get("plan.data.backward_prefetch", True):
         section["backward_prefetch"] = "BACKWARD_PRE"
-    if offloads(keys, "optimizer"):
+    if keys.get("plan.data.offload"):
         section["offload_params"] = True
     return section
 

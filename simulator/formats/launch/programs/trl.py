@@ -7,12 +7,18 @@ model_config.py. Layers are recomputed by default since v0.22; the loss works on
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.launches import Launch
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.sharding import ask_sharding
 from meshcast.simulator.formats.launch.programs.swift_settings import TUNERS
 from meshcast.simulator.formats.launch.programs.trainer import (
+    LORA_NAMES,
+    RANK_NAMES,
+    TARGET_NAMES,
     TrainerProgram,
     approximate_loading,
     approximate_reference,
@@ -49,6 +55,15 @@ PROGRAM = TrainerProgram(
 )
 """``bf16`` follows from ``fp16``; ``dtype`` is float32 (ModelConfig); ``gradient_checkpointing`` is on."""
 
+OLD_PROGRAM = replace(PROGRAM, compute="fp32", loads="script", checkpointing=False, reentrant=None)
+"""Releases before v0.20, whose configurations had the defaults of the Trainer (trl/trainer/sft_config.py @ v0.12)."""
+
+OLD = {"evaluation_strategy", "max_seq_length", "use_flash_attention_2", "no_cuda", "fp16_backend"}
+"""Settings that a release of transformers or TRL with the newer defaults does not take."""
+
+OTHERS = {"block_size", "model_max_length", "cutoff_len", "max_seq_len", "sequence_len", "max_source_length"}
+"""Lengths of sequences of other programs."""
+
 GENERATING = ("grpo", "rloo", "ppo", "online_dpo", "gkd", "nash_md", "xpo", "gold", "distillation")
 """Trainers that generate in every step."""
 
@@ -80,12 +95,22 @@ TRL_VERDICTS = list_verdicts(
 )
 
 
-def _find_trainer(file: LaunchFile) -> str:
+ONLY = {
+    "grpo": {"num_generations", "use_vllm"},
+    "kto": {"desirable_weight", "undesirable_weight"},
+    "dpo": {"beta", "rpo_alpha", "precompute_ref_log_probs", "reference_free", "dpo_alpha"},
+    "reward": {"center_rewards_coefficient"},
+}
+"""Settings that only these trainers have, those of other trainers left out."""
+
+
+def _find_trainer(file: LaunchFile, stated: Mapping[str, Stated]) -> str:
     """The name of the trainer: of the command, of the script, or what only its settings say."""
     entry = file.launch.entry.rpartition("/")[2] if file.launch is not None else ""
     words = re.split(r"[\s._-]+", entry)
     known = (*GENERATING, *PAIRS, "kto", "bco", "sft")
-    return next((name for name in known if name in words or name == entry.removesuffix(".py")), "sft")
+    named = next((name for name in known if name in words or name == entry.removesuffix(".py")), None)
+    return named or next((name for name, settings in ONLY.items() if settings & stated.keys()), "sft")
 
 
 def interpret(reading: Reading) -> None:
@@ -96,11 +121,20 @@ def interpret(reading: Reading) -> None:
     for word in reading.file.launch.positional if reading.file.launch is not None else ():
         if str(word.value).endswith((".yaml", ".yml")):
             follow_file(reading, word)
-    trainer = _find_trainer(reading.file)
+    trainer = _find_trainer(reading.file, reading.stated)
     if trainer in GENERATING or {"num_generations", "use_vllm"} & reading.stated.keys():
         why = "it generates in every step, which meshcast does not forecast: the answer is a step of training alone"
         reading.ask(reading.take("num_generations", "use_vllm"), why, "batch.sequence=2048")
-    read_training(reading, PROGRAM)
+    is_old = bool(OLD & reading.stated.keys())
+    read_training(reading, OLD_PROGRAM if is_old else PROGRAM)
+    launch = reading.file.launch
+    own_script = launch is not None and not re.match(r"trl\b", launch.entry)
+    if own_script and not is_old and reading.take("gradient_checkpointing") is None:
+        why = "TRL recomputes layers since v0.22, and the release that the script runs with is not known"
+        reading.assume("plan.recompute", "full", why)
+        unstated = Stated("", "gradient_checkpointing", reading.file.where)
+        errs = "without recomputation the step is shorter and needs more memory"
+        reading.approximate(unstated, why, errs, {"plan.recompute": "none"})
     ask_sharding(reading)
     if trainer == "sft":
         _read_loss(reading)
@@ -121,9 +155,9 @@ def _read_loss(reading: Reading) -> None:
 def _read_adapters(reading: Reading) -> None:
     bits = 4 if (four := take_on(reading, "load_in_4bit")) is not None else 8
     quantised = four or take_on(reading, "load_in_8bit")
-    stated = take_on(reading, "use_peft")
+    stated = take_on(reading, *LORA_NAMES)
     if stated is not None:
-        set_adapters(reading, stated, 16, ("lora_r",), "lora_target_modules", everywhere=False)
+        set_adapters(reading, stated, 16, RANK_NAMES, *TARGET_NAMES, everywhere=False)
     if quantised is not None:
         set_quantised_weights(reading, bits, quantised)
     else:
@@ -138,22 +172,30 @@ STRONG = {
 """Settings that only TRL has."""
 
 
+def _weigh_start(launch: Launch, names: set[str]) -> Evidence:
+    """How sure it is that a start is of TRL. names: of its settings."""
+    if re.match(r"trl\b", launch.entry) or re.search(r"trl[/.]scripts", launch.entry):
+        return Evidence.CERTAIN
+    script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", launch.entry)
+    recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in launch.positional)
+    is_plain = {"model_name_or_path", "per_device_train_batch_size"} <= names and not OTHERS & names
+    if script and (recipe or is_plain or names & (STRONG | {"dataset_name"})):
+        return Evidence.CERTAIN
+    if script and "config" in names:  # other programs have scripts of these names
+        return Evidence.LIKELY
+    is_ours = launch.entry.endswith(".py") and len(STRONG & names) > 1
+    return Evidence.CERTAIN if is_ours else Evidence.NONE
+
+
 def recognise(file: LaunchFile) -> Evidence:
     """Its command, its scripts, or its settings."""
     names = list_names(file)
     if names & TUNERS:
         return Evidence.NONE
     if file.launch is not None:
-        if re.match(r"trl\b", file.launch.entry) or re.search(r"trl[/.]scripts", file.launch.entry):
-            return Evidence.CERTAIN
-        script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", file.launch.entry)
-        recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in file.launch.positional)
-        if script and (recipe or names & (STRONG | {"dataset_name"})):
-            return Evidence.CERTAIN
-        if script and "config" in names:  # other programs have scripts of these names
-            return Evidence.LIKELY
-        is_ours = file.launch.entry.endswith(".py") and len(STRONG & names) > 1
-        return Evidence.CERTAIN if is_ours else Evidence.NONE
+        return _weigh_start(file.launch, names)
+    if OTHERS & names:
+        return Evidence.NONE
     strong = len(STRONG & names)
     if strong > 1:
         return Evidence.CERTAIN

@@ -198,6 +198,25 @@ def test_a_start_behind_its_launchers(script: str, launchers: list[str], entry: 
     assert not chosen.lost and not chosen.command.lost
 
 
+def test_quotes_inside_of_quotes_do_not_divide_an_assignment() -> None:
+    script = 'A=1\nB=2\nexport CMD=" --o "n=$A,m=$B,u=$A" --d 3"\ntorchrun train.py $CMD\n'
+    assert values(script) == {"o": "n=1,m=2,u=1", "d": "3"}
+    assert values(script.replace("export ", "")) == {"o": "n=1,m=2,u=1", "d": "3"}
+
+
+def test_signs_around_quotes_are_one_pattern() -> None:
+    script = 'if [[ "$*" == *"--help"* ]]; then exit 0; fi\ntorchrun train.py --a 1\n'
+    assert values(script, arguments=("--model", "x")) == {"a": "1"}
+
+
+def test_a_command_that_a_comment_cuts_goes_on_as_it_was_meant() -> None:
+    cut = launch("torchrun train.py \\\n  # size\n  --a 1 \\\n  # rate\n  --b 2\n")
+    assert {name: stated.value for name, stated in cut.arguments.items()} == {"a": "1", "b": "2"}
+    assert [place.why for place in cut.command.lost] == [
+        "the command in front ends before --a: a comment or a space behind \\ cuts it"
+    ]
+
+
 def test_overrides_and_files_belong_to_no_option() -> None:
     chosen = launch("python -m a.b c.yaml x.y=1 +z=2 --f g h.i=3 --cfg-options j=4 k=5 --bf16 $EXTRA_ARGS")
     assert [one.value for one in chosen.positional] == ["c.yaml", "x.y=1", "+z=2", "h.i=3", "$EXTRA_ARGS"]
@@ -235,6 +254,48 @@ def test_files_beside_a_script_are_followed(tmp_path: Path) -> None:
 def test_what_a_script_writes_is_kept() -> None:
     run = run_script('Z=3\ncat > ds.json <<X\n{"stage": $Z}\nX\necho "a: 1" >> c.yaml', "run.sh")
     assert run.files == {"ds.json": ('{"stage": 3}\n', 3), "c.yaml": ("a: 1\n", 5)}
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        ("s/N/3/", '{"n": 3, "N": 1}\n'),
+        ("s|N|a/b|g", '{"n": a/b, "a/b": 1}\n'),
+        ("s/N*/3/", None),
+        ("s/$U/3/", None),
+    ],
+)
+def test_templates_are_filled_by_sed(program: str, printed: str | None) -> None:
+    write = 'cat > t.json <<X\n{"n": N, "N": 1}\nX\n'
+    piped = run_script(f'{write}sed "{program}" t.json > ds.json', "run.sh").files
+    assert piped.get("ds.json", (None,))[0] == printed
+    assert run_script(f'{write}sed -i "{program}" t.json', "run.sh").files.get("t.json", (None,))[0] == printed
+
+
+def test_slurm_sets_variables_by_its_directives(tmp_path: Path) -> None:
+    head = "#SBATCH -t 0:30:00 --nodes=4 --ntasks-per-node=8\n#SBATCH --gres=gpu:a100:2 # each\n"
+    names = ["SLURM_NNODES", "SLURM_NTASKS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"]
+    script = f"{head}t.py --x {' '.join('$' + name for name in names)}"
+    assert values(script) == {"x": ["4", "32", "2"]}  # --gpus-per-node is not stated
+    assert values(script, environment={"SLURM_NNODES": "9"})["x"] == ["9", "32", "2"]
+    (tmp_path / "job.sh").write_text(script)
+    run = run_script("sbatch --nodes=3 job.sh", "run.sh", tmp_path)
+    chosen = choose_launch(find_launches(run, "run.sh", tmp_path))
+    assert chosen is not None
+    assert chosen.arguments["x"].value == ["3", "24", "2"]
+
+
+def test_a_test_of_a_file_starts_nothing() -> None:
+    assert not run_script("if [ ! -f train.py ]; then exit 1; fi\nt.py --x 1", "run.sh").lost
+    assert run_script("if [ ! -f a ]; then python train.py; fi\nt.py --x 1", "run.sh").lost
+
+
+def test_what_nothing_sets_is_no_second_value_and_placeholders_are_one_word() -> None:
+    assert values('t.py --pp 1 $MAYBE --tp $TP\neval "u.py --pp 1"') == {"pp": "1", "tp": "$TP"}
+    filled = values('sh -c "t.py --dir <PATH TO DATA> --vocab <VOCAB FILE> --fp16 --x 1"')
+    assert filled["fp16"] is True
+    assert filled["x"] == "1"
+    assert values("t.py --x 1 --z 3 <IN >OUT") == {"x": "1", "z": "3"}
 
 
 @pytest.mark.parametrize(

@@ -198,14 +198,10 @@ def test_one_unit_of_fsdp_has_a_second_forecast(tmp_path: Path) -> None:
     assert not [entry for entry in wrapped.approximated if entry.shown == "fsdp"]
 
 
-def test_offload_of_fsdp_is_bounded_by_weights_on_the_host(tmp_path: Path) -> None:
+def test_offload_of_fsdp_is_all_that_it_shards(tmp_path: Path) -> None:
     section = FSDP["fsdp_config"] | {"fsdp_offload_params": True}  # type: ignore[operator]
-    found = import_settings(tmp_path, {**FSDP, **TRAINER, "fsdp_config": section})
-    assert keys_of(found)["plan.offload"] == ("optimizer",)
-    ((setting, other),) = [pair for pair in found.bounding if pair[0].shown.endswith("offload_params")]
-    assert setting.other["plan.data"] == "zero-infinity"
-    bound = flatten_job(load_job(other, base=Path()))
-    assert (bound["plan.data"], bound["plan.data.parameters"]) == ("zero-infinity", "cpu")
+    keys = keys_of(import_settings(tmp_path, {**FSDP, **TRAINER, "fsdp_config": section}))
+    assert (keys["plan.data"], keys["plan.data.offload"]) == ("fsdp", True)
 
 
 def test_degrees_of_accelerate(tmp_path: Path) -> None:
@@ -311,7 +307,7 @@ def test_what_decides_and_is_not_understood_is_asked(tmp_path: Path, change: dic
 @pytest.mark.parametrize("rows", [TRAINER | {"gradient_checkpointing": True, "fsdp": "full_shard auto_wrap"}, FACTORY])
 def test_a_shell_a_yaml_and_a_json_file_are_the_same_job(tmp_path: Path, rows: dict[str, Any]) -> None:
     flags = " ".join(f"--{name} {json.dumps(value)}" for name, value in rows.items())
-    shell = import_settings(tmp_path, f"torchrun --nproc_per_node 8 train.py {flags}\n", name="run.sh")
+    shell = import_settings(tmp_path, f"torchrun --nproc_per_node 8 src/train.py {flags}\n", name="run.sh")
     files = [import_settings(tmp_path, rows, name=name) for name in ("run.yaml", "run.json")]
     assert keys_of(shell) == keys_of(files[0]) == keys_of(files[1])
 
@@ -419,3 +415,75 @@ def test_megatron_under_llamafactory(tmp_path: Path) -> None:
     assert {key: keys[key] for key in expected} == expected
     with pytest.raises(OpenQuestions, match="does not count for Megatron-Core"):
         import_settings(tmp_path, FACTORY | degrees)
+
+
+# ------------------------------------------------------------------------------------- what users write
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [("--max_seq 512", "--max_seq_length 512"), ("--per_device_train 3", "--per_device_train_batch_size 3")],
+)
+def test_an_abbreviation_of_a_command_is_the_argument(tmp_path: Path, short: str, full: str) -> None:
+    start = "torchrun --nproc_per_node 2 train.py --model_name_or_path m --bf16 --save_total_limit 2"
+    rest = "--gradient_accumulation_steps 2" + (" --max_seq_length 64" if "per" in short else "")
+    jobs = [import_settings(tmp_path, f"{start} {rest} {flags}\n", name="run.sh") for flags in (short, full)]
+    assert keys_of(jobs[0]) == keys_of(jobs[1])
+
+
+@pytest.mark.parametrize(
+    ("entry", "flags", "micro"),
+    [("train.py", "", 2), ("train.py", "--beta 0.1", 4), ("train_dpo.py", "", 4), ("reward_modeling.py", "", 4)],
+)
+def test_a_pair_of_texts_is_two_sequences_and_named(tmp_path: Path, entry: str, flags: str, micro: int) -> None:
+    command = f"torchrun --nproc_per_node 2 {entry} {ARGUMENTS} --max_prompt_length null {flags}\n"
+    found = import_settings(tmp_path, command.replace(" --max_prompt_length null", ""), name="run.sh")
+    assert keys_of(found)["batch.micro"] == micro
+    named = [entry for entry in found.findings.approximated if "pair of texts" in entry.why]
+    assert bool(named) == (micro == 4)
+
+
+def test_fields_of_deepspeed_count_as_the_names_of_its_settings(tmp_path: Path) -> None:
+    zero = ZERO_3["zero_optimization"] | {"max_live_parameters": 5e8, "param_persistence_threshold": 7}  # type: ignore[operator]
+    found = import_settings(tmp_path, TRAINER | {"deepspeed": "ds.json"}, ds=ZERO_3 | {"zero_optimization": zero})
+    assert keys_of(found)["plan.data.max_live"] == 5e8
+
+
+@pytest.mark.parametrize(("settings", "recompute"), [({}, "full"), ({"evaluation_strategy": "no"}, "none")])
+def test_defaults_of_trl_are_those_of_its_release(tmp_path: Path, settings: dict[str, Any], recompute: str) -> None:
+    assert keys_of(import_settings(tmp_path, TRL | {"bf16": True} | settings))["plan.recompute"] == recompute
+
+
+def test_an_unknown_release_of_trl_has_a_second_forecast(tmp_path: Path) -> None:
+    command = f"accelerate launch --num_processes 2 --multi_gpu sft.py {ARGUMENTS} --dataset_name d --max_length 64\n"
+    found = import_settings(tmp_path, command.replace("--model_max_length 4096 ", ""), name="run.sh")
+    (entry,) = [entry for entry in found.findings.approximated if entry.shown == "gradient_checkpointing"]
+    assert (entry.other, "plan.recompute" in found.assumed) == ({"plan.recompute": "none"}, True)
+
+
+def test_a_launcher_of_their_own_starts_its_nodes(tmp_path: Path) -> None:
+    start = f"python own.py --num_nodes 4 -- accelerate launch --multi_gpu --num_processes 8 train.py {ARGUMENTS}\n"
+    assert keys_of(import_settings(tmp_path, start, name="run.sh"))["cluster.gpus"] == 32
+
+
+def test_a_model_that_starts_from_nothing_has_the_sizes_of_its_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    sizes = "--config_overrides n_embd=256,n_layer=3,n_head=8,gradient_checkpointing=true"
+    path.write_text(f"python run_clm.py --model_type gpt2 {sizes} --per_device_train_batch_size 1 --fp16\n")
+    keys = keys_of(import_file(read_launch_file(path)))
+    assert [keys[f"model.{name}"] for name in ("hidden", "layers", "heads", "ffn")] == [256, 3, 8, 1024]
+    assert keys["plan.recompute"] == "full"
+
+
+def test_a_file_of_named_configurations_is_asked_about(tmp_path: Path) -> None:
+    part = {"per_device_train_batch_size": 2, "save_steps": 5}
+    with pytest.raises(OpenQuestions, match="first, second"):
+        import_settings(tmp_path, {"first": part, "second": part})
+
+
+def test_a_script_of_another_repository_has_unknown_defaults(tmp_path: Path) -> None:
+    flags = "--stage sft --finetuning_type full --model_name_or_path m --bf16"
+    with pytest.raises(OpenQuestions) as asked:
+        import_settings(tmp_path, f"torchrun --nproc_per_node 2 own/train.py {flags}\n", name="run.sh")
+    answers = [answer for question in asked.value.questions for answer in question.answers]
+    assert answers == ["plan.recompute=full", "batch.sequence=2048"]
