@@ -132,7 +132,8 @@ def render_published(forecasts: Sequence[FileForecast]) -> str:
     lines = ["", "## Published runs from their launch file", ""]
     lines.append(
         f"{len(forecasts)} published runs have a public launch file: {len(read)} are forecast from it, {len(equal)} of "
-        "them with the plan of the structured row (details of its schemes, listed behind it, and the model do not count). Errors are forecast / measured - 1 of the step time."
+        "them with the plan of the structured row (details of its schemes, listed behind it, and the model do not "
+        "count). Errors are forecast / measured - 1 of the step time."
     )
     measured = [forecast.errors for forecast in read if forecast.errors]
     if measured:
