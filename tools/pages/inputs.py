@@ -43,8 +43,9 @@ leaves out):
 - torchtitan, 405B: with a pipeline weights stay gathered after the forward pass (@9dec370, parallelize_llama.py).
   The file is right.
 - Megatron-Bridge, experts: the dispatcher is that of the constant (`moe_flex_dispatcher_backend`), or all-to-all
-  where it names none, and HybridEP takes 32 multiprocessors (utils/overrides.py), where the row assumes 16. The
-  files are right.
+  where it names none, and HybridEP takes 32 multiprocessors (utils/overrides.py), where the row assumes 16. That
+  is what the files state; whether the runs had it is open: the time of Qwen3 235B of 26.02.01 on H100, and those
+  of Qwen3 30B of 25.09 on GB200, are nearer to the dispatcher of the row.
 - Megatron-Bridge, overlap of tensor ranks: off with NVFP4 for Llama 3, on for Qwen3 235B on H100
   (configs/*/*_pretrain.py). The files are right.
 - Megatron-Bridge, recomputation of 25.09: the constants name modules; the row assumes attention. The files are
@@ -131,7 +132,8 @@ def render_published(forecasts: Sequence[FileForecast]) -> str:
     lines = ["", "## Published runs from their launch file", ""]
     lines.append(
         f"{len(forecasts)} published runs have a public launch file: {len(read)} are forecast from it, {len(equal)} of "
-        "them with the plan of the structured row. Errors are forecast / measured - 1 of the step time."
+        "them with the plan of the structured row (details of its schemes, listed behind it, and the model do not "
+        "count). Errors are forecast / measured - 1 of the step time."
     )
     measured = [forecast.errors for forecast in read if forecast.errors]
     if measured:

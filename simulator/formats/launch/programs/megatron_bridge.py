@@ -28,6 +28,7 @@ from meshcast.simulator.formats.launch.programs.nemo import (
     divide_overrides,
     interpret_configuration,
     name_plainly,
+    read_loss,
     read_overrides,
     read_sections,
     silent_overlaps,
@@ -280,6 +281,7 @@ def interpret(reading: Reading) -> None:
     if gpus and "cluster.gpus" not in reading.keys:
         reading.set_key("cluster.gpus", gpus, "gpus")
     interpret_configuration(reading)
+    read_loss(reading, is_fused=True)
     if reading.keys.get("plan.tp", 1) == 1:  # CommOverlapConfig.finalize switches it off
         reading.keys.pop("framework.set.overlap.tp", None)
 

@@ -435,7 +435,8 @@ def interpret(reading: Reading) -> None:
             reading.ask(stated, why, "model=llama3-8b", "plan.tp=1")
     ask_for_function(reading)
     interpret_configuration(reading)
-    _read_loss(reading)
+    launch = reading.file.launch  # NeMo 1 fuses the loss where it is told to, GPTConfig of NeMo 2 by itself
+    read_loss(reading, launch.entry.startswith("nemo llm") if launch is not None else reading.file.suffix == ".py")
     longest = reading.take("seq_length")
     if longest is not None and longest.shown == SAMPLES:
         reading.approximate(longest, "every sample is forecast as the longest", SLOW)
@@ -448,11 +449,10 @@ EAGER_LOSS = {"framework.set.loss.forward": 38, "framework.set.loss.backward": 1
 """Bytes a logit of Megatron-Core's cross-entropy without fusion (megatron/core/tensor_parallel/cross_entropy.py)."""
 
 
-def _read_loss(reading: Reading) -> None:
-    """Reads whether the loss is fused: NeMo 1 does so where it is told, GPTConfig of NeMo 2 by itself."""
+def read_loss(reading: Reading, is_fused: bool) -> None:
+    """Reads whether the loss is fused. is_fused: whether it is where the file does not say it."""
     name = "cross_entropy_loss_fusion"
-    launch, stated = reading.file.launch, reading.take(name)
-    is_fused = launch.entry.startswith("nemo llm") if launch is not None else reading.file.suffix == ".py"
+    stated = reading.take(name)
     if stated is not None and not is_null(stated.value):
         is_fused = read_switch(stated)
     if not is_fused:
@@ -675,7 +675,6 @@ def write(keys: Keys, header: list[str]) -> str:
         body[section][former] = list(value) if isinstance(value, tuple) else value
     model = body["model"]
     model.pop("use_distributed_optimizer", None)
-    model["cross_entropy_loss_fusion"] = not EAGER_LOSS.items() <= keys.items()
     if model.pop("data_parallel_sharding_strategy", None) == "optim_grads" and "fsdp" in model:
         model["fsdp_sharding_strategy"] = "grad"
     compute = keys.get("precision.compute", "bf16")
@@ -723,6 +722,7 @@ def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
         settings[GROUPS[1]] = settings.pop(GROUPS[0])
     if keys.get("plan.data") == "ddp":
         settings["use_distributed_optimizer"] = False
+    settings["cross_entropy_loss_fusion"] = not EAGER_LOSS.items() <= keys.items()
     settings["grad_reduce_in_fp32"] = keys.get("precision.gradients", "fp32") == "fp32"
     weights, moments = keys.get("precision.main_weights", "fp32"), keys.get("precision.moments", "fp32")
     if (weights, moments) != ("fp32", "fp32"):
