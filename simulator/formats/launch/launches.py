@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.formats.launch.bash.directives import read_directives
+from meshcast.simulator.formats.launch.bash.directives import list_slurm_variables, read_directives
 from meshcast.simulator.formats.launch.bash.files import read_beside
 from meshcast.simulator.formats.launch.bash.records import Command, LostPlace, ScriptRun, Word
 from meshcast.simulator.formats.launch.bash.script import run_text
@@ -277,6 +277,8 @@ def _follow_sbatch(
     elif command.stdin is not None:
         script = command.stdin.text
     settings = {**_read_directives(context, script), **options}
+    submitted = {name.replace("_", "-"): Word(str(stated.value), command.line) for name, stated in options.items()}
+    environment = {**environment, **list_slurm_variables({**read_directives(script), **submitted})}
     context = replace(context, launchers=(*context.launchers, Launcher("sbatch", settings)))
     wrapped = next((value[0] for _, name, value in parts.options if name == "wrap" and value), None)
     if wrapped is not None:
@@ -385,9 +387,13 @@ class _Arguments:
         self._keep(Stated(True, shown, place))
 
     def _belongs(self, word: Word) -> bool:
-        """Returns whether a word is a value of the last option: overrides behind a value, and variables that may hold
-        more arguments, are not."""
+        """Returns whether a word is a value of the last option.
+
+        Overrides and variables that nothing sets behind a value, and variables that may hold more arguments, are not.
+        """
         if word.unknown and word.text.startswith("$") and _MORE_ARGUMENTS.match(word.text):
+            return False
+        if self.values and _is_unset(word) and not _is_unset(self.values[-1]):
             return False
         override = "=" in word.text and _OVERRIDE.match(word.text) is not None
         return not (override and self.values and "=" not in self.values[0].text)
@@ -396,6 +402,11 @@ class _Arguments:
         texts = [value.text for value in self.values]
         unknown = tuple(dict.fromkeys(name for value in self.values for name in value.unknown))
         self.arguments[self.name] = replace(stated, value=_as_setting(texts), unknown=unknown)
+
+
+def _is_unset(word: Word) -> bool:
+    """Returns whether a word is nothing but variables that nothing sets, which bash drops."""
+    return bool(word.parts) and all(segment.unset or not segment.text for segment in word.parts) and bool(word.unknown)
 
 
 def divide_word(word: Word) -> Sequence[Word]:

@@ -157,6 +157,38 @@ def _translate(text: str, words: list[str]) -> str | None:
     return None
 
 
+_SUBSTITUTION = re.compile(r"s([/|#,@:])((?:(?!\1)[^\\\n])+)\1((?:(?!\1)[^\\&\n])*)\1(g?)")
+
+
+def _edit(shell: Shell, words: list[Value]) -> Value | None:
+    """Prints what ``sed s/WORD/VALUE/ [FILE]`` makes of a text, or writes it with ``-i``.
+
+    Patterns that are no plain words are not followed; what then is in the files that it writes is not known.
+    """
+    in_place = bool(words) and read_as_bash(words[0]) == "-i"
+    program, *files = (words[1:] if in_place else words) or [()]
+    if not in_place:
+        return _substitute(shell, program, _cat(shell, files))
+    for file in files:
+        name, changed = read_as_bash(file), _substitute(shell, program, _cat(shell, [file]))
+        if changed is None:
+            shell.files.pop(name, None)
+        else:
+            shell.write_file(name, changed, append=False)
+    return ()
+
+
+def _substitute(shell: Shell, program: Value, value: Value | None) -> Value | None:
+    """Returns what a program of sed makes of a text; None where that is not known."""
+    rule = _SUBSTITUTION.fullmatch(read_as_bash(program))
+    if value is None or rule is None or re.search(r"[][.*^$]", rule[2]) or name_unknown((*program, *value)):
+        return None
+    text = read_as_bash(value)
+    shell.limits.spend(len(text))
+    count = -1 if rule[4] else 1
+    return _as_value(shell, "\n".join(line.replace(rule[2], rule[3], count) for line in text.split("\n")))
+
+
 def _cut_columns(text: str, words: list[str]) -> str | None:
     """Returns what ``cut -d X -f N`` makes of a text."""
     options = re.fullmatch(r"-d ?(.) ?-f ?(\d{1,3})|-f ?(\d{1,3}) ?-d ?(.)", " ".join(words))
@@ -214,6 +246,7 @@ PRINTING: Mapping[str, Print] = {
     "realpath": _path(posixpath.normpath),
     "readlink": _path(posixpath.normpath),
     "pwd": _pwd,
+    "sed": _edit,
     "expr": _expr,
     "bc": _filter(lambda text, words: _compute(text)),
     "tr": _filter(_translate),

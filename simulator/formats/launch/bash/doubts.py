@@ -33,8 +33,10 @@ _PLACES = re.compile(
 """Names of variables that say where things are, and not what is computed."""
 
 
-_SAID = re.compile(r"^[ \t]*(?:(?:echo|printf)\b(?:[^|>\n]|>&2)*|#.*)$", re.MULTILINE)
-"""Lines that print on the screen, and comments."""
+_SAID = re.compile(
+    r"^[ \t]*(?:(?:echo|printf)\b(?:[^|>\n]|>&2)*|#.*)$|\[\[?[ \t]+(?:![ \t]+)?-[a-z][ \t][^\]\n]*\]", re.MULTILINE
+)
+"""Lines that print on the screen, comments, and tests of a file."""
 
 
 def hides_launch(text: str) -> bool:

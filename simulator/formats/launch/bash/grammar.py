@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SPACES = re.compile(rb"(?:\s|\\\n)*")
 
-_WORDS = re.compile(rb"(?<= )<[A-Za-z]+(?: [A-Za-z]+)+>(?=\s|$)")
+_WORDS = re.compile(rb"(?<=\s)<[A-Za-z]+(?: [\w./-]+)+>(?=\s|$)")
 """Words that a user is to replace, as ``<more arguments>``: bash would read from one file and write another."""
 
 _PLACEHOLDER = re.compile(rb"(?<==)<[A-Za-z][^<>\n|;&\"'`$]{0,200}>")

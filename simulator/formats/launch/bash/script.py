@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from meshcast.simulator.formats.launch.bash.builtins import PRINTING
 from meshcast.simulator.formats.launch.bash.conditions import UNKNOWN, Conditions, Status
 from meshcast.simulator.formats.launch.bash.declarations import Declarations
-from meshcast.simulator.formats.launch.bash.directives import read_directives
+from meshcast.simulator.formats.launch.bash.directives import list_slurm_variables, read_directives
 from meshcast.simulator.formats.launch.bash.doubts import find_doubtful, hides_launch
 from meshcast.simulator.formats.launch.bash.expansion import Expander, group_nodes
 from meshcast.simulator.formats.launch.bash.files import read_file, resolve
@@ -746,7 +746,7 @@ def run_text(
     text = read_text(value)
     shell = Shell(where, folder, limits or StepLimits(where))
     shell.frames.append(Frame([from_word(word) for word in arguments], is_given=bool(arguments)))
-    for name, word in environment.items():
+    for name, word in {**list_slurm_variables(read_directives(text)), **environment}.items():
         shell.variables[name] = Variable({0: from_word(word)}, exported=True)
     source = parse(text, where, tuple(lines) or ((0, 1),), file)
     shell.limits.depth = 0

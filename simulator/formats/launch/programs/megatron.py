@@ -141,7 +141,7 @@ def refuse_other_models(reading: Reading) -> None:
 
 def read_batch(reading: Reading) -> None:
     """Asks for a micro-batch, without which the program does not start, and reads a schedule of global batches."""
-    if "micro_batch_size" not in reading.stated:
+    if not {"micro_batch_size", "batch_size"} & reading.stated.keys():
         reading.ask_key("batch.micro", 1, f"{reading.program} does not start without --micro-batch-size")
     schedule = reading.take("step_batch_size_schedule")
     sizes = re.findall(r":\s*(\d+)", str(schedule.value)) if schedule is not None else ()
@@ -177,8 +177,17 @@ def read_gpus(reading: Reading, nodes: str, each: str) -> None:
     """The number of GPUs, from the arguments of the launcher or those of the resource manager."""
     count = next((number for name in (nodes, *NODES) if (number := _count(reading, name))), None)
     width = next((number for name in (each, *GPUS) if (number := _count(reading, name))), None)
-    if width:
+    included = reading.take("include", "i", decisive=False)
+    if included is not None and (slots := _count_included(str(included.value))):
+        reading.set_key("cluster.gpus", slots, "include", "i")
+    elif width:
         reading.set_key("cluster.gpus", (count or 1) * width, each, nodes, *GPUS, *NODES)
+
+
+def _count_included(text: str) -> int | None:
+    """The GPUs that ``deepspeed --include host:0,1@other:0,1`` names; None where a host is without numbers."""
+    hosts = [host.partition(":")[2] for host in text.split("@")]
+    return sum(len(host.split(",")) for host in hosts) if all(hosts) else None
 
 
 NODES = ("num_nodes", "nodes", "sbatch_nodes")
@@ -377,7 +386,7 @@ def has_megatron_arguments(arguments: Mapping[str, Stated]) -> bool:
     shape = {"num_layers", "hidden_size", "num_attention_heads"}
     return bool(
         {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_mcore_models"} & arguments.keys()
-    ) or ("micro_batch_size" in arguments and bool(shape & arguments.keys()))
+    ) or (bool({"micro_batch_size", "model_parallel_size"} & arguments.keys()) and bool(shape & arguments.keys()))
 
 
 MEGATRON = LaunchFormat(

@@ -106,8 +106,13 @@ def _read_configuration(reading: Reading) -> None:
         value = reading.stated.get(name)
         if value is None or is_null(value.value):
             continue
-        if plain not in reading.stated:
+        flag = reading.stated.get(plain)
+        if flag is None:
             reading.add_stated({plain: value})
+        elif not (flag.unknown or value.unknown) and str(flag.value) != str(value.value):
+            why = f"it is {value.value}, and --{plain.replace('_', '-')} is {flag.value}: they contradict each other"
+            reading.ask(reading.take(name), why, f"{key}={flag.value}")
+            continue
         reading.ignore(reading.take(name), f"--{plain.replace('_', '-')} says it, too")
     reading.ignore(reading.take("deepspeed.gradient_accumulation_steps"), "the batches say it, too")
 
@@ -139,6 +144,9 @@ def _read_engine(reading: Reading) -> None:
         read_zero(reading)
         if offload and "plan.offload" not in keys:
             keys["plan.offload"] = offload
+    if keys["plan.data"] == "ddp" and keys["precision.compute"] == "bf16":
+        # BF16_Optimizer, which the engine takes without ZeRO, shares out the states (runtime/bf16_optimizer.py)
+        reading.set_key("plan.data", "zero-1", "bf16", f"{Z}.stage")
     reading.set_key("framework.name", "megatron-deepspeed", "deepspeed")
     if stated is not None and stage is not None and read_number(stated) != read_number(stage):
         reading.ignore(stated, "the stage of the configuration counts; this one says where weights are made")
@@ -163,8 +171,15 @@ def _read_recompute(reading: Reading) -> None:
     """Reads checkpoints of activations that lie in host memory or are divided among tensor ranks."""
     reading.take("deepspeed_activation_checkpointing")
     host = reading.take("checkpoint_in_cpu", "deepspeed.activation_checkpointing.cpu_checkpointing")
-    if host is not None and not is_null(host.value) and read_switch(host):
-        reading.approximate(host, "the inputs of recomputed layers stay on the GPU", f"{FAST}, {LARGE}")
+    if (
+        host is not None
+        and not is_null(host.value)
+        and read_switch(host)
+        and reading.keys.get("plan.recompute") == "full"
+    ):
+        offload = (*reading.keys.get("plan.offload", ()), "activations")
+        names = ("checkpoint_in_cpu", "deepspeed.activation_checkpointing.cpu_checkpointing")
+        reading.set_key("plan.offload", offload, *names)
     divided = reading.take("partition_activations", "deepspeed.activation_checkpointing.partition_activations")
     if divided is not None and not is_null(divided.value) and read_switch(divided):
         reading.approximate(divided, "every tensor-parallel rank keeps the inputs of recomputed layers whole", LARGE)

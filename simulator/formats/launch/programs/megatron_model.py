@@ -155,12 +155,17 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
         reading.take("num_layers", "num_moe_experts", "num_experts", "hybrid_layer_pattern", "hybrid_override_pattern")
         is None
     ):
-        return  # the model is given by other means
+        reading.ignore(reading.take("max_position_embeddings"), "the model is given by other means")
+        return
     reading.read_rows((*SHAPE, *rows))
     keys = reading.keys
     if not reading.take_switch("group_query_attention") and "use_checkpoint_args" not in reading.stated:
         if "group_query_attention" in reading.stated:
             keys.pop("model.kv_heads", None)
+    if (
+        reading.take_word("attention_head_type") == "multiquery"
+    ):  # of bigcode-project/Megatron-LM, arguments.py line 575
+        reading.set_key("model.kv_heads", 1, "attention_head_type")
     _read_biases(reading)
     centred = ("apply_layernorm_1p", "layernorm_zero_centered_gamma")
     if keys.get("model.norm") == "layernorm" and reading.take_switch(*centred):

@@ -21,6 +21,8 @@ DEGREES = (
     SettingRow("encoder_seq_length", "batch.sequence"),
     SettingRow("tensor_model_parallel_size", "plan.tp", silent=1),
     SettingRow("pipeline_model_parallel_size", "plan.pp", silent=1),
+    SettingRow("model_parallel_size", "plan.tp"),  # of releases until 2020, as the next one
+    SettingRow("batch_size", "batch.micro"),
     SettingRow("context_parallel_size", "plan.cp", silent=1),
     SettingRow("expert_model_parallel_size", "plan.ep", silent=1),
     SettingRow(
@@ -71,7 +73,11 @@ OFFLOAD_DETAILS = (
 )
 """Settings of offloading, which count with one of `OFFLOADED` alone."""
 
-ADAMS = ("adam", "adamw", "fused_adam", "distributed_fused_adam", "mcore_distributed_optim")
+HYBRID = "hybridadam"
+"""Adam with states in host memory, half of them without another fraction (alibaba/Pai-Megatron-Patch @a098ca5a,
+megatron_patch/arguments.py line 477)."""
+
+ADAMS = ("adam", "adamw", HYBRID, "fused_adam", "distributed_fused_adam", "mcore_distributed_optim")
 """Words for Adam in these programs."""
 
 WHOLE = ("checkpoint_activations", "activations_checkpoint_method")
@@ -99,22 +105,39 @@ def read_plan(reading: Reading) -> None:
 
 def _read_offload(reading: Reading) -> None:
     """Reads what lies in host memory: activations, and states of the optimizer or a share of them."""
-    states = "optimizer_cpu_offload"
-    offload = ("activations",) if any([reading.take_switch(name) for name in OFFLOADED]) else ()
-    if not offload:
+    activations = ("activations",) if any([reading.take_switch(name) for name in OFFLOADED]) else ()
+    if not activations:
         for name in OFFLOAD_DETAILS:
             reading.ignore(reading.take(name), "no activations are offloaded")
-    fraction = reading.take("optimizer_offload_fraction")
-    share = 1 if fraction is None or is_null(fraction.value) else read_number(fraction)
-    if reading.take_switch(states) and share > 0:
-        if share < 1:
-            why = f"all states of the optimizer are offloaded, not {share:.0%}"
-            reading.approximate(fraction, why, f"{SLOW}, {SMALL}", {"plan.offload": offload})
-        offload = (*offload, "optimizer")
-    if offload:
-        reading.set_key("plan.offload", offload, *OFFLOADED, states)
+    states = ("optimizer",) if _offloads_states(reading, activations) else ()
+    if activations or states:
+        names = (*OFFLOADED, "optimizer_cpu_offload", *(("optimizer",) if _is_hybrid(reading) else ()))
+        reading.set_key("plan.offload", activations + states, *names)
     if layers := reading.take_count("cpu_offloading_num_layers"):
         reading.set_key("plan.offload.layers", layers, "cpu_offloading_num_layers")
+
+
+def _is_hybrid(reading: Reading) -> bool:
+    return reading.take_word("optimizer") == HYBRID
+
+
+def _offloads_states(reading: Reading, activations: tuple[str, ...]) -> bool:
+    """Returns whether states of the optimizer lie in host memory; a share of them is forecast as all."""
+    hybrid, fraction = _is_hybrid(reading), reading.take("optimizer_offload_fraction")
+    policy = reading.take("optimizer_offload_policy")
+    if not (reading.take_switch("optimizer_cpu_offload") or hybrid):
+        return False
+    share = (0.5 if hybrid else 1) if fraction is None or is_null(fraction.value) else read_number(fraction)
+    keys = {"plan.offload": activations}
+    if policy is not None and str(policy.value) == "auto":
+        why = "all states of the optimizer are offloaded, not as many as the memory of the GPU demands"
+        reading.approximate(policy, why, SLOW, keys)
+        return True
+    if 0 < share < 1:
+        why = f"all states of the optimizer are offloaded, not {share:.0%}"
+        stated = fraction if fraction is not None else reading.take("optimizer")
+        reading.approximate(stated, why, f"{SLOW}, {SMALL}", keys)
+    return share > 0
 
 
 def read_optimizer_kind(reading: Reading, name: str) -> None:

@@ -397,7 +397,7 @@ def interpret_configuration(reading: Reading) -> None:
             reading.approximate(stated, "kernels are fused as in the profile of the framework", FAST)
     reading.set_key("framework.name", "nemo")
     _read_precision(reading)
-    _read_adapters(reading)
+    read_adapters(reading)
     switches = ("enable_cuda_graph", "external_cuda_graph")
     scopes = ("cuda_graph_modules", "cuda_graph_scope")
     graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch(*switches)
@@ -467,7 +467,7 @@ FORMER_MODULES = {
 ADAPTED = CORE_MODULES | FORMER_MODULES
 
 
-def _read_adapters(reading: Reading) -> None:
+def read_adapters(reading: Reading) -> None:
     """Reads the adapters of a fine-tuning (nemo/collections/llm/peft/lora.py: rank 32 on all linear layers)."""
     names = ("peft", "peft.peft_scheme", "model.peft.peft_scheme", "peft_scheme")
     scheme = reading.take_word(*names)
@@ -486,6 +486,9 @@ def _read_adapters(reading: Reading) -> None:
     words = [ADAPTED[word] for word in read_words(stated) if word in ADAPTED] if stated is not None else []
     if "model.moe.experts" in reading.keys:
         words = [word for word in words or ADAPTED.values() if word.startswith("attn")]
+        reading.approximate(reading.take(*names), "adapters of experts are left out", FAST)
+    if "model.mla.kv_lora_rank" in reading.keys:  # which has no layer of that name
+        words = [word for word in words or ADAPTED.values() if word != "attn_qkv"]
     if words:
         reading.set_key("train.targets", tuple(dict.fromkeys(words)), *targets)
 

@@ -14,14 +14,15 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs import megatron, torchtitan
+from meshcast.simulator.formats.launch.programs import megatron, megatron_bridge, torchtitan
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS, judge
+from meshcast.simulator.formats.launch.programs.nemo import interpret_configuration, read_adapters
 from meshcast.simulator.formats.launch.programs.recipes import load_recipes
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated, is_null, read_switch, read_words
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
 
-BACKENDS = ("megatron", "torchtitan")
+BACKENDS = ("megatron", "megatron_bridge", "torchtitan")
 """Frameworks of modules that are read."""
 
 TITAN = {
@@ -70,7 +71,12 @@ def read(file: LaunchFile) -> dict[str, Stated]:
     model = fill_variables(Stated(module.get("model", ""), "model", file.where), file)
     stem = re.sub(r"\.ya?ml$", "", str(model.value).rpartition("/")[2])
     config = re.sub(r"\.ya?ml$", "", str(module.get("config", "pre_trainer")).rpartition("/")[2])
-    below = _read_titan(stem, model) if framework == "torchtitan" else _read_module(config, stem, model)
+    if framework == "torchtitan":
+        below = _read_titan(stem, model)
+    elif framework == "megatron_bridge":
+        below = _read_bridge(config, stem, model, overrides)
+    else:
+        below = _read_module(config, stem, model)
     return {**below, "framework": Stated(framework, "framework", file.where), **overrides}
 
 
@@ -83,6 +89,21 @@ def _read_module(config: str, stem: str, model: Stated) -> dict[str, Stated]:
     if shape is None:
         return {**settings, "model": replace(model, value=stem)}
     return {**settings, **{key: Stated(value, key, f"{stem}.yaml of Primus") for key, value in shape.items()}}
+
+
+def _read_bridge(config: str, stem: str, model: Stated, overrides: dict[str, Stated]) -> dict[str, Stated]:
+    """The settings of the recipe of Megatron-Bridge that a module and a model choose; `overrides` get its names."""
+    for name, theirs in BRIDGE.items():
+        if name in overrides:
+            overrides[theirs] = overrides.pop(name)
+    adapters = overrides.get("peft")
+    is_whole = adapters is None or is_null(adapters.value) or str(adapters.value) == "none"
+    kind = "pretrain" if config.startswith("pretrain") else "sft" if is_whole else "peft"
+    return megatron_bridge.read_recipe(f"{stem}_{kind}_config", model)
+
+
+BRIDGE = {"precision_config": "mixed_precision", "comm_overlap_config": "comm_overlap"}
+"""Settings of Megatron-Bridge by those of Primus (primus/backends/megatron_bridge)."""
 
 
 def _read_titan(stem: str, model: Stated) -> dict[str, Stated]:
@@ -152,19 +173,34 @@ def interpret(reading: Reading) -> None:
     if reading.take_word("framework") == "torchtitan":
         torchtitan.interpret(reading)
         return
+    if reading.take_word("framework") == "megatron_bridge":
+        interpret_configuration(reading)
+        return
     if (stated := reading.take("model")) is not None and not is_null(stated.value):
         reading.read_model("model")
+    _add_adapters(reading)
     _set_turbo_dispatcher(reading)
     reading.read_rows(ROWS)
     megatron.interpret(reading)
     reading.set_key("framework.name", "primus", "framework")
     reading.set_key("framework.set.attention", "flash", "use_flash_attn")
+    read_adapters(reading)
     _read_schedule(reading)
     if (split := reading.take("decoder_pipeline_manual_split_list")) is not None and not is_null(split.value):
         layers = tuple(int(word) for word in read_words(split))
         reading.set_key("plan.partition", layers, "decoder_pipeline_manual_split_list")
     if (layers_stated := reading.take("recompute_layer_ids")) is not None and not is_null(layers_stated.value):
         reading.ask(layers_stated, "single layers that are recomputed are not described", "plan.recompute=full")
+
+
+def _add_adapters(reading: Reading) -> None:
+    """Adds the section of adapters, if it is on, by the names of Megatron-Bridge."""
+    switch = reading.take("lora.enabled")
+    if switch is None or not read_switch(switch):
+        return
+    names = {"dim": "lora.dim", "target_modules": "lora.target_modules"}
+    section = {name: stated for name, theirs in names.items() if (stated := reading.take(theirs)) is not None}
+    reading.add_stated({"peft": replace(switch, value="lora"), **section})
 
 
 def _set_turbo_dispatcher(reading: Reading) -> None:
@@ -204,7 +240,7 @@ OWN_VERDICTS: Verdicts = {
         "enable_primus_turbo|use_turbo_(?!deepep).*|turbo_.*|use_sink_attention|sink_.*|moe_use_fused_router.*|mxfp4_.*",
         r"primus_turbo\..*|enable_turbo_attention.*|no_fp8_weight_transpose.*|patch_moe_overlap|mega_moe.*|fused_ce.*",
     ),
-    "weight_deosc.*": NoInfluence("it is a number of the update, which costs the same"),
+    r"weight_deosc.*|lora\.(?!enabled).*": NoInfluence("it is a number of the update, which costs the same"),
     "data_parallel_replicate_degree": Decision("states are copied as often", ("plan.replicate=1",)),
     **judge(
         NoInfluence("it is about logging, failures or the start of a run"),

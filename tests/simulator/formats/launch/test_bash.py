@@ -257,6 +257,48 @@ def test_what_a_script_writes_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        ("s/N/3/", '{"n": 3, "N": 1}\n'),
+        ("s|N|a/b|g", '{"n": a/b, "a/b": 1}\n'),
+        ("s/N*/3/", None),
+        ("s/$U/3/", None),
+    ],
+)
+def test_templates_are_filled_by_sed(program: str, printed: str | None) -> None:
+    write = 'cat > t.json <<X\n{"n": N, "N": 1}\nX\n'
+    piped = run_script(f'{write}sed "{program}" t.json > ds.json', "run.sh").files
+    assert piped.get("ds.json", (None,))[0] == printed
+    assert run_script(f'{write}sed -i "{program}" t.json', "run.sh").files.get("t.json", (None,))[0] == printed
+
+
+def test_slurm_sets_variables_by_its_directives(tmp_path: Path) -> None:
+    head = "#SBATCH -t 0:30:00 --nodes=4 --ntasks-per-node=8\n#SBATCH --gres=gpu:a100:2 # each\n"
+    names = ["SLURM_NNODES", "SLURM_NTASKS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"]
+    script = f"{head}t.py --x {' '.join('$' + name for name in names)}"
+    assert values(script) == {"x": ["4", "32", "2"]}  # --gpus-per-node is not stated
+    assert values(script, environment={"SLURM_NNODES": "9"})["x"] == ["9", "32", "2"]
+    (tmp_path / "job.sh").write_text(script)
+    run = run_script("sbatch --nodes=3 job.sh", "run.sh", tmp_path)
+    chosen = choose_launch(find_launches(run, "run.sh", tmp_path))
+    assert chosen is not None
+    assert chosen.arguments["x"].value == ["3", "24", "2"]
+
+
+def test_a_test_of_a_file_starts_nothing() -> None:
+    assert not run_script("if [ ! -f train.py ]; then exit 1; fi\nt.py --x 1", "run.sh").lost
+    assert run_script("if [ ! -f a ]; then python train.py; fi\nt.py --x 1", "run.sh").lost
+
+
+def test_what_nothing_sets_is_no_second_value_and_placeholders_are_one_word() -> None:
+    assert values('t.py --pp 1 $MAYBE --tp $TP\neval "u.py --pp 1"') == {"pp": "1", "tp": "$TP"}
+    filled = values('sh -c "t.py --dir <PATH TO DATA> --vocab <VOCAB FILE> --fp16 --x 1"')
+    assert filled["fp16"] is True
+    assert filled["x"] == "1"
+    assert values("t.py --x 1 --z 3 <IN >OUT") == {"x": "1", "z": "3"}
+
+
+@pytest.mark.parametrize(
     ("script", "line", "why"),
     [
         ("t.py --x 1 \\\n # note \\\n --y 2", 3, "ends before --y"),

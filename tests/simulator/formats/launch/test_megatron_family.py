@@ -501,3 +501,62 @@ def test_a_test_that_only_reports_an_error_hides_no_launch() -> None:
     guard = 'if [ ! -f "$ENTRY" ]; then\n  echo "Error: pretrain_gpt.py is not here" >&2\n  exit 1\nfi\n'
     launch = f"ENTRY=pretrain_gpt.py\n{guard}torchrun --nproc_per_node 8 $ENTRY {SHAPE} --bf16\n"
     assert load_job(read(launch, "run.sh").job).batch.micro == 1
+
+
+# ------------------------------------------------------------------------------------- forks
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        ("--attention-head-type multiquery", "model.kv_heads", 1),
+        ("--attention-head-type multihead", "model.kv_heads", 16),
+        ("--optimizer hybridadam --optimizer-offload-policy static", "plan.offload", ("optimizer",)),
+        ("--optimizer hybridadam --optimizer-offload-fraction 0", "plan.offload", ()),
+    ],
+)
+def test_settings_of_forks(flags: str, key: str, value: Any) -> None:
+    assert flatten_job(load_job(import_script(f"{SHAPE} --bf16 {flags}").job)).get(key, ()) == value
+
+
+@pytest.mark.parametrize(
+    ("half", "stage", "data"), [("bf16", 0, "zero-1"), ("fp16", 0, "ddp"), ("bf16", 1, "zero-1"), ("bf16", 2, "zero-2")]
+)
+def test_without_zero_the_engine_shares_out_the_states_of_bf16(half: str, stage: int, data: str) -> None:
+    configuration = json.dumps({"zero_optimization": {"stage": stage}, half: {"enabled": True}})
+    script = f"echo '{configuration}' > ds.json\ndeepspeed --include h:0,1@g:2,3 pretrain_gpt.py {SHAPE} --{half}"
+    keys = flatten_job(load_job(read(f"{script} --deepspeed --deepspeed_config ds.json", "run.sh").job))
+    assert keys["plan.data"] == data
+    assert keys["cluster.gpus"] == 4
+
+
+def test_batches_that_contradict_each_other_are_asked_about() -> None:
+    start = f"deepspeed pretrain_gpt.py {SHAPE} --fp16 --deepspeed --deepspeed_config ds.json"
+    with pytest.raises(OpenQuestions) as asked:
+        read("echo '{\"train_batch_size\": 32}' > ds.json\n" + start, "run.sh", cluster="dgx-h100:1")
+    assert [question.answers for question in asked.value.questions] == [("batch.global=64",)]
+    assert read("echo '{\"train_batch_size\": 64}' > ds.json\n" + start, "run.sh", cluster="dgx-h100:1").job
+
+
+def test_names_of_releases_until_2020() -> None:
+    old = SHAPE.replace("--micro-batch-size", "--batch-size") + "--fp16 --model-parallel-size 4"
+    keys = flatten_job(load_job(import_script(old.replace("--batch-size 1", "--batch-size 2")).job))
+    assert (keys["plan.tp"], keys["batch.micro"]) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("framework", "overrides", "mode"),
+    [
+        ("megatron", "lora: {enabled: true, dim: 8, target_modules: [linear_qkv]}", "lora"),
+        ("megatron", "lora: {enabled: false, dim: 8}", "full"),
+        ("megatron_bridge", "peft: lora\n      dim: 8", "lora"),
+        ("megatron_bridge", "peft: none", "full"),
+    ],
+)
+def test_adapters_of_primus(framework: str, overrides: str, mode: str) -> None:
+    model = {"megatron": "llama3.1_8B", "megatron_bridge": "qwen3_8b"}[framework]
+    text = f"modules:\n  m:\n    framework: {framework}\n    config: sft_trainer.yaml\n    model: {model}.yaml\n"
+    text += f"    overrides:\n      micro_batch_size: 1\n      global_batch_size: 32\n      {overrides}\n"
+    keys = flatten_job(load_job(read(text, "run.yaml", cluster="dgx-h100:2").job))
+    assert keys.get("train.mode", "full") == mode
+    assert keys.get("train.rank") == (8 if mode == "lora" else None)
