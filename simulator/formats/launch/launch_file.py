@@ -113,7 +113,7 @@ class LaunchFile:
         for path in candidates:
             if is_file(path) and path.suffix.lower() in (".json", ".yaml", ".yml", ".toml", ".py", ".sh"):
                 return read_launch_file(path, self.options)
-            if path.is_file() and path.suffix.lower() in (".conf", ".config", ".txt", ""):
+            if is_file(path) and path.suffix.lower() in (".conf", ".config", ".txt", ""):
                 text = read_text(path, REMEDY, DESCRIPTION)
                 if text.lstrip().startswith("{"):
                     return parse_launch_text(text, str(path), ".json", path.parent, self.options)
