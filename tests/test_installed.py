@@ -94,7 +94,18 @@ def test_the_metadata(built: tuple[Path, Path]) -> None:
     assert about["Requires-Python"] == ">=3.11" and about["Description-Content-Type"] == "text/markdown"
     needed = {line.split(">")[0].split(";")[0].strip(): line for line in about.get_all("Requires-Dist", [])}
     base = {name for name, line in needed.items() if "extra ==" not in line}
-    assert base == {"simpy", "numpy", "pydantic", "pandas", "matplotlib", "pyarrow", "pyyaml", "typer"}
+    assert base == {
+        "simpy",
+        "numpy",
+        "pydantic",
+        "pandas",
+        "matplotlib",
+        "pyarrow",
+        "pyyaml",
+        "tree-sitter",
+        "tree-sitter-bash",
+        "typer",
+    }
     assert {"torch", "search", "cluster", "solvers", "dev"} <= set(about.get_all("Provides-Extra", []))
     classifiers = about.get_all("Classifier", [])
     assert "Typing :: Typed" in classifiers and not any(one.startswith("License ::") for one in classifiers)

@@ -8,6 +8,7 @@ of a file that is not there the small one counts that states the same.
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -64,7 +65,12 @@ def main() -> None:
     folder, runs, page = map(Path, sys.argv[1:])
     forecasts = list(forecast_published_files(folder, runs))
     text = render_page(list(judge_corpus(folder))) + render_published(forecasts)
-    page.write_text(text, "utf-8")
+    page.write_text(shorten_paths(text, folder), "utf-8")
+
+
+def shorten_paths(text: str, folder: Path) -> str:
+    """The text with the paths of public files relative to the copy of their repository."""
+    return re.sub(rf"{re.escape(str(folder))}/(by-commit/)?[\w.+-]+(@[0-9a-f]+)?/", "", text)
 
 
 def judge_corpus(folder: Path | None, corpus: Sequence[PublicFile] | None = None) -> Iterator[tuple[Judgement, bool]]:

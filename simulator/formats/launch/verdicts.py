@@ -95,7 +95,7 @@ class Question:
     answers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        subject = " ".join(word for word in (self.place, self.shown) if word)
+        subject = " ".join(dict.fromkeys(word for word in (self.place, self.shown) if word))
         options = (word if word.startswith("--") else f"--set {word}" for word in self.answers)
         listed = " or ".join(options)
         return f"{subject}: {self.why}" + (f" ({listed})" if listed else "")

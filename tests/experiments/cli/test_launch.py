@@ -87,7 +87,8 @@ def test_predict_takes_every_file_of_the_page(folder: Path, name: str) -> None:
         "actor.sh": ("train.mode=full",),
     }
     changes = ("cluster=dgx-h100:16", *given.get(name, ()))
-    found = run("predict", name, *(word for change in changes for word in ("--set", change)), "--json")
+    recipe = ["--args=--recipe=llama3_8b_pretrain_config"] if name == "llama3_8b_pretrain.yaml" else []
+    found = run("predict", name, *(word for change in changes for word in ("--set", change)), *recipe, "--json")
     assert found.exit_code == 0, found.stderr
     assert json.loads(found.stdout)["step_time_s"] > 0
     assert f"meshcast: {name} is read as a launch file of" in found.stderr

@@ -25,7 +25,10 @@ def job(tmp_path: Path) -> Path:
         ("tensor_model_parallel_size=4", "Did you mean plan.tp?"),
         ("global_batch_size=4", "Did you mean batch.global?"),
         ("gpus=64", "cluster=dgx-h100:8 is 8 nodes of 8 GPUs"),
-        ("plan.recompute=true", "plan.recompute is True: words say what is recomputed. Write none, selective or full"),
+        (
+            "plan.recompute=true",
+            "words say what is recomputed. Write none, selective, operators or full",
+        ),
         ("plan.foo=1", "tp, tp_scheme, unit, zero"),
         ("plans=auto", "Did you mean 'plan'?"),
         ("cluster=h100", "h100-sxm is a GPU; its usual node is dgx-h100; write 16xh100-sxm for 16 GPUs"),
