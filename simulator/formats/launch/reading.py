@@ -252,7 +252,8 @@ class Reading:
             self.assume(key, fallback, why)
 
     def _ask_unresolved(self, stated: Stated, *answers: str) -> None:
-        names = [name for name in stated.unknown if re.fullmatch(r"\w+", name)]
+        plain = [name.removeprefix("$") for name in stated.unknown]
+        names = [name for name in plain if re.fullmatch(r"\w+", name)]
         options = (f"--env {name}=..." if not name.isdigit() else "--args ..." for name in names)
         what = ", ".join(f"${name}" if re.fullmatch(r"\w+", name) else name for name in stated.unknown)
         why = f"it is {stated.value!r}, and nothing here says what {what} is"
