@@ -257,12 +257,16 @@ def _read_sharding(reading: Reading, program: TrainerProgram) -> None:
 
 
 def _set_replicas_alone(reading: Reading) -> None:
-    """Sets plain data parallelism, which is assumed where Accelerate has the file of another machine."""
+    """Sets plain data parallelism; it is asked for where Accelerate has the file of another machine."""
     launch = reading.file.launch
     starts = {launcher.name for launcher in launch.launchers} if launch is not None else set()
     if "accelerate launch" in starts and "accelerate.distributed_type" not in reading.stated:
         why = "accelerate launch without --config_file takes the configuration of the machine, which is not here"
         reading.assume("plan.data", "ddp", why)
+        if launch is not None and not launch.entry.startswith(
+            "axolotl"
+        ):  # whose own file says how states are shared out
+            reading.ask(None, why, "plan.zero=0", "plan.zero=3", "plan.fsdp=true")
     else:
         reading.set_key("plan.data", "ddp", "accelerate.distributed_type")
 
