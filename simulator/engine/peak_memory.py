@@ -40,12 +40,27 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
         begin, end = table.starts[device], table.starts[device + 1]
         held = np.bincount(slots[begin : begin + at], minlength=len(nets)) @ nets + tops[slots[begin + at]]
         held[CATEGORIES.index("buffers")] += flying[begin + at]
-        by = dict(static[device])
-        for category, nbytes in zip(CATEGORIES, held.tolist(), strict=True):
-            if nbytes:
-                by[category] = by.get(category, 0.0) + nbytes
+        by = _add_held(static[device], held)
         result.append(Peak(sum(by.values()), by, float(grown[begin:end].sum())))
-    return result
+    behind = program.updates or [None] * program.devices
+    return [_include_update(peak, own, update) for peak, own, update in zip(result, static, behind, strict=True)]
+
+
+def _include_update(peak: Peak, static: dict[str, float], update: Task | None) -> Peak:
+    """Returns the peak of a device with that of its update behind all passes, which have freed their activations."""
+    if update is None or sum(static.values()) + update.memory.peak <= peak.total:
+        return peak
+    by = _add_held(static, update.memory.top)
+    return Peak(sum(by.values()), by, peak.left)
+
+
+def _add_held(static: dict[str, float], held: np.ndarray) -> dict[str, float]:
+    """Returns bytes by category, those held in a pass or an update included."""
+    by = dict(static)
+    for category, nbytes in zip(CATEGORIES, held.tolist(), strict=True):
+        if nbytes:
+            by[category] = by.get(category, 0.0) + nbytes
+    return by
 
 
 def _task_profiles(program: Program) -> tuple[np.ndarray, np.ndarray]:
@@ -151,8 +166,11 @@ def over_time(
         # What follows in a pair is played with the action before.
         ops = slice(flat.first[action], flat.behind[action]) if task.parts else ops
         changes.append((begin[ops][:1], _flow_row(flying, task.inputs)))
-        changes += _changes_inside(task, flat.first[action], begin, end)
+        start = flat.first[action] + sum(len(side.ops) for side in task.ahead)
+        changes += _changes_inside(task, range(start, flat.behind[action]), begin, end)
         changes.append((end[ops].max(keepdims=True), _flow_row(-flying, task.results, -1)))
+    for update, instances in zip(program.updates[device : device + 1], flat.updates[device : device + 1], strict=True):
+        changes += _changes_inside(update, instances, begin, end)
     moments = np.concatenate([moment for moment, _ in changes])
     return np.maximum.accumulate(moments), np.cumsum(np.concatenate([rows for _, rows in changes]), axis=0)
 
@@ -167,12 +185,12 @@ def _flow_row(flying: float, flows: Iterable[tuple[float, str]], sign: int = 1) 
 
 
 def _changes_inside(
-    task: Task, start: int, begin: np.ndarray, end: np.ndarray
+    task: Task, instances: Sequence[int], begin: np.ndarray, end: np.ndarray
 ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-    """Yields moments and changes of the parts of a task. start: its first op. begin, end: of all ops [s]."""
-    place = start + sum(len(side.ops) for side in task.ahead)
+    """Yields moments and changes of the parts of a task. instances: of their ops. begin, end: of all ops [s]."""
+    numbered, place = np.array(instances, int), 0
     for part in task.parts:
         at, at_end, rows = part.block.event_rows
-        numbers = (place + np.arange(part.count)[:, None] * len(part.block.ops) + at).ravel()
+        numbers = numbered[(place + np.arange(part.count)[:, None] * len(part.block.ops) + at).ravel()]
         yield np.where(np.tile(at_end, part.count), end[numbers], begin[numbers]), np.tile(rows, (part.count, 1))
         place += part.count * len(part.block.ops)

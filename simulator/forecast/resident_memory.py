@@ -10,6 +10,7 @@ from meshcast.simulator.ir.capabilities import (
     HoldsBuffers,
     HoldsStates,
     HoldsUnequalShards,
+    KeepsBuckets,
     KeepsOwnStates,
     KeepsSecondaryShards,
     ShardsStates,
@@ -148,6 +149,7 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     framework = plan.job.framework
     compute, full, moments = BYTES[framework.weights], BYTES[framework.main_weights], 2 * BYTES[framework.moments]
     updated = all(scheme.updates_weights for scheme in schemes_with(plan.schemes, HoldsStates))
+    bucketing = schemes_with(plan.schemes, KeepsBuckets)
     found, shards = dict.fromkeys(STATES, 0.0), _shard_counter(plan)
     for param, size in by_axes(params):
         at_rest = {state: shards(state, param) for state in found}
@@ -158,6 +160,8 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
         main = 0 if cut else framework.main_copy_bytes
         found["parameters"] += size * (full if cut else compute) / at_rest["parameters"]
         found["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
+        if any(scheme.keeps_bucket(param) for scheme in bucketing):
+            found["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
         if framework.stale_gradients and not framework.fused_gradients and framework.gradients != framework.weights:
             found["gradients"] += size * compute
         found["optimizer"] += size * (main + moments) / at_rest["optimizer"]

@@ -227,6 +227,8 @@ def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[Gradien
         write + moments,
         shared,
         convert,
+        framework.update_workspace,
+        framework.update.sub_group,
         plan.schedule.flush,
         range(plan.job.cluster.gpus) if unlike else None,
     )

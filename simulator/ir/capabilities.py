@@ -92,6 +92,14 @@ class HoldsBuffers(Scheme):
         """Returns the bytes of the buffers on every rank."""
 
 
+class KeepsBuckets(Scheme):
+    """Reduces gradients in buckets that stay beside the gradients themselves."""
+
+    @abstractmethod
+    def keeps_bucket(self, param: Param) -> bool:
+        """Returns whether the gradient of `param` has a place in a bucket of its own."""
+
+
 class HoldsUnequalShards(Scheme):
     """Gives ranks of several kinds shards of states of unequal size."""
 

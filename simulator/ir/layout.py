@@ -68,6 +68,7 @@ class Tensor:
     dtype: number format.
     renamed: the consumer's name of a dim by the producer's name (keys are produced at positions `s` and read at `t`).
     gradient_dtype: number format of the gradient; empty: `dtype`.
+    pieces: that make it up, one of which is in memory at a time.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Tensor:
     dtype: str = "bf16"
     renamed: Mapping[str, str] = field(default_factory=dict)
     gradient_dtype: str = ""
+    pieces: int = 1
 
     def has(self, dim: str) -> bool:
         """Whether the tensor has this dim."""
@@ -114,6 +116,10 @@ class Tensor:
     def local(self, layout: Layout, mesh: Mesh) -> int:
         """Returns the local number of elements."""
         return int(math.prod(self.local_dims(layout, mesh).values()))
+
+    def held_bytes(self, layout: Layout, mesh: Mesh) -> int:
+        """Returns the local bytes that are in memory at a time."""
+        return -(-self.nbytes(layout, mesh) // self.pieces)
 
     def nbytes(self, layout: Layout, mesh: Mesh) -> int:
         """Returns the local size in bytes."""

@@ -239,6 +239,8 @@ class Update(Module):
     write: bytes that the optimizer writes per element of its shard.
     shared: sums of gradients with other pipeline devices that hold the same weights.
     convert: bytes per element that kernels of their own read and write to convert formats for the optimizer.
+    workspace: bytes that the optimizer holds meanwhile per element of those that it updates at once.
+    sub_group: where weights are sharded, the most elements that it updates at once; 0: all of a rank.
     clipped: whether gradients are clipped by their global norm, which needs an all-reduce over all devices.
     everyone: all global ranks, where devices have meshes of their own.
     """
@@ -249,6 +251,8 @@ class Update(Module):
     write: int
     shared: tuple[GradientSum, ...] = ()
     convert: tuple[int, int] = (0, 0)
+    workspace: int = 0
+    sub_group: float = 0.0
     clipped: bool = True
     everyone: range | None = None
 

@@ -246,9 +246,18 @@ class Linear(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Head(Linear):
-    """The output layer, h to v. tied: whether it shares the matrix of the embedding."""
+    """The output layer, h to v.
+
+    tied: whether it shares the matrix of the embedding.
+    recomputed: whether the backward pass computes the logits again.
+    """
 
     tied: bool = False
+    recomputed: bool = False
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        again = self.forward(at) if self.recomputed else []
+        return [*again, *super().backward_inputs(at)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -486,11 +495,12 @@ class Loss(Operator):
         return [Memory("cross-entropy", part * logits, 0, backward=True) for part in parts]
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
-        return [("softmax", self.kept * at.size(self.ins[0]), "logits")]
+        return [("softmax", -(-self.kept * at.size(self.ins[0]) // self.ins[0].pieces), "logits")]
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         temporaries = self._temporaries(at)
-        return [(0, 1, temporaries * at.size(self.ins[0]))] if backward and temporaries else []
+        nbytes = -(-temporaries * at.size(self.ins[0]) // self.ins[0].pieces)
+        return [(0, 1, nbytes)] if backward and temporaries else []
 
     def _temporaries(self, at: LocalShapes) -> int:
         """Bytes per logit beside what is kept and the gradient of the logits."""

@@ -5,6 +5,7 @@ Algorithms are schemes; what differs between implementations of the same algorit
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -82,6 +83,10 @@ class LossKernels(FrameworkPart):
     peak: bytes held at most in the backward pass: `kept`, the gradient of the logits and temporaries; 0: without
         temporaries.
     sharded_peak: the same where the vocabulary is sharded, by other kernels; 0: as `peak`.
+    chunks: parts of the tokens of a rank, whose logits exist one after another.
+    chunk_tokens: tokens of such a part, instead of `chunks`; ``liger``: as many as make logits of a part as large as
+        the hidden states of all (linear_cross_entropy_forward in liger_kernel/ops/fused_linear_cross_entropy.py).
+    recomputed: the backward pass computes the logits of a part again; otherwise their gradients follow at once.
     """
 
     forward: int = Field(ge=0)
@@ -89,6 +94,36 @@ class LossKernels(FrameworkPart):
     kept: int = Field(ge=0)
     peak: int = Field(default=0, ge=0)
     sharded_peak: int = Field(default=0, ge=0)
+    chunks: int = Field(default=1, ge=1, le=1_000_000)
+    chunk_tokens: int | Literal["liger"] = 0
+    recomputed: bool = False
+
+    @model_validator(mode="after")
+    def _check_chunks(self) -> LossKernels:
+        if self.chunks > 1 and self.chunk_tokens:
+            raise ValueError("chunks and chunk_tokens say the same. Leave one of them out")
+        return self
+
+    def count_chunks(self, tokens: int, vocab: int, hidden: int) -> int:
+        """Returns the parts into which the tokens of a rank are cut. vocab: of the whole vocabulary."""
+        size = self.chunk_tokens
+        if size == "liger":
+            size = 2 ** math.ceil(math.log2(math.ceil(tokens / math.ceil(vocab / hidden))))
+        return math.ceil(tokens / size) if size else self.chunks
+
+
+class UpdateMemory(FrameworkPart):
+    """GPU memory that the update of the optimizer holds beside gradients, weights and states."""
+
+    converts: bool = False
+    """The gradients of what is updated at once are held in the format of the main weights, beside those that were
+    accumulated (`single_grad_partition` of DeepSpeed's ZeRO)."""
+    moment_copies: int = Field(default=0, ge=0, le=10)
+    """Temporaries as large as one moment: 1 for the ``foreach`` implementation of PyTorch's AdamW, the root of the
+    second moment (`_multi_tensor_adam` in torch/optim/adam.py); none for fused ones."""
+    sub_group: float = Field(default=0.0, ge=0, le=1e15)
+    """Where weights are sharded, the elements that are updated at once (`sub_group_size` of DeepSpeed's ZeRO-3);
+    0: all of a rank."""
 
 
 class ProcessMemory(FrameworkPart):
@@ -116,6 +151,10 @@ class Framework(FrameworkPart):
     main_weights: Format
     """Format of the main weights, the optimizer's copy."""
     moments: Format
+    """Format of the two moments of Adam."""
+    moments_as_weights: bool = False
+    """The moments have the format of the main weights, whichever that is (optimizers of PyTorch make them by
+    `zeros_like`), unless the job states another one."""
     weight_remainders: bool = False
     """Of fp32 main weights the optimizer keeps the 16 bits that bf16 weights lack, and no copy
     (`store_param_remainders` of Apex's DistributedFusedAdam)."""
@@ -140,6 +179,9 @@ class Framework(FrameworkPart):
     stale_gradients: bool = False
     """Gradients that are accumulated in another format stay in the compute format, too, until the next backward pass
     begins (`clear_lp_grads` of DeepSpeed's BF16_Optimizer)."""
+    gradient_buckets: bool = False
+    """Buckets in which DDP reduces gradients stay beside the gradients (`gradient_as_bucket_view=False`, the default of
+    torch/nn/parallel/distributed.py); otherwise gradients are views of the buckets."""
     dummy_gradients: bool = False
     """Where GEMMs accumulate weight gradients in their buffers, autograd is given a dummy tensor, one for each shape of
     a weight, which stays (`get_dummy_wgrad` in transformer_engine/pytorch/module/base.py, from 2.3 on)."""
@@ -165,6 +207,7 @@ class Framework(FrameworkPart):
     overlap: CommunicationOverlap
     bucket: Bucket
     loss: LossKernels
+    update: UpdateMemory = UpdateMemory()
     memory: ProcessMemory
     rates: dict[str, float]
     """Factors on the calibrated rates and times of kernels and links: see `simulator.costs`."""
@@ -215,6 +258,12 @@ class Framework(FrameworkPart):
             return 0
         main = int(BYTES[self.main_weights])
         return main - int(BYTES[self.weights]) if self._keeps_remainders else main
+
+    @property
+    def update_workspace(self) -> int:
+        """Bytes that the update holds for each element that it updates at once."""
+        converted = BYTES[self.main_weights] if self.update.converts and self.gradients != self.main_weights else 0
+        return int(converted + self.update.moment_copies * BYTES[self.moments])
 
     @property
     def _keeps_remainders(self) -> bool:

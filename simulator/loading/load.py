@@ -289,11 +289,12 @@ def _precision(file: JobFile, framework: Framework) -> Precision:
     given = file.precision
     # Computing in fp32, gradients are accumulated in fp32.
     gradients = "fp32" if given.compute == "fp32" else framework.gradients
+    main_weights = given.main_weights or framework.main_weights
     return Precision(
         compute=given.compute or framework.quantised or framework.weights,
         gradients=given.gradients or gradients,
-        main_weights=given.main_weights or framework.main_weights,
-        moments=given.moments or framework.moments,
+        main_weights=main_weights,
+        moments=given.moments or (main_weights if framework.moments_as_weights else framework.moments),
     )
 
 

@@ -183,7 +183,7 @@ class Scope:
                 tensor = self._same_gradient[tensor.name]
             tensor = tensor.gradient
         category = "logits" if tensor.has("v") else "workspace"
-        return TensorUse(prefix + self.key(tensor, layout), tensor.nbytes(whole, self.mesh), op, made, category)
+        return TensorUse(prefix + self.key(tensor, layout), tensor.held_bytes(whole, self.mesh), op, made, category)
 
     # ------------------------------------------------------------------------------------------------ units
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 
 from meshcast.simulator.ir.capabilities import HoldsUnequalShards, MeetsPeriodically, schemes_with
 from meshcast.simulator.ir.modules import Update
-from meshcast.simulator.ir.ops import Collective, Fragment, Memory, Op, Param
+from meshcast.simulator.ir.ops import Collective, Fragment, Memory, Op, Param, TensorUse
 from meshcast.simulator.lowering.scope import Scope, count_shards, shards_at_rest
 
 
@@ -35,7 +35,10 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
     step = scope.op("adam", Memory("adam", round(shard * module.read), round(shard * module.write)), behind, "U")
     # Zeroing writes every gradient that this rank stores.
     zero = scope.op("zero-grad", Memory("zero-grad", 0, round(elements * module.grad_bytes)), [step], "U")
-    return Fragment(forward=[*ops, step, zero], exit={"parameters": step})
+    cut = module.sub_group and any(shards_at_rest(scope.sharding, "parameters", param) for param, _ in module.params)
+    held = round((min(shard, module.sub_group) if cut else shard) * module.workspace)
+    uses = [TensorUse("update", held, step, made=True)] if held else []
+    return Fragment(forward=[*ops, step, zero], exit={"parameters": step}, tensor_uses=uses)
 
 
 def _unsynchronised_axes(scope: Scope) -> set[str]:

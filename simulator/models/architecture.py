@@ -338,17 +338,25 @@ class Architecture(BlockBuilder):
 
     def _predict(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds final norm, output layer and loss. owns: they have their own weights, instead of reading others."""
-        normed, logits = self.act("norm.out"), self.act("logits", v=Dim(self.vocab))
+        normed = self.act("norm.out")
+        logits = replace(self.act("logits", v=Dim(self.vocab)), pieces=self.loss_chunks)
         loss = Tensor("loss", self.token_dims, "fp32")
         scales = self.norm_weights("final_norm") if owns else ()
         head = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)
         held, read = (head, ()) if owns else ((), head)
         modules: list[Module] = [
             Norm("final_norm", (x,), (normed,), scales),
-            Head("head", (normed,), (logits,), held, self.grad_dtype, "", self.model.tied, shared_weights=read),
+            Head(
+                "head",
+                *((normed,), (logits,), held),
+                grad_dtype=self.grad_dtype,
+                tied=self.model.tied,
+                recomputed=self.loss_recomputed,
+                shared_weights=read,
+            ),
         ]
         if "logits" in self.model.softcaps:
-            capped = self.act("logits.capped", v=Dim(self.vocab))
+            capped = replace(logits, name="logits.capped")
             modules.append(Softcap("logits.cap", (logits,), (capped,)))
             logits = capped
         loss_kernels = self.loss_traffic, self.loss_kept, self.loss_peaks

@@ -28,6 +28,8 @@ class Shapes:
     loss_traffic: bytes moved per logit by the loss, forward and backward.
     loss_kept: bytes saved per logit by the loss.
     loss_peaks: bytes held per logit by the backward pass of the loss, with a whole and with a sharded vocabulary.
+    loss_chunks: pieces of the logits, one of which is in memory at a time.
+    loss_recomputed: whether the backward pass computes the logits again.
     quantised: quantisation recipe of the linear layers, see `simulator.ir.operators.Linear`.
     tokens_before: tokens of the sequence before the slice.
     tokens_after: tokens of the sequence after the slice.
@@ -50,6 +52,8 @@ class Shapes:
     loss_traffic: tuple[int, int] = (14, 6)
     loss_kept: int = 4
     loss_peaks: tuple[int, int] = (0, 0)
+    loss_chunks: int = 1
+    loss_recomputed: bool = False
     quantised: str = ""
     tokens_before: int = 0
     tokens_after: int = 0

@@ -32,6 +32,7 @@ from meshcast.simulator.ir.modules import BatchLossUnit, Stage
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.shorthand import family_degree
 from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
@@ -385,9 +386,11 @@ class ModelParts:
         plan, job, framework = self._plan, self._plan.job, self._plan.job.framework
         annotated = schemes_with(plan.schemes, AnnotatesOperators)
         assert job.batch.sequence is not None
+        samples = job.batch.micro * plan.schedule.microbatches_per_forward
+        tokens = max(1, samples * job.batch.sequence // family_degree(job.plan, "sequence"))
         architecture = Architecture(
             model,
-            job.batch.micro * plan.schedule.microbatches_per_forward,
+            samples,
             job.batch.sequence,
             self.vocab,
             plan.ranks.replicas,
@@ -397,6 +400,8 @@ class ModelParts:
             (framework.loss.forward, framework.loss.backward),
             framework.loss.kept,
             (framework.loss.peak, framework.loss.sharded_peak or framework.loss.peak),
+            framework.loss.count_chunks(tokens, self.vocab, model.hidden),
+            framework.loss.recomputed,
             framework.quantised,
             adapters=job.adapters,
             document=job.batch.document,

@@ -32,7 +32,7 @@ from meshcast.simulator.program.block import (
     resolve_dependencies,
 )
 from meshcast.simulator.program.categories import axis_of
-from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.program.memory_profile import CATEGORIES, update_events
 from meshcast.simulator.program.messages import StageEnd, StageMessages
 from meshcast.simulator.program.program import EveryStageOps, Program, one_of
 from meshcast.simulator.program.task import (
@@ -228,7 +228,8 @@ class _Builder:
         waits = resolve_dependencies(ops, None, None)[0]
         norm = [i for i, op in enumerate(ops) if op.name == "grad-norm"][-1:] if self.timetable.chained else []
         entry = tuple(i for i, others in enumerate(waits) if {*norm} & {*others})
-        block = Block(ops, waits, (Port(entry, tuple(norm), through=bool(norm)),), [])
+        events = update_events(fragment, made, ops)
+        block = Block(ops, waits, (Port(entry, tuple(norm), through=bool(norm)),), events)
         return Task((price_block(block, 1, self.prices[price]),), [], [])
 
     def _alone(self, slot: Slot) -> Task:
@@ -453,7 +454,8 @@ def _update(fragment: Fragment, price: Price, meets: bool) -> tuple[Task, list[t
             met.append((op.meeting, len(ops)))
         ops.append(Op(op.name, op.stream, op.work, after, op.phase))
         own[op] = ops[-1]
-    block = Block(ops, resolve_dependencies(ops, None, None)[0], (Port(through=False),), [])
+    events = update_events(fragment, own, ops)
+    block = Block(ops, resolve_dependencies(ops, None, None)[0], (Port(through=False),), events)
     return Task((price_block(block, 1, price),), [], []), met
 
 

@@ -8,13 +8,13 @@ last reader is issued or, where that runs on a communication stream, once somebo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from meshcast.simulator.ir.ops import COMPUTE, Op, TensorUse, UnitRun
+from meshcast.simulator.ir.ops import COMPUTE, Fragment, Op, TensorUse, UnitRun
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "workspace", "buffers", "logits", "other")
 
@@ -117,3 +117,13 @@ def block_events(ops: Sequence[Op], after: Sequence[Sequence[int]], by_op: dict[
         end = i if op.stream == COMPUTE else max(i, waiter.get(i, last + 1) - 1)
         found += [(end if at_end else i, at_end, n, category) for _, at_end, n, category in by_op.get(op, ())]
     return found
+
+
+def update_events(fragment: Fragment, copies: Mapping[Op, Op], ops: Sequence[Op]) -> list[Event]:
+    """Returns what the ops of an update allocate as they begin and free as they end.
+
+    copies: the op of the block by that of the fragment; of ops that run elsewhere, such as on the host, there is none.
+    """
+    places = {op: place for place, op in enumerate(ops)}
+    held = [(places[copies[use.op]], use) for use in fragment.tensor_uses if use.op in copies]
+    return [(place, end, -use.nbytes if end else use.nbytes, use.category) for place, use in held for end in (False, True)]

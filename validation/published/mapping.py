@@ -21,6 +21,7 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from meshcast.validation.published.clusters import blocks_launches, known_cluster
 from meshcast.validation.published.recipes import (
     EAGER_LOSS,
+    LAUNCHED_LOSS,
     Recipe,
     fill_launched,
     has_eager_loss,
@@ -299,7 +300,9 @@ def _framework(
         if value is not None and axis in CommunicationOverlap.model_fields:
             overlap[axis] = value
     changes["overlap"] = dict.fromkeys(CommunicationOverlap.model_fields, False) if blocking else overlap
-    if has_eager_loss(row):
+    if row.source in LAUNCHED_LOSS:
+        changes["loss"] = LAUNCHED_LOSS[row.source]
+    elif has_eager_loss(row):
         changes["loss"] = profile.loss.model_dump() | EAGER_LOSS
     if row.is_of_torch_1:
         changes["recompute_early_stop"] = False

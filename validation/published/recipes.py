@@ -76,6 +76,15 @@ EAGER_LOSS = {"forward": 38, "backward": 14}
 product with the gradient in place (8) and its cast to 16 bits (6). NVIDIA/Megatron-LM @86d5aa5d77 of 2024-07,
 megatron/core/tensor_parallel/cross_entropy.py, class VocabParallelCrossEntropy."""
 
+LAUNCHED_LOSS: dict[str, dict[str, Any]] = {
+    # foundation-model-stack/fms-acceleration @876e2ed: kernels of Unsloth, whose cross-entropy makes the gradient in
+    # place of the logits (plugins/fused-ops-and-kernels/src/fms_acceleration_foak/fused_ops/unsloth_lora).
+    "fmsaccfoak": {"forward": 4, "backward": 4, "kept": 0, "peak": 0},
+    # The same, scripts/benchmarks/scenarios-liger.yaml: fused linear and cross-entropy of Liger.
+    "fmsaccliger": {"forward": 2, "backward": 2, "kept": 0, "peak": 0, "chunk_tokens": "liger"},
+}
+"""Kernels of the loss that the launchers of a source set, by source."""
+
 EAGER_LOSS_UNTIL = {
     # --cross-entropy-loss-fusion is off by default (megatron/core/model_parallel_config.py), and new of 2024-06.
     "megatron-core": ALWAYS,

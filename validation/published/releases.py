@@ -18,6 +18,10 @@ MLPERF_ROUNDS = {
 """Months in which results of MLPerf Training were due (mlcommons.org, Training results and rules of each round). The
 containers that its submitters name are often those of an older round: code and container come with the round."""
 
+SOURCE_MONTHS = dict.fromkeys(("fmsacc", "fmsaccfoak", "fmsaccliger"), "2025-01")
+"""Months of sources whose rows name no release: foundation-model-stack/fms-acceleration @876e2ed,
+scripts/benchmarks/refs/requirements.txt (PyTorch 2.4.1, Transformers 4.48.1)."""
+
 NAMED_MONTH = re.compile(rf"\b({'|'.join(MONTHS)}) (20\d\d)\b")
 RELEASE = re.compile(
     r"(?<![\d.])(20\d\d-\d\d(?:-\d\d)?|\d\d\.(?:0[1-9]|1[0-2])(?:\.\d\d)?|(?:core_)?[rv]\d+\.\d+)(?!\d)"
@@ -34,6 +38,8 @@ def month_of(run: PublishedRun, framework: str) -> str | None:
     text = run.spec.stack_version or ""
     if named := NAMED_MONTH.search(text):
         return f"{named[2]}-{MONTHS.index(named[1]) + 1:02d}"
+    if not text and run.source in SOURCE_MONTHS:
+        return SOURCE_MONTHS[run.source]
     for release in (text, *RELEASE.findall(text)):
         try:
             return find_month(release, framework_versions(framework), "stack_version")

@@ -3,7 +3,7 @@
 Each of N ranks processes its own samples. Gradients are all-reduced once a step, in buckets, each as soon as the last
 micro-batch's backward pass has computed its gradients: a rank sends 2 (N-1)/N g bytes, g the bytes of the gradients,
 whatever the number of micro-batches. States are not sharded: 18 bytes per parameter with bf16 weights, fp32 gradients
-and Adam.
+and Adam. PyTorch's buckets hold every gradient once more, unless gradients are views of them.
 
     backward     layer 4 | layer 3 | layer 2 | layer 1 |
     all-reduce             layer 4 | layer 3 | layer 2 | layer 1 |
@@ -16,12 +16,17 @@ References: Li et al. 2020, arXiv 2006.15704, section 3.
 
 from collections.abc import Iterable
 
+from meshcast.simulator.ir.capabilities import KeepsBuckets
+from meshcast.simulator.ir.ops import Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting
 
 
-class DDP(DataScheme):
+class DDP(DataScheme, KeepsBuckets):
     paper = Paper("arXiv:2006.15704", "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020)
+
+    def keeps_bucket(self, param: Param) -> bool:
+        return self.framework.gradient_buckets and self.mesh.size(self.reduces(param)) > 1
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n

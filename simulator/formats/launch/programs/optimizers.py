@@ -61,6 +61,9 @@ ROWS = (
 )
 """Names of optimizers in small letters, and their states."""
 
+FOREACH = ("adamw_torch",)
+"""Those that PyTorch updates by its foreach implementation, with a copy of a moment."""
+
 OPTIMIZERS: Mapping[str, OptimizerStates] = {name: states for names, states in ROWS for name in names.split()}
 
 
@@ -78,7 +81,9 @@ def set_optimizer(reading: Reading, stated: Stated, word: str) -> None:
         why = f"meshcast does not know how many bytes of states {word} has; Adam has 8 a trained parameter"
         reading.ask(stated, why, "precision.moments=fp32", "precision.moments=bf16")
         return
-    if states.nbytes == ADAM_BYTES and not states.work:
+    if word in FOREACH:
+        reading.set_key("framework.set.update.moment_copies", 1, stated.name)
+    elif states.nbytes == ADAM_BYTES and not states.work:
         reading.ignore(stated, "its states and its update are those of Adam, which is forecast")
         return
     kept = ADAM_BYTES if states.nbytes > SMALL_BYTES else SMALL_BYTES

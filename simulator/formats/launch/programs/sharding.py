@@ -168,6 +168,7 @@ COORDINATOR = (
 
 PERSISTENCE = SettingRow(f"{Z}.stage3_param_persistence_threshold", "plan.data.persistence", "number", silent=100_000)
 
+SUB_GROUP = SettingRow(f"{Z}.sub_group_size", "framework.set.update.sub_group", "number")
 OVERLAP = SettingRow(f"{Z}.overlap_comm", "framework.set.overlap.dp", "switch", ON)
 
 QUANTISED = (("qwz", "weights"), ("qgz", "gradients"))
@@ -286,16 +287,10 @@ def _read_coordinator(reading: Reading, stage: int) -> None:
 
 def _read_sub_groups(reading: Reading, stage: int) -> None:
     """Reads the size of the groups of parameters that stage 3 updates one after another."""
-    name = f"{Z}.sub_group_size"
-    if stage < 3:
-        if name in reading.stated:
-            reading.ignore(reading.take(name), "stage 3 alone updates by groups")
-        return
-    stated = reading.take(name)
-    size = read_number(stated) if stated is not None and not is_null(stated.value) else 1e9
-    why = "the update is forecast without the gradients of a group of parameters in fp32"
-    errs = f"the forecast needs up to {size * 4 / 2**30:.1f} GiB less memory"
-    reading.approximate(stated, why, errs)
+    if stage == 3:
+        reading.read_rows([SUB_GROUP])
+    elif SUB_GROUP.name in reading.stated:
+        reading.ignore(reading.take(SUB_GROUP.name), "stage 3 alone updates by groups")
 
 
 CHAT = {
