@@ -42,7 +42,7 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
         held[CATEGORIES.index("buffers")] += flying[begin + at]
         by = _add_held(static[device], held)
         result.append(Peak(sum(by.values()), by, float(grown[begin:end].sum())))
-    behind = program.updates or [None] * program.devices
+    behind: Sequence[Task | None] = program.updates or [None] * program.devices
     return [_include_update(peak, own, update) for peak, own, update in zip(result, static, behind, strict=True)]
 
 

@@ -126,4 +126,5 @@ def update_events(fragment: Fragment, copies: Mapping[Op, Op], ops: Sequence[Op]
     """
     places = {op: place for place, op in enumerate(ops)}
     held = [(places[copies[use.op]], use) for use in fragment.tensor_uses if use.op in copies]
-    return [(place, end, -use.nbytes if end else use.nbytes, use.category) for place, use in held for end in (False, True)]
+    begins = [(place, False, float(use.nbytes), use.category) for place, use in held]
+    return begins + [(place, True, -nbytes, category) for place, _, nbytes, category in begins]

@@ -25,6 +25,7 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     is_second_fsdp,
     name_attention,
     name_model,
+    name_optimizer,
     name_strategy,
     recomputes,
     shards_by_deepspeed,
@@ -157,7 +158,7 @@ def write_arguments(keys: SomeKeys) -> Keys:
         "gradient_accumulation_steps": count_passes(keys),
         **write_formats(keys),
         "gradient_checkpointing": recomputes(keys) and (_is_reentrant(keys) or not shards_by_fsdp(keys)),
-        "optim": "adamw_torch_fused",
+        "optim": name_optimizer(keys),
     }
     if settings["gradient_checkpointing"]:
         settings["gradient_checkpointing_kwargs"] = json.dumps({"use_reentrant": _is_reentrant(keys)})

@@ -15,7 +15,10 @@ from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import set_replicas, state_fsdp
 from meshcast.simulator.formats.launch.programs.trainer import (
+    CUT_LOSS,
+    LIGER_LOSS,
     TrainerProgram,
+    approximate_chunks,
     approximate_reference,
     double_samples,
     follow_file,
@@ -23,7 +26,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     read_training,
     set_adapters,
     set_attention,
-    set_fused_loss,
+    set_chunked_loss,
     set_quantised_weights,
     take_on,
 )
@@ -44,6 +47,7 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     fuses_loss,
     name_attention,
     name_model,
+    name_optimizer,
     offloads,
     quantises_weights,
     recomputes,
@@ -228,15 +232,21 @@ def _read_kernels(reading: Reading) -> None:
         set_attention(reading, ATTENTION_SWITCHES[switch], switch)
     plugins = reading.stated.get("plugins")
     words = " ".join(read_words(plugins)) if plugins is not None else ""
-    fused = take_on(reading, "liger_fused_linear_cross_entropy", "chunked_cross_entropy", "unsloth_cross_entropy_loss")
-    cut = reading.take("cut_cross_entropy")
-    if fused is None and ("cut_cross_entropy" in words or cut is not None):
-        is_off = cut is not None and (is_null(cut.value) or str(cut.value).lower() == "false")
-        fused = None if is_off else cut or plugins
-    if fused is not None:
-        set_fused_loss(reading, fused)
+    _read_loss(reading, words)
     if take_on(reading, "fp8") is not None:
         reading.set_key("precision.compute", FP8, "fp8")
+
+
+def _read_loss(reading: Reading, plugins: str) -> None:
+    """Reads a loss without the logits of all tokens. plugins: the names of all."""
+    cut = reading.take("cut_cross_entropy")
+    if take_on(reading, FUSED_LOSS) is not None:
+        set_chunked_loss(reading, LIGER_LOSS, FUSED_LOSS)
+    elif (chunked := take_on(reading, "chunked_cross_entropy", "unsloth_cross_entropy_loss")) is not None:
+        approximate_chunks(reading, chunked)
+    elif cut is not None or "cut_cross_entropy" in plugins:
+        if cut is None or not (is_null(cut.value) or str(cut.value).lower() == "false"):
+            set_chunked_loss(reading, CUT_LOSS, "cut_cross_entropy", "plugins")
 
 
 def _read_adapters(reading: Reading) -> None:
@@ -284,6 +294,9 @@ def recognise(file: LaunchFile) -> Evidence:
 # ---------------------------------------------------------------------------------------------- writing
 
 
+FUSED_LOSS, LIGER = "liger_fused_linear_cross_entropy", "axolotl.integrations.liger.LigerPlugin"
+"""The setting of a loss over chunks, and its plugin."""
+
 CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 """The plugin of a loss that never has all logits at once."""
 
@@ -296,7 +309,7 @@ def write(keys: Keys, header: list[str]) -> str:
         "micro_batch_size": keys["batch.micro"],
         "gradient_accumulation_steps": count_passes(keys),
         **(write_formats(keys) or {"bf16": False}),
-        "optimizer": "adamw_torch_fused",
+        "optimizer": name_optimizer(keys),
         "gradient_checkpointing": recomputes(keys),
         "gradient_checkpointing_kwargs": {"use_reentrant": not keys.get("framework.set.recompute_early_stop", True)},
     }
@@ -310,7 +323,9 @@ def write(keys: Keys, header: list[str]) -> str:
     if quantises_weights(keys):
         settings["load_in_8bit"] = True
     if fuses_loss(keys):
-        settings |= {"plugins": [CUT_CROSS_ENTROPY], "cut_cross_entropy": True}
+        is_cut = keys.get("framework.set.loss.recomputed")
+        settings["plugins"] = [CUT_CROSS_ENTROPY if is_cut else LIGER]
+        settings["cut_cross_entropy" if is_cut else FUSED_LOSS] = True
     if keys.get("precision.compute") == FP8:
         settings |= {"bf16": True, "fp8": True}
     if keys.get("framework.set.compile"):

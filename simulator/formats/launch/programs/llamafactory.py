@@ -18,6 +18,7 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, TR
 from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import FSDP, offload_checkpoints, state_fsdp
 from meshcast.simulator.formats.launch.programs.trainer import (
+    LIGER_LOSS,
     TrainerProgram,
     approximate_freezing,
     approximate_reference,
@@ -28,7 +29,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     read_training,
     set_adapters,
     set_attention,
-    set_fused_loss,
+    set_chunked_loss,
     set_quantised_weights,
     take_on,
 )
@@ -50,6 +51,7 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     fuses_loss,
     name_attention,
     name_model,
+    name_optimizer,
     name_strategy,
     offloads,
     quantises_weights,
@@ -253,8 +255,8 @@ def _read_kernels(reading: Reading) -> None:
     word = reading.take_word("flash_attn")
     if word in ATTENTIONS:
         set_attention(reading, ATTENTIONS[word], "flash_attn")
-    if (stated := take_on(reading, "enable_liger_kernel")) is not None:
-        set_fused_loss(reading, stated)
+    if take_on(reading, "enable_liger_kernel") is not None:
+        set_chunked_loss(reading, LIGER_LOSS, "enable_liger_kernel")
     if take_on(reading, "use_unsloth_gc") is not None:
         offload_checkpoints(reading, "use_unsloth_gc")
     if take_on(reading, "fp8") is not None:
@@ -341,6 +343,7 @@ def write(keys: Keys, header: list[str]) -> str:
         "per_device_train_batch_size": keys["batch.micro"],
         "gradient_accumulation_steps": count_passes(keys),
         **write_formats(keys),
+        "optim": name_optimizer(keys),
         "disable_gradient_checkpointing": not recomputes(keys),
         "use_reentrant_gc": not keys.get("framework.set.recompute_early_stop", True),
     }

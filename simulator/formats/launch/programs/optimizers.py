@@ -61,8 +61,8 @@ ROWS = (
 )
 """Names of optimizers in small letters, and their states."""
 
-FOREACH = ("adamw_torch",)
-"""Those that PyTorch updates by its foreach implementation, with a copy of a moment."""
+MOMENT_COPIES: Mapping[str, int] = {"adamw_torch": 1, "adamw_torch_fused": 0}
+"""Copies of a moment that PyTorch's AdamW makes by implementation: foreach or fused."""
 
 OPTIMIZERS: Mapping[str, OptimizerStates] = {name: states for names, states in ROWS for name in names.split()}
 
@@ -71,18 +71,18 @@ def read_optimizer(reading: Reading, *names: str) -> None:
     """Reads which optimizer updates the weights. names: of its setting."""
     word, stated = reading.take_word(*names).rpartition(".")[2], reading.take(*names)
     if word and stated is not None:
-        set_optimizer(reading, stated, word)
+        set_optimizer(reading, stated, word, *names)
 
 
-def set_optimizer(reading: Reading, stated: Stated, word: str) -> None:
-    """Sets the optimizer. stated: the setting that says so. word: its name in small letters."""
+def set_optimizer(reading: Reading, stated: Stated, word: str, *names: str) -> None:
+    """Sets the optimizer. stated: the setting that says so, one of `names`. word: its name in small letters."""
     states = OPTIMIZERS.get(word)
     if states is None:
         why = f"meshcast does not know how many bytes of states {word} has; Adam has 8 a trained parameter"
         reading.ask(stated, why, "precision.moments=fp32", "precision.moments=bf16")
         return
-    if word in FOREACH:
-        reading.set_key("framework.set.update.moment_copies", 1, stated.name)
+    if word in MOMENT_COPIES:
+        reading.set_key("framework.set.update.moment_copies", MOMENT_COPIES[word], *names)
     elif states.nbytes == ADAM_BYTES and not states.work:
         reading.ignore(stated, "its states and its update are those of Adam, which is forecast")
         return

@@ -36,10 +36,11 @@ from meshcast.simulator.formats.launch.programs.swift_settings import (
     weigh_settings,
 )
 from meshcast.simulator.formats.launch.programs.trainer import (
+    LIGER_LOSS,
     TrainerProgram,
     read_training,
     set_adapters,
-    set_fused_loss,
+    set_chunked_loss,
     set_quantised_weights,
     take_on,
 )
@@ -127,8 +128,8 @@ def interpret(reading: Reading) -> None:
     _read_accumulation(reading)
     _assume_format(reading, is_second)
     _read_tuning(reading, is_second)
-    if (stated := take_on(reading, "use_liger_kernel")) is not None:
-        set_fused_loss(reading, stated)
+    if take_on(reading, "use_liger_kernel") is not None:
+        set_chunked_loss(reading, LIGER_LOSS, "use_liger_kernel")
     read_task(reading)
     read_preferences(reading)
 

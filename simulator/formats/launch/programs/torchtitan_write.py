@@ -180,7 +180,7 @@ def _write_tokens(keys: SomeKeys) -> Keys:
 
 def _has_chunks(keys: SomeKeys) -> bool:
     """Whether the loss is computed in chunks of the sequence, as in torchtitan's own configurations."""
-    return 0 < keys.get("framework.set.loss.peak", 0) < 4
+    return bool(keys.get("framework.set.loss.chunks", 1) > 1)
 
 
 def _write_loss(keys: SomeKeys) -> Keys:

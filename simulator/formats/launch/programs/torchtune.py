@@ -25,10 +25,10 @@ from meshcast.simulator.formats.launch.programs.policies import set_targets, sha
 from meshcast.simulator.formats.launch.programs.sharding import set_replicas
 from meshcast.simulator.formats.launch.programs.trainer import (
     TARGETS,
+    approximate_chunks,
     approximate_reference,
     double_samples,
     offload_checkpoints,
-    set_fused_loss,
     set_quantised_weights,
     set_recomputation,
     take_on,
@@ -342,7 +342,7 @@ def _read_kernels(reading: Reading) -> None:
     reading.set_key("framework.set.compile", is_on, "compile", "compile.model")
     loss = reading.take("loss._component_")
     if loss is not None and re.search(r"Chunked|LinearCrossEntropy", str(loss.value)):
-        set_fused_loss(reading, replace(loss, shown="loss"))
+        approximate_chunks(reading, replace(loss, shown="loss"))
     else:
         reading.ignore(loss, "the loss has the kernels of the profile")
 

@@ -32,6 +32,7 @@ from meshcast.simulator.formats.launch.programs.sharding import (
 )
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
+    Keys,
     SomeKeys,
     Stated,
     is_null,
@@ -426,13 +427,27 @@ def _read_attention(reading: Reading) -> None:
             set_attention(reading, "flash_attention_2", name)
 
 
-def set_fused_loss(reading: Reading, stated: Stated | None) -> None:
-    """Sets a loss over chunks of the tokens, which never has all logits at once."""
+LIGER_LOSS: Keys = {"kept": 0, "peak": 0, "sharded_peak": 0, "chunk_tokens": "liger"}
+"""The loss of Liger's kernels (linkedin/Liger-Kernel, src/liger_kernel/ops/fused_linear_cross_entropy.py): the gradient
+of the logits of a chunk in their place."""
+
+CUT_LOSS: Keys = {**LIGER_LOSS, "recomputed": True}
+"""Cut cross-entropy (apple/ml-cross-entropy, Wijmans et al. 2024, arXiv 2411.09009): tiles of logits, computed again in
+the backward pass; here in tiles as large as Liger's chunks."""
+
+
+def set_chunked_loss(reading: Reading, traits: SomeKeys, *names: str) -> None:
+    """Sets a loss that never has the logits of all tokens at once. names: of the settings that say so."""
+    for key, value in traits.items():
+        reading.set_key(f"framework.set.loss.{key}", value, *names)
+
+
+def approximate_chunks(reading: Reading, stated: Stated) -> None:
+    """Sets a loss over chunks of the logits of all tokens."""
     for key in ("kept", "peak", "sharded_peak"):
         reading.set_key(f"framework.set.loss.{key}", 0)
-    if stated is not None:
-        why = "the loss is forecast without copies of the logits, but with the logits, which this computes by chunks"
-        reading.approximate(stated, why, "the forecast needs more memory, by the logits and their gradients")
+    why = "the loss is forecast with the logits of all tokens and no copies of them, of which it makes some by chunks"
+    reading.approximate(stated, why, "the forecast needs less memory, by the copies that it saves")
 
 
 def _read_compilation(reading: Reading) -> None:

@@ -9,6 +9,7 @@ import re
 
 from meshcast.simulator.formats.launch.keys import compose_model, nest
 from meshcast.simulator.formats.launch.programs.deepspeed import write_settings
+from meshcast.simulator.formats.launch.programs.optimizers import MOMENT_COPIES
 from meshcast.simulator.formats.launch.programs.sharding import FSDP
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys
 from meshcast.simulator.models.load import find_preset, preset_source
@@ -52,8 +53,14 @@ def recomputes(keys: SomeKeys) -> bool:
 
 
 def fuses_loss(keys: SomeKeys) -> bool:
-    """Whether the loss is computed over chunks of the tokens, without a copy of all logits."""
-    return bool(keys.get("framework.set.loss.kept") == 0)
+    """Whether the loss is computed over chunks of the tokens by Liger's kernels or Apple's."""
+    return bool(keys.get("framework.set.loss.chunk_tokens") == "liger")
+
+
+def name_optimizer(keys: SomeKeys) -> str:
+    """``optim`` of a job: AdamW of PyTorch, by its implementation."""
+    copies = keys.get("framework.set.update.moment_copies", 0)
+    return next(name for name, number in MOMENT_COPIES.items() if number == min(copies, 1))
 
 
 def quantises_weights(keys: SomeKeys) -> bool:

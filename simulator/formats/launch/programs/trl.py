@@ -28,7 +28,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     read_trainer_file,
     read_training,
     set_adapters,
-    set_fused_loss,
+    set_chunked_loss,
     set_quantised_weights,
     take_on,
 )
@@ -42,7 +42,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     list_verdicts,
 )
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Stated
+from meshcast.simulator.formats.launch.table import Keys, Stated
 from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence
 
 PROGRAM = TrainerProgram(
@@ -145,11 +145,16 @@ def interpret(reading: Reading) -> None:
     _read_adapters(reading)
 
 
+CHUNKED_LOSS: Keys = {"chunk_tokens": 256, "recomputed": True}
+"""`_chunked_cross_entropy_loss` (huggingface/trl @f2cd5771, trl/trainer/sft_trainer.py): checkpoints of chunks, each
+with the kernels of PyTorch."""
+
+
 def _read_loss(reading: Reading) -> None:
     """Reads the loss of SFT, which has chunks of the logits at once unless it is told otherwise."""
     word = reading.take_word("loss_type")
-    if word in ("", "nll", "chunked_nll"):
-        set_fused_loss(reading, Stated(word, "loss_type", reading.file.where))
+    if word in ("", "chunked_nll"):
+        set_chunked_loss(reading, CHUNKED_LOSS, "loss_type")
 
 
 def _read_adapters(reading: Reading) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.programs.recipes import read_python_settings
-from meshcast.simulator.formats.launch.programs.trainer import set_fused_loss, take_on
+from meshcast.simulator.formats.launch.programs.trainer import LIGER_LOSS, set_chunked_loss, take_on
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
     DATA,
     EITHER,
@@ -109,8 +109,11 @@ def interpret(reading: Reading) -> None:
     _read_states(reading)
     _read_recomputation(reading)
     reading.set_key("train.mode", "full")
-    if reading.take_word("loss_cfg.mode", "model_cfg.lm_loss_cfg.mode") in ("chunk", "liger"):
-        set_fused_loss(reading, reading.take("loss_cfg.mode", "model_cfg.lm_loss_cfg.mode"))
+    mode = reading.take_word("loss_cfg.mode", "model_cfg.lm_loss_cfg.mode")
+    if mode in ("chunk", "liger"):
+        size = reading.take_count("loss_cfg.chunk_size", "model_cfg.lm_loss_cfg.chunk_size") or 1024
+        traits = LIGER_LOSS if mode == "liger" else {"chunk_tokens": size}
+        set_chunked_loss(reading, traits, "loss_cfg.mode", "model_cfg.lm_loss_cfg.mode")
 
 
 UNSTATED_VALUES: Mapping[str, int] = {"dataloader_cfg.pack_max_length": 32768, "global_batch_size": 8}

@@ -91,7 +91,7 @@ TRL = {"model_name_or_path": "m", "dataset_num_proc": 4, "packing_strategy": "bf
         (TRL, "", "precision.compute", "bf16"),
         (TRL, "", "plan.recompute", "full"),
         (TRL, "", "framework.set.recompute_early_stop", True),
-        (TRL, "", "framework.set.loss.kept", 0),
+        (TRL, "", "framework.set.loss.chunk_tokens", 256),
     ],
 )
 def test_defaults_of_programs(tmp_path: Path, settings: dict[str, Any], left_out: str, key: str, value: Any) -> None:
