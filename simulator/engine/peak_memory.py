@@ -35,22 +35,25 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     table, flying, slots = program.timetable, in_flight(program), program.timetable.slot_array
     nets, tops = _task_profiles(program)
     grown, high = nets.sum(axis=1)[slots], tops.sum(axis=1)[slots]
+    updates: Sequence[Task | None] = program.updates or [None] * program.devices
     result = []
     for device, at in enumerate(_find_peaks(table.starts, grown, high, flying)):
         begin, end = table.starts[device], table.starts[device + 1]
         held = np.bincount(slots[begin : begin + at], minlength=len(nets)) @ nets + tops[slots[begin + at]]
         held[CATEGORIES.index("buffers")] += flying[begin + at]
         by = _add_held(static[device], held)
-        result.append(Peak(sum(by.values()), by, float(grown[begin:end].sum())))
-    behind: Sequence[Task | None] = program.updates or [None] * program.devices
-    return [_include_update(peak, own, update) for peak, own, update in zip(result, static, behind, strict=True)]
+        left = np.bincount(slots[begin:end], minlength=len(nets)) @ nets
+        peak = Peak(sum(by.values()), by, float(left.sum()))
+        result.append(_include_update(peak, static[device], left, updates[device]))
+    return result
 
 
-def _include_update(peak: Peak, static: dict[str, float], update: Task | None) -> Peak:
-    """Returns the peak of a device with that of its update behind all passes, which have freed their activations."""
-    if update is None or sum(static.values()) + update.memory.peak <= peak.total:
+def _include_update(peak: Peak, static: dict[str, float], left: np.ndarray, update: Task | None) -> Peak:
+    """Returns the peak of a device with that of its update behind all passes. left: bytes that these leave, by
+    category."""
+    if update is None or sum(static.values()) + left.sum() + update.memory.peak <= peak.total:
         return peak
-    by = _add_held(static, update.memory.top)
+    by = _add_held(static, left + update.memory.top)
     return Peak(sum(by.values()), by, peak.left)
 
 

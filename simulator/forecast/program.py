@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from meshcast.simulator.engine.task_time import mean_durations, pass_durations
 from meshcast.simulator.forecast.lowering import host_waits
+from meshcast.simulator.forecast.resident_memory import growing_gradients
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stage_messages import choose_messages
 from meshcast.simulator.forecast.stages import lower_stages
@@ -46,7 +47,8 @@ def build_program(
         device, stage = device + one.shape.p, stage + one.shape.stages
     table = join_timetables(tables) if len(tables) > 1 else tables[0]
     overlap = plan.job.framework.overlap.pp
-    return stages, build(table, stages, prices, choose_messages(plan), overlap, updates, host, shared.blocks)
+    messages, growth = choose_messages(plan), growing_gradients(plan)
+    return stages, build(table, stages, prices, messages, overlap, updates, host, shared.blocks, growth)
 
 
 def _make_timetable(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from meshcast.simulator.ir.capabilities import (
@@ -16,6 +17,7 @@ from meshcast.simulator.ir.capabilities import (
     ShardsStates,
     schemes_with,
 )
+from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import BYTES, Param
 from meshcast.simulator.lowering.scope import count_shards, shards_at_rest, traits_of
 from meshcast.simulator.lowering.update import by_axes
@@ -24,6 +26,36 @@ from meshcast.simulator.program.program import Program
 from meshcast.simulator.scheduling.no_flush import peak_weight_versions
 
 STATES = ("parameters", "gradients", "optimizer")
+
+
+@dataclass(frozen=True)
+class GradientGrowth:
+    """Bytes of the gradients that the backward pass of a step makes.
+
+    mesh, sharding, unequal: what shards them at rest.
+    dtype: their number format.
+    """
+
+    mesh: Mesh
+    sharding: tuple[ShardsStates, ...]
+    unequal: tuple[HoldsUnequalShards, ...]
+    dtype: str
+
+    def __call__(self, param: Param) -> float:
+        """Returns the bytes of the gradient of a parameter on one rank."""
+        axes = shards_at_rest(self.sharding, "gradients", param)
+        return float(param.size * BYTES[self.dtype] / count_shards(self.mesh, self.unequal, axes))
+
+
+def growing_gradients(plan: Plan, any_batch: bool = False) -> GradientGrowth | None:
+    """Returns the growth of gradients that have no memory before the backward pass of a step; None where they live
+    through the whole step, as those that several micro-batches add to do. any_batch: whatever their number is."""
+    single = any_batch or (plan.shape.m == 1 and len(plan.passes.slices) == 1)
+    alike = not (plan.stage_plans or plan.pipelines or plan.job.forward_only) and plan.schedule.flush
+    if not (plan.job.framework.gradients_to_none and single and alike) or _find_offloaded(plan, "gradients"):
+        return None
+    sharding, unequal = schemes_with(plan.schemes, ShardsStates), schemes_with(plan.schemes, HoldsUnequalShards)
+    return GradientGrowth(plan.mesh, tuple(sharding), tuple(unequal), plan.job.framework.gradients)
 
 
 class DeviceParams(tuple[tuple[Param, int], ...]):
@@ -44,11 +76,13 @@ def resident_of_devices(
     every_params: Sequence[DeviceParams],
     program: Program | None = None,
     known: KnownStates | None = None,
+    any_batch: bool = False,
 ) -> list[dict[str, float]]:
     """By device, the bytes on a GPU that live through the whole step, by category.
 
     every_params: of every device. program: of the step; without it older versions of weights are left out.
     known: states that were counted before, for this plan or another; new ones are added.
+    any_batch: those that live through it with any number of micro-batches.
     """
     counted = known if known is not None else {}
 
@@ -57,6 +91,8 @@ def resident_of_devices(
         if key not in counted:
             counted[key] = resident_bytes(own, params)
         states = dict(counted[key])
+        if growth := growing_gradients(own, any_batch):
+            states["gradients"] -= sum(count * growth(param) for param, count in params if param.trained)
         holders = schemes_with(own.schemes, HoldsBuffers)
         buffers = max(sum(scheme.buffer_bytes(each.job) for scheme in holders) for each in own.passes.classes)
         if nbytes := buffers + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):

@@ -17,7 +17,15 @@ from meshcast.hardware.remembered import remembered_by
 from meshcast.simulator.ir.ops import Attention, Fragment, Gemm, Host, Op, Param, UnitRun, Work
 from meshcast.simulator.lowering.lower import drop_backward
 from meshcast.simulator.program.categories import KINDS, axis_of, kind_of
-from meshcast.simulator.program.memory_profile import CATEGORIES, Event, Profile, block_events, memory_events
+from meshcast.simulator.program.memory_profile import (
+    CATEGORIES,
+    Event,
+    Growth,
+    Profile,
+    block_events,
+    growth_events,
+    memory_events,
+)
 from meshcast.simulator.scheduling.schedule import ActionKind
 
 Price = Callable[[Work], tuple[float, float, float]]
@@ -218,7 +226,7 @@ class CompiledBlocks:
         self.tasks: dict[Hashable, Any] = {}
         self.prices: dict[tuple[Block, Price], BlockPrices] = {}
         self.sides: dict[Hashable, list[Any]] = {}
-        self._blocks: dict[tuple[Fragment, str, bool], Block] = {}
+        self._blocks: dict[tuple[Fragment, str, bool, Growth | None], Block] = {}
         self._events: dict[tuple[Fragment, bool], dict[Op, list[Event]]] = {}
 
     def clear(self) -> None:
@@ -233,16 +241,20 @@ class CompiledBlocks:
         self.prices.clear()
         self.sides.clear()
 
-    def block(self, unit_run: UnitRun, kind: str, again: bool) -> Block:
-        """Returns the block of one pass of a unit. again: recomputation has passes of its own (R)."""
-        key = (unit_run.fragment, kind, again)
+    def block(self, unit_run: UnitRun, kind: str, again: bool, growth: Growth | None = None) -> Block:
+        """Returns the block of one pass of a unit.
+
+        again: recomputation has passes of its own (R).
+        growth: of gradients that have no memory before the pass.
+        """
+        key = (unit_run.fragment, kind, again, growth)
         if key not in self._blocks:
-            self._blocks[key] = self._compile(unit_run, kind, again)
+            self._blocks[key] = self._compile(unit_run, kind, again, growth)
         return self._blocks[key]
 
-    def _compile(self, unit_run: UnitRun, kind: str, again: bool) -> Block:
+    def _compile(self, unit_run: UnitRun, kind: str, again: bool, growth: Growth | None) -> Block:
         if kind == ActionKind.AHEAD:
-            return self._compile(drop_backward(unit_run), "F", again)
+            return self._compile(drop_backward(unit_run), "F", again, None)
         fragment = unit_run.fragment
         phases = PHASES.get(kind, "")
         if again and kind != "R":
@@ -260,6 +272,8 @@ class CompiledBlocks:
         if (fragment, split) not in self._events:
             self._events[fragment, split] = memory_events(fragment.tensor_uses, fragment.forward, backward, unit_run)
         events = block_events(ops, after, self._events[fragment, split])
+        if growth is not None and kind != "F":
+            events += growth_events(ops, fragment.params, growth)
         return Block(list(ops), after, (port,), events, entry)
 
 

@@ -32,7 +32,7 @@ from meshcast.simulator.program.block import (
     resolve_dependencies,
 )
 from meshcast.simulator.program.categories import axis_of
-from meshcast.simulator.program.memory_profile import CATEGORIES, update_events
+from meshcast.simulator.program.memory_profile import CATEGORIES, Growth, update_events
 from meshcast.simulator.program.messages import StageEnd, StageMessages
 from meshcast.simulator.program.program import EveryStageOps, Program, one_of
 from meshcast.simulator.program.task import (
@@ -70,6 +70,7 @@ def build(
     updates: Sequence[Fragment] = (),
     host: float = 0.0,
     blocks: CompiledBlocks | None = None,
+    growth: Growth | None = None,
 ) -> Program:
     """The program of a step.
 
@@ -77,9 +78,10 @@ def build(
     updates: the optimizer update of every device; played where the timetable says, or behind all passes.
     host: time of the host to launch one op [s].
     blocks: blocks that were compiled before.
+    growth: of gradients that have no memory before the backward pass.
     """
     prices = [price] * timetable.shape.p if callable(price) else price
-    maker = _Builder(timetable, stages, prices, messages or StageMessages("pp"), updates, host, blocks)
+    maker = _Builder(timetable, stages, prices, messages or StageMessages("pp"), updates, host, blocks, growth)
     at_end = () if timetable.update_interval else updates
     tails, meetings = _updates(at_end, prices, maker.blocks)
     # Slots of one stage, kind and variant send and receive alike.
@@ -113,8 +115,9 @@ class _Builder:
         updates: Sequence[Fragment] = (),
         host: float = 0.0,
         blocks: CompiledBlocks | None = None,
+        growth: Growth | None = None,
     ) -> None:
-        self.host = host
+        self.host, self.growth = host, growth
         self.blocks = blocks if blocks is not None else CompiledBlocks()
         self.timetable, self.stages, self.prices, self.messages = timetable, stages, prices, messages
         self.updates = updates
@@ -244,14 +247,14 @@ class _Builder:
         known = self._passes.get(own)
         if known is None:
             place = self._place_in_step(slot, stage_ops)
-            key = stage_ops, slot.kind, self.prices[price], place, repeated, self.again, self.host
+            key = stage_ops, slot.kind, self.prices[price], place, repeated, self.again, self.host, self.growth
             made = partial(self._make_pass, slot, stage_ops, price, place)
             known = self._passes[own] = remember(self.blocks.tasks, key, made)
         return known
 
     def _make_pass(self, slot: Slot, stage_ops: StageOps, price: int, place: PlaceInStep) -> Task:
         """A pass of a stage, with its side ops. price: number of the group of devices with equal prices."""
-        key = stage_ops, slot.kind, self.prices[price], self.again
+        key = stage_ops, slot.kind, self.prices[price], self.again, self.growth
         plain = remember(self.blocks.tasks, key, lambda: make_task(*key, self.blocks))
         if stage_ops.batch_loss is not None:
             plain = self._place_outputs(plain, slot, stage_ops.batch_loss)

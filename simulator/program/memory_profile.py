@@ -8,15 +8,18 @@ last reader is issued or, where that runs on a communication stream, once somebo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from meshcast.simulator.ir.ops import COMPUTE, Fragment, Op, TensorUse, UnitRun
+from meshcast.simulator.ir.ops import COMPUTE, Fragment, Op, Param, TensorUse, UnitRun
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "workspace", "buffers", "logits", "other")
+
+Growth = Callable[[Param], float]
+"""Bytes that the gradient of a parameter takes when the backward pass makes it; hashable."""
 
 Event = tuple[int, bool, float, str]
 """An op's place (-1: before the first), at its end (or begin), bytes more or less, category."""
@@ -117,6 +120,13 @@ def block_events(ops: Sequence[Op], after: Sequence[Sequence[int]], by_op: dict[
         end = i if op.stream == COMPUTE else max(i, waiter.get(i, last + 1) - 1)
         found += [(end if at_end else i, at_end, n, category) for _, at_end, n, category in by_op.get(op, ())]
     return found
+
+
+def growth_events(ops: Sequence[Op], params: Sequence[Param], growth: Growth) -> list[Event]:
+    """Returns what the gradients take that these ops of a backward pass complete, and that stays after it."""
+    places = {op: place for place, op in enumerate(ops)}
+    made = [(places[param.ready], growth(param)) for param in params if param.trained and param.ready in places]
+    return [(place, False, nbytes, "gradients") for place, nbytes in made]
 
 
 def update_events(fragment: Fragment, copies: Mapping[Op, Op], ops: Sequence[Op]) -> list[Event]:

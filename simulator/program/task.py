@@ -23,7 +23,7 @@ from meshcast.simulator.program.block import (
     price_block,
 )
 from meshcast.simulator.program.categories import KINDS, kind_of
-from meshcast.simulator.program.memory_profile import Profile
+from meshcast.simulator.program.memory_profile import Growth, Profile
 from meshcast.simulator.scheduling.schedule import ActionKind
 
 Flow = tuple[float, str]
@@ -195,12 +195,18 @@ class Send:
 
 
 def make_task(
-    stage_ops: StageOps, kind: str, price: Price, again: bool = True, blocks: CompiledBlocks | None = None
+    stage_ops: StageOps,
+    kind: str,
+    price: Price,
+    again: bool = True,
+    growth: Growth | None = None,
+    blocks: CompiledBlocks | None = None,
 ) -> Task:
     """Makes the task of one pass of a stage, without side ops.
 
     kind: F, BW, B, W, R, or the F whose output alone is kept (AHEAD).
     again: recomputation has actions of its own (R).
+    growth: see `CompiledBlocks.block`.
     blocks: blocks that were compiled before, also at these prices.
     """
     compiled = blocks if blocks is not None else CompiledBlocks()
@@ -210,7 +216,7 @@ def make_task(
     found: list[PricedBlock] = []
     task = Task((), [], [], forward=forward)
     for unit_run, start in unit_runs if forward else reversed(unit_runs):
-        block = compiled.block(unit_run, kind, again)
+        block = compiled.block(unit_run, kind, again, growth)
         key = block, price
         if key not in compiled.prices:
             compiled.prices[key] = price_block(block, 1, price).prices
