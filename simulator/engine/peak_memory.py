@@ -17,17 +17,21 @@ from meshcast.simulator.program.program import Program
 from meshcast.simulator.program.task import Task
 from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
 
+GRADIENTS = CATEGORIES.index("gradients")
+
 
 @dataclass(frozen=True)
 class Peak:
     """The largest sum of all categories on one device, and its parts at that moment [bytes].
 
     left: what was not freed by the end of the step.
+    cached: of gradients that are not there at that moment, which the allocator has since the step before.
     """
 
     total: float
     by: dict[str, float]
     left: float
+    cached: float = 0.0
 
 
 def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
@@ -43,7 +47,8 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
         held[CATEGORIES.index("buffers")] += flying[begin + at]
         by = _add_held(static[device], held)
         left = np.bincount(slots[begin:end], minlength=len(nets)) @ nets
-        peak = Peak(sum(by.values()), by, float(left.sum()))
+        cached = left[GRADIENTS] - held[GRADIENTS]
+        peak = Peak(sum(by.values()), by, float(left.sum()), max(0.0, float(cached)))
         result.append(_include_update(peak, static[device], left, updates[device]))
     return result
 

@@ -261,13 +261,15 @@ class Metrics:
     def needs(self) -> list[float]:
         """Peak memory of a GPU of every pipeline device that nvidia-smi shows [bytes].
 
+        Gradients that are freed and made again from step to step leave their places among activations to the cache.
+
         The allocator returns cached blocks to the GPU before it fails (`release_cached_blocks` in PyTorch's
         CUDACachingAllocator.cpp), so cached memory ends at the capacity of the GPU.
         """
         memory = self.job.framework.memory
         context = memory.context_gib * GIB
         return [
-            max(peak.total + context, min(peak.total * memory.reserved_share + context, capacity))
+            max(peak.total + context, min((peak.total + peak.cached) * memory.reserved_share + context, capacity))
             for peak, capacity in zip(self.play.peaks, self.capacities, strict=True)
         ]
 
