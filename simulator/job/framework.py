@@ -183,8 +183,8 @@ class Framework(FrameworkPart):
     """Buckets in which DDP reduces gradients stay beside the gradients (`gradient_as_bucket_view=False`, the default of
     torch/nn/parallel/distributed.py); otherwise gradients are views of the buckets."""
     gradients_to_none: bool = False
-    """After the update gradients are set to None (`set_to_none=True`, the default of zero_grad in torch/optim/optimizer.py
-    since 2.0): they have no memory until the first backward pass of a step makes them."""
+    """After the update gradients are set to None (`zero_grad` of torch/optim/optimizer.py, by default since 2.0): they
+    have no memory until the first backward pass of a step makes them."""
     dummy_gradients: bool = False
     """Where GEMMs accumulate weight gradients in their buffers, autograd is given a dummy tensor, one for each shape of
     a weight, which stays (`get_dummy_wgrad` in transformer_engine/pytorch/module/base.py, from 2.3 on)."""

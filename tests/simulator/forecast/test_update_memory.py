@@ -1,0 +1,109 @@
+"""Memory of what comes and goes within a step beside activations, counted by hand: gradients that the backward pass
+makes, temporaries of the update, and logits of a loss over chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.ir.ops import Gemm
+from meshcast.simulator.report.report import Report
+
+MODEL: dict[str, Any] = {
+    "layers": 6, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 32000, "seq": 256, "norm": "rmsnorm",
+    "positions": "rope",
+}  # fmt: skip
+"""A model whose states are larger than the activations of a sample."""
+
+
+def forecast(gpus: int = 1, batch: dict[str, Any] | None = None, **job: Any) -> Report:
+    framework = {"name": job.pop("name", "hf-trainer"), **job.pop("framework", {})}
+    return simulate(
+        {
+            "model": MODEL | job.pop("model", {}),
+            "cluster": {"gpu": "a100-sxm-80", "gpus": gpus},
+            "framework": framework,
+            "batch": batch or {"global": gpus, "micro": 1},
+            "plan": {"recompute": "full"},
+            **job,
+        }
+    )
+
+
+def peak(report: Report) -> float:
+    return float(report.play.peaks[0].total)
+
+
+def count_parameters(report: Report) -> float:
+    return float(report.play.plan.job.model.parameters)
+
+
+@pytest.mark.parametrize(("release", "copies"), [("2025-01", 1), ("2026-01", 0)])
+def test_training_in_bf16_needs_2_bytes_for_each_of_weight_gradient_moments_and_copy(release: str, copies: int) -> None:
+    """foundation-model-stack/fms-acceleration @876e2ed, a100_80gb.csv: 10.0 bytes a parameter of four models."""
+    report = forecast(
+        precision={"compute": "bf16", "main_weights": "bf16", "gradients": "bf16"}, framework={"release": release}
+    )
+    assert peak(report) == pytest.approx((8 + 2 * copies) * count_parameters(report), rel=1e-3 if copies else 0.2)
+
+
+def test_gradients_have_no_memory_before_the_only_backward_pass_of_a_step() -> None:
+    """At the loss, where activations are largest, those of two micro-batches are there, those of one are not."""
+    model = {"layers": 2, "seq": 8192}
+    one, kept = (forecast(model=model, framework={"set": {"gradients_to_none": frees}}) for frees in (True, False))
+    gradients = 2 * count_parameters(one)
+    assert peak(kept) - peak(one) == pytest.approx(gradients, rel=1e-6)
+    assert one.peak_device == pytest.approx(kept.peak_device)  # their places stay in the cache
+    two = forecast(model=model, batch={"global": 2, "micro": 1})
+    assert two.play.resting[0]["gradients"] == pytest.approx(gradients)
+
+
+def test_memory_over_time_has_the_peak_of_the_update_and_ends_with_gradients_alone() -> None:
+    report = forecast(framework={"release": "2025-01"})
+    _, levels = report.play.memory(0)
+    assert levels.sum(axis=1).max() == pytest.approx(peak(report))
+    assert report.play.peaks[0].left == pytest.approx(2 * count_parameters(report))
+
+
+@pytest.mark.parametrize(("zero", "elements"), [(2, 1 / 4), (3, 1 / 8)])
+def test_deepspeed_converts_the_gradients_of_a_partition_or_of_a_sub_group(zero: int, elements: float) -> None:
+    """In fp32, 4 bytes an element: of the partition of a rank, in stage 3 of half of it here."""
+    count = count_parameters(forecast())
+    traits = {"update": {"converts": True, "sub_group": count / 8}}
+    job: dict[str, Any] = {"name": "deepspeed", "gpus": 4, "plan": {"zero": zero, "recompute": "full"}}
+    report = forecast(**job, framework={"set": traits})
+    assert report.play.program.updates[0].memory.peak == pytest.approx(4 * elements * count, rel=1e-3)
+    fused = forecast(**job, framework={"set": {"update": {"converts": False}}})
+    assert fused.play.program.updates[0].memory.peak == 0
+
+
+@pytest.mark.parametrize(("plan", "gpus", "times"), [({}, 1, 1), ({"zero": 0}, 4, 2), ({"zero": 3}, 4, 1)])
+def test_ddp_has_every_gradient_in_a_bucket_too(plan: dict[str, Any], gpus: int, times: int) -> None:
+    report = forecast(gpus, {"global": 2 * gpus, "micro": 1}, plan=plan)
+    shards = gpus if plan.get("zero") == 3 else 1
+    assert report.play.resting[0]["gradients"] == pytest.approx(times * 2 * count_parameters(report) / shards, rel=1e-3)
+
+
+@pytest.mark.parametrize("loss", [{"chunks": 4}, {"chunk_tokens": 2048}])
+def test_a_loss_over_chunks_has_the_logits_of_one(loss: dict[str, Any]) -> None:
+    model = {"layers": 1, "seq": 8192}
+    whole, cut = (forecast(model=model, framework={"set": {"loss": traits}}) for traits in ({}, loss))
+    assert cut.play.peaks[0].by["logits"] == pytest.approx(whole.play.peaks[0].by["logits"] / 4, rel=0.01)
+
+
+def test_liger_cuts_logits_into_as_many_chunks_as_the_vocabulary_has_hidden_sizes() -> None:
+    chunks = simulate({"model": "llama3-8b", "cluster": "dgx-h100:1"}).play.plan.job.framework.loss
+    liger = chunks.model_copy(update={"chunk_tokens": "liger"})
+    assert liger.count_chunks(32768, 128256, 4096) == 32  # ceil(128256 / 4096) = 32
+
+
+def test_logits_that_are_recomputed_cost_one_gemm_of_the_head() -> None:
+    def executed(recomputed: bool) -> float:
+        report = forecast(framework={"set": {"loss": {"chunk_tokens": 128, "recomputed": recomputed}}})
+        return float(np.sum(report.play.sums[..., 3]))
+
+    work = Gemm(256, 32000, 1024, 1, "bf16", "tn", what="linear")
+    assert executed(True) - executed(False) == pytest.approx(work.flops, rel=1e-6)
