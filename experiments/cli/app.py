@@ -273,8 +273,12 @@ def _answers(out: Path | None) -> Iterator[Callable[[str], object]]:
     if out is None:
         yield sys.stdout.write
         return
-    with writing(out, "--out"), replacing(out) as file:
-        yield lambda text: file.write(text.encode())
+    try:
+        with writing(out, "--out"), replacing(out) as file:
+            yield lambda text: file.write(text.encode())
+    except KeyboardInterrupt:
+        typer.echo(escape_controls(f"meshcast: interrupted; {out} is as it was before"), err=True)
+        raise
 
 
 def draw(report: Any, files: dict[str, Path], width: Width = "page") -> None:
