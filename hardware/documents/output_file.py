@@ -56,7 +56,7 @@ def replacing(path: str | Path, folder: Path | None = None) -> Iterator[IO[bytes
             with target.open("wb") as file:
                 yield file
             return
-        if before is not None and not os.access(target, os.W_OK):
+        if before is not None and not os.access(target, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if folder is None:
             _remove_abandoned(target.parent)

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,20 +76,24 @@ def test_an_error_of_another_file_stays(place: Path) -> None:
 
 
 @posix
-def test_a_file_that_may_not_be_written_stays(tmp_path: Path) -> None:
-    shut, locked = tmp_path / "shut", tmp_path / "open" / "locked"
-    for path in (shut / "file", locked):
-        path.parent.mkdir()
-        path.write_text("before")
-    (shut / "file").chmod(0o666)
-    shut.chmod(0o555)
-    locked.parent.chmod(0o777)
-    locked.chmod(0o444)
-    for path in (shut / "file", shut / "other", locked):
-        before = look(path)
-        with unprivileged(), pytest.raises(PermissionError) as told:
-            write_file(path, "new")
-        assert told.value.filename == str(path) and look(path) == before
+def test_a_file_that_may_not_be_written_stays() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's folders admit nobody else
+        Path(folder).chmod(0o755)
+        shut, locked = Path(folder) / "shut", Path(folder) / "open" / "locked"
+        for path in (shut / "file", locked):
+            path.parent.mkdir()
+            path.write_text("before")
+        (shut / "file").chmod(0o666)
+        shut.chmod(0o555)
+        locked.parent.chmod(0o777)
+        locked.chmod(0o444)
+        with unprivileged():
+            write_file(locked.with_name("other"), "new")
+            for path in (shut / "file", shut / "other", locked):
+                before = look(path)
+                with pytest.raises(PermissionError) as told:
+                    write_file(path, "new")
+                assert told.value.filename == str(path) and look(path) == before
 
 
 @posix
@@ -200,3 +205,18 @@ def test_a_file_is_written_by_a_thread(tmp_path: Path) -> None:
     thread.join()
     assert (tmp_path / "file").read_text() == "new"
     assert output_file.TEMPORARY.fullmatch(".meshcast-0123456789abcdef")
+
+
+@posix
+def test_a_new_file_that_is_taken_for_abandoned_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, removed = output_file._lock, list[str]()
+
+    def remove_once(descriptor: int) -> bool:
+        if not removed:
+            removed.extend(entry.name for entry in place.parent.iterdir() if entry != place)
+            (place.parent / removed[0]).unlink()
+        return lock(descriptor)
+
+    monkeypatch.setattr(output_file, "_lock", remove_once)
+    write_file(place, "new")
+    assert removed and look(place) == {"file.txt": b"new"}
