@@ -69,7 +69,7 @@ fuzz: $(DEV) ## give N=100000 malformed files and command lines to every command
 	$(BIN)/python -m tests.fuzz.run -n $(N) --seed $(SEED)
 
 kills: N = 200
-kills: $(DEV) ## kill N=200 running sweeps and runs, fill their disks, start them twice, change their inputs; SEED=200 goes on
+kills: $(DEV) ## kill N=200 commands that write files, fill their disks, shut their folders, start them twice, change their inputs; SEED=200 goes on
 	$(BIN)/python -m tests.fuzz.kills -n $(N) --seed $(SEED)
 
 bench: $(DEV) ## time the simulator itself

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -55,6 +55,7 @@ from meshcast.experiments.cli.launch import (
     tell_launch,
 )
 from meshcast.experiments.plots.style import Width
+from meshcast.hardware.documents.output_file import replacing, write_file
 from meshcast.hardware.errors import OutOfMemory, PlanError, escape_controls, nearest
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def engine_of(name: str) -> Engine:
 def forecast_all(
     jobs: Path, out: Path | None, changes: Sequence[str], engine: Engine, skip: bool, calibration: Calibration
 ) -> bool:
-    """Writes the answers to `jobs` to `out` (kept if interrupted) or stdout; returns whether a plan does not fit."""
+    """Writes the answers to `jobs` to `out` or stdout; returns whether a plan does not fit."""
     from meshcast.experiments.sweeps.jobs import forecast_lines, progress, read_jobs
 
     if jobs.is_dir() or not jobs.exists():
@@ -257,9 +258,10 @@ def forecast_all(
             misfit |= answer.get("status") == "does-not-fit"
             asked, answered = asked + 1, answered + ("error" not in answer)
             write(to_json(answer) + "\n")
-    if asked and not objects:
-        rule = f"{asked:,} lines, 0 answered: none of them is a JSON object"
-        raise PlanError(str(jobs), rule, f"Write one job a line; the job of one file is for meshcast predict {jobs}")
+        if asked and not objects:
+            rule = f"{asked:,} lines, 0 answered: none of them is a JSON object"
+            remedy = f"Write one job a line; the job of one file is for meshcast predict {jobs}"
+            raise PlanError(str(jobs), rule, remedy)
     if answered < asked:
         typer.echo(escape_controls(f"meshcast: {jobs}: {asked:,} lines, {answered:,} answered"), err=True)
     return misfit
@@ -267,23 +269,16 @@ def forecast_all(
 
 @contextmanager
 def _answers(out: Path | None) -> Iterator[Callable[[str], object]]:
-    """Writes answers to a file, whose errors name it, or to stdout."""
+    """Writes answers to stdout as they come, or to a file once all are there; its errors name it."""
     if out is None:
         yield sys.stdout.write
         return
-
-    def write(text: str) -> None:
-        with writing(out, "--out"):
-            file.write(text)
-            file.flush()
-
-    with writing(out, "--out"):
-        file = out.open("w", encoding="utf-8")
     try:
-        yield write
-    finally:
-        with suppress(OSError):  # every answer was flushed
-            file.close()
+        with writing(out, "--out"), replacing(out) as file:
+            yield lambda text: file.write(text.encode())
+    except KeyboardInterrupt:
+        typer.echo(escape_controls(f"meshcast: interrupted; {out} is as it was before"), err=True)
+        raise
 
 
 def draw(report: Any, files: dict[str, Path], width: Width = "page") -> None:
@@ -414,7 +409,8 @@ def init(
         check_place(file, "FILE")
         if file.exists() and not force:
             raise PlanError("FILE", "it exists already", "Name another file, or overwrite it with --force", str(file))
-        file.write_text(text, "utf-8")
+        with writing(file, "FILE"):
+            write_file(file, text)
         typer.echo(f"wrote {file}; now: meshcast predict {file}")
 
 

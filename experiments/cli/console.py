@@ -231,8 +231,10 @@ def check_place(path: Path, option: str) -> None:
         raise PlanError(option, rule, "Name that file itself, or remove the link", str(path))
     if path.exists() and not (path.is_file() or path.is_char_device()):
         raise unwritable(path, "it is a pipe or a device", option)
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if path.exists() and not os.access(path, os.W_OK):
         raise unwritable(path, "permission denied", option)
+    if not path.is_char_device() and not os.access(path.parent, os.W_OK):  # a file is replaced, not overwritten
+        raise unwritable(path, f"permission denied in the folder {path.parent}", option)
 
 
 def check_folder(path: Path, option: str) -> None:

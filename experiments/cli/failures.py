@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from meshcast.experiments.cli.console import check_place, emit, writing
+from meshcast.hardware.documents.output_file import write_file
 
 if TYPE_CHECKING:
     from meshcast.simulator.runs.failure_log import FittedRate, ObservedLog
@@ -30,7 +31,7 @@ def import_failure_log(file: Path, gpus: int | None, out: Path | None, as_json: 
     if out is not None:
         check_place(out, "--out")
         with writing(out, "--out"):
-            out.write_text(_render(fragment, rates), "utf-8")
+            write_file(out, _render(fragment, rates))
     if as_json:
         emit({**fragment, "observed_hours": log.observed / 3600, "fits": [describe_fit(one) for one in rates]})
     elif out is None:

@@ -6,9 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import os
 import shlex
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from difflib import unified_diff
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshcast.experiments.cli.console import VIOLATED, check_place, emit, to_json, writing
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError, cut_middle, to_line
 
 if TYPE_CHECKING:
@@ -238,7 +237,7 @@ def _word(value: object) -> str:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Writes another content to a file at once, with the mode that it has.
+    """Writes another content to a file.
 
     Raises PlanError for a link to a file in another folder: what it points to is not the file that was named.
     """
@@ -247,13 +246,7 @@ def _replace(file: Path, text: str) -> None:
         rule = "it is a link to a file in another folder, which is not written"
         raise PlanError("--write", rule, f"Name {target} itself", str(file))
     with writing(file, "--write"):
-        beside = target.with_name(f".{target.name}.writing")
-        try:
-            beside.write_bytes(text.encode())
-            shutil.copymode(target, beside)
-            os.replace(beside, target)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_file(file, text)
     typer.echo(f"wrote {file}", err=True)
 
 
@@ -341,5 +334,5 @@ def _write(text: str, out: Path | None) -> None:
         return
     check_place(out, "--out")
     with writing(out, "--out"):
-        out.write_bytes(text.encode())
+        write_file(out, text)
     typer.echo(f"wrote {out}", err=True)

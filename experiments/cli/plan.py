@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from meshcast.experiments.cli.console import AsJson, WidthOption, answering, choose_width, emit
+from meshcast.experiments.cli.console import AsJson, WidthOption, answering, choose_width, emit, plot_files, writing
 from meshcast.experiments.cli.launch import tell_launch
 
 
@@ -36,7 +36,7 @@ def plan(
         typer.Option("--any-program", help="Keep plans, too, that the program of the job refuses or does not have."),
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw regret against CPU time (.png, .svg, .pdf).")
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw regret against CPU time (.png, .svg, .pdf).")
     ] = None,
     width: WidthOption = None,
     as_json: AsJson = False,
@@ -52,19 +52,21 @@ def plan(
         from meshcast.experiments.planning.problem import SearchBudget
         from meshcast.hardware.errors import PlanError
 
-        paper = choose_width(width, plot)
+        files, paper = plot_files(plot, ("plan",)) if plot is not None else {}, choose_width(width, plot)
         names = choose_planners(planners)
         tell_launch(job, ())
         problem = open_problem(job)
         with _progress(len(names)) as track:
             best = find_optimum(problem, any_program=any_program) if optimum or plot is not None else None
             rows = rank_proposals(problem, names, SearchBudget(seconds, steps), best, track, any_program)
-        if plot is not None:
+        for file in files.values():
             if not isinstance(best, CertifiedOptimum):
-                raise best or PlanError("--plot", "there is no certified optimum", "Leave it out", str(plot))
+                raise best or PlanError("--plot", "there is no certified optimum", "Leave it out", plot)
             from meshcast.experiments.planning.benchmark.plot import draw
 
-            draw(problem, rows, best, plot, paper)
+            with writing(file):
+                file.parent.mkdir(exist_ok=True)
+                draw(problem, rows, best, file, paper)
         if as_json:
             emit(to_answer(problem, rows, best))
         else:

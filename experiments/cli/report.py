@@ -9,6 +9,7 @@ import typer
 
 from meshcast.experiments.cli.console import Changes, answering, check_place, track, unwritable, writing
 from meshcast.experiments.cli.launch import tell_launch
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 
 
@@ -52,7 +53,7 @@ def report(
         else:
             page = _report_job(source, tuple(change or ()), sensitivity, title)
         with writing(out, "--out"):
-            out.write_text(page, "utf-8")
+            write_file(out, page)
         typer.echo(f"wrote {out}", err=True)
 
 

@@ -25,6 +25,7 @@ from meshcast.experiments.cli.console import (
     writing,
 )
 from meshcast.experiments.cli.launch import tell_launch
+from meshcast.hardware.documents.output_file import write_file
 
 if TYPE_CHECKING:
     from meshcast.experiments.search.found import PlanSearch
@@ -266,5 +267,5 @@ def _write_jobs(folder: Path, jobs: list[dict[str, object]], name: str) -> list[
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}-{number}.yaml" for number in range(1, len(jobs) + 1)]
     for path, one in zip(paths, jobs, strict=True):
-        path.write_text(yaml.safe_dump(one, sort_keys=False))
+        write_file(path, yaml.safe_dump(one, sort_keys=False))
     return paths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from meshcast.experiments.explain.communication_matrix import Grouping
 from meshcast.experiments.plots.style import Width
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.engine.play import Engine
@@ -176,7 +178,13 @@ def _save(figure: Figure, width: Width, target: Any, **options: Any) -> None:
             return
         options["dpi"] = options.get("dpi", style.DPI) * style.WIDTHS[width].zoom
         matplotlib.rcParams["text.hinting"] = "none"  # hinted type is wider on coarse screens than its layout
-        Figure.savefig(figure, target, **options)
+        if not isinstance(target, str | os.PathLike):
+            Figure.savefig(figure, target, **options)
+            return
+        path, image = Path(target), io.BytesIO()
+        path = path if path.suffix or "format" in options else path.with_name(f"{path.name}.png")
+        Figure.savefig(figure, image, **{"format": path.suffix[1:], **options})
+        write_file(path, image.getvalue())
 
 
 def _to_png(figure: Any, width: Width) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from meshcast.experiments.pages.forecast import SafeConsole
 from meshcast.experiments.pages.published import format_percent
 from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.experiments.plots.style import Width
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.units import GIB
 from meshcast.validation.measurements import row_errors
@@ -84,10 +86,11 @@ def write_page(answers: Iterable[Mapping[str, Any]], path: Path, brief: bool = F
 
     answers: of `validate_files`. brief: see `page`. Raises OSError if the file cannot be written.
     """
-    with path.open("w", encoding="utf-8") as file:
-        console = SafeConsole(file=file, width=PAGE_WIDTH, color_system=None, legacy_windows=False)
-        for answer in answers:
-            console.print(page(answer, brief), Text())
+    text = io.StringIO()
+    console = SafeConsole(file=text, width=PAGE_WIDTH, color_system=None, legacy_windows=False)
+    for answer in answers:
+        console.print(page(answer, brief), Text())
+    write_file(path, text.getvalue())
     return path
 
 

@@ -18,6 +18,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
 from meshcast.experiments.plots import style
+from meshcast.hardware.documents.output_file import write_file
 
 EDGE = 0.1
 """Left and right margin of text [in]."""
@@ -188,28 +189,27 @@ def save(make: Callable[[], Figure], path: str | Path, width: style.Width = "pag
 
 def write_figure(figure: Figure, path: str | Path, width: style.Width = "page") -> None:
     """Writes a plot in the format of the suffix, .png, .svg or .pdf. Raises OSError if the file cannot be written."""
-    zoom, suffix = style.WIDTHS[width].zoom, Path(path).suffix.lower()
+    zoom, form = style.WIDTHS[width].zoom, Path(path).suffix.lower()[1:]
     meta = style.metadata(str(path).lower())
-    if suffix not in (".svg", ".pdf"):
+    image = io.BytesIO()
+    if form not in ("svg", "pdf"):
         # More dots an inch of the layout, and the same an inch of the finished plot.
-        Figure.savefig(figure, path, dpi=style.DPI * zoom, metadata=meta, pil_kwargs={"dpi": (style.DPI, style.DPI)})
-    elif zoom == 1:
-        Figure.savefig(figure, path, metadata=meta)
-    elif suffix == ".pdf":
-        _write_enlarged_pdf(figure, Path(path), zoom, meta)
+        dots = (style.DPI, style.DPI)
+        Figure.savefig(figure, image, format=form, dpi=style.DPI * zoom, metadata=meta, pil_kwargs={"dpi": dots})
+    elif zoom == 1 or form == "svg":
+        Figure.savefig(figure, image, format=form, metadata=meta)
     else:
-        text = io.StringIO()
-        Figure.savefig(figure, text, format="svg", metadata=meta)
-        Path(path).write_text(_enlarge_svg(text.getvalue(), zoom), "utf-8")
+        _draw_enlarged_pdf(figure, image, zoom, meta)
+    write_file(path, _enlarge_svg(image.getvalue(), zoom) if form == "svg" and zoom != 1 else image.getvalue())
 
 
-def _write_enlarged_pdf(figure: Figure, path: Path, zoom: float, meta: dict[str, Any]) -> None:
-    """Writes a PDF page that is enlarged as a whole: a larger page, and a scale before everything drawn on it."""
+def _draw_enlarged_pdf(figure: Figure, image: io.BytesIO, zoom: float, meta: dict[str, Any]) -> None:
+    """Draws a PDF page that is enlarged as a whole: a larger page, and a scale before everything drawn on it."""
     from matplotlib.backends.backend_mixed import MixedModeRenderer
     from matplotlib.backends.backend_pdf import Op, PdfFile, RendererPdf
 
     dpi, (wide, high) = figure.dpi, figure.get_size_inches()
-    file = PdfFile(path, metadata=meta)
+    file = PdfFile(image, metadata=meta)
     figure.dpi = 72  # points of a PDF page an inch
     try:
         file.newPage(wide * zoom, high * zoom)
@@ -223,12 +223,12 @@ def _write_enlarged_pdf(figure: Figure, path: Path, zoom: float, meta: dict[str,
         figure.dpi = dpi
 
 
-def _enlarge_svg(text: str, zoom: float) -> str:
+def _enlarge_svg(image: bytes, zoom: float) -> str:
     """Enlarges an SVG image as a whole: its width and height, while the box of its coordinates stays."""
 
     def enlarge(size: re.Match[str]) -> str:
         return f'{size[1]}="{float(size[2]) * zoom:g}pt"'
 
-    head, tag, rest = text.partition("<svg ")
+    head, tag, rest = image.decode().partition("<svg ")
     root, end, body = rest.partition(">")
     return head + tag + re.sub(r'\b(width|height)="([0-9.]+)pt"', enlarge, root) + end + body

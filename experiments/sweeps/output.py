@@ -1,7 +1,7 @@
 """The result of a sweep on disk: one Parquet file, and the folder of parts beside it in which it is made.
 
-A file is written under another name, flushed to disk and renamed, so after a crash it is complete or absent. A lock in
-the folder of parts keeps a second process from writing the same result.
+Files are written whole or not at all, under other names in the folder of parts (`hardware.documents.output_file`). A
+lock in that folder keeps a second process from writing the same result.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from meshcast.experiments.sweeps.fingerprint import Fingerprint, changed_inputs, parse_fingerprint
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
+from meshcast.hardware.documents.output_file import TEMPORARY, replacing
 from meshcast.hardware.errors import PlanError, cut_middle, escape_controls
 
 if TYPE_CHECKING:
@@ -121,9 +122,12 @@ class Output:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        write = self.replacing(self.out)
         options = {"compression": "zstd", "write_page_checksum": True}
-        with self.writing(), write as file, pq.ParquetWriter(file, schema, **options) as writer:
+        with (
+            self.writing(),
+            replacing(self.out, self.parts) as file,
+            pq.ParquetWriter(file, schema, **options) as writer,
+        ):
             group: list[pa.Table] = []
             for rows in tables:
                 group.append(rows)
@@ -132,22 +136,6 @@ class Output:
                     group.clear()
             if group:
                 writer.write_table(pa.concat_tables(group).combine_chunks())
-
-    @contextmanager
-    def replacing(self, path: Path) -> Iterator[IO[bytes]]:
-        """Opens a temporary file that replaces `path` once it is complete and on disk."""
-        beside = self.parts / "_writing"
-        with beside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        if hasattr(os, "O_DIRECTORY"):
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -166,7 +154,7 @@ class Output:
     def empty_parts(self) -> None:
         """Removes the parts; the fingerprint first, since a folder without it counts as empty."""
         names = set(os.listdir(self.parts))
-        for name in ("_sweep.json", *filter(PART.fullmatch, names), "_writing"):
+        for name in ("_sweep.json", *filter(PART.fullmatch, names), *filter(TEMPORARY.fullmatch, names)):
             if name in names:
                 (self.parts / name).unlink()
 

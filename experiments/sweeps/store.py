@@ -24,6 +24,7 @@ from meshcast.experiments.sweeps.fingerprint import Fingerprint, Inputs
 from meshcast.experiments.sweeps.grid import Sweep
 from meshcast.experiments.sweeps.output import Output, tell_changes
 from meshcast.experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN, simulates_runs
+from meshcast.hardware.documents.output_file import replacing
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.figures import columns, shown_in
 from meshcast.simulator.report.version import product_version
@@ -216,7 +217,7 @@ class Store(Output):
         return self.parts / f"{number:07}.parquet"
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
-        with self.replacing(path) as file:
+        with replacing(path, self.parts) as file:
             file.write(data)
 
     def tell_kept(self) -> str:

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from meshcast.hardware.documents.output_file import replacing
 from meshcast.hardware.remembered import remembered_by
 from meshcast.hardware.units import GIB
 from meshcast.simulator.ir.ops import COMPUTE, HostCopy
@@ -167,7 +168,7 @@ class _Trace:
     def write(self, path: Path, devices: Sequence[int]) -> None:
         """Writes the trace of some devices."""
         with ExitStack() as opened:
-            file: Any = opened.enter_context(open(path, "wb"))
+            file: Any = opened.enter_context(replacing(path))
             if str(path).lower().endswith(".gz"):
                 # No time and no file name in the header: the bytes depend on the forecast alone.
                 file = opened.enter_context(gzip.GzipFile("", "wb", LEVEL, file, mtime=0))

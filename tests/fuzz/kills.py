@@ -1,9 +1,11 @@
-"""Kills, fills the disk of, doubles and changes the code of running sweeps, and of ``meshcast run --out``: ``make
+"""Kills every command that writes files, fills its disk, shuts its folder, doubles it and changes its inputs: ``make
 kills``, or one attack again: ``python -m tests.fuzz.kills --seed 17 -n 1``.
 
-Whatever hits a sweep, the same command ends with the file of an undisturbed sweep, byte by byte: no row lost, doubled
-or from other code; stored parts are not forecast again; nothing else is left, neither processes nor files; and every
-message is one line. Needs Linux.
+The victims are tables that resume, here, and files that are written at the end of a command (`tests.fuzz.outputs`,
+which says what is checked of them). Whatever hits a sweep, its shards, its merge or ``meshcast run --out``, the same
+command ends with the file of an undisturbed one, byte by byte: no row lost, doubled or from other code; stored parts
+are not forecast again; nothing else is left, neither processes nor files; and every message is one line. A test finds
+an option that names an output and has no victim. Needs Linux.
 """
 
 from __future__ import annotations
@@ -13,19 +15,29 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from tests.fuzz.sweep_process import BLOWS, ROOT, Ended, Moment, SweepProcess, check_end
+from tests.fuzz.command_process import BLOWS, ROOT, CommandProcess, Ended, Moment, check_end
+from tests.fuzz.outputs import (
+    NO_ROOM,
+    NOT_WRITABLE,
+    OUTPUT_ATTACKS,
+    OUTPUTS,
+    Files,
+    OutputPlace,
+    missing_package,
+    shut,
+    small_disk,
+)
 from tests.fuzz.victim import CHUNK
 
 JOB: dict[str, Any] = {
@@ -76,6 +88,9 @@ FILES: dict[str, Any] = {
 
 OPERATIONS = 4 * (216 // CHUNK) + 16
 """Operations of a sweep on its files: three for each part, one to remove it, and some at the begin and the end."""
+
+CLUSTER = "cluster"
+"""Name of the sweep on a Dask cluster, of the points of `FILES`."""
 
 PACKAGES = ("hardware", "simulator", "validation", "experiments", "meshcast")
 
@@ -128,8 +143,13 @@ class Place:
             for package in PACKAGES:
                 shutil.copytree(ROOT / package, self.root / package, symlinks=True)
 
-    def start(self, *words: str, stop: Moment | None = None, nbytes: int | None = None) -> SweepProcess:
-        return SweepProcess(self.folder, self.out, self.command(words), stop, self.root, nbytes)
+    def start(self, *words: str, stop: Moment | None = None, nbytes: int | None = None) -> CommandProcess:
+        command = [*self.command(words), "--out", str(self.out)]
+        return CommandProcess(self.folder, self.out, command, stop, self.root, nbytes)
+
+    def draw_workers(self, rng: random.Random) -> list[str]:
+        """The option of the number of processes."""
+        return ["--workers", str(rng.choice((1, 2, 2, 3)))]
 
     @property
     def operations(self) -> int:
@@ -137,7 +157,7 @@ class Place:
         return 4 * (RUNS // CHUNK) + 16 if self.name == RUN else OPERATIONS
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """The words of the command that makes the output."""
+        """The words of the command that makes the output, without its --out."""
         return ["run" if self.name == RUN else "sweep", self.sweep.name, *words]
 
     def finish(self, *words: str) -> None:
@@ -177,6 +197,17 @@ class ShardPlace(Place):
         return [*super().command(words), "--shard", self.shard]
 
 
+class ClusterPlace(Place):
+    """A sweep on the workers of a Dask scheduler. scheduler: its address."""
+
+    def __init__(self, folder: Path, scheduler: str) -> None:
+        super().__init__(folder, "files")
+        self.scheduler = scheduler
+
+    def draw_workers(self, rng: random.Random) -> list[str]:
+        return ["--on", self.scheduler]
+
+
 class MergePlace(Place):
     """The folder of a merge. files: of the shards."""
 
@@ -185,6 +216,9 @@ class MergePlace(Place):
     def __init__(self, folder: Path, sweep: str, files: Sequence[Path]) -> None:
         super().__init__(folder, sweep)
         self.files = files
+
+    def draw_workers(self, rng: random.Random) -> list[str]:
+        return []
 
     def command(self, words: Sequence[str]) -> list[str]:
         return ["merge", *map(str, self.files)]
@@ -197,8 +231,11 @@ class Harness:
         self.folder = folder
         self.counts = Counter[str]()
         self.references: dict[tuple[str, Edit | None], bytes] = {}
+        self.outputs: dict[str, tuple[Files, float]] = {}
         self.seconds = dict.fromkeys((RUN, "sweep"), 0.0)
         """Longest undisturbed command."""
+        self.cluster: Any = None
+        """Dask workers, once there are any."""
 
     def reference(self, sweep: str, edit: Edit | None = None) -> bytes:
         """The file of an undisturbed sweep, of an edited installation."""
@@ -214,6 +251,17 @@ class Harness:
             shutil.rmtree(place.folder.parent)
         return self.references[sweep, edit]
 
+    def output_reference(self, name: str) -> tuple[Files, float]:
+        """The files of an undisturbed command that writes at its end, and its seconds."""
+        if name not in self.outputs:
+            place = OutputPlace(Path(tempfile.mkdtemp(dir=self.folder)) / "reference", name)
+            begin = time.monotonic()
+            place.finish()
+            self.outputs[name] = place.files(), time.monotonic() - begin
+            place.check_end(self.outputs[name][0])
+            shutil.rmtree(place.folder.parent)
+        return self.outputs[name]
+
     def moment(self, rng: random.Random, place: Place) -> Moment:
         """Any time of a sweep, any of its operations, or one of the last, when parts are joined and removed."""
         last = place.operations
@@ -224,7 +272,8 @@ class Harness:
     def strike(self, place: Place, rng: random.Random, *words: str) -> tuple[str, Ended]:
         """Starts a sweep, hits it and waits for its end; what was stored before stays as it was."""
         blow, before = rng.choice(list(BLOWS)), place.stored()
-        with place.start("--workers", str(rng.choice((1, 2, 2, 3))), *words, stop=self.moment(rng, place)) as victim:
+        workers = place.draw_workers(rng)
+        with place.start(*workers, *words, stop=self.moment(rng, place)) as victim:
             if victim.reach():
                 BLOWS[blow](victim, rng)
                 self.counts[blow] += 1
@@ -264,28 +313,17 @@ def describe_difference(found: bytes, expected: bytes) -> str:
 # -------------------------------------------------------------------------------------------- attacks
 
 
-def kill_sweep(harness: Harness, rng: random.Random, folder: Path, table: str | None = None) -> None:
-    """One to four blows, each to the sweep that goes on after the one before. table: any sweep if None."""
-    place = Place(folder, table or rng.choice(list(SWEEPS)))
+def kill_sweep(harness: Harness, rng: random.Random, folder: Path, table: str) -> None:
+    """One to four blows, each to the command that goes on after the one before."""
+    place = ClusterPlace(folder, start_cluster(harness)) if table == CLUSTER else Place(folder, table)
     reference = harness.reference(place.name)
     for _ in range(rng.choice((1, 1, 2, 3, 4))):
         harness.strike(place, rng)
-    place.finish("--workers", str(rng.choice((1, 2))))
+    place.finish(*place.draw_workers(rng))
     check_result(place, reference)
 
 
-def attack_run(harness: Harness, rng: random.Random, folder: Path) -> None:
-    """One to three blows to a command that simulates runs, a disk that is too small for it, or two of them."""
-    kind = rng.choice(("blows", "blows", "blows", "disk", "two"))
-    if kind == "disk":
-        fill_disk(harness, rng, folder, RUN)
-    elif kind == "two":
-        write_twice(harness, rng, folder, RUN)
-    else:
-        kill_sweep(harness, rng, folder, RUN)
-
-
-def merge_shards(harness: Harness, rng: random.Random, folder: Path) -> None:
+def merge_shards(harness: Harness, rng: random.Random, folder: Path, table: str) -> None:
     """Blows to the shards of a sweep and to their merge; each goes on."""
     folder.mkdir()
     name, of = rng.choice(list(SWEEPS)), rng.choice((2, 3))
@@ -306,9 +344,9 @@ def merge_shards(harness: Harness, rng: random.Random, folder: Path) -> None:
     check_result(place, reference)
 
 
-def fill_disk(harness: Harness, rng: random.Random, folder: Path, table: str | None = None) -> None:
+def fill_disk(harness: Harness, rng: random.Random, folder: Path, table: str) -> None:
     """A file system that is too small, or a limit of the size of a file, and more room later; sometimes a blow too."""
-    place = Place(folder, table or rng.choice(list(SWEEPS)))
+    place = Place(folder, table)
     reference = harness.reference(place.name)
     room = sorted(rng.randrange(2 * len(reference)) for _ in range(rng.choice((1, 2, 3))))
     with small_disk(place.out.parent, rng.random() < 0.7) as disk:
@@ -334,32 +372,39 @@ def fill_disk(harness: Harness, rng: random.Random, folder: Path, table: str | N
 def check_full(place: Place, ended: Ended) -> None:
     """Raises AssertionError unless the message says that there is no room, and that points are kept if some are."""
     (line,) = ended.stderr
-    assert "cannot be written (No space left on device)" in line or "cannot be written (File too large)" in line, line
+    assert re.search(rf"cannot be written \(({NO_ROOM})\)", line), line
     assert ("points are kept" in line) == bool(place.stored()), f"{len(place.stored())} parts: {line}"
 
 
-@contextmanager
-def small_disk(folder: Path, wanted: bool) -> Iterator[Callable[[int], None] | None]:
-    """Yields what sets the size of the file system of a folder; None if it is not wanted, or cannot be mounted."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=4k", "meshcast", str(folder)]
-    if not wanted or shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
-        yield None
-        return
-    try:
-        yield lambda nbytes: _remount(folder, nbytes)
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def shut_folder(harness: Harness, rng: random.Random, folder: Path, table: str) -> None:
+    """A folder that may not be written to, before a command begins or from one of its moments on; then it may."""
+    place = Place(folder, table)
+    reference = harness.reference(place.name)
+    with small_disk(place.out.parent, True) as disk:
+        if disk is not None:
+            disk(1 << 24)
+        elif os.geteuid() == 0:
+            harness.counts["not mounted"] += 1  # modes do not restrict this user
+            return
+        if rng.random() < 0.5:
+            harness.strike(place, rng)
+        with place.start(*place.draw_workers(rng), stop=harness.moment(rng, place)) as victim:
+            if victim.reach():
+                shut(place.out.parent, True)
+            ended = victim.end()
+        shut(place.out.parent, False)
+        assert ended.code in (0, 2), f"exit code {ended.code} in a folder that may not be written to"
+        if ended.code:
+            harness.counts["read-only"] += 1
+            assert re.search(NOT_WRITABLE, ended.stderr[0]), ended.stderr
+            assert ("points are kept" not in ended.stderr[0]) or place.stored(), ended.stderr
+        place.finish(*place.draw_workers(rng))
+        check_result(place, reference)
 
 
-def _remount(folder: Path, nbytes: int) -> None:
-    stat = os.statvfs(folder)
-    used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize  # a file system cannot become smaller than what it holds
-    subprocess.run(["mount", "-o", f"remount,size={max(nbytes, used, 4096)}", str(folder)], check=True)
-
-
-def write_twice(harness: Harness, rng: random.Random, folder: Path, table: str | None = None) -> None:
+def write_twice(harness: Harness, rng: random.Random, folder: Path, table: str) -> None:
     """Two sweeps of one output, each stopped at a moment while the other goes on, and sometimes hit there."""
-    place = Place(folder, table or rng.choice(list(SWEEPS)))
+    place = Place(folder, table)
     reference = harness.reference(place.name)
     if rng.random() < 0.3:  # what they find
         harness.strike(place, rng)
@@ -381,7 +426,7 @@ def write_twice(harness: Harness, rng: random.Random, folder: Path, table: str |
 
 
 def _end_of_two(
-    harness: Harness, place: Place, one: SweepProcess, both: Sequence[SweepProcess], reference: bytes
+    harness: Harness, place: Place, one: CommandProcess, both: Sequence[CommandProcess], reference: bytes
 ) -> int:
     """Waits for the end of one of two sweeps: with the right table, or refused in a line that names the other."""
     ended = one.end()
@@ -396,10 +441,10 @@ def _end_of_two(
     return ended.code
 
 
-def change_inputs(harness: Harness, rng: random.Random, folder: Path) -> None:
+def change_inputs(harness: Harness, rng: random.Random, folder: Path, table: str) -> None:
     """An input of the rows changes after a blow, or while the sweep runs; then it is undone, or rows are discarded."""
     edit = rng.choice(EDITS)
-    place = Place(folder, "files" if edit.file in FILES else rng.choice(list(SWEEPS)), installed=True)
+    place = Place(folder, "files" if edit.file in FILES else table, installed=True)
     before, after = harness.reference(place.name), harness.reference(place.name, edit)
     assert before != after, f"the edit of {edit.file} changes no row"
     if rng.random() < 0.5:
@@ -441,59 +486,108 @@ def check_change(harness: Harness, edit: Edit, ended: Ended) -> None:
         )
 
 
-ATTACKS: dict[str, tuple[Callable[[Harness, random.Random, Path], None], int]] = {
-    "kills": (kill_sweep, 11),
-    "shards": (merge_shards, 3),
-    "full disk": (fill_disk, 3),
-    "two writers": (write_twice, 3),
-    "changed inputs": (change_inputs, 3),
-    "runs": (attack_run, 5),
+Attack = Callable[[Harness, random.Random, Path, str], None]
+
+TABLE_ATTACKS: dict[str, Attack] = {
+    "kills": kill_sweep,
+    "full disk": fill_disk,
+    "read-only folder": shut_folder,
+    "two writers": write_twice,
+    "changed inputs": change_inputs,
 }
-"""Attacks, with their shares of all."""
+"""Attacks on a command that goes on where it was stopped."""
+
+VICTIMS: dict[str, tuple[dict[str, Attack], int]] = {
+    **dict.fromkeys(SWEEPS, (TABLE_ATTACKS, 4)),
+    RUN: ({kind: attack for kind, attack in TABLE_ATTACKS.items() if attack is not change_inputs}, 5),
+    "shards": ({"kills": merge_shards}, 4),
+    CLUSTER: ({"kills": kill_sweep}, 2),
+    **dict.fromkeys(OUTPUTS, (OUTPUT_ATTACKS, 1)),
+}
+"""Victims, with their attacks and their shares of all. Shards and clusters store rows as the other sweeps do."""
+
+SHARES = {"kills": 4, "full disk": 2, "read-only folder": 1, "two writers": 2, "changed inputs": 2}
+"""Shares of the attacks of a victim."""
+
+TABLES = {"sweep": ("--out",), "merge": ("--out",), "run": ("--out",)}
+"""Options of commands that write tables that resume."""
 
 
 # ----------------------------------------------------------------------------------------------- main
 
 
-def run_attack(harness: Harness, seed: int, kind: str | None = None) -> tuple[str, str]:
-    """Returns the kind of the attack of a seed, and what was wrong; "" if nothing was."""
+def missing_for(victim: str) -> str:
+    """The package that a victim needs and is not installed; empty if none."""
+    if victim == CLUSTER:
+        return "" if find_spec("distributed") else "distributed"
+    return missing_package(victim) if victim in OUTPUTS else ""
+
+
+def start_cluster(harness: Harness) -> str:
+    """Starts two Dask workers, once. Returns the address of their scheduler."""
+    if harness.cluster is None:
+        import distributed
+
+        options = {"host": "127.0.0.1", "dashboard_address": None, "worker_dashboard_address": None}
+        harness.cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, **options)
+    return str(harness.cluster.scheduler_address).replace("tcp://", "dask://")
+
+
+def run_attack(harness: Harness, seed: int, kind: str | None = None, victim: str | None = None) -> tuple[str, str, str]:
+    """Returns the kind and the victim of the attack of a seed, and what was wrong; "" if nothing was.
+
+    kind, victim: instead of those that the seed draws.
+    """
     rng = random.Random(seed)
-    drawn = rng.choices(list(ATTACKS), [share for _, share in ATTACKS.values()])[0]
-    kind = kind or drawn
+    known = [name for name in VICTIMS if kind is None or kind in VICTIMS[name][0]]
+    victim = victim or rng.choices(known, [VICTIMS[name][1] for name in known])[0]
+    attacks, _ = VICTIMS[victim]
+    kind = kind or rng.choices(list(attacks), [SHARES[name] for name in attacks])[0]
+    if package := missing_for(victim):
+        harness.counts[f"skipped: {package} is not installed"] += 1
+        return kind, victim, ""
     folder = harness.folder / f"attack-{seed}"
     try:
-        ATTACKS[kind][0](harness, rng, folder)
+        attacks[kind](harness, rng, folder, victim)
     except AssertionError as error:
-        return kind, str(error)
+        return kind, victim, str(error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return kind, ""
+    return kind, victim, ""
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Prints counts by attack, and failures with the command that repeats each; returns 1 if there are any."""
+    """Prints counts by attack and victim, and failures with the command that repeats each; returns 1 if there are
+    any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", type=int, default=200, help="attacks in all")
     parser.add_argument("--seed", type=int, default=0, help="first seed")
-    parser.add_argument("--kind", choices=ATTACKS, help="one kind of attack only")
+    parser.add_argument("--kind", choices=TABLE_ATTACKS, help="one kind of attack only")
+    parser.add_argument("--victim", choices=VICTIMS, help="one victim only")
     given = parser.parse_args(words)
+    if given.kind and given.victim and given.kind not in VICTIMS[given.victim][0]:
+        parser.error(f"{given.victim} has no such attack: {', '.join(VICTIMS[given.victim][0])}")
     done, failed = Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         harness = Harness(Path(folder))
-        for sweep in SWEEPS:
-            harness.reference(sweep)
         for seed in range(given.seed, given.seed + given.n):
-            kind, failure = run_attack(harness, seed, given.kind)
-            done[kind] += 1
+            kind, victim, failure = run_attack(harness, seed, given.kind, given.victim)
+            done.update((kind, victim))
             if failure:
-                failed[kind] += 1
-                option = f" --kind '{given.kind}'" if given.kind else ""
-                print(f"  {kind}: {failure}\n    python -m tests.fuzz.kills --seed {seed} -n 1{option}", flush=True)
-    for kind in done:
-        print(f"{kind:16} {done[kind]:,} attacks, {failed[kind]:,} failures")
+                failed.update((kind, victim))
+                options = "".join(f" --{name} '{word}'" for name, word in vars(given).items() if word and name in DRAWN)
+                print(f"  {kind} of {victim}: {failure}", flush=True)
+                print(f"    python -m tests.fuzz.kills --seed {seed} -n 1{options}", flush=True)
+        if harness.cluster is not None:
+            harness.cluster.close()
+    for name in done:
+        print(f"{name:20} {done[name]:,} attacks, {failed[name]:,} failures")
     print(", ".join(f"{name} {count:,}" for name, count in sorted(harness.counts.items())))
     return int(bool(failed))
 
+
+DRAWN = ("kind", "victim")
+"""Options instead of what a seed draws."""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,9 @@
-"""Attacks on running sweeps, one or two of each kind; `make kills` makes many more."""
+"""Attacks on commands that write files, one or two of each kind; `make kills` makes many more."""
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 import signal
@@ -14,8 +16,33 @@ from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
 from tests.fuzz import kills
-from tests.fuzz.kills import ATTACKS, EDITS, SWEEPS, Harness, Place, check_result, describe_difference, run_attack
-from tests.fuzz.sweep_process import BLOWS, Ended, Moment, check_end
+from tests.fuzz.command_process import BLOWS, Ended, Moment, check_end
+from tests.fuzz.kills import (
+    CLUSTER,
+    EDITS,
+    RUN,
+    SWEEPS,
+    TABLES,
+    VICTIMS,
+    Harness,
+    Place,
+    check_result,
+    describe_difference,
+    missing_for,
+    run_attack,
+)
+from tests.fuzz.outputs import (
+    NO_ROOM,
+    OUTPUTS,
+    READ,
+    WHOLE,
+    WRITTEN,
+    OutputPlace,
+    check_error,
+    check_whole,
+    list_file_options,
+)
+from tests.thinning import thinned
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stops processes and looks for them as Linux does")
 
@@ -45,16 +72,18 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return place.out.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "seed"),
+    ("kind", "victim", "seed"),
     [
-        pytest.param("kills", 1, marks=pytest.mark.slow),
-        *(pytest.param(kind, 0, marks=pytest.mark.slow) for kind in ATTACKS),
-        *(pytest.param(kind, seed, marks=pytest.mark.slow) for kind in ATTACKS for seed in range(3, 8)),
+        *((kind, victim, 0) for victim in ("files", RUN, "shards", CLUSTER, *OUTPUTS) for kind in VICTIMS[victim][0]),
+        *((kind, "files", seed) for kind in VICTIMS["files"][0] for seed in range(3, 8)),
     ],
 )
-def test_sweeps_outlive_attacks(kind: str, seed: int, harness: Harness) -> None:
-    assert run_attack(harness, seed, kind) == (kind, "")
+def test_no_file_is_lost_or_half_written(kind: str, victim: str, seed: int, harness: Harness) -> None:
+    if package := missing_for(victim):
+        pytest.skip(f"{package} is not installed")
+    assert run_attack(harness, seed, kind, victim) == (kind, victim, "")
 
 
 @pytest.mark.parametrize("blow", BLOWS)
@@ -69,6 +98,38 @@ def test_every_blow_while_parts_are_stored(blow: str, harness: Harness, tmp_path
     assert ended.code != 0 and len(place.stored()) >= 1
     place.finish()
     check_result(place, harness.reference("files"))
+
+
+def test_every_output_has_a_victim() -> None:
+    options = set(list_file_options())
+    unknown = {option for _, option in options} - WRITTEN - READ
+    assert not unknown, f"say in tests/fuzz/outputs.py whether a command writes what they name: {unknown}"
+    words = [output.words.split() for output in OUTPUTS.values()]
+    attacked = {(word[0], option) for word in words for option in WRITTEN & set(word)}
+    attacked |= {(command, option) for command, names in TABLES.items() for option in names}
+    written = {(command, option) for command, option in options if option in WRITTEN}
+    assert attacked >= written, f"outputs without a victim in tests/fuzz/outputs.py: {written - attacked}"
+    assert attacked <= written and any(word[0] == "init" for word in words)
+
+
+@pytest.mark.parametrize(
+    "name",
+    thinned(["answers", "launch file", "schedule", "first job", "plot", "page"], keep=("answers", "launch file")),
+)
+def test_a_full_disk_leaves_the_earlier_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = OutputPlace(tmp_path / "place", name)
+    word = OUTPUTS[name].words.split()[-1 - OUTPUTS[name].words.endswith("--force")]
+    (place.folder / word).write_bytes(b"earlier")
+    place.before = place.files()
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.chdir(place.folder)
+    monkeypatch.setattr(os, "fsync", fail)
+    ended = CliRunner().invoke(app, OUTPUTS[name].words.split())
+    check_error(place, Ended(ended.exit_code, ended.stderr.splitlines()), NO_ROOM)
+    assert place.files() == place.before
 
 
 # ------------------------------------------------------------------------------------- failures are seen
@@ -108,6 +169,40 @@ def test_another_table_and_files_beside_it_are_failures(table: bytes, tmp_path: 
 def test_unexplained_ends_are_failures(blow: str, code: int, line: str) -> None:
     with pytest.raises(AssertionError, match=blow):
         check_end(blow, Ended(code, [line] * bool(line)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("order.csv", b"0F0,0", "neither the earlier file nor the new one"),
+        (".meshcast-0123456789abcdef", b"0F0,0", "left behind"),
+        ("other.csv", b"0F0,0", "neither"),
+    ],
+)
+def test_files_that_are_cut_off_or_left_behind_are_failures(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    place = OutputPlace(tmp_path / "place", "schedule")
+    place.write({"order.csv": b"earlier"})
+    place.before = place.files()
+    reference = {"order.csv": b"0F0,0F1"}
+    place.check(reference)
+    place.write({name: content})
+    with pytest.raises(AssertionError, match=message):
+        place.check(reference)
+    (place.out / "order.csv").unlink()
+    with pytest.raises(AssertionError, match="lost"):
+        place.check(reference)
+    with pytest.raises(AssertionError):
+        place.check_end(reference)
+
+
+@pytest.mark.parametrize("suffix", WHOLE.keys() - {".csv", ".sh", ".txt", ".yaml"})
+def test_half_a_file_is_no_file(suffix: str) -> None:
+    with pytest.raises(AssertionError, match="is not whole"):
+        check_whole(f"out{suffix}", b'{"a": [1, ')
+    with pytest.raises(AssertionError, match="is empty"):
+        check_whole(f"out{suffix}", b"")
 
 
 def test_edits_change_one_file_of_an_installation_and_are_undone(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""``meshcast`` as a process that stops itself at one of its operations on the files of a sweep, for `tests.fuzz.kills`.
+"""``meshcast`` as a process that stops itself at one of its operations on the files that it writes, for
+`tests.fuzz.kills`.
 
 ``python victim.py OUT OPERATION sweep sweep.yaml ... --out OUT``: operation 0 is the begin of the command, before its
-imports; the others are accesses to `OUT` and its folder of parts, counted in the process that writes them. Without a
-number (``-``) it never stops.
+imports; the others are accesses to files whose absolute paths begin with `OUT`, counted in the process that writes
+them. Without a number (``-``) it never stops.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from typing import Any
 
 EVENTS = ("open", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "fcntl.lockf")
-"""Audit events before operations on files; of a lock the file is unknown, and the sweep takes only its own."""
+"""Audit events before operations on files; of a lock the file is unknown, and a sweep takes only its own."""
 
 CHUNK = 12
 """Points of a part: small, so that a sweep of a few seconds has many."""

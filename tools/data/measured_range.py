@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.validation.published.measured_range.combinations import FILE as COMBINATIONS
 from meshcast.validation.published.measured_range.combinations import condense, write_entry
 from meshcast.validation.published.measured_range.envelope import FILE as ENVELOPE
@@ -85,7 +86,7 @@ def write_tables(runs: Sequence[SurveyedRun], folder: Path) -> None:
     _write_list(folder / COMBINATIONS, COMBINATIONS_HEAD, combinations, flow=True)
     named = {entry[key]["run"] for entry in entries for key in PLACES if key in entry}
     jobs = [json.dumps(run.job) for run in sorted(runs, key=lambda run: run.id) if run.id in named]
-    (folder / JOBS).write_text("".join(f"{job}\n" for job in jobs), "utf-8")
+    write_file(folder / JOBS, "".join(f"{job}\n" for job in jobs))
 
 
 def _write_list(file: Path, head: str, entries: Sequence[dict[str, Any]], flow: bool | None) -> None:
@@ -94,7 +95,7 @@ def _write_list(file: Path, head: str, entries: Sequence[dict[str, Any]], flow: 
     if flow:
         each = (yaml.dump(one, sort_keys=False, width=116, default_flow_style=True) for one in entries)
         text = "".join(f"- {one.rstrip()}\n".replace("\n  ", "\n    ") for one in each)
-    file.write_text(head + text, "utf-8")
+    write_file(file, head + text)
 
 
 def main(paths: Sequence[str]) -> None:

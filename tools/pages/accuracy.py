@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from meshcast.experiments.pages.published import fit_published, validate_published
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.validation.published.answer import answers
 from meshcast.validation.published.clusters import forget_cluster, known_cluster
 from meshcast.validation.published.rows import PublishedRun, read
@@ -315,4 +316,4 @@ if __name__ == "__main__":
     answer, _ = validate_published([data])
     runs = [run for run in read(data) if isinstance(run, PublishedRun)]
     made = page(answer["rows"], fit_published([data])[0], forecast_forgotten(runs))
-    Path(sys.argv[2]).write_text(made, "utf-8")
+    write_file(Path(sys.argv[2]), made)

@@ -17,6 +17,7 @@ from meshcast.experiments.planning.benchmark.optimum import find_optimum
 from meshcast.experiments.planning.benchmark.rows import choose_planners, rank_proposals
 from meshcast.experiments.planning.pricing.mixed import open_problem
 from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.units import GIB
 
 COLUMNS = (
@@ -88,4 +89,4 @@ def _line(cells: Sequence[str]) -> str:
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    path.write_text(write_tables(path.read_text("utf-8"), Path()), "utf-8")
+    write_file(path, write_tables(path.read_text("utf-8"), Path()))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshcast.hardware.cluster import Cluster, Level
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.load import Fact, Value, catalog, load
 from meshcast.hardware.reliability import CheckpointStore, Reliability
 from meshcast.hardware.sourced_values import DEVICES, sourced_values
@@ -229,4 +230,4 @@ def _assumed_rows() -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), "utf-8")
+    write_file(Path(sys.argv[1]), page())

@@ -12,6 +12,7 @@ from typing import Any
 
 from meshcast.experiments.pages.claims import COUNTS, validate_claims, word_verdict
 from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
+from meshcast.hardware.documents.output_file import write_file
 
 HEAD = """\
 # Claims of the papers
@@ -81,4 +82,4 @@ if __name__ == "__main__":
     answer, missing = validate_claims(slow=True, find_plan=find_claimed_plan)
     if missing:
         raise SystemExit(130)
-    Path(path).write_text(page(answer), "utf-8")
+    write_file(Path(path), page(answer))

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator.report.figures import FIGURES, Figure
 
 HEAD = """# Figures
@@ -36,4 +37,4 @@ def _row(figure: Figure) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), "utf-8")
+    write_file(Path(sys.argv[1]), page())

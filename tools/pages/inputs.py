@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from meshcast.hardware.documents.output_file import write_file
 from tools.inputs.corpus import PublicFile, find_folder, load_corpus
 from tools.inputs.judge import Judgement, judge
 from tools.inputs.published_runs import FileForecast, forecast_published_files
@@ -65,7 +66,7 @@ def main() -> None:
     folder, runs, page = map(Path, sys.argv[1:])
     forecasts = list(forecast_published_files(folder, runs))
     text = render_page(list(judge_corpus(folder))) + render_published(forecasts)
-    page.write_text(shorten_paths(text, folder), "utf-8")
+    write_file(page, shorten_paths(text, folder))
 
 
 def shorten_paths(text: str, folder: Path) -> str:
@@ -95,9 +96,9 @@ def write_small_file(entry: PublicFile, folder: Path) -> Path:
     for name, text in entry.states_beside.items():
         beside = folder / name
         beside.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, "utf-8")
+        write_file(beside, text)
     path = folder / Path(entry.path).name
-    path.write_text(entry.states, "utf-8")
+    write_file(path, entry.states)
     return path
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from meshcast.experiments.schema import docstrings
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan
 
 TABLE = re.compile(r"(## The plan, short\n[^|]*\|.*\n\| --- \| --- \| --- \|\n)(?:\|.*\n)+")
@@ -22,4 +23,4 @@ def write_table(page: str) -> str:
 
 if __name__ == "__main__":
     file = Path(sys.argv[1])
-    file.write_text(write_table(file.read_text("utf-8")), "utf-8")
+    write_file(file, write_table(file.read_text("utf-8")))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+from meshcast.hardware.documents.output_file import write_file
 
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 IMAGE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
@@ -55,7 +58,9 @@ def compress_image(path: Path) -> None:
 
     with Image.open(path) as image:
         opaque, dpi = image.convert("RGB"), image.info.get("dpi")
-    opaque.save(path, optimize=True, dpi=dpi)
+    packed = io.BytesIO()
+    opaque.save(packed, "PNG", optimize=True, dpi=dpi)
+    write_file(path, packed.getvalue())
 
 
 if __name__ == "__main__":

@@ -13,12 +13,13 @@ import contextlib
 import io
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from meshcast.hardware.documents.output_file import write_file
 
 CELL = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n.*?^```\n)?", re.DOTALL | re.MULTILINE)
 """A cell and the output below it."""
@@ -62,9 +63,9 @@ def _working_in(folder: Path) -> Iterator[None]:
 def write_page(page: Path) -> None:
     """Executes a page and writes it, and the pictures of its cells."""
     with tempfile.TemporaryDirectory() as folder:
-        page.write_text(execute_page(page.read_text("utf-8"), Path(folder)), "utf-8")
+        write_file(page, execute_page(page.read_text("utf-8"), Path(folder)))
         for picture in Path(folder).glob("*.png"):
-            shutil.copy(picture, page.parent / "images" / f"python-{picture.name}")
+            write_file(page.parent / "images" / f"python-{picture.name}", picture.read_bytes())
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshcast.experiments.pages.forecast import page, render
 from meshcast.experiments.plots import timeline
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator import simulate
 from tools.pages.plots import compress_image
 
@@ -22,4 +23,4 @@ if __name__ == "__main__":
     printed = render(page(report))
     timeline.draw(report, TIMELINE)
     compress_image(TIMELINE)
-    README.write_text(BLOCK.sub(lambda _: printed, README.read_text("utf-8")), "utf-8")
+    write_file(README, BLOCK.sub(lambda _: printed, README.read_text("utf-8")))

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator.ir.registry import describe_scheme, find_scheme, scheme_docstring, scheme_names
 from meshcast.simulator.ir.scheme import FAMILIES, Paper, Scheme
 
@@ -189,4 +190,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), "utf-8")
+    write_file(Path(sys.argv[1]), page())

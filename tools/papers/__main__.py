@@ -7,10 +7,12 @@ its images; ``python -m tools.papers NAME ...`` draws some and prints their erro
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from tools.papers.draw import draw
 from tools.papers.figure_file import list_figures, read_figures
@@ -46,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> int:
         draw(figure, file)
         print(f"{figure.file.name}: {word_errors(figure)}; wrote {file}")
     if not given.names:
-        given.page.write_text(write_page(figures), "utf-8")
+        write_file(given.page, write_page(figures))
         _write_images(figures, given.out, given.page.parent / IMAGES)
     return 0
 
@@ -73,7 +75,9 @@ def _write_images(figures: Sequence[ForecastFigure], drawn: Path, folder: Path) 
                 few = image.convert("RGB").quantize(
                     COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
                 )
-                few.save(folder / name, optimize=True, dpi=image.info.get("dpi"))
+                packed = io.BytesIO()
+                few.save(packed, "PNG", optimize=True, dpi=image.info.get("dpi"))
+                write_file(folder / name, packed.getvalue())
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator.costs.coefficients import Coefficient, coefficients
 from meshcast.validation.calibration.fit import Fit
 
@@ -123,7 +124,4 @@ def _scalar(value: Any) -> str:
 def write(path: Path, title: str, data: Mapping[str, Any]) -> None:
     """Writes a file whole or not at all. Raises OSError where it cannot."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)  # a link would be followed
-    partial.write_text(text(title, data), "utf-8")
-    partial.replace(path)
+    write_file(path, text(title, data))

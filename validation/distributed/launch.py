@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 from meshcast.validation.measurements.cuda import Cuda
 
@@ -79,7 +80,7 @@ def run(task: Mapping[str, Any], world: int) -> Generator[dict[str, Any]]:
     check_world_size(world, task["device"])
     with tempfile.TemporaryDirectory(prefix="meshcast-") as name:
         folder = Path(name)
-        (folder / "task.json").write_text(json.dumps(task), "utf-8")
+        write_file(folder / "task.json", json.dumps(task))
         (folder / "messages.jsonl").touch()
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.torch_schedule import TORCH_LETTERS, write_csv
 from meshcast.simulator.scheduling.schedule import Action
@@ -80,7 +81,7 @@ def make_runtime(
     runtime._merge_outputs = lambda losses: None  # it would concatenate the last stage's outputs, which are scalars
     with tempfile.TemporaryDirectory(prefix="meshcast-") as name:
         path = Path(name) / "schedule.csv"
-        path.write_text(write_csv(orders), "utf-8", newline="")
+        write_file(path, write_csv(orders))
         runtime._load_csv(str(path), format="compute_only")
     return runtime
 

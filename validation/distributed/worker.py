@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.loading.load import load_job
@@ -145,7 +147,10 @@ def _trace_step(trainer: Trainer, number: int, path: Path) -> None:
         with torch.profiler.record_function(STEP_MARK):
             trainer.step(given)
             device.sync()
-    profile.export_chrome_trace(str(path))
+    with tempfile.TemporaryDirectory(prefix="meshcast-") as folder:  # torch writes by name only
+        trace = Path(folder) / path.name
+        profile.export_chrome_trace(str(trace))
+        write_file(path, trace.read_bytes())
 
 
 # --------------------------------------------------------------------------------------- peak memory
@@ -225,7 +230,7 @@ def _report_failure(folder: Path) -> Iterator[None]:
             }
         else:
             report["line"] = _line(error)
-        (folder / f"error.{report['rank']}.json").write_text(json.dumps(report), "utf-8")
+        write_file(folder / f"error.{report['rank']}.json", json.dumps(report))
         sys.stderr.flush()
         os._exit(1)  # other ranks may have failed or be waiting, so an orderly shutdown could hang
 

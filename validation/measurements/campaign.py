@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.simulator.costs.calibration.check import STEPS
@@ -178,7 +179,7 @@ def run_all(
                 continue
             except Exception as error:  # a rented machine costs money: one failed run does not stop the campaign
                 log = out / f"{run.name}.error.txt"
-                log.write_text("".join(traceback.format_exception(error)))
+                write_file(log, "".join(traceback.format_exception(error)))
                 yield run, f"failed: {describe_error(error)} (whole error in {log})"
                 continue
         yield run, done

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from meshcast.hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import validate_data
 
@@ -147,13 +148,10 @@ class Measurement(FileModel):
         return self.model_copy(update=update)
 
     def write(self, path: Path) -> Path:
-        """Writes the file atomically. Raises PlanError if it cannot be written."""
-        partial = path.with_suffix(".partial")
+        """Writes the file. Raises PlanError if it cannot be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.unlink(missing_ok=True)  # a link would be followed
-            partial.write_text(to_json(self), "utf-8")
-            partial.replace(path)
+            write_file(path, to_json(self))
         except OSError as error:
             rule = f"it cannot be written ({error.strerror})"
             raise PlanError("--out", rule, "Name a file in a folder that you may write to", str(path)) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from meshcast.experiments.search.found import FoundPlan, PlanSearch
 from meshcast.experiments.search.result import RankedPlan
 from meshcast.experiments.sweeps.simulated_runs import forecast_run, simulates_runs
 from meshcast.experiments.sweeps.store import Row, arrow_types, column_type, row_schema, to_cell
+from meshcast.hardware.documents.output_file import replacing
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.loading.load import load_job
@@ -67,13 +67,8 @@ def write_rows(search: PlanSearch, best: Sequence[RankedPlan], out: Path) -> Non
         name: [to_cell(row.get(name), pa.types.is_string(kind)) for row in rows]
         for name, kind in zip(schema.names, schema.types, strict=True)
     }
-    beside = out.with_name(f"{out.name}.writing")
-    try:
-        with beside.open("wb") as file:
-            pq.write_table(pa.table(columns, schema=schema), file, compression="zstd", write_page_checksum=True)
-        os.replace(beside, out)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(out) as file:
+        pq.write_table(pa.table(columns, schema=schema), file, compression="zstd", write_page_checksum=True)
 
 
 def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[FoundPlan]) -> Iterator[Row]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from meshcast.hardware.documents.output_file import replacing
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.program.join import shift_item
 from meshcast.simulator.program.memory_profile import CATEGORIES
@@ -61,7 +62,7 @@ class LiveBlock:
 
 def write_snapshot(report: Report, path: str | Path) -> None:
     """Writes the snapshot of all stages into a pickle. Raises OSError if the file cannot be written."""
-    with open(path, "wb") as file:
+    with replacing(path) as file:
         pickle.dump(make_snapshot(report), file, protocol=4)  # what the viewer in the browser reads
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,21 @@ def test_answers_go_into_a_file_line_by_line(tmp_path: Path) -> None:
     assert [answer["id"] for answer in found] == ["a", 2, None, None, "bad"]
     assert [answer.get("status") for answer in found] == ["fits"] * 4 + [None]
     assert all(answer["job"]["batch"]["micro"] == 2 for answer in found[:4])
+
+
+def test_interrupted_answers_leave_the_earlier_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, out = tmp_path / "jobs.jsonl", tmp_path / "answers.jsonl"
+    given.write_text("\n".join(lines(JOBS)) + "\n")
+    out.write_text("earlier")
+
+    def interrupt(*_: object) -> Iterator[dict[str, Any]]:
+        yield {"id": "a"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshcast.experiments.sweeps.jobs.forecast_lines", interrupt)
+    result = run("--jobs", str(given), "--out", str(out))
+    assert (result.exit_code, result.stderr) == (130, f"meshcast: interrupted; {out} is as it was before\n")
+    assert out.read_text() == "earlier" and len([*tmp_path.iterdir()]) == 2
 
 
 def test_strict_exits_with_3_if_a_plan_does_not_fit(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_two_processes_do_not_write_the_same_file(reference: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("flushes", "kept"), [(1, ""), pytest.param(3, "", marks=pytest.mark.slow), (5, "; 4 of 32 "), (18, "; 32 of 32 ")]
+    ("flushes", "kept"), [(1, ""), pytest.param(2, "", marks=pytest.mark.slow), (4, "; 4 of 32 "), (18, "; 32 of 32 ")]
 )
 def test_a_full_disk_ends_in_one_message_and_keeps_the_rows(
     flushes: int, kept: str, reference: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ import torch
 import yaml
 
 from meshcast.hardware import load
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator.costs.calibration.calibration import DEVICE
 from meshcast.simulator.costs.calibration.check import STEPS
 from meshcast.simulator.ir.ops import Gemm, Work
@@ -172,6 +173,6 @@ def _name_device(measured: Measurement, works: Sequence[Work], device: Device, o
     is_cpu = device.kind == "cpu"
     found = describe.core(measured.machine, flops, stream) if is_cpu else describe.gpu(device, flops, stream)
     text = "# Measured; in the form of hardware/catalog/gpus.\n" + yaml.safe_dump(found, sort_keys=False)
-    (out / DEVICE).write_text(text, "utf-8")
+    write_file(out / DEVICE, text)
     load.cache_clear()
     return str(out / DEVICE)

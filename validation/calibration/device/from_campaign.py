@@ -6,11 +6,11 @@ Links are fitted to all collectives. The sustained rate of a training step is th
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.costs.calibration.calibration import DEVICE
 from meshcast.simulator.costs.calibration.check import STEPS
@@ -43,7 +43,7 @@ def calibrate_from(folder: Path, out: Path) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     for name in (DEVICE, f"{STEPS}.yaml"):
         if (own / name).is_file():
-            shutil.copyfile(own / name, out / name)
+            write_file(out / name, (own / name).read_bytes())
     name = str(out / DEVICE) if (out / DEVICE).is_file() else catalog_name(base.machine)
     measured = base.model_copy(update={"rows": (*(row for row, _ in pairs), *links)})
     source = f"meshcast calibrate campaign on {base.machine.name}, torch {base.versions.get('torch', 'unknown')}"

@@ -1,5 +1,4 @@
-"""A running ``meshcast sweep``, ``merge`` or ``run --out``, which `tests.fuzz.kills` stops at a moment, hits, and looks
-after."""
+"""A running command of meshcast, which `tests.fuzz.kills` stops at a moment, hits, and looks after."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class Moment(NamedTuple):
     """When a sweep is hit.
 
     Attributes:
-        operation: its n-th operation on the files of the output, or 0 for its begin; see `tests.fuzz.victim`.
+        operation: its n-th operation on the files of its output, or 0 for its begin; see `tests.fuzz.victim`.
         seconds: after that; with 0 it is hit while it is stopped there.
     """
 
@@ -57,8 +56,8 @@ class Ended(NamedTuple):
     stderr: list[str]
 
 
-class SweepProcess:
-    """``meshcast sweep``, or another command on its files, in a session of its own."""
+class CommandProcess:
+    """A command of meshcast in a session of its own."""
 
     def __init__(
         self,
@@ -69,8 +68,8 @@ class SweepProcess:
         root: Path = ROOT,
         nbytes: int | None = None,
     ) -> None:
-        """folder: where it runs. words: the command without its --out. root: folder of the packages of meshcast.
-        nbytes: largest file that it may write."""
+        """folder: where it runs. out: begin of the absolute paths whose operations are counted. words: the command.
+        root: folder of the packages of meshcast. nbytes: largest file that it may write."""
 
         def prepare() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets processes in its background ignore it
@@ -79,7 +78,7 @@ class SweepProcess:
 
         self.stop, self.stopped = stop, False
         operation = "-" if stop is None else str(stop.operation)
-        command = [sys.executable, str(VICTIM), str(out), operation, *words, "--out", str(out)]
+        command = [sys.executable, str(VICTIM), str(out), operation, *words]
         self.process = subprocess.Popen(
             command,
             env={**os.environ, "PYTHONPATH": str(root)},
@@ -122,8 +121,9 @@ class SweepProcess:
             os.kill(self.pid, signal.SIGCONT)
             self.stopped = False
 
-    def end(self) -> Ended:
-        """Lets it run to its end. Raises AssertionError if it hangs, leaves processes, or says more than one line."""
+    def end(self, talks: bool = False) -> Ended:
+        """Lets it run to its end. Raises AssertionError if it hangs, leaves processes, has a traceback, or says more
+        than one line. talks: it may say more, as of what it assumes."""
         self.go_on()
         try:
             code = self.process.wait(SECONDS)
@@ -139,7 +139,8 @@ class SweepProcess:
         with self.process.stderr as file:
             lines = UNRAISABLE.sub("", file.read().decode()).splitlines()
         shown = f"stderr: {lines[:9]} ... {lines[-3:]}"
-        assert len(lines) <= 1 and all(line.startswith(NAMED) for line in lines), shown
+        assert not any(line.startswith("Traceback") for line in lines), shown
+        assert talks or (len(lines) <= 1 and all(line.startswith(NAMED) for line in lines)), shown
         return Ended(code, lines)
 
     def remove(self) -> None:
@@ -177,20 +178,20 @@ def send(pid: int, number: int) -> None:
 # ---------------------------------------------------------------------------------------------- blows
 
 
-def _kill_worker(victim: SweepProcess, rng: random.Random) -> None:
+def _kill_worker(victim: CommandProcess, rng: random.Random) -> None:
     workers = [pid for pid in victim.processes() if pid != victim.pid]
     send(rng.choice(workers) if workers else victim.pid, signal.SIGKILL)
 
 
-def _to_parent(number: int) -> Callable[[SweepProcess, random.Random], None]:
+def _to_parent(number: int) -> Callable[[CommandProcess, random.Random], None]:
     return lambda victim, rng: send(victim.pid, number)
 
 
-def _to_group(number: int) -> Callable[[SweepProcess, random.Random], None]:
+def _to_group(number: int) -> Callable[[CommandProcess, random.Random], None]:
     return lambda victim, rng: send(-victim.pid, number)
 
 
-def _interrupt_twice(victim: SweepProcess, rng: random.Random) -> None:
+def _interrupt_twice(victim: CommandProcess, rng: random.Random) -> None:
     send(-victim.pid, signal.SIGINT)
     victim.go_on()
     time.sleep(rng.random() * rng.choice((0.01, 0.3)))
@@ -198,7 +199,7 @@ def _interrupt_twice(victim: SweepProcess, rng: random.Random) -> None:
         send(-victim.pid, signal.SIGINT)
 
 
-BLOWS: dict[str, Callable[[SweepProcess, random.Random], None]] = {
+BLOWS: dict[str, Callable[[CommandProcess, random.Random], None]] = {
     "kill parent": _to_parent(signal.SIGKILL),
     "kill worker": _kill_worker,
     "kill group": _to_group(signal.SIGKILL),
