@@ -196,7 +196,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", ": a job is a mapping of keys to values. Start with `model:` and `cluster:`"),
     "binary": (bytes(range(256)), ":3: not UTF-8 text"),
     "picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), ":1: not UTF-8 text"),
-    "zeros": (bytes(100), "not valid YAML 1.2"),
+    "zeros": (bytes(100), ":1: a NUL character"),
     "utf-16": (JOB.encode("utf-16"), ":1: it is UTF-16 text, not UTF-8. Save it as UTF-8 text"),
     "utf-32": (JOB.encode("utf-32"), ":1: it is UTF-16 text"),
     "latin-1": ((JOB + "# é\n").encode("latin-1"), ":5: not UTF-8 text"),
