@@ -73,6 +73,9 @@ USAGE = ("Usage: ", "╭─ Error ")
 BELOW = ("  ", "Each line ends with what answers it")
 """Starts of lines below a message: an order of pipeline actions, the questions that a launch file leaves open."""
 
+NOTE = re.compile(r"meshcast: (?:.* is read as a launch file of|assumed|every setting, and the job it makes)")
+"""Lines about a launch file before an answer."""
+
 FAILED = "meshcast failed"
 """Start of the rule of a `Defect`, which answers one row of many."""
 
@@ -117,7 +120,7 @@ def check(result: Result, arguments: Sequence[str], given: bytes = b"") -> str:
     if result.stderr.startswith(USAGE):
         assert result.exit_code == 2, "a usage error without its exit code"
         return "refused"
-    lines = [line for line in result.stderr.splitlines() if not line.startswith(BELOW)]
+    lines = [line for line in result.stderr.splitlines() if not line.startswith(BELOW) and not NOTE.search(line)]
     answers = []
     if parsed:
         texts = result.stdout.splitlines() if "--json" not in arguments else [result.stdout]
