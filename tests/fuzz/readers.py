@@ -333,7 +333,7 @@ READERS: dict[str, Reader] = {
         "check FILE --json",
     ),
     **list_readers("yaml", "given.yaml", jobs_slow, share=0.5)(
-        "predict FILE --json --every-round --engine shared", "search search.yaml --compare FILE --json"
+        "predict FILE --json --every-round --engine shared", "search search.yaml --compare FILE --json --workers 1"
     ),
     **list_readers("yaml", "given.yaml", jobs_slow, share=0.05)(
         "why FILE --json", "why FILE", "plan FILE --with optcnn --steps 50 --seconds 1 --json"
@@ -356,10 +356,14 @@ READERS: dict[str, Reader] = {
         "sweep FILE --out out.parquet --workers 1 --restart --json"
     ),
     **list_readers("yaml", "given.yaml", as_yaml(*seeds.SEARCH), share=0.4)(
-        "search FILE --json", "search FILE --top 3 --jobs-to out", "search FILE --json --objective memory"
+        "search FILE --json --workers 1",
+        "search FILE --top 3 --jobs-to out --workers 1",
+        "search FILE --json --objective memory --workers 1",
     ),
-    **list_readers("yaml", "given.yaml", as_yaml(seeds.UNLIKE))("search FILE --unlike --json"),
-    **list_readers("yaml", "given.yaml", as_yaml(seeds.SEARCH_RUNS), share=0.4)("search FILE --json --objective days"),
+    **list_readers("yaml", "given.yaml", as_yaml(seeds.UNLIKE))("search FILE --unlike --json --workers 1"),
+    **list_readers("yaml", "given.yaml", as_yaml(seeds.SEARCH_RUNS), share=0.4)(
+        "search FILE --json --objective days --workers 1"
+    ),
     "part of a sweep": Reader("parquet", "given.parquet", resume_sweep, seeds.stop_sweep),
     "note of a sweep": Reader("json", "given.json", resume_sweep, seeds.note_sweep),
     **list_readers("parquet", "given.parquet", seeds.finish_shards)(
