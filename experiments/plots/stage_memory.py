@@ -80,7 +80,7 @@ def stage_memory(report: Report) -> Figure:
     entries = [
         LegendEntry(WORDS.get(name, name), [style.rgb(COLOURS[name])], HATCHES.get(name, ""))
         for name, n in zip(CATEGORIES, peaks, strict=True)
-        if n > LEGEND_FROM * full.total / GIB
+        if n > LEGEND_FROM * top
     ]
     note = "Right: peak of the tensors [GiB]. Axes: GiB from 0, one scale for all."
     rooms = {(bar.capacity - bar.context) / GIB for bar in shown}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from meshcast.experiments.sweeps.selection import Row, read_rows, varied_fields
+from pydantic import BaseModel, ValidationError
+
+from meshcast.experiments.sweeps.selection import Row, check_rows, read_rows, varied_fields
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.job.job import Job
@@ -76,23 +77,26 @@ class PlanRows:
         return ", ".join(f"{name.removeprefix('plan.')} {describe_value(row.get(name))}" for name in names)
 
 
+class RowsNote(BaseModel):
+    """What the metadata of a file of rows say of it, as far as a report shows it."""
+
+    points: int | None = None
+    fingerprint: dict[str, Any] = {}
+    certificate: dict[str, Any] | None = None
+    job: dict[str, Any] = {}
+
+
 def load_rows(path: Path) -> PlanRows:
     """Reads a Parquet file. Raises PlanError for one that is no result of a sweep or a search."""
     import pyarrow.parquet as pq
 
     rows = read_rows(path)
     try:
-        about = json.loads((pq.read_schema(path).metadata or {}).get(b"meshcast", b"{}"))
-    except ValueError:
-        about = {}
-    about = about if isinstance(about, dict) else {}
-    points = about.get("points")
-    excluded = (
-        max(0, points - len(rows)) if isinstance(points, int) and "shard" not in about.get("fingerprint", {}) else 0
-    )
-    certificate = about.get("certificate")
-    job = about.get("job") or {}
-    return PlanRows(path.name, rows, varied_fields(rows), job, certificate, excluded)
+        about = RowsNote.model_validate_json((pq.read_schema(path).metadata or {}).get(b"meshcast", b"{}"))
+    except ValidationError:  # the rows are shown without it
+        about = RowsNote()
+    excluded = 0 if "shard" in about.fingerprint else max(0, (about.points or 0) - len(rows))
+    return PlanRows(path.name, rows, varied_fields(rows), about.job, about.certificate, excluded)
 
 
 def is_search_answer(data: Any) -> bool:
@@ -113,6 +117,7 @@ def read_answer(name: str, data: Mapping[str, Any]) -> PlanRows:
     except (LookupError, TypeError, AttributeError):
         rule = "its list `best` is not that of an answer of meshcast search --json"
         raise PlanError(name, rule, "Write the answer to a file again") from None
+    check_rows(name, rows, "Write the answer of meshcast search --json to a file again")
     if not rows:
         raise PlanError(name, "the search found no plan that fits", "See its certificate: meshcast search")
     return PlanRows(name, [{**dict.fromkeys(fields), **row} for row in rows], fields, {}, data["certificate"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshcast.experiments.sweeps.grid import Sweep
-from meshcast.experiments.sweeps.store import Row, Store, arrow_types
+from meshcast.experiments.sweeps.store import Row, Store, arrow_types, refuse_damage
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.workers import count_cores, open_pool
 from meshcast.simulator.report.version import product_version
@@ -188,8 +189,9 @@ class SeedStore(Store):
         try:
             rows = pq.read_table(self.out, use_threads=False, page_checksum_verification=True).to_pylist()
         except (pa.ArrowException, OSError, ValueError) as error:
-            rule = f"{self.out} is damaged ({error})"
-            raise PlanError("--out", rule, "Simulate it again with --restart, or restore the file") from None
+            raise refuse_damage(self.out, str(error)) from None
+        if len(rows) != self.points or not all(_is_count(cell) for row in rows for cell in row.values()):
+            raise refuse_damage(self.out, f"it does not hold {self.points:,} rows of numbers from 0")
         return [
             SimulatedRun(
                 {name: row[f"{name}_s"] for name in TIMES},
@@ -198,6 +200,10 @@ class SeedStore(Store):
             )
             for row in rows
         ]
+
+
+def _is_count(cell: float | None) -> bool:
+    return cell is not None and 0 <= cell < math.inf
 
 
 def _name_components(setting: RunSetting) -> Sequence[str]:

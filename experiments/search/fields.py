@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, NAMED_ALONE, SchemeWithOptions, scheme_namer
 from meshcast.hardware.errors import PlanError, nearest
-from meshcast.simulator.job.job import Job
+from meshcast.hardware.load import validate_data
+from meshcast.simulator.job.job import Job, JobFile
 from meshcast.simulator.job.plan_keys import (
     PLAN_KEYS,
     SCHEME_KEYS,
@@ -92,6 +94,24 @@ def is_open(field: str, value: Any) -> bool:
     if field == "plan.recompute":  # of modules, unless it has one of the words, or several such lists
         return not value or any(isinstance(one, list) or one in RECOMPUTE for one in value)
     return True
+
+
+def check_open_job(job: Mapping[str, Any]) -> None:
+    """Raises PlanError for what a job, as it was read, states wrongly beside its open fields. What reads such a job
+    afterwards relies on its sections being those of a job."""
+    closed = copy.deepcopy(split_run_fields(job)[0])
+    opens_plan(closed)  # refuses other values of the key `auto`
+    plan = closed.get("plan")
+    if plan == AUTO:
+        closed["plan"] = {}
+    elif isinstance(plan, dict):
+        plan.pop(AUTO, None)
+    if isinstance(clusters := closed.get(CLUSTER), list):
+        closed[CLUSTER] = clusters[:1]
+    moved: dict[str, Any] = {}
+    _move_open_fields(closed, "", moved)
+    closed |= {name: value for name, value in moved.items() if "." not in name}  # no section is open but these
+    validate_data(JobFile, closed, "job", PlanError)
 
 
 def has_open_fields(job: Mapping[str, Any]) -> bool:

@@ -8,7 +8,13 @@ from typing import Any
 
 from meshcast.experiments.search.certificate import Certificate
 from meshcast.experiments.search.comparison.compare import Source, compare_plans, load_plans
-from meshcast.experiments.search.fields import CLUSTER, has_open_fields, split_clusters, split_run_fields
+from meshcast.experiments.search.fields import (
+    CLUSTER,
+    check_open_job,
+    has_open_fields,
+    split_clusters,
+    split_run_fields,
+)
 from meshcast.experiments.search.found import CountInterrupted
 from meshcast.experiments.search.limits import LimitedSpace, Limits
 from meshcast.experiments.search.objectives import OF_RUNS, check_objectives, simulates_runs
@@ -171,6 +177,7 @@ def open_search(
     folder = read.folder if base is None else Path(base)
     origin = read.origin._replace(text="" if changes else read.text)
     with locate_errors(*origin):
+        check_open_job(read.data)
         if read.launch is not None and not has_open_fields(read.data):
             rule = "a launch file states its whole plan, so there is nothing to search"
             remedy = "Open fields: --set plan=auto, or --set plan.tp=auto --set plan.zero=auto"
@@ -237,6 +244,7 @@ def open_unlike(
     read = read_job(job)
     folder, origin = read.folder if base is None else Path(base), read.origin
     with locate_errors(*origin):
+        check_open_job(read.data)
         if isinstance(read.data.get(CLUSTER), list):
             rule = "a search of unlike plans has one cluster"
             raise PlanError(CLUSTER, rule, "Write one of them", read.data[CLUSTER])

@@ -10,7 +10,7 @@ import copy
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -65,6 +65,12 @@ class SweepFile(Strict):
     """Mappings of changes that are made together, one mapping a point."""
     where: list[str] = Field(default=[], max_length=MOST_CONSTRAINTS)
     """Constraints; a point that violates one is left out."""
+
+    @property
+    def varying(self) -> list[str]:
+        """Names of the fields that vary."""
+        groups = [self.vary, *self.zipped, *(self.listed or ())]
+        return [*dict.fromkeys(name for group in groups for name in group)]
 
 
 class Inline(BaseModel):
@@ -160,6 +166,7 @@ def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None =
     file = validate_data(SweepFile, document.data, document.where, PlanError, text=document.text)
     top = Spot(document, ())
     own, folder, microbatches = _job(file.job, folder if base is None else Path(base), top.below("job"))
+    _check_job(own, file.varying, top)
     job: dict[str, Any] = own.data
     taken: dict[str, Spot] = {}
     axes = tuple(_axes(file, Sweep(job, folder, ()), top, taken))
@@ -173,7 +180,7 @@ def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None =
         sizes = " x ".join(f"{len(axis):,}" for axis in axes)
         rule = f"{sizes} = {sweep.points:,} points, a sweep has at most {MOST_POINTS:,}"
         raise top.wrong(rule, "Vary less at once, or in larger steps")
-    _check_job(sweep, own, taken, top.below("job"))
+    _check_changes(sweep, taken)
     return Sweep(job, folder, axes, _constraints(file, sweep, top), document.where)
 
 
@@ -208,12 +215,10 @@ def _axes(file: SweepFile, bare: Sweep, top: Spot, taken: dict[str, Spot]) -> It
             raise spot.wrong(f"{name} varies in {taken[name].name} already", "Keep one of the two")
         taken[name] = spot
 
-    varying = [*file.vary, *(name for group in file.zipped for name in group)]
-    varying += [name for changes in file.listed or () for name in changes]
     for name, given in file.vary.items():
         spot = top.below("vary", name)
         take(name, spot)
-        values = _values(given, spot, lambda one, spot: _number_of(one, bare, varying, spot))
+        values = _values(given, spot, lambda one, spot: _number_of(one, bare, file.varying, spot))
         yield tuple({name: value} for value in values)
     for i, group in enumerate(file.zipped):
         spot = top.below("zip", i)
@@ -247,14 +252,18 @@ def _check_field(name: str, spot: Spot) -> None:
             raise spot.wrong("a job has no such field", remedy, name)
 
 
-def _check_job(sweep: Sweep, own: Document, taken: Mapping[str, Spot], spot: Spot) -> None:
-    """Refuses a job that is invalid at every point, and changes of fields that it cannot have. own: the job as read."""
-    varying = {name.split(".")[0] for name in sweep.fields}
-    given = {name: None for name in ("model", "cluster") if name in varying} | sweep.job
-    if own.where == spot.document.where:
-        validate_data(Inline, {"job": given}, own.where, PlanError, text=own.text)
+def _check_job(job: Document, varying: Collection[str], top: Spot) -> None:
+    """Refuses a job that is invalid at every point. job: as read. varying: fields that it need not have."""
+    sections = {name.split(".")[0] for name in varying}
+    data = {name: None for name in ("model", "cluster") if name in sections} | job.data
+    if job.where == top.document.where:
+        validate_data(Inline, {"job": data}, job.where, PlanError, text=job.text)
     else:
-        validate_data(JobFile, given, own.where, PlanError, text=own.text)
+        validate_data(JobFile, data, job.where, PlanError, text=job.text)
+
+
+def _check_changes(sweep: Sweep, taken: Mapping[str, Spot]) -> None:
+    """Refuses changes of fields that the job cannot have."""
     try:
         apply_changes(sweep.job, sweep.point(0))
     except PlanError as error:

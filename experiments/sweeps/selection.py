@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +35,6 @@ def read_rows(path: Path) -> list[Row]:
             raise PlanError(str(path), rule, "Draw a sweep of fewer points")
         if twice := [name for name, times in Counter(about.schema.names).items() if times > 1]:
             raise PlanError(str(path), f"the column {twice[0]!r} is there twice", "Name the --out of a finished sweep")
-        columns = about.schema.to_arrow_schema()
-        for name in FIGURES:
-            kind = columns.field(name).type if name in columns.names else pa.null()
-            if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)):
-                rule = f"the column {name!r} has no numbers but {kind}"
-                raise PlanError(str(path), rule, "Name the --out of a finished sweep")
         found: list[Row] = pq.read_table(path, page_checksum_verification=True).to_pylist()
         if len(found) != about.num_rows:
             raise PlanError(str(path), "it is damaged: rows are missing", REMEDY)
@@ -54,7 +50,25 @@ def read_rows(path: Path) -> list[Row]:
         raise PlanError(str(path), rule, "Draw runs with meshcast run JOB --plot FOLDER/, or read them with pandas")
     if not found or not {"index", "status", "reason"} <= set(found[0]):
         raise PlanError(str(path), "it has no rows of a sweep", "Name the --out of a finished sweep")
+    check_rows(str(path), found, "Name the --out of a finished sweep")
     return found
+
+
+STATUSES = ("fits", "does-not-fit", "invalid")
+
+
+def check_rows(where: str, rows: Sequence[Row], remedy: str) -> None:
+    """Raises PlanError for rows with a figure that is no finite number, or a status that no row has."""
+    for number, row in enumerate(rows, 1):
+        place = f"{where} row {number}"
+        if row["status"] not in STATUSES:
+            raise PlanError(f"{place} status", f"it is one of {', '.join(STATUSES)}", remedy, row["status"])
+        for name in FIGURES.keys() & row.keys():
+            cell = row[name]
+            if cell is not None and (isinstance(cell, bool) or not isinstance(cell, int | float) or not isfinite(cell)):
+                raise PlanError(f"{place} {name}", "it is a finite number, or empty", remedy, cell)
+        if not isinstance(row["reason"], str | None):
+            raise PlanError(f"{place} reason", "it is text, or empty", remedy, row["reason"])
 
 
 def varied_fields(rows: list[Row]) -> list[str]:

@@ -145,10 +145,14 @@ class Store(Output):
             self._write(self.parts / "_sweep.json", json.dumps(about).encode())
 
     def _is_finished(self) -> bool:
-        """Whether the result is that of this sweep. Raises PlanError for that of another one."""
+        """Whether the result is that of this sweep. Raises PlanError for that of another one, or other columns."""
+        import pyarrow.parquet as pq
+
         whole = self.read_finished()
         if whole not in (None, self.fingerprint):
             raise _other_inputs(self.out, whole, self.fingerprint)
+        if whole is not None and not pq.read_schema(self.out).equals(self._schema):
+            raise refuse_damage(self.out, "its columns are not those that this command writes")
         return whole is not None
 
     def _refuse_changed_inputs(self) -> None:
@@ -276,8 +280,12 @@ def summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
     try:
         return _summarize(out, fields, points)
     except (pa.ArrowException, OSError, ValueError, LookupError) as error:
-        rule = f"{out} is damaged ({error})"
-        raise PlanError("--out", rule, "Forecast it again with --restart, or restore the file") from None
+        raise refuse_damage(out, str(error)) from None
+
+
+def refuse_damage(out: Path, reason: str) -> PlanError:
+    """The error about a file of rows that is not as it was written."""
+    return PlanError("--out", f"{out} is damaged ({reason})", "Make it again with --restart, or restore the file")
 
 
 def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:

@@ -1,11 +1,15 @@
-"""Opens input files: regular files within a stated size, on disk and decompressed; JSON without repeated keys.
+"""Opens input files: regular files within a stated size, on disk and decompressed; their text, JSON and CSV.
 
-A pipe or a device would be read forever, and 8 MB of gzip may hold 8 GB of zeros.
+A pipe or a device would be read forever, and 8 MB of gzip may hold 8 GB of zeros. Every reader of text of a user starts
+here, so that limits, line ends and encodings are the same for all of them.
 """
 
 from __future__ import annotations
 
+import codecs
+import csv
 import gzip
+import io
 import json
 import os
 import stat
@@ -91,8 +95,6 @@ def read_bytes(path: Path, limit: SizeLimit) -> bytes:
     if len(content) > limit.nbytes:
         kind = "decompressed bytes" if packed else "bytes"
         raise Unreadable(f"more than {limit.nbytes:,} {kind}, which is the most that is read", limit.remedy)
-    if (count := content.count(b"\n")) > limit.lines:
-        raise Unreadable(f"{count:,} lines, at most {limit.lines:,} are read", limit.remedy)
     return content
 
 
@@ -124,13 +126,68 @@ def is_file(path: Path) -> bool:
         return False
 
 
+WIDE = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16", codecs.BOM_UTF32_BE: "UTF-32"}
+"""Encodings by the first bytes of a file; those of UTF-32, little endian, begin like UTF-16."""
+
+SAVE = "Save it as UTF-8 text"
+
+
 def read_text(path: Path, limit: SizeLimit) -> str:
-    """The text of a file in UTF-8. Raises Unreadable, with the line, for other files."""
+    """Returns the text of a file in UTF-8, with ``\\n`` at the end of every line, however the file ends its lines.
+
+    Raises Unreadable, with the line, for other encodings and for NUL characters.
+    """
     content = read_bytes(path, limit)
+    for mark, encoding in WIDE.items():
+        if content.startswith(mark):
+            raise Unreadable(f"it is {encoding} text, not UTF-8", SAVE, 1)
+    if b"\r" in content:
+        content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if (count := content.count(b"\n")) > limit.lines:
+        raise Unreadable(f"{count:,} lines, at most {limit.lines:,} are read", limit.remedy)
     try:
-        return content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Unreadable("not UTF-8 text", "", content.count(b"\n", 0, error.start) + 1) from None
+        raise Unreadable("not UTF-8 text", SAVE, content.count(b"\n", 0, error.start) + 1) from None
+    if (at := text.find("\0")) >= 0:
+        raise Unreadable("a NUL character, which text does not have", SAVE, text.count("\n", 0, at) + 1)
+    return text
+
+
+# ----------------------------------------------------------------------------------------------- CSV
+
+
+MOST_CELLS = 10_000_000
+"""Most cells of a CSV file: each costs more memory than its bytes."""
+
+CSV_PROBLEMS = {
+    "unexpected end of data": "a quote is not closed",
+    "',' expected after": "letters follow a closing quote",
+    "field larger than": f"a cell of more than {csv.field_size_limit():,} characters",
+}
+"""Plain words for the problems that Python's reader finds, by its own."""
+
+
+class CsvRow(NamedTuple):
+    """A row of a CSV file. line: its first one, from 1. cells: without blanks around them; none in an empty line."""
+
+    line: int
+    cells: list[str]
+
+
+def parse_csv(text: str) -> list[CsvRow]:
+    """Returns the rows of the text of a CSV file. Raises Unreadable, with the line, for what is none."""
+    reader, rows, begin, count = csv.reader(io.StringIO(text, newline=""), strict=True), list[CsvRow](), 1, 0
+    try:
+        for cells in reader:
+            rows.append(CsvRow(begin, [cell.strip() for cell in cells]))
+            begin, count = reader.line_num + 1, count + len(cells)
+            if count > MOST_CELLS:
+                raise Unreadable(f"more than {MOST_CELLS:,} cells, which is the most that is read", DATA.remedy)
+    except csv.Error as error:
+        plain = next((words for part, words in CSV_PROBLEMS.items() if str(error).startswith(part)), str(error))
+        raise Unreadable(f"not valid CSV ({plain})", "", begin) from None
+    return rows
 
 
 # ---------------------------------------------------------------------------------------------- JSON

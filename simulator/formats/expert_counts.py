@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from meshcast.hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
+from meshcast.hardware.documents.input_file import DATA, Unreadable, parse_csv, parse_json, read_text
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.ir.routing import REMEDY, Routing, Rows
 
@@ -146,7 +145,7 @@ def _read_lists(path: Path, remedy: str) -> list[Any]:
     """What a file of counts holds, a list for each row of it or for each step."""
     try:
         text = read_text(path, DATA)
-        found = _of_json(path, text, remedy) if path.suffix == ".json" else _of_csv(path, text, remedy)
+        found = _of_json(path, text, remedy) if path.suffix == ".json" else _of_csv(text)
     except Unreadable as error:
         raise error.error(PlanError, str(path), remedy) from None
     if not found:
@@ -161,12 +160,8 @@ def _of_json(path: Path, text: str, remedy: str) -> list[Any]:
     return found if not found or isinstance(found[0], list) else [found]
 
 
-def _of_csv(path: Path, text: str, remedy: str) -> list[Any]:
-    reader = csv.reader(text.splitlines())
-    try:
-        return [[_number(cell) for cell in row] for row in reader if row]
-    except csv.Error as error:  # a cell of more than 131,072 characters
-        raise PlanError(f"{path}:{reader.line_num}", f"it is not valid CSV ({error})", remedy) from None
+def _of_csv(text: str) -> list[Any]:
+    return [[_number(cell) for cell in row.cells] for row in parse_csv(text) if row.cells]
 
 
 def _row(where: str, row: Any, length: int, remedy: str = REMEDY) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Reads text and JSON files, plain or gzipped. A file that cannot be read raises a PlanError."""
+"""Reads text, CSV and JSON files, plain or gzipped. A file that cannot be read raises a PlanError."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshcast.hardware.documents.input_file import DATA, SizeLimit, Unreadable, parse_json, read_text
+from meshcast.hardware.documents.input_file import DATA, CsvRow, SizeLimit, Unreadable, parse_csv, parse_json, read_text
 from meshcast.hardware.errors import PlanError
 
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -33,7 +33,15 @@ def text(path: Path, remedy: str, limit: SizeLimit = DATA) -> str:
 def lines(path: Path, remedy: str) -> list[tuple[str, str]]:
     """Reads the lines of a file, each with its place (``file:line``), without colours and prefixes of launchers."""
     rows = text(path, remedy).split("\n")
-    return [(f"{path}:{i}", AHEAD.sub("", COLOUR.sub("", row)).rstrip("\r")) for i, row in enumerate(rows, 1)]
+    return [(f"{path}:{i}", AHEAD.sub("", COLOUR.sub("", row))) for i, row in enumerate(rows, 1)]
+
+
+def csv_rows(path: Path, remedy: str) -> list[CsvRow]:
+    """Reads the rows of a CSV file. Raises PlanError, with the line, for a file that is none."""
+    try:
+        return parse_csv(read_text(path, DATA))
+    except Unreadable as error:
+        raise error.error(PlanError, str(path), remedy) from None
 
 
 def json_object(path: Path, remedy: str, limit: SizeLimit = DATA, **lenient: bool) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from meshcast.hardware.documents.input_file import Unreadable
+from meshcast.hardware.documents.input_file import parse_csv as parse_csv_rows
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.files import text
 from meshcast.simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem, actions_of
@@ -88,17 +90,14 @@ def read_csv(path: str | Path) -> TorchSchedule:
 
 def parse_csv(content: str, where: str = "schedule") -> TorchSchedule:
     """The schedule in the text of a file; otherwise as `read_csv`."""
-    reader = csv.reader(io.StringIO(content, newline=""))
     try:
-        rows = list(reader)
-    except csv.Error as error:  # a cell of more than 131,072 characters
-        raise PlanError(f"{where}:{reader.line_num}", f"not a CSV file ({error})", REMEDY) from None
-    if not any(cell.strip() for row in rows for cell in row):
+        rows = [row.cells for row in parse_csv_rows(content)]
+    except Unreadable as error:
+        raise error.error(PlanError, where, REMEDY) from None
+    if not any(cell for cells in rows for cell in cells):
         raise PlanError(where, "the file has no actions", REMEDY)
-    found = [
-        [_parse_item(cell.strip(), _place(where, d, i)) for i, cell in enumerate(row)] for d, row in enumerate(rows)
-    ]
-    return TorchSchedule(found, where)
+    items = [[_parse_item(cell, _place(where, d, i)) for i, cell in enumerate(cells)] for d, cells in enumerate(rows)]
+    return TorchSchedule(items, where)
 
 
 def write_csv(rows: Sequence[Sequence[ScheduleItem | None]], where: str = "schedule") -> str:

@@ -7,8 +7,6 @@ Packing puts every sample into the fullest sequence that has room for it.
 
 from __future__ import annotations
 
-import csv
-import io
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.formats.files import text
+from meshcast.simulator.formats.files import csv_rows
 from meshcast.simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples
 from meshcast.simulator.job.job import LongPlan, ReplicaPlan
 from meshcast.simulator.job.shortest_step import partition_samples
@@ -118,12 +116,12 @@ def _draw_lengths(samples: Samples, sequence: int, rng: np.random.Generator, bas
 def _read_lengths(path: Path) -> list[int]:
     """The first cells of the rows of a file."""
     found = []
-    for number, row in enumerate(csv.reader(io.StringIO(text(path, REMEDY))), 1):
-        cell = row[0].strip() if row else ""
+    for line, cells in csv_rows(path, REMEDY):
+        cell = cells[0] if cells else ""
         if cell.isascii() and cell.isdigit() and 0 < int(cell[:10]) <= 1_000_000_000 and len(cell) <= 10:
             found.append(int(cell))
-        elif cell and number > 1:
-            raise PlanError(f"{path}:{number}", "a length is a whole number of tokens, 1 to 1e9", REMEDY, cell)
+        elif cell and line > 1:
+            raise PlanError(f"{path}:{line}", "a length is a whole number of tokens, 1 to 1e9", REMEDY, cell)
     if not found:
         raise PlanError(str(path), "the file has no lengths", REMEDY)
     return found

@@ -8,17 +8,16 @@ with the component ``end`` says how long was observed; without it that is the ti
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
-from meshcast.hardware.documents.input_file import DATA, Unreadable, read_text
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.formats.files import csv_rows
 from meshcast.simulator.runs.failures import Failure
 
 COLUMNS = ("time_h", "component", "nodes", "repair_h")
@@ -38,12 +37,8 @@ class ObservedLog:
 
 def read_failure_log(path: Path, nodes: int | None = None) -> ObservedLog:
     """The failures of a log. nodes: of the job; None: not known. Raises PlanError for a mistake, with its line."""
-    try:
-        text = read_text(path, DATA)
-    except Unreadable as error:
-        raise PlanError(str(path), str(error), "Name a CSV file with the columns time_h and component") from None
-    rows = csv.DictReader(io.StringIO(text))
-    heads = [name.strip() for name in rows.fieldnames or ()]
+    rows = [row for row in csv_rows(path, "Name a CSV file with the columns time_h and component") if row.cells]
+    heads = rows[0].cells if rows else []
     for name in COLUMNS[:2]:
         if name not in heads:
             rule = f"the log has no column {name}, but {', '.join(heads[:8]) or 'no headings'}"
@@ -51,9 +46,9 @@ def read_failure_log(path: Path, nodes: int | None = None) -> ObservedLog:
                 f"{path}:1", rule, nearest(name, heads) if heads else "Write time_h,component,nodes,repair_h"
             )
     found: list[Failure] = []
-    for row in rows:
-        cells = {str(key).strip(): (value or "").strip() for key, value in row.items() if isinstance(value, str)}
-        found.append(_read_row(cells, f"{path}:{rows.line_num}", nodes, found))
+    for row in rows[1:]:
+        cells = dict(zip_longest(heads, row.cells[: len(heads)], fillvalue=""))
+        found.append(_read_row(cells, f"{path}:{row.line}", nodes, found))
     observed = found[-1].time if found else 0.0
     if found and found[-1].component == END:
         found.pop()
@@ -74,7 +69,7 @@ def _read_row(cells: dict[str, str], where: str, nodes: int | None, before: Sequ
         )
     lost = []
     for word in cells.get("nodes", "").split():
-        if not word.isdecimal() or (nodes is not None and int(word) >= nodes):
+        if not word.isdecimal() or len(word) > 9 or (nodes is not None and int(word) >= nodes):
             rule = f"nodes are numbers from 0{f' to {nodes - 1:,}' if nodes else ''}, separated by spaces"
             raise PlanError(f"{where} nodes", rule, "Correct it, or leave it empty if the job lost no node", word)
         lost.append(int(word))

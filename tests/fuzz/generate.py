@@ -1,4 +1,5 @@
-"""Malformed input files: seeded mutations of valid ones, in their data, in their text and in their bytes."""
+"""Malformed input files: seeded mutations of valid ones, in their data, their syntax, their text and their bytes, and
+what may lie in the place of a file."""
 
 from __future__ import annotations
 
@@ -7,8 +8,14 @@ import gzip
 import io
 import json
 import math
+import os
 import random
+import re
 from collections.abc import Callable, Iterator
+from datetime import date, datetime, timedelta
+from datetime import time as clock
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,30 +31,52 @@ ODD: list[Any] = [
 
 ODD_WORDS = [
     *("", "0", "-1", "-0", "nan", "inf", "-Infinity", "1e308", "1e-320", "1e999", "1_0", "0x1f", "9" * 25, "9" * 5000),
-    *(
-        "null",
-        "true",
-        "'",
-        '"',
-        ",",
-        "\t",
-        "\0",
-        "\x1b[31m",
-        "\u202e",
-        "\u2028",
-        "\ufeff",
-        "é",
-        "\U0001f600",
-        "%s",
-        "[]",
-    ),
+    *("null", "true", "'", '"', ",", "\t", "\0", "\x1b[31m", "\u202e", "\u2066", "\u200b", "\u2028", "\ufeff", "é"),
+    *("\U0001f600", "%s", "[]", "٣", "²", "{{figure}}", "$\\frac{$", "=1+1", "<b>", "a" * 200_000),
 ]
 """Words that take the place of a number or a cell."""
 
-ODD_CELLS = [None, True, -1, 2**62, math.nan, math.inf, "", "\x1b[31m", "a" * 5000, b"\xff", [1], {"a": 1}]
+ODD_CELLS: list[Any] = [
+    *(None, True, -1, 2**62, math.nan, math.inf, "", "\x1b[31m", "a" * 5000, b"\xff", [1], {"a": 1}, [[]], [{"a": 1}]),
+    *("{", "[{}]", '[{"op": 1}]', date(2026, 1, 1), datetime(2026, 1, 1), timedelta(1), Decimal("1.5"), clock(1)),
+]
 """Values that fill a column of a Parquet file."""
 
-ODD_LETTERS = [*"[]{}:,-#&*!|>'\"%@`?~ \t\0\r\n\x85\u2028é", "<<: ", "*a ", "&a ", "!!int ", "- ", "1e", "\\ud800"]
+ODD_NOTES = [b"", b"{", b"null", b"[]", b'"a"', b"\xff", b'{"fields": 1}', b'{"fields": ["a"], "kind": []}']
+"""What stands in the metadata of a Parquet file in place of meshcast's own."""
+
+ODD_LETTERS = [
+    *"[]{}:,-#&*!|>'\"%@`?~ \t\0\r\n\x0b\x85\u2028é\u202e",
+    *("<<: ", "*a ", "&a ", "!!int ", "- ", "1e", "\\ud800"),
+]
+
+YAML_MARKS = re.split(
+    r"   +|\n",
+    """!!int   !!float   !!bool   !!null   !!str   !!binary   !!set   !!omap   !!pairs   !!timestamp   !!seq   !!map
+!!merge   !!value   !!python/object/apply:os.system   !mine   !<tag:a>   &a   *a   &a !!int   |   >-   ?
+? [1] :   <<: *a   {<<: {tp: 2}}   {<<: [{tp: 2}, 1]}   {a: 1, a: 2}   - -   {*a : 1}   ---   ...   %YAML 1.1
+2026-02-31   0o17   1:30   .inf   -.nan   &a [*a]   {? {a: 1} : 2}""",
+)
+"""What YAML's syntax has besides data: tags, anchors, aliases, merges, styles, documents."""
+
+LAUGHS = "".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}' if i else '1'] * 9)}]\n" for i in range(12))
+"""Aliases of aliases, 9**12 values."""
+
+SHELL_LINES = re.split(
+    r"   +|\n",
+    r"""A=$A$A$A$A   for i in $(seq 1 1000000000); do A=$A$i; done   while true; do A=x$A; done   f() { f; f; }; f
+until false; do :; done   for ((i=0;;i++)); do :; done   select x in a b; do break; done   source $0   . run.sh
+case $A in (*) ;; *|a) B=1;& esac   if [[ $A =~ (a+)+$ && -f x || ! -z ${A//a/b} ]]; then   fi   done   }   )
+{   (   ((   A=("$@" [5]=x [99999999]=y)   ${A[@]:1:2} ${!A} ${A^^} ${A:-${B:=${C:?no}}} ${#A} ${A%%*} ${A/#a/b}
+declare -A M   A=$((2**63)) B=$((1/0)) C=$((A=A+1,B++)) D=$((08)) E=$((1<<9999))   cat <<EOF > x.json   EOF
+<<<a   cat <<'E   let A=A**A   eval $A   exec "$@"   set -euo pipefail; shift 99; exit   trap 'A=1' EXIT
+getopts a: x   read -r A < /dev/zero   python - <<EOF | tee x &   A=`echo \`echo a\``   $(< /etc/passwd)
+printf -v A '%*s' 999999999   {a..z}{0..99999999}   srun bash -c 'torchrun a.py --tp $A'   export A+=1   local A
+unset A; A[-1]=2   coproc a { b; }   '   "   $(   ${   `   \
+torchrun --nproc_per_node=$N --nnodes=$((N*N)) x.py --tensor-model-parallel-size   A=$(f $(f $(f)))
+echo ${A@Q} ${*: -1}""",
+)
+"""Lines and parts of lines of shell scripts, by bash's grammar: many without an end, some that never end."""
 
 QuickLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 QuickDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -55,6 +84,9 @@ QuickDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 DEEP = 3000
 """Levels of nesting beyond what parsers take."""
+
+INFLATED = 0.004
+"""Share of files that are a gzip file of hundreds of megabytes."""
 
 
 def places(tree: Any) -> Iterator[tuple[Any, Any]]:
@@ -73,7 +105,8 @@ def mutate(content: bytes, form: str, rng: random.Random) -> bytes:
         form: its format, a key of `LAYERS`.
         rng: source of all choices.
     """
-    for layer in rng.choice(LAYERS[form]):
+    layers = (inflate,) if rng.random() < INFLATED and form not in ("words", "parquet") else rng.choice(LAYERS[form])
+    for layer in layers:
         content = layer(content, form, rng)
     return content
 
@@ -91,7 +124,7 @@ def mutate_data(content: bytes, form: str, rng: random.Random) -> bytes:
         tree = rng.choice(trees)
         if found := list(places(tree)):
             _mutate_value(*rng.choice(found), found, rng)
-    if rng.random() < 0.02:
+    if rng.random() < 0.01:
         trees[0] = copy.deepcopy(rng.choice(ODD))
     if form == "yaml":
         style = rng.choice([None, True])
@@ -122,6 +155,58 @@ def _mutate_value(at: Any, key: Any, found: list[tuple[Any, Any]], rng: random.R
             at[key] = rng.choice([at[key] * 2, at[key] + 1, -at[key], at[key] // 2, at[key] * 10**9])
         case "repeat" if isinstance(at, list):
             at[key:key] = [copy.deepcopy(at[key])] * rng.choice([1, 1, 100])
+
+
+def mutate_syntax(content: bytes, form: str, rng: random.Random) -> bytes:
+    """Puts tags, anchors, aliases, merges and keys given twice into the lines of a YAML file."""
+    lines = content.decode().split("\n")
+    for _ in range(rng.randint(1, 3)):
+        i = rng.randrange(len(lines))
+        head, colon, value = lines[i].partition(":")
+        match rng.choice(["mark", "mark", "mark", "replace", "anchor", "twice", "merge", "laugh"]):
+            case "mark" if colon:
+                lines[i] = f"{head}: {rng.choice(YAML_MARKS)}{value}"
+            case "replace" if colon:
+                lines[i] = f"{head}: {rng.choice(YAML_MARKS)}"
+            case "anchor" if colon:
+                lines[i] = f"{head}: &a{value}"
+                j = rng.randrange(len(lines))
+                lines[j] = f"{lines[j].partition(':')[0]}: *a"
+            case "twice":
+                lines.insert(i, f"{head}: {rng.choice(ODD_WORDS)!r}")
+            case "merge":
+                indent = head[: len(head) - len(head.lstrip())]
+                lines.insert(i, f"{indent}<<: {rng.choice(['*a', '{tp: 4}', '[{a: 1}, {a: 2}]', '1', '~'])}")
+            case "laugh":
+                lines = [LAUGHS, *lines[:i], f"{head}: *x{rng.randrange(12)}", *lines[i + 1 :]]
+    return "\n".join(lines).encode("utf-8", "surrogateescape")
+
+
+def mutate_script(content: bytes, form: str, rng: random.Random) -> bytes:
+    """Drops, doubles, joins, exchanges and cuts lines of a launch file, and puts in others of the shell."""
+    lines = content.decode("utf-8", "surrogateescape").splitlines(keepends=True) or [""]
+    for _ in range(rng.randint(1, 4)):
+        i, j = rng.randrange(len(lines)), rng.randrange(len(lines))
+        at = rng.randint(0, len(lines[i]))
+        match rng.choice(["drop", "double", "swap", "cut", "line", "line", "part", "part", "number", "word"]):
+            case "drop":
+                lines[i] = ""
+            case "double":
+                lines.insert(i, lines[i])
+            case "swap":
+                lines[i], lines[j] = lines[j], lines[i]
+            case "cut":
+                lines[i] = lines[i][:at]
+            case "line":
+                lines.insert(i, rng.choice(SHELL_LINES) + "\n")
+            case "part":
+                lines[i] = lines[i][:at] + rng.choice(SHELL_LINES) + lines[i][at:]
+            case "number":
+                word = rng.choice(["0", "-1", "3", "9" * 30, "nan", "$X", "1e308", "1" * 5000])
+                lines[i] = re.sub(r"\d+", word, lines[i], count=1)
+            case _:
+                lines[i] = _replace_word(lines[i], rng)
+    return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 def nest(content: bytes, form: str, rng: random.Random) -> bytes:
@@ -159,6 +244,27 @@ def mutate_text(content: bytes, form: str, rng: random.Random) -> bytes:
     encoding = rng.choice(["utf-8", "utf-8", "utf-8", "utf-8", "utf-8-sig", "utf-16", "latin-1"])
     text = "\n".join(lines)
     return text.encode(encoding, "surrogateescape" if encoding.startswith("utf-8") else "replace")
+
+
+def mutate_ends(content: bytes, form: str, rng: random.Random) -> bytes:
+    """Ends lines in another way, encodes the text otherwise, or puts marks, NUL characters or a very long line in."""
+    text = content.decode("utf-8", "replace")
+    match rng.choice(["ends", "ends", "encode", "mark", "nul", "long"]):
+        case "ends":
+            text = text.replace(
+                "\n", rng.choice(["\r", "\r\n", "\n\r", "\x0b", "\x0c", "\x85", "\u2028", "\r\r\n", "\0"])
+            )
+        case "encode":
+            return text.encode(rng.choice(["utf-16", "utf-16-be", "utf-32", "latin-1", "utf-7", "cp037"]), "replace")
+        case "mark":
+            text = "\ufeff" * rng.choice([1, 2]) + text
+        case "nul":
+            at = rng.randint(0, len(text))
+            text = text[:at] + "\0" * rng.choice([1, 5000]) + text[at:]
+        case "long":
+            at = rng.randint(0, len(text))
+            text = text[:at] + rng.choice("a1 ,\t#'(\\") * rng.choice([200_000, 1_000_000]) + text[at:]
+    return text.encode()
 
 
 def _replace_word(line: str, rng: random.Random) -> str:
@@ -215,7 +321,7 @@ def mutate_table(content: bytes, form: str, rng: random.Random) -> bytes:
     """Drops, renames or fills a column of a Parquet file, or leaves out or repeats its rows."""
     table = pq.ParquetFile(io.BytesIO(content)).read()
     i = rng.randrange(table.num_columns)
-    match rng.choice(["drop", "rename", "fill", "fill", "fill", "empty", "repeat"]):
+    match rng.choice(["drop", "rename", "fill", "fill", "fill", "text", "nest", "note", "empty", "repeat"]):
         case "drop" if table.num_columns > 1:
             table = table.remove_column(i)
         case "rename":
@@ -224,6 +330,16 @@ def mutate_table(content: bytes, form: str, rng: random.Random) -> bytes:
             table = table.rename_columns(names)
         case "fill":
             table = table.set_column(i, table.column_names[i], pa.array([rng.choice(ODD_CELLS)] * len(table)))
+        case "text":
+            words = [rng.choice([*ODD_WORDS, str(one)]) for one in table.column(i).to_pylist()]
+            table = table.set_column(i, table.column_names[i], pa.array(words))
+        case "nest":
+            cells = pa.StructArray.from_arrays([table.column(i).combine_chunks()], ["a"])
+            array = cells if rng.random() < 0.5 else table.column(i).combine_chunks().dictionary_encode()
+            table = table.set_column(i, table.column_names[i], array)
+        case "note":
+            notes = {key: rng.choice(ODD_NOTES) for key in (table.schema.metadata or {b"meshcast": b""})}
+            table = table.replace_schema_metadata(rng.choice([None, notes]))
         case "empty":
             table = table.slice(0, 0)
         case "repeat":
@@ -255,6 +371,13 @@ def mutate_bytes(content: bytes, form: str, rng: random.Random) -> bytes:
     return bytes(data)
 
 
+def inflate(content: bytes, form: str, rng: random.Random) -> bytes:
+    """A small gzip file of 600 MB: the file and more of it, zeros, line ends, commas or brackets."""
+    part = rng.choice([b"\0", b"\n", b",", b"[", b"[],", b"a: 1\n", b"- ", b"1,2\n", content])
+    packed = gzip.compress(part * (20_000_000 // max(1, len(part))), 1, mtime=0)
+    return gzip.compress(content if rng.random() < 0.5 else b"[", mtime=0) + packed * 30
+
+
 def compress(content: bytes, form: str, rng: random.Random) -> bytes:
     """Compresses the file, half of the time damaged afterwards."""
     packed = gzip.compress(content, mtime=0)
@@ -264,33 +387,54 @@ def compress(content: bytes, form: str, rng: random.Random) -> bytes:
 Layer = Callable[[bytes, str, random.Random], bytes]
 
 TREE: list[tuple[Layer, ...]] = [
-    *4 * [(mutate_data,)],
-    *2 * [(mutate_text,)],
-    (mutate_data, mutate_text),
+    *12 * [(mutate_data,)],
+    *4 * [(mutate_text,)],
+    *2 * [(mutate_data, mutate_text)],
+    *2 * [(mutate_ends,)],
+    *2 * [(mutate_bytes,)],
     (mutate_data, compress),
-    (mutate_bytes,),
     (nest,),
 ]
 LINES: list[tuple[Layer, ...]] = [
     *4 * [(mutate_text,)],
     (mutate_text, mutate_text),
+    (mutate_ends,),
     (mutate_bytes,),
     (mutate_text, compress),
 ]
 
 LAYERS: dict[str, list[tuple[Layer, ...]]] = {
-    "yaml": TREE,
+    "yaml": [*TREE, *6 * [(mutate_syntax,)], (mutate_data, mutate_syntax)],
     "json": TREE,
     "jsonl": TREE,
     "csv": [*LINES, *3 * [(mutate_column,)], (mutate_column, mutate_text)],
     "text": LINES,
+    "script": [*LINES, *6 * [(mutate_script,)], (mutate_script, mutate_text)],
     "words": [*4 * [(mutate_words,)], (mutate_words, mutate_words), *2 * [(mutate_text,)], (mutate_bytes,)],
     "parquet": [
         (mutate_bytes,),
-        (mutate_table,),
-        (mutate_table,),
-        (mutate_table, mutate_table),
+        *4 * [(mutate_table,)],
+        *2 * [(mutate_table, mutate_table)],
         (mutate_table, mutate_bytes),
     ],
 }
 """Mutations of each format, one of which is applied."""
+
+# --------------------------------------------------------------------------------------- in place of a file
+
+PLACED = ("nothing", "folder", "pipe", "device", "circle", "broken link")
+
+
+def place(kind: str, path: Path) -> None:
+    """Puts something into the place of a file."""
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "circle":
+            path.symlink_to(path.name)
+        case "broken link":
+            path.symlink_to("none")

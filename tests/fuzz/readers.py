@@ -1,4 +1,7 @@
-"""Every command and function that reads a file or words of the command line, with valid input for it.
+"""Every command line that reads a file, or words, with valid input for it.
+
+A reader's command stands where its file does: FILE, or the folder that holds it. `tests/fuzz/test_fuzz_readers.py`
+asks the commands themselves for all files that they take, and fails for one without a reader.
 
 Not here: what `measure` and `calibrate --device` do after their forecast, which is the machine's work and not the
 input's; and `tools.pages.accuracy`, which reads published runs as `validate published` does.
@@ -24,20 +27,35 @@ from typer.testing import CliRunner, Result
 
 from meshcast.experiments.cli.app import app
 from meshcast.experiments.sweeps.output import parts_folder
-from meshcast.simulator.formats.expert_counts import read_counts
-from meshcast.validation.measurements import campaign
+from meshcast.simulator.formats.launch.programs.registry import EXPORTS, FORMATS
 from meshcast.validation.pipelines.cases import EXAMPLES
 from tests.experiments.cli.test_fuzz import JOBS, NODE
 from tests.fuzz import seeds
-from tests.fuzz.seeds import PART, Seeds, as_json, as_lines, as_text, as_words, as_yaml, of_files, of_measured
+from tests.fuzz.seeds import (
+    CALIBRATIONS,
+    PART,
+    Seeds,
+    as_json,
+    as_lines,
+    as_text,
+    as_words,
+    as_yaml,
+    of_corpus,
+    of_files,
+    of_measured,
+    suffix_of_program,
+)
 from tests.simulator.formats.test_logs import MEGATRON, TITAN
 from tests.simulator.formats.test_nccl_tests import OLD, TABLE, document
 
 DATA = "tests/data"
 CATALOG = "hardware/catalog"
-CALIBRATIONS = "simulator/costs/calibration"
-LAPTOP = "{}/given.yaml --device cpu --out {}/out.json"
-FIT = "--out {}/out --no-leave-out --json"
+CPU = "validation/measured/cpu/calibration"
+LAPTOP = "--device cpu --out out.json"
+IMPORTED = "--model gpt2-124m --cluster dgx-h100:1 --set batch.sequence=1024"
+OPEN = "--set model=gpt2-124m --set cluster=dgx-h100:1 --set batch.sequence=1024"
+"""What many launch files leave open."""
+FIT = "--out out --no-leave-out --json"
 NODE_OF_LINK = json.dumps({"node": {**NODE, "scale_up": {"link": "FILE"}}, "nodes": 2})
 
 NAMES = (
@@ -56,52 +74,76 @@ CHANGES = (
     "run.tokens=1e9 run.price_per_gpu_hour=2.5 train.mode=lora train.rank=8 optimizer=adam noise=0.01",
     "plan.zero=3 plan.recompute=selective plan.schedule=zb-v plan.partition=[16,16] plan.chunks=2 plan.pp=2",
 )
+SCRIPT = "--env A=2 --args 1 --program megatron --start 1 --assume-defaults"
 COMMANDS = (
     "predict job.yaml --set plan.tp=2 --json --engine simpy --every-round",
-    "predict small.yaml --strict --trace out/trace.json.gz --engine sweep",
-    "predict small.yaml --trace out/ranks/ --snapshot out/memory.pickle",
-    "collectives small.yaml --stage 0 --operation all_reduce --set plan.tp=2",
-    "collectives --cluster dgx-h100:1 --gpus 4 -b 1M -e 8M -f 2 --json",
+    "predict small.yaml --strict --trace out/trace.json.gz --engine sweep --verbose",
+    "predict small.yaml --trace out/ranks/ --snapshot out/memory.pickle --plot out/step.svg --width slide",
+    f"predict run.sh {SCRIPT} --set model=llama3-8b --json",
     "predict --jobs jobs.jsonl --out out/answers.jsonl --set plan.pp=1",
-    "predict small.yaml --calibration machine --set batch.micro=2",
+    "predict small.yaml --calibration machine --set batch.micro=2 --verify",
     "predict - --json",
     "predict search.yaml --json --set plan.tp=auto",
+    f"why small.yaml --set plan.tp=1 --plot out/why.png --width column {SCRIPT}",
+    "run run.yaml --curves --set run.steps=50 --workers 1 --out out/runs.parquet --restart --plot out/ --width page",
+    f"run run.sh {SCRIPT} --json",
+    "plan small.yaml --with optcnn --seconds 1 --steps 50 --no-optimum --any-program --plot out/plan.png --width page",
+    f"plan run.sh {SCRIPT} --json",
+    "collectives small.yaml --stage 0 --operation all_reduce --set plan.tp=2",
+    "collectives --cluster dgx-h100:1 --gpus 4 -b 1M -e 8M -f 2 --json",
+    f"collectives run.sh {SCRIPT} --every-rank",
     "sweep sweep.yaml --out out/rows.parquet --workers 1 --restart --json",
     "sweep sweep.yaml --out out/shard-0.parquet --workers 1 --shard 0/2 --json",
+    "sweep sweep.yaml --out out/rows.parquet --on tcp://nowhere",
     "merge shard-0.parquet shard-1.parquet --out out/rows.parquet --json",
-    "search search.yaml --within 1% --top 3 --jobs-to out --json",
+    "search search.yaml --within 1% --top 3 --jobs-to out --set batch.global=32 --json",
     "search search.yaml --where plan.tp*plan.pp<=4 --where plan.dp>1 --memory-margin 10% --json",
-    "search search.yaml --near-measured --top 2",
+    "search search.yaml --near-measured --top 2 --workers 1 --any-program --objective time,memory",
     "search search.yaml --robust --json",
     "search search.yaml --compare small.yaml --compare job.yaml --json",
-    "search search.yaml --out out/plans.parquet --plot out/plans.svg",
+    "search search.yaml --out out/plans.parquet --plot out/plans.svg --width page",
+    f"search run.sh {SCRIPT} --set plan=auto",
+    "search unlike.yaml --unlike --runs 1 --top 1",
     "report small.yaml --out out/report.html --no-sensitivity --title A --set plan.pp=1",
+    f"report run.sh {SCRIPT} --out out/report.html",
     "scale small.yaml --gpus 8,16,24 --strong --over dp --json",
-    "scale small.yaml --gpus 8..64 --weak",
+    "scale small.yaml --gpus 8..64 --weak --plot out/scale.png --width page",
+    f"scale run.sh --gpus 8 {SCRIPT}",
     "compare small.yaml job.yaml --json",
-    "compare small.yaml --set plan.tp=4 --set batch.micro=2",
+    "compare small.yaml --set plan.tp=4 --set batch.micro=2 --plot out/both.png --width page",
+    f"compare run.sh small.yaml {SCRIPT}",
     "list models --json",
     "list gpus",
     "list schedule 1f1b --p 4 --m 8 --v 1 --json",
     "list schedule interleaved-1f1b --p 4 --m 8 --v 2",
     "list schedule schedule.csv",
-    "export schedule zb-h1 --p 4 --m 8 --out out/order.csv",
+    "export schedule zb-h1 --p 4 --m 8 --v 1 --out out/order.csv",
+    f"export small.yaml --to megatron --set plan.tp=1 --out out/run.sh {SCRIPT}",
+    "export small.yaml --against run.sh --write",
     "plot finished.parquet --why 1,1 --x plan.tp --y batch.micro --value step_time --title A",
+    "plot schedules 1f1b gpipe --p 4 --m 8 --v 1 --out out/orders.png --width page",
+    "plot communication small.yaml --by stage --set plan.tp=1 --out out/matrix.png",
+    f"plot timeline run.sh {SCRIPT} --out out/line.svg",
     "schema sweep",
     "init out/first.yaml --force",
     "validate pipeline --json",
     "validate collectives log.txt --json",
+    "validate claims claims.yaml --family pipeline --system GPipe --claim a --slow --jobs 1",
+    "validate fit runs.jsonl --leave-out source --jobs 1 --json",
+    "validate trace trace.json --job job.yaml --rank 0 --step 1 --plot out/trace.png --width page",
     "import nccl-tests log.txt --out out/links.json --operation all_reduce --members 8 --job small.yaml --json",
     "import megatron-log log.txt --out out/steps.json --skip 1 --tokens 65536 --gpus 8",
+    "import kineto trace.json --job job.yaml --set batch.micro=1 --rank 0 --calibration machine --out out/trace.json",
+    f"import run.sh --cluster dgx-h100:1 --model llama3-8b --gpus 8 {SCRIPT}",
     "measure kernels laptop.yaml --device cpu --tp 1 --dtype fp32 --mode eager --repeat 2 --warmup 1 --out out/k.json",
     "measure stages laptop.yaml --device cpu --recompute full --repeat 2 --out out/s.json --set batch.micro=1",
     "measure distributed laptop.yaml --device cpu --steps 2 --warmup 1 --no-check --trace out/t.json --out out/d.json",
     "measure collectives laptop.yaml --device cpu --size 1024 --operation all_reduce --repeat 2 --out out/c.json",
-    "measure campaign started.yaml --out started --minutes 1 --json",
+    "measure campaign started.yaml --out started --minutes 1 --calibration machine --json",
     "calibrate collectives log.txt --only nvlink4 --out out/fitted --no-leave-out",
     "calibrate --device cpu --processes 1 --out out/machine",
     "calibrate campaign measured --out out/machine",
-    "check --jobs 1 --seed 3",
+    f"check small.yaml --jobs 1 --seed 3 {SCRIPT}",
 )
 
 
@@ -110,10 +152,10 @@ class Reader(NamedTuple):
 
     Attributes:
         form: format of the file, a key of `generate.LAYERS`.
-        name: of the file in the working folder.
-        read: arguments of meshcast, in which the working folder is `{}`; or a function of the file's path.
+        name: of the file in the working folder, in which commands run.
+        read: arguments of meshcast, in which FILE is that name; or a function of the file's path.
         make_seeds: makes the valid files; its argument is the working folder.
-        share: files of this reader for each of another; below 1 where one takes seconds.
+        share: files of this reader for each of another; below 1 where one takes longer.
     """
 
     form: str
@@ -121,6 +163,11 @@ class Reader(NamedTuple):
     read: str | Callable[[Path], object]
     make_seeds: Seeds
     share: float = 1.0
+
+    @property
+    def words(self) -> list[str]:
+        """The words of its command; of a function none."""
+        return [word.replace("FILE", self.name) for word in self.read.split()] if isinstance(self.read, str) else []
 
 
 class Runner(CliRunner):
@@ -193,7 +240,14 @@ def write_commands(folder: Path) -> list[bytes]:
 def set_fields(path: Path) -> Result:
     """Forecasts a job after the changes of `--set`, one a line."""
     changes = [word for line in read_words(path) for word in ("--set", line)]
-    return invoke(["predict", f"{path.parent}/plain.yaml", "--json", *changes])
+    return invoke(["predict", "plain.yaml", "--json", *changes])
+
+
+def start_script(path: Path) -> Result:
+    """Forecasts a launch script with a variable of the shell a line, the first line its arguments."""
+    arguments, *variables = read_words(path)
+    words = [word for line in variables for word in ("--env", line)]
+    return invoke(["predict", "started.sh", "--json", "--assume-defaults", "--args", arguments, *words])
 
 
 def name_entries(path: Path) -> Result:
@@ -202,7 +256,7 @@ def name_entries(path: Path) -> Result:
     schedule = {"schedule": names.pop("schedule")} if "schedule" in names else {}
     text = json.dumps({**names, "plan": {"pp": 4, **schedule}}, ensure_ascii=False)
     path.with_name("names.json").write_text(text, "utf-8", "surrogateescape")
-    return invoke(f"predict {path.parent}/names.json --json")
+    return invoke("predict names.json --json")
 
 
 # ------------------------------------------------------------------------ files that are read once, or resumed
@@ -215,13 +269,13 @@ def place_entry(cluster: str) -> Callable[[Path], Result]:
     so each has a name of its own."""
 
     def read(path: Path) -> Result:
-        given = path.with_name(f"entry-{next(_numbers)}.yaml")
-        path.rename(given)
+        entry = path.with_name(f"entry-{next(_numbers)}.yaml")
+        path.rename(entry)
         try:
-            change = f"cluster={cluster.replace('FILE', str(given))}"
-            return invoke(["predict", f"{path.parent}/plain.yaml", "--json", "--set", change])
+            change = f"cluster={cluster.replace('FILE', str(entry))}"
+            return invoke(["predict", "plain.yaml", "--json", "--set", change])
         finally:
-            given.unlink()
+            entry.rmdir() if entry.is_dir() else entry.unlink()
 
     return read
 
@@ -232,242 +286,228 @@ def resume_sweep(path: Path) -> Result:
     out.unlink(missing_ok=True)
     shutil.rmtree(parts_folder(out), ignore_errors=True)
     shutil.copytree(parts_folder(path.with_name("stopped.parquet")), parts_folder(out))
-    shutil.copy(path, parts_folder(out) / (PART if path.suffix == ".parquet" else "_sweep.json"))
-    return invoke(f"sweep {path.parent}/parts.yaml --out {out} --workers 1 --json")
-
-
-def predict_on_core(path: Path) -> Result:
-    """Forecasts a job on the machine of a calibration, whose description is `path`."""
-    with chdir(path.parents[1]):
-        return invoke("predict on-core.yaml --json --calibration machine")
+    place = parts_folder(out) / (PART if path.suffix == ".parquet" else "_sweep.json")
+    place.unlink()
+    path.rename(place)
+    return invoke(f"sweep parts.yaml --out {out} --workers 1 --json")
 
 
 def needs_torch(reader: Reader) -> bool:
     """Whether a reader imports torch, which takes seconds: of a process, not of a file."""
-    return reader.read is run_command or str(reader.read).startswith(("measure", "calibrate"))
+    return reader.read is run_command or bool({"measure", "calibrate"} & {*reader.words[:1]})
 
+
+# --------------------------------------------------------------------------------------------- the readers
+
+
+def list_readers(form: str, name: str, make_seeds: Seeds, **shares: float) -> Callable[..., dict[str, Reader]]:
+    """Returns a function that lists commands which read files of one kind, by themselves; `share` is one of all."""
+    share = shares.get("share", 1.0)
+    return lambda *commands: {
+        command.replace("FILE", name): Reader(form, name, command, make_seeds, share) for command in commands
+    }
+
+
+job, jobs_slow = as_yaml(*JOBS), as_yaml(seeds.SMALL, *JOBS)
+rows = list_readers("parquet", "rows.parquet", seeds.finish_sweep)
+runs = of_files(f"{DATA}/published_runs.jsonl", 2)
 
 READERS: dict[str, Reader] = {
-    "job": Reader("yaml", "given.yaml", "predict {}/given.yaml --json", as_yaml(*JOBS)),
-    "job page": Reader("yaml", "given.yaml", "predict {}/given.yaml", as_yaml(*JOBS)),
-    "jobs": Reader("jsonl", "given.jsonl", "predict --jobs {}/given.jsonl", as_lines(*JOBS), 0.3),
-    "sweep": Reader(
-        "yaml",
-        "sweep.yaml",
-        "sweep {}/sweep.yaml --out {}/out.parquet --workers 1 --restart --json",
-        as_yaml(seeds.SWEEP),
+    # jobs
+    **list_readers("yaml", "given.yaml", job, share=2)("predict FILE --json", "predict FILE --verbose"),
+    **list_readers("yaml", "given.yaml", job)(
+        "compare small.yaml FILE --json",
+        "compare FILE small.yaml",
+        "scale FILE --gpus 8..32 --json",
+        "scale FILE --gpus 8,16 --strong",
+        "predict FILE --json --trace out.json --snapshot out.pickle",
+        "predict FILE --json --calibration calibration",
+        *(f"export FILE --to {program}" for program in EXPORTS),
     ),
-    "sweep part": Reader("parquet", "given.parquet", resume_sweep, seeds.stop_sweep),
-    "shard": Reader(
-        "parquet",
-        "given.parquet",
-        "merge {}/given.parquet {}/shard-1.parquet --out {}/out.parquet --json",
-        seeds.finish_shards,
+    **list_readers("yaml", "given.yaml", job, share=0.5)(
+        "sweep named.yaml --out out.parquet --workers 1 --restart --json",
+        "collectives FILE --json",
+        "export FILE --against run.sh",
+        "import nccl-tests log.txt --json --job FILE --out out.json",
+        "validate trace trace.json --json --job FILE",
+        "check FILE --json",
     ),
-    "sweep rows": Reader("parquet", "given.parquet", "plot {}/given.parquet --why 1,1", seeds.finish_sweep),
+    **list_readers("yaml", "given.yaml", jobs_slow, share=0.5)(
+        "predict FILE --json --every-round --engine shared", "search search.yaml --compare FILE --json --workers 1"
+    ),
+    **list_readers("yaml", "given.yaml", jobs_slow, share=0.05)(
+        "why FILE --json", "why FILE", "plan FILE --with optcnn --steps 50 --seconds 1 --json"
+    ),
+    **list_readers("yaml", "given.yaml", as_yaml(seeds.SMALL), share=0.05)(
+        "report FILE --no-sensitivity --out out.html",
+        "predict FILE --plot out.png",
+        *(f"plot {kind} FILE --out out.svg" for kind in ("timeline", "breakdown", "memory", "stage-memory")),
+        *(f"plot {kind} FILE --out out.svg" for kind in ("roofline", "communication", "tornado", "schedules")),
+    ),
+    **list_readers("yaml", "given.yaml", as_yaml(seeds.LAPTOP))(
+        *(f"measure {kind} FILE {LAPTOP}" for kind in ("kernels", "stages", "distributed", "collectives"))
+    ),
+    **list_readers("jsonl", "given.jsonl", as_lines(*JOBS), share=0.5)("predict --jobs FILE"),
+    **list_readers("yaml", "given.yaml", as_yaml(seeds.RUN), share=0.5)(
+        "run FILE --json --workers 1", "run FILE --workers 1", "run FILE --out out.parquet --workers 1 --restart --json"
+    ),
+    # sweeps and searches
+    **list_readers("yaml", "given.yaml", as_yaml(seeds.SWEEP), share=2)(
+        "sweep FILE --out out.parquet --workers 1 --restart --json"
+    ),
+    **list_readers("yaml", "given.yaml", as_yaml(*seeds.SEARCH), share=0.4)(
+        "search FILE --json --workers 1",
+        "search FILE --top 3 --jobs-to out --workers 1",
+        "search FILE --json --objective memory --workers 1",
+    ),
+    **list_readers("yaml", "given.yaml", as_yaml(seeds.UNLIKE))("search FILE --unlike --json --workers 1"),
+    **list_readers("yaml", "given.yaml", as_yaml(seeds.SEARCH_RUNS), share=0.4)(
+        "search FILE --json --objective days --workers 1"
+    ),
+    "part of a sweep": Reader("parquet", "given.parquet", resume_sweep, seeds.stop_sweep),
+    "note of a sweep": Reader("json", "given.json", resume_sweep, seeds.note_sweep),
+    **list_readers("parquet", "given.parquet", seeds.finish_shards)(
+        "merge FILE shard-1.parquet --out out.parquet --json", "merge shard-1.parquet FILE --out out.parquet"
+    ),
+    **rows("plot FILE --why 1,1", "sweep sweep.yaml --out FILE --workers 1 --json"),
+    **list_readers("parquet", "rows.parquet", seeds.finish_sweep, share=0.1)(
+        "plot FILE --out out.png", "report FILE --out out.html"
+    ),
+    **list_readers("parquet", "plans.parquet", seeds.finish_search, share=0.1)("report FILE --out out.html"),
+    **list_readers("parquet", "runs.parquet", seeds.finish_runs)("run run.yaml --out FILE --workers 1 --json"),
+    **list_readers("json", "answer.json", seeds.answer_forecast, share=0.1)(
+        "report FILE --no-sensitivity --out out.html"
+    ),
+    **list_readers("json", "answers.json", seeds.answer_search, share=0.1)("report FILE --out out.html"),
+    # launch files
+    **{
+        name: reader
+        for suffix in (".sh", ".yaml", ".json", ".toml", ".py")
+        for name, reader in list_readers("script", f"launch{suffix}", of_corpus(suffix=suffix), share=2)(
+            f"predict FILE --json --assume-defaults {OPEN}", "export small.yaml --against FILE"
+        ).items()
+    },
+    **{
+        f"import {program}": Reader(
+            "script", f"run{suffix_of_program(program)}", f"import {program} FILE {IMPORTED}", of_corpus(program)
+        )
+        for program in FORMATS
+    },
+    **list_readers("yaml", "launch.yaml", of_corpus(suffix=".yaml"), share=2)("import FILE --json"),
+    **list_readers("script", "launch.sh", of_corpus(suffix=".sh"))(
+        "import FILE --env N=8 --args 2 --start 1",
+        f"run FILE --json --workers 1 --assume-defaults --set run.steps=9 {OPEN}",
+    ),
+    # files that a job or a sweep names
     "cluster": Reader(
-        "yaml",
-        "given.yaml",
-        "predict {}/plain.yaml --json --set cluster={}/given.yaml",
-        of_files(f"{CATALOG}/clusters/[ejs]*"),
+        "yaml", "given.yaml", "predict plain.yaml --json --set cluster=FILE", of_files(f"{CATALOG}/clusters/[ejs]*")
     ),
     "model": Reader(
         "yaml",
         "given.yaml",
-        "predict {}/plain.yaml --json --set model={}/given.yaml",
+        "predict plain.yaml --json --set model=FILE",
         of_files("simulator/models/presets/[dlm]*.yaml"),
     ),
     "config.json": Reader(
-        "json",
-        "config.json",
-        "predict {}/job.yaml --json --set model={}/config.json",
-        of_files("examples/*/config.json"),
+        "json", "config.json", "predict job.yaml --json --set model=FILE", of_files("examples/*/config.json")
     ),
-    "routing": Reader("json", "counts.json", read_counts, as_json([1, 2, 3], [[1, 2.5], [3, 4]])),
-    "routing table": Reader("csv", "counts.csv", read_counts, as_text("1,2,3\n4,5,6\n")),
-    "calibration of a gpu": Reader(
-        "yaml",
-        "calibration/h100-sxm.yaml",
-        "predict {}/job.yaml --json --calibration {}/calibration",
-        of_files(f"{CALIBRATIONS}/v100-sxm2-32.yaml"),
-    ),
-    "calibration of links": Reader(
-        "yaml",
-        "calibration/infiniband.yaml",
-        "predict {}/job.yaml --json --calibration {}/calibration",
-        of_files(f"{CALIBRATIONS}/infiniband.yaml"),
-    ),
-    "calibration of steps": Reader(
-        "yaml",
-        "calibration/steps.yaml",
-        "predict {}/job.yaml --json --calibration {}/calibration",
-        of_files(f"{CALIBRATIONS}/steps.yaml"),
-    ),
-    "published": Reader(
-        "jsonl",
-        "given.jsonl",
-        "validate published --json --jobs 1 --data {}/given.jsonl",
-        of_files(f"{DATA}/published_runs.jsonl", 2),
-        0.3,
-    ),
-    "pipeline": Reader("jsonl", "given.jsonl", "validate pipeline --json {}/given.jsonl", as_lines(*EXAMPLES)),
-    "claims": Reader("yaml", "given.yaml", "validate claims --json --jobs 1 {}/given.yaml", as_yaml(seeds.CLAIMS), 0.3),
-    "kernels": Reader(
-        "csv", "given.csv", "validate kernels --json --data {}/given.csv", of_files(f"{DATA}/[aegm]*.csv", 8)
-    ),
-    "collectives": Reader(
-        "csv", "given.csv", "validate collectives --json --data {}/given.csv", of_files(f"{DATA}/co*.csv", 20)
-    ),
-    "measurement": Reader(
-        "json", "given.json", "validate collectives --json --data {}/given.json", seeds.make_measurement
-    ),
-    "trace": Reader(
-        "json", "given.json", "validate trace {}/given.json --json --job {}/job.yaml", as_json(seeds.TRACE)
-    ),
-    "kineto": Reader(
-        "json",
-        "given.json",
-        "import kineto {}/given.json --json --job {}/job.yaml --out {}/out.json",
-        as_json(seeds.TRACE),
-    ),
-    "nccl-tests": Reader(
-        "text",
-        "given.txt",
-        "import nccl-tests {}/given.txt --json --job {}/job.yaml --out {}/out.json",
-        as_text(TABLE, OLD),
-    ),
-    "nccl-tests json": Reader(
-        "json", "given.json", "import nccl-tests {}/given.json --json --out {}/out.json", as_json(document())
-    ),
-    "megatron-log": Reader(
-        "text", "given.log", "import megatron-log {}/given.log --json --skip 1 --out {}/out.json", as_text(MEGATRON)
-    ),
-    "torchtitan-log": Reader(
-        "text",
-        "given.log",
-        "import torchtitan-log {}/given.log --json --skip 0 --tokens 65536 --gpus 8 --out {}/out.json",
-        as_text(TITAN),
-    ),
-    "schedule": Reader("csv", "given.csv", "list schedule {}/given.csv --json", as_text(seeds.COMPUTE_ONLY)),
-    "campaign": Reader("yaml", "given.yaml", campaign.load, as_yaml(seeds.CAMPAIGN)),
-    "campaign page": Reader(
-        "yaml", "given.yaml", "measure campaign {}/given.yaml --out {}/out", as_yaml(seeds.STARTED), 0.3
-    ),
-    "resumed campaign": Reader(
-        "json",
-        "started/step.json",
-        "measure campaign {}/started.yaml --out {}/started --json",
-        of_measured("*-tp2*.json"),
-    ),
-    # jobs of other commands
-    "why": Reader("yaml", "given.yaml", "why {}/given.yaml --json", as_yaml(seeds.SMALL, *JOBS), 0.1),
-    "why page": Reader("yaml", "given.yaml", "why {}/given.yaml", as_yaml(seeds.SMALL, *JOBS), 0.1),
-    "compare": Reader("yaml", "given.yaml", "compare {}/small.yaml {}/given.yaml --json", as_yaml(*JOBS)),
-    "compare page": Reader("yaml", "given.yaml", "compare {}/given.yaml {}/small.yaml", as_yaml(*JOBS)),
-    "search": Reader("yaml", "given.yaml", "search {}/given.yaml --json", as_yaml(*seeds.SEARCH), 0.3),
-    "search page": Reader(
-        "yaml", "given.yaml", "search {}/given.yaml --top 3 --jobs-to {}/out", as_yaml(*seeds.SEARCH), 0.1
-    ),
-    "report": Reader(
-        "yaml", "given.yaml", "report {}/given.yaml --no-sensitivity --out {}/out.html", as_yaml(seeds.SMALL), 0.1
-    ),
-    "report of rows": Reader(
-        "parquet", "given.parquet", "report {}/given.parquet --out {}/out.html", seeds.finish_sweep, 0.1
-    ),
-    "scale": Reader("yaml", "given.yaml", "scale {}/given.yaml --gpus 8..32 --json", as_yaml(*JOBS)),
-    "scale page": Reader("yaml", "given.yaml", "scale {}/given.yaml --gpus 8,16 --strong", as_yaml(*JOBS)),
-    "job of a sweep": Reader(
-        "yaml",
-        "given.yaml",
-        "sweep {}/named.yaml --out {}/out.parquet --workers 1 --restart --json",
-        as_yaml(*JOBS),
-    ),
-    "job to trace": Reader("yaml", "given.yaml", "predict {}/given.yaml --json --trace {}/out.json", as_yaml(*JOBS)),
-    "job by engines": Reader(
-        "yaml", "given.yaml", "predict {}/given.yaml --json --every-round --engine shared", as_yaml(seeds.SMALL, *JOBS)
-    ),
-    "job to draw": Reader("yaml", "given.yaml", "predict {}/given.yaml --plot {}/out.png", as_yaml(seeds.SMALL), 0.1),
-    "job of kernels": Reader("yaml", "given.yaml", f"measure kernels {LAPTOP}", as_yaml(seeds.LAPTOP)),
-    "job of stages": Reader("yaml", "given.yaml", f"measure stages {LAPTOP}", as_yaml(seeds.LAPTOP)),
-    "job of steps": Reader("yaml", "given.yaml", f"measure distributed {LAPTOP}", as_yaml(seeds.LAPTOP)),
-    "job of collectives": Reader("yaml", "given.yaml", f"measure collectives {LAPTOP}", as_yaml(seeds.LAPTOP)),
-    # files that a job names
     "gpu": Reader("yaml", "given.yaml", place_entry("{gpu: FILE, gpus: 16}"), of_files(f"{CATALOG}/gpus/[ahv]*")),
     "node": Reader("yaml", "given.yaml", place_entry("{node: FILE, nodes: 2}"), of_files(f"{CATALOG}/nodes/*[0-9]00*")),
     "link": Reader("yaml", "given.yaml", place_entry(NODE_OF_LINK), of_files(f"{CATALOG}/links/[inp]*")),
-    "schedule of a job": Reader("csv", "given.csv", "predict {}/from-file.yaml --json", as_text(seeds.COMPUTE_ONLY)),
-    "routing of a job": Reader("json", "counts.json", "predict {}/experts.yaml --json", as_json(seeds.COUNTS)),
-    "machine": Reader(
-        "yaml", "machine/device.yaml", predict_on_core, of_files("validation/measured/cpu/calibration/device.yaml")
+    "schedule of a job": Reader("csv", "given.csv", "predict from-file.yaml --json", as_text(seeds.COMPUTE_ONLY)),
+    "counts of a job": Reader("json", "counts.json", "predict experts.yaml --json", as_json(seeds.COUNTS)),
+    "table of counts": Reader("csv", "counts.csv", "predict table.yaml --json", as_text("3,1,2,2\n")),
+    "counts of steps": Reader("json", "trace-counts.json", "predict steps.yaml --json", as_json([[3, 1, 2, 2]] * 4)),
+    "lengths of samples": Reader("csv", "lengths.csv", "predict samples.yaml --json", as_text(seeds.LENGTHS)),
+    "failures of a run": Reader("csv", "failures.csv", "run logged.yaml --json --workers 1", as_text(seeds.FAILURES)),
+    **list_readers("csv", "failures.csv", as_text(seeds.FAILURES))(
+        "import failure-log FILE --gpus 64 --json", "import failure-log FILE --out out.yaml"
     ),
-    "steps of a machine": Reader(
-        "yaml", "machine/steps.yaml", predict_on_core, of_files("validation/measured/cpu/calibration/steps.yaml")
-    ),
-    "coefficients of a machine": Reader(
-        "yaml",
-        "machine/this-core.yaml",
-        predict_on_core,
-        of_files("validation/measured/cpu/calibration/this-core.yaml"),
+    # calibrations
+    **{
+        f"calibration/{name}": Reader(
+            "yaml",
+            f"calibration/{name}.yaml",
+            "predict job.yaml --json --calibration calibration",
+            of_files(f"{CALIBRATIONS}/{source}.yaml"),
+        )
+        for name, source in {"h100-sxm": "v100-sxm2-32", "infiniband": "infiniband", "steps": "steps"}.items()
+    },
+    **{
+        f"machine/{name}": Reader(
+            "yaml",
+            f"machine/{name}.yaml",
+            "predict on-core.yaml --json --calibration machine",
+            of_files(f"{CPU}/{name}.yaml"),
+        )
+        for name in ("device", "steps", "this-core")
+    },
+    **list_readers("yaml", "calibration/h100-sxm.yaml", of_files(f"{CALIBRATIONS}/v100-sxm2-32.yaml"), share=0.3)(
+        "validate kernels kernels.csv --calibration calibration --json",
+        "validate trace trace.json --job job.yaml --calibration calibration",
+        f"measure collectives laptop.yaml {LAPTOP} --calibration calibration",
+        "import kineto trace.json --job job.yaml --calibration calibration --out out.json --json",
     ),
     # measurements
-    "steps": Reader("json", "given.json", "validate distributed {}/given.json --json", of_measured("*-tp2*.json")),
-    "steps page": Reader("json", "given.json", "validate distributed {}/given.json", of_measured("*-tp2*.json")),
-    "stages": Reader("json", "given.json", "validate stages {}/given.json --json", of_measured("stages-*.json")),
-    "stages page": Reader("json", "given.json", "validate stages {}/given.json", of_measured("stages-*.json")),
-    "kernels measured": Reader("json", "given.json", "validate kernels {}/given.json --json", of_measured("kernels-*")),
-    "kernels page": Reader("csv", "given.csv", "validate kernels {}/given.csv", of_files(f"{DATA}/[aegm]*.csv", 8)),
-    "trace page": Reader("json", "given.json", "validate trace {}/given.json --job {}/job.yaml", as_json(seeds.TRACE)),
-    "published page": Reader(
-        "jsonl",
-        "given.jsonl",
-        "validate published --jobs 1 --data {}/given.jsonl",
-        of_files(f"{DATA}/published_runs.jsonl", 2),
-        0.3,
+    **list_readers("jsonl", "given.jsonl", runs, share=0.3)(
+        "validate published --json --jobs 1 --data FILE", "validate published --jobs 1 FILE"
     ),
-    "choice": Reader(
-        "jsonl",
-        "given.jsonl",
-        "validate choice --json --jobs 1 --data {}/given.jsonl",
-        of_files(f"{DATA}/published_runs.jsonl", 4),
-        0.3,
+    **list_readers("jsonl", "given.jsonl", of_files(f"{DATA}/published_runs.jsonl", 4), share=0.05)(
+        "validate choice --json --jobs 1 --data FILE", "validate fit --json --jobs 1 --data FILE"
     ),
-    "fit": Reader(
-        "jsonl",
-        "given.jsonl",
-        "validate fit --json --jobs 1 --data {}/given.jsonl",
-        of_files(f"{DATA}/published_runs.jsonl", 4),
-        0.1,
+    **list_readers("jsonl", "given.jsonl", as_lines(*EXAMPLES))("validate pipeline --json FILE"),
+    **list_readers("yaml", "given.yaml", as_yaml(seeds.CLAIMS), share=0.3)("validate claims --json --jobs 1 FILE"),
+    **list_readers("csv", "given.csv", of_files(f"{DATA}/[aegm]*.csv", 8))(
+        "validate kernels --json --data FILE", "validate kernels FILE"
     ),
-    "calibrate kernels": Reader(
-        "csv", "given.csv", f"calibrate kernels {{}}/given.csv {FIT}", of_files(f"{DATA}/[agm]*_h100.csv", 40), 0.1
+    **list_readers("csv", "given.csv", of_files(f"{DATA}/co*.csv", 20))("validate collectives --json --data FILE"),
+    **list_readers("json", "given.json", seeds.make_measurement)("validate collectives --json --data FILE"),
+    **list_readers("json", "trace.json", as_json(seeds.TRACE))(
+        "validate trace FILE --json --job job.yaml",
+        "validate trace FILE --job job.yaml",
+        "import kineto FILE --json --job job.yaml --out out.json",
     ),
-    "calibrate collectives": Reader(
-        "csv", "given.csv", f"calibrate collectives {{}}/given.csv {FIT}", of_files(f"{DATA}/collectives.csv", 60), 0.1
+    **list_readers("text", "given.txt", as_text(TABLE, OLD))(
+        "import nccl-tests FILE --json --job job.yaml --out out.json"
     ),
-    "calibrate imported": Reader(
-        "json", "given.json", f"calibrate collectives {{}}/given.json {FIT}", seeds.write_links, 0.1
+    **list_readers("json", "given.json", as_json(document()))("import nccl-tests FILE --json --out out.json"),
+    **list_readers("text", "given.log", as_text(MEGATRON))("import megatron-log FILE --json --skip 1 --out out.json"),
+    **list_readers("text", "titan.log", as_text(TITAN))(
+        "import torchtitan-log FILE --json --skip 0 --tokens 65536 --gpus 8 --out out.json"
     ),
-    "calibrate campaign": Reader(
-        "json",
-        "measured/calibration/measured.json",
-        "calibrate campaign {}/measured --out {}/out --json",
-        of_measured("calibration/measured.json", 80),
-        0.1,
+    **list_readers("csv", "given.csv", as_text(seeds.COMPUTE_ONLY))(
+        "list schedule FILE --json", "list schedule FILE", "export schedule FILE", "plot schedules FILE --out out.svg"
     ),
-    "kernels of a campaign": Reader(
-        "json",
-        "measured/kernels.json",
-        "calibrate campaign {}/measured --out {}/out --json",
-        of_measured("kernels-*.json"),
-        0.1,
+    **list_readers("yaml", "given.yaml", as_yaml(seeds.STARTED, seeds.CAMPAIGN), share=0.3)(
+        "measure campaign FILE --out out"
     ),
-    # the rest
-    "note of a sweep": Reader("json", "given.json", resume_sweep, seeds.note_sweep),
-    "heatmap": Reader("parquet", "given.parquet", "plot {}/given.parquet --out {}/out.png", seeds.finish_sweep, 0.1),
-    "schedule page": Reader("csv", "given.csv", "list schedule {}/given.csv", as_text(seeds.COMPUTE_ONLY)),
-    "schedule to export": Reader("csv", "given.csv", "export schedule {}/given.csv", as_text(seeds.COMPUTE_ONLY)),
+    "resumed campaign": Reader(
+        "json", "started/step.json", "measure campaign started.yaml --out started --json", of_measured("*-tp2*.json")
+    ),
+    **list_readers("json", "steps.json", of_measured("*-tp2*.json"))(
+        "validate distributed FILE --json", "validate distributed FILE"
+    ),
+    **list_readers("json", "stages.json", of_measured("stages-*.json"))(
+        "validate stages FILE --json", "validate stages FILE"
+    ),
+    **list_readers("json", "kernels.json", of_measured("kernels-*"))("validate kernels FILE --json"),
+    **list_readers("csv", "given.csv", of_files(f"{DATA}/[agm]*_h100.csv", 40), share=0.05)(
+        f"calibrate kernels FILE {FIT}"
+    ),
+    **list_readers("csv", "given.csv", of_files(f"{DATA}/collectives.csv", 60), share=0.05)(
+        f"calibrate collectives --data FILE {FIT}"
+    ),
+    **list_readers("json", "links.json", seeds.write_links, share=0.05)(f"calibrate collectives FILE {FIT}"),
+    **{
+        name: Reader("json", name, "calibrate campaign measured --out out --json", of_measured(pattern, rows), 0.05)
+        for name, pattern, rows in (
+            ("measured/calibration/measured.json", "calibration/measured.json", 80),
+            ("measured/kernels.json", "kernels-*.json", 12),
+        )
+    },
     # the command line
-    "words": Reader("words", "words", run_command, write_commands, 2),
-    "set": Reader("words", "words", set_fields, as_words(*CHANGES), 3),
+    "words": Reader("words", "words", run_command, write_commands, 4),
+    "set": Reader("words", "words", set_fields, as_words(*CHANGES), 4),
+    "variables": Reader("words", "words", start_script, as_words(*seeds.VARIABLES), 2),
     "names": Reader("words", "words", name_entries, as_words(*NAMES), 3),
 }

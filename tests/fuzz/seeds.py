@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import chdir, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+from typer.testing import CliRunner
 
+from meshcast.experiments.cli.app import app
 from meshcast.experiments.sweeps.grid import load_sweep
 from meshcast.experiments.sweeps.output import parts_folder
 from meshcast.experiments.sweeps.run import run as run_sweep
-from meshcast.experiments.sweeps.store import Shard
 from meshcast.validation.measurements.import_nccl_tests import import_nccl_tests
 from meshcast.validation.measurements.measurement import to_json
 from tests.experiments.cli.samples import JOB, ROOT
 from tests.simulator.formats.samples import event, kernel, launch
 from tests.simulator.formats.test_nccl_tests import TABLE
 from tests.validation.calibration.test_recorded import file as write_collectives
+from tools.inputs.corpus import PublicFile, load_corpus
 
 Seeds = Callable[[Path], list[bytes]]
 """Makes the valid files; its argument is the working folder."""
 
 PART = "0000000.parquet"
+CALIBRATIONS = "simulator/costs/calibration"
 MEASURED = ROOT / "validation/measured/cpu"
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 96, "seq": 32}
 SMALL: dict[str, Any] = {"model": MODEL, "cluster": "dgx-h100:2", "batch": {"global": 16}, "plan": {"tp": 2, "pp": 2}}
@@ -74,6 +79,48 @@ SEARCH: list[dict[str, Any]] = [
     {**SMALL, "batch": {"global": 16, "micro": [1, 2]}, "plan": {"tp": 2, "recompute": "auto", "partition": "auto"}},
 ]
 """Jobs with open fields of the plan."""
+UNLIKE: dict[str, Any] = {
+    **SMALL,
+    "cluster": {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]},
+    "batch": {"global": 8, "micro": [4]},
+    "plan": {"tp": [8], "pp": [2], "schedule": "1f1b", "recompute": "none"},
+}
+"""A job of unlike nodes with open fields."""
+RUN: dict[str, Any] = {
+    **SMALL,
+    "run": {
+        "steps": 200,
+        "seeds": 2,
+        "price_per_gpu_hour": 2.0,
+        "failures": {"components": {"gpu": {"per": "gpu", "mtbf_hours": 5000.0, "loses": "node"}}},
+        "checkpoints": {"kind": "asynchronous", "every_s": 30.0, "write_gb_per_s": 10.0},
+        "recovery": {"spares": 1, "elastic": "none", "detection_s": 5.0},
+        "stragglers": {
+            "jitter": 0.1,
+            "episodes": {"slow": {"per": "node", "every_hours": 50.0, "minutes": 5.0, "slowdown": 1.5}},
+        },
+    },
+}
+"""A training run."""
+SEARCH_RUNS: dict[str, Any] = {
+    **SMALL,
+    "plan": {"tp": [1, 2]},
+    "run": {"steps": 200, "seeds": 1, "checkpoints": {"kind": ["asynchronous", "in-memory"], "every_s": "auto"}},
+}
+"""A job with open fields of its plan and of its run."""
+LENGTHS = "tokens\n" + "20\n9\n" * 8
+FAILURES = "time_h,component,nodes,repair_h,remark\n0.5,gpu,1,24,replaced\n2.25,software,,,NCCL\n5,end,,,\n"
+SCRIPT = """#!/bin/bash
+TP=${TP:-2}
+GPUS=${GPUS:-8}
+if [[ "$MODE" == "full" ]]; then ARGS="--recompute-activations"; fi
+for i in 1 2; do MICRO=$((i * ${1:-1})); done
+torchrun --nproc_per_node $GPUS pretrain_gpt.py --tensor-model-parallel-size $TP --num-layers 4 --hidden-size 64 \\
+  --num-attention-heads 8 --seq-length 32 --max-position-embeddings 32 --micro-batch-size $MICRO \\
+  --global-batch-size $(($GPUS * 4)) --vocab-size 96 --bf16 $ARGS "${@:2}"
+"""
+VARIABLES = ("2 TP=4 GPUS=8 MODE=full", "1 GPUS=16 ARGS=--use-distributed-optimizer", "--bf16 MODE=full TP=1")
+"""Arguments of the script, and variables of its shell."""
 CLAIMS = {
     "system": "GPipe",
     "family": "pipeline",
@@ -138,7 +185,7 @@ COUNTS = [3, 1, 2, 2]
 def prepare(folder: Path) -> None:
     """Writes the valid files that commands take besides the malformed one."""
     (folder / "job.yaml").write_text(JOB, "utf-8")
-    (folder / "plain.yaml").write_text("model: llama3-8b\ncluster: dgx-h100:2\n", "utf-8")
+    (folder / "plain.yaml").write_text("model: gpt2-124m\ncluster: dgx-h100:2\n", "utf-8")
     on_core = {**LAPTOP, "cluster": {"gpu": "machine/device.yaml", "gpus": 2}}
     others = {
         "small": SMALL,
@@ -148,6 +195,13 @@ def prepare(folder: Path) -> None:
         "from-file": FROM_FILE,
         "started": STARTED,
         "search": SEARCH[0],
+        "unlike": UNLIKE,
+        "run": RUN,
+        "logged": {**RUN, "run": {"steps": 1000, "seeds": 1, "failures": {"log": "failures.csv"}}},
+        "samples": {**SMALL, "batch": {"sequence": 32, "samples": {"file": "lengths.csv", "join": "padding"}}},
+        "table": _route({"counts": "counts.csv"}),
+        "steps": _route({"trace": "trace-counts.json"}),
+        "claims": CLAIMS,
     }
     for name, job in {**others, "sweep": SWEEP}.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(job), "utf-8")
@@ -155,11 +209,23 @@ def prepare(folder: Path) -> None:
     (folder / "jobs.jsonl").write_text(json.dumps(SMALL) + "\n", "utf-8")
     (folder / "schedule.csv").write_text(COMPUTE_ONLY, "utf-8")
     (folder / "log.txt").write_text(TABLE, "utf-8")
+    for name in ("run.sh", "started.sh"):
+        (folder / name).write_text(SCRIPT, "utf-8")
+    (folder / "trace.json").write_text(json.dumps(TRACE), "utf-8")
+    (folder / "runs.jsonl").write_bytes(of_files("tests/data/published_runs.jsonl", 4)(folder)[0])
+    (folder / "kernels.csv").write_bytes(of_files("tests/data/gemm_h100.csv", 8)(folder)[0])
     (folder / "calibration").mkdir()
+    (folder / "calibration" / "v100-sxm2-32.yaml").write_bytes(of_files(f"{CALIBRATIONS}/v100-sxm2-32.yaml")(folder)[0])
     (folder / "out").mkdir()
     shutil.copytree(MEASURED / "calibration", folder / "machine", ignore=shutil.ignore_patterns("measured.json"))
     shutil.copytree(folder / "machine", folder / "started" / "calibration")
     shutil.copytree(MEASURED / "calibration", folder / "measured" / "calibration")
+
+
+def _route(routing: dict[str, str]) -> dict[str, Any]:
+    """The job of experts with another file of the tokens that they get."""
+    first, second = EXPERTS["plan"]["schemes"]
+    return {**EXPERTS, "plan": {**EXPERTS["plan"], "schemes": [first, {**second, "routing": routing}]}}
 
 
 # -------------------------------------------------------------------------------------------- formats
@@ -203,6 +269,36 @@ def of_measured(pattern: str, rows: int = 12) -> Seeds:
     return lambda folder: [shorten(path) for path in sorted(MEASURED.glob(pattern))]
 
 
+OTHER_NAMES = {"llamafactory": "llama-factory", "trainer": "hf-trainer", "megatron-swift": "ms-swift"}
+"""Names of programs in the corpus, where they are not those of their formats."""
+
+
+@cache
+def _load_corpus() -> tuple[PublicFile, ...]:
+    return tuple(load_corpus())
+
+
+def suffix_of_program(program: str) -> str:
+    """The ending of most of the launch files of a program."""
+    name = OTHER_NAMES.get(program, program)
+    return Counter(Path(entry.path).suffix for entry in _load_corpus() if entry.program == name).most_common(1)[0][0]
+
+
+def of_corpus(program: str = "", suffix: str = "", most: int = 40) -> Seeds:
+    """Launch files of a program, or of an ending, with those beside them."""
+
+    def write(folder: Path) -> list[bytes]:
+        ending, name = suffix or suffix_of_program(program), OTHER_NAMES.get(program, program)
+        entries = [one for one in _load_corpus() if one.path.endswith(ending) and name in ("", one.program)]
+        for entry in entries:
+            for beside, text in entry.states_beside.items():
+                (folder / beside).parent.mkdir(parents=True, exist_ok=True)
+                (folder / beside).write_text(text, "utf-8")
+        return [entry.states.encode() for entry in entries[:: -(-len(entries) // most)]]
+
+    return write
+
+
 # ----------------------------------------------------------------------------- files that commands write
 
 
@@ -237,16 +333,23 @@ def note_sweep(folder: Path) -> list[bytes]:
     return [(parts_folder(folder / "stopped.parquet") / "_sweep.json").read_bytes()]
 
 
-def finish_shards(folder: Path) -> list[bytes]:
-    """The rows of one of two shards of a sweep, beside those of the other, ``shard-1.parquet``."""
-    outs = [folder / f"shard-{number}.parquet" for number in range(2)]
-    for number, out in enumerate(outs):
-        run_sweep(load_sweep(folder / "sweep.yaml"), out, workers=1, shard=Shard(number, 2))
-    return [outs[0].read_bytes()]
+def of_commands(*commands: str, out: str = "") -> Seeds:
+    """The file that commands write in the working folder, or what the last of them prints."""
+
+    def write(folder: Path) -> list[bytes]:
+        with chdir(folder):
+            results = [CliRunner().invoke(app, command.split(), catch_exceptions=False) for command in commands]
+        assert not any(result.exit_code for result in results), [result.output for result in results]
+        return [(folder / out).read_bytes() if out else results[-1].stdout_bytes]
+
+    return write
 
 
-def finish_sweep(folder: Path) -> list[bytes]:
-    """The joined rows of a finished sweep."""
-    out = folder / "finished.parquet"
-    run_sweep(load_sweep(folder / "sweep.yaml"), out, workers=1)
-    return [out.read_bytes()]
+finish_sweep = of_commands("sweep sweep.yaml --out finished.parquet --workers 1 --json", out="finished.parquet")
+finish_shards = of_commands(
+    *(f"sweep sweep.yaml --out shard-{n}.parquet --workers 1 --shard {n}/2 --json" for n in (1, 0)),
+    out="shard-0.parquet",
+)
+finish_search = of_commands("search search.yaml --out finished-plans.parquet --json", out="finished-plans.parquet")
+finish_runs = of_commands("run run.yaml --out finished-runs.parquet --workers 1 --json", out="finished-runs.parquet")
+answer_forecast, answer_search = of_commands("predict small.yaml --json"), of_commands("search search.yaml --json")

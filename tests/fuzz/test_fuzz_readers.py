@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from contextlib import nullcontext, suppress
@@ -9,50 +10,127 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
+from meshcast.experiments.cli import measure, plot, validate
+from meshcast.experiments.cli.app import app
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.programs.registry import EXPORTS, FORMATS
 from tests.fuzz import run
-from tests.fuzz.generate import LAYERS
-from tests.fuzz.readers import READERS, needs_torch
+from tests.fuzz.generate import LAYERS, PLACED
+from tests.fuzz.readers import COMMANDS, OPEN, READERS, needs_torch
 from tests.fuzz.run import make_file, run_seed, try_file
 from tests.fuzz.seeds import prepare
 from tests.strategies import EVERY_EXAMPLE
+from tests.thinning import thinned
 
 FILES = 3 if EVERY_EXAMPLE else 1
 """Files of each reader."""
 
-SLOW = 0.1
-"""Share of readers that take seconds for a file; `make test-all` runs them."""
+QUICK = [name for name, reader in READERS.items() if reader.share >= 1 and not needs_torch(reader)]
+SOME = [*QUICK[::7], "note of a sweep", "set"]
+"""Readers whose files `make test` reads; `make test-all` reads those of all."""
 
-BY_SPEED = [pytest.param(name, marks=[pytest.mark.slow] * (one.share <= SLOW)) for name, one in READERS.items()]
 
-
-@pytest.mark.parametrize("name", BY_SPEED)
-def test_a_valid_file_is_accepted_and_malformed_ones_are_read_or_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Forecasts of changed plans take most of the time where a plan does not fit; `make fuzz` asks for them.
-    monkeypatch.setattr("meshcast.experiments.explain.fitting_changes.fitting_changes", lambda report: [])
+@pytest.mark.parametrize("name", thinned(READERS, SOME))
+def test_a_valid_file_is_accepted_and_malformed_ones_are_read_or_refused(name: str, tmp_path: Path) -> None:
     prepare(tmp_path)
     reader = READERS[name]
     if needs_torch(reader):
         pytest.importorskip("torch")
     content = reader.make_seeds(tmp_path)
     (tmp_path / reader.name).write_bytes(content[0])
-    assert try_file(reader, tmp_path) == "accepted"
+    assert try_file(reader, tmp_path, content[0]) == "accepted" or reader.form == "script"
     outcomes = [run_seed(name, seed, content, tmp_path) for seed in range(FILES)]
     assert not [outcome for outcome in outcomes if outcome.failure]
+
+
+@pytest.mark.parametrize("kind", PLACED)
+def test_what_is_no_file_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "choose_place", lambda reader, seed: kind)
+    prepare(tmp_path)
+    for name in (
+        "predict given.yaml --json",
+        "predict launch.sh --json --assume-defaults " + OPEN,
+        "failures of a run",
+    ):
+        outcome = run_seed(name, 0, [], tmp_path)
+        assert (outcome.answer, outcome.failure) == ("refused", "")
 
 
 def test_a_seed_gives_the_same_file_again(tmp_path: Path) -> None:
     prepare(tmp_path)
     assert LAYERS.keys() == {reader.form for reader in READERS.values()}
-    for name in ("job", "pipeline", "routing", "schedule", "megatron-log", "sweep rows", "words"):
+    names = {reader.form: name for name, reader in READERS.items() if "calibrat" not in name}
+    for name in names.values():
         valid = READERS[name].make_seeds(tmp_path)
-        found = [make_file(name, seed, valid) for seed in range(20)]
-        assert found == [make_file(name, seed, valid) for seed in range(20)]
-        assert len(set(found) - set(valid)) >= 15
+        files = [make_file(name, seed, valid) for seed in range(20)]
+        assert files == [make_file(name, seed, valid) for seed in range(20)]
+        assert len(set(files) - set(valid)) >= 15
+
+
+# ------------------------------------------------------------------------- every command, every file it takes
+
+COMMANDS_OF_ALL: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+OUTPUTS = {"out", "plot", "trace", "snapshot", "jobs_to"}
+"""Parameters that name what is written."""
+
+WORDS_OR_FILES = {("list", "name"), ("export", "name"), ("export", "kind"), ("plot", "what"), ("plot", "names")}
+"""Parameters that take the name of something, or a file."""
+
+KINDS = {
+    ("validate", "kind"): validate.KINDS,
+    ("calibrate", "kind"): (*validate.MEASURED, "campaign"),
+    ("measure", "kind"): measure.KINDS,
+    ("import", "form"): (*FORMATS, *measure.FORMS, measure.FAILURE_LOG),
+    ("export", "to"): tuple(EXPORTS),
+    ("plot", "what"): plot.KINDS,
+}
+"""Words of a command that say which files it reads."""
+
+
+def parse(words: list[str]) -> dict[str, Any]:
+    """The parameters that a command line states."""
+    command = COMMANDS_OF_ALL[words[0]]
+    context = command.make_context(words[0], words[1:])
+    return {
+        name: one for name, one in context.params.items() if "COMMANDLINE" in str(context.get_parameter_source(name))
+    }
+
+
+def is_at(value: Any, file: str) -> bool:
+    """Whether a parameter names a file, or the folder that holds it."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(str(one) in (file, *map(str, Path(file).parents[:-1])) for one in values)
+
+
+def test_every_file_that_a_command_takes_has_a_reader() -> None:
+    taken = {
+        (info.name or info.callback.__name__, name)
+        for info in app.registered_commands
+        for name, parameter in inspect.signature(info.callback, eval_str=True).parameters.items()
+        if "Path" in str(parameter.annotation) and name not in OUTPUTS
+    }
+    read = {
+        (reader.words[0], name)
+        for reader in READERS.values()
+        if reader.words
+        for name, value in parse(reader.words).items()
+        if is_at(value, reader.name)
+    }
+    assert taken - read == {("init", "file")}  # which is written
+    assert read >= WORDS_OR_FILES
+
+
+def test_every_word_that_a_command_takes_is_drawn() -> None:
+    lines = [reader.words for reader in READERS.values() if reader.words] + [line.split() for line in COMMANDS]
+    stated = {(words[0], name) for words in lines for name in parse(words)}
+    every = {(name, one.name) for name, command in COMMANDS_OF_ALL.items() for one in command.params}
+    assert {one for one in every if one[1] != "help"} - stated == set()
+    words = {(line[0], name, value) for line in lines for name, value in parse(line).items() if isinstance(value, str)}
+    missing = {(*place, kind) for place, kinds in KINDS.items() for kind in kinds} - words
+    assert not missing
 
 
 # ------------------------------------------------------------------------------------- failures are seen
@@ -92,8 +170,8 @@ def fill_memory(path: Path) -> None:
 def test_failures_of_a_reader_are_reported(monkeypatch: pytest.MonkeyPatch, read: Any, words: str) -> None:
     monkeypatch.setattr(run, "SECONDS", 1)
     monkeypatch.setattr(run, "PATIENCE", 1)
-    monkeypatch.setitem(READERS, "routing", READERS["routing"]._replace(read=read))
-    first, second = run.run_limited("routing", range(5, 7))
+    monkeypatch.setitem(READERS, "link", READERS["link"]._replace(read=read))
+    first, second = run.run_limited("link", range(5, 7))
     assert (first.seed, second.seed) == (5, 6) and first.answer == second.answer == ("failed" if words else "refused")
     assert words in first.failure and bool(words) == bool(first.failure)
 

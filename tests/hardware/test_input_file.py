@@ -14,6 +14,7 @@ from meshcast.hardware.documents.input_file import (
     DESCRIPTION,
     SizeLimit,
     Unreadable,
+    parse_csv,
     parse_json,
     read_bytes,
     read_text,
@@ -42,13 +43,14 @@ def test_the_limits_are_of_the_content(tmp_path: Path, pack: object) -> None:
         (b"x" * 1001, "1,00[01]"),
         (b"\n" * 10, ""),
         (b"\n" * 11, "11 lines, at most 10 are read"),
+        (b"\r" * 11, "11 lines, at most 10 are read"),
     ):
         path.write_bytes(pack(content))  # type: ignore[operator]
         if not rule:
-            assert read_bytes(path, SMALL) == content
+            assert read_text(path, SMALL) == content.decode()
             continue
         with pytest.raises(Unreadable, match=rule) as refused:
-            read_bytes(path, SMALL)
+            read_text(path, SMALL)
         assert refused.value.remedy == "Split it"
 
 
@@ -99,11 +101,46 @@ def test_errors_name_the_line_of_the_file_or_of_an_options_value(tmp_path: Path)
     with pytest.raises(Unreadable) as refused:
         read_text(path, DATA)
     assert (
-        str(refused.value.error(PlanError, "a.csv", "Save it as UTF-8")) == "a.csv:3: not UTF-8 text. Save it as UTF-8"
+        str(refused.value.error(PlanError, "a.csv", "Convert it")) == "a.csv:3: not UTF-8 text. Save it as UTF-8 text"
     )
     assert str(refused.value.error(PlanError, "--data", "Convert it", "a.csv")) == (
-        "--data is 'a.csv': line 3: not UTF-8 text. Convert it"
+        "--data is 'a.csv': line 3: not UTF-8 text. Save it as UTF-8 text"
     )
+
+
+def test_text_is_the_same_however_a_file_ends_its_lines(tmp_path: Path) -> None:
+    path, text = tmp_path / "a", 'a,b\n\n"1,\n2",ä\n3\n'
+    for end in ("\n", "\r\n", "\r"):
+        for encoding in ("utf-8", "utf-8-sig"):
+            path.write_bytes(text.replace("\n", end).encode(encoding))
+            assert read_text(path, DATA) == text
+    assert parse_csv(text) == [(1, ["a", "b"]), (2, []), (3, ["1,\n2", "ä"]), (5, ["3"])]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "rule"),
+    [
+        ("a\n".encode("utf-16"), 1, "it is UTF-16 text, not UTF-8"),
+        ("a\n".encode("utf-16-be"), 1, "a NUL character"),
+        ("a\n".encode("utf-32"), 1, "it is UTF-16 text, not UTF-8"),
+        (b"a\rb\r\n\0", 3, "a NUL character"),
+        ("a\rä".encode("latin-1"), 2, "not UTF-8 text"),
+        (b'a\n\n1,"2\n3', 3, "a quote is not closed"),
+        (b'a\r"1"2', 2, "letters follow a closing quote"),
+        (b"a\n" + b"1" * 200_000, 2, "a cell of more than 131,072 characters"),
+    ],
+)
+def test_text_and_tables_that_are_refused_name_the_line(tmp_path: Path, content: bytes, line: int, rule: str) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(Unreadable, match=rule) as refused:
+        parse_csv(read_text(tmp_path / "a.csv", DATA))
+    assert refused.value.line == line
+
+
+def test_a_table_of_commas_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshcast.hardware.documents.input_file.MOST_CELLS", 100)
+    with pytest.raises(Unreadable, match="more than 100 cells"):
+        parse_csv("," * 60 + "\n" + "," * 60)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ class UnlikeFields:
         self.base, self.memory_margin = base, memory_margin
         self.job: dict[str, Any] = copy.deepcopy(dict(job))
         given = self._take_plan()
-        batch = dict(self.job.get("batch") or {})
+        batch = dict(self.job.get("batch", {}))
         given["micro"] = batch.pop("micro", None)
         self.job["batch"] = batch
         stated = {**self.job, "batch": {**batch, "micro": 1}}
@@ -209,10 +209,12 @@ def _list_values(field: str, given: Any, every: Sequence[Any], usual: Sequence[A
         return [*usual]
     if given == AUTO:
         return [*every]
-    values = [*dict.fromkeys(given)] if isinstance(given, list) else [given]
+    values = given if isinstance(given, list) else [given]
     if not values:
         raise PlanError(field, "there are no values", "Give one at least, or write auto", given)
-    return values
+    if wrong := [one for one in values if not isinstance(one, str | int)]:
+        raise PlanError(field, "its values are words and whole numbers", "Correct them, or write auto", wrong[0])
+    return [*dict.fromkeys(values)]
 
 
 def _numbers(field: str, given: Any, every: Any, usual: Any, least: int = 1) -> Any:

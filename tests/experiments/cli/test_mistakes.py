@@ -194,11 +194,11 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", ": a job is a mapping of keys to values. Start with `model:` and `cluster:`"),
-    "binary": (bytes(range(256)), ":2: not UTF-8 text"),
+    "binary": (bytes(range(256)), ":3: not UTF-8 text"),
     "picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), ":1: not UTF-8 text"),
-    "zeros": (bytes(100), "not valid YAML 1.2"),
-    "utf-16": (JOB.encode("utf-16"), ":1: not UTF-8 text. Name a YAML file, saved as UTF-8"),
-    "utf-32": (JOB.encode("utf-32"), ":1: not UTF-8 text"),
+    "zeros": (bytes(100), ":1: a NUL character"),
+    "utf-16": (JOB.encode("utf-16"), ":1: it is UTF-16 text, not UTF-8. Save it as UTF-8 text"),
+    "utf-32": (JOB.encode("utf-32"), ":1: it is UTF-16 text"),
     "latin-1": ((JOB + "# é\n").encode("latin-1"), ":5: not UTF-8 text"),
     "words": (b"llama3-8b on dgx-h100\n", "is 'llama3-8b on dgx-h100': a job is a mapping"),
     "two documents": ((JOB + "---\n" + JOB).encode(), ":5: not valid YAML 1.2 (but found another document)"),

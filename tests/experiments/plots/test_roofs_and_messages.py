@@ -104,6 +104,12 @@ def test_curves_keep_the_peaks_of_all_devices(report: Any) -> None:
     assert len({axes.get_ylim() for axes in figure.axes}) == 1, "one scale"
 
 
+def test_tensors_that_are_nothing_beside_the_context_have_a_legend() -> None:
+    model = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 96, "seq": 32}
+    job = {"model": model, "cluster": "dgx-h100:2", "batch": {"global": 16}, "plan": {"tp": 2, "pp": 2}}
+    assert draw_styled(stage_memory.stage_memory, simulate(job)).legends
+
+
 def test_areas_of_memory_are_proportional_to_their_bytes() -> None:
     """Parameters and optimizer are most of the memory here, and still the axes begin at 0 and say so."""
     batch = {"global": 32, "micro": 1, "sequence": 4096}

@@ -6,8 +6,6 @@ answered with a reason, like one that no cost model can price.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Collection
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from meshcast.hardware.documents.input_file import DATA, Unreadable, read_text
+from meshcast.hardware.documents.input_file import DATA, Unreadable, parse_csv, read_text
 from meshcast.hardware.errors import PlanError, shorten
 
 WORDS = frozenset(
@@ -113,21 +111,16 @@ def _number(cell: str) -> float:
 def sheet(path: Path) -> CsvSheet:
     """Reads a .csv or .csv.gz file. Raises PlanError for a file that cannot be read."""
     try:
-        text = read_text(path, DATA)
+        rows = [row.cells for row in parse_csv(read_text(path, DATA)) if row.cells]
     except Unreadable as error:
         raise error.error(PlanError, "--data", "Name a .csv or .csv.gz file, saved as UTF-8", str(path)) from None
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        kept = [row for row in rows if row]
-    except csv.Error as error:
-        raise _unread(path, f"line {rows.line_num}: {error}", "Close every quote, and put commas between") from None
-    if not kept:
+    if not rows:
         raise _unread(path, "it is empty", "Name a CSV file with a header")
-    columns = [name.strip() for name in kept[0]]
+    columns = rows[0]
     for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(columns) == 1 and mark in columns[0]:
             raise _unread(path, f"its columns are separated by {word}", "Separate them by commas")
-    return CsvSheet(path, columns, kept[1:])
+    return CsvSheet(path, columns, rows[1:])
 
 
 def _unread(path: Path, reason: str, remedy: str) -> PlanError:
