@@ -54,8 +54,9 @@ from meshcast.experiments.cli.launch import (
     takes_launch_files,
     tell_launch,
 )
+from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import Width
-from meshcast.hardware.errors import OutOfMemory, PlanError, escape_controls, nearest
+from meshcast.hardware.errors import OutOfMemory, PlanError, nearest
 
 if TYPE_CHECKING:
     from meshcast.simulator.costs.calibration.calibration import Calibration
@@ -103,7 +104,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from meshcast.simulator.report.version import describe_version
 
-        typer.echo(f"meshcast {describe_version()}")
+        say(f"meshcast {describe_version()}")
         raise typer.Exit
 
 
@@ -217,7 +218,7 @@ def predict(
         cli_selfcheck.end_verify(replays)
         if strict and not report.fits:
             misfit = OutOfMemory(str(job), f"the plan needs {report.missing}", "See the memory of its stages")
-            typer.echo(f"meshcast: {misfit}", err=True)
+            say(f"meshcast: {misfit}", err=True)
             raise typer.Exit(TOO_LARGE)
 
 
@@ -261,7 +262,7 @@ def forecast_all(
         rule = f"{asked:,} lines, 0 answered: none of them is a JSON object"
         raise PlanError(str(jobs), rule, f"Write one job a line; the job of one file is for meshcast predict {jobs}")
     if answered < asked:
-        typer.echo(escape_controls(f"meshcast: {jobs}: {asked:,} lines, {answered:,} answered"), err=True)
+        say(f"meshcast: {jobs}: {asked:,} lines, {answered:,} answered", err=True)
     return misfit
 
 
@@ -415,7 +416,7 @@ def init(
         if file.exists() and not force:
             raise PlanError("FILE", "it exists already", "Name another file, or overwrite it with --force", str(file))
         file.write_text(text, "utf-8")
-        typer.echo(f"wrote {file}; now: meshcast predict {file}")
+        say(f"wrote {file}; now: meshcast predict {file}")
 
 
 # --------------------------------------------------------------------------------------------- scale

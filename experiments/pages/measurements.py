@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.pages.forecast import SafeConsole
 from meshcast.experiments.pages.published import format_percent
+from meshcast.experiments.pages.safe_console import SafeConsole
 from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import PlanError
@@ -85,7 +85,7 @@ def write_page(answers: Iterable[Mapping[str, Any]], path: Path, brief: bool = F
     answers: of `validate_files`. brief: see `page`. Raises OSError if the file cannot be written.
     """
     with path.open("w", encoding="utf-8") as file:
-        console = SafeConsole(file=file, width=PAGE_WIDTH, color_system=None, legacy_windows=False)
+        console = SafeConsole(file, PAGE_WIDTH, color_system=None, legacy_windows=False)
         for answer in answers:
             console.print(page(answer, brief), Text())
     return path
