@@ -42,8 +42,12 @@ class MeshcastError(Exception):
 
     def __str__(self) -> str:
         got = "" if self.value is None else f" is {shorten(self.value)}"
-        where = self.where.replace("\n", "\\n")  # a rule may have several lines, the name of a file is in one
-        return escape_controls(f"{where}{got}: {self.rule}. {self.remedy}")
+        return self._escape(f"{to_line(self.where)}{got}: {self.rule}. {self.remedy}")
+
+    @staticmethod
+    def _escape(text: str) -> str:
+        """The message in one line, whatever the names in it hold."""
+        return to_line(text)
 
     def to_dict(self) -> dict[str, Any]:
         """The error object in answers of ``--json``."""
@@ -92,7 +96,11 @@ class PlanError(MeshcastError):
 
 
 class ScheduleError(MeshcastError):
-    """An order of pipeline actions cannot be played."""
+    """An order of pipeline actions cannot be played; the orders stand on lines of their own."""
+
+    @staticmethod
+    def _escape(text: str) -> str:
+        return escape_controls(text)
 
 
 class OutOfMemory(MeshcastError):

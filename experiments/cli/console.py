@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import WIDTHS, Width
-from meshcast.hardware.errors import MeshcastError, PlanError, nearest
+from meshcast.hardware.errors import MeshcastError, PlanError, nearest, to_line
 
 VIOLATED, WRONG, TOO_LARGE, INTERRUPTED = 1, 2, 3, 130
 """Exit codes."""
@@ -48,6 +48,7 @@ class PlainUsage(TyperCommand):
         try:
             return list(super().parse_args(ctx, args))
         except USAGE_ERROR as error:
+            error.message = to_line(error.message)
             if any("--set" in param.opts for param in self.params) and (hint := _suggest_set(error, given)):
                 error.message = f"{error.message.rstrip('.')}. {hint}"
             raise

@@ -55,12 +55,18 @@ def quote_yaml(value: object) -> str:
         plain = PLAIN.fullmatch(value) and value.lower() not in WORDS and not re.search(r": |:$| $", value)
         return value if plain else quote_text(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{quote_yaml(key)}: {quote_yaml(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_quote_key(key)}: {quote_yaml(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(quote_yaml, value)) + "]"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e18:
         return str(int(value))
     return json.dumps(value)
+
+
+def _quote_key(key: object) -> str:
+    """A key of a mapping in braces; YAML wants a mark before one of more than 1,024 letters."""
+    word = quote_yaml(key)
+    return word if len(word) < 1000 else f"? {word} "
 
 
 def quote_text(text: str) -> str:
