@@ -89,7 +89,7 @@ def show(what: RenderableType) -> None:
     """Prints a page, as wide as the terminal up to `WIDEST`; a pipe gets the text of `render`."""
     if sys.stdout.isatty():
         width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDEST)
-        SafeConsole(sys.stdout, max(width, 60)).print(what)
+        SafeConsole(sys.stdout, max(width, 60)).print_page(what)
         return
     text = render(what)
     try:
@@ -102,14 +102,14 @@ def show(what: RenderableType) -> None:
 def render(what: RenderableType) -> str:
     """Text of a page at `WIDTH` columns, without colours and without spaces at the ends of lines."""
     file = io.StringIO()
-    SafeConsole(file, WIDTH).print(what)
+    SafeConsole(file, WIDTH).print_page(what)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
 def to_html(what: RenderableType) -> str:
     """Returns a page as one HTML element with inline styles, the same in any notebook; names in it are escaped."""
     console = SafeConsole(io.StringIO(), WIDTH, record=True)
-    console.print(what)
+    console.print_page(what)
     return console.export_html(inline_styles=True, theme=HTML_THEME, code_format=HTML_FORMAT)
 
 

@@ -87,7 +87,7 @@ def write_page(answers: Iterable[Mapping[str, Any]], path: Path, brief: bool = F
     with path.open("w", encoding="utf-8") as file:
         console = SafeConsole(file, PAGE_WIDTH, color_system=None, legacy_windows=False)
         for answer in answers:
-            console.print(page(answer, brief), Text())
+            console.print_page(page(answer, brief), Text())
     return path
 
 

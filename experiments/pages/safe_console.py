@@ -16,9 +16,9 @@ from meshcast.hardware.errors import escape_controls, to_line
 class Lines(Text):
     """A text whose line ends are its author's; those of any other text are a name's, and are escaped."""
 
-    def __init__(self, *lines: str, **options: Any) -> None:
-        """lines: each without a line end. options: those of `Text`."""
-        super().__init__("\n".join(map(to_line, lines)), **options)
+    def __init__(self, *lines: str) -> None:
+        """lines: each without a line end."""
+        super().__init__("\n".join(map(to_line, lines)))
 
 
 class SafeConsole(Console):
@@ -29,9 +29,9 @@ class SafeConsole(Console):
         """options: those of `Console`."""
         super().__init__(file=file, width=width, highlight=False, markup=False, emoji=False, **options)
 
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Prints renderables one below the other, each as what it is. options: those of `Console.print`."""
-        super().print(Group(*objects), **options)
+    def print_page(self, *parts: RenderableType) -> None:
+        """Prints renderables one below the other; `print` would join texts to one."""
+        self.print(Group(*parts))
 
     def render_str(self, text: str, **options: Any) -> Text:
         """The text of a cell."""

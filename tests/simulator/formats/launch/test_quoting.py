@@ -75,7 +75,7 @@ def parse(text: str, form: str) -> Any:
     return yaml.safe_load(text)
 
 
-CASES = [(form, "megatron-core") for form in EXPORTS]
+CASES: list[tuple[str, Any]] = [(form, "megatron-core") for form in EXPORTS]
 CASES += [("torchtitan", {"name": "torchtitan", "release": "2025-12"}), ("accelerate", "deepspeed")]
 
 
