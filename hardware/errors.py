@@ -42,8 +42,12 @@ class MeshcastError(Exception):
 
     def __str__(self) -> str:
         got = "" if self.value is None else f" is {shorten(self.value)}"
-        where = self.where.replace("\n", "\\n")  # a rule may have several lines, the name of a file is in one
-        return escape_controls(f"{where}{got}: {self.rule}. {self.remedy}")
+        return self._escape(f"{to_line(self.where)}{got}: {self.rule}. {self.remedy}")
+
+    @staticmethod
+    def _escape(text: str) -> str:
+        """The message in one line, whatever the names in it hold."""
+        return to_line(text)
 
     def to_dict(self) -> dict[str, Any]:
         """The error object in answers of ``--json``."""
@@ -92,7 +96,11 @@ class PlanError(MeshcastError):
 
 
 class ScheduleError(MeshcastError):
-    """An order of pipeline actions cannot be played."""
+    """An order of pipeline actions cannot be played; the orders stand on lines of their own."""
+
+    @staticmethod
+    def _escape(text: str) -> str:
+        return escape_controls(text)
 
 
 class OutOfMemory(MeshcastError):
@@ -109,9 +117,13 @@ class Defect(MeshcastError):
         return cls(where, rule, "Report this defect of meshcast, with the job that shows it")
 
 
-_CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Characters that terminals act upon: C0 and C1 controls, with which escape sequences begin, marks of direction, and
-the separators of lines and paragraphs; all but the end of a line."""
+_CONTROLS = re.compile(
+    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    r"\U000e0000-\U000e007f]"
+)
+"""Characters that terminals act upon or that nobody sees: C0 and C1 controls, with which escape sequences begin, marks
+of direction, tags, separators of lines and paragraphs, and halves of surrogates, which no encoding has; all but the end
+of a line."""
 
 
 def escape_controls(text: str) -> str:

@@ -54,6 +54,7 @@ from meshcast.experiments.cli.launch import (
     takes_launch_files,
     tell_launch,
 )
+from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.documents.output_file import replacing, write_file
 from meshcast.hardware.errors import OutOfMemory, PlanError, escape_controls, nearest
@@ -104,7 +105,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from meshcast.simulator.report.version import describe_version
 
-        typer.echo(f"meshcast {describe_version()}")
+        say(f"meshcast {describe_version()}")
         raise typer.Exit
 
 
@@ -218,7 +219,7 @@ def predict(
         cli_selfcheck.end_verify(replays)
         if strict and not report.fits:
             misfit = OutOfMemory(str(job), f"the plan needs {report.missing}", "See the memory of its stages")
-            typer.echo(f"meshcast: {misfit}", err=True)
+            say(f"meshcast: {misfit}", err=True)
             raise typer.Exit(TOO_LARGE)
 
 
@@ -263,7 +264,7 @@ def forecast_all(
             remedy = f"Write one job a line; the job of one file is for meshcast predict {jobs}"
             raise PlanError(str(jobs), rule, remedy)
     if answered < asked:
-        typer.echo(escape_controls(f"meshcast: {jobs}: {asked:,} lines, {answered:,} answered"), err=True)
+        say(f"meshcast: {jobs}: {asked:,} lines, {answered:,} answered", err=True)
     return misfit
 
 
@@ -411,7 +412,7 @@ def init(
             raise PlanError("FILE", "it exists already", "Name another file, or overwrite it with --force", str(file))
         with writing(file, "FILE"):
             write_file(file, text)
-        typer.echo(f"wrote {file}; now: meshcast predict {file}")
+        say(f"wrote {file}; now: meshcast predict {file}")
 
 
 # --------------------------------------------------------------------------------------------- scale

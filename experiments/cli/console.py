@@ -15,8 +15,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
+from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import WIDTHS, Width
-from meshcast.hardware.errors import MeshcastError, PlanError, escape_controls, nearest
+from meshcast.hardware.errors import MeshcastError, PlanError, nearest, to_line
 
 VIOLATED, WRONG, TOO_LARGE, INTERRUPTED = 1, 2, 3, 130
 """Exit codes."""
@@ -47,6 +48,7 @@ class PlainUsage(TyperCommand):
         try:
             return list(super().parse_args(ctx, args))
         except USAGE_ERROR as error:
+            error.message = to_line(error.message)
             if any("--set" in param.opts for param in self.params) and (hint := _suggest_set(error, given)):
                 error.message = f"{error.message.rstrip('.')}. {hint}"
             raise
@@ -159,7 +161,7 @@ def to_json(answer: Any, indent: int | None = None) -> str:
         finite = _without_constants(answer, "", places)
         more = f" and {len(places) - 3:,} more" if len(places) > 3 else ""
         rule = f"{', '.join(places[:3])}{more}: no finite number, so null in JSON"
-        typer.echo(f"meshcast: {escape_controls(rule)}. Report it if all inputs are plausible", err=True)
+        say(f"meshcast: {rule}. Report it if all inputs are plausible", err=True)
         return json.dumps(finite, indent=indent, allow_nan=False)
 
 

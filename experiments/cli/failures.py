@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from meshcast.experiments.cli.console import check_place, emit, writing
+from meshcast.experiments.pages.say import say
 from meshcast.hardware.documents.output_file import write_file
+from meshcast.hardware.errors import to_line
 
 if TYPE_CHECKING:
     from meshcast.simulator.runs.failure_log import FittedRate, ObservedLog
@@ -37,7 +39,7 @@ def import_failure_log(file: Path, gpus: int | None, out: Path | None, as_json: 
     elif out is None:
         typer.echo(_render(fragment, rates), nl=False)
     else:
-        typer.echo(f"wrote {out}: {len(rates)} components", err=True)
+        say(f"wrote {out}: {len(rates)} components", err=True)
 
 
 def make_component(rate: FittedRate, log: ObservedLog, gpus: int | None) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def _render(fragment: dict[str, Any], rates: list[FittedRate]) -> str:
     import yaml
 
     notes = "".join(
-        f"# {one.component}: {one.failures} failures, one in {one.mtbf / 3600:.4g} hours "
+        f"# {to_line(one.component)}: {one.failures} failures, one in {one.mtbf / 3600:.4g} hours "
         f"({one.low / 3600:.4g} to {one.high / 3600:.4g}); Weibull shape {one.shape:.3g}, "
         f"log-likelihood {one.gain:+.2f}\n"
         for one in rates

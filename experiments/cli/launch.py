@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshcast.experiments.cli.console import VIOLATED, check_place, emit, to_json, writing
+from meshcast.experiments.pages.say import say
+from meshcast.hardware.documents.input_file import split_lines
 from meshcast.hardware.documents.output_file import write_file
-from meshcast.hardware.errors import PlanError, cut_middle, to_line
+from meshcast.hardware.errors import PlanError, cut_middle
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.bounded_approximations import BoundedApproximation
@@ -124,7 +126,7 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
     _write(found.text, out)
     if found.unsaid:
         keys = ", ".join(found.unsaid)
-        typer.echo(to_line(f"meshcast: {program} cannot be told {keys}; the header says what it runs"), err=True)
+        say(f"meshcast: {program} cannot be told {keys}; the header says what it runs", err=True)
 
 
 def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -> None:
@@ -155,15 +157,15 @@ def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -
             launch, back = _import_beside(edited, form, wanted)
         except PlanError as error:
             raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
-    lines = file.text.splitlines(), edited.text.splitlines()
+    lines = split_lines(file.text), split_lines(edited.text)
     for line in unified_diff(*lines, str(against), str(against), lineterm=""):
-        typer.echo(to_line(line))
+        say(line)
     agrees, words = compare_edited(wanted, back, str(against), form)
-    typer.echo(to_line(f"meshcast: {words}"), err=True)
+    say(f"meshcast: {words}", err=True)
     if not agrees:
         raise typer.Exit(VIOLATED)
     if edited.text == file.text:
-        typer.echo(f"{against} says the same already")
+        say(f"{against} says the same already")
     elif write:
         _replace(against, edited.text)
 
@@ -247,7 +249,7 @@ def _replace(file: Path, text: str) -> None:
         raise PlanError("--write", rule, f"Name {target} itself", str(file))
     with writing(file, "--write"):
         write_file(file, text)
-    typer.echo(f"wrote {file}", err=True)
+    say(f"wrote {file}", err=True)
 
 
 def tell_launch(job: Path, changes: Sequence[str]) -> ImportedJob | None:
@@ -261,10 +263,10 @@ def tell_launch(job: Path, changes: Sequence[str]) -> ImportedJob | None:
     if imported is None:
         return None
     from meshcast.simulator.formats.launch.programs.registry import FORMATS
-    from meshcast.simulator.formats.launch.render import to_flow
+    from meshcast.simulator.formats.launch.quoting import quote_yaml
 
     lines = [
-        f"assumed {key} {cut_middle(to_flow(imported.assumed_values[key]), 80)} "
+        f"assumed {key} {cut_middle(quote_yaml(imported.assumed_values[key]), 80)} "
         f"({why}; change it with --set {_field(key, imported)}=...)"
         for key, why in imported.assumed.items()
     ]
@@ -272,7 +274,7 @@ def tell_launch(job: Path, changes: Sequence[str]) -> ImportedJob | None:
         lines.append(f"approximated {entry.shown}: {entry.why}{f'; {entry.errs}' if entry.errs else ''}")
     more = f"every setting, and the job it makes: meshcast import {job}"
     for line in (f"{job} is read as a launch file of {FORMATS[imported.form].program}", *lines, more):
-        typer.echo(to_line(f"meshcast: {line}"), err=True)
+        say(f"meshcast: {line}", err=True)
     return imported
 
 
@@ -286,9 +288,9 @@ def show_open_questions(imported: ImportedJob | None) -> None:
     questions = imported.findings.questions if imported is not None else []
     for number, question in enumerate(questions):
         head = "open      " if number == 0 else "          "
-        typer.echo(to_line(f"{head} {question}"))
+        say(f"{head} {question}")
     if questions:
-        typer.echo("           this forecast goes on without an answer, and its interval is that of the unknown")
+        say("           this forecast goes on without an answer, and its interval is that of the unknown")
 
 
 def bound_launch(imported: ImportedJob | None, job: Job) -> tuple[Job, list[BoundedApproximation]]:
@@ -313,11 +315,11 @@ def describe_launch(imported: ImportedJob | None, bounded: Sequence[BoundedAppro
 def show_approximations(imported: ImportedJob | None, bounded: Sequence[BoundedApproximation]) -> None:
     """Prints below a forecast what approximated settings may be worth, and repeats those that nothing knows."""
     for entry in bounded:
-        typer.echo(to_line(f"approx     {entry}"))
+        say(f"approx     {entry}")
     approximated = imported.findings.approximated if imported is not None else []
     unknown = [entry.shown for entry in approximated if not entry.is_known]
     if unknown:
-        typer.echo(to_line(f"unknown    {', '.join(unknown)}: not in this forecast"))
+        say(f"unknown    {', '.join(unknown)}: not in this forecast")
 
 
 def add_checkpoints(launch: ImportedJob | None, changes: Sequence[str]) -> list[str]:
@@ -335,4 +337,4 @@ def _write(text: str, out: Path | None) -> None:
     check_place(out, "--out")
     with writing(out, "--out"):
         write_file(out, text)
-    typer.echo(f"wrote {out}", err=True)
+    say(f"wrote {out}", err=True)

@@ -20,6 +20,7 @@ from meshcast.experiments.cli.validate import (
     check_writable_folder,
     require_torch,
 )
+from meshcast.experiments.pages.say import say
 from meshcast.hardware.errors import PlanError, nearest
 
 IN_PROCESS = ("kernels", "stages")
@@ -161,15 +162,15 @@ def _campaign(file: Path, out: Path, minutes: float | None, as_json: bool) -> No
     number = 0
     for number, (run, found) in enumerate(campaign.run_all(planned, out, tools, _command(), minutes), 1):
         if isinstance(found, str):
-            typer.echo(f"[{number}/{total}] {run.name}: {found}", err=True)
+            say(f"[{number}/{total}] {run.name}: {found}", err=True)
             continue
         done.setdefault(run.measure, []).append(out / f"{run.name}.json")
-        typer.echo(f"[{number}/{total}] {run.name}: {len(found.rows)} rows in {out / run.name}.json", err=True)
+        say(f"[{number}/{total}] {run.name}: {len(found.rows)} rows in {out / run.name}.json", err=True)
         write_page([validate_files(run.measure, done[run.measure][-1:])], out / f"{run.name}.txt")
         answers[run.measure] = validate_files(run.measure, done[run.measure])
         write_page(answers.values(), out / SUMMARY, brief=True)
     if number < total:
-        typer.echo(f"{total - number} runs are left: run the same command again", err=True)
+        say(f"{total - number} runs are left: run the same command again", err=True)
     if as_json:
         emit({"campaign": planned.title, "left": total - number, **answers})
         return
@@ -230,7 +231,7 @@ def _with_progress(measuring: Any) -> Any:
 
     @wraps(measuring)
     def run(*given: Any, **options: Any) -> Any:
-        return measuring(*given, progress=lambda line: typer.echo(line, err=True), **options)
+        return measuring(*given, progress=lambda line: say(line, err=True), **options)
 
     return run
 
@@ -261,7 +262,7 @@ def _show_measurement(found: Any, out: Path, kind: str, as_json: bool) -> None:
     from meshcast.experiments.pages.measurements import page, validate_files
 
     if kind == "collectives":
-        typer.echo(f"wrote {out}: {len(found.rows)} rows", err=True)
+        say(f"wrote {out}: {len(found.rows)} rows", err=True)
         return
     show(page(validate_files(kind, [out])))
 
@@ -374,4 +375,4 @@ def import_(
         if as_json:
             emit(found.model_dump(mode="json"))
         else:
-            typer.echo(f"wrote {out}: {len(found.rows)} rows", err=True)
+            say(f"wrote {out}: {len(found.rows)} rows", err=True)

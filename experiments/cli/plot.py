@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshcast.experiments.cli.console import WidthOption, answering, choose_width, plot_files
+from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import Width
-from meshcast.hardware.errors import PlanError, escape_controls, nearest
+from meshcast.hardware.errors import PlanError, nearest
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -98,7 +99,7 @@ def plot(
             if by is not None and by not in GROUPINGS:
                 raise PlanError("--by", "there is no grouping of this name", nearest(by, GROUPINGS), by)
             _plot_jobs(what, names, change or (), by, file, paper)
-        typer.echo(f"wrote {file}")
+        say(f"wrote {file}")
         if page is not None:
             from meshcast.experiments.pages.forecast import show
 
@@ -126,13 +127,13 @@ def _plot_sweep(
     cells = heatmap.group_cells(rows, x, y, axes[2])
     if why is not None:
         for line in heatmap.explain_cell(cells, *selection.parse_cell(why, rows, x, y)):
-            typer.echo(escape_controls(line))
+            say(line)
     for file in files.values():
         file.parent.mkdir(parents=True, exist_ok=True)
         heatmap.draw(rows, x, y, axes[2], title or results.stem, [f"{len(rows):,} plans"], file, width)
-        typer.echo(f"wrote {file}")
+        say(f"wrote {file}")
     if files and why is None and any(cell.best is None for cell in cells.values()):
-        typer.echo("--why X,Y has the reasons of a blank cell in full")
+        say("--why X,Y has the reasons of a blank cell in full")
 
 
 def _plot_schedules(

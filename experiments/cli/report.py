@@ -9,6 +9,7 @@ import typer
 
 from meshcast.experiments.cli.console import Changes, answering, check_place, track, unwritable, writing
 from meshcast.experiments.cli.launch import tell_launch
+from meshcast.experiments.pages.say import say
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 
@@ -54,7 +55,7 @@ def report(
             page = _report_job(source, tuple(change or ()), sensitivity, title)
         with writing(out, "--out"):
             write_file(out, page)
-        typer.echo(f"wrote {out}", err=True)
+        say(f"wrote {out}", err=True)
 
 
 def _report_job(source: Path, changes: tuple[str, ...], sensitivity: bool, title: str | None) -> str:

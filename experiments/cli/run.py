@@ -20,6 +20,7 @@ from meshcast.experiments.cli.console import (
     writing,
 )
 from meshcast.experiments.cli.launch import add_checkpoints, tell_launch
+from meshcast.experiments.pages.say import say
 
 if TYPE_CHECKING:
     from meshcast.simulator.runs.answer import RunAnswer
@@ -120,5 +121,5 @@ def _simulate(
             return RunAnswer(plan, store_runs(plan, written, job.parent, out, workers, restart, watch))
         except KeyboardInterrupt:
             kept = f"{watch.done:,} of {plan.seeds:,} runs are stored in {parts_folder(out)}"
-            typer.echo(f"meshcast: interrupted, {kept}; the same command resumes it", err=True)
+            say(f"meshcast: interrupted, {kept}; the same command resumes it", err=True)
             raise

@@ -9,6 +9,7 @@ import typer
 
 from meshcast.experiments.cli.console import answering, check_place, emit, writing
 from meshcast.experiments.cli.launch import edit_launch, export_launch
+from meshcast.experiments.pages.say import say
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError, nearest
 
@@ -89,4 +90,4 @@ def export(
             return
         with writing(out, "--out"):
             write_file(out, text)
-        typer.echo(f"wrote {out}: read it with _load_csv, or name it as the path of pipeline/from-file", err=True)
+        say(f"wrote {out}: read it with _load_csv, or name it as the path of pipeline/from-file", err=True)

@@ -25,6 +25,7 @@ from meshcast.experiments.cli.console import (
     writing,
 )
 from meshcast.experiments.cli.launch import tell_launch
+from meshcast.experiments.pages.say import say
 from meshcast.hardware.documents.output_file import write_file
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def search(
                 written = _write_jobs(jobs_to, [one.job for one in result.best], job.stem)
             except OSError as error:
                 raise unwritable_folder(jobs_to, error.strerror or str(error), "--jobs-to") from None
-            typer.echo(f"wrote {', '.join(map(str, written)) or 'no job'}", err=True)
+            say(f"wrote {', '.join(map(str, written)) or 'no job'}", err=True)
         if as_json:
             emit(result.to_dict())
         else:
@@ -186,7 +187,7 @@ def ending_count() -> Iterator[None]:
     try:
         yield
     except CountInterrupted:
-        typer.echo(
+        say(
             "meshcast: interrupted before the search began, while its plans were counted; nothing is proven yet",
             err=True,
         )
@@ -196,7 +197,7 @@ def ending_count() -> Iterator[None]:
 def end_search(result: SearchResult) -> None:
     """Ends the command, after its answer, with a message and exit code of its own if the search was interrupted."""
     if not result.certificate.complete:
-        typer.echo("meshcast: interrupted; the certificate says what is proven so far", err=True)
+        say("meshcast: interrupted; the certificate says what is proven so far", err=True)
         raise typer.Exit(INTERRUPTED)
 
 
@@ -227,7 +228,7 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
     remedy = result.smallest.remedy if result.smallest else "Open more fields, or take more GPUs"
     misfit = OutOfMemory(str(job), words + least, remedy)
     if strict:
-        typer.echo(f"meshcast: {misfit}", err=True)
+        say(f"meshcast: {misfit}", err=True)
         raise typer.Exit(TOO_LARGE)
     raise misfit
 

@@ -22,6 +22,7 @@ from meshcast.experiments.cli.console import (
     one_of,
     plot_files,
 )
+from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import PlanError, nearest
 
@@ -133,7 +134,7 @@ def validate(
         pages.draw_plots(answer, files, paper)
         emit_or_show(as_json, answer, lambda: make_page(answer))
         if missing:
-            typer.echo(f"meshcast: interrupted, {missing:,} runs are not answered", err=True)
+            say(f"meshcast: interrupted, {missing:,} runs are not answered", err=True)
             raise KeyboardInterrupt
 
 
@@ -154,7 +155,7 @@ def _validate_claims(paths: Sequence[Path], workers: int | None, as_json: bool, 
     answer, missing = pages.validate_claims(paths, workers, family, system, claim, slow, find_claimed_plan)
     emit_or_show(as_json, answer, lambda: pages.claims_page(answer))
     if missing:
-        typer.echo(f"meshcast: interrupted, {missing:,} claims are not judged", err=True)
+        say(f"meshcast: interrupted, {missing:,} claims are not judged", err=True)
         raise KeyboardInterrupt
 
 
@@ -223,7 +224,7 @@ def _validate_tables(
     answer, held = pages.validate_tables(kind, paths, check_calibration_folder(calibration))
     pages.draw_plots(kind, held, files, plot[1])
     if files and not held:
-        typer.echo("meshcast: no row is forecast, so nothing is drawn", err=True)
+        say("meshcast: no row is forecast, so nothing is drawn", err=True)
     emit_or_show(as_json, answer, lambda: pages.page(kind, answer["summary"]))
 
 
@@ -281,7 +282,7 @@ def calibrate(
         answer = pages.calibrate_tables(kind, paths, out, only or (), leave_out)
         emit_or_show(as_json, answer, lambda: pages.calibration_page(answer, out))
         if answer["missing"]:
-            typer.echo(f"meshcast: interrupted, not fitted: {', '.join(answer['missing'])}", err=True)
+            say(f"meshcast: interrupted, not fitted: {', '.join(answer['missing'])}", err=True)
             raise KeyboardInterrupt
 
 

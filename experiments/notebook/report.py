@@ -146,14 +146,12 @@ def _draw(make: Callable[[], Figure], width: Width) -> Figure:
 
     Raises PlanError for an unknown width.
     """
-    import matplotlib
-
     from meshcast.experiments.plots import style
 
     if width not in style.WIDTHS:
         raise PlanError("width", "there is no width of this name", nearest(str(width), style.WIDTHS), width)
-    with matplotlib.rc_context(style.settings(width)):
-        figure = make()
+    with style.drawing(width):
+        figure = style.escape_texts(make())
     # IPython asks the object itself for its picture; otherwise pyplot has to be imported before a figure is shown.
     figure.__dict__["_repr_png_"] = partial(_to_png, figure, width)
     figure.__dict__["savefig"] = partial(_save, figure, width)
@@ -172,7 +170,7 @@ def _save(figure: Figure, width: Width, target: Any, **options: Any) -> None:
     from meshcast.experiments.plots import style
     from meshcast.experiments.plots.sheet import write_figure
 
-    with matplotlib.rc_context(style.settings(width)):
+    with style.drawing(width):
         if not options and str(target).lower().endswith((".png", ".svg", ".pdf")):
             write_figure(figure, target, width)
             return
@@ -188,12 +186,11 @@ def _save(figure: Figure, width: Width, target: Any, **options: Any) -> None:
 
 
 def _to_png(figure: Any, width: Width) -> bytes:
-    import matplotlib
     from matplotlib.figure import Figure
 
     from meshcast.experiments.plots import style
 
     file = io.BytesIO()
-    with matplotlib.rc_context(style.settings(width)):
+    with style.drawing(width):
         Figure.savefig(figure, file, format="png", dpi=style.DPI)
     return file.getvalue()

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from meshcast.experiments.pages.published import format_percent, progress
+from meshcast.experiments.pages.safe_console import Lines
 from meshcast.experiments.pages.tables import number_columns, reasons_table, ruled_table
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import CatalogError, PlanError, nearest
@@ -188,7 +189,7 @@ def worst_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = _table(("largest errors", "shape"), ("measured us", "forecast us", "error %"))
     for row in rows:
         times = [f"{row[key]:,.1f}" for key in ("measured_us", "predicted_us")]
-        words = Text(f"{row['gpu']} {row['operation']} {row['kind']}\n  {row['library']}")
+        words = Lines(f"{row['gpu']} {row['operation']} {row['kind']}", f"  {row['library']}")
         table.add_row(words, row["shape"], *times, format_percent(row["error"], "+", 0))
     return table
 
@@ -202,7 +203,7 @@ def _refusals(given: dict[str, Any]) -> list[RenderableType]:
 
 def calibration_page(given: dict[str, Any], out: Path) -> RenderableType:
     """Errors of every library with its own coefficients, and when it was left out of the fit."""
-    numbers = ("rows", "median", "p90", "unseen:\nmedian", "\np90")
+    numbers = ("rows", "median", "p90", Lines("unseen:", "median"), Lines("", "p90"))
     table = _table(("hardware", "section", "library"), numbers, vertical="bottom")
     for one in given["calibrated"]:
         for row in one["libraries"]:
@@ -214,7 +215,7 @@ def calibration_page(given: dict[str, Any], out: Path) -> RenderableType:
     return Group(title, Text(), table, remark)
 
 
-def _table(words: Sequence[str], numbers: Sequence[str], **options: Any) -> Table:
+def _table(words: Sequence[str], numbers: Sequence[str | Lines], **options: Any) -> Table:
     """options: of the columns of numbers."""
     folded = (Column(head, overflow="fold") for head in words)
     return ruled_table(*folded, *number_columns(*numbers, no_wrap=True, **options), collapse_padding=True)

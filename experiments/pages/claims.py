@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 import yaml
@@ -13,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from meshcast.experiments.pages.published import keep_until_interrupted, progress
+from meshcast.experiments.pages.safe_console import Lines
 from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.hardware.errors import PlanError, nearest, shorten
 from meshcast.validation.claims.claim_file import Claim, ClaimFile, read_claims
@@ -154,7 +154,9 @@ def _claim_page(row: dict[str, Any]) -> RenderableType:
     if unfit:
         parts.append(Text(f"does not fit in memory: {', '.join(unfit)}", "dim"))
     jobs = yaml.safe_dump(row["jobs"], sort_keys=False, default_flow_style=None, width=110)
-    return Group(*parts, Text(), Text(f"jobs:\n{indent(jobs, '  ').rstrip()}" if row["jobs"] else "no jobs"))
+    return Group(
+        *parts, Text(), Lines("jobs:", *(f"  {line}" for line in jobs.splitlines())) if row["jobs"] else Text("no jobs")
+    )
 
 
 def _word_quantity(value: float | list[float]) -> str:

@@ -8,20 +8,19 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.segment import Segment
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from meshcast.experiments.explain.assumed_fields import AssumedField
 from meshcast.experiments.explain.fitting_changes import FittingChange
+from meshcast.experiments.pages.safe_console import SafeConsole
 from meshcast.experiments.pages.tables import labelled_line, number_columns, ruled_table
-from meshcast.hardware.errors import escape_controls
 from meshcast.hardware.units import GIB
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.job.job import Job
@@ -90,7 +89,7 @@ def show(what: RenderableType) -> None:
     """Prints a page, as wide as the terminal up to `WIDEST`; a pipe gets the text of `render`."""
     if sys.stdout.isatty():
         width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDEST)
-        _console(sys.stdout, max(width, 60)).print(what)
+        SafeConsole(sys.stdout, max(width, 60)).print_page(what)
         return
     text = render(what)
     try:
@@ -103,27 +102,15 @@ def show(what: RenderableType) -> None:
 def render(what: RenderableType) -> str:
     """Text of a page at `WIDTH` columns, without colours and without spaces at the ends of lines."""
     file = io.StringIO()
-    _console(file, WIDTH).print(what)
+    SafeConsole(file, WIDTH).print_page(what)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
-
-
-class SafeConsole(Console):
-    """Prints control characters of names as escapes, so that no file can send commands to the terminal."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else escape_controls(text), style, control)
 
 
 def to_html(what: RenderableType) -> str:
     """Returns a page as one HTML element with inline styles, the same in any notebook; names in it are escaped."""
-    console = SafeConsole(file=io.StringIO(), width=WIDTH, record=True, highlight=False, markup=False, emoji=False)
-    console.print(what)
+    console = SafeConsole(io.StringIO(), WIDTH, record=True)
+    console.print_page(what)
     return console.export_html(inline_styles=True, theme=HTML_THEME, code_format=HTML_FORMAT)
-
-
-def _console(file: IO[str], width: int) -> Console:
-    return SafeConsole(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 
 def page(

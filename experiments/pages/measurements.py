@@ -12,8 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.pages.forecast import SafeConsole
 from meshcast.experiments.pages.published import format_percent
+from meshcast.experiments.pages.safe_console import SafeConsole
 from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.documents.output_file import write_file
@@ -87,9 +87,9 @@ def write_page(answers: Iterable[Mapping[str, Any]], path: Path, brief: bool = F
     answers: of `validate_files`. brief: see `page`. Raises OSError if the file cannot be written.
     """
     text = io.StringIO()
-    console = SafeConsole(file=text, width=PAGE_WIDTH, color_system=None, legacy_windows=False)
+    console = SafeConsole(text, PAGE_WIDTH, color_system=None, legacy_windows=False)
     for answer in answers:
-        console.print(page(answer, brief), Text())
+        console.print_page(page(answer, brief), Text())
     write_file(path, text.getvalue())
     return path
 

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from meshcast.experiments.pages.safe_console import Lines
 from meshcast.experiments.pages.tables import number_columns, reasons_table, ruled_table
 from meshcast.experiments.plots.style import Width
 from meshcast.simulator.report.words import describe_value
@@ -380,7 +381,7 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
 def errors_table(summary: dict[str, Any]) -> Table:
     """Errors of the step time [%] by group."""
     heads = "runs", "timed", "median", "mean", "p90", "bias", "inside"
-    naive = "naive\nmedian", "\np90", "blind\nmedian", "\np90"
+    naive = Lines("naive", "median"), Lines("", "p90"), Lines("blind", "median"), Lines("", "p90")
     numbers = number_columns(*heads, *naive, no_wrap=True, vertical="bottom")
     table = ruled_table(Column("time error %", style="bold", no_wrap=True), *numbers, collapse_padding=True)
 
@@ -428,7 +429,7 @@ def _misfit_blocks(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
     """The runs whose forecast exceeds the memory of their GPU, the furthest first, and the likely reason."""
     table = ruled_table(
         Column("does not fit", style="bold", overflow="fold"),
-        *number_columns("GiB", "of", "time\nerror %", no_wrap=True),
+        *number_columns("GiB", "of", Lines("time", "error %"), no_wrap=True),
         Column("likely reason", overflow="fold"),
     )
     found = [row for row in rows if row["predicted"] and not row["predicted"]["fits"]]

@@ -8,12 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from meshcast.experiments.pages.safe_console import Lines
+from meshcast.experiments.pages.say import say
 from meshcast.experiments.pages.tables import labelled_line, number_columns, reasons_table, ruled_table
 from meshcast.experiments.sweeps.merge import merge
 from meshcast.experiments.sweeps.output import parts_folder
@@ -44,7 +45,7 @@ def run_sweep(
             return read.fields, summary
     except KeyboardInterrupt:
         kept = f"{watch.done:,} of {watch.points or read.points:,} points are stored in {parts_folder(out)}"
-        typer.echo(f"meshcast: interrupted, {kept}; the same command resumes it", err=True)
+        say(f"meshcast: interrupted, {kept}; the same command resumes it", err=True)
         raise
 
 
@@ -104,7 +105,7 @@ STATUSES = {"fits": "fit", "does-not-fit": "do not fit", "invalid": "invalid"}
 def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> Table:
     """The plans that fit with the highest `RANKED_BY`, or of simulated runs with the most tokens per second."""
     parts = [name.rpartition(".") for name in fields]
-    heads = [f"{inside}.\n{last}" if inside else last for inside, _, last in parts]
+    heads = [Lines(f"{inside}.", last) if inside else last for inside, _, last in parts]
     figures = sorted(shown_in("best"), key=lambda figure: figure.name != RANKED_BY)
     if RANKED_BY_RUN in rows[0]:  # the columns of simulated runs take the room of all but the step
         figures = [figure for figure in figures if figure.name == "step_time_s"]

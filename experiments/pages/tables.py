@@ -19,7 +19,7 @@ def ruled_table(*columns: Column | str, **options: Any) -> Table:
     return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, **options)
 
 
-def number_columns(*heads: str, **options: Any) -> list[Column]:
+def number_columns(*heads: str | Text, **options: Any) -> list[Column]:
     """Makes right-aligned columns. options: those of `Column`."""
     return [Column(head, justify="right", **options) for head in heads]
 

@@ -9,7 +9,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -19,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from meshcast.experiments.plots import style
 from meshcast.hardware.documents.output_file import write_file
+from meshcast.hardware.errors import escape_controls
 
 EDGE = 0.1
 """Left and right margin of text [in]."""
@@ -28,6 +28,9 @@ LINE, TITLE_LINE = 0.135, 0.16
 
 HEAD = 0.42
 """Upper end of a plot below a title of one line without lines below it [in]."""
+
+MOST_LETTERS = 500
+"""Letters of a text that is cut to a width at most: more have room on no sheet."""
 
 
 class Heading(NamedTuple):
@@ -125,13 +128,14 @@ def wrap_text(words: str, room: float, size: float = style.SMALL, bold: bool = F
 def text_width(words: str, size: float = style.SMALL, bold: bool = False) -> float:
     """Width of a line of text [in]. size: of its type [pt]."""
     font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal", size=size)
-    return float(text_to_path.get_text_width_height_descent(words, font, False)[0]) / 72
+    return float(text_to_path.get_text_width_height_descent(escape_controls(words), font, False)[0]) / 72
 
 
 def truncate_words(words: str, room: float, size: float = style.SMALL, bold: bool = False) -> str:
     """Cuts text to a width. room: that width [in]."""
     if text_width(words, size, bold) <= room:
         return words
+    words = words[:MOST_LETTERS]
     while words and text_width(words + "...", size, bold) > room:
         words = words[:-1]
     return f"{words.rstrip()}..." if words else ""
@@ -183,8 +187,8 @@ def time_unit(span: float) -> tuple[float, str]:
 
 def save(make: Callable[[], Figure], path: str | Path, width: style.Width = "page") -> None:
     """Makes a plot for a width and writes it. Raises OSError if the file cannot be written."""
-    with matplotlib.rc_context(style.settings(width)):
-        write_figure(make(), path, width)
+    with style.drawing(width):
+        write_figure(style.escape_texts(make()), path, width)
 
 
 def write_figure(figure: Figure, path: str | Path, width: style.Width = "page") -> None:

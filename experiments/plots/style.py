@@ -11,7 +11,15 @@ enlarged as a whole when it is written (`SheetSize.zoom`), so its type and lines
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from meshcast.hardware.errors import escape_controls
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Width = Literal["column", "page", "slide"]
 """What a plot is made for: a column of a paper, the full width of its page, a slide."""
@@ -70,6 +78,7 @@ RC: Any = {
     "axes.labelsize": TEXT,
     "axes.labelcolor": INK,
     "text.color": INK,
+    "text.parse_math": False,  # names may hold any letters, such as $ and \\
     "xtick.color": LINE,
     "ytick.color": LINE,
     "xtick.labelcolor": INK,
@@ -89,6 +98,34 @@ def settings(width: Width = "page") -> Any:
     """Settings of matplotlib for a plot of this width."""
     paper = WIDTHS[width]
     return RC | {"figure.figsize": (paper.width / paper.zoom, paper.tallest / paper.zoom)}
+
+
+@contextmanager
+def drawing(width: Width = "page") -> Iterator[None]:
+    """Sets the style of a plot of this width while it is made or written. A letter that the font lacks is drawn as a
+    box, without a warning."""
+    import matplotlib
+
+    with matplotlib.rc_context(settings(width)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
+
+
+def escape_texts(figure: Figure) -> Figure:
+    """Puts escapes in place of the control characters of all texts of a figure: names in files may hold any, and an SVG
+    file may not. Returns the figure."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import FixedFormatter
+
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if isinstance(formatter := axis.get_major_formatter(), FixedFormatter):
+                formatter.seq = [escape_controls(label) for label in formatter.seq]
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        if (escaped := escape_controls(text.get_text())) != text.get_text():
+            text.set_text(escaped)
+    return figure
 
 
 def layout_width() -> float:

@@ -190,6 +190,12 @@ def parse_csv(text: str) -> list[CsvRow]:
     return rows
 
 
+def split_lines(text: str) -> list[str]:
+    """The lines of a text as editors and shells count them. Python's `splitlines` ends them at eight more characters,
+    such as U+2028, behind which a comment would go on as a line of its own."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+
+
 # ---------------------------------------------------------------------------------------------- JSON
 
 

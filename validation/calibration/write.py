@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from meshcast.hardware.documents.output_file import write_file
+from meshcast.hardware.errors import to_line
 from meshcast.simulator.costs.coefficients import Coefficient, coefficients
+from meshcast.simulator.formats.launch.quoting import quote_text, quote_yaml
 from meshcast.validation.calibration.fit import Fit
 
 SHORT = 0.3
@@ -92,7 +93,8 @@ def find_sigmas(forecast: np.ndarray, measured: np.ndarray, launch: np.ndarray) 
 
 def text(title: str, data: Mapping[str, Any]) -> str:
     """The text of a file: one line for each coefficient."""
-    lines = [f"# {title}: coefficients of the cost models in simulator/costs, in SI; written by `meshcast calibrate`."]
+    what = "coefficients of the cost models in simulator/costs, in SI; written by `meshcast calibrate`"
+    lines = [f"# {to_line(title)}: {what}."]
     _add_lines(data, 0, lines)
     return "\n".join(lines) + "\n"
 
@@ -101,16 +103,16 @@ def _add_lines(data: Mapping[str, Any], depth: int, lines: list[str]) -> None:
     pad = "  " * depth
     for key, value in data.items():
         if isinstance(value, Mapping) and any(isinstance(one, Mapping) for one in value.values()):
-            lines.append(f"{pad}{key}:")
+            lines.append(f"{pad}{quote_yaml(key)}:")
             _add_lines(value, depth + 1, lines)
         elif isinstance(value, Mapping) and not {"value", "sigma_short"} & set(value):
-            lines.append(f"{pad}{key}:" + ("" if value else " {}"))
+            lines.append(f"{pad}{quote_yaml(key)}:" + ("" if value else " {}"))
             _add_lines(value, depth + 1, lines)
         elif isinstance(value, Mapping):
-            inner = ", ".join(f"{name}: {_scalar(one)}" for name, one in value.items())
-            lines.append(f"{pad}{key}: {{{inner}}}")
+            inner = ", ".join(f"{quote_yaml(name)}: {_scalar(one)}" for name, one in value.items())
+            lines.append(f"{pad}{quote_yaml(key)}: {{{inner}}}")
         else:
-            lines.append(f"{pad}{key}: {_scalar(value)}")
+            lines.append(f"{pad}{quote_yaml(key)}: {_scalar(value)}")
 
 
 def _scalar(value: Any) -> str:
@@ -118,7 +120,7 @@ def _scalar(value: Any) -> str:
         digits = f"{value:.12g}"
         # YAML 1.1 reads 5e-06 as text.
         return digits.replace("e", ".0e") if "e" in digits and "." not in digits else digits
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+    return quote_text(value) if isinstance(value, str) else str(value)
 
 
 def write(path: Path, title: str, data: Mapping[str, Any]) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
+from meshcast.experiments.pages.safe_console import Lines
 from meshcast.experiments.planning.benchmark.answer import name_method
 from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum
 from meshcast.experiments.planning.benchmark.rows import BenchmarkRow
 from meshcast.experiments.planning.planner import find_planner
-from meshcast.hardware.errors import PlanError, escape_controls
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.words import format_need
 
 HEADS = ("step s", "90%", "GiB", "regret", "own regret", "objective s", "priced", "CPU s")
@@ -46,7 +46,7 @@ def benchmark_table(rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum | Pl
         if row.outside
     ]
     notes += [f"certified: {optimum}"] if isinstance(optimum, PlanError) else []
-    table.caption = Text("\n".join(map(escape_controls, notes)))
+    table.caption = Lines(*notes)
     table.caption_justify = "left"
     return table
 

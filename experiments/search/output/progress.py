@@ -6,10 +6,10 @@ import math
 import sys
 import time
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from meshcast.experiments.pages.say import say
 from meshcast.experiments.search.certificate import Certificate
 from meshcast.experiments.search.objectives import OF_RUNS
 from meshcast.simulator.report.words import format_seconds
@@ -33,7 +33,7 @@ class SearchProgress:
             now = time.monotonic()
             if now - self._written >= SECONDS_BETWEEN_LINES:
                 self._written = now
-                typer.echo(f"meshcast: {now - self._began:,.0f} s: {describe_progress(found)}", err=True)
+                say(f"meshcast: {now - self._began:,.0f} s: {describe_progress(found)}", err=True)
             return
         if not self.bar.task_ids:
             self.bar.start()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from meshcast.hardware.errors import PlanError
+from meshcast.hardware.errors import PlanError, escape_controls, to_line
 from meshcast.simulator.formats.launch.table import SomeKeys
 from meshcast.simulator.formats.launch.verdicts import ApproximatedSetting, Findings, Question
 
@@ -20,10 +20,14 @@ class OpenQuestions(PlanError):
     """
 
     def __init__(self, where: str, questions: tuple[Question, ...]) -> None:
-        lines = "".join(f"\n  {question}" for question in questions)
+        lines = "".join(f"\n  {to_line(str(question))}" for question in questions)
         rule = f"it leaves open what decides the answer:{lines}\nEach line ends with what answers it"
         super().__init__(where, rule, "--assume-defaults forecasts without an answer")
         self.questions = questions
+
+    @staticmethod
+    def _escape(text: str) -> str:
+        return escape_controls(text)
 
     def to_dict(self) -> dict[str, Any]:
         """The error object in answers of ``--json``."""

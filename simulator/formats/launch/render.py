@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshcast.hardware.errors import to_line
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
+from meshcast.simulator.formats.launch.quoting import quote_yaml
 from meshcast.simulator.formats.launch.verdicts import TakenSetting
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
 
@@ -29,7 +28,7 @@ def render_job(imported: ImportedJob) -> str:
         setting = to_line(imported.comments["run.checkpoints.every_steps"])
         body += [] if "run" in imported.job else ["# run:"]
         body.append(
-            f"  # checkpoints: {to_flow(imported.checkpoints)}  # {setting}; meshcast run reads it from the file"
+            f"  # checkpoints: {quote_yaml(imported.checkpoints)}  # {setting}; meshcast run reads it from the file"
         )
     for title, entries in _list_settings(imported, body):
         if entries:
@@ -59,7 +58,7 @@ def _list_settings(imported: ImportedJob, body: list[str]) -> Iterator[tuple[str
 def _describe_taken(entry: TakenSetting) -> str:
     """A setting with the first key that it states."""
     key = next(iter(entry.keys), None)
-    return entry.shown if key is None else f"{entry.shown} ({key} {to_flow(entry.keys[key])})"
+    return entry.shown if key is None else f"{entry.shown} ({key} {quote_yaml(entry.keys[key])})"
 
 
 def _wrap(text: str) -> list[str]:
@@ -82,7 +81,7 @@ def _render(key: str, value: Any, path: str, comments: Mapping[str, str], depth:
         and "use" not in value
         and (depth == 0 or len(str(value)) > 50 or any(name.startswith(f"{path}.") for name in comments))
     ):
-        lines = [f"{margin}{key}:"]
+        lines = [f"{margin}{quote_yaml(key)}:"]
         if "mesh" in value:  # in long form one key says what several settings do
             said = {
                 name.removeprefix("plan."): one
@@ -94,9 +93,9 @@ def _render(key: str, value: Any, path: str, comments: Mapping[str, str], depth:
             lines += _render(inner, one, f"{path}.{inner}", comments, depth + 1)
         return lines
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
-        return [f"{margin}{key}:", *(f"{margin}  - {to_flow(one)}" for one in value)]
+        return [f"{margin}{quote_yaml(key)}:", *(f"{margin}  - {quote_yaml(one)}" for one in value)]
     comment = to_line(comments.get(_behind(path), ""))
-    line = f"{margin}{key}: {to_flow(value)}"
+    line = f"{margin}{quote_yaml(key)}: {quote_yaml(value)}"
     return [f"{line}  # {comment}" if comment else line]
 
 
@@ -104,20 +103,3 @@ def _behind(path: str) -> str:
     """The key of an import behind a key of a job file."""
     section, _, key = path.removesuffix(".use").partition(".")
     return f"plan.{PLAN_KEYS[key].flat}" if section == "plan" and key in PLAN_KEYS else path
-
-
-def to_flow(value: Any) -> str:
-    """A value on one line of YAML."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        words = ("null", "true", "false", "yes", "no", "on", "off")
-        plain = re.fullmatch(r"[A-Za-z_][\w./:+ -]*", value) and value.lower() not in words
-        return value if plain and not re.search(r": |:$| $|^-", value) else json.dumps(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {to_flow(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(to_flow, value)) + "]"
-    if isinstance(value, float) and value == int(value) and abs(value) < 1e18:
-        return str(int(value))
-    return json.dumps(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshcast.simulator.formats.launch.render import to_flow
+from meshcast.simulator.formats.launch.quoting import quote_yaml
 
 
 def write_yaml(settings: Mapping[str, Any], header: list[str]) -> str:
@@ -17,7 +17,7 @@ def _write_lines(settings: Mapping[str, Any], margin: str) -> list[str]:
     lines: list[str] = []
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            lines += [f"{margin}{key}:", *_write_lines(value, f"{margin}  ")]
+            lines += [f"{margin}{quote_yaml(key)}:", *_write_lines(value, f"{margin}  ")]
         else:
-            lines.append(f"{margin}{key}: {to_flow(value)}")
+            lines.append(f"{margin}{quote_yaml(key)}: {quote_yaml(value)}")
     return lines

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from meshcast.experiments.cli.console import to_json
 from meshcast.experiments.pages.forecast import render
+from meshcast.experiments.pages.safe_console import Lines
 from meshcast.hardware.errors import PlanError, escape_controls
 from meshcast.validation.distributed.launch import environment
 from tests.experiments.cli.samples import JOB, ROOT, run
@@ -30,7 +31,8 @@ def test_control_characters_are_escaped() -> None:
     assert str(PlanError("a\u2028b", "bad", "Correct it")) == "a\\u2028b: bad. Correct it"
     assert len(str(PlanError("k" * 5000, "bad", "Correct it"))) < 500
     assert str(PlanError(f"{RED}a\nb", "bad", "Correct it")) == "\\x1b[31ma\\nb: bad. Correct it"
-    assert render(Text(f"one {RED}red\ntwo", style="red")) == "one \\x1b[31mred\ntwo\n"
+    assert render(Text(f"one {RED}red\ntwo", style="red")) == "one \\x1b[31mred\\ntwo\n"
+    assert render(Lines(f"one {RED}red\ntwo", "three")) == "one \\x1b[31mred\\ntwo\nthree\n"
 
 
 def test_no_name_in_a_file_reaches_the_terminal(tmp_path: Path) -> None:

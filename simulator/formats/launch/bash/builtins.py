@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping
 
+from meshcast.hardware.documents.input_file import split_lines
 from meshcast.simulator.formats.launch.bash.arithmetic import Formula
 from meshcast.simulator.formats.launch.bash.expansion import unescape_ansi
 from meshcast.simulator.formats.launch.bash.files import read_file, resolve
@@ -195,8 +196,8 @@ def _cut_columns(text: str, words: list[str]) -> str | None:
     if options is None:
         return None
     sign, number = options[1] or options[4], int(options[2] or options[3])
-    rows = [line.split(sign) if sign in line else None for line in text.splitlines()]
-    lines = text.splitlines()
+    lines = split_lines(text)
+    rows = [line.split(sign) if sign in line else None for line in lines]
     chosen = [
         line if parts is None else parts[number - 1] if 0 < number <= len(parts) else ""
         for line, parts in zip(lines, rows, strict=True)
@@ -206,7 +207,7 @@ def _cut_columns(text: str, words: list[str]) -> str | None:
 
 def _head(text: str, words: list[str]) -> str | None:
     count = re.fullmatch(r"-n ?(\d{1,6})|-(\d{1,6})", " ".join(words) or "-10")
-    return "".join(text.splitlines(keepends=True)[: int(count[1] or count[2])]) if count else None
+    return "".join(f"{line}\n" for line in split_lines(text)[: int(count[1] or count[2])]) if count else None
 
 
 def _count(text: str, words: list[str]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from meshcast.hardware.documents.input_file import split_lines
 from meshcast.simulator.formats.launch.bash.records import Word
 
 SHORT = {
@@ -31,7 +32,7 @@ _OTHER = re.compile(r"^#(PBS|BSUB)[ \t]+-(\w+)[ \t]+(\S+)")
 def read_directives(text: str) -> dict[str, Word]:
     """Returns the settings: Slurm's by their long names, others with the manager's in front (``pbs-l``)."""
     directives = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(split_lines(text), 1):
         place = len("#SBATCH") if line.startswith("#SBATCH") else len(line)
         while slurm := _SLURM.match(line, place):
             name = slurm[1] or SHORT.get(slurm[3], slurm[3])

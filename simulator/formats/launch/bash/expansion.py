@@ -294,18 +294,26 @@ def find_dollars(node: Node) -> Iterator[Node]:
 
 
 def unescape_ansi(text: str) -> str:
-    """Returns the text of ``$'...'``."""
+    """Returns the text of ``$'...'``, in which numbers are those of bytes, but for ``\\u`` and ``\\U``."""
 
     def replace_escape(escape_sequence: re.Match[str]) -> str:
         sign = escape_sequence[1]
         if sign[0] in "xuU":
             code = int(sign[1:], 16)
-            return chr(code) if code < 0x110000 else ""
+            if sign[0] == "x":
+                return _to_letter(code)
+            return chr(code) if code < 0xD800 or 0xDFFF < code < 0x110000 else ""
         if sign[0].isdigit():
-            return chr(int(sign, 8) % 256)
+            return _to_letter(int(sign, 8) % 256)
         return _ANSI.get(sign, f"\\{sign}")
 
-    return re.sub(r"(?s)\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8}|[0-7]{1,3}|.)", replace_escape, text)
+    escapes = r"(?s)\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8}|[0-7]{1,3}|.)"
+    return re.sub(escapes, replace_escape, text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _to_letter(byte: int) -> str:
+    """Returns a byte as a letter, or as the half of a surrogate that stands for a part of one."""
+    return chr(byte) if byte < 0x80 else chr(0xDC00 + byte)
 
 
 def expand_braces(text: str, most: int) -> list[str]:

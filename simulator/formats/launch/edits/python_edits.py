@@ -6,8 +6,10 @@ import ast
 from collections.abc import Sequence
 from itertools import pairwise
 
+from meshcast.hardware.documents.input_file import split_lines
 from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.quoting import quote_python
 
 SECTIONS = ("training", "parallelism", "compile")
 """Sections whose settings are assigned as they are."""
@@ -24,7 +26,7 @@ def edit_python(file: LaunchFile, changes: Sequence[SettingChange]) -> str:
     Raises PlanError for a setting that no assignment changes, and where no function of the file ends with the
     configuration as a variable.
     """
-    lines, last = file.text.splitlines(), _find_return(file)
+    lines, last = split_lines(file.text), _find_return(file)
     for change in reversed(changes):
         if last is None or not isinstance(last.value, ast.Name):
             raise change.refuse()
@@ -56,4 +58,4 @@ def _write_statements(variable: str, change: SettingChange) -> list[str]:
         return [*imported, f"{variable}.activation_checkpoint = {policy + '.Config()' if policy else None}"]
     if section not in SECTIONS or not name or change.after is None:
         raise change.refuse()
-    return [f"{variable}.{change.name} = {change.after!r}".replace("'", '"')]
+    return [f"{variable}.{change.name} = {quote_python(change.after)}"]

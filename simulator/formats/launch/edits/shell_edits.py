@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from meshcast.simulator.formats.launch.edits.setting_change import SettingChange, line_of_place
+from meshcast.simulator.formats.launch.quoting import quote_shell
 from meshcast.simulator.formats.launch.table import Stated
 
 VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|(?!--)(?:\$\{[^}\n]*\}|\$\(\([^\n]*?\)\)|[^\s"'\\;|&()])+)"""
@@ -64,8 +65,7 @@ def _spell_values(value: object, gap: str = " ") -> str:
     if value is True:
         return ""
     words = list(value) if isinstance(value, list | tuple) else [value]
-    spelled = [str(word) if re.fullmatch(r"[\w.,+/-]+", str(word)) else f"'{word}'" for word in words]
-    return ("=" if gap == "=" else " ") + " ".join(spelled)
+    return ("=" if gap == "=" else " ") + " ".join(map(quote_shell, words))
 
 
 def _cut_flag(text: str, begin: int, end: int) -> str:
@@ -91,18 +91,18 @@ def _add_flag(text: str, change: SettingChange) -> str:
 
 def _edit_variable(text: str, change: SettingChange) -> str:
     """The script with another value of a variable of the environment, or without it."""
-    lines = text.splitlines(keepends=True)
+    lines = text.split("\n")
     if change.before is None:
         at = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
-        return "".join([*lines[:at], f"export {change.variable}={change.after}\n", *lines[at:]])
+        return "\n".join([*lines[:at], f"export {change.variable}={quote_shell(change.after)}", *lines[at:]])
     at, assignment = change.line - 1, rf"\b{change.variable}=(\"[^\"]*\"|'[^']*'|[^\s;]*)"
     if not 0 <= at < len(lines) or not re.search(assignment, lines[at]):
         raise change.refuse()
-    after = "" if change.after is None else f"{change.variable}={change.after}"
+    after = "" if change.after is None else f"{change.variable}={quote_shell(change.after)}"
     lines[at] = re.sub(assignment, lambda _: after, lines[at])
     if re.fullmatch(r"\s*(export)?\s*", lines[at]):
         del lines[at]
-    return "".join(lines)
+    return "\n".join(lines)
 
 
 def order_neighbours(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import tomllib
 
+from meshcast.hardware.documents.input_file import split_lines
 from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
+from meshcast.simulator.formats.launch.quoting import quote_toml
 
 LONGEST = 500
 """Most lines of a value."""
@@ -14,16 +16,16 @@ LONGEST = 500
 def edit_toml(text: str, change: SettingChange) -> str:
     """Returns the file with a setting changed. Raises PlanError for one that is not written as ``key = value``."""
     section, _, key = change.name.rpartition(".")
-    lines = text.splitlines()
+    lines = split_lines(text)
     if change.before is None:
-        added = f"{key} = {spell_toml(change.after)}"
+        added = f"{key} = {quote_toml(change.after)}"
         at = _end_of_section(lines, section)
         lines[at:at] = [added] if at < len(lines) or _has_section(lines, section) else ["", f"[{section}]", added]
     else:
         begin, end = _find_lines(lines, change, key)
         margin = lines[begin][: len(lines[begin]) - len(lines[begin].lstrip())]
         comment = re.search(r"\s*#[^\"']*$", lines[end - 1])
-        after = f"{margin}{key} = {spell_toml(change.after)}{comment[0] if comment else ''}"
+        after = f"{margin}{key} = {quote_toml(change.after)}{comment[0] if comment else ''}"
         lines[begin:end] = [] if change.after is None else [after]
     return "\n".join(lines) + ("\n" if text.endswith("\n") else "")
 
@@ -60,12 +62,3 @@ def _end_of_section(lines: list[str], section: str) -> int:
         if inside and line.strip() and not line.lstrip().startswith("#"):
             last = number + 1
     return last
-
-
-def spell_toml(value: object) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return f"[{', '.join(map(spell_toml, value))}]" if isinstance(value, list | tuple) else str(value)

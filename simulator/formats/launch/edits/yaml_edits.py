@@ -10,7 +10,7 @@ from typing import NamedTuple
 import yaml
 
 from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
-from meshcast.simulator.formats.launch.render import to_flow
+from meshcast.simulator.formats.launch.quoting import quote_yaml
 from meshcast.simulator.formats.launch.table import Stated
 
 ENVIRONMENT_SECTION = "ENV_VARS"
@@ -92,11 +92,11 @@ def _add(text: str, root: yaml.MappingNode, entries: list[SettingEntry], name: s
     if mapping.flow_style:
         own_line = text[: last_key.start_mark.index].rpartition("\n")[2].isspace()
         gap = "\n" + " " * last_key.start_mark.column if own_line else " "
-        word = json.dumps(key) if _is_json(mapping) else key
+        word = json.dumps(key) if _is_json(mapping) else quote_yaml(key)
         return f"{text[: last.end_mark.index]},{gap}{word}: {spelled}{text[last.end_mark.index :]}"
     end = text.find("\n", max(last.end_mark.index - 1, 0))
     before = text if end < 0 else text[:end]
-    return f"{before}\n{' ' * last_key.start_mark.column}{key}: {spelled}{text[len(before) :] or chr(10)}"
+    return f"{before}\n{' ' * last_key.start_mark.column}{quote_yaml(key)}: {spelled}{text[len(before) :] or chr(10)}"
 
 
 def _find_mapping(
@@ -120,4 +120,4 @@ def _spell(value: object, mapping: yaml.MappingNode) -> str:
     plain = list(value) if isinstance(value, tuple) else value
     if isinstance(plain, str) and re.fullmatch(r"-?\d+(\.\d+)?", plain):  # of a format whose values are all words
         return plain
-    return json.dumps(plain) if mapping.flow_style and _is_json(mapping) else to_flow(plain)
+    return json.dumps(plain) if mapping.flow_style and _is_json(mapping) else quote_yaml(plain)

@@ -6,8 +6,6 @@ Source: huggingface/accelerate v1.15.0, src/accelerate/utils/dataclasses.py, com
 from __future__ import annotations
 
 import json
-import re
-import shlex
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
@@ -34,6 +32,7 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     write_formats,
     write_fsdp,
 )
+from meshcast.simulator.formats.launch.quoting import quote_shell
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys
 from meshcast.simulator.formats.launch.yaml_text import write_yaml
@@ -86,15 +85,9 @@ def write(keys: Keys, header: list[str]) -> str:
     lines = ["#!/bin/bash", *(f"# {line}".rstrip() for line in header)]
     for name, text in files.items():
         lines += [f"cat > {name} <<'END'", text.rstrip(), "END"]
-    words = [f"--{name} {to_word(value)}" for name, value in arguments.items()]
+    words = [f"--{name} {quote_shell(value)}" for name, value in arguments.items()]
     command = [f"accelerate launch --config_file {CONFIGURATION} train.py", *words]
     return "\n".join([*lines, " \\\n    ".join(command)]) + "\n"
-
-
-def to_word(value: object) -> str:
-    """A value as a word of a shell; switches of the Trainer take True and False."""
-    text = str(value)
-    return text if re.fullmatch(r"[\w./:-]+", text) else shlex.quote(text)
 
 
 def write_accelerate(keys: SomeKeys) -> Keys:

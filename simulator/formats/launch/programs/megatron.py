@@ -35,6 +35,7 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
     write_recipe,
 )
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS
+from meshcast.simulator.formats.launch.quoting import quote_shell
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import OFF, UNSTATED, Keys, SettingRow, Stated, is_null, write_rows
 
@@ -293,9 +294,8 @@ def write_flag(name: str, value: Any) -> str:
     if value is True:
         return flag
     if isinstance(value, list | tuple):
-        return " ".join([flag, *map(str, value)])
-    text = str(value)
-    return f"{flag} {text}" if re.fullmatch(r"[\w.,+-]+", text) else f"{flag} '{text}'"
+        return " ".join([flag, *map(quote_shell, value)])
+    return f"{flag} {quote_shell(value)}"
 
 
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 
+from meshcast.hardware.documents.input_file import split_lines
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.arguments import merge_settings
 from meshcast.simulator.formats.launch.bash.records import Word
@@ -148,7 +149,7 @@ def read(file: LaunchFile) -> dict[str, Stated]:
 
 def _read_toml(data: SomeKeys, file: LaunchFile) -> dict[str, Stated]:
     found: dict[str, Stated] = {}
-    lines = file.text.splitlines()
+    lines = split_lines(file.text)
 
     def walk(prefix: str, value: object) -> None:
         if isinstance(value, dict):

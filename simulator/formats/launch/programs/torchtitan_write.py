@@ -16,6 +16,7 @@ from meshcast.simulator.formats.launch.programs.torchtitan_plan import (
     RENAMED,
     ROWS,
 )
+from meshcast.simulator.formats.launch.quoting import quote_python, quote_toml
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys, write_rows
 from meshcast.simulator.models.load import load_model
 
@@ -119,7 +120,7 @@ def _write_python(keys: Keys, header: Iterable[str]) -> str:
     settings["training.disable_cuda_graphs"] = not keys.get("framework.set.cuda_graphs", False)
     settings |= _write_loss(keys)
     policy, converters = _choose_policy(keys), _make_converters(keys)
-    arguments = [repr(flavor)]
+    arguments = [quote_python(flavor)]
     if keys.get("plan.ep", 1) > 1:
         backend = next((word for word, ours in EXPERTS.items() if ours == keys.get("plan.expert")), "standard")
         arguments.append(f'moe_comm_backend="{backend}"')
@@ -134,7 +135,7 @@ def _write_python(keys: Keys, header: Iterable[str]) -> str:
         f"from torchtitan.models.{name}.config_registry import {stock}",
         "from torchtitan.trainer import Trainer",
     ]
-    body = [f"config = {stock}()", f"config.model_spec = model_registry({', '.join(arguments)})".replace("'", '"')]
+    body = [f"config = {stock}()", f"config.model_spec = model_registry({', '.join(arguments)})"]
     if flavor == "custom":
         body.insert(1, f"# {NO_FLAVOR}")
     if not _has_chunks(keys):
@@ -147,7 +148,7 @@ def _write_python(keys: Keys, header: Iterable[str]) -> str:
         fields = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith(f"{section}.")}
         body += [
             f"config.{section} = {kind}(",
-            *(f"    {key}={_to_python(value)}," for key, value in fields.items()),
+            *(f"    {key}={quote_python(value)}," for key, value in fields.items()),
             ")",
         ]
     body.append(f"config.activation_checkpoint = {policy + '.Config()' if policy else 'None'}")
@@ -215,10 +216,6 @@ def _module_of(converter: str) -> str:
     return "lora" if converter == "LoRAConverter" else "quantization"
 
 
-def _to_python(value: object) -> str:
-    return repr(value).replace("'", '"') if not isinstance(value, tuple) else repr(list(value))
-
-
 # --------------------------------------------------------------------------------------------------- TOML
 
 
@@ -242,11 +239,11 @@ def _write_toml(keys: Keys, header: Iterable[str]) -> str:
     name, flavor = named or ("llama3", "custom")
     lines += ["", "[model]", *([] if named else [f"# {NO_FLAVOR}"]), f'name = "{name}"', f'flavor = "{flavor}"']
     if "model.converters" in converters:
-        lines.append(f"converters = {to_toml(converters.pop('model.converters'))}")
+        lines.append(f"converters = {quote_toml(converters.pop('model.converters'))}")
     sections: dict[str, list[str]] = {}
     for setting, value in _name_as_release(settings | converters, str(keys["framework.release"])).items():
         section, _, key = setting.rpartition(".")
-        sections.setdefault(section, []).append(f"{key} = {to_toml(value)}")
+        sections.setdefault(section, []).append(f"{key} = {quote_toml(value)}")
     for section, rows in sections.items():
         lines += ["", f"[{section}]", *rows]
     return "\n".join(lines) + "\n"
@@ -298,12 +295,3 @@ def _write_mode(keys: SomeKeys) -> Keys:
     if mode in ("operators", "selective"):
         return {name: "selective", "activation_checkpoint.selective_ac_option": "op"}
     return {name: mode}
-
-
-def to_toml(value: object) -> str:
-    """Returns a value as TOML writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return f"[{', '.join(map(to_toml, value))}]" if isinstance(value, list | tuple) else str(value)

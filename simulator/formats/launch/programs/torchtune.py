@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from meshcast.hardware.documents.input_file import split_lines
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.flat_settings import flatten_file
 from meshcast.simulator.formats.launch.keys import flatten_model
@@ -145,7 +146,7 @@ def _read_comment(file: LaunchFile) -> dict[str, Stated]:
     """The recipe and the number of processes of the command that a comment of a configuration shows."""
     settings: dict[str, Stated] = {}
     comments = [
-        (number, line) for number, line in enumerate(file.text.splitlines(), 1) if line.lstrip().startswith("#")
+        (number, line) for number, line in enumerate(split_lines(file.text), 1) if line.lstrip().startswith("#")
     ]
     for number, line in sorted(comments, key=lambda entry: "tune run" not in entry[1]):
         place = f"{file.where}:{number}"

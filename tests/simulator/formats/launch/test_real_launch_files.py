@@ -26,7 +26,7 @@ from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.keys import flatten_job, nest
 from meshcast.simulator.formats.launch.launch_file import LaunchOptions
 from meshcast.simulator.formats.launch.programs.registry import FORMATS
-from meshcast.simulator.formats.launch.programs.torchtitan_write import to_toml
+from meshcast.simulator.formats.launch.quoting import quote_toml
 from meshcast.simulator.formats.launch.render import render_job
 from meshcast.simulator.loading.load import load_job
 from tests.strategies import some
@@ -43,7 +43,7 @@ def write_settings(program: str, settings: Mapping[str, Any]) -> str:
         sections: dict[str, list[str]] = {}
         for name, value in settings.items():
             section, _, key = name.rpartition(".")
-            sections.setdefault(section, []).append(f"{key} = {to_toml(value)}")
+            sections.setdefault(section, []).append(f"{key} = {quote_toml(value)}")
         return "\n".join(f"[{name}]\n" + "\n".join(lines) for name, lines in sections.items())
     nested = nest(settings)
     return json.dumps(nested) if program == "deepspeed" else yaml.safe_dump(nested)
