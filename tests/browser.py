@@ -52,11 +52,11 @@ function coloured(root) {
   return most;
 }
 const drawn = () => window.Bokeh && Bokeh.documents.length && Bokeh.documents.every(one => one.is_idle);
-const shares = () => Object.fromEntries([...document.querySelectorAll('[data-root-id]')].map(
+const shares = () => Object.fromEntries([...document.querySelectorAll('[id^="figure-"]')].map(
   (one, i) => [one.closest('section').id + i, coloured(one)]));
 function timeline() {
   for (const one of Bokeh.documents) for (const model of one._all_models.values())
-    if (model.type === 'Figure' && model.output_backend === 'webgl') return model;
+    if (model.type === 'Figure' && model.x_range.min_interval) return model;
 }
 (async () => {
   for (let i = 0; i < 600 && !drawn(); i++) await pause(0.1);
