@@ -18,6 +18,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
 from meshcast.experiments.plots import style
+from meshcast.hardware.errors import cut_middle
 
 EDGE = 0.1
 """Left and right margin of text [in]."""
@@ -27,6 +28,10 @@ LINE, TITLE_LINE = 0.135, 0.16
 
 HEAD = 0.42
 """Upper end of a plot below a title of one line without lines below it [in]."""
+
+
+LONGEST = 600
+"""Longest text of a heading [letters]: names may have any length, a sheet has not."""
 
 
 class Heading(NamedTuple):
@@ -47,9 +52,9 @@ def make_heading(title: str, *parts: Sequence[str] | str) -> Heading:
     parts: each begins a line of its own; a sequence is of phrases, joined by commas.
     """
     room = style.layout_width() - 2 * EDGE
-    sentences = (part if isinstance(part, str) else ", ".join(part) for part in parts)
+    sentences = (cut_middle(part if isinstance(part, str) else ", ".join(part), LONGEST) for part in parts)
     lines = [line for sentence in sentences for line in wrap_text(sentence, room, style.TEXT)]
-    return Heading(wrap_text(title, room, style.TITLE, bold=True), lines)
+    return Heading(wrap_text(cut_middle(title, LONGEST), room, style.TITLE, bold=True), lines)
 
 
 class Sheet:
