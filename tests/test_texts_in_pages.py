@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from markdown_it import MarkdownIt
 
 pytest.importorskip("bokeh", reason="bokeh is not installed (pip install 'meshcast[report]')")
 
@@ -35,7 +37,10 @@ from meshcast.experiments.report.results_report import report_results
 from meshcast.hardware.documents.document import read_yaml
 from meshcast.hardware.errors import escape_controls
 from meshcast.simulator import load_job, simulate
+from tests.browser import Browser
 from tests.payloads import FILE_NAMES, HARMLESS, PAYLOADS
+from tools.pages import catalog as catalog_page
+from tools.pages import markdown
 
 ROOT = Path(__file__).parents[1]
 CATALOG, EXPERIMENTS = ROOT / "hardware" / "catalog", ROOT / "experiments"
@@ -150,7 +155,7 @@ def describe_job(text: str) -> dict[str, Any]:
     }
 
 
-def describe_plans(texts: Texts, fields: int = 3) -> list[dict[str, Any]]:
+def describe_plans(texts: Texts, fields: int) -> list[dict[str, Any]]:
     """Returns values of fields with texts as names, and as values, in four plans that differ in all of them."""
     return [
         {"plan.tp": 2**plan} | {texts(place): f"{texts(place)} {plan}" for place in range(fields)} for plan in range(4)
@@ -162,7 +167,7 @@ def write_answer(folder: Path, texts: Texts, name: str = "answer") -> Path:
     best = [
         {"plan": plan, "step_time_s": 1.0 + number, "tokens_per_s_per_gpu": 100.0 - number, "cost": None,
          "peak_device_gib": 10.0 + number % 3, "mfu": {"palm": 0.4}, "interval_90_s": [0.9, 1.1]}
-        for number, plan in enumerate(describe_plans(texts))
+        for number, plan in enumerate(describe_plans(texts, 3))
     ]  # fmt: skip
     space = {"plans": texts(0), "fields": {texts(0): [texts(0), 1]}}
     path = folder / f"{name}.json"
@@ -172,13 +177,13 @@ def write_answer(folder: Path, texts: Texts, name: str = "answer") -> Path:
     return path
 
 
-def write_rows(folder: Path, texts: Texts, name: str = "rows") -> Path:
+def write_rows(folder: Path, texts: Texts, name: str = "rows", fields: int = 3) -> Path:
     """Writes rows of a sweep with texts in every place that holds any."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows = []
-    for number, plan in enumerate(describe_plans(texts)):
+    for number, plan in enumerate(describe_plans(texts, fields)):
         status = ("fits", "fits", "does-not-fit", "invalid")[number]
         figures = {"step_time_s": 1.0 + number, "tokens_per_s_per_gpu": 9.0 - number, "peak_device_gib": 8.0 + number}
         rows.append({"index": number, **plan, "status": status, "reason": texts(0), "limits": texts(0), **figures})
@@ -275,3 +280,59 @@ def test_only_literals_are_html() -> None:
     ours = ["Html(describe_figures(figures))", "Html(policy)", "Html(style)", "Html(text)"]
     assert sorted(words for name, words in calls if name == "page.py") == ours
     assert {name for name, _ in calls} == {"page.py", "html.py"}
+
+
+@pytest.mark.parametrize("what", PAYLOADS)
+def test_texts_on_pages_of_the_docs(what: str) -> None:
+    """In cells, lists of points and numbered ones."""
+
+    def make(texts: Texts) -> str:
+        text = markdown.escape_text(texts(ORDER.index(PAYLOADS[what])))
+        return render_markdown(f"| a | b |\n| --- | --- |\n| {text} | {text} |\n\n- `x`: {text}\n\n1. peak: {text}\n")
+
+    assert assert_same_pages(make).text.count(" ".join(escape_controls(PAYLOADS[what]).split())) == 4
+
+
+@pytest.mark.slow
+def test_the_page_of_the_catalog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    read, files = catalog_page.load, dict[tuple[str, str], Path]()
+    monkeypatch.setattr(catalog_page, "load", lambda kind, name: read(kind, str(files.get((kind, name), name))))
+
+    def make(texts: Texts) -> str:
+        for kind, name in (("gpus", "h100-sxm"), ("links", "nvlink4"), ("nodes", "dgx-h100")):
+            path = files[kind, name] = tmp_path / f"{name}-{len(texts(0))}.yaml"
+            path.write_text(yaml.safe_dump(read_catalog(kind, name, texts(0)) | {"name": name}), "utf-8")
+        return render_markdown(catalog_page.page())
+
+    assert "document.title='PWNED'" in assert_same_pages(make).text
+
+
+def render_markdown(text: str) -> str:
+    """Returns Markdown with tables and elements of HTML, as pages of the docs have them, as HTML."""
+    return MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    opened = Browser(tmp_path_factory.mktemp("browser"))
+    yield opened
+    opened.close()
+
+
+@pytest.mark.slow
+def test_a_browser_shows_texts_and_runs_none(browser: Browser, tmp_path: Path) -> None:
+    """Every payload is a field, its value, a name of the job and its hardware: no dialog, no request, no element."""
+
+    def make(texts: Texts) -> list[str]:
+        job = load_job(describe_job(texts(0)))
+        plans = load_plans(write_rows(tmp_path, texts, fields=len(ORDER)))
+        assert plans is not None
+        return [report_job(job, simulate(job), sensitivities=False), report_results(plans)]
+
+    harmless, hostile = make(lambda number: f"{HARMLESS}{number}"), make(lambda number: ORDER[number])
+    for plain, odd in zip(map(browser.touch, harmless), map(browser.touch, hostile), strict=True):
+        assert odd["idle"] and plain["idle"]
+        assert (odd["errors"], odd["requests"]) == (plain["errors"], plain["requests"]) == ([], [])
+        assert odd["kinds"] == plain["kinds"] and len(odd["heads"]) == len(plain["heads"])
+        assert odd["title"] != "PWNED" and len(odd["tips"]) > 1
+        assert any("PWNED" in tip for tip in odd["tips"]) == bool(odd["heads"]), "plans in words, where a table is"
