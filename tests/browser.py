@@ -47,6 +47,24 @@ async function wait() {
 }
 """
 
+LOOK = (
+    TOOLS
+    + """
+(async () => {
+  await pause(2);
+  const every = [...below(document)];
+  for (const kind of ['mouseover', 'focus', 'toggle', 'load']) every.forEach(one => one.dispatchEvent(new Event(kind)));
+  const handled = one => [...one.attributes].some(attribute => attribute.name.startsWith('on'));
+  const handlers = every.filter(handled).map(one => one.outerHTML);
+  const scripts = every.filter(one => one.matches('[href^="javascript:"], [src^="javascript:"]')).length;
+  const names = performance.getEntriesByType('resource').map(one => one.name);
+  const requests = names.filter(name => /^https?:/.test(name));
+  done({title: document.title, scripts, handlers, requests, errors: found});
+})();
+"""
+)
+"""Sends events to all elements of a page; says which have a handler or the address of a script, and what it loads."""
+
 TOUCH = (
     TOOLS
     + """

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -37,7 +41,7 @@ from meshcast.experiments.report.results_report import report_results
 from meshcast.hardware.documents.document import read_yaml
 from meshcast.hardware.errors import escape_controls
 from meshcast.simulator import load_job, simulate
-from tests.browser import Browser
+from tests.browser import LISTEN, LOOK, Browser
 from tests.payloads import FILE_NAMES, HARMLESS, PAYLOADS
 from tools.pages import catalog as catalog_page
 from tools.pages import markdown
@@ -48,7 +52,7 @@ CATALOG, EXPERIMENTS = ROOT / "hardware" / "catalog", ROOT / "experiments"
 EVERY = " ".join(PAYLOADS.values())
 """All payloads in one text."""
 
-ORDER = [EVERY, PAYLOADS["formula of a page"], *PAYLOADS.values()]
+ORDER = [*dict.fromkeys((EVERY, PAYLOADS["formula of a page"], *PAYLOADS.values()))]
 """Texts by the number of their place."""
 
 Texts = Callable[[int], str]
@@ -336,3 +340,22 @@ def test_a_browser_shows_texts_and_runs_none(browser: Browser, tmp_path: Path) -
         assert odd["kinds"] == plain["kinds"] and len(odd["heads"]) == len(plain["heads"])
         assert odd["title"] != "PWNED" and len(odd["tips"]) > 1
         assert any("PWNED" in tip for tip in odd["tips"]) == bool(odd["heads"]), "plans in words, where a table is"
+
+
+@pytest.mark.slow
+def test_a_browser_shows_pages_of_the_docs(browser: Browser, tmp_path: Path) -> None:
+    """The site as `make docs` builds it, with all payloads on a page."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (make docs installs it, or pip install -e '.[docs]')")
+    for name in ("mkdocs.yml", "README.md", "tools", "meshcast", "hardware"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    texts = [markdown.escape_text(text) for text in PAYLOADS.values()]
+    page = "".join(f"| {text} |\n" for text in ("head", "---", *texts)) + "".join(f"\n- `x`: {text}" for text in texts)
+    (tmp_path / "docs" / "catalog.md").write_text(f"# Payloads\n\n{page}\n", "utf-8")
+    build = [sys.executable, "-m", "mkdocs", "build", "--quiet"]
+    subprocess.run(build, cwd=tmp_path, check=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+    file = tmp_path / "site" / "catalog" / "index.html"
+    file.write_text(file.read_text("utf-8").replace("<head>", f"<head>{LISTEN}", 1), "utf-8")
+    seen = browser.run(file.as_uri(), 1280, LOOK)
+    assert (seen["title"], seen["scripts"], seen["handlers"], seen["requests"]) == ("Payloads - meshcast", 0, [], [])
+    assert not {"alert", "confirm", "prompt", "open", "left"} & {*seen["errors"]}
