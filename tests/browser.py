@@ -26,18 +26,79 @@ for (const level of ['error', 'warn']) {
   const say = console[level].bind(console);
   console[level] = (...words) => { found.push(words.join(' ')); say(...words) };
 }
+for (const name of ['alert', 'confirm', 'prompt', 'open', 'print']) window[name] = () => found.push(name);
+addEventListener('beforeunload', () => found.push('left'));
 addEventListener('error', event => found.push(String(event.message)));
 addEventListener('unhandledrejection', event => found.push(String(event.reason)));
 addEventListener('securitypolicyviolation', event => found.push('blocked ' + event.blockedURI));
 </script>"""
 
-ANSWER = """
+TOOLS = """
 const done = arguments[arguments.length - 1];
 const pause = seconds => new Promise(next => setTimeout(next, 1000 * seconds));
 const frames = async () => { for (let i = 0; i < 4; i++) await new Promise(requestAnimationFrame) };
 function* below(node) {
   for (const one of node.querySelectorAll('*')) { yield one; if (one.shadowRoot) yield* below(one.shadowRoot) }
 }
+const drawn = () => window.Bokeh && Bokeh.documents.length && Bokeh.documents.every(one => one.is_idle);
+async function wait() {
+  for (let i = 0; i < 600 && !drawn(); i++) await pause(0.1);
+  await frames();
+}
+"""
+
+LOOK = (
+    TOOLS
+    + """
+(async () => {
+  await pause(2);
+  const every = [...below(document)];
+  for (const kind of ['mouseover', 'focus', 'toggle', 'load']) every.forEach(one => one.dispatchEvent(new Event(kind)));
+  const handled = one => [...one.attributes].some(attribute => attribute.name.startsWith('on'));
+  const handlers = every.filter(handled).map(one => one.outerHTML);
+  const scripts = every.filter(one => one.matches('[href^="javascript:"], [src^="javascript:"]')).length;
+  const names = performance.getEntriesByType('resource').map(one => one.name);
+  const requests = names.filter(name => /^https?:/.test(name));
+  done({title: document.title, scripts, handlers, requests, errors: found});
+})();
+"""
+)
+"""Sends events to all elements of a page; says which have a handler or the address of a script, and what it loads."""
+
+TOUCH = (
+    TOOLS
+    + """
+const tips = new Set();
+async function hover(figure) {
+  const box = figure.getBoundingClientRect();
+  for (let j = 1; j < 8; j++) for (let i = 1; i < 12; i++) {
+    const place = {clientX: box.left + box.width * i / 12, clientY: box.top + box.height * j / 8};
+    const mouse = {pointerType: 'mouse', pointerId: 1, isPrimary: true, bubbles: true};
+    figure.dispatchEvent(new PointerEvent('pointermove', {...place, ...mouse}));
+    await new Promise(requestAnimationFrame);
+    for (const tip of below(document.body)) if (tip.matches('[data-value]')) tips.add(tip.textContent);
+  }
+}
+(async () => {
+  await wait();
+  const every = [...below(document.body)];
+  for (const one of every) for (const kind of ['mouseenter', 'mouseover', 'mouseout', 'focus', 'toggle', 'load'])
+    one.dispatchEvent(new Event(kind));
+  for (const figure of every.filter(one => one.matches('.bk-events'))) await hover(figure);
+  for (const head of every.filter(one => one.matches('.slick-header-column'))) { head.click(); await frames() }
+  for (const fold of document.querySelectorAll('details')) fold.open = true;
+  const kinds = [...new Set([...below(document)].map(one => one.tagName.toLowerCase()))].sort();
+  const heads = [...below(document)].filter(one => one.matches('.slick-column-name')).map(one => one.textContent);
+  const requests = performance.getEntriesByType('resource').map(one => one.name);
+  done({idle: !!drawn(), title: document.title, tips: [...tips], kinds, heads, requests, errors: window.found});
+})();
+"""
+)
+"""Points at everything, clicks on heads of tables; says what was shown, and which kinds of elements there are."""
+
+ANSWER = (
+    TOOLS
+    + """
 function coloured(root) {
   let most = 0;
   for (const one of below(root)) {
@@ -51,16 +112,14 @@ function coloured(root) {
   }
   return most;
 }
-const drawn = () => window.Bokeh && Bokeh.documents.length && Bokeh.documents.every(one => one.is_idle);
-const shares = () => Object.fromEntries([...document.querySelectorAll('[data-root-id]')].map(
+const shares = () => Object.fromEntries([...document.querySelectorAll('[id^="figure-"]')].map(
   (one, i) => [one.closest('section').id + i, coloured(one)]));
 function timeline() {
   for (const one of Bokeh.documents) for (const model of one._all_models.values())
-    if (model.type === 'Figure' && model.output_backend === 'webgl') return model;
+    if (model.type === 'Figure' && model.x_range.min_interval) return model;
 }
 (async () => {
-  for (let i = 0; i < 600 && !drawn(); i++) await pause(0.1);
-  await frames();
+  await wait();
   const found = {idle: !!drawn(), shares: shares(), inner: innerWidth, zoomed: {}, before: [], after: []};
   found.scroll = document.documentElement.scrollWidth;
   found.requests = performance.getEntriesByType('resource').map(one => one.name);
@@ -79,6 +138,7 @@ function timeline() {
   done(found);
 })();
 """
+)
 
 
 @dataclass(frozen=True)
@@ -127,9 +187,17 @@ class Browser:
 
     def open(self, html: str, width: int) -> OpenedPage:
         """Opens a page in a window of `width` pixels."""
+        return OpenedPage(**self.run(self._write(html), width, ANSWER))
+
+    def touch(self, html: str) -> dict[str, Any]:
+        """Opens a page, points at all of it and clicks on its tables; returns what `TOUCH` says."""
+        return dict(self.run(self._write(html), 1280, TOUCH))
+
+    def _write(self, html: str) -> str:
+        """Writes a page that listens to what happens in it; returns its address."""
         file = self.folder / "page.html"
         file.write_text(html.replace("<head>", f"<head>{LISTEN}", 1), "utf-8")
-        return OpenedPage(**self.run(file.as_uri(), width, ANSWER))
+        return file.as_uri()
 
     def run(self, address: str, width: int, script: str, *arguments: Any) -> Any:
         """Opens an address in a window of `width` pixels and runs a script there, which calls its last argument with

@@ -31,7 +31,9 @@ PAYLOADS: dict[str, str] = {
     "entities": "&lt;script&gt;document.title='PWNED'&lt;/script&gt;&#x3c;img src=x&#x3e;&amp;lt;",
     "address of a script": "javascript:document.title='PWNED'//",
     "link of Markdown": "[PWNED](javascript:alert('PWNED')) ![PWNED](https://pwned.invalid/p.png) `</code>`",
+    "attributes of Markdown": "x {: #main onmouseover=\"document.title='PWNED'\" } `x`{: onclick=alert('PWNED') }",
     "table and block of Markdown": "a | b || ``` \n\n# PWNED\n\n<script>alert('PWNED')</script>\n\n* * *",
+    "formula of a page": "$$\\href{javascript:document.title='PWNED'}{x}$$",
     # templates, formats and names that programs read
     "template": "{{plans}} {{x}} {{ 7*7 }} {% raw %}",
     "template of scripts": "${document.title='PWNED'} `${alert('PWNED')}`",

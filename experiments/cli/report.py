@@ -36,8 +36,8 @@ def report(
         if out.suffix.lower() not in (".html", ".htm"):
             raise PlanError("--out", "the report is written as .html", f"Write {out.stem or 'report'}.html", str(out))
         check_place(out, "--out")
+        from meshcast.experiments.report.library import check_library
         from meshcast.experiments.report.load import load_plans
-        from meshcast.experiments.report.page import check_library
 
         check_library()
         if out.exists() and source.exists() and out.samefile(source):

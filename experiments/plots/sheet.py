@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from meshcast.experiments.plots import style
 from meshcast.hardware.documents.output_file import write_file
-from meshcast.hardware.errors import escape_controls
+from meshcast.hardware.errors import cut_middle, escape_controls
 
 EDGE = 0.1
 """Left and right margin of text [in]."""
@@ -29,8 +29,8 @@ LINE, TITLE_LINE = 0.135, 0.16
 HEAD = 0.42
 """Upper end of a plot below a title of one line without lines below it [in]."""
 
-MOST_LETTERS = 500
-"""Letters of a text that is cut to a width at most: more have room on no sheet."""
+LONGEST = 600
+"""Longest text of a heading or a label [letters]: names may have any length, a sheet has not."""
 
 
 class Heading(NamedTuple):
@@ -51,9 +51,9 @@ def make_heading(title: str, *parts: Sequence[str] | str) -> Heading:
     parts: each begins a line of its own; a sequence is of phrases, joined by commas.
     """
     room = style.layout_width() - 2 * EDGE
-    sentences = (part if isinstance(part, str) else ", ".join(part) for part in parts)
+    sentences = (cut_middle(part if isinstance(part, str) else ", ".join(part), LONGEST) for part in parts)
     lines = [line for sentence in sentences for line in wrap_text(sentence, room, style.TEXT)]
-    return Heading(wrap_text(title, room, style.TITLE, bold=True), lines)
+    return Heading(wrap_text(cut_middle(title, LONGEST), room, style.TITLE, bold=True), lines)
 
 
 class Sheet:
@@ -135,7 +135,7 @@ def truncate_words(words: str, room: float, size: float = style.SMALL, bold: boo
     """Cuts text to a width. room: that width [in]."""
     if text_width(words, size, bold) <= room:
         return words
-    words = words[:MOST_LETTERS]
+    words = words[:LONGEST]
     while words and text_width(words + "...", size, bold) > room:
         words = words[:-1]
     return f"{words.rstrip()}..." if words else ""

@@ -1,12 +1,24 @@
-"""Pieces of HTML: escaped text, tables, bars, legends and key figures."""
+"""Pieces of HTML: tables, bars, legends and key figures. Whatever is not `Html` is text, and is escaped."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 from meshcast.hardware.errors import escape_controls
+
+
+class Html(Markup):
+    """HTML. Text that is joined to it, or that fills its places, is escaped; control characters become visible escapes.
+
+    ``Html("<b>{}</b>").format("a < b")`` is ``<b>a &lt; b</b>``. Only literals of the program become `Html` by name.
+    """
+
+    @classmethod
+    def escape(cls, text: Any) -> Html:
+        return cls(super().escape(text if hasattr(text, "__html__") else escape_controls(str(text))))
 
 
 class KeyFigure(NamedTuple):
@@ -28,81 +40,95 @@ class BarPiece(NamedTuple):
     striped: bool = False
 
 
-def escape(text: Any) -> str:
-    """Text as HTML; control characters become visible escapes."""
-    return html.escape(escape_controls(str(text)))
+def concat(pieces: Iterable[str]) -> Html:
+    """Returns pieces of HTML, and escaped texts, behind each other."""
+    return Html("").join(pieces)
 
 
-def paragraph(text: str, kind: str = "") -> str:
-    return f"<p{_class(kind)}>{escape(text)}</p>"
+def paragraph(text: str, kind: str = "") -> Html:
+    return Html("<p{}>{}</p>").format(_class(kind), text)
 
 
-def listing(items: Iterable[str]) -> str:
+def heading(text: str) -> Html:
+    """Returns the heading of a part of a section."""
+    return Html("<h3>{}</h3>").format(text)
+
+
+def listing(items: Iterable[str]) -> Html:
     """A list with a point for every text."""
-    return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
+    return Html("<ul>{}</ul>").format(concat(Html("<li>{}</li>").format(item) for item in items))
 
 
-def key_figures(figures: Iterable[KeyFigure]) -> str:
-    tiles = (
-        f'<div class="tile{" bad" if one.bad else ""}"><span class="name">{escape(one.name)}</span>'
-        f'<span class="value">{escape(one.value)}</span><span class="remark">{escape(one.remark)}</span></div>'
-        for one in figures
+def key_figures(figures: Iterable[KeyFigure]) -> Html:
+    tile = Html(
+        '<div class="tile{}"><span class="name">{}</span><span class="value">{}</span>'
+        '<span class="remark">{}</span></div>'
     )
-    return f'<div class="tiles">{"".join(tiles)}</div>'
+    tiles = (tile.format(" bad" if figure.bad else "", figure.name, figure.value, figure.remark) for figure in figures)
+    return Html('<div class="tiles">{}</div>').format(concat(tiles))
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "", foot: Sequence[str] = ()) -> str:
-    """A table whose cells are HTML; columns of numbers are right-aligned."""
-    given = list(rows)
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "", foot: Sequence[str] = ()) -> Html:
+    """A table of texts or pieces of HTML; columns of numbers are right-aligned."""
+    body = list(rows)
     numbers = [
-        all(_is_number(row[i]) for row in given if row[i]) and any(row[i] for row in given) for i in range(len(heads))
+        all(_is_number(row[i]) for row in body if row[i]) and any(row[i] for row in body) for i in range(len(heads))
     ]
 
-    def line(cells: Sequence[str], tag: str = "td") -> str:
-        made = (f"<{tag}{_class('number' if numbers[i] else '')}>{cell}</{tag}>" for i, cell in enumerate(cells))
-        return f"<tr>{''.join(made)}</tr>"
+    def line(cells: Sequence[str], cell: Html) -> Html:
+        kinds = (_class("number" if number else "") for number in numbers)
+        return Html("<tr>{}</tr>").format(concat(map(cell.format, kinds, cells)))
 
-    top, body = line([escape(head) for head in heads], "th"), "".join(map(line, given))
-    end = f"<tfoot>{line(foot)}</tfoot>" if foot else ""
-    return f'<div class="scroll"><table{_class(kind)}><thead>{top}</thead><tbody>{body}</tbody>{end}</table></div>'
+    data = Html("<td{}>{}</td>")
+    return Html('<div class="scroll"><table{}><thead>{}</thead><tbody>{}</tbody>{}</table></div>').format(
+        _class(kind),
+        line(heads, Html("<th{}>{}</th>")),
+        concat(line(row, data) for row in body),
+        Html("<tfoot>{}</tfoot>").format(line(foot, data)) if foot else "",
+    )
 
 
-def bar(pieces: Iterable[BarPiece], kind: str = "", mark: float | None = None) -> str:
+def bar(pieces: Iterable[BarPiece], kind: str = "", mark: float | None = None) -> Html:
     """A bar of pieces. mark: place of a vertical line, as a share of the width."""
-    made = [
-        f'<i{_class("striped" if one.striped else "")} style="left:{100 * one.begin:.3f}%;'
-        f'width:{100 * (one.end - one.begin):.3f}%;background-color:{one.colour}" title="{escape(one.words)}"></i>'
-        for one in pieces
-        if one.end > one.begin
+    shape = Html('<i{} style="left:{:.3f}%;width:{:.3f}%;background-color:{}" title="{}"></i>')
+    shapes = [
+        shape.format(
+            _class("striped" if piece.striped else ""),
+            100 * piece.begin,
+            100 * (piece.end - piece.begin),
+            piece.colour,
+            piece.words,
+        )
+        for piece in pieces
+        if piece.end > piece.begin
     ]
     if mark is not None:
-        made.append(f'<b style="left:{100 * mark:.3f}%"></b>')
-    return f'<div class="bar {kind}">{"".join(made)}</div>'
+        shapes.append(Html('<b style="left:{:.3f}%"></b>').format(100 * mark))
+    return Html('<div class="bar {}">{}</div>').format(kind, concat(shapes))
 
 
-def swatch(colour: str) -> str:
-    return f'<span class="swatch" style="background-color:{colour}"></span>'
+def swatch(colour: str, name: str = "") -> Html:
+    """Returns a small square of a colour, and the name of what has it."""
+    return Html('<span class="swatch" style="background-color:{}"></span>{}').format(colour, name)
 
 
-def legend(entries: Iterable[tuple[str, str]]) -> str:
+def legend(entries: Iterable[tuple[str, str]]) -> Html:
     """Names with their colours."""
-    found = "".join(f"<span>{swatch(colour)}{escape(name)}</span>" for name, colour in entries)
-    return f'<div class="legend">{found}</div>'
+    squares = concat(Html("<span>{}</span>").format(swatch(colour, name)) for name, colour in entries)
+    return Html('<div class="legend">{}</div>').format(squares)
 
 
-def line_legend(entries: Iterable[tuple[str, str]]) -> str:
+def line_legend(entries: Iterable[tuple[str, str]]) -> Html:
     """Names of lines with their dashes, in the words of Bokeh."""
     styles = {"dotdash": "groove"}
-    found = "".join(
-        f'<span><span class="stroke" style="border-top-style:{styles.get(dash, dash)}"></span>{escape(name)}</span>'
-        for name, dash in entries
-    )
-    return f'<div class="legend">{found}</div>'
+    stroke = Html('<span><span class="stroke" style="border-top-style:{}"></span>{}</span>')
+    strokes = concat(stroke.format(styles.get(dash, dash), name) for name, dash in entries)
+    return Html('<div class="legend">{}</div>').format(strokes)
 
 
-def details(summary: str, body: str) -> str:
+def details(summary: str, body: Html) -> Html:
     """A part that is folded until a reader opens it."""
-    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+    return Html("<details><summary>{}</summary>{}</details>").format(summary, body)
 
 
 def _is_number(cell: str) -> bool:
@@ -110,5 +136,5 @@ def _is_number(cell: str) -> bool:
     return cell.lstrip("+-")[:1].isdigit()
 
 
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
+def _class(kind: str) -> Html:
+    return Html(' class="{}"').format(kind) if kind else Html("")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from meshcast.experiments.explain.sensitivity import explain
-from meshcast.experiments.report.page import check_library, render_page
+from meshcast.experiments.report.page import render_page
 from meshcast.experiments.report.sections import (
     assumptions,
     breakdown,
@@ -38,9 +38,7 @@ def report_job(
 
     report: the forecast of `job`, played by matrices.
     sensitivities: whether to forecast the job again with every figure of its hardware and every assumed field changed.
-    Raises PlanError if Bokeh is not installed.
     """
-    check_library()
     sections = [
         summary.make_section(report),
         breakdown.make_section(report),

@@ -54,12 +54,17 @@ class Loader(SafeLoader):
     """PyYAML's safe loader, for YAML 1.2.
 
     Words without quotes are what the core schema of YAML 1.2 says: ``yes``, ``off`` and ``1:30`` are text, ``1e3`` is a
-    number. Beyond it ``2026-11-21`` is a day, and ``1_000``, ``0b11`` and the merging of ``<<`` are understood.
+    number, ``2026-11-21`` is text. Beyond it ``1_000``, ``0b11`` and the merging of ``<<`` are understood.
     """
 
-    yaml_implicit_resolvers = {  # without numbers and truth as YAML 1.1 had them
-        first: [one for one in found if one[0].endswith((":null", ":timestamp", ":merge"))]
+    yaml_implicit_resolvers = {  # without numbers, truth and dates as YAML 1.1 had them
+        first: [one for one in found if one[0].endswith((":null", ":merge"))]
         for first, found in SafeLoader.yaml_implicit_resolvers.items()
+    }
+    yaml_constructors = {  # what JSON has, too: no days, bytes, sets or lists of pairs
+        tag: construct
+        for tag, construct in SafeLoader.yaml_constructors.items()
+        if not (tag or "").endswith((":timestamp", ":binary", ":set", ":omap", ":pairs"))
     }
     depth = 0
     known_tags: dict[str, str] = {}
@@ -87,7 +92,7 @@ class Loader(SafeLoader):
         self.depth -= 1
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Adds the place to errors of values (an invalid day or number, !!int before a word)."""
+        """Adds the place to errors of values (an invalid number, !!int before a word)."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as e:

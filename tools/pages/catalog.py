@@ -15,6 +15,7 @@ from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.load import Fact, Value, catalog, load
 from meshcast.hardware.reliability import CheckpointStore, Reliability
 from meshcast.hardware.sourced_values import DEVICES, sourced_values
+from tools.pages.markdown import escape_text
 
 HEAD = """# The catalog
 
@@ -124,34 +125,36 @@ def _cell(item: Any, sources: dict[str, int]) -> str:
     if isinstance(item, Value | Fact):
         given = f"{item.kind}: {_source(item)}"
         return f"{_text(item)} <sup>{sources.setdefault(given, len(sources) + 1)}</sup>"
-    return "" if item is None else f"`{item.name}`" if isinstance(item, DEVICES) else str(item)
+    return "" if item is None else f"`{item.name}`" if isinstance(item, DEVICES) else escape_text(item)
 
 
 def _text(item: Value | Fact[Any]) -> str:
     if isinstance(item, Value):
-        return item.text
+        return escape_text(item.text)
     if isinstance(item.value, bool):
         return "yes" if item.value else "no"
-    return (
-        "<br>".join(" ".join(map(str, row)) for row in item.value) if isinstance(item.value, tuple) else str(item.value)
-    )
+    rows = [" ".join(map(str, row)) for row in item.value] if isinstance(item.value, tuple) else [item.value]
+    return "<br>".join(map(escape_text, rows))
 
 
 def _source(item: Value | Fact[Any]) -> str:
     page_ = getattr(item, "page", None)
-    return f"{item.source}{f', page {page_}' if page_ else ''}{f' (read on {item.checked})' if item.checked else ''}"
+    page_of, read = f", page {page_}" if page_ else "", f" (read on {item.checked})" if item.checked else ""
+    return escape_text(f"{item.source}{page_of}{read}")
 
 
 def _notes(kind: str, columns: Sequence[tuple[str, str]]) -> Iterator[str]:
     paths = {path: head for head, path in columns}
     lines = [
-        f"- `{name}`, {paths[path] or path}: {item.note}\n"
+        f"- `{name}`, {paths[path] or path}: {escape_text(item.note)}\n"
         for name in catalog(kind)
         for path, item in sourced_values(load(kind, name))
         if item.note and path in paths
     ]
     lines += [
-        f"- `{name}`: {load(kind, name).note}\n" for name in catalog(kind) if "title" in paths and load(kind, name).note
+        f"- `{name}`: {escape_text(load(kind, name).note)}\n"
+        for name in catalog(kind)
+        if "title" in paths and load(kind, name).note
     ]
     if lines:
         yield "".join(lines)
@@ -164,7 +167,10 @@ def _clusters() -> str:
         levels = [_level(level) for level in cluster.fabric.joins]
         counts = [f"{cluster.nodes:,}", f"{cluster.gpus:,}"]
         rows.append(
-            [f"`{name}`", cluster.title, f"`{cluster.node.name}`", *counts, "<br>".join(levels), cluster.source]
+            [
+                *(f"`{name}`", escape_text(cluster.title), f"`{cluster.node.name}`", *counts),
+                *("<br>".join(levels), escape_text(cluster.source)),
+            ]
         )
     return _rows(["cluster", "", "node", "nodes", "GPUs", "levels of the fabric", "source"], rows)
 
@@ -182,7 +188,15 @@ def _reliability(sources: dict[str, int]) -> str:
         after = {"detection": entry.detection, "scheduling": entry.scheduling, "warm-up": entry.warm_up}
         after["repair"] = entry.repair
         rows.append(
-            [f"`{name}`", entry.title, "", "", ", ".join(f"{n} {_cell(v, sources)}" for n, v in after.items()), "", ""]
+            [
+                f"`{name}`",
+                escape_text(entry.title),
+                "",
+                "",
+                ", ".join(f"{n} {_cell(v, sources)}" for n, v in after.items()),
+                "",
+                "",
+            ]
         )
     heads = ["entry", "component", "per", "failures of units", "observed for, or mean time", "MTBF of one [h]", "loses"]
     return _rows(heads, rows)
@@ -193,7 +207,7 @@ def _stores(sources: dict[str, int]) -> str:
     for name in catalog("stores"):
         store: CheckpointStore = load("stores", name)
         rates = [_cell(one, sources) for one in (store.write, store.read, store.per_node, store.nodes)]
-        rows.append([f"`{name}`", store.title, *rates])
+        rows.append([f"`{name}`", escape_text(store.title), *rates])
     return _rows(["store", "", "writing", "reading", "one node", "rates are of nodes"], rows)
 
 
@@ -202,11 +216,13 @@ def _machines(sources: dict[str, int]) -> str:
     for cloud in catalog("machines"):
         for group in load("machines", cloud).groups:
             read = f" (read on {group.checked})" if group.checked else ""
-            number = sources.setdefault(f"{group.kind}: {group.source}{read}", len(sources) + 1)
+            number = sources.setdefault(escape_text(f"{group.kind}: {group.source}{read}"), len(sources) + 1)
             for name, machine in group.machines.items():
                 same = f"node `{machine.node}`" if machine.node else f"{machine.gpus} x `{machine.gpu}`"
-                rate = f"{machine.network}, {machine.gbps:g} Gb/s" if machine.gbps else ""
-                rows.append([load("machines", cloud).title, f"`{name}`", f"{same} <sup>{number}</sup>", rate])
+                rate = f"{escape_text(machine.network)}, {machine.gbps:g} Gb/s" if machine.gbps else ""
+                rows.append(
+                    [escape_text(load("machines", cloud).title), f"`{name}`", f"{same} <sup>{number}</sup>", rate]
+                )
     return _rows(["cloud", "machine", "taken for", "network"], rows)
 
 
@@ -220,7 +236,7 @@ def _level(level: Level) -> str:
 
 def _assumed_rows() -> str:
     rows = [
-        [f"`{kind}/{name}`", f"`{path}`", _text(item), item.source]
+        [f"`{kind}/{name}`", f"`{path}`", _text(item), escape_text(item.source)]
         for kind in ("gpus", "links", "nodes", "reliability", "stores")
         for name in catalog(kind)
         for path, item in sourced_values(load(kind, name))

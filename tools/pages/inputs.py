@@ -20,6 +20,10 @@ from meshcast.hardware.documents.output_file import write_file
 from tools.inputs.corpus import PublicFile, find_folder, load_corpus
 from tools.inputs.judge import Judgement, judge
 from tools.inputs.published_runs import FileForecast, forecast_published_files
+from tools.pages.markdown import escape_text
+
+MOST_LETTERS = 400
+"""Longest text of a file or a plan on the page."""
 
 INTRODUCTION = """\
 # Public launch files
@@ -119,7 +123,8 @@ def render_page(judged: Sequence[tuple[Judgement, bool]]) -> str:
     for judgement, _ in judged:
         if not judgement.is_expected:
             misses = "; ".join(" ".join(miss.split()) for miss in judgement.misses)
-            lines.append(f"- {judgement.outcome}: {judgement.entry.name}: {_escape(misses)}")
+            name, cut = escape_text(judgement.entry.name), escape_text(misses[:MOST_LETTERS])
+            lines.append(f"- {judgement.outcome}: {name}: {cut}")
     return "\n".join(lines) + "\n"
 
 
@@ -154,14 +159,10 @@ def render_published(forecasts: Sequence[FileForecast]) -> str:
         differing = ", ".join(f"{key}: {file} for {row}" for key, (row, file) in pairs.items())
         plan = forecast.refusal or ("" if forecast.differing else "equal; ") + differing
         lines.append(
-            f"| {forecast.run.id} | {errors[0]} | {errors[1]} | {_escape(' '.join(plan.split()).removesuffix(';'))} |"
+            f"| {escape_text(forecast.run.id)} | {errors[0]} | {errors[1]} "
+            f"| {escape_text(' '.join(plan.split()).removesuffix(';')[:MOST_LETTERS])} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _escape(text: str) -> str:
-    """A text without marks that Markdown knows."""
-    return text.replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")[:400]
 
 
 if __name__ == "__main__":

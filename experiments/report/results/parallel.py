@@ -9,7 +9,7 @@ import numpy as np
 from meshcast.experiments.plots import style
 from meshcast.experiments.report.charts import FONT, new_figure, sequential, style_axis
 from meshcast.experiments.report.html import paragraph
-from meshcast.experiments.report.page import PageSection
+from meshcast.experiments.report.page import Drawing, PageSection
 from meshcast.experiments.report.results.source import PlanSource
 from meshcast.simulator.report.figures import FIGURES, Figure
 
@@ -17,8 +17,8 @@ SHOWN = ("peak_device_gib", "mfu_palm", "step_time_s", "tokens_per_s_per_gpu")
 """Figures that have an axis, the last one at the right end."""
 MOST_VALUES = 12
 """Most values of a field that are all written beside its axis."""
-LETTERS = 14
-"""Longest value beside an axis [characters]."""
+LETTERS, NAME_LETTERS = 14, 40
+"""Longest value beside an axis, and longest name below it [characters]."""
 
 
 class ParallelAxis(NamedTuple):
@@ -33,14 +33,13 @@ def make_section(source: PlanSource) -> PageSection:
     axes = list_axes(source)
     if source.fitting < 2 or len(axes) < 2:
         words = "Fewer than two plans fit, or they differ in nothing."
-        return PageSection("parallel", "Parallel coordinates", paragraph(words))
+        return PageSection("parallel", "Parallel coordinates", [paragraph(words)])
     words = (
         "A line for every plan that fits, the darker the higher its tokens/s of a GPU. Plans selected in the scatter "
         "plot or in the table stand out; hold the pointer over a line for its plan."
     )
-    return PageSection(
-        "parallel", "Parallel coordinates", paragraph(words) + "{{parallel}}", {"parallel": _draw(source, axes)}
-    )
+    drawing = Drawing("parallel", _draw(source, axes))
+    return PageSection("parallel", "Parallel coordinates", [paragraph(words), drawing])
 
 
 def list_axes(source: PlanSource) -> list[ParallelAxis]:
@@ -51,7 +50,7 @@ def list_axes(source: PlanSource) -> list[ParallelAxis]:
         values = list(columns[f"f{number}"][:fitting])
         distinct = sorted(set(values), key=lambda value: (isinstance(value, str), value))
         if len(distinct) > 1:
-            found.append(_field_axis(name.removeprefix("plan."), values, distinct))
+            found.append(_field_axis(name, values, distinct))
     for name in SHOWN:
         numbers = np.asarray(columns.get(name, [])[:fitting], float)
         if len(numbers) and np.isfinite(numbers).all() and np.ptp(numbers) > 0:
@@ -64,10 +63,10 @@ def _field_axis(name: str, values: list[Any], distinct: list[Any]) -> ParallelAx
     place = {value: i / (len(distinct) - 1) for i, value in enumerate(distinct)}
     every = -(-len(distinct) // MOST_VALUES)
     labels = [
-        (place[value], _shorten(f"{value:g}" if isinstance(value, float) else str(value)))
+        (place[value], _shorten(f"{value:g}" if isinstance(value, float) else str(value), LETTERS))
         for value in distinct[::every]
     ]
-    return ParallelAxis(name, np.array([place[value] for value in values]), labels)
+    return ParallelAxis(_shorten(name, NAME_LETTERS), np.array([place[value] for value in values]), labels)
 
 
 def _figure_axis(figure: Figure, values: np.ndarray) -> ParallelAxis:
@@ -83,12 +82,12 @@ def _round(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _shorten(words: str) -> str:
-    return words if len(words) <= LETTERS else f"{words[: LETTERS - 1]}…"
+def _shorten(words: str, letters: int) -> str:
+    return words if len(words) <= letters else f"{words[: letters - 1]}…"
 
 
 def _draw(source: PlanSource, axes: list[ParallelAxis]) -> Any:
-    from bokeh.models import HoverTool, LinearColorMapper, Range1d
+    from bokeh.models import HoverTool, LinearColorMapper, PlainText, Range1d
     from bokeh.transform import transform
 
     count, fitting = len(axes), source.fitting
@@ -117,7 +116,8 @@ def _draw(source: PlanSource, axes: list[ParallelAxis]) -> Any:
             background_fill_color="#ffffff", background_fill_alpha=0.92,
         )  # fmt: skip
     figure.xaxis.ticker = list(range(count))
-    figure.xaxis.major_label_overrides = {at: axis.name for at, axis in enumerate(axes)}
+    # Plain: Bokeh takes other text between dollar signs for formulas, and loads what sets them.
+    figure.xaxis.major_label_overrides = {at: PlainText(axis.name) for at, axis in enumerate(axes)}
     figure.xaxis.major_label_orientation = 0.5
     style_axis(figure.xaxis)
     figure.yaxis.visible = figure.grid.visible = False

@@ -8,8 +8,8 @@ import numpy as np
 
 from meshcast.experiments.plots import style
 from meshcast.experiments.report.charts import new_figure
-from meshcast.experiments.report.html import legend, paragraph
-from meshcast.experiments.report.page import PageSection
+from meshcast.experiments.report.html import Html, legend, paragraph
+from meshcast.experiments.report.page import Drawing, PageSection
 from meshcast.experiments.report.results.plan_table import number_format
 from meshcast.experiments.report.results.source import PlanSource
 from meshcast.simulator.report.figures import FIGURES, Figure
@@ -25,21 +25,20 @@ def make_section(source: PlanSource) -> PageSection:
     pairs = [pair for pair in PAIRS if {*pair} <= known and _varies(source, pair)]
     pairs = [pair for pair in pairs if pair == PAIRS[0]] + [pair for pair in pairs if pair != PAIRS[0]][:1]
     if not pairs or not source.fitting:
-        return PageSection(
-            "pareto", "Pareto front", paragraph("The plans of this file have no two figures that differ.")
-        )
-    figures, parts = {}, []
+        words = "The plans of this file have no two figures that differ."
+        return PageSection("pareto", "Pareto front", [paragraph(words)])
+    panels: list[Html | Drawing] = []
     for number, (x, y) in enumerate(pairs):
-        figures[f"pareto{number}"] = _draw(source, FIGURES[x], FIGURES[y])
-        parts.append(f"<div>{{{{pareto{number}}}}}</div>")
+        drawing = Drawing(f"pareto{number}", _draw(source, FIGURES[x], FIGURES[y]))
+        panels += [Html("<div>"), drawing, Html("</div>")]
     words = (
         "Every point is a plan. For a plan on the line there is no other one that fits and is better in both figures. "
         "Drag a box to select plans; the wheel zooms once its tool is chosen."
     )
     entries = [("fits", style.BLUE), ("does not fit", LARGE), ("Pareto front", style.ORANGE)]
     entries = entries if source.fitting < len(source.rows) else [entries[0], entries[2]]
-    html = paragraph(words) + legend(entries) + f'<div class="grid two">{"".join(parts)}</div>'
-    return PageSection("pareto", "Pareto front", html, figures)
+    body = [paragraph(words), legend(entries), Html('<div class="grid two">'), *panels, Html("</div>")]
+    return PageSection("pareto", "Pareto front", body)
 
 
 def find_front(x: np.ndarray, y: np.ndarray, signs: tuple[int, int]) -> np.ndarray:

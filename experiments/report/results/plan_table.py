@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshcast.experiments.report.html import paragraph
+from meshcast.experiments.report.html import Html, paragraph
 from meshcast.experiments.report.load import PlanRows
-from meshcast.experiments.report.page import PageSection
+from meshcast.experiments.report.page import Drawing, PageSection
 from meshcast.experiments.report.results.source import PlanSource
 from meshcast.simulator.report.figures import Figure
 
@@ -29,18 +29,18 @@ def make_section(found: PlanRows, source: PlanSource) -> PageSection:
     )
     if count > len(source.rows):
         words += f" Listed are the {len(source.rows):,} of {count:,} plans with the highest throughput."
-    return PageSection("plans", "Plans", paragraph(words) + "{{plans}}", {"plans": _draw(source)})
+    return PageSection("plans", "Plans", [paragraph(words), Drawing("plans", _draw(source))])
 
 
 def _draw(source: PlanSource) -> Any:
     from bokeh.models import DataTable, NumberFormatter, StringFormatter, TableColumn
 
     columns = []
-    for number, name in enumerate(source.fields):
-        head = name.removeprefix("plan.")
+    for number, head in enumerate(source.fields):
         longest = max(map(len, [head, *map(str, source.data.data[f"f{number}"])]))
         wide = min(260, max(70, LETTER * longest + 14))
-        columns.append(TableColumn(field=f"f{number}", title=head, width=wide, formatter=StringFormatter()))
+        title = str(Html.escape(head))  # Bokeh takes it for HTML
+        columns.append(TableColumn(field=f"f{number}", title=title, width=wide, formatter=StringFormatter()))
     columns.append(TableColumn(field="status", title="status", width=90))
     for figure in sorted(source.figures, key=lambda one: one.name not in FIRST):
         form = NumberFormatter(format=number_format(figure), text_align="right", nan_format="-")

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from meshcast.experiments.report.html import KeyFigure, details, escape, key_figures, listing, paragraph, table
+from meshcast.experiments.report.html import Html, KeyFigure, details, key_figures, listing, paragraph, table
 from meshcast.experiments.report.load import PlanRows
 from meshcast.experiments.report.page import PageSection
 from meshcast.simulator.report.words import describe_value
@@ -22,10 +22,10 @@ def make_title(found: PlanRows) -> str:
     return f"{kind} of plans: {model} on {cluster}" if model and cluster else f"{kind} of plans: {found.name}"
 
 
-def make_lead(found: PlanRows) -> str:
+def make_lead(found: PlanRows) -> Html:
     """The file and what was varied: HTML below the title."""
     names = ", ".join(found.several or found.fields)
-    return f'<p class="lead">{escape(f"{len(found.rows):,} plans of {found.name} over {names}")}</p>'
+    return paragraph(f"{len(found.rows):,} plans of {found.name} over {names}", "lead")
 
 
 def make_section(found: PlanRows) -> PageSection:
@@ -54,7 +54,7 @@ def make_section(found: PlanRows) -> PageSection:
         html.append(_certificate(found.certificate))
     if reasons := count_reasons(found):
         html.append(details("Why plans are invalid", listing(reasons)))
-    return PageSection("summary", "Summary", "".join(html))
+    return PageSection("summary", "Summary", html)
 
 
 def count_reasons(found: PlanRows) -> list[str]:
@@ -68,18 +68,17 @@ def count_reasons(found: PlanRows) -> list[str]:
     return [f"{count:,} plans: {first[same]}" for same, count in counts.most_common(MOST_REASONS)]
 
 
-def _certificate(certificate: Any) -> str:
+def _certificate(certificate: Any) -> Html:
     rows = []
     for key, value in certificate.items():
         if key == "space" and isinstance(value, dict):
-            rows.append(["plans in the space", escape(f"{value.get('plans', 0):,}")])
+            plans = value.get("plans", 0)
+            rows.append(["plans in the space", f"{plans:,}" if isinstance(plans, int) else describe_value(plans)])
             fields = value.get("fields")
             if isinstance(fields, dict):
-                rows += [[escape(f"values of {name}"), escape(describe_value(of))] for name, of in fields.items()]
+                rows += [[f"values of {name}", describe_value(of)] for name, of in fields.items()]
         elif isinstance(value, dict):
-            rows += [
-                [escape(f"{key}: {name.replace('_', ' ')}"), escape(describe_value(of))] for name, of in value.items()
-            ]
+            rows += [[f"{key}: {name.replace('_', ' ')}", describe_value(of)] for name, of in value.items()]
         else:
-            rows.append([escape(key.replace("_", " ")), escape(describe_value(value))])
+            rows.append([key.replace("_", " "), describe_value(value)])
     return details("Certificate of the search", table(["", "value"], rows))

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from meshcast.experiments.report.html import details, escape, listing, paragraph, table
+from meshcast.experiments.report.html import Html, details, heading, listing, paragraph, table
 from meshcast.experiments.report.page import PageSection
 from meshcast.experiments.report.sections.timeline import list_devices
 from meshcast.hardware.load import Fact, Value
@@ -19,26 +19,19 @@ from meshcast.simulator.report.report import Report
 def make_section(report: Report) -> PageSection:
     sources = list_sources(report)
     before = ["", *(row[0] for row in sources)]  # the name of a file stands beside its first figure only
-    rows = [
-        [escape("" if row[0] == above else row[0]), *map(escape, row[1:])]
-        for row, above in zip(sources, before, strict=False)
-    ]
+    rows = [["" if row[0] == above else row[0], *row[1:]] for row, above in zip(sources, before, strict=False)]
     job = yaml.safe_dump(report.job.to_dict(), sort_keys=False, allow_unicode=True, width=100)
-    lines = "\n".join(map(escape, job.splitlines()))
-    html = [
+    body = [
         listing(report.assumed),
-        "<h3>Sources of the hardware's figures</h3>",
+        heading("Sources of the hardware's figures"),
         paragraph(
             "peak: the maker's figure; measured, fitted or assumed otherwise. Rates of links are of one direction."
         ),
         table(["of", "figure", "value", "kind", "source"], rows, "sources"),
-        details(
-            "Ranks of every pipeline stage",
-            table(["", "ranks"], [[escape(cell) for cell in row] for row in list_devices(report)]),
-        ),
-        details("The job with all defaults filled", f"<pre>{lines}</pre>"),
+        details("Ranks of every pipeline stage", table(["", "ranks"], list_devices(report))),
+        details("The job with all defaults filled", Html("<pre>{}</pre>").format(job)),
     ]
-    return PageSection("assumptions", "Assumptions and sources", "".join(html))
+    return PageSection("assumptions", "Assumptions and sources", body)
 
 
 def list_sources(report: Report) -> list[list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshcast.experiments.plots.breakdown import step_parts
 from meshcast.experiments.report.colours import part_colour
-from meshcast.experiments.report.html import BarPiece, bar, escape, paragraph, swatch, table
+from meshcast.experiments.report.html import BarPiece, bar, paragraph, swatch, table
 from meshcast.experiments.report.page import PageSection
 from meshcast.simulator.report.figures import parts_of_step
 from meshcast.simulator.report.report import Report
@@ -30,7 +30,7 @@ def make_section(report: Report) -> PageSection:
         ]
         rows.append(
             [
-                f"{swatch(part_colour(key))}{escape(figures[key].label)}",
+                swatch(part_colour(key), figures[key].label),
                 bar(own),
                 f"{1e3 * part.took:,.1f}",
                 f"{100 * part.took / step:.1f}",
@@ -47,5 +47,5 @@ def make_section(report: Report) -> PageSection:
     )
     foot = ["step", "", f"{1e3 * step:,.1f}", "100.0", ""]
     heads = ["part", "", "ms", "% of the step", "hidden ms"]
-    html = paragraph(words) + bar(pieces, "tall") + table(heads, rows, "bars wide", foot)
-    return PageSection("breakdown", "Where the time goes", html)
+    body = [paragraph(words), bar(pieces, "tall"), table(heads, rows, "bars wide", foot)]
+    return PageSection("breakdown", "Where the time goes", body)

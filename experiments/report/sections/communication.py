@@ -10,8 +10,8 @@ from meshcast.experiments.explain.communication_matrix import CommunicationMatri
 from meshcast.experiments.plots import style
 from meshcast.experiments.report.charts import new_figure, sequential
 from meshcast.experiments.report.colours import AXIS_NAMES
-from meshcast.experiments.report.html import escape, paragraph, table
-from meshcast.experiments.report.page import PageSection
+from meshcast.experiments.report.html import Html, paragraph, table
+from meshcast.experiments.report.page import Drawing, PageSection
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.words import format_bytes
@@ -31,14 +31,13 @@ LEAST_SHADE = 1e-5
 
 def make_section(report: Report, calibration: Calibration | None = None) -> PageSection:
     if report.job.cluster.gpus == 1:
-        return PageSection("communication", "Communication", paragraph("One GPU: nothing is sent."))
+        return PageSection("communication", "Communication", [paragraph("One GPU: nothing is sent.")])
     found = communication_matrix(report, calibration=calibration)
     total = float(found.total.sum())
     noun = found.grouping
     if not total:
-        return PageSection(
-            "communication", "Communication", paragraph("The ranks of this plan send each other nothing.")
-        )
+        words = "The ranks of this plan send each other nothing."
+        return PageSection("communication", "Communication", [paragraph(words)])
     shown = {axis: found.by_axis[axis] for axis in found.by_axis if found.sums[axis] >= LEAST * total}
     words = (
         f"Bytes in a step from each {noun} (row) to each other one (column): collectives by the algorithms that the "
@@ -48,32 +47,36 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
     if found.grouping != "rank":
         words += f" What ranks of one {noun} send each other is on the diagonal."
     rows = [
-        [escape(AXIS_NAMES[axis]), format_bytes(found.sums[axis]), f"{100 * found.sums[axis] / total:.1f}",
+        [AXIS_NAMES[axis], format_bytes(found.sums[axis]), f"{100 * found.sums[axis] / total:.1f}",
          format_bytes(found.sums[axis] / report.job.cluster.gpus)]
         for axis in shown
     ]  # fmt: skip
     foot = ["all", format_bytes(total), "100.0", format_bytes(total / report.job.cluster.gpus)]
-    figures, html = {}, []
     positive = [matrix[matrix > 0] for matrix in shown.values()]
     high = float(found.total.max())
     low = max(min(float(values.min()) for values in positive), LEAST_SHADE * high)
     ranges: dict[str, Any] = {}
-    panels = {"all axes": found.total, **{AXIS_NAMES[axis]: matrix for axis, matrix in shown.items()}}
-    if len(shown) == 1:
-        panels = {AXIS_NAMES[axis]: matrix for axis, matrix in shown.items()}
+    panels = {AXIS_NAMES[axis]: matrix for axis, matrix in shown.items()}
+    if len(shown) > 1:
+        panels = {"all axes": found.total, **panels}
+    scale = Html('<div class="scale" style="background:linear-gradient(to right,{})"></div>')
+    ends = Html('<div class="ends"><span>{} or less</span><span>{}</span></div>')
+    body: list[Html | Drawing] = [
+        paragraph(words),
+        table(["axis", "sent in a step", "%", "of a rank in the mean"], rows, foot=foot),
+        scale.format(",".join(_palette()[::7])),
+        ends.format(format_bytes(low), format_bytes(high)),
+        Html('<div class="grid square">'),
+    ]
     for number, (title, matrix) in enumerate(panels.items()):
-        figures[f"matrix{number}"] = _draw(found, title, matrix, low, high, noun, ranges)
-        html.append(f"<div>{{{{matrix{number}}}}}</div>")
-    scale = f'<div class="scale" style="background:linear-gradient(to right,{",".join(_palette()[::7])})"></div>'
-    ends = f'<div class="ends"><span>{format_bytes(low)} or less</span><span>{format_bytes(high)}</span></div>'
-    body = paragraph(words) + table(["axis", "sent in a step", "%", "of a rank in the mean"], rows, foot=foot)
-    body += scale + ends + f'<div class="grid square">{"".join(html)}</div>'
+        drawing = Drawing(f"matrix{number}", _draw(found, title, matrix, low, high, noun, ranges))
+        body += [Html("<div>"), drawing, Html("</div>")]
+    body.append(Html("</div>"))
     out, back = found.host.sum(axis=0)
     if out + back:
-        body += paragraph(
-            f"Copies between GPUs and hosts in a step: {format_bytes(out)} out, {format_bytes(back)} back."
-        )
-    return PageSection("communication", "Communication", body, figures)
+        copies = f"Copies between GPUs and hosts in a step: {format_bytes(out)} out, {format_bytes(back)} back."
+        body.append(paragraph(copies))
+    return PageSection("communication", "Communication", body)
 
 
 def _palette() -> list[str]:
@@ -90,7 +93,7 @@ def _draw(
     ranges: dict[str, Any],
 ) -> Any:
     """One image. ranges: of its axes, which all images share."""
-    from bokeh.models import CustomJSHover, HoverTool, LogColorMapper, Range1d
+    from bokeh.models import HoverTool, LinearColorMapper, LogColorMapper, Range1d
 
     size = len(found.names)
     if not ranges:
@@ -110,15 +113,13 @@ def _draw(
         frame_height=SIDE,
         **ranges,
     )
-    image = np.where(matrix > 0, matrix, np.nan).astype(np.float32)
-    mapper = LogColorMapper(_palette(), low=low, high=max(high, low * 10), nan_color="#ffffff")
-    made = figure.image([image], x=-0.5, y=-0.5, dw=size, dh=size, color_mapper=mapper)
-    code = "const u = ['B','kB','MB','GB','TB','PB']; let i = 0; while (value >= 1000 && i < 5) { value /= 1000; i++ }"
-    amount = CustomJSHover(code=f"{code} return isNaN(value) ? 'nothing' : value.toPrecision(3) + ' ' + u[i]")
-    place = CustomJSHover(code="return Math.round(value).toString()")
-    tips = [(f"from {noun}", "$y{custom}"), (f"to {noun}", "$x{custom}"), ("sent in a step", "@image{custom}")]
-    forms = {"@image": amount, "$x": place, "$y": place}
-    figure.add_tools(HoverTool(renderers=[made], tooltips=tips, formatters=forms, visible=False))
+    place = {"x": -0.5, "y": -0.5, "dw": size, "dh": size}
+    mapper = LogColorMapper(_palette(), low=low, high=max(high, low * 10))
+    amounts = figure.image([matrix.astype(np.float32)], color_mapper=mapper, **place)
+    white = LinearColorMapper(["#ffffff00", "#ffffffff"], low=0, high=1)
+    figure.image([(matrix == 0).astype(np.uint8)], color_mapper=white, **place)
+    tips = [(f"from {noun}", "$y{0}"), (f"to {noun}", "$x{0}"), ("sent in a step", "@image{0.[00] d}")]
+    figure.add_tools(HoverTool(renderers=[amounts], tooltips=tips, visible=False))
     figure.grid.visible = False
     for axis in (figure.xaxis, figure.yaxis):
         axis.ticker.min_interval = 1

@@ -8,7 +8,7 @@ from meshcast.experiments.plots import style
 from meshcast.experiments.report.charts import new_figure, to_hex
 from meshcast.experiments.report.colours import memory_colour, memory_name
 from meshcast.experiments.report.html import details, legend, paragraph, table
-from meshcast.experiments.report.page import PageSection
+from meshcast.experiments.report.page import Drawing, PageSection
 from meshcast.hardware.units import GIB
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.report import Report
@@ -36,8 +36,9 @@ def make_section(report: Report) -> PageSection:
     ]
     numbers = table(["", *map(memory_name, shown), "total GiB", "free GiB"], rows)
     key = legend([(memory_name(name), _colour(name)) for name in shown] + [("memory of the GPU (line)", RED)])
-    html = paragraph(words) + "{{memory}}" + key + details("The figures as a table [GiB]", numbers)
-    return PageSection("memory", "Memory per stage", html, {"memory": _draw(report, bars, shown, names)})
+    drawing = Drawing("memory", _draw(report, bars, shown, names))
+    folded = details("The figures as a table [GiB]", numbers)
+    return PageSection("memory", "Memory per stage", [paragraph(words), drawing, key, folded])
 
 
 def list_bars(report: Report) -> list[dict[str, float]]:

@@ -12,8 +12,8 @@ from meshcast.experiments.explain.roofline import KernelPoint, StepRoofline, ste
 from meshcast.experiments.plots import style
 from meshcast.experiments.report.charts import FONT, new_figure
 from meshcast.experiments.report.colours import AXES, AXIS_NAMES, part_colour
-from meshcast.experiments.report.html import escape, legend, line_legend, paragraph, swatch, table
-from meshcast.experiments.report.page import PageSection
+from meshcast.experiments.report.html import Html, heading, legend, line_legend, paragraph, swatch, table
+from meshcast.experiments.report.page import Drawing, PageSection
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.report.figures import parts_of_step
 from meshcast.simulator.report.report import Report
@@ -42,12 +42,17 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
     kinds = list(dict.fromkeys(one.kind for one in kernels))
     entries = [(parts_of_step()[kind].label, part_colour(kind)) for kind in kinds]
     entries += [(AXIS_NAMES[one], AXES[one]) for one in dict.fromkeys(one.axis for one in network)]
-    html = paragraph(words) + "{{roofline}}" + line_legend([(name, dash) for name, _, dash in list_roofs(found)])
-    html += legend(entries)
-    html += f"<h3>The {min(ROWS, len(merge_kernels(found)))} kernels that take longest</h3>" + _kernel_table(found)
+    body: list[Html | Drawing] = [
+        paragraph(words),
+        Drawing("roofline", _draw(found, kernels)),
+        line_legend([(name, dash) for name, _, dash in list_roofs(found)]),
+        legend(entries),
+        heading(f"The {min(ROWS, len(merge_kernels(found)))} kernels that take longest"),
+        _kernel_table(found),
+    ]
     if network:
-        html += "<h3>Communication of a rank</h3>" + _network_table(found)
-    return PageSection("roofline", "Roofline", html, {"roofline": _draw(found, kernels)})
+        body += [heading("Communication of a rank"), _network_table(found)]
+    return PageSection("roofline", "Roofline", body)
 
 
 def list_roofs(found: StepRoofline) -> list[tuple[str, float, str]]:
@@ -136,12 +141,12 @@ def _title(one: KernelPoint) -> str:
     return f"{one.name} ({phases.get(one.phase, one.phase)})"
 
 
-def _kernel_table(found: StepRoofline) -> str:
+def _kernel_table(found: StepRoofline) -> Html:
     rows = []
     for one, total in merge_kernels(found)[:ROWS]:
         rows.append(
             [
-                f"{swatch(part_colour(one.kind))}{escape(_title(one))}",
+                swatch(part_colour(one.kind), _title(one)),
                 f"{one.count:,.4g}",
                 *_rates(one),
                 f"{100 * total / found.step_seconds:.1f}",
@@ -175,11 +180,11 @@ def _rates(one: KernelPoint) -> list[str]:
     ]
 
 
-def _network_table(found: StepRoofline) -> str:
+def _network_table(found: StepRoofline) -> Html:
     rows = [
         [
-            f"{swatch(AXES[one.axis])}{escape(AXIS_NAMES[one.axis])}",
-            escape(LINKS[one.tier]),
+            swatch(AXES[one.axis], AXIS_NAMES[one.axis]),
+            LINKS[one.tier],
             format_number(one.nbytes / 1e9),
             f"{one.intensity:,.0f}",
             f"{one.link_rate / 1e9:,.0f}",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
 from meshcast.experiments.plots.tornado import LEAST, LEAST_FIELD, MOST_FIELDS, StepRange
 from meshcast.experiments.report.colours import BETTER, WORSE
-from meshcast.experiments.report.html import BarPiece, bar, escape, legend, paragraph, table
+from meshcast.experiments.report.html import BarPiece, Html, bar, heading, legend, paragraph, table
 from meshcast.experiments.report.page import PageSection
 from meshcast.simulator.report.words import describe_value, format_seconds
 
@@ -22,16 +22,16 @@ def make_section(found: Sensitivities) -> PageSection:
         for one in found.found
         if one.swing_s >= LEAST * step
     ]
-    html = paragraph(
+    words = (
         f"Every figure of the hardware {RANGE:.0%} better and {RANGE:.0%} worse, all others kept. The line is the step "
         f"of {format_seconds(step)}."
     )
-    html += legend([("shorter step", BETTER), ("longer step", WORSE)])
+    body = [paragraph(words), legend([("shorter step", BETTER), ("longer step", WORSE)])]
     if hardware:
-        html += _tornado("figure of the hardware", hardware, step, "1% better saves")
+        body.append(_tornado("figure of the hardware", hardware, step, "1% better saves"))
     rest = [one.figure.label for one in found.found if one.swing_s < LEAST * step]
     if rest:
-        html += paragraph(f"Without influence on this step: {', '.join(rest)}.")
+        body.append(paragraph(f"Without influence on this step: {', '.join(rest)}."))
     fields = []
     for one in found.assumed:
         if one.step_effect_s >= LEAST_FIELD * step:
@@ -39,18 +39,18 @@ def make_section(found: Sensitivities) -> PageSection:
             assumed = "follows from others" if one.field.value is None else describe_value(one.field.value) or "none"
             fields.append((StepRange(one.field.name, min(times), max(times)), assumed))
     if fields:
-        html += "<h3>Fields that the job does not state</h3>"
-        html += paragraph("From the shortest to the longest step of the values that the rest of the job admits.")
-        html += _tornado("field", fields[:MOST_FIELDS], step, "assumed")
-    return PageSection(NAME, TITLE, html)
+        body.append(heading("Fields that the job does not state"))
+        body.append(paragraph("From the shortest to the longest step of the values that the rest of the job admits."))
+        body.append(_tornado("field", fields[:MOST_FIELDS], step, "assumed"))
+    return PageSection(NAME, TITLE, body)
 
 
 def make_note(reason: str) -> PageSection:
     """The section where there are no sensitivities."""
-    return PageSection(NAME, TITLE, paragraph(reason))
+    return PageSection(NAME, TITLE, [paragraph(reason)])
 
 
-def _tornado(head: str, bars: Sequence[tuple[StepRange, str]], step: float, last: str) -> str:
+def _tornado(head: str, bars: Sequence[tuple[StepRange, str]], step: float, last: str) -> Html:
     """A table with a bar around the step time for every row."""
     low, high = min(one.low_s for one, _ in bars), max(one.high_s for one, _ in bars)
     low, high = min(low, step), max(high, step)
@@ -67,11 +67,11 @@ def _tornado(head: str, bars: Sequence[tuple[StepRange, str]], step: float, last
         ]
         rows.append(
             [
-                escape(one.label),
+                one.label,
                 bar(pieces, mark=place(step)),
                 format_seconds(one.low_s),
                 format_seconds(one.high_s),
-                escape(words),
+                words,
             ]
         )
     return table([head, "", "shortest step", "longest step", last], rows, "bars wide")

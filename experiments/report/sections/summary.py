@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshcast.experiments.report.html import KeyFigure, escape, key_figures, paragraph
+from meshcast.experiments.report.html import Html, KeyFigure, concat, key_figures, paragraph
 from meshcast.experiments.report.page import PageSection
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.figures import FIGURES, name_contribution
@@ -16,7 +16,7 @@ from meshcast.simulator.report.words import (
 )
 
 
-def make_lead(report: Report) -> str:
+def make_lead(report: Report) -> Html:
     """What was forecast: HTML below the title of the page."""
     job, batch = report.job, report.job.batch
     tokens = f"{batch.total:,} sequences of {batch.sequence:,} tokens a step" if batch.total else ""
@@ -25,7 +25,7 @@ def make_lead(report: Report) -> str:
         ", ".join(describe_plan(report.play.plan)),
         ", ".join(one for one in (tokens, describe_microbatches(report.play.plan), job.framework.name) if one),
     ]
-    return "".join(f'<p class="lead">{escape(line)}</p>' for line in words)
+    return concat(paragraph(line, "lead") for line in words)
 
 
 def make_section(report: Report) -> PageSection:
@@ -39,7 +39,7 @@ def make_section(report: Report) -> PageSection:
     peak = f"{format_need(report.peak_device, report.capacity)} of {report.capacity / GIB:,.0f} GiB"
     tiles.append(KeyFigure("peak memory of a GPU", peak, fits, bad=not report.fits))
     widest = ", ".join(f"{name_contribution(name)} {sigma:.1%}" for name, sigma in report.widest.items())
-    parts = [
+    body = [
         key_figures(tiles),
         paragraph(report.limits),
         *(paragraph(f"Warning: {warning}.", "warning") for warning in report.warnings),
@@ -48,4 +48,4 @@ def make_section(report: Report) -> PageSection:
             f"log(measured / forecast): {widest}. Regime of the forecast: {report.regime}."
         ),
     ]
-    return PageSection("summary", "Summary", "".join(parts))
+    return PageSection("summary", "Summary", body)

@@ -1,7 +1,7 @@
 """Timeline: every action of every pipeline device as a rectangle, and the busy share of communication below it.
 
-The rectangles are drawn by WebGL, some hundred thousand of them at once; where a browser has none, Bokeh draws the same
-on a canvas. A row is a pipeline device and stands for all of its ranks, which run alike.
+A row is a pipeline device and stands for all of its ranks, which run alike. The rectangles, some hundred thousand of
+them, are drawn on a canvas: WebGL would take text that is evaluated as a script, which the policy of the page forbids.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshcast.experiments.plots.sheet import time_unit
 from meshcast.experiments.report.charts import new_figure
 from meshcast.experiments.report.colours import AXES, AXIS_NAMES, action_looks
 from meshcast.experiments.report.html import legend, paragraph
-from meshcast.experiments.report.page import PageSection
+from meshcast.experiments.report.page import Drawing, PageSection
 from meshcast.simulator.engine.play import ByMatrices
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.trace import describe_ranks
@@ -51,14 +51,12 @@ def make_section(report: Report, watch: Watch = iter) -> PageSection:
     )
     if report.play.window:
         words += " The schedule has no flush: shown is the run that was played, from an empty pipeline on."
-    return PageSection(
-        "timeline", "Timeline", paragraph(words) + "{{timeline}}" + legend(entries), {"timeline": figure}
-    )
+    return PageSection("timeline", "Timeline", [paragraph(words), Drawing("timeline", figure), legend(entries)])
 
 
 def _draw(report: Report, found: list[ActionTimes]) -> tuple[Any, list[tuple[str, str]]]:
     """The figure, and names and colours of its legend."""
-    from bokeh.models import CustomJSTickFormatter, FixedTicker, HoverTool, NoOverlap, Range1d, WheelZoomTool
+    from bokeh.models import FixedTicker, HoverTool, NoOverlap, Range1d, WheelZoomTool
 
     scale, unit = time_unit(report.play.step.span)
     span, rows = report.play.step.span * scale, len(found)
@@ -68,7 +66,6 @@ def _draw(report: Report, found: list[ActionTimes]) -> tuple[Any, list[tuple[str
         height,
         f"time [{unit}]",
         "",
-        output_backend="webgl",
         x_range=Range1d(0, span, bounds=(-0.02 * span, 1.02 * span), min_interval=span * 1e-6),
         y_range=Range1d(rows, 0, bounds=(-0.5, rows + 0.5), min_interval=min(0.5, rows)),
     )
@@ -98,9 +95,9 @@ def _draw(report: Report, found: list[ActionTimes]) -> tuple[Any, list[tuple[str
     figure.add_tools(wheel, WheelZoomTool(dimensions="height"))
     figure.toolbar.active_scroll = wheel
     names = [name_device(report.play.plan, device) for device in range(rows)]
-    figure.yaxis.ticker = FixedTicker(ticks=[row + tall / 2 for row in range(rows)])
-    code = "return names[Math.floor(tick)]"
-    figure.yaxis.formatter = CustomJSTickFormatter(args={"names": names}, code=code)
+    ticks = [row + tall / 2 for row in range(rows)]
+    figure.yaxis.ticker = FixedTicker(ticks=ticks)
+    figure.yaxis.major_label_overrides = dict(zip(ticks, names, strict=True))
     figure.yaxis.major_label_policy = NoOverlap(min_distance=1)
     figure.ygrid.visible = False
     figure.yaxis.major_tick_line_color = None

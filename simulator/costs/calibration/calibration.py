@@ -150,21 +150,21 @@ class Calibration:
     @remembered
     def names(self) -> tuple[str, ...]:
         """Names of all files, sorted."""
-        places: list[Any] = [SHIPPED, *([self.folder] if self.folder else [])]
-        found = {file.name[:-5] for place in places for file in place.iterdir() if file.name.endswith(".yaml")}
-        return tuple(sorted(found - {DEVICE[:-5]} | self.written.keys()))
+        listed = {*_list_files(SHIPPED), *(_list_files(self.folder) if self.folder else ())}
+        return tuple(sorted(listed - {DEVICE[:-5]} | self.written.keys()))
 
     @remembered
     def sections(self, name: str) -> Mapping[str, Any]:
         """The file `name` as data, {} without one."""
         if name in self.written:
             return self.written[name]
-        if self.folder and (self.folder / f"{name}.yaml").is_file():
+        # Listed files alone: names of GPUs may have any letters and lengths, those of paths among them.
+        if self.folder and name in _list_files(self.folder):
             return read_checked(self.folder / f"{name}.yaml")
         if self is not Calibration.shipped():
             return Calibration.shipped().sections(name)
-        file = SHIPPED / f"{name}.yaml"
-        return dict(read_yaml(file, f"calibration/{name}.yaml").data) if file.is_file() else {}
+        listed = name in _list_files(SHIPPED)
+        return dict(read_yaml(SHIPPED / f"{name}.yaml", f"calibration/{name}.yaml").data) if listed else {}
 
     @remembered
     def lenders(self, gpu: GPU, without: str = "") -> tuple[tuple[str, str], ...]:
@@ -316,6 +316,11 @@ class Calibration:
         if not any("common" in sections(name).get(section, {}) for name, _ in lenders):
             sections = Calibration.shipped().sections
         return lambda name: sections(name).get(section, {})
+
+
+def _list_files(folder: Path | Traversable) -> set[str]:
+    """Returns the names of the files of coefficients in a folder, without their ending."""
+    return {file.name[:-5] for file in folder.iterdir() if file.name.endswith(".yaml")}
 
 
 def _sigmas(
