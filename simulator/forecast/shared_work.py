@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
 
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.remembered import remember
@@ -58,17 +57,18 @@ class SharedWork:
         self._communication: dict[Hashable, dict[Work, Estimate]] = {}
         self._uses: dict[Hashable, dict[Work, Use]] = {}
         self._pairs: dict[Hashable, PairReaches] = {}
-        self._prices: list[dict[Any, dict[Any, Any]]] = [self._kernels, self._communication, self._uses, self._pairs]
 
     def __reduce__(self) -> tuple[type[SharedWork], tuple[Calibration]]:
         return SharedWork, (self.calibration,)  # pickled without what it holds, which is made again
 
     def forget_excess(self) -> None:
         """Drops all of a kind once there are more than `MOST_KEPT` plans need, with what is made of them."""
-        if sum(sum(map(len, store.values())) for store in self._prices) > MOST_PRICES:
+        if self.price_count > MOST_PRICES:
             self._costs.clear()
-            for store in self._prices:
-                store.clear()
+            self._kernels.clear()
+            self._communication.clear()
+            self._uses.clear()
+            self._pairs.clear()
             self.blocks.clear()  # they are kept by costs that are gone
         if len(self.units) > MOST_KEPT:
             self.units.clear()
@@ -78,6 +78,12 @@ class SharedWork:
             self.blocks.clear()
             self.states.clear()
         self.parts_of_plans.forget_excess(10 * MOST_KEPT, MOST_KEPT)
+
+    @property
+    def price_count(self) -> int:
+        """Number of prices of work, and of reaches of messages, that are kept."""
+        of_work = *self._kernels.values(), *self._communication.values()
+        return sum(map(len, of_work)) + sum(map(len, self._uses.values())) + sum(map(len, self._pairs.values()))
 
     def timetable(
         self, schedule: Schedule, shape: PipelineShape, durations: PassDurations | None = None, update_interval: int = 0
@@ -89,9 +95,9 @@ class SharedWork:
         if len(self._timetables) >= MOST_KEPT or self._actions > MOST_ACTIONS:
             self._timetables.clear()
             self._actions = 0
-        made = self._timetables[key] = timetable(schedule, shape, durations, update_interval)
-        self._actions += len(made.slot)
-        return made
+        known = self._timetables[key] = timetable(schedule, shape, durations, update_interval)
+        self._actions += len(known.slot)
+        return known
 
     def device_costs(self, plan: Plan) -> list[Costs]:
         """The costs of ops on every pipeline device of a plan."""
@@ -118,12 +124,12 @@ class SharedWork:
         same = cluster, replace(framework.kernel_traits, pace=pace), *launch
         kernels: dict[Work, Estimate] = remember(self._kernels, same, dict, MOST_KEPT)
         pairs: PairReaches = remember(self._pairs, cluster, dict, MOST_KEPT)
-        own = same, tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first, joint
+        key = same, tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first, joint
 
         def make() -> Costs:
-            communication: dict[Work, Estimate] = remember(self._communication, own, dict, MOST_KEPT)
-            uses: dict[Work, Use] = remember(self._uses, own, dict, MOST_KEPT)
+            communication: dict[Work, Estimate] = remember(self._communication, key, dict, MOST_KEPT)
+            uses: dict[Work, Use] = remember(self._uses, key, dict, MOST_KEPT)
             known = KnownPrices(kernels, pairs, communication, uses)
             return Costs(cluster, mesh, same[1], self.calibration, *launch, joint, known)
 
-        return remember(self._costs, own, make, MOST_KEPT)
+        return remember(self._costs, key, make, MOST_KEPT)

@@ -83,6 +83,6 @@ def test_prices_on_one_cluster_and_timetables_are_bounded(monkeypatch: pytest.Mo
     for row in range(16):
         job = hardware | {"batch": {"global": 64 + row, "micro": 1, "sequence": 64 + 2 * row}}
         forecast_step(job | {"cluster": "dgx-h100:1", "plan": {"pp": 4, "tp": 2}}, shared)
-        most = max(most, sum(len(prices) for store in shared._prices for prices in store.values()))
+        most = max(most, shared.price_count)
         assert sum(len(table.slot) for table in shared._timetables.values()) <= 1_000 + 16 * (64 + row)
     assert 200 < most < 300 + 100
