@@ -369,8 +369,10 @@ class Cluster(Strict):
         """Rate at which it does, for all GPUs of a node together [bytes/s]."""
         return float(self.node.staging or STAGING)
 
-    def __hash__(self) -> int:  # cheap: a cluster is a key of what is kept for it
-        return hash((self.name, self.node.name, self.nodes, self.used))
+    def __hash__(self) -> int:  # cheap: a cluster is a key of what is kept for it; of what sweeps vary
+        nics = self.node.nics
+        network = (float(nics.link.rate), float(nics.count)) if nics else ()
+        return hash((self.name, self.node.name, self.nodes, self.used, self.node.gpu, *network))
 
     def __str__(self) -> str:
         ways = [self.scale_up] if self.node.scale_up else []

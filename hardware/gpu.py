@@ -59,5 +59,5 @@ class GPU(Strict):
     usual_node: str | None = None
     note: str = ""
 
-    def __hash__(self) -> int:  # `peak` is a dict; equal GPUs have equal names
-        return hash(self.name)
+    def __hash__(self) -> int:  # `peak` is a dict; of all that sweeps vary, or a look-up compares every row
+        return hash((self.name, float(self.memory), float(self.memory_bandwidth), *map(float, self.peak.values())))

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -43,6 +44,7 @@ from meshcast.experiments.cli.console import (
     one_of,
     plot_files,
     to_json,
+    track,
     unwritable,
     writing,
 )
@@ -195,6 +197,7 @@ def predict(
         wanted = load_job(job, change or ()) if found is None else load_job(found.best[0].job, base=job.parent)
         wanted, bounded = bound_launch(imported, wanted)
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
+        report.track = partial(track, label="steps with noise")
         played, replays = cli_selfcheck.verify_forecast(report, verify)
         draw(played, files, paper)
         traces.write_files(played, trace, snapshot)

@@ -8,7 +8,7 @@ import inspect
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,18 +44,24 @@ AssumeDefaults = Annotated[
     bool, typer.Option("--assume-defaults", help="Go on where a launch file leaves open what decides the answer.")
 ]
 
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Forecast also what takes long or much memory, which is otherwise refused.")
+]
+
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "env": (Environment, None),
     "args": (Arguments, None),
     "program": (Program, None),
     "start": (Start, None),
     "assume_defaults": (AssumeDefaults, False),
+    "yes": (Yes, False),
 }
-"""Options of every command that takes a launch file, each with its default."""
+"""Options of every command that takes a job or a launch file, each with its default."""
 
 
 def takes_launch_files(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns a command that has the options for launch files, too, and reads such files with them."""
+    """Returns a command that has the options for launch files, too, and reads such files with them; and that for jobs
+    of any size."""
     signature = inspect.signature(command, eval_str=True)
 
     @functools.wraps(command)
@@ -64,8 +70,9 @@ def takes_launch_files(command: Callable[..., None]) -> Callable[..., None]:
         from meshcast.experiments.cli.console import answering
 
         with answering(bool(words.get("as_json"))):
+            any_size = _accept_size(options.pop("yes"))
             reading = _read_options(**options)
-        with reading:
+        with reading, any_size:
             command(**words)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -76,6 +83,15 @@ def takes_launch_files(command: Callable[..., None]) -> Callable[..., None]:
     vars(run)["__signature__"] = signature.replace(parameters=[*parameters, *added])
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*parameters, *added)}
     return run
+
+
+def _accept_size(yes: bool) -> AbstractContextManager[None]:
+    """Returns the context in which forecasts are of any size, if the user says yes to that."""
+    if not yes:
+        return nullcontext()
+    from meshcast.simulator.plan.size import accepting_any_size
+
+    return accepting_any_size()
 
 
 def _read_options(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -71,6 +72,7 @@ def _report_job(source: Path, changes: tuple[str, ...], sensitivity: bool, title
     else:
         job = load_answered_job(source, answer, changes)
     found = simulate(job)
+    found.track = partial(track, label="steps with noise")
     if answer is not None and not changes:
         check_step_time(source, answer, found.step_time)
     return report_job(job, found, sensitivity, track, title)

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from meshcast.hardware.errors import MeshcastError
@@ -22,6 +22,7 @@ from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, PlanKey, choosing_keys, option_keys
 from meshcast.simulator.loading.load import load_job, set_field
+from meshcast.simulator.plan.size import measure_size
 from meshcast.simulator.report.report import Report
 
 SHOWN = 3
@@ -29,6 +30,9 @@ SHOWN = 3
 
 PAIRS = 40
 """Most pairs that are tried."""
+
+TRIALS = 1.0
+"""Most trials, in forecasts of the size of which one is made unasked."""
 
 Change = dict[str, Any]
 """Fields of a job as ``--set`` has them, with their new values."""
@@ -67,13 +71,15 @@ def fitting_changes(report: Report, shared_work: SharedWork | None = None) -> li
     if report.fits or not isinstance(plan, dict) or {"mesh", "schemes", "stages", "replicas"} & plan.keys():
         return []
     tried: list[FittingChange] = []
-    for change in _single_changes(job):
+    # A step that takes seconds is played a few times, a usual one as often as there are changes.
+    most = 1 + int(TRIALS / measure_size(report.play.plan).excess)
+    for change in islice(_single_changes(job), most):
         tried += _try(job, change, shared)
     fitting = [one for one in tried if one.forecast.fits]
     if len({frozenset(one.changes) for one in fitting}) < SHOWN:
         closest = sorted((one for one in tried if not one.forecast.fits), key=lambda one: one.forecast.peak_device)
         pairs = sorted(combinations(range(len(closest)), 2), key=lambda pair: (sum(pair), pair))
-        for one, other in pairs[:PAIRS]:
+        for one, other in pairs[: min(PAIRS, most)]:
             if not closest[one].changes.keys() & closest[other].changes.keys():
                 found = _try(job, closest[one].changes | closest[other].changes, shared)
                 fitting += [made for made in found if made.forecast.fits]

@@ -16,8 +16,14 @@ Row = dict[str, Any]
 
 REMEDY = "Name the --out of a finished sweep, or run the sweep again"
 
-MAX_ROWS = 1_000_000
+MAX_ROWS = 400_000
 """Most rows of a sweep that are read into memory: some 3 kB each."""
+
+MAX_BYTES = 500_000_000
+"""Most bytes of rows as Arrow holds them: a file of a few kB may hold any number."""
+
+BATCH = 1_000
+"""Rows that are read at a time."""
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -35,7 +41,13 @@ def read_rows(path: Path) -> list[Row]:
             raise PlanError(str(path), rule, "Draw a sweep of fewer points")
         if twice := [name for name, times in Counter(about.schema.names).items() if times > 1]:
             raise PlanError(str(path), f"the column {twice[0]!r} is there twice", "Name the --out of a finished sweep")
-        found: list[Row] = pq.read_table(path, page_checksum_verification=True).to_pylist()
+        columns = about.schema.to_arrow_schema()
+        for name in FIGURES:
+            kind = columns.field(name).type if name in columns.names else pa.null()
+            if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)):
+                rule = f"the column {name!r} has no numbers but {kind}"
+                raise PlanError(str(path), rule, "Name the --out of a finished sweep")
+        found = _read_within(path)
         if len(found) != about.num_rows:
             raise PlanError(str(path), "it is damaged: rows are missing", REMEDY)
     except OSError as error:
@@ -69,6 +81,25 @@ def check_rows(where: str, rows: Sequence[Row], remedy: str) -> None:
                 raise PlanError(f"{place} {name}", "it is a finite number, or empty", remedy, cell)
         if not isinstance(row["reason"], str | None):
             raise PlanError(f"{place} reason", "it is text, or empty", remedy, row["reason"])
+
+
+def _read_within(path: Path) -> list[Row]:
+    """Reads all rows. Raises PlanError as soon as they take more than `MAX_BYTES`."""
+    import pyarrow.parquet as pq
+
+    found: list[Row] = []
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+        left = MAX_BYTES - max((group.total_byte_size for group in groups), default=0)
+        for batch in file.iter_batches(BATCH) if left >= 0 else ():
+            left -= batch.nbytes
+            if left < 0:
+                break
+            found += batch.to_pylist()
+    if left < 0:
+        rule = f"more than {MAX_BYTES:,} decompressed bytes, which is the most that is read"
+        raise PlanError(str(path), rule, "Read it with pandas, or draw a sweep of fewer points and fields")
+    return found
 
 
 def varied_fields(rows: list[Row]) -> list[str]:

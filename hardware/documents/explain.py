@@ -77,21 +77,25 @@ def explain(
     return error(where, rule, remedy, value)
 
 
+MOST_UNKNOWN = 20
+"""Unknown keys that are told, each with what it may mean; the others are counted."""
+
+
 def _add_unknown_keys(
     errors: list[Any], place: Place, rule: str, remedy: str, model: type[BaseModel] | None
 ) -> tuple[str, str]:
     """Rule and remedy of an unknown key, with all other unknown keys that were found, each with what it may mean."""
     others = []
-    for one in errors:
-        other = _place(one)
-        if one["type"] == "extra_forbidden" and other != place:
-            keys = valid_keys(model, other[:-1])
-            hint = nearest(str(other[-1]), keys).partition(" Valid: ")[0] if keys else ""
-            name = ".".join(map(str, other))
-            others.append(f"{name} ({hint[0].lower()}{hint[1:].rstrip('.')})" if "'" in hint else name)
+    unknown = [other for one in errors if one["type"] == "extra_forbidden" and (other := _place(one)) != place]
+    for other in unknown[:MOST_UNKNOWN]:
+        keys = valid_keys(model, other[:-1])
+        hint = nearest(str(other[-1]), keys).partition(" Valid: ")[0] if keys else ""
+        name = ".".join(map(str, other))
+        others.append(f"{name} ({hint[0].lower()}{hint[1:].rstrip('.')})" if "'" in hint else name)
     if not others:
         return rule, remedy
-    shown = ", ".join(others[:10]) + (f" and {len(others) - 10} more" if len(others) > 10 else "")
+    more = len(unknown) - len(others)
+    shown = ", ".join(others) + (f" and {more:,} more" if more else "")
     return f"{rule}, nor are {shown}" if len(others) > 1 else f"{rule}, nor is {shown}", remedy
 
 

@@ -41,15 +41,19 @@ from meshcast.simulator.ir.routing import slowest_rank
 
 @dataclass
 class KnownPrices:
-    """Prices that the meshes on one cluster have in common; new ones are added.
+    """Prices of earlier costs on one cluster; new ones are added.
 
     Attributes:
-        kernels: of equal traits, calibration and launch times.
-        pairs: reaches of messages between two ranks.
+        kernels: of equal traits, calibration and launch times; meshes have them in common.
+        pairs: reaches of messages between two ranks; meshes have them in common.
+        communication: on one mesh.
+        uses: on one mesh.
     """
 
     kernels: dict[Work, Estimate] = field(default_factory=dict)
     pairs: PairReaches = field(default_factory=dict)
+    communication: dict[Work, Estimate] = field(default_factory=dict)
+    uses: dict[Work, Use] = field(default_factory=dict)
 
 
 class Costs:
@@ -91,9 +95,7 @@ class Costs:
         self.places = RankPlaces(cluster, mesh, known.pairs)
         self.communication = CommunicationPrices(self.places, self._calibration, self._link_speed)
         self.assumed = self.kernels.assumed + self.communication.assumed
-        self._kernel_prices = known.kernels
-        self._communication_prices: dict[Work, Estimate] = {}
-        self._uses: dict[Work, Use] = {}
+        self._kernel_prices, self._communication_prices, self._uses = known.kernels, known.communication, known.uses
 
     def estimate(self, work: Work) -> Estimate:
         """Returns how long `work` takes."""

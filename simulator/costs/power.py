@@ -15,7 +15,7 @@ fits those of the measured GPUs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from importlib import resources
 
 from meshcast.hardware.gpu import GPU
@@ -88,7 +88,7 @@ class PowerModel:
         return float(min(added, 1 - self.idle) * self.limit / self.gpu.peak[dtype])  # type: ignore[index]
 
 
-@cache
+@lru_cache(maxsize=256)
 def power_model(gpu: GPU) -> PowerModel:
     """The power model of a GPU: its own coefficients or, named as assumed, those of the nearest measured one."""
     data = read_yaml(resources.files("meshcast.simulator.costs") / FILE, FILE).data

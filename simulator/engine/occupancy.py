@@ -27,6 +27,9 @@ from meshcast.simulator.program.task import PricedSideOps, Send, Task
 INSTANT = 1e-12
 """Gap between intervals that is taken for rounding [s]."""
 
+ROUNDING = 4e-16
+"""Rounding error of a time that is the end of a sum, over the time."""
+
 DECIMALS = 13
 """Decimals to which the states before copies of a part are rounded where intervals are kept for equal ones [s]."""
 
@@ -132,17 +135,36 @@ def _situations(
         host = np.array([play.host[action] for action in actions]) - found[0]
     shift = found[0].copy()
     found -= shift
-    chosen, which = _distinct(found)
-    for number, column in enumerate(chosen.tolist()):
-        left = np.flatnonzero(which == number)
-        while len(left):
-            # If even the latest host time delays no op, no host time does.
-            latest = host[left].max()
-            covers, matters = _covers(task, coordinates, found[:, column], float(latest), levels)
-            similar = host[left] >= (latest - INSTANT if matters else NEVER)
-            for axis, begin, end in covers:
-                yield axis, begin[:, None] + shift[left[similar]], end[:, None] + shift[left[similar]]
-            left = left[~similar]
+    rounding = INSTANT + ROUNDING * float(shift.max())
+    chosen, which = _distinct(found, rounding)
+    order = np.lexsort((-host, which))
+    groups = np.split(order, np.cumsum(np.bincount(which))[:-1])
+    for column, group in zip(chosen.tolist(), groups, strict=True):
+        yield from _of_state(task, coordinates, found[:, column], levels, host[group], shift[group], rounding)
+
+
+def _of_state(
+    task: Task,
+    coordinates: Coordinates,
+    state: np.ndarray,
+    levels: list[str],
+    host: np.ndarray,
+    shift: np.ndarray,
+    rounding: float,
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yields the same of all actions that find one state, up to a shift.
+
+    host: when the host begins to launch each, the latest first [s].
+    rounding: by which equal times may differ [s].
+    """
+    first, before = 0, -host
+    while first < len(host):
+        # If even the latest host time delays no op, no host time does.
+        covers, matters = _covers(task, coordinates, state, float(host[first]), levels)
+        behind = int(np.searchsorted(before, before[first] + rounding, "right")) if matters else len(host)
+        for axis, begin, end in covers:
+            yield axis, begin[:, None] + shift[first:behind], end[:, None] + shift[first:behind]
+        first = behind
 
 
 Covers = list[tuple[str, np.ndarray, np.ndarray]]
@@ -281,15 +303,15 @@ def _host_waits(
         before[op.stream] = i
 
 
-def _distinct(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _distinct(states: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns the index of one column of each distinct state, and for every column the number of its state."""
     if states.shape[1] == 1:
         return np.zeros(1, int), np.zeros(1, int)
-    varied = [row for row in states[1:] if (row > NEVER).any() and np.ptp(row) > INSTANT]
+    varied = [row for row in states[1:] if (row > NEVER).any() and np.ptp(row) > rounding]
     if not varied:
         return np.zeros(1, int), np.zeros(states.shape[1], int)
     # Nearly always only one row varies: the arrival of the input.
-    keys = np.round(varied[0] if len(varied) == 1 else np.array(varied), 12)
+    keys = np.round((varied[0] if len(varied) == 1 else np.array(varied)) / rounding)
     _, chosen, which = np.unique(keys, axis=-1, return_index=True, return_inverse=True)
     return chosen, which
 

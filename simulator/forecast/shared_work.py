@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from functools import partial
 
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.costs import Costs, KnownPrices
-from meshcast.simulator.costs.estimate import Estimate
+from meshcast.simulator.costs.estimate import Estimate, Use
 from meshcast.simulator.costs.rank_places import PairReaches
 from meshcast.simulator.costs.stragglers import slowest_pace
 from meshcast.simulator.forecast.resident_memory import KnownStates
@@ -22,6 +21,12 @@ from meshcast.simulator.plan.resolver import KnownParts
 from meshcast.simulator.program.block import CompiledBlocks
 from meshcast.simulator.program.timetable import Timetable, timetable
 from meshcast.simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
+
+MOST_PRICES = 30_000
+"""Prices of work that are kept, half a KiB each with the work."""
+
+MOST_ACTIONS = 1_000_000
+"""Actions of all timetables that are kept, some 250 bytes each."""
 
 MOST_KEPT = 300
 """Entries of one kind that are kept: one grid of plans needs fewer, and each may take a MiB."""
@@ -46,31 +51,53 @@ class SharedWork:
         self.blocks = CompiledBlocks()
         self.states: KnownStates = {}
         self._timetables: dict[Hashable, Timetable] = {}
+        self._actions = 0  # of all timetables
         self._costs: dict[Hashable, Costs] = {}
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
+        self._communication: dict[Hashable, dict[Work, Estimate]] = {}
+        self._uses: dict[Hashable, dict[Work, Use]] = {}
         self._pairs: dict[Hashable, PairReaches] = {}
 
     def __reduce__(self) -> tuple[type[SharedWork], tuple[Calibration]]:
         return SharedWork, (self.calibration,)  # pickled without what it holds, which is made again
 
     def forget_excess(self) -> None:
-        """Drops all units or stages once there are more than `MOST_KEPT`."""
+        """Drops all of a kind once there are more than `MOST_KEPT` plans need, with what is made of them."""
+        if self.price_count > MOST_PRICES:
+            self._costs.clear()
+            self._kernels.clear()
+            self._communication.clear()
+            self._uses.clear()
+            self._pairs.clear()
+            self.blocks.clear()  # they are kept by costs that are gone
         if len(self.units) > MOST_KEPT:
             self.units.clear()
-            self.blocks.clear()
-        if len(self.units) == 0 or max(len(self.stages), len(self.states)) > MOST_KEPT:
+        held = max(len(self.stages), len(self.states), self.blocks.kept // 10)
+        if not self.units or held > MOST_KEPT:
             self.stages.clear()
-            self.blocks.forget_tasks()
+            self.blocks.clear()
             self.states.clear()
-        self.parts_of_plans.forget_excess(100 * MOST_KEPT, MOST_KEPT)
+        self.parts_of_plans.forget_excess(10 * MOST_KEPT, MOST_KEPT)
+
+    @property
+    def price_count(self) -> int:
+        """Number of prices of work, and of reaches of messages, that are kept."""
+        of_work = *self._kernels.values(), *self._communication.values()
+        return sum(map(len, of_work)) + sum(map(len, self._uses.values())) + sum(map(len, self._pairs.values()))
 
     def timetable(
         self, schedule: Schedule, shape: PipelineShape, durations: PassDurations | None = None, update_interval: int = 0
     ) -> Timetable:
         """The timetable of a schedule; see `simulator.program.timetable.timetable`."""
         key = schedule.use, schedule.options, shape, durations, update_interval
-        make = partial(timetable, schedule, shape, durations, update_interval)
-        return remember(self._timetables, key, make, MOST_KEPT)
+        if (known := self._timetables.get(key)) is not None:
+            return known
+        if len(self._timetables) >= MOST_KEPT or self._actions > MOST_ACTIONS:
+            self._timetables.clear()
+            self._actions = 0
+        known = self._timetables[key] = timetable(schedule, shape, durations, update_interval)
+        self._actions += len(known.slot)
+        return known
 
     def device_costs(self, plan: Plan) -> list[Costs]:
         """The costs of ops on every pipeline device of a plan."""
@@ -97,9 +124,12 @@ class SharedWork:
         same = cluster, replace(framework.kernel_traits, pace=pace), *launch
         kernels: dict[Work, Estimate] = remember(self._kernels, same, dict, MOST_KEPT)
         pairs: PairReaches = remember(self._pairs, cluster, dict, MOST_KEPT)
-        return remember(
-            self._costs,
-            (same, tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first, joint),
-            lambda: Costs(cluster, mesh, same[1], self.calibration, *launch, joint, KnownPrices(kernels, pairs)),
-            MOST_KEPT,
-        )
+        key = same, tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first, joint
+
+        def make() -> Costs:
+            communication: dict[Work, Estimate] = remember(self._communication, key, dict, MOST_KEPT)
+            uses: dict[Work, Use] = remember(self._uses, key, dict, MOST_KEPT)
+            known = KnownPrices(kernels, pairs, communication, uses)
+            return Costs(cluster, mesh, same[1], self.calibration, *launch, joint, known)
+
+        return remember(self._costs, key, make, MOST_KEPT)

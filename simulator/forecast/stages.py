@@ -36,7 +36,7 @@ class LoweredStages:
     params: dict[tuple[StageOps, ...], DeviceParams] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return max(len(self.stages), len(self.params))
+        return max(len(self.stages), len(self.updates), len(self.params))
 
     def clear(self) -> None:
         """Forgets all of them."""

@@ -13,14 +13,15 @@ per rank, top k and E experts. The shares of a source rank add up to E.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.ops import Attention, Exchange, Gemm, Memory
 
 REMEDY = "Name a JSON or CSV file with a count for each expert, or a row of counts for each rank that holds experts"
@@ -149,12 +150,14 @@ class Routing:
         capacity: capacity factor, the largest share of an expert from one source rank; None: dropless.
         placement: of the experts; None: in their order.
         """
-        return _load(self, ranks, experts, capacity, placement or Placement.in_order(ranks, experts))
+        key = self, ranks, experts, capacity, placement
+        return remember(_loads, key, lambda: _load(*key), _most_kept(experts))
 
     def loads_by_place(self, ranks: int, experts: int) -> tuple[tuple[float, float], ...]:
         """For the first expert of all ranks, the second, ...: tokens that leave a rank for one of these experts over
         those of even routing, and the busiest rank's over this mean (`ExpertLoad.remote` and `.busiest_exchange`)."""
-        return _loads_by_place(self, ranks, experts)
+        key = self, ranks, experts
+        return remember(_loads_of_places, key, lambda: _loads_by_place(*key), _most_kept(experts))
 
 
 @dataclass(frozen=True)
@@ -184,24 +187,39 @@ class Placement:
         )
         return cls(tuple(others), stays=True)
 
-    def distribute(self, sent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Shares that each rank sends to each [source ranks, ranks], and that arrive from all [experts, ranks].
+    def distribute(self, shares: np.ndarray, ranks: int) -> np.ndarray:
+        """Shares that each rank sends to each [source ranks, ranks].
 
-        sent: shares [source ranks, experts].
+        shares: of every expert, a row for each source rank or one row for all.
         """
-        ranks, experts = sent.shape
-        flow, arrived = np.zeros((ranks, ranks)), np.zeros((experts, ranks))
-        for expert, hosts in enumerate(self.hosts):
-            to, copies = sent[:, expert], list(hosts)
-            moved = np.zeros((ranks, ranks))
-            if self.stays:
-                moved[:, hosts[0]] = to
-                moved[copies] = np.diag(to)[copies]
-            else:
-                moved[:, copies] = to[:, None] / len(copies)
-            flow += moved
-            arrived[expert] = moved.sum(axis=0)
-        return flow, arrived
+        owners = np.array([hosts[0] for hosts in self.hosts])
+        alone = np.array([len(hosts) == 1 for hosts in self.hosts])
+        rows = [np.bincount(owners[alone], row[alone], minlength=ranks) for row in shares]
+        flow = np.zeros((ranks, ranks)) + rows
+        for expert in np.flatnonzero(~alone).tolist():
+            flow += self._sent_to(expert, shares, ranks)
+        return flow
+
+    def arrivals(self, rank: int, shares: np.ndarray, ranks: int) -> tuple[float, ...]:
+        """Shares of the experts that a rank hosts which arrive there, mean over source ranks."""
+        alone = (rank,)
+        means = shares.mean(axis=0).tolist()
+        return tuple(
+            means[expert] if hosts == alone else float(self._sent_to(expert, shares, ranks)[:, rank].mean())
+            for expert, hosts in enumerate(self.hosts)
+            if rank in hosts
+        )
+
+    def _sent_to(self, expert: int, shares: np.ndarray, ranks: int) -> np.ndarray:
+        """The share of one expert that each rank sends to each [source ranks, ranks]."""
+        sent, copies = np.broadcast_to(shares[:, expert], ranks), list(self.hosts[expert])
+        moved = np.zeros((ranks, ranks))
+        if self.stays:
+            moved[:, copies[0]] = sent
+            moved[copies] = np.diag(sent)[copies]
+        else:
+            moved[:, copies] = sent[:, None] / len(copies)
+        return moved
 
     def transfers(self, before: Placement, ranks: int) -> np.ndarray:
         """Experts that each rank sends to each [ranks, ranks] to come here from another placement: an owner's to all
@@ -255,8 +273,20 @@ def _own_machine(ranks: int, experts: int, machine: int) -> np.ndarray:
     return np.arange(experts) * ranks // experts // machine == np.arange(ranks)[:, None] // machine
 
 
-@lru_cache(maxsize=256)
-def _load(routing: Routing, ranks: int, experts: int, capacity: float | None, placement: Placement) -> ExpertLoad:
+KEPT_LOADS, KEPT_EXPERTS = 256, 2_000_000
+"""The most loads that are kept, and the most experts in them, some 100 bytes each."""
+
+
+def _most_kept(experts: int) -> int:
+    """The most loads of so many experts that are kept."""
+    return min(KEPT_LOADS, KEPT_EXPERTS // experts + 1)
+
+
+_loads: dict[Hashable, ExpertLoad] = {}
+_loads_of_places: dict[Hashable, tuple[tuple[float, float], ...]] = {}
+
+
+def _load(routing: Routing, ranks: int, experts: int, capacity: float | None, stated: Placement | None) -> ExpertLoad:
     shares = routing.shares(experts)
     found = np.minimum(shares, math.inf if capacity is None else capacity)
     dropped = 1.0 - float(found.sum() / shares.sum())
@@ -264,13 +294,14 @@ def _load(routing: Routing, ranks: int, experts: int, capacity: float | None, pl
     own = experts // ranks
     if capacity is not None:
         return ExpertLoad(kept, dropped, (1.0,) * ranks, 1.0, (1.0,) * own, 1.0, 1.0)
-    flow, arrived = placement.distribute(np.broadcast_to(found, (ranks, experts)))
-    loads = arrived.sum(axis=0)
+    placement = stated or Placement.in_order(ranks, experts)
+    flow = placement.distribute(found, ranks)
+    loads = flow.sum(axis=0)
     rank_loads = loads / loads.mean()
     most = int(np.argmax(rank_loads))
-    groups = (float(arrived[expert, most]) / ranks for expert, hosts in enumerate(placement.hosts) if most in hosts)
+    on_most = placement.arrivals(most, found, ranks)
     exchange = _exchange_of(flow, own)
-    return ExpertLoad(kept, dropped, tuple(rank_loads.tolist()), float(rank_loads[most]), tuple(groups), *exchange)
+    return ExpertLoad(kept, dropped, tuple(rank_loads.tolist()), float(rank_loads[most]), on_most, *exchange)
 
 
 def _exchange_of(flow: np.ndarray, own: int) -> tuple[float, float]:
@@ -283,7 +314,6 @@ def _exchange_of(flow: np.ndarray, own: int) -> tuple[float, float]:
     return mean / even if even else 1.0, busiest / mean if mean else 1.0
 
 
-@lru_cache(maxsize=256)
 def _loads_by_place(routing: Routing, ranks: int, experts: int) -> tuple[tuple[float, float], ...]:
     sent = np.broadcast_to(routing.shares(experts), (ranks, experts))
     return tuple(_exchange_of(sent[:, place :: experts // ranks], 1) for place in range(experts // ranks))

@@ -296,8 +296,10 @@ class Framework(FrameworkPart):
         library, decomposition = self.attention_library, self.gemm_decomposition or None
         return KernelTraits(self.effective_rates, library, decomposition, eager, self.sustained)
 
-    def __hash__(self) -> int:  # `rates` is a dict and has no hash
-        return hash((self.name, self.weights, self.gradients, self.main_weights, self.moments, self.attention))
+    def __hash__(self) -> int:  # dictionaries have no hash; of all that sweeps vary, or a look-up compares every row
+        formats = self.weights, self.gradients, self.main_weights, self.moments, self.attention
+        numbers = self.launch_s, self.step_overhead_s, self.sustained, frozenset(self.rates.items())
+        return hash((self.name, *formats, *numbers))
 
 
 FILES = resources.files("meshcast.simulator.job") / "frameworks"

@@ -22,9 +22,10 @@ from meshcast.simulator.ir.capabilities import HoldsUnequalShards, schemes_with
 from meshcast.simulator.job.batch import Batch
 from meshcast.simulator.job.job import Job, LongPlan, ReplicaPlan, StagePlan
 from meshcast.simulator.job.shorthand import family_degree
-from meshcast.simulator.plan.checks import ALWAYS, check_divisible, check_noisy_steps, check_world
+from meshcast.simulator.plan.checks import ALWAYS, check_divisible, check_world
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.plan.resolver import Resolver
+from meshcast.simulator.plan.size import check_noisy_steps, check_size
 
 CHECKS = tuple(check for check in ALWAYS if check is not check_world)
 """The checks of one stage; the GPUs of all stages are counted together."""
@@ -80,6 +81,7 @@ def _replicas_with_stages(job: Job) -> tuple[ReplicaPlan, ...]:
 def _join(pipelines: Sequence[Plan], job: Job) -> Plan:
     """The plan of a job of one or several pipelines."""
     plan = replace(pipelines[0], job=job, pipelines=tuple(pipelines) if len(pipelines) > 1 else ())
+    check_size(plan)
     check_noisy_steps(plan)
     return plan
 

@@ -56,20 +56,8 @@ MIXER_NAMES: dict[type, Mapping[str, str]] = {Mamba: MAMBA_NAMES, LinearMixer: L
 BRANCH_NAMES = {**DIM_NAMES, "a": "heads (and kv_heads) of a branch", "f": "ffn of a branch"}
 """Names of dims for operators of branches."""
 
-MAX_PASSES = 2_000_000
-"""Most passes of micro-batches through stages, forward and backward: a simulation of ten to twenty seconds."""
-
 MAX_CLASSES = 500
 """Most classes of micro-batches: each is lowered for every distinct stage, 20 to 50 ms."""
-
-MAX_NOISY_STEP = 400_000
-"""Most passes of micro-batches through layers in a step with noise: its ops take some 6 kB each, 2.5 GB in all."""
-
-MAX_NOISY_STEPS = 4_000_000
-"""The same in all steps with noise, of up to `VECTOR` ranks a stage: some ten minutes at 0.15 ms each."""
-
-VECTOR = 3_000
-"""Ranks of a stage that double the time of an op which is played for all of them at once."""
 
 
 def check_formats(plan: Plan) -> None:
@@ -292,41 +280,6 @@ def check_steps(plan: Plan) -> None:
             rule = f"routing that changes from step to step does not go with {reason}"
             index = plan.schemes.index(varying[0])
             raise PlanError(f"plan.schemes[{index}].routing", rule, "Give the routing of one step, or leave that out")
-
-
-def check_size(plan: Plan) -> None:
-    """The passes of micro-batches through stages are not too many to play."""
-    shape = plan.passes.played_shape
-    backward = 0 if shape.forward_only else plan.schedule.backwards_per_forward
-    each = (1 + backward) * shape.stages * shape.slices
-    if shape.m * each > MAX_PASSES:
-        most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.ranks.replicas
-        most *= plan.schedule.microbatches_per_forward
-        if shape.classes:
-            rule = f"{shape.m:,} micro-batches through {shape.stages} stages are more than {MAX_PASSES:,} passes"
-            raise PlanError("batch.order", rule, "Use fewer, larger micro-batches")
-        sliced = f" in {shape.slices} slices" if shape.slices > 1 else ""
-        rule = f"{shape.m:,} micro-batches{sliced} through {shape.stages} stages are more than {MAX_PASSES:,} passes"
-        raise PlanError("batch.global", rule, f"At most {most:,}, or a larger batch.micro", plan.job.batch.total)
-
-
-def check_noisy_steps(plan: Plan) -> None:
-    """Steps with noise, which are played op by op, are not too many, and none of them is too large."""
-    noise, shape = plan.job.noise, plan.shape
-    if noise is None:
-        return
-    directions = 1 if shape.forward_only else 1 + plan.schedule.backwards_per_forward
-    counted = sum(one.shape.m for one in plan.every_pipeline) * shape.slices
-    passes = directions * counted * len(plan.job.model.every_layer)
-    if passes > MAX_NOISY_STEP:
-        rule = f"a step with noise has at most {MAX_NOISY_STEP:,} passes of micro-batches through layers"
-        remedy = "Use a smaller batch.global or a larger batch.micro, or leave noise out"
-        raise PlanError("noise", f"{rule}, and this one {passes:,}", remedy)
-    ranks = max(len(plan.ranks.of_device(device)) for device in range(plan.ranks.devices))
-    most = max(1, int(MAX_NOISY_STEPS / passes / (1 + ranks / VECTOR)))
-    if noise.steps > most:
-        rule = f"a step has {passes:,} passes of micro-batches through layers, on {ranks:,} ranks a stage"
-        raise PlanError("noise.steps", rule, f"At most {most:,}, which take some ten minutes", noise.steps)
 
 
 def check_alike(plan: Plan, who: str) -> None:

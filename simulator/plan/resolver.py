@@ -37,14 +37,13 @@ from meshcast.simulator.plan.checks import (
     check_contrastive,
     check_decoder,
     check_divisible,
-    check_noisy_steps,
-    check_size,
     check_slices,
     check_stated_chunks,
 )
 from meshcast.simulator.plan.partition import LayerCosts, layers_of_graph
 from meshcast.simulator.plan.plan import Plan, replace_scheme
 from meshcast.simulator.plan.pricing import JobPricing
+from meshcast.simulator.plan.size import check_noisy_steps, check_size
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 MAX_SLICE_BOUNDARIES = 64

@@ -229,17 +229,15 @@ class CompiledBlocks:
         self._blocks: dict[tuple[Fragment, str, bool, Growth | None], Block] = {}
         self._events: dict[tuple[Fragment, bool], dict[Op, list[Event]]] = {}
 
-    def clear(self) -> None:
-        """Forgets all blocks."""
-        self.forget_tasks()
-        self._blocks.clear()
-        self._events.clear()
+    @property
+    def kept(self) -> int:
+        """Number of results of the kind of which most are kept."""
+        return max(len(self.tasks), len(self.prices), len(self.sides), len(self._blocks))
 
-    def forget_tasks(self) -> None:
-        """Forgets what was made of blocks and side ops at some prices."""
-        self.tasks.clear()
-        self.prices.clear()
-        self.sides.clear()
+    def clear(self) -> None:
+        """Forgets all blocks, and what was made of them and of side ops at some prices."""
+        for store in (self.tasks, self.prices, self.sides, self._blocks, self._events):
+            store.clear()
 
     def block(self, unit_run: UnitRun, kind: str, again: bool, growth: Growth | None = None) -> Block:
         """Returns the block of one pass of a unit.

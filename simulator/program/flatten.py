@@ -15,13 +15,14 @@ import numpy as np
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.ops import COMPUTE, Op
+from meshcast.simulator.plan.size import YES, accepts_any_size
 from meshcast.simulator.program.block import INPUT
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.program.task import PricedSideOps, Send, Task
 from meshcast.simulator.scheduling.schedule import ActionKind
 
-MAX_OPS = 20_000_000
-"""Maximum number of ops of a flat program: some 10 GiB of memory, a minute or two."""
+MAX_OPS = 3_000_000
+"""Most ops of a flat program that is made unasked: some 2 GB of memory."""
 
 
 @dataclass
@@ -177,9 +178,9 @@ def flatten(program: Program) -> FlatProgram:
     Raises PlanError for a step of more than `MAX_OPS` ops.
     """
     count = sum(turns * sum(times for _, times in task.count_ops()) for task, turns in program.turns())
-    if count > MAX_OPS:
+    if count > MAX_OPS and not accepts_any_size():
         rule = f"a step is played op by op up to {MAX_OPS:,} ops, this one has {count:,}"
-        raise PlanError("batch.global", rule, "Draw, trace or verify a step with fewer micro-batches")
+        raise PlanError("batch.global", rule, f"Draw, trace or verify a step with fewer micro-batches; {YES}")
     flattening = _StepFlattening(program)
     for action in program.timetable.sequence:
         flattening.add_action(action)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from itertools import groupby
@@ -53,6 +53,9 @@ class Report(Metrics):
         fits = "fits" if self.fits else "does not fit"
         return f"<Report: {self.job.model.name} on {self.job.cluster.name}, {self.step_time:.4g} s a step, {fits}>"
 
+    track: Callable[[Iterable[int]], Iterable[int]] = iter
+    """Shows the progress over `steps`."""
+
     @cached_property
     def steps(self) -> list[Unfolded]:
         """Steps played rank by rank under the job's `noise`; empty without it."""
@@ -63,7 +66,7 @@ class Report(Metrics):
 
         transfers = noise.jitter if noise.communication_jitter is None else noise.communication_jitter
         pace = Pace(noise.jitter, noise.stragglers, noise.slow, noise.seed, transfers, noise.persistent)
-        return [self._play_ranks(play, pace, step) for step in range(noise.steps)]
+        return [self._play_ranks(play, pace, step) for step in self.track(range(noise.steps))]
 
     def _play_ranks(self, play: Forecast, pace: Pace, step: int) -> Unfolded:
         """A step with its own kernel times on every rank; a schedule that decides at run time sees the slowest ones."""

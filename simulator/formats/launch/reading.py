@@ -47,6 +47,12 @@ SAME_WITHOUT = "the job is the same without it"
 
 DOES_NOT_KNOW = "meshcast does not know it, and leaves it out of the forecast"
 
+MOST_LISTED = 20
+"""Settings that nothing knows, or that are asked for because nothing does, that are listed; the others are counted."""
+
+MOST_COMPARED = 200
+"""Settings that nothing knows whose names are compared with all known ones."""
+
 CLOSE = 0.8
 """Likeness of a name to a known one that it may have been meant for."""
 
@@ -83,6 +89,8 @@ class Reading:
         self._changed = {key: number for key, number in numbers.items() if number}
         self._replaced: Keys = {}  # degrees of the file that a change replaces
         self._used: set[str] = set()  # names of settings that were asked for
+        self._unknown: list[ApproximatedSetting] = []
+        self._decisive: list[tuple[Stated, str]] = []  # settings that nothing knows, and why they are asked for
         self._credits: dict[str, list[str]] = {}  # keys that each setting states
 
     # ------------------------------------------------------------------------------------ taking settings
@@ -274,6 +282,19 @@ class Reading:
             if name not in self._used and (stated.shown, stated.place) not in listed:
                 listed.add((stated.shown, stated.place))
                 self._judge(name, stated, verdicts)
+        self._list_unknown()
+
+    def _list_unknown(self) -> None:
+        """Lists the first settings that nothing knows, and counts the others."""
+        for stated, why in self._decisive[:MOST_LISTED]:
+            self.ask(stated, why, "--assume-defaults")
+        if (more := len(self._decisive) - MOST_LISTED) > 0:
+            self.ask(None, f"meshcast does not know {more:,} further settings of this kind", "--assume-defaults")
+        approximated = self.findings.approximated
+        approximated += self._unknown[:MOST_LISTED]
+        if (more := len(self._unknown) - MOST_LISTED) > 0:
+            shown = f"{more:,} further settings"
+            approximated.append(ApproximatedSetting(shown, self.file.where, DOES_NOT_KNOW, is_known=False))
 
     def _list_taken(self, find_influence: Callable[[Stated], SomeKeys | None]) -> None:
         listed = self.findings.listed
@@ -310,13 +331,14 @@ class Reading:
                 self.ignore(stated, "it is 0, which stands for none")
             case None if (meant := self._suggest(name, stated)) or looks_decisive(name):
                 decides = "" if meant else ", and by its name it decides the plan or the memory"
-                self.ask(stated, f"meshcast does not know it{decides}{meant}", "--assume-defaults")
+                self._decisive.append((stated, f"meshcast does not know it{decides}{meant}"))
             case None:
-                entry = ApproximatedSetting(stated.shown, stated.place, DOES_NOT_KNOW, is_known=False)
-                self.findings.approximated.append(entry)
+                self._unknown.append(ApproximatedSetting(stated.shown, stated.place, DOES_NOT_KNOW, is_known=False))
 
     def _suggest(self, name: str, stated: Stated) -> str:
-        """The known setting that a name is close to, as the file would write it."""
+        """The known setting that a name is close to, as the file would write it; of the first `MOST_COMPARED`."""
+        if len(self._unknown) + len(self._decisive) >= MOST_COMPARED:
+            return ""
         known = sorted(self._used - self.stated.keys())
         close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)
         if not close:

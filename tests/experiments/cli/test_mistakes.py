@@ -62,7 +62,7 @@ SHORT: list[tuple[str, str, str]] = [
     ("batch:", "framework: {set: {sigmas: {disks: .nan}}}\nbatch:", "sigmas.disks is nan: must be"),
     ("batch:", "framework: {set: {sigmas: {disks: -0.1}}}\nbatch:", "sigmas.disks is -0.1: must be at least 0"),
     ("batch:", "noise: {jitter: .inf}\nbatch:", "noise.jitter is inf: must be"),
-    ("batch: {global: 16", "noise: {}\nbatch: {global: 40000", "noise: a step with noise has at most 400,000 passes"),
+    ("batch: {global: 16", "noise: {}\nbatch: {global: 40000", "noise: a step with noise has at most 333,333 passes"),
     ("batch:", "noise: {steps: 9999}\nbatch:", "noise.steps is 9999: a step has 512 passes of micro-batches through"),
     ("micro: 1", "'micro ': 1", ":3 batch.'micro ': no such key. Did you mean 'micro'? Valid: documents"),
     ("micro: 1", "mirco: 1", ":3 batch.mirco: no such key. Did you mean 'micro'? Valid: documents, global, lengths"),

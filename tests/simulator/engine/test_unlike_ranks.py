@@ -191,5 +191,5 @@ def test_devices_of_unlike_replicas_decide_at_run_time() -> None:
 def test_the_passes_of_all_replicas_count() -> None:
     replicas = [{"dp": 1, "microbatches": 20_000}, {"dp": 3, "microbatches": 10_000}]
     one = job({**REPLICAS, "replicas": replicas}, {"global": 50_000}, noise={"jitter": 0.1})
-    with pytest.raises(PlanError, match=r"at most 400,000 passes .* 480,000"):
+    with pytest.raises(PlanError, match=r"at most 333,333 passes .* 480,000"):
         simulate(one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from random import Random
 from statistics import NormalDist
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.simulator.ir.routing import Placement, Routing, least_capacity
+from meshcast.simulator.ir.routing import Placement, Routing, _loads, least_capacity
 
 PLACES = st.sampled_from([(1, 4), (2, 4), (4, 4), (2, 6), (4, 32), (8, 64), (16, 160)])
 """Ranks, and the experts that they hold."""
@@ -212,3 +213,34 @@ def test_a_gate_lets_one_copy_of_few_tokens_leave_their_machine(
     assert gated.outgoing(ranks, experts, each) == pytest.approx(sum(leaving) / ranks)
     if not zipf:
         assert gated.load(ranks, experts).rank_loads == pytest.approx([1] * ranks)
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_what_ranks_send_is_the_sum_over_experts(
+    ranks: int, own: int, stays: bool, unlike_sources: bool, random: Random
+) -> None:
+    """Experts with one host, which are summed rank by rank, send what each of them sends alone."""
+    experts = ranks * own
+    hosts = [tuple(random.sample(range(ranks), random.randint(1, ranks))) for _ in range(experts)]
+    shares = np.array([[random.uniform(0, 4) for _ in hosts] for _ in range(ranks if unlike_sources else 1)])
+    placement = Placement(tuple(hosts), stays)
+    alone = [placement._sent_to(expert, shares, ranks) for expert in range(experts)]
+    np.testing.assert_allclose(placement.distribute(shares, ranks), sum(alone))
+    for rank in range(ranks):
+        arrived = [one[:, rank].mean() for one, at in zip(alone, hosts, strict=True) if rank in at]
+        np.testing.assert_allclose(placement.arrivals(rank, shares, ranks), arrived)
+
+
+def test_many_experts_are_not_played_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts with one host are summed at once, and the loads that are kept hold few experts in all."""
+    monkeypatch.setattr(Placement, "_sent_to", lambda *_: pytest.fail("an expert alone"))
+    monkeypatch.setattr("meshcast.simulator.ir.routing.KEPT_EXPERTS", 10_000)
+    for experts in (4_000, 4_008, 4_016, 4_024, 8):
+        assert Routing(zipf=0.5).load(8, experts).most_loaded > 1
+        assert sum(len(load.kept) for load in _loads.values()) <= 10_000 + experts

@@ -284,7 +284,7 @@ def _busiest(transfers: np.ndarray) -> int:
     return int(max(transfers.sum(axis=0).max(), transfers.sum(axis=1).max()))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def _place(decide: Policy, options: Any, times: LayerTimes, step: int) -> Placement:
     """The placement of a step under a policy: of the first one that in order."""
     if step == 0:

@@ -1,0 +1,59 @@
+"""Of many names that nothing knows the first are told and the rest counted, at a cost that grows with their number."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import pytest
+
+from meshcast.hardware.errors import MeshcastError
+from meshcast.simulator import load_job
+from meshcast.simulator.formats.launch.imported_job import OpenQuestions
+from meshcast.simulator.formats.launch.reading import MOST_COMPARED, MOST_LISTED
+from meshcast.simulator.loading.load import read_launch_job
+
+NEMO = """\
+model: {tensor_model_parallel_size: 2, num_layers: 8, hidden_size: 256, ffn_hidden_size: 512, num_attention_heads: 8,
+  seq_length: 128}
+train: {global_batch_size: 32, micro_batch_size: 1}
+extra:
+"""
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names that are compared with all known ones."""
+    names: list[str] = []
+    compare = difflib.get_close_matches
+
+    def note(word: str, *rest: object, **more: object) -> list[str]:
+        names.append(word)
+        return compare(word, *rest, **more)  # type: ignore[arg-type, call-overload, no-any-return]
+
+    monkeypatch.setattr(difflib, "get_close_matches", note)
+    return names
+
+
+def test_settings_that_nothing_knows(tmp_path: Path, compared: list[str]) -> None:
+    count = MOST_COMPARED + 100
+    (tmp_path / "one.yaml").write_text(NEMO + "".join(f"  a_word_of_our_own_{i}: {i + 1}\n" for i in range(count)))
+    imported = read_launch_job(tmp_path / "one.yaml", (), "nemo").launch
+    assert imported is not None
+    unknown = [one.shown for one in imported.findings.approximated if not one.is_known]
+    assert len(unknown) == MOST_LISTED + 1 and unknown[-1] == f"{count - MOST_LISTED:,} further settings"
+    assert len(compared) <= MOST_COMPARED + 1
+
+
+def test_settings_that_decide_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(NEMO + "".join(f"  tensor_parallel_of_us_{i}: {i + 1}\n" for i in range(300)))
+    with pytest.raises(OpenQuestions, match="280 further settings of this kind") as refused:
+        read_launch_job(tmp_path / "one.yaml", (), "nemo")
+    assert len(refused.value.questions) <= MOST_LISTED + 3
+
+
+def test_keys_of_a_job(compared: list[str]) -> None:
+    keys = {f"t{i}": 1 for i in range(500)}
+    with pytest.raises(MeshcastError, match=r"nor are t1 .* t20 and 479 more") as refused:
+        load_job({"model": "gpt2-124m", "cluster": "dgx-h100:1", "plan": keys})
+    assert len(compared) <= 30 and len(str(refused.value)) < 2_000
