@@ -15,7 +15,8 @@ from meshcast.simulator.runs.inputs import make_run
 from meshcast.simulator.runs.training import simulate_run
 
 KEYS = frozenset(
-    ["steps", "days", "seeds", "seed", "failures", "checkpoints", "recovery", "stragglers", "evaluation", "data_stalls"]
+    ["steps", "days", "seeds", "seed", "most_days", "most_events", "failures", "checkpoints", "recovery", "stragglers"]
+    + ["evaluation", "data_stalls"]
 )
 """Keys of `run` that a forecast of one step does not read."""
 
