@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, wait
 from contextlib import contextmanager
+from ctypes import Array, c_double
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -170,11 +171,11 @@ def _simulate_tasks(tasks: list[Seeds], workers: int | None, tell: Tell) -> Iter
         raise _explain_killed(workers) from None
 
 
-_done: Any = None
+_done: Array[c_double]
 """Of a worker: shared memory with the runs of every task that are done."""
 
 
-def _share_progress(done: Any) -> None:
+def _share_progress(done: Array[c_double]) -> None:
     global _done
     _done = done
 

@@ -1,6 +1,7 @@
 """Many forecasts: worker processes, which end with their parent, the only one to handle Ctrl-C; garbage.
 
-Work that takes longer than a second calls `stop_if_asked` now and then, so that an error or Ctrl-C need not wait for it.
+Work that takes longer than a second calls `stop_if_asked` now and then, so that an error or Ctrl-C need not wait for
+it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from ctypes import c_byte
 from multiprocessing import connection, parent_process
 from types import FrameType
-from typing import Any
 
 ALLOCATIONS = 200_000
 """Allocations after which garbage is looked for while forecasts follow each other; Python's default is 700."""
@@ -40,7 +41,7 @@ def count_cores() -> int:
 
 @contextmanager
 def open_pool(
-    workers: int, prepare: Callable[..., None] | None = None, *given: Any
+    workers: int, prepare: Callable[..., None] | None = None, *given: object
 ) -> Iterator[ProcessPoolExecutor]:
     """Yields a pool of processes; at the end it waits for work that is running, and cancels what is queued. After an
     error or Ctrl-C running work ends where it asks (`stop_if_asked`).
@@ -63,7 +64,7 @@ def open_pool(
             pool.shutdown(cancel_futures=True)
 
 
-_stop: Any = None
+_stop: c_byte | None = None
 """Of a worker: a shared number that is 1 as soon as its work is in vain."""
 
 
@@ -96,7 +97,7 @@ def _interrupt_once(ask: Callable[[], None]) -> Iterator[None]:
             signal.signal(signal.SIGINT, previous)
 
 
-def _follow_parent(stop: Any, prepare: Callable[..., None] | None, *given: Any) -> None:
+def _follow_parent(stop: c_byte, prepare: Callable[..., None] | None, *given: object) -> None:
     """Makes a worker ignore Ctrl-C, end with its parent, and follow `stop`."""
     global _stop
     _stop = stop

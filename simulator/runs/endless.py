@@ -10,7 +10,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.words import format_days, format_seconds
 from meshcast.simulator.runs.checkpoints import best_interval
 from meshcast.simulator.runs.expected_run import ExpectedRun, FailureTimes, expect_run, measure_pauses
-from meshcast.simulator.runs.failures import FailingUnits, FailureSource
+from meshcast.simulator.runs.failures import FailingUnits
 from meshcast.simulator.runs.span import CheckpointTier
 from meshcast.simulator.runs.training import RunSetting
 
@@ -23,12 +23,14 @@ MANY = 1_000_000
 
 def refuse_endless(setting: RunSetting) -> None:
     """Raises PlanError for a run that is expected to be given up (`RunSetting.limit_s`, `most_events`)."""
-    expected = expect_run(setting)
+    times = FailureTimes(setting.sources)
+    expected = expect_run(setting, times)
     if not expected.ends(setting):
-        raise _explain(setting, expected)
+        raise _explain(setting, expected, times)
 
 
-def _explain(setting: RunSetting, expected: ExpectedRun) -> PlanError:
+def _explain(setting: RunSetting, expected: ExpectedRun, times: FailureTimes) -> PlanError:
+    """The error for a run that does not end."""
     limit = f"given up after {_describe(setting.limit_s)}, run.most_days"
     if (paused := measure_pauses(setting)) >= 1:
         stalls = measure_pauses(replace(setting, episodes=tuple(one for one in setting.episodes if one.data)))
@@ -45,58 +47,63 @@ def _explain(setting: RunSetting, expected: ExpectedRun) -> PlanError:
             f"the run never ends: of {_describe(expected.seconds)} it waits {_describe(expected.waiting)} for repairs "
             f"({limit})"
         )
-        return PlanError("run.recovery.spares", rule, _advise(setting), setting.spares)
+        return PlanError("run.recovery.spares", rule, _advise(setting, times), setting.spares)
     attempt = expected.attempt
     where = "run.recovery" if attempt.recovery > attempt.segment + attempt.write else "run.checkpoints"
-    times = f"{round(expected.attempts):,}" if expected.attempts < MANY else f"more than {MANY:,}"
+    attempts = f"{round(expected.attempts):,}" if expected.attempts < MANY else f"more than {MANY:,}"
     rule = (
         f"the run never ends: from a failure to the next checkpoint {_describe(attempt.need)} have to pass without "
-        f"another one, and one comes every {_describe(expected.mtbf)}: {times} attempts for each"
+        f"another one, and one comes every {_describe(expected.mtbf)}: {attempts} attempts for each"
         + (f", and {_describe(expected.seconds)} in all ({limit})" if finite else "")
     )
-    return PlanError(where, rule, _advise(setting))
+    return PlanError(where, rule, _advise(setting, times))
 
 
-def _advise(setting: RunSetting) -> str:
+def _advise(setting: RunSetting, times: FailureTimes) -> str:
     """What would end: the least change that does."""
-    for words, changed in _list_changes(setting):
-        expected = expect_run(changed)
+    for words, changed, failures in _list_changes(setting, times):
+        expected = expect_run(changed, failures)
         if expected.ends(changed):
             return f"{words} would, in {_describe(expected.seconds)}"
     return "Make recovery, repairs and steps shorter, or end the run by run.days"
 
 
-def _list_changes(setting: RunSetting) -> Iterator[tuple[str, RunSetting]]:
-    """Changes of a run, each with its words."""
-    words, saved = _save_better(setting)
-    yield words, saved
+def _list_changes(setting: RunSetting, times: FailureTimes) -> Iterator[tuple[str, RunSetting, FailureTimes]]:
+    """Changes of a run, each with its words and the times of failures then."""
+    words, saved = _save_better(setting, times)
+    yield words, saved, times
     if setting.spares is not None:
         nodes = max((source.nodes for source in setting.sources if isinstance(source, FailingUnits)), default=0)
         counts = [2**power for power in range(nodes.bit_length() + 1) if 2**power > setting.spares]
-        yield from ((f"run.recovery.spares: {count}", replace(setting, spares=count)) for count in counts)
+        yield from ((f"run.recovery.spares: {count}", replace(setting, spares=count), times) for count in counts)
         words = f"{words} and run.recovery.spares: "
-        yield from ((f"{words}{count}", replace(saved, spares=count)) for count in counts)
+        yield from ((f"{words}{count}", replace(saved, spares=count), times) for count in counts)
     for factor in RARER:
-        rarer = replace(setting, sources=tuple(_make_rarer(source, factor) for source in setting.sources))
-        yield f"Failures {factor:,} times as rare (run.failures.mtbf_factor)", rarer
-        words, saved = _save_better(rarer)
-        yield f"{words}, and failures {factor:,} times as rare (run.failures.mtbf_factor),", saved
+        rarer, failures = _make_rarer(setting, factor), times.stretch(factor)
+        yield f"Failures {factor:,} times as rare (run.failures.mtbf_factor)", rarer, failures
+        words, saved = _save_better(rarer, failures)
+        yield f"{words}, and failures {factor:,} times as rare (run.failures.mtbf_factor),", saved, failures
 
 
-def _save_better(setting: RunSetting) -> tuple[str, RunSetting]:
+def _save_better(setting: RunSetting, times: FailureTimes) -> tuple[str, RunSetting]:
     """The run with the best interval of its checkpoints; with some if it has none."""
     tier = next((tier for tier in setting.tiers if tier.every), None)
     if tier is None:
         return "Saving states (run.checkpoints)", replace(setting, tiers=(*setting.tiers, CheckpointTier(1)))
     step = setting.step_s * setting.jitter.mean_duration()
-    interval = best_interval(tier.stall, tier.write, FailureTimes(setting.sources).gaps().mean)
+    interval = best_interval(tier.stall, tier.write, times.gaps().mean)
     every = max(1, round(interval / step)) if math.isfinite(interval) else tier.every
-    tiers = tuple(replace(one, every=every) if one is tier else one for one in setting.tiers)
+    tiers = tuple(replace(other, every=every) if other is tier else other for other in setting.tiers)
     return f"A checkpoint every {every * step:,.4g} s (run.checkpoints.every_s)", replace(setting, tiers=tiers)
 
 
-def _make_rarer(source: FailureSource, factor: float) -> FailureSource:
-    return source._replace(mtbf=source.mtbf * factor) if isinstance(source, FailingUnits) else source
+def _make_rarer(setting: RunSetting, factor: float) -> RunSetting:
+    """The run with failures that are so many times as rare; those of a log stay."""
+    sources = (
+        source._replace(mtbf=source.mtbf * factor) if isinstance(source, FailingUnits) else source
+        for source in setting.sources
+    )
+    return replace(setting, sources=tuple(sources))
 
 
 def _describe(seconds: float) -> str:

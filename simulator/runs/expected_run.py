@@ -1,25 +1,26 @@
 """How long a run is expected to take, and through how many failures, before it is simulated.
 
-Between two failures a run recovers (R), and then trains from one checkpoint to the next (t, pauses included); each can be
-used once it is written (w). Of a time G between two failures it keeps floor((G - R - w) / t) such segments, so n of them
-take n / E[floor((G - R - w) / t)] failures (renewal reward). With exponential times of mean M that is
+Between two failures a run recovers (R), and then trains from one checkpoint to the next (t, pauses included); each can
+be used once it is written (w). Of a time G between two failures it keeps floor((G - R - w) / t) such segments, so n of
+them take n / E[floor((G - R - w) / t)] failures (renewal reward). With exponential times of mean M that is
 
     failures = n exp((R + w) / M) (exp(t / M) - 1)        duration = M x failures
 
-which is Daly's formula for w = 0 (`expected_slowdown`). Of Weibull times and of logs the failures are drawn, and the same
-expectation is taken over them. Where some checkpoints do not survive failures of many nodes, these failures alone have to
-leave room for those that do; the longest of these durations counts.
+which is Daly's formula for w = 0 (`expected_slowdown`). Of Weibull times and of logs the failures are drawn, and the
+same expectation is taken over them. Where some checkpoints do not survive failures of many nodes, these failures alone
+have to leave room for those that do; the longest of these durations counts.
 
-Without enough spare nodes, a share of the failures waits for a repair: that which finds all m nodes in repair that may be
-missing (Erlang's loss formula), for the mean time in which their number falls from m + 1 to m (a birth-death process).
-Slow episodes make a run longer, and are left out.
+Without enough spare nodes, a share of the failures waits for a repair: that which finds all m nodes in repair that may
+be missing (Erlang's loss formula), for the mean time in which their number falls from m + 1 to m (a birth-death
+process). Slow episodes make a run longer, and are left out.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -30,7 +31,7 @@ from meshcast.simulator.runs.failures import FailingUnits, FailureLog, FailureSo
 from meshcast.simulator.runs.span import CheckpointTier
 from meshcast.simulator.runs.training import SPAN, RunSetting, spawn_streams
 
-DRAWN = 10_000
+DRAWN = 4_000
 """Failures that are drawn where their times are not exponentially distributed."""
 
 EVENTS_EACH = 3
@@ -72,14 +73,14 @@ class FailureGaps:
 class Attempt(NamedTuple):
     """What has to pass without a failure before a run gets on.
 
-    recovery: from a failure until steps run again [s]. segment: from one checkpoint to the next [s]. write: until it can
-    be used [s]. count: segments of the run.
+    recovery: from a failure until steps run again [s]. segment: from one checkpoint to the next [s]. write: until it
+    can be used [s]. segments: their number.
     """
 
     recovery: float
     segment: float
     write: float = 0.0
-    count: float = 1.0
+    segments: float = 1.0
 
     @property
     def need(self) -> float:
@@ -93,14 +94,14 @@ class Attempt(NamedTuple):
             if passed == 1:
                 return 0.0
             kept = math.exp(-again / gaps.mean) * passed / -math.expm1(-self.segment / gaps.mean)
-            return self.count / kept if kept else math.inf
+            return self.segments / kept if kept else math.inf
         room = np.maximum(gaps.drawn - self.write - self.recovery, 0.0)
         room[0] = max(gaps.drawn[0] - self.write, 0.0)  # nothing has failed before
-        kept = np.cumsum(np.floor(room / self.segment))
-        if kept[-1] >= self.count:
-            return float(np.searchsorted(kept, self.count))
-        share = float(kept[-1]) / len(kept) if kept[-1] else gaps.survive(self.need)
-        return self.count / share if share else math.inf
+        done = np.cumsum(np.floor(room / self.segment))
+        if done[-1] >= self.segments:
+            return float(np.searchsorted(done, self.segments))
+        share = float(done[-1]) / len(done) if done[-1] else gaps.survive(self.need)
+        return self.segments / share if share else math.inf
 
 
 class FailureTimes:
@@ -110,8 +111,7 @@ class FailureTimes:
         self._units = tuple(source for source in sources if isinstance(source, FailingUnits))
         logs = [source for source in sources if isinstance(source, FailureLog)]
         self._drawn = bool(logs) or any(unit.shape != 1.0 for unit in self._units)
-        self._times, self._lost, self._ended = np.zeros(0), np.zeros(0, int), False
-        self._logged = bool(logs)
+        self._times, self._lost, self._ended, self._logged = np.zeros(0), np.zeros(0, int), False, bool(logs)
         if self._drawn:
             streams = spawn_streams(np.random.SeedSequence(0), len(self._units))[2:]
             every = [_draw(unit, np.random.default_rng(rng)) for unit, rng in zip(self._units, streams, strict=True)]
@@ -121,6 +121,13 @@ class FailureTimes:
             self._times = np.array([time for time, _ in failures], float)
             self._lost = np.array([lost for _, lost in failures], int)
             self._ended = len(failures) < most
+
+    def stretch(self, factor: float) -> FailureTimes:
+        """The same failures, so many times as rare."""
+        rarer = copy(self)
+        rarer._units = tuple(unit._replace(mtbf=unit.mtbf * factor) for unit in self._units)
+        rarer._times = self._times * factor
+        return rarer
 
     def list_losses(self) -> list[int]:
         """Numbers of nodes that single failures take."""
@@ -133,13 +140,15 @@ class FailureTimes:
             rate = sum(unit.rate for unit in units)
             return FailureGaps(1 / rate if rate else math.inf)
         gaps = np.diff(self._times[(self._lost >= least) & (self._lost <= most)], prepend=0.0)
-        mean = float(gaps.mean()) if len(gaps) else math.inf
-        return FailureGaps(mean, np.append(gaps, math.inf) if self._ended else gaps, () if self._logged else units)
+        if not len(gaps):
+            return FailureGaps(math.inf)
+        mean, drawn = float(gaps.mean()), np.append(gaps, math.inf) if self._ended else gaps
+        return FailureGaps(mean, drawn, () if self._logged else units)
 
 
 def _draw(unit: FailingUnits, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
     """Draws the times of failures [s], each with the number of its nodes."""
-    return ((failure.time, unit.lost) for failure in unit.failures(rng))
+    return ((time, unit.lost) for time, _ in unit.times(rng))
 
 
 @dataclass(frozen=True)
@@ -147,8 +156,8 @@ class ExpectedRun:
     """What is expected of a run, at least.
 
     seconds: its duration [s]. events: of its simulation.
-    attempt: what is hardest to pass, between failures with the mean time `mtbf` [s]. attempts: for each of its segments.
-    waiting: part of the duration in which the run waits for repairs [s].
+    attempt: what is hardest to pass, between failures with the mean time `mtbf` [s]. attempts: for each of its
+    segments. waiting: part of the duration in which the run waits for repairs [s].
     """
 
     seconds: float
@@ -163,15 +172,15 @@ class ExpectedRun:
         return self.seconds <= setting.limit_s and self.events <= setting.most_events
 
 
-def expect_run(setting: RunSetting) -> ExpectedRun:
-    """What is expected of a run."""
-    times = FailureTimes(setting.sources)
+def expect_run(setting: RunSetting, times: FailureTimes | None = None) -> ExpectedRun:
+    """What is expected of a run. times: of its failures, where they are known."""
+    times = times or FailureTimes(setting.sources)
     attempt, mtbf, seconds, attempts = Attempt(0.0, setting.quiet_s), math.inf, setting.quiet_s, 1.0
     for gaps, hardest in _list_attempts(setting, times) if setting.steps is not None else ():
         count = hardest.expect_failures(gaps)
         duration = math.inf if math.isinf(count) else gaps.pass_failures(count)
         if duration > seconds:
-            attempt, mtbf, seconds, attempts = hardest, gaps.mean, duration, count / hardest.count + 1
+            attempt, mtbf, seconds, attempts = hardest, gaps.mean, duration, count / hardest.segments + 1
     losing, waiting = times.gaps(1), 0.0
     quiet = min(seconds, setting.horizon)
     if losing.mean < math.inf and quiet < math.inf:
@@ -194,7 +203,8 @@ def measure_pauses(setting: RunSetting) -> float:
 
 
 def _list_attempts(setting: RunSetting, times: FailureTimes) -> Iterator[tuple[FailureGaps, Attempt]]:
-    """What has to pass between all failures, and between those of so many nodes that some checkpoints do not survive."""
+    """What has to pass between all failures, and between those of so many nodes that some checkpoints do not
+    survive."""
     if setting.elasticity.policy in ("none", "fewer-replicas"):
         for least in times.list_losses():
             left = [tier for tier in setting.tiers if tier.survives >= least]

@@ -69,8 +69,12 @@ class FailingUnits(NamedTuple):
 
     def failures(self, rng: np.random.Generator) -> Iterator[Failure]:
         """Failures of one run, without end."""
-        for time, unit in self._poisson(rng) if self.shape == 1.0 else self._renewals(rng):
+        for time, unit in self.times(rng):
             yield Failure(time, self.component, self.nodes_of(unit), any_of=self.nodes if self._is_job else 0)
+
+    def times(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
+        """When parts fail [s], each with the place of its part, without end."""
+        return self._poisson(rng) if self.shape == 1.0 else self._renewals(rng)
 
     @property
     def _places(self) -> int:

@@ -139,8 +139,8 @@ def make_jitter(job: Job, barrier: int) -> Jitter:
 
 
 def make_run(report: Report, known: ForecastSteps | None = None) -> RunPlan:
-    """The run of a job. known: see `make_elasticity`. Raises PlanError for a run without a length, for keys that its plan
-    does not admit, and for a run that is not expected to end."""
+    """The run of a job. known: see `make_elasticity`. Raises PlanError for a run without a length, for keys that its
+    plan does not admit, and for a run that is not expected to end."""
     job, run = report.job, report.job.run
     steps = run.steps if run.steps is not None else math.ceil(report.steps_of_run) if report.steps_of_run else None
     if steps is None and run.days is None:

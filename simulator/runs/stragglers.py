@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.job.run_keys import Distribution
 
 CENTRAL = 0.425
@@ -110,12 +111,15 @@ class Jitter:
         exceeded = min(-math.expm1(-LARGEST_EXPONENTIAL / self.ranks), 1.0 - 2.0**-53)
         return float(self.quantile(np.array([exceeded]))[0])
 
+    @remembered
     def mean_duration(self) -> float:
         """Mean duration of a step over its forecast: that of the slowest rank."""
         return self._average(lambda durations: durations)
 
+    @remembered
     def certain_duration(self, rate: float) -> float:
-        """Duration of equal steps that pass without a failure as often as these, over the forecast: -ln E[exp(-r t)] / r.
+        """Duration of equal steps that pass without a failure as often as these, over the forecast: -ln E[exp(-r t)] /
+        r.
 
         rate: of failures, which come at exponentially distributed times, for each forecast duration.
         """

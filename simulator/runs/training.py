@@ -56,8 +56,8 @@ class RunSetting:
     detection: from a failure until it is known [s]. restart: until training goes on, without loading a checkpoint [s].
     spares: nodes that wait; None: as many as are needed. repair: mean time until a lost node is back [s].
     evaluation: steps between two evaluations, and the duration of one [s].
-    most_events: events after which a run that has not ended is given up. most_seconds: time after which it is [s]; None:
-    see `limit_s`.
+    most_events: events after which a run that has not ended is given up. most_seconds: time after which it is [s];
+    None: see `limit_s`.
     """
 
     elasticity: Elasticity

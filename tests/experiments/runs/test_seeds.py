@@ -53,7 +53,9 @@ def test_an_interrupted_command_goes_on_without_loss(plan: RunPlan, tmp_path: Pa
     assert not cut.exists() and len(list((tmp_path / "cut.parquet.parts").glob("0*.parquet"))) == 2
     simulated: list[int] = []
     simulate_seeds = seeds.simulate_seeds
-    monkeypatch.setattr(seeds, "simulate_seeds", lambda task: simulated.append(task.start) or simulate_seeds(task))
+    monkeypatch.setattr(
+        seeds, "simulate_seeds", lambda task, tell: simulated.append(task.start) or simulate_seeds(task, tell)
+    )
     assert store_runs(plan, JOB, Path(), cut, 1) == known
     assert simulated == [16, 24, 32] and cut.read_bytes() == whole.read_bytes()
     assert not (tmp_path / "cut.parquet.parts").exists()
