@@ -36,8 +36,8 @@ MOST_EVENTS = 1_000_000
 MOST_SECONDS, LEAST_GOODPUT = 3650 * 86_400.0, 0.01
 """Longest run of a job that states no limit [s], or the goodput that a longer one has at least."""
 
-EVENTS_TOLD = 2000
-"""Events after which a run tells how far it is: less than a tenth of a second."""
+EVENTS_TOLD = 100
+"""Events after which a run tells how far it is: some milliseconds, a tenth of a second of steps that vary."""
 
 TIMES = (
     *("productive", "lost_work", "checkpoint", "restart", "detection", "straggling", "waiting_for_spares"),
