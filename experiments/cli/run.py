@@ -80,8 +80,10 @@ def run(
         with locate_errors(*read.origin):
             refuse_open_run(split_run_fields(read.data)[1], "one run is simulated, with one value of every key")
         change = add_checkpoints(read.launch, change or ())
-        planned = make_run(simulate(load_job(job, change)))
-        answer = _simulate(planned, job, change, workers, out, restart)
+        report = simulate(load_job(job, change))
+        with locate_errors(*report.job.origin):
+            planned = make_run(report)
+            answer = _simulate(planned, job, change, workers, out, restart)
         drawn = None
         if curves:
             from meshcast.experiments.runs.curves import draw_curves
@@ -115,10 +117,10 @@ def _simulate(
     with ExitStack() as after:
         after.callback(watch.bar.stop)
         if out is None:
-            return RunAnswer(plan, simulate_runs(plan, workers, watch))
+            return RunAnswer(plan, simulate_runs(plan, workers, watch, watch.show))
         written = {**plan.job.as_written, "changes": [*change]}
         try:
-            return RunAnswer(plan, store_runs(plan, written, job.parent, out, workers, restart, watch))
+            return RunAnswer(plan, store_runs(plan, written, job.parent, out, workers, restart, watch, watch.show))
         except KeyboardInterrupt:
             kept = f"{watch.done:,} of {plan.seeds:,} runs are stored in {parts_folder(out)}"
             say(f"meshcast: interrupted, {kept}; the same command resumes it", err=True)

@@ -118,23 +118,27 @@ def curve_tables(answer: RunAnswer, curves: RunCurves) -> list[RenderableType]:
     step = answer.plan.report.step_time
     parts: list[RenderableType] = []
     if curves.interval:
-        parts.append(_table("interval", [(format_seconds(one.value), one) for one in curves.interval]))
-        best = curves.best_interval or 0.0
-        parts.append(Text(f"best interval by simulation: {format_seconds(best)}, {best / step:,.0f} steps"))
+        parts += _list_points("interval", [(format_seconds(one.value), one) for one in curves.interval])
+        if (best := curves.best_interval) is not None:
+            parts.append(Text(f"best interval by simulation: {format_seconds(best)}, {best / step:,.0f} steps"))
     if curves.mtbf:
-        parts.append(_table("MTBF", [(f"x {one.value:g}", one) for one in curves.mtbf]))
+        parts += _list_points("MTBF", [(f"x {one.value:g}", one) for one in curves.mtbf])
     if len(curves.scale) > 1:
-        parts.append(_table("GPUs", [(f"{one.value:,.0f}", one) for one in curves.scale]))
+        parts += _list_points("GPUs", [(f"{one.value:,.0f}", one) for one in curves.scale])
     for one in curves.worth:
         cost = "" if one.cost is None else f", cost {one.cost:+,.0f}"
         parts.append(Text(f"{one.change}: goodput {one.goodput:+.2%}, days {one.days:+.3g}{cost}"))
     return parts
 
 
-def _table(head: str, rows: list[tuple[str, CurvePoint]]) -> Table:
+def _list_points(head: str, rows: list[tuple[str, CurvePoint]]) -> list[RenderableType]:
+    """A curve as a table, and below it why points have no runs."""
     table = ruled_table(*number_columns(head, "goodput", "low", "high", "Daly", "days"))
-    for label, one in rows:
-        formula = "" if one.formula is None else f"{one.formula:.2%}"
-        low, high = one.interval
-        table.add_row(label, f"{one.goodput:.2%}", f"{low:.2%}", f"{high:.2%}", formula, f"{one.days:,.4g}")
-    return table
+    for label, point in rows:
+        if point.reason:
+            table.add_row(label, "none", "", "", "", "")
+            continue
+        formula = "" if point.formula is None else f"{point.formula:.2%}"
+        low, high = point.interval
+        table.add_row(label, f"{point.goodput:.2%}", f"{low:.2%}", f"{high:.2%}", formula, f"{point.days:,.4g}")
+    return [table, *(Text(f"{label}: {point.reason}") for label, point in rows if point.reason)]

@@ -79,8 +79,12 @@ class Watch:
         if not self.bar.task_ids:
             self.bar.add_task(self._word, total=points, completed=done)
             return
+        self.show(0.0)
+
+    def show(self, more: float) -> None:
+        """Shows points beside the finished ones, parts of them included."""
         self.bar.start()  # after the workers have started: a process with threads must not be forked
-        self.bar.update(self.bar.task_ids[0], completed=done)
+        self.bar.update(self.bar.task_ids[0], completed=self.done + more)
 
 
 def page(fields: Sequence[str], given: dict[str, Any]) -> RenderableType:

@@ -110,11 +110,14 @@ def run_curves(answer: RunAnswer, curves: RunCurves) -> Figure:
         ("time between failures, over that of the job", curves.mtbf, lambda value: f"x {value:g}"),
         ("GPUs", curves.scale, lambda value: f"{value:,.0f}"),
     ]
+    left_out = any(point.reason for _, points, _ in panels for point in points)
+    panels = [(label, [point for point in points if not point.reason], form) for label, points, form in panels]
     panels = [one for one in panels if len(one[1]) > 1]
     note = (
         "Points: mean of simulated runs; bars: nine of ten runs; line: Daly's formula, which knows neither spare nodes"
     )
     note += " nor stragglers. All points have the same random numbers."
+    note += " Points whose runs do not end are left out." if left_out else ""
     top, narrow = heading.bottom + 0.2, style.is_narrow()
     rows = len(panels) if narrow else 1
     sheet = Sheet(top + rows * (PANEL + 0.55) + 0.1 + note_height(note))

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from meshcast.experiments.runs.seeds import simulate_runs
 from meshcast.experiments.sweeps.scaling import resize_cluster
-from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.runs.answer import RunAnswer
+from meshcast.simulator.runs.endless import refuse_endless
 from meshcast.simulator.runs.formulas import expected_goodput
 from meshcast.simulator.runs.inputs import RunPlan, make_run, replace_run_keys
 from meshcast.simulator.runs.training import RunSetting
@@ -32,6 +34,9 @@ SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 MOST_SEEDS = 32
 """Runs of a point, at most."""
 
+MakePlan = Callable[[], RunPlan | None]
+"""Makes the run of a point; None where the plan does not divide it. Raises PlanError for one that does not end."""
+
 Each = Callable[[list[Any]], Iterator[Any]]
 """Shows progress over the points of a curve."""
 
@@ -42,6 +47,7 @@ class CurvePoint:
 
     value: interval [s], factor on the mean time between failures, or number of GPUs. goodput, interval: mean and
     interval of nine of ten runs. formula: goodput by Daly's formula, None where it does not hold. days: mean length.
+    reason: why there are no runs, such as that they do not end; "" with figures.
     """
 
     value: float
@@ -50,15 +56,23 @@ class CurvePoint:
     formula: float | None
     days: float
     cost: float | None
+    reason: str = ""
+
+    @classmethod
+    def without_runs(cls, value: float, error: PlanError) -> CurvePoint:
+        """A point whose runs cannot be simulated."""
+        nothing = math.nan
+        return cls(value, nothing, (nothing, nothing), None, nothing, None, f"{error.rule}. {error.remedy}")
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "value": self.value,
-            "goodput": self.goodput,
-            "goodput_interval_90": list(self.interval),
+            "goodput": None if self.reason else self.goodput,
+            "goodput_interval_90": None if self.reason else list(self.interval),
             "daly_goodput": self.formula,
-            "days": self.days,
+            "days": None if self.reason else self.days,
             "cost": self.cost,
+            "reason": self.reason or None,
         }
 
 
@@ -87,7 +101,8 @@ class RunCurves:
 
     @property
     def best_interval(self) -> float | None:
-        return find_best(self.interval) if self.interval else None
+        ended = tuple(point for point in self.interval if not point.reason)
+        return find_best(ended) if ended else None
 
     def to_dict(self) -> dict[str, Any]:
         """The key `curves` of ``run --json``."""
@@ -111,19 +126,21 @@ def find_best(points: tuple[CurvePoint, ...]) -> float:
 
 def draw_curves(plan: RunPlan, workers: int | None = None, each: Each = iter) -> RunCurves:
     """Simulates all curves of a run. each: called with the points of all curves."""
-    tasks: list[tuple[str, float, RunPlan | None]] = []
+    tasks: list[tuple[str, float, MakePlan]] = []
     step = plan.report.step_time
     intervals = dict.fromkeys(max(1, round(_every(plan.setting) * factor)) for factor in INTERVALS)
-    tasks += [("interval", every * step, _with_interval(plan, every)) for every in intervals if _every(plan.setting)]
+    if _every(plan.setting):
+        tasks += [("interval", every * step, partial(_with_interval, plan, every)) for every in intervals]
     if math.isfinite(plan.mtbf):
-        tasks += [("mtbf", factor, _with_mtbf(plan, factor)) for factor in MTBF_FACTORS]
-    tasks += [("scale", plan.job.cluster.gpus * factor, None) for factor in SCALES]
-    found: dict[str, list[CurvePoint]] = {"interval": [], "mtbf": [], "scale": []}
-    for name, value, changed in each(tasks):
-        at = changed if changed is not None else _at_scale(plan, value)
-        if at is not None:
-            found[name].append(_make_point(at, value, workers))
-    return RunCurves(tuple(found["interval"]), tuple(found["mtbf"]), tuple(found["scale"]), _find_worth(plan, workers))
+        tasks += [("mtbf", factor, partial(_with_mtbf, plan, factor)) for factor in MTBF_FACTORS]
+    sizes = [plan.job.cluster.gpus * factor for factor in SCALES]
+    tasks += [("scale", gpus, partial(_at_scale, plan, gpus)) for gpus in sizes]
+    points: dict[str, list[CurvePoint]] = {"interval": [], "mtbf": [], "scale": []}
+    for name, value, make in each(tasks):
+        if (point := _make_point(value, make, workers)) is not None:
+            points[name].append(point)
+    interval, mtbf, scale = (tuple(points[name]) for name in ("interval", "mtbf", "scale"))
+    return RunCurves(interval, mtbf, scale, _find_worth(plan, workers))
 
 
 def _every(setting: RunSetting) -> int:
@@ -136,8 +153,15 @@ def _answer(plan: RunPlan, workers: int | None) -> RunAnswer:
     return RunAnswer(plan, simulate_runs(plan, workers))
 
 
-def _make_point(plan: RunPlan, value: float, workers: int | None) -> CurvePoint:
-    answer, formula = _answer(plan, workers), None
+def _make_point(value: float, make: MakePlan, workers: int | None) -> CurvePoint | None:
+    """The point of a run; None where the plan does not divide it."""
+    try:
+        plan = make()
+        if plan is None:
+            return None
+        answer, formula = _answer(plan, workers), None
+    except PlanError as error:
+        return CurvePoint.without_runs(value, error)
     tier = next((tier for tier in plan.setting.tiers if tier.every), None)
     if tier is not None and math.isfinite(plan.mtbf):
         restart = plan.setting.detection + plan.setting.restart + tier.load
@@ -152,7 +176,9 @@ def _with_interval(plan: RunPlan, every: int) -> RunPlan:
     for tier in plan.setting.tiers:
         tiers.append(replace(tier, every=every) if tier.every and not changed else tier)
         changed = changed or bool(tier.every)
-    return replace(plan, setting=replace(plan.setting, tiers=tuple(tiers)))
+    setting = replace(plan.setting, tiers=tuple(tiers))
+    refuse_endless(setting)
+    return replace(plan, setting=setting)
 
 
 def _change(plan: RunPlan, **changes: dict[str, Any]) -> RunPlan:
@@ -165,7 +191,7 @@ def _change(plan: RunPlan, **changes: dict[str, Any]) -> RunPlan:
     return make_run(replace_run_keys(plan.report, load_job(job, base=plan.job.folder)))
 
 
-def _with_mtbf(plan: RunPlan, factor: float) -> RunPlan | None:
+def _with_mtbf(plan: RunPlan, factor: float) -> RunPlan:
     """The run with other mean times between failures, and the interval of checkpoints that the job states or that is
     best then."""
     known = plan.job.run.failures.mtbf_factor if plan.job.run.failures else 1.0
@@ -192,23 +218,27 @@ def _at_scale(plan: RunPlan, gpus: float) -> RunPlan | None:
         scaled["run"]["tokens"] *= factor  # as many steps
     scaled.pop("published", None)
     try:
-        return make_run(simulate(load_job(scaled, base=job.folder)))
+        report = simulate(load_job(scaled, base=job.folder))
     except MeshcastError:
         return None
+    return make_run(report)
 
 
 def _find_worth(plan: RunPlan, workers: int | None) -> tuple[Worth, ...]:
     """What one spare node more and a store of twice the rate are worth."""
-    before, found, changed = _answer(plan, workers), [], {}
+    before, found, changed = _answer(plan, workers), [], dict[str, Callable[[], RunPlan]]()
     if plan.setting.spares is not None:
         setting = replace(plan.setting, spares=plan.setting.spares + 1)
-        changed["one spare node more"] = replace(plan, setting=setting)
+        changed["one spare node more"] = partial(replace, plan, setting=setting)
     if plan.setting.tiers:
         keys = plan.job.run.checkpoints
         factor = 2 * (keys.bandwidth_factor if keys else 1.0)
-        changed["a store of twice the rate"] = _change(plan, checkpoints={"bandwidth_factor": factor})
-    for name, better in changed.items():
-        after = _answer(better, workers)
+        changed["a store of twice the rate"] = partial(_change, plan, checkpoints={"bandwidth_factor": factor})
+    for name, make in changed.items():
+        try:
+            after = _answer(make(), workers)
+        except PlanError:  # such a run does not end
+            continue
         costs = [answer.mean(answer.cost_of) for answer in (before, after)]
         cost = None if costs[0] is None or costs[1] is None else costs[1] - costs[0]
         found.append(Worth(name, after.days - before.days, after.goodput - before.goodput, cost))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor
+from concurrent.futures import BrokenExecutor, Executor, wait
 from contextlib import contextmanager
+from ctypes import Array, c_double
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshcast.experiments.sweeps.grid import Sweep
 from meshcast.experiments.sweeps.store import Row, Store, arrow_types, refuse_damage
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.forecast.workers import count_cores, open_pool
+from meshcast.simulator.forecast.workers import count_cores, open_pool, stop_if_asked
 from meshcast.simulator.report.version import product_version
 from meshcast.simulator.runs.failures import FailingUnits, FailureLog
 from meshcast.simulator.runs.inputs import RunPlan
@@ -29,8 +31,14 @@ CHUNK = 8
 
 MOST_CHUNKS = 10_000
 
+TOLD_EVERY = 0.25
+"""Time after which running chunks are asked how far they are [s]."""
+
 Watch = Callable[[int, int], None]
 """Called after every chunk with the number of finished runs and of all runs."""
+
+Tell = Callable[[float], None]
+"""Called now and then with how many runs are done of those after the finished chunks, parts of them included."""
 
 
 class Seeds(NamedTuple):
@@ -42,22 +50,32 @@ class Seeds(NamedTuple):
     runs: int
 
 
-def simulate_seeds(task: Seeds) -> list[SimulatedRun]:
-    """Simulates some of the runs of a job."""
-    return [simulate_run(task.setting, task.seed, task.start + i) for i in range(task.runs)]
+def simulate_seeds(task: Seeds, tell: Tell = lambda done: None) -> list[SimulatedRun]:
+    """Simulates some of the runs of a job. Raises PlanError if one does not end."""
+
+    def follow(share: float) -> None:
+        stop_if_asked()
+        tell(len(runs) + share)
+
+    runs: list[SimulatedRun] = []
+    for i in range(task.runs):
+        runs.append(simulate_run(task.setting, task.seed, task.start + i, follow))
+    return runs
 
 
 def simulate_runs(
-    plan: RunPlan, workers: int | None = None, watch: Watch = lambda done, runs: None
+    plan: RunPlan,
+    workers: int | None = None,
+    watch: Watch = lambda done, runs: None,
+    tell: Tell = lambda done: None,
 ) -> list[SimulatedRun]:
     """Simulates all runs of a job. workers: number of processes; one for each core that this process may use if None.
-    Raises PlanError if a worker is killed."""
-    tasks = _make_tasks(plan, CHUNK)
+    Raises PlanError if a worker is killed, and if a run does not end."""
     found: list[SimulatedRun] = []
-    with _open_map(workers, len(tasks)) as each:
-        for runs in each(simulate_seeds, tasks):
-            found += runs
-            watch(len(found), plan.seeds)
+    watch(0, plan.seeds)
+    for runs in _simulate_tasks(_make_tasks(plan, CHUNK), workers, tell):
+        found += runs
+        watch(len(found), plan.seeds)
     return found
 
 
@@ -108,24 +126,24 @@ def store_runs(
     workers: int | None = None,
     restart: bool = False,
     watch: Watch = lambda done, runs: None,
+    tell: Tell = lambda done: None,
 ) -> list[SimulatedRun]:
     """Simulates all runs of a job into a Parquet file with a row for each; those that an earlier call has stored are
     not simulated again.
 
     job: as plain data, as it was written. base: folder of its relative paths. restart: discards what `out` holds.
-    Raises PlanError if rows cannot be written, or are those of another job.
+    Raises PlanError if rows cannot be written, or are those of another job, and if a run does not end.
     """
     chunk = max(CHUNK, -(-plan.seeds // MOST_CHUNKS))
     store = SeedStore(out, job, base, plan, chunk, restart)
     if not store.finished:
         todo = [number for number in store.chunks if number not in store.kept]
         watch(store.points_kept, store.points)
-        with _open_map(workers, len(todo)) as each:
-            answers = each(simulate_seeds, _make_tasks(plan, chunk, todo))
-            for number, runs in zip(todo, answers, strict=True):
-                first = number * chunk
-                store.keep(number, [store.make_row(first + i, run) for i, run in enumerate(runs)])
-                watch(store.points_kept, store.points)
+        answers = _simulate_tasks(_make_tasks(plan, chunk, todo), workers, tell)
+        for number, runs in zip(todo, answers, strict=True):
+            first = number * chunk
+            store.keep(number, [store.make_row(first + i, run) for i, run in enumerate(runs)])
+            watch(store.points_kept, store.points)
         store.join()
     return store.read_runs()
 
@@ -136,18 +154,42 @@ def _make_tasks(plan: RunPlan, size: int, numbers: Iterable[int] | None = None) 
     return [Seeds(plan.setting, plan.seed, start, min(size, plan.seeds - start)) for start in starts]
 
 
-@contextmanager
-def _open_map(workers: int | None, tasks: int) -> Iterator[Callable[..., Iterable[list[SimulatedRun]]]]:
-    """Yields a `map` over processes, or over this one alone."""
-    number = min(workers or count_cores(), tasks)
+def _simulate_tasks(tasks: list[Seeds], workers: int | None, tell: Tell) -> Iterator[list[SimulatedRun]]:
+    """Yields the runs of every task, in order, simulated by several processes or by this one alone."""
+    number = min(workers or count_cores(), len(tasks))
     if number <= 1:
-        yield map
+        yield from (simulate_seeds(task, tell) for task in tasks)
         return
+    done = multiprocessing.RawArray("d", len(tasks))  # of every task its runs, parts of them included
     try:
-        with open_pool(number) as pool:
-            yield pool.map
+        with open_pool(number, _share_progress, done) as pool:
+            futures = [pool.submit(_simulate_told, at, task) for at, task in enumerate(tasks)]
+            for at, future in enumerate(futures):
+                while not wait([future], TOLD_EVERY).done:
+                    tell(sum(done[at:]))
+                yield future.result()
     except BrokenExecutor:
         raise _explain_killed(workers) from None
+
+
+_done: Array[c_double]
+"""Of a worker: shared memory with the runs of every task that are done."""
+
+
+def _share_progress(done: Array[c_double]) -> None:
+    global _done
+    _done = done
+
+
+def _simulate_told(number: int, task: Seeds) -> list[SimulatedRun]:
+    """Simulates a task in a worker, and tells its parent how far it is."""
+
+    def tell(done: float) -> None:
+        _done[number] = done
+
+    runs = simulate_seeds(task, tell)
+    tell(task.runs)
+    return runs
 
 
 def _explain_killed(workers: int | None) -> PlanError:

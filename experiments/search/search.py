@@ -367,11 +367,11 @@ class Search(PlanSearch):
         job = choice.apply(plan.job)
         try:
             run = make_run(replace_run_keys(one.report, load_job(job, base=cluster.space.base)), one.known)
+            runs = PlanRuns.of(RunAnswer(run, self.simulator.run(run)))
         except PlanError as error:
             counts.invalid += 1
             self._refused = self._refused or error
             return
-        runs = PlanRuns.of(RunAnswer(run, self.simulator.run(run)))
         counts.simulated += 1
         changes = plan.changes | choice.changes
         if (least := choice.least.seconds(plan.forecast.step_time)) > runs.mean_seconds * (1 + ROUNDING):

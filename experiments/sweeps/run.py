@@ -28,13 +28,16 @@ from meshcast.experiments.sweeps.store import WHOLE, Row, Shard, Store
 from meshcast.hardware.errors import Defect, MeshcastError, PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.forecast.workers import collect_garbage_rarely, count_cores, open_pool
+from meshcast.simulator.forecast.workers import collect_garbage_rarely, count_cores, open_pool, stop_if_asked
 from meshcast.simulator.report.figures import row_of
 
 __all__ = ["Sweep", "load_sweep", "run"]
 
 CHUNK = 64
 """Points that are forecast and stored together: about a second of work, which an interruption loses."""
+
+CHUNK_OF_RUNS = 4
+"""The same of points whose runs are simulated, each of which takes a second or more."""
 
 MOST_CHUNKS = 10_000
 """Maximum number of chunks; larger sweeps have larger chunks."""
@@ -86,7 +89,8 @@ def run(
     """
     if workers is not None and workers < 1:
         raise PlanError("workers", "at least one process forecasts", "Write 1 or more, or None for one a core", workers)
-    size = max(CHUNK, -(-sweep.points // MOST_CHUNKS))
+    least = min(CHUNK, CHUNK_OF_RUNS) if simulates_runs(sweep.job, sweep.fields) else CHUNK
+    size = max(least, -(-sweep.points // MOST_CHUNKS))
     store = Store(Path(out), sweep, size, restart, shard)
     if not store.finished:
         todo = [number for number in store.chunks if number not in store.kept]
@@ -176,6 +180,7 @@ def forecast_chunk(chunk: Chunk) -> list[Row]:
 
 def _forecast_point(changes: Changes, chunk: Chunk, names: Names, where: list[Expression]) -> Row | None:
     """Returns the row of one point; None if the point violates a constraint."""
+    stop_if_asked()
     try:
         look = names.at(changes)
         if not all(holds(look) for holds in where):

@@ -9,13 +9,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshcast.simulator.forecast.workers import stop_if_asked
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.runs.answer import RunAnswer
 from meshcast.simulator.runs.inputs import make_run
 from meshcast.simulator.runs.training import simulate_run
 
 KEYS = frozenset(
-    ["steps", "days", "seeds", "seed", "failures", "checkpoints", "recovery", "stragglers", "evaluation", "data_stalls"]
+    ["steps", "days", "seeds", "seed", "most_days", "most_events", "failures", "checkpoints", "recovery", "stragglers"]
+    + ["evaluation", "data_stalls"]
 )
 """Keys of `run` that a forecast of one step does not read."""
 
@@ -57,7 +59,13 @@ def simulates_runs(job: Mapping[str, Any], fields: Collection[str]) -> bool:
 
 
 def forecast_run(report: Report) -> dict[str, float | None]:
-    """The columns of one point. Raises PlanError for a run that cannot be simulated."""
+    """The columns of one point. Raises PlanError for a run that cannot be simulated, or does not end."""
     plan = make_run(report)
-    answer = RunAnswer(plan, [simulate_run(plan.setting, plan.seed, number) for number in range(plan.seeds)])
+    runs = [simulate_run(plan.setting, plan.seed, number, _follow_parent) for number in range(plan.seeds)]
+    answer = RunAnswer(plan, runs)
     return {column.name: column.compute(answer) for column in COLUMNS}
+
+
+def _follow_parent(share: float) -> None:
+    """Ends a run whose sweep has ended. share: of it that is done."""
+    stop_if_asked()

@@ -1,14 +1,20 @@
-"""Many forecasts: worker processes, which end with their parent, the only one to handle Ctrl-C; garbage."""
+"""Many forecasts: worker processes, which end with their parent, the only one to handle Ctrl-C; garbage.
+
+Work that takes longer than a second calls `stop_if_asked` now and then, so that an error or Ctrl-C need not wait for
+it.
+"""
 
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from ctypes import c_byte
 from multiprocessing import connection, parent_process
 from types import FrameType
 
@@ -34,20 +40,44 @@ def count_cores() -> int:
 
 
 @contextmanager
-def open_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Yields a pool of processes; at the end it waits for work that is running, and cancels what is queued."""
-    with _interrupt_once():
-        pool = ProcessPoolExecutor(workers, initializer=_follow_parent)
+def open_pool(
+    workers: int, prepare: Callable[..., None] | None = None, *given: object
+) -> Iterator[ProcessPoolExecutor]:
+    """Yields a pool of processes; at the end it waits for work that is running, and cancels what is queued. After an
+    error or Ctrl-C running work ends where it asks (`stop_if_asked`).
+
+    prepare: called in every worker with what follows, which may be shared memory.
+    """
+    stop = multiprocessing.RawValue("b", 0)
+
+    def ask() -> None:
+        stop.value = 1
+
+    with _interrupt_once(ask):
+        pool = ProcessPoolExecutor(workers, initializer=_follow_parent, initargs=(stop, prepare, *given))
         try:
             yield pool
+        except BaseException:
+            ask()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 
 
+_stop: c_byte | None = None
+"""Of a worker: a shared number that is 1 as soon as its work is in vain."""
+
+
+def stop_if_asked() -> None:
+    """Ends the work of a worker whose parent has no use for it any more. Raises KeyboardInterrupt."""
+    if _stop is not None and _stop.value:
+        raise KeyboardInterrupt
+
+
 @contextmanager
-def _interrupt_once() -> Iterator[None]:
-    """Lets the first Ctrl-C through and ignores further ones: one that interrupts the shutdown of a pool leaves its
-    workers waiting for work, and the parent for its workers, for ever."""
+def _interrupt_once(ask: Callable[[], None]) -> Iterator[None]:
+    """Lets the first Ctrl-C through, after it has called `ask`, and ignores further ones: one that interrupts the
+    shutdown of a pool leaves its workers waiting for work, and the parent for its workers, for ever."""
     own, previous = os.getpid(), signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):
         yield
@@ -56,6 +86,7 @@ def _interrupt_once() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if os.getpid() == own:  # not a worker that was forked a moment ago
             signal.signal(number, signal.SIG_IGN)
+            ask()
             previous(number, frame)
 
     signal.signal(signal.SIGINT, interrupt)
@@ -66,8 +97,12 @@ def _interrupt_once() -> Iterator[None]:
             signal.signal(signal.SIGINT, previous)
 
 
-def _follow_parent() -> None:
-    """Makes a worker ignore Ctrl-C, and end with its parent."""
+def _follow_parent(stop: c_byte, prepare: Callable[..., None] | None, *given: object) -> None:
+    """Makes a worker ignore Ctrl-C, end with its parent, and follow `stop`."""
+    global _stop
+    _stop = stop
+    if prepare is not None:
+        prepare(*given)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     if parent is not None:

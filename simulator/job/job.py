@@ -168,6 +168,11 @@ class RunLength(JobPart):
     """Number of simulated runs, each with random numbers of its own. Default: 32."""
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
     """Of all their random numbers. Default: 0."""
+    most_days: float | None = Field(default=None, strict=True, gt=0, le=1e9, allow_inf_nan=False)
+    """Days after which a simulated run that has not reached its length is given up. Default: 3,650, or 100 times as
+    many as it has without failures."""
+    most_events: Annotated[int, Field(strict=True, gt=0, le=1_000_000_000)] | None = None
+    """Events of the simulation after which it is given up. Default: 1,000,000."""
     failures: Annotated[Failures | None, short_for("rates", str | Failures | None)] = None
     """Default: the rates of the catalog's llama3-405b."""
     checkpoints: Annotated[Checkpoints | None, short_for("kind", CheckpointKind | Checkpoints | None)] = None

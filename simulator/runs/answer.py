@@ -137,12 +137,14 @@ class RunAnswer:
         Failures come by time, so all but the pauses after steps grows with the duration of a step.
         inverse: for what falls with the duration of a step.
         """
+        if not mean:
+            return [*ends]
         growing = 1 - (self.time_s["checkpoint"] + self.time_s["evaluation"]) / self.seconds
         step = self.plan.report.step_time
         low, high = (1 + growing * (end / step - 1) for end in self.plan.report.interval_90)
         if inverse:
             low, high = 1 / high, 1 / low
-        below = math.hypot(max(0.0, math.log(mean / ends[0])), math.log(low))
+        below = math.hypot(max(0.0, math.log(mean / ends[0])), math.log(low)) if ends[0] else math.inf
         above = math.hypot(max(0.0, math.log(ends[1] / mean)), math.log(high))
         return [mean * math.exp(-below), mean * math.exp(above)]
 

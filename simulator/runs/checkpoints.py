@@ -38,6 +38,12 @@ WRITING_SHARE = 0.1
 """Share of the time in which the store is written to, at most, by a job that does not state an interval: writing at all
 times would slow down others, and training itself."""
 
+LEAST_RATE = 1e-9
+"""Slower stores count as this [bytes/s]: never 0."""
+
+MOST_STEPS = 2**40
+"""More steps than any run has: checkpoints that are so far apart are never made."""
+
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
@@ -111,7 +117,7 @@ def store_rates(cluster: Cluster, keys: Checkpoints) -> StoreRates:
     if keys.read_gb_per_s is not None:
         read = keys.read_gb_per_s * 1e9
     factor = keys.bandwidth_factor
-    write, read, one = (min(rate * factor, ports * nodes) for rate in (write, read, one))
+    write, read, one = (max(min(rate * factor, ports * nodes), LEAST_RATE) for rate in (write, read, one))
     return StoreRates(min(write, one * nodes), min(read, one * nodes), min(write, one), assumed)
 
 
@@ -137,7 +143,7 @@ def make_tiers(
         stall, write, loads = _replace_stated(keys, stall, write, loads)
         every = _interval(keys, stall, write, mtbf, step)
         return (CheckpointTier(every, stall, write, loads),)
-    behind = CheckpointTier(max(1, math.ceil(max(keys.store_every_s, wrote) / step)), to_host, wrote, loads)
+    behind = CheckpointTier(_count_steps(max(keys.store_every_s, wrote), step), to_host, wrote, loads)
     if keys.kind == "just-in-time":
         if size.copies < 2:
             rule = "a checkpoint after a failure needs a second copy of every state, and the replicas shard theirs"
@@ -154,7 +160,7 @@ def make_tiers(
     sent = (keys.copies - 1) * part / network if keys.copies > 1 else 0.0
     fetched = size.nbytes / cluster.nodes / (network * cluster.gpus_per_node) if network else 0.0
     stall, write, loads = _replace_stated(keys, 0.0, to_host + sent, to_host + fetched)
-    every = keys.every_steps or max(1, math.ceil((keys.every_s or 0.0) / step))
+    every = keys.every_steps or _count_steps(keys.every_s or 0.0, step)
     return CheckpointTier(every, stall, write, loads, keys.copies - 1), behind
 
 
@@ -167,11 +173,21 @@ def _replace_stated(keys: Checkpoints, stall: float, write: float, load_: float)
 
 def interval_seconds(keys: Checkpoints, stall: float, write: float, mtbf: float) -> float:
     """Time between two checkpoints, as stated or the best one [s]; not for `every_steps`."""
+    return keys.every_s if keys.every_s is not None else best_interval(stall, write, mtbf)
+
+
+def best_interval(stall: float, write: float, mtbf: float) -> float:
+    """Time between two checkpoints of a job that does not state it [s]: Daly's, unless writing would take too much."""
     best = daly_interval(stall, mtbf) if math.isfinite(mtbf) else WITHOUT_FAILURES
-    return keys.every_s if keys.every_s is not None else max(best, write / WRITING_SHARE)
+    return max(best, write / WRITING_SHARE)
 
 
 def _interval(keys: Checkpoints, stall: float, write: float, mtbf: float, step: float) -> int:
     if keys.every_steps is not None:
         return keys.every_steps
-    return max(1, round(interval_seconds(keys, stall, write, mtbf) / step))
+    return max(1, round(min(interval_seconds(keys, stall, write, mtbf) / step, MOST_STEPS)))
+
+
+def _count_steps(seconds: float, step: float) -> int:
+    """Steps that take so long, at least 1."""
+    return max(1, math.ceil(min(seconds / step, MOST_STEPS)))

@@ -78,6 +78,17 @@ class Elasticity:
         """Whole nodes of a replica, at least 1."""
         return max(1, round(self.nodes_per_replica))
 
+    @property
+    def most_nodes(self) -> float:
+        """Nodes that may be missing while the run goes on, wherever they are: never more."""
+        if self.policy == "none":
+            return 0.0
+        if self.pipelines:
+            return self.most_missing
+        most = (min(len(self.step_s), self.replicas) - 1) * max(self.nodes_per_replica, 1.0)
+        covered = MOST_EXPOSED * self.nodes / (2 + MOST_EXPOSED) if self.policy == "redundant" else 0.0
+        return max(most, covered)
+
     def missing_replicas(self, nodes: Collection[int]) -> int:
         """Replicas whose work others have to do while these nodes are missing."""
         if self.policy == "redundant":

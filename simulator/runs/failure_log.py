@@ -113,7 +113,12 @@ LEAST = 3
 
 
 def fit_rates(log: ObservedLog) -> list[FittedRate]:
-    """Rates of every component of a log."""
+    """Rates of every component of a log. Raises PlanError for one that covers no time."""
+    if not log.observed:
+        rule = "the log covers no time, so that it has no rates"
+        raise PlanError(
+            "time_h", rule, f"End it with a row whose component is {END}, at the time until which it was kept"
+        )
     names = list(dict.fromkeys(one.component for one in log.failures))
     return [_fit(name, [one.time for one in log.failures if one.component == name], log.observed) for name in names]
 

@@ -58,10 +58,23 @@ class FailingUnits(NamedTuple):
         """Failures of all parts together per second, in the long run."""
         return self.units / self.mtbf
 
+    @property
+    def _scale(self) -> float:
+        """Scale of the Weibull distribution [s]."""
+        return self.mtbf / math.gamma(1 + 1 / self.shape)
+
+    def survive(self, seconds: float) -> float:
+        """Share of the parts that live longer."""
+        return math.exp(-(min(seconds / self._scale, 1e9) ** self.shape))
+
     def failures(self, rng: np.random.Generator) -> Iterator[Failure]:
         """Failures of one run, without end."""
-        for time, unit in self._poisson(rng) if self.shape == 1.0 else self._renewals(rng):
+        for time, unit in self.times(rng):
             yield Failure(time, self.component, self.nodes_of(unit), any_of=self.nodes if self._is_job else 0)
+
+    def times(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
+        """When parts fail [s], each with the place of its part, without end."""
+        return self._poisson(rng) if self.shape == 1.0 else self._renewals(rng)
 
     @property
     def _places(self) -> int:
@@ -81,7 +94,7 @@ class FailingUnits(NamedTuple):
                 yield float(time), int(unit)
 
     def _renewals(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
-        scale = self.mtbf / math.gamma(1 + 1 / self.shape)
+        scale = self._scale
         clocks = [(float(time), unit) for unit, time in enumerate(scale * rng.weibull(self.shape, self.units))]
         heapq.heapify(clocks)
         while True:

@@ -14,14 +14,19 @@ from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.run_keys import Checkpoints, Failures, Recovery, RunStragglers
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.runs.checkpoints import StateSize, StoreRates, make_tiers, state_size, store_rates
+from meshcast.simulator.runs.endless import refuse_endless
 from meshcast.simulator.runs.failure_log import read_failure_log
 from meshcast.simulator.runs.failures import FailingUnits, FailureLog, FailureSource
 from meshcast.simulator.runs.replicas import ForecastSteps, make_elasticity
 from meshcast.simulator.runs.stragglers import Episodes, Jitter
-from meshcast.simulator.runs.training import RunSetting
+from meshcast.simulator.runs.training import MOST_EVENTS, RunSetting
 
 SEEDS = 32
 """Simulated runs of a job that does not state their number."""
+
+
+LEAST_TIME = 1e-9
+"""Mean times between failures, and between slow episodes, count as this if they are shorter [s]: never 0."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,8 @@ def make_jitter(job: Job, barrier: int) -> Jitter:
 
 
 def make_run(report: Report, known: ForecastSteps | None = None) -> RunPlan:
-    """The run of a job. known: see `make_elasticity`. Raises PlanError for a run without a length, and for keys that
-    its plan does not admit."""
+    """The run of a job. known: see `make_elasticity`. Raises PlanError for a run without a length, for keys that its
+    plan does not admit, and for a run that is not expected to end."""
     job, run = report.job, report.job.run
     steps = run.steps if run.steps is not None else math.ceil(report.steps_of_run) if report.steps_of_run else None
     if steps is None and run.days is None:
@@ -158,7 +163,10 @@ def make_run(report: Report, known: ForecastSteps | None = None) -> RunPlan:
         spares=given.recovery.spares,
         repair=given.repair,
         evaluation=(run.evaluation.every_steps, run.evaluation.seconds) if run.evaluation else None,
+        most_events=run.most_events or MOST_EVENTS,
+        most_seconds=None if run.most_days is None else run.most_days * 86_400,
     )
+    refuse_endless(setting)
     assumed = (*given.assumed, *(["steps of equal duration (run.stragglers.jitter)"] if jitter.sigma == 0 else []))
     return RunPlan(report, setting, run.seeds or SEEDS, run.seed or 0, size, given.store, given.mtbf, assumed)
 
@@ -204,12 +212,12 @@ def _list_sources(job: Job, failures: Failures, rates: Reliability) -> tuple[Fai
         for name, one in rates.components.items():
             units = count_units(cluster, one.per, failures.nodes_per_switch)
             lost = _nodes_lost(None, one.per, one.loses, failures)
-            mtbf = rates.mtbf(name) * failures.mtbf_factor
+            mtbf = max(rates.mtbf(name) * failures.mtbf_factor, LEAST_TIME)
             found[name] = FailingUnits(name, units, mtbf, 1.0, lost, cluster.nodes)
     for name, own in failures.components.items():
         units = count_units(cluster, own.per, failures.nodes_per_switch)
         lost = _nodes_lost(own.nodes, own.per, own.loses, failures)
-        mtbf = own.mtbf_hours * 3600 * failures.mtbf_factor
+        mtbf = max(own.mtbf_hours * 3600 * failures.mtbf_factor, LEAST_TIME)
         found[name] = FailingUnits(name, units, mtbf, own.shape, lost, cluster.nodes)
     return tuple(found.values())
 
@@ -226,7 +234,7 @@ def _mean_time(sources: tuple[FailureSource, ...]) -> float:
     for one in sources:
         if isinstance(one, FailingUnits):
             rate += one.rate
-        elif isinstance(one, FailureLog) and one.entries:
+        elif isinstance(one, FailureLog) and one.entries and one.entries[-1].time:
             rate += len(one.entries) / one.entries[-1].time
     return 1 / rate if rate else math.inf
 
@@ -235,7 +243,8 @@ def _list_episodes(job: Job, stragglers: RunStragglers, failures: Failures) -> t
     found = []
     for one in stragglers.episodes.values():
         units = count_units(job.cluster, one.per, failures.nodes_per_switch)
-        found.append(Episodes(one.every_hours * 3600 / units, one.minutes * 60, one.slowdown, one.pause_s))
+        every = max(one.every_hours * 3600 / units, LEAST_TIME)
+        found.append(Episodes(every, one.minutes * 60, one.slowdown, one.pause_s))
     if (stalls := job.run.data_stalls) is not None:
-        found.append(Episodes(stalls.every_hours * 3600, pause=stalls.seconds, data=True))
+        found.append(Episodes(max(stalls.every_hours * 3600, LEAST_TIME), pause=stalls.seconds, data=True))
     return tuple(found)

@@ -7,10 +7,12 @@ F^-1(U^(1/n)), one draw in place of n. Near 1 the power is computed from its com
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.job.run_keys import Distribution
 
 CENTRAL = 0.425
@@ -109,16 +111,31 @@ class Jitter:
         exceeded = min(-math.expm1(-LARGEST_EXPONENTIAL / self.ranks), 1.0 - 2.0**-53)
         return float(self.quantile(np.array([exceeded]))[0])
 
+    @remembered
     def mean_duration(self) -> float:
         """Mean duration of a step over its forecast: that of the slowest rank."""
+        return self._average(lambda durations: durations)
+
+    @remembered
+    def certain_duration(self, rate: float) -> float:
+        """Duration of equal steps that pass without a failure as often as these, over the forecast: -ln E[exp(-r t)] /
+        r.
+
+        rate: of failures, which come at exponentially distributed times, for each forecast duration.
+        """
+        passed = self._average(lambda durations: np.exp(-rate * durations))
+        return -math.log(passed) / rate if passed > 0 else math.inf
+
+    def _average(self, figure: Callable[[np.ndarray], np.ndarray]) -> float:
+        """Mean of a figure of the duration of a step on the slowest rank."""
         if self.sigma == 0.0:
-            return 1.0
-        # The mean of F^-1(U^(1/n)), with U = exp(-e^t) so that both tails are resolved.
+            return float(figure(np.ones(1))[0])
+        # Over F^-1(U^(1/n)), with U = exp(-e^t) so that both tails are resolved.
         grid = np.linspace(-40.0, 8.0, 20_001)
         rate = np.exp(grid)
         density = rate * np.exp(-rate)
         exceeded = np.clip(-np.expm1(-rate / self.ranks), np.finfo(float).tiny, 1.0 - 1e-16)
-        return float(np.trapezoid(self.quantile(exceeded) * density, grid) / np.trapezoid(density, grid))
+        return float(np.trapezoid(figure(self.quantile(exceeded)) * density, grid) / np.trapezoid(density, grid))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ then begins anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.runs.elastic import Elasticity
 from meshcast.simulator.runs.failures import Failure, FailureSource
 from meshcast.simulator.runs.span import CheckpointTier, Span, make_drawn_span, make_equal_span
@@ -28,6 +29,15 @@ SPAN = 4096
 
 MOST_STEPS = 2**40
 """Most steps of a span without pauses."""
+
+MOST_EVENTS = 1_000_000
+"""Most events of a run whose job states no number: half a minute on one core."""
+
+MOST_SECONDS, LEAST_GOODPUT = 3650 * 86_400.0, 0.01
+"""Longest run of a job that states no limit [s], or the goodput that a longer one has at least."""
+
+EVENTS_TOLD = 100
+"""Events after which a run tells how far it is: some milliseconds, a tenth of a second of steps that vary."""
 
 TIMES = (
     *("productive", "lost_work", "checkpoint", "restart", "detection", "straggling", "waiting_for_spares"),
@@ -46,6 +56,8 @@ class RunSetting:
     detection: from a failure until it is known [s]. restart: until training goes on, without loading a checkpoint [s].
     spares: nodes that wait; None: as many as are needed. repair: mean time until a lost node is back [s].
     evaluation: steps between two evaluations, and the duration of one [s].
+    most_events: events after which a run that has not ended is given up. most_seconds: time after which it is [s];
+    None: see `limit_s`.
     """
 
     elasticity: Elasticity
@@ -60,11 +72,30 @@ class RunSetting:
     spares: int | None = None
     repair: float = 86_400.0
     evaluation: tuple[int, float] | None = None
+    most_events: int = MOST_EVENTS
+    most_seconds: float | None = None
 
     @property
     def step_s(self) -> float:
         """Duration of a step as forecast [s]."""
         return self.elasticity.step_s[0]
+
+    @property
+    def quiet_s(self) -> float:
+        """Mean duration of a run without failures and slow episodes [s]; infinity if `horizon` alone ends it."""
+        if self.steps is None:
+            return math.inf
+        pauses = sum((self.steps - 1) // tier.every * tier.stall for tier in self.tiers if tier.every)
+        if self.evaluation is not None:
+            pauses += (self.steps - 1) // self.evaluation[0] * self.evaluation[1]
+        return self.steps * self.step_s * self.jitter.mean_duration() + pauses
+
+    @property
+    def limit_s(self) -> float:
+        """Time after which a run that has not ended is given up [s]; infinity for one that `horizon` ends."""
+        if self.horizon < math.inf:
+            return math.inf
+        return max(MOST_SECONDS, self.quiet_s / LEAST_GOODPUT) if self.most_seconds is None else self.most_seconds
 
 
 class Snapshot(NamedTuple):
@@ -150,14 +181,41 @@ class TrainingProcess:
         if setting.horizon < math.inf:
             self.env.process(self._end())
 
-    def run(self) -> SimulatedRun:
-        """Runs to the end."""
-        self.env.run(until=self._process)
+    def run(self, tell: Callable[[float], None] = lambda share: None) -> SimulatedRun:
+        """Runs to the end. tell: called now and then with the share of the run that is done.
+
+        Raises PlanError for a run that has not ended after the events, or the time, of its setting.
+        """
+        env, setting, limit = self.env, self.setting, self.setting.limit_s
+        for number in range(setting.most_events):
+            if env.peek() > limit:
+                raise self._give_up("most_days", f"{limit / 86_400:,.6g} days")
+            env.step()
+            if self._process.processed:
+                break
+            if number % EVENTS_TOLD == 0:
+                tell(self._share)
+        else:
+            raise self._give_up("most_events", f"{setting.most_events:,} events")
         state, step = self.state, self.setting.step_s
         self.times["productive"] = state.done * step
         self.times["straggling"] += state.straggling
         self.times["elasticity"] += state.elasticity
         return SimulatedRun(self.times, self.failures, state.done)
+
+    @property
+    def _share(self) -> float:
+        """Share of the run that is done."""
+        steps, horizon = self.setting.steps, self.setting.horizon
+        return max(self.env.now / horizon, self.state.done / steps if steps is not None else 0.0)
+
+    def _give_up(self, key: str, limit: str) -> PlanError:
+        """The error for a run that has not ended. key: of `run` that states the limit."""
+        steps = "" if self.setting.steps is None else f" of {self.setting.steps:,}"
+        reached = f"{self.state.done:,}{steps} steps are done after {self.env.now / 86_400:,.4g} days"
+        rule = f"a simulated run has not ended after {limit}: {reached} with {sum(self.failures.values()):,} failures"
+        remedy = "Save more often, state fewer failures and slow episodes, end it by run.days, or raise this limit"
+        return PlanError(f"run.{key}", rule, remedy)
 
     # ------------------------------------------------------------------------------------ training
 
@@ -279,6 +337,8 @@ class TrainingProcess:
             if failure is None and not self._ended:
                 pause = setting.restart + load if restarts else setting.elasticity.reconfigure
                 failure = yield from self._spend("restart", pause)
+            if self._ended:  # a recovery that begins anew for ever ends with the run
+                return
 
     def _lose(self, failure: Failure) -> None:
         if self.setting.spares is None and self.setting.elasticity.policy == "none":
@@ -404,6 +464,11 @@ def spawn_streams(entropy: np.random.SeedSequence, count: int) -> list[np.random
     return entropy.spawn(2 + count)
 
 
-def simulate_run(setting: RunSetting, seed: int, number: int) -> SimulatedRun:
-    """Simulates run `number`, counted from 0, of those with this seed: the same whoever simulates it, in any order."""
-    return TrainingProcess(setting, np.random.SeedSequence(seed, spawn_key=(number,))).run()
+def simulate_run(
+    setting: RunSetting, seed: int, number: int, tell: Callable[[float], None] = lambda share: None
+) -> SimulatedRun:
+    """Simulates run `number`, counted from 0, of those with this seed: the same whoever simulates it, in any order.
+
+    tell: called now and then with the share of the run that is done. Raises PlanError if it does not end.
+    """
+    return TrainingProcess(setting, np.random.SeedSequence(seed, spawn_key=(number,))).run(tell)

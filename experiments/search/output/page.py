@@ -256,7 +256,7 @@ def _count_simulated(found: Certificate) -> list[tuple[str, str, str]]:
     words = f"of them{each}, {runs.seeds:,} runs each, with the same random numbers"
     left = "were not decided, or " if not found.complete else ""
     rows = [("simulated", f"{runs.simulated:,}", words)]
-    rows += [("", f"{runs.invalid:,}", "break a rule of runs")] if runs.invalid else []
+    rows += [("", f"{runs.invalid:,}", "break a rule of runs, or do not end")] if runs.invalid else []
     return [*rows, ("", f"{runs.waiting:,}", f"{left}cannot be better, by the bound of their runs")]
 
 

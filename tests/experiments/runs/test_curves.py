@@ -1,14 +1,19 @@
 """Curves of goodput, the best interval, and what hardware is worth."""
 
 import math
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from meshcast.experiments.pages.run import page
 from meshcast.experiments.plots import runs as plots
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves, draw_curves, find_best
 from meshcast.experiments.runs.seeds import simulate_runs
 from meshcast.simulator import load_job, simulate
+from meshcast.simulator.report.words import format_seconds
 from meshcast.simulator.runs.answer import RunAnswer
 from meshcast.simulator.runs.inputs import RunPlan, make_run
 
@@ -68,6 +73,23 @@ def test_spare_nodes_and_a_faster_store_are_worth_something(curves: RunCurves) -
     assert spare.change.startswith("one spare") and spare.goodput > 0.01
     assert spare.cost == pytest.approx(2 * 8 * 24, rel=0.02)
     assert store.goodput >= 0
+
+
+def test_points_whose_runs_do_not_end_have_a_reason(tmp_path: Path) -> None:
+    """The curves go on past them, and so do their page and their plot."""
+    components = {"node": {"per": "node", "mtbf_hours": 1}}
+    keys = {"steps": 5000, "seeds": 1, "days": None, "failures": {"rates": "none", "components": components}}
+    keys |= {"checkpoints": {"kind": "sharded", "stall_s": 20, "every_s": 800}}
+    plan = make_run(simulate(load_job({**JOB, "run": {**JOB["run"], **keys, "most_events": 1500}})))
+    found = draw_curves(plan, 1)
+    longest, shortest = found.interval[-1].to_dict(), found.interval[0].to_dict()
+    assert "never ends" in longest["reason"] and longest["goodput"] is longest["days"] is None
+    assert shortest["reason"] is None and shortest["goodput"] > 0 and found.best_interval
+    answer = RunAnswer(plan, simulate_runs(plan, 1))
+    plots.draw_run_curves(answer, found, tmp_path / "curves.png")
+    console = Console(width=200, file=StringIO())
+    console.print(page(answer, found))
+    assert f"{format_seconds(longest['value'])}: the run never ends" in console.file.getvalue()
 
 
 def test_without_failures_there_is_no_curve_of_their_rate() -> None:

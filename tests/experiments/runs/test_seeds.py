@@ -11,7 +11,9 @@ from meshcast.experiments.runs.seeds import simulate_runs, store_runs
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.runs.answer import RunAnswer
+from meshcast.simulator.runs.failures import FailingUnits
 from meshcast.simulator.runs.inputs import RunPlan, make_run
+from meshcast.simulator.runs.span import CheckpointTier
 
 JOB: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 4},
@@ -36,6 +38,29 @@ def test_workers_change_nothing(plan: RunPlan, tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
+@pytest.fixture
+def busy(plan: RunPlan) -> RunPlan:
+    """Runs of some 500 events each."""
+    setting = replace(plan.setting, sources=(FailingUnits("node", 1, 50.0, 1.0, 0, 2),), tiers=(CheckpointTier(1),))
+    return replace(plan, setting=replace(setting, detection=1.0, restart=1.0))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_within_runs_is_told(busy: RunPlan, workers: int, monkeypatch) -> None:
+    monkeypatch.setattr(seeds, "TOLD_EVERY", 0.001)
+    monkeypatch.setattr("meshcast.simulator.runs.training.EVENTS_TOLD", 20)
+    told: list[float] = []
+    simulate_runs(busy, workers, tell=told.append)
+    assert any(done != round(done) for done in told) and min(told) >= 0 and max(told) <= 40
+
+
+def test_a_run_that_is_given_up_ends_all(busy: RunPlan) -> None:
+    short = replace(busy, setting=replace(busy.setting, most_events=30))
+    for workers in (1, 2):
+        with pytest.raises(PlanError, match="after 30 events"):
+            simulate_runs(short, workers)
+
+
 class Interrupted(Exception):
     pass
 
@@ -53,7 +78,9 @@ def test_an_interrupted_command_goes_on_without_loss(plan: RunPlan, tmp_path: Pa
     assert not cut.exists() and len(list((tmp_path / "cut.parquet.parts").glob("0*.parquet"))) == 2
     simulated: list[int] = []
     simulate_seeds = seeds.simulate_seeds
-    monkeypatch.setattr(seeds, "simulate_seeds", lambda task: simulated.append(task.start) or simulate_seeds(task))
+    monkeypatch.setattr(
+        seeds, "simulate_seeds", lambda task, tell: simulated.append(task.start) or simulate_seeds(task, tell)
+    )
     assert store_runs(plan, JOB, Path(), cut, 1) == known
     assert simulated == [16, 24, 32] and cut.read_bytes() == whole.read_bytes()
     assert not (tmp_path / "cut.parquet.parts").exists()

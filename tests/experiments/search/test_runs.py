@@ -243,3 +243,16 @@ def test_open_fields_of_runs_need_an_objective_of_runs(tmp_path: Path) -> None:
 def test_a_search_of_unlike_plans_has_no_runs() -> None:
     with pytest.raises(PlanError, match="an objective of runs"):
         meshcast.search(TINY, objective="days", unlike=True)
+
+
+def test_choices_whose_runs_do_not_end_are_left_out() -> None:
+    """Those that are seen before, and those that are given up; if none ends, the search says why."""
+    keys = {**RUN, "checkpoints": {"kind": "sharded", "every_s": [30.0, 1e7]}, "recovery": {}, "most_events": 2000}
+    job = {**JOB, "plan": {"tp": 1}, "run": {**keys, "steps": 100_000}}
+    search = open_search(job, objectives=("days",))
+    search.run()
+    (best,) = search.best
+    assert best.changes["run.checkpoints.every_s"] == 30.0 and search.certificate.runs.invalid == 1
+    for changes, words in (({"most_events": 20}, "given up"), ({"checkpoints": {"every_s": [1e7]}}, "never ends")):
+        with pytest.raises(PlanError, match=words):
+            open_search({**job, "run": {**job["run"], **changes}}, objectives=("days",)).run()

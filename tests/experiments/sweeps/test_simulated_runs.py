@@ -55,6 +55,20 @@ def test_a_mistake_in_one_point_costs_one_row(tmp_path: Path) -> None:
     assert "second copy" in summary["invalid"][0]["reason"]
 
 
+def test_a_point_whose_runs_do_not_end_costs_one_row(tmp_path: Path) -> None:
+    """Such as is seen before, and such as is given up."""
+    vary = {
+        "run.checkpoints.every_s": [60, 1e6],
+        "run.failures.mtbf_factor": [1, 0.02],
+        "run.most_events": [10_000, 20],
+    }
+    summary = run(load_sweep({"job": JOB, "vary": vary}), tmp_path / "runs.parquet", workers=1)
+    assert summary["status"] == {"fits": 3, "does-not-fit": 0, "invalid": 5}
+    rows = pd.read_parquet(tmp_path / "runs.parquet").set_index([*vary])
+    assert "A checkpoint every" in rows.loc[(1e6, 0.02, 10_000), "reason"]
+    assert "has not ended after 20 events" in rows.loc[(60, 1, 20), "reason"]
+
+
 def test_other_sweeps_have_no_such_columns(tmp_path: Path) -> None:
     job = {**JOB, "run": {"tokens": 1e9}}
     assert not simulates_runs(job, ["plan.tp"]) and simulates_runs(job, ["run.checkpoints"])
