@@ -108,8 +108,14 @@ class PriceBounds:
     # ----------------------------------------------------------------------------------------- kernels
 
     def kernel_group(self, group: LayerGroup) -> LayerGroup:
-        """Returns the group whose kernels take no longer: GEMMs are whole, norms are sharded, nothing is recomputed."""
-        plain = group._replace(recompute="none", offload=(), overlap_tp=group.overlap_tp and group.tp == 1)
+        """Returns the group whose kernels take no longer: norms are sharded, nothing is recomputed.
+
+        GEMMs that are cut to overlap the collectives of sharded rows stay cut: parts of a GEMM may end before the power
+        limit slows them, and take less than the whole.
+        """
+        plain = group._replace(recompute="none", offload=())
+        if group.tp > 1 and not group.sequence_parallel:  # rows are not sharded, and nothing is cut
+            plain = plain._replace(overlap_tp=False)
         # A host that waits for routers launches more collectives with sequence parallelism.
         sharded = group.tp > 1 and self.space.loaded.model.moe is None and group.tensor is None
         divides = (self.space.loaded.batch.sequence or 0) % (group.tp * group.cp) == 0

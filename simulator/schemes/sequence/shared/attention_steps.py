@@ -116,6 +116,12 @@ class AttentionSteps:
             t.nbytes for t in self.step_fragments[0].tensor_uses if t.key == f"{self.step_operators[0].name}.lse"
         )
 
+    @property
+    def do(self) -> str:
+        """Name of the gradient of the output, with ``d:``: of its 8-bit copy, where the projection behind reads that."""
+        stems = (use.key.partition("@")[0] for use in self.step_fragments[0].tensor_uses)
+        return next(stem for stem in stems if stem.partition(".")[0] == f"d:{self.o}")
+
     def nbytes(self, *names: str) -> int:
         """Local bytes of tensors; of gradients, with ``d:`` in front of the name."""
         tensor_uses = self.step_fragments[0].tensor_uses

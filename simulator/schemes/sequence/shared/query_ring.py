@@ -24,7 +24,7 @@ def ring_of_queries(
     """A ring of keys and values forward, and of queries backward: in backward step b a rank has the queries of the rank
     b places before it, so it goes back through the forward step that read keys from b places behind."""
     steps = AttentionSteps(operator, inner, ring_axes, mask_blocks, len(mask_blocks) - 1)
-    out, o, do = steps.fragment, steps.o, f"d:{steps.o}"
+    out, o, do = steps.fragment, steps.o, steps.do
     arrived = out.grad_entry[o]
     if operator.block is None:
         arrived = sum_rows(out, steps.nbytes(o, do), (row_sums_key(operator.name), steps.lse))
@@ -73,7 +73,7 @@ class _QueryRing:
 
     def __init__(self, steps: AttentionSteps) -> None:
         self.steps, self.out = steps, steps.fragment
-        self.bundle = steps.nbytes(steps.q, f"d:{steps.o}") + 2 * steps.lse
+        self.bundle = steps.nbytes(steps.q, steps.do) + 2 * steps.lse
         self.queries = steps.nbytes(f"d:{steps.q}")
 
     def run(self, first: Op) -> None:
@@ -115,7 +115,7 @@ class _QueryRing:
         """Notes the memory of a hop that brings queries, and what goes with them, to backward step `to`."""
         steps = self.steps
         if to == (0 if steps.start else 1):
-            steps.use_tensors(hop, steps.q, f"d:{steps.o}")
+            steps.use_tensors(hop, steps.q, steps.do)
             keys = steps.memory_key("lse"), row_sums_key(steps.operator.name)
             steps.use_memory(hop, *((key, steps.lse) for key in keys))
         else:
@@ -158,7 +158,7 @@ class _QueryRing:
 def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:
     """Memory keys of backward step b: what has come with the queries, and partial gradients."""
     step, own = steps.step_operators[-b % steps.count].name, steps.operator.name
-    q, k, v, do = steps.q, steps.k, steps.v, f"d:{steps.o}"
+    q, k, v, do = steps.q, steps.k, steps.v, steps.do
     bundle, part = steps.memory_key("d:bundle", b), steps.memory_key("d:part", b)
     brought = {row_sums_key(step): row_sums_key(own)}
     if b or steps.start:
