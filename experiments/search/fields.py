@@ -7,6 +7,7 @@ from typing import Any
 
 from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, NAMED_ALONE, SchemeWithOptions, scheme_namer
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.load import read_yaml
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.plan_keys import (
     PLAN_KEYS,
@@ -92,6 +93,13 @@ def is_open(field: str, value: Any) -> bool:
     if field == "plan.recompute":  # of modules, unless it has one of the words, or several such lists
         return not value or any(isinstance(one, list) or one in RECOMPUTE for one in value)
     return True
+
+
+def opens_field(change: str) -> bool:
+    """Whether a change of a job, such as ``plan.tp=auto``, opens a field, or the whole plan."""
+    field, _, word = (part.strip() for part in change.partition("="))
+    value = read_yaml(word, f"--set {field}", PlanError).data
+    return is_open(field, value) or (isinstance(value, Mapping) and AUTO in value)
 
 
 def has_open_fields(job: Mapping[str, Any]) -> bool:
