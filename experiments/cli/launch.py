@@ -11,6 +11,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ from meshcast.hardware.errors import PlanError, cut_middle, to_line
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.bounded_approximations import BoundedApproximation
+    from meshcast.simulator.formats.launch.changed_settings import EditedFiles
     from meshcast.simulator.formats.launch.imported_job import ImportedJob
     from meshcast.simulator.formats.launch.launch_file import LaunchFile
     from meshcast.simulator.job.job import Job
@@ -134,8 +136,13 @@ def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -
 
     write: whether the file is written.
     """
-    from meshcast.simulator.formats.launch.changed_settings import apply_setting_changes, list_changed_settings
+    from meshcast.simulator.formats.launch.changed_settings import (
+        EditedFiles,
+        apply_setting_changes,
+        list_changed_settings,
+    )
     from meshcast.simulator.formats.launch.detect import detect_program
+    from meshcast.simulator.formats.launch.edited import reading_edited
     from meshcast.simulator.formats.launch.launch_file import read_launch_file
     from meshcast.simulator.formats.launch.programs.registry import EXPORTS
     from meshcast.simulator.loading.load import load_job
@@ -146,27 +153,44 @@ def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -
         rule = "its settings cannot be compared: such files are read, not written"
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
     wanted = load_job(job, changes)
-    edited, (launch, back) = file, _import_beside(file, form, wanted, own_gpus=True)
+    edited, (launch, back) = EditedFiles(file), _import_beside(file, form, wanted, own_gpus=True)
     for _ in range(MOST_ROUNDS):
-        listed = list_changed_settings(launch, edited, back, wanted)
-        if not listed and edited.text != file.text:
+        listed = list_changed_settings(launch, edited.file, back, wanted)
+        if not listed and edited != EditedFiles(file):
             break
-        edited = parse_again(edited, apply_setting_changes(edited, listed))
+        edited = apply_setting_changes(edited, listed)
         try:
-            launch, back = _import_beside(edited, form, wanted)
+            with reading_edited(edited.beside):
+                edited = replace(edited, file=parse_again(edited.file, edited.file.text))
+                launch, back = _import_beside(edited.file, form, wanted)
         except PlanError as error:
             raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
-    lines = file.text.splitlines(), edited.text.splitlines()
-    for line in unified_diff(*lines, str(against), str(against), lineterm=""):
-        typer.echo(to_line(line))
+    changed = _show_edits(file, edited)
     agrees, words = compare_edited(wanted, back, str(against), form)
     typer.echo(to_line(f"meshcast: {words}"), err=True)
     if not agrees:
         raise typer.Exit(VIOLATED)
-    if edited.text == file.text:
+    if not changed:
         typer.echo(f"{against} says the same already")
-    elif write:
-        _replace(against, edited.text)
+    for name, text in changed.items():
+        if name == "--args":
+            typer.echo(to_line(f"meshcast: the arguments are others: give --args {shlex.quote(text)}"), err=True)
+        elif write:
+            _replace(Path(name), text)
+
+
+def _show_edits(file: LaunchFile, edited: EditedFiles) -> dict[str, str]:
+    """Prints a unified diff of every file that is edited, and of the arguments; returns their new texts by name."""
+    from meshcast.simulator.formats.files import text as read_text
+
+    before, changed = type(edited)(file).texts, {}
+    for name, text in edited.texts.items():
+        old = before[name] if name in before else read_text(Path(name), "Edit it by hand")
+        if text != old:
+            changed[name] = text
+            for line in unified_diff(old.splitlines(), text.splitlines(), name, name, lineterm=""):
+                typer.echo(to_line(line))
+    return changed
 
 
 def parse_again(file: LaunchFile, text: str) -> LaunchFile:

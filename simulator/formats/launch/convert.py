@@ -214,6 +214,7 @@ def _finish_import(filled: FilledReading, program: LaunchFormat, changed: Keys) 
         filled.microbatches,
         nest(keys, "run.checkpoints"),
         tuple(bounding),
+        reading.stated,
     )
 
 

@@ -139,3 +139,32 @@ def test_every_page_of_a_forecast_names_what_the_program_would_refuse(folder: Pa
     found = run(*words)
     assert found.exit_code == 0, found.stderr
     assert "torchtitan would refuse this: 4 tensor ranks do not divide 2 key/value" in " ".join(found.stdout.split())
+
+
+def test_settings_of_other_files_are_edited_where_they_stand(folder: Path) -> None:
+    """A flag in a sourced file, or the variable of the script that it takes; a configuration that a script names; the
+    arguments of the command line."""
+    plan = '"\nTP=2\nPP=1\n. ./plan.sh\n'
+    head, _, rest = MEGATRON.partition('"\nPLAN')
+    (folder / "split.sh").write_text(head + plan + rest.partition(")\n")[2], "utf-8")
+    degrees = "PLAN=(--tensor-model-parallel-size $TP --pipeline-model-parallel-size 1"
+    (folder / "plan.sh").write_text(f"{degrees} --sequence-parallel --use-distributed-optimizer)\n", "utf-8")
+    (folder / "titan.sh").write_text('torchrun -m torchtitan.train --job.config_file job.toml "$@"\n', "utf-8")
+
+    job = job_with(folder, tp=4, pp=2, zero=1)
+    edited = run("export", job, "--against", "split.sh", "--write")
+    assert edited.exit_code == 0 and "-TP=2\n+TP=4\n" in edited.stdout, (edited.stdout, edited.stderr)
+    assert "--pipeline-model-parallel-size 2" in (folder / "plan.sh").read_text("utf-8")
+    assert "--tensor-model-parallel-size $TP" in (folder / "plan.sh").read_text("utf-8")
+    assert run("export", job, "--against", "split.sh").stdout == "split.sh says the same already\n"
+
+    run("import", "torchtitan", "job.toml", "--cluster", "dgx-h100:1", "--out", "job.yaml")
+    stated = yaml.safe_load((folder / "job.yaml").read_text("utf-8"))
+    stated["plan"] |= {"tp": 4, "recompute": "none"}
+    (folder / "wanted.yaml").write_text(yaml.safe_dump(stated), "utf-8")
+    arguments = ("--args", "--activation_checkpoint.mode full")
+    edited = run("export", "wanted.yaml", "--against", "titan.sh", *arguments, "--write")
+    assert edited.exit_code == 0, (edited.stdout, edited.stderr)
+    assert "--- --args\n+++ --args\n" in edited.stdout
+    assert "give --args '--activation_checkpoint.mode none'" in edited.stderr
+    assert "tensor_parallel_degree = 4" in (folder / "job.toml").read_text("utf-8")
