@@ -55,6 +55,13 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
 """Options of every command that takes a launch file, each with its default."""
 
 
+KINDS = {
+    **{".sh": "a shell script", ".py": "a Python file", ".toml": "a TOML file"},
+    **{".yaml": "a YAML file", ".json": "a JSON file"},
+}
+"""Kinds of launch files by the ends of their names."""
+
+
 def takes_launch_files(command: Callable[..., None]) -> Callable[..., None]:
     """Returns a command that has the options for launch files, too, and reads such files with them."""
     signature = inspect.signature(command, eval_str=True)
@@ -124,6 +131,9 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
     from meshcast.simulator.loading.load import load_job
 
     found = export_job(load_job(job, changes), program, lambda data, folder: load_job(data, base=folder))
+    if out is not None and (other := out.suffix.lower().replace(".yml", ".yaml")) in KINDS and other != found.suffix:
+        rule = f"it names {KINDS[other]}, and {program} reads {KINDS[found.suffix]}"
+        raise PlanError("--out", rule, f"Write {out.with_suffix(found.suffix)}", str(out))
     _write(found.text, out)
     if found.unsaid:
         keys = ", ".join(found.unsaid)
@@ -208,9 +218,9 @@ def _import_beside(file: LaunchFile, form: str, job: Job, own_gpus: bool = False
     from meshcast.simulator.loading.load import load_job, read_job_of_file
 
     answers = [f"model={to_json(job.as_written['model'])}", f"batch.sequence={job.batch.sequence}"]
+    answers += [f"batch.micro={job.batch.micro}"]
     cluster = [f"cluster={to_json(job.as_written['cluster'])}"]
-    tried = [cluster, [*cluster, answers[0]], [*cluster, *answers]]
-    tried += [[], answers[:1], answers] if own_gpus else []
+    tried = [[*start, *answers[:count]] for start in ([cluster, []] if own_gpus else [cluster]) for count in range(4)]
     for number, answered in enumerate(tried, 1):
         try:
             read = read_job_of_file(file, answered, form)

@@ -73,8 +73,9 @@ class ImportedJob:
 
 @dataclass(frozen=True)
 class Exported:
-    """A job as a launch file. unsaid: keys that the file cannot say, each with what the job says and what the program
-    would run."""
+    """A job as a launch file. suffix: of its name. unsaid: keys that the file cannot say, each with what the job says
+    and what the program would run."""
 
     text: str
+    suffix: str
     unsaid: Mapping[str, tuple[Any, Any]]

@@ -168,3 +168,36 @@ def test_settings_of_other_files_are_edited_where_they_stand(folder: Path) -> No
     assert "--- --args\n+++ --args\n" in edited.stdout
     assert "give --args '--activation_checkpoint.mode none'" in edited.stderr
     assert "tensor_parallel_degree = 4" in (folder / "job.toml").read_text("utf-8")
+
+
+def test_the_end_of_a_name_says_what_is_written(folder: Path) -> None:
+    """torchtitan reads Python today, and TOML before 2026."""
+    job = job_with(folder, tp=2, fsdp=True)
+    refused = run("export", job, "--to", "torchtitan", "--out", "made.sh")
+    assert refused.exit_code == 2 and "it names a shell script, and torchtitan reads a Python file" in refused.stderr
+    assert "Write made.py" in refused.stderr and not (folder / "made.sh").exists()
+    release = ("--set", "framework=torchtitan", "--set", "framework.release=2025-06")
+    assert run("export", job, "--to", "torchtitan", *release, "--out", "made.toml").exit_code == 0
+    assert run("export", job, "--to", "megatron", "--out", "made.slurm").exit_code == 0
+
+
+def test_a_file_that_leaves_its_batch_and_recomputation_to_others(folder: Path) -> None:
+    """The job says the micro-batch; recomputation that no file states is bounded by a second forecast."""
+    text = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto"}'
+    (folder / "ds.json").write_text(text, "utf-8")
+    changes = ("--set", "model=llama3-8b", "--set", "cluster=dgx-h100:1", "--set", "batch.micro=2")
+    forecast = run("predict", "ds.json", *changes, "--set", "batch.sequence=2048")
+    assert "approximated recomputation: the code of the model says" in forecast.stderr, forecast.stderr
+    assert "approx     recomputation" in forecast.stdout
+    silent = run("predict", "ds.json", *changes, "--set", "batch.sequence=2048", "--set", "plan.recompute=none")
+    assert "approx" not in silent.stdout + silent.stderr and silent.exit_code == 0
+    run("import", "ds.json", *changes, "--set", "batch.sequence=2048", "--out", "job.yaml")
+    edited = run("export", "job.yaml", "--set", "plan.zero=1", "--against", "ds.json")
+    assert edited.exit_code == 0 and '+{"zero_optimization": {"stage": 1}' in edited.stdout, edited.stderr
+
+
+def test_an_interval_of_open_questions_names_them(folder: Path) -> None:
+    text = MEGATRON.replace("--micro-batch-size 1", "--micro-batch-size $MICRO")
+    (folder / "open.sh").write_text(text, "utf-8")
+    forecast = run("predict", "open.sh", "--set", "cluster=dgx-h100:2", "--assume-defaults")
+    assert "unknown: as framework.set.regime says, which open questions" in " ".join(forecast.stdout.split())

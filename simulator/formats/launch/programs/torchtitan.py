@@ -21,7 +21,7 @@ from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import find_model_name, find_stock_config
 from meshcast.simulator.formats.launch.programs.torchtitan_plan import RENAMED, interpret_settings
 from meshcast.simulator.formats.launch.programs.torchtitan_registry import ConfigModule, flatten_config, make_section
-from meshcast.simulator.formats.launch.programs.torchtitan_write import write_job
+from meshcast.simulator.formats.launch.programs.torchtitan_write import reads_toml, write_job
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import SomeKeys, Stated
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
@@ -273,4 +273,14 @@ def _find_registry(reading: Reading, module: str, name: str) -> ConfigModule | N
     return None
 
 
-TORCHTITAN = LaunchFormat("torchtitan", "torchtitan", ".py", recognise, read, interpret, write_job, VERDICTS)
+TORCHTITAN = LaunchFormat(
+    "torchtitan",
+    "torchtitan",
+    ".py",
+    recognise,
+    read,
+    interpret,
+    write_job,
+    VERDICTS,
+    write_suffix=lambda keys: ".toml" if reads_toml(keys) else ".py",
+)
