@@ -11,7 +11,7 @@ from typing import Any
 from meshcast.simulator.formats.files import text as read_text
 from meshcast.simulator.formats.launch.bash.files import find_beside
 from meshcast.simulator.formats.launch.bash.script import ARGUMENTS
-from meshcast.simulator.formats.launch.edits.python_edits import edit_python
+from meshcast.simulator.formats.launch.edits.python_edits import edit_python, name_argument
 from meshcast.simulator.formats.launch.edits.setting_change import ENVIRONMENT, SettingChange, file_of_place
 from meshcast.simulator.formats.launch.edits.shell_edits import edit_assignment, edit_script, order_neighbours
 from meshcast.simulator.formats.launch.edits.toml_edits import edit_toml
@@ -49,11 +49,15 @@ def list_changed_settings(found: ImportedJob, file: LaunchFile, before: Job, aft
             changes.append(_change(one, None))
     of_plan = {where for key, where in found.places.items() if key.startswith(("plan.", "framework.", "precision."))}
     apart = {name for name, setting in stated.items() if setting.where not in of_plan}
+    launchers = file.launch.launchers if file.launch is not None else ()
+    of_launchers = {setting.where for launcher in launchers for setting in launcher.settings.values()}
+    beside = {name: setting for name, setting in stated.items() if setting.where not in of_launchers}
     changes += [
-        SettingChange(new[name].shown, "", None, new[name].value, order_neighbours(name, [*new], stated, apart))
+        SettingChange(new[name].shown, "", None, new[name].value, order_neighbours(name, [*new], beside, apart))
         for name in new
         if name in differing and name not in stated
     ]
+    changes = [_override(change, file, beside) for change in changes]
     return changes + _list_changed_variables(form, file, before, after)
 
 
@@ -89,6 +93,16 @@ def _value(stated: Stated | None) -> Any:
 
 def _change(stated: Stated, after: object) -> SettingChange:
     return SettingChange(stated.shown, stated.place, stated.value, after, value_place=stated.value_place)
+
+
+def _override(change: SettingChange, file: LaunchFile, stated: Mapping[str, Stated]) -> SettingChange:
+    """Returns a change of a setting of a Python file, whose command line overrides it, as an argument to add."""
+    if file.suffix == ".py" or not file_of_place(change.place).endswith(".py"):
+        return change
+    name = name_argument(change)
+    if name.startswith("--"):
+        return SettingChange(name, "", None, change.after, tuple(stated.values()))
+    return SettingChange(name, ARGUMENTS, None, True) if name and '"$@"' in file.text else change
 
 
 @dataclass(frozen=True)
@@ -132,9 +146,11 @@ def _apply(edited: EditedFiles, change: SettingChange) -> EditedFiles:
     file = edited.file
     place, neighbours = _choose_file(file, change)
     change = replace(change, neighbours=neighbours)
+    if place == ARGUMENTS and change.place and change.before is None:  # a word, which stands at the end
+        return replace(edited, file=file.with_arguments((*file.options.arguments, change.name)))
     if place == ARGUMENTS:
         arguments = tuple(shlex.split(edit_script(shlex.join(file.options.arguments), change)))
-        return replace(edited, file=replace(file, options=replace(file.options, arguments=arguments)))
+        return replace(edited, file=file.with_arguments(arguments))
     if place == file.where:
         edit = edit_script
         if file.data is not None:

@@ -92,6 +92,10 @@ class LaunchFile:
         """The top-level keys of its data."""
         return frozenset(map(str, self.data)) if isinstance(self.data, Mapping) else frozenset()
 
+    def with_arguments(self, arguments: tuple[str, ...]) -> LaunchFile:
+        """Returns the file, not read again, with other arguments."""
+        return replace(self, options=replace(self.options, arguments=arguments))
+
     def writes(self, name: str) -> bool:
         """Whether the script writes the file of this name, which may hold variables that nothing sets."""
         return self.run is not None and name in self.run.files

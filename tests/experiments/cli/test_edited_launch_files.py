@@ -201,3 +201,26 @@ def test_an_interval_of_open_questions_names_them(folder: Path) -> None:
     (folder / "open.sh").write_text(text, "utf-8")
     forecast = run("predict", "open.sh", "--set", "cluster=dgx-h100:2", "--assume-defaults")
     assert "unknown: as framework.set.regime says, which open questions" in " ".join(forecast.stdout.split())
+
+
+def test_a_configuration_in_python_is_overridden_by_arguments(folder: Path) -> None:
+    """What follows from its code is not edited; the command line of the script counts more."""
+    registry = folder / "torchtitan" / "models" / "llama3" / "config_registry.py"
+    registry.parent.mkdir(parents=True)
+    registry.write_text(
+        "def a_run():\n"
+        "    return Trainer.Config(\n"
+        '        model_spec=model_registry("8B"),\n'
+        "        training=TrainingConfig(local_batch_size=1, seq_len=4096, steps=10),\n"
+        "        parallelism=ParallelismConfig(tensor_parallel_degree=2),\n"
+        "        activation_checkpoint=SelectiveAC.Config(),\n"
+        "    )\n",
+        "utf-8",
+    )
+    command = 'torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config a_run "$@"\n'
+    (folder / "titan.sh").write_text(command, "utf-8")
+    changes = ("--set", "cluster=dgx-h100:1", "--set", "plan.tp=4", "--set", "plan.recompute=full")
+    edited = run("export", "titan.sh", *changes, "--against", "titan.sh")
+    assert edited.exit_code == 0, (edited.stdout, edited.stderr)
+    assert "--parallelism.tensor_parallel_degree 4" in edited.stdout and "SelectiveAC" not in edited.stdout
+    assert "give --args activation-checkpoint:full" in edited.stderr

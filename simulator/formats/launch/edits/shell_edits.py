@@ -11,9 +11,6 @@ from meshcast.simulator.formats.launch.table import Stated
 VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|(?!--)(?:\$\{[^}\n]*\}|\$\(\([^\n]*?\)\)|[^\s"'\\;|&()])+)"""
 """A value behind a flag."""
 
-OF_LAUNCHER = re.compile(r"--(nnodes|nproc|master|node|rdzv|max.restarts|role|tee|log.dir|standalone).*|#SBATCH .*")
-"""Flags of torchrun and of the resource manager, beside which no flag of the program belongs."""
-
 
 def edit_script(text: str, change: SettingChange) -> str:
     """Returns the script with a setting changed. Raises PlanError for one that is not found as it is stated."""
@@ -94,8 +91,6 @@ def _cut_flag(text: str, begin: int, end: int) -> str:
 def _add_flag(text: str, change: SettingChange) -> str:
     """The script with a flag behind the nearest neighbour that stands in it."""
     for neighbour in change.neighbours:
-        if OF_LAUNCHER.fullmatch(neighbour.shown):
-            continue
         for _, _, end in _find_flag(text, neighbour.shown, line_of_place(neighbour.place), neighbour.value):
             name = change.name if change.name.startswith("--") else f"--{change.name}"  # of a file with sections
             return f"{text[:end]} {name}{_spell_values(change.after)}{text[end:]}"

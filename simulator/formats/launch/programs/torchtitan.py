@@ -185,11 +185,12 @@ def _read_command(file: LaunchFile) -> dict[str, Stated]:
             found[name] = Stated(word.text, variable, launch.place, word.unknown)
     arguments = dict(launch.arguments)
     for name, stated in [("", stated) for stated in launch.positional] + [*launch.arguments.items()]:
-        if (policy := SUBCOMMAND.fullmatch(str(stated.value))) is not None:
+        *before, last = stated.value if isinstance(stated.value, list) else [stated.value]
+        if (policy := SUBCOMMAND.fullmatch(str(last))) is not None:
             mode = policy[1].replace("-", "_")
-            found["activation_checkpoint.mode"] = Stated(mode, str(stated.value), stated.place)
-            if name:  # behind a switch
-                arguments[name] = Stated(True, stated.shown, stated.place)
+            found["activation_checkpoint.mode"] = Stated(mode, str(last), stated.place)
+            if name:  # behind a switch, or a value
+                arguments[name] = replace(stated, value=before[0] if len(before) == 1 else before or True)
     return found | name_settings(arguments)
 
 

@@ -162,7 +162,7 @@ def test_a_flag_is_edited_where_it_stands(change: SettingChange, line: str) -> N
 
 
 def test_values_that_the_shell_would_divide_are_quoted() -> None:
-    beside = (Stated("8", "--nproc-per-node", "run.sh:10"), Stated("1", "--micro-batch-size", "run.sh:12"))
+    beside = (Stated("1", "--micro-batch-size", "run.sh:12"),)
     layout = SettingChange("--pipeline-model-parallel-layout", "", None, "Et*3|(tt|)*2m|L", beside)
     assert "--micro-batch-size 1 --pipeline-model-parallel-layout 'Et*3|(tt|)*2m|L' --global" in edit_script(
         MEGATRON, layout
