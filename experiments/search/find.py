@@ -188,7 +188,7 @@ def open_search(
         return Search(spaces, within, top, objectives, SharedWork(calibration), origin, run_fields, start)
 
 
-def _read_start(job: str | Path | Mapping[str, Any], changes: Sequence[str], base: str | Path | None) -> Job | None:
+def _read_start(job: str | Path | Mapping[str, object], changes: Sequence[str], base: str | Path | None) -> Job | None:
     """Returns a job without the changes that open its fields; None if it opens some itself, or is no valid one."""
     closed = [change for change in changes if not opens_field(change)]
     if len(closed) == len(changes):

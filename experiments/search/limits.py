@@ -120,9 +120,12 @@ class LimitedSpace(Space):
         )
     )
     def _counted_points(self, group: LayerGroup) -> CountedPoints:
-        counted = list(self.count_pipelines(group))
-        every = [(one, count, step) for one, count in counted for step in self.steps(group, *one.place)]
-        return CountedPoints([(pipeline, step) for pipeline, _, step in every], np.array([n for _, n, _ in every], int))
+        points, counts = list[tuple[Pipeline, StepChoice]](), list[int]()
+        for pipeline, count in self.count_pipelines(group):
+            steps = self.steps(group, *pipeline.place)
+            points += [(pipeline, step) for step in steps]
+            counts += [count] * len(steps)
+        return CountedPoints(points, np.array(counts, int))
 
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         return self._measured is None or self._measured.admits(group, pipeline, step)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from meshcast.experiments.search.comparison.membership import find_point
@@ -32,7 +32,7 @@ Point = tuple[LayerGroup, Pipeline, StepChoice]
 Values = dict[str, Any]
 
 
-class _Waiting(NamedTuple):
+class _Neighbourhood(NamedTuple):
     """A plan whose neighbours have not been looked at: those of plans that fit first, the fastest before others."""
 
     too_large: bool
@@ -50,7 +50,7 @@ def find_near_plans(
     """
     space, number, seen, forecasts, fitting = cluster.space, itertools.count(), set[Point](), 0, 0
     values = read_short_form(job, space.named).values
-    waiting = [_Waiting(True, math.inf, next(number), values)] if values else []
+    waiting = [_Neighbourhood(True, math.inf, next(number), values)] if values else []
     while waiting:
         around = heapq.heappop(waiting).values
         for values in (around, *_list_neighbours(space, around)):
@@ -63,7 +63,7 @@ def find_near_plans(
             forecasts += 1
             if forecast is not None:
                 fits = forecast.fits and forecast.peak_device <= space.capacity
-                heapq.heappush(waiting, _Waiting(not fits, forecast.step_time, next(number), values))
+                heapq.heappush(waiting, _Neighbourhood(not fits, forecast.step_time, next(number), values))
                 if fits:
                     fitting += 1
                     objectives = known.values(forecast, cluster.use)
@@ -72,7 +72,7 @@ def find_near_plans(
                 return
 
 
-def _forecast(plan: Mapping[str, Any], space: Space, shared: SharedWork) -> StepAndMemory | None:
+def _forecast(plan: Values, space: Space, shared: SharedWork) -> StepAndMemory | None:
     """Returns the forecast of a plan; None if it breaks a rule."""
     try:
         return forecast_step(load_job(plan, base=space.base), shared)

@@ -181,7 +181,7 @@ class Search(PlanSearch):
             if self._refused is not None and found.runs and found.runs.invalid and not found.runs.simulated:
                 raise self._refused
             found.complete = True
-            found.time_bound += sum(self._count(one) for one in self._heap) - len(self._near)
+            found.time_bound += sum(map(self._count, self._heap)) - len(self._near)
             self._add_near()
         except KeyboardInterrupt:
             self._add_near()

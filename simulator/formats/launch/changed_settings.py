@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,40 +25,61 @@ from meshcast.simulator.formats.launch.table import Stated
 from meshcast.simulator.job.job import Job
 
 
-def list_changed_settings(found: ImportedJob, file: LaunchFile, before: Job, after: Job) -> list[SettingChange]:
+def list_changed_settings(launch: ImportedJob, file: LaunchFile, before: Job, after: Job) -> list[SettingChange]:
     """The settings of a launch file that differ in another job; first those that it has, then those to add.
 
-    found, file: the file as a job, and the file. before: the checked job of the file. after: the other job.
+    launch, file: the file as a job, and the file. before: the checked job of the file. after: the other job.
     Both jobs are written as launch files, so that only what differs in meaning counts: a flag that states a default, or
     the same by another name, is no change.
     """
-    form = FORMATS[found.form]
+    form = FORMATS[launch.form]
     assert form.write is not None
-    stated = {name: one for name, one in found.settings.items() if one.place}  # no default of a recipe
+    stated = {name: setting for name, setting in launch.settings.items() if setting.place}  # no default of a recipe
     texts = (form.write(flatten_for_export(job), []) for job in (before, after))
     old, new = (form.read(parse_launch_text(text, "", form.suffix)) for text in texts)
     differing = {name for name in {**old, **new} if _value(old.get(name)) != _value(new.get(name))}
-    changed, changes = _changed_keys(before, after), []
-    for name, one in stated.items():
-        own = {key for key, where in found.places.items() if where == one.where}
-        if name in differing:
-            changes.append(_change(one, new[name].value if name in new else None))
-        elif name in new and own & changed and _value(one) != _value(new[name]):  # a degree that both jobs leave out
-            changes.append(_change(one, new[name].value))
-        elif name not in old and name not in new and own and own <= changed:  # what is now said by another name
-            changes.append(_change(one, None))
-    of_plan = {where for key, where in found.places.items() if key.startswith(("plan.", "framework.", "precision."))}
+    changed = _changed_keys(before, after)
+    changes = [
+        _change(setting, new[name].value if name in new else None)
+        for name, setting in stated.items()
+        if name in differing or _is_said_otherwise(name, setting, launch, changed, old, new)
+    ]
+    beside = _leave_launchers(stated, file)
+    of_plan = {where for key, where in launch.places.items() if key.startswith(("plan.", "framework.", "precision."))}
     apart = {name for name, setting in stated.items() if setting.where not in of_plan}
-    launchers = file.launch.launchers if file.launch is not None else ()
-    of_launchers = {setting.where for launcher in launchers for setting in launcher.settings.values()}
-    beside = {name: setting for name, setting in stated.items() if setting.where not in of_launchers}
     changes += [
         SettingChange(new[name].shown, "", None, new[name].value, order_neighbours(name, [*new], beside, apart))
         for name in new
         if name in differing and name not in stated
     ]
-    changes = [_override(change, file, beside) for change in changes]
-    return changes + _list_changed_variables(form, file, before, after)
+    return [_override(change, file, beside) for change in changes] + _list_changed_variables(form, file, before, after)
+
+
+def _is_said_otherwise(
+    name: str,
+    setting: Stated,
+    launch: ImportedJob,
+    changed: Collection[str],
+    old: Mapping[str, Stated],
+    new: Mapping[str, Stated],
+) -> bool:
+    """Whether a setting of a file is a degree that both jobs, as they are written, leave out, or is now said by another
+    name. changed: keys in which they differ. old, new: their settings."""
+    keys = [key in changed for key, where in launch.places.items() if where == setting.where]
+    if name in new:
+        return any(keys) and _value(setting) != _value(new[name])
+    return name not in old and bool(keys) and all(keys)
+
+
+def _change(setting: Stated, after: object) -> SettingChange:
+    return SettingChange(setting.shown, setting.place, setting.value, after, value_place=setting.value_place)
+
+
+def _leave_launchers(stated: Mapping[str, Stated], file: LaunchFile) -> dict[str, Stated]:
+    """Returns the settings but for options of launchers, beside which none of the program belongs."""
+    launchers = file.launch.launchers if file.launch is not None else ()
+    places = {setting.where for launcher in launchers for setting in launcher.settings.values()}
+    return {name: setting for name, setting in stated.items() if setting.where not in places}
 
 
 def _list_changed_variables(form: LaunchFormat, file: LaunchFile, before: Job, after: Job) -> list[SettingChange]:
@@ -89,10 +110,6 @@ def _value(stated: Stated | None) -> Any:
         return float(stated.value)
     except (TypeError, ValueError):
         return str(stated.value).lower()
-
-
-def _change(stated: Stated, after: object) -> SettingChange:
-    return SettingChange(stated.shown, stated.place, stated.value, after, value_place=stated.value_place)
 
 
 def _override(change: SettingChange, file: LaunchFile, stated: Mapping[str, Stated]) -> SettingChange:
@@ -173,4 +190,4 @@ def _choose_file(file: LaunchFile, change: SettingChange) -> tuple[str, tuple[St
         return file_of_place(change.place) or file.where, ()
     places = [file_of_place(neighbour.place) for neighbour in change.neighbours if neighbour.place]
     place = next((place for place in [file.where, *places, ARGUMENTS] if place in places), file.where)
-    return place, tuple(one for one in change.neighbours if file_of_place(one.place) in ("", place))
+    return place, tuple(beside for beside in change.neighbours if file_of_place(beside.place) in ("", place))

@@ -38,7 +38,16 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
 )
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import OFF, UNSTATED, Keys, SettingRow, Stated, is_null, write_rows
+from meshcast.simulator.formats.launch.table import (
+    OFF,
+    UNSTATED,
+    Keys,
+    SettingRow,
+    SomeKeys,
+    Stated,
+    is_null,
+    write_rows,
+)
 
 OWN = (
     SettingRow("no_gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", OFF, silent=True),
@@ -342,7 +351,7 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     return settings | _write_kernels(keys) | _write_loss(keys)
 
 
-def _write_loss(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _write_loss(keys: SomeKeys) -> dict[str, bool]:
     """The switch of the fused loss, which older releases do not have."""
     is_old = keys.get("framework.name") == "megatron-lm-2021"
     is_old = is_old or str(keys.get("framework.release", FUSED_LOSS_SINCE)) < FUSED_LOSS_SINCE
