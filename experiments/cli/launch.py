@@ -9,6 +9,7 @@ import math
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,7 @@ from meshcast.hardware.errors import PlanError, cut_middle
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.bounded_approximations import BoundedApproximation
+    from meshcast.simulator.formats.launch.changed_settings import EditedFiles
     from meshcast.simulator.formats.launch.imported_job import ImportedJob
     from meshcast.simulator.formats.launch.launch_file import LaunchFile
     from meshcast.simulator.job.job import Job
@@ -57,6 +59,13 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "yes": (Yes, False),
 }
 """Options of every command that takes a job or a launch file, each with its default."""
+
+
+KINDS = {
+    **{".sh": "a shell script", ".py": "a Python file", ".toml": "a TOML file"},
+    **{".yaml": "a YAML file", ".json": "a JSON file"},
+}
+"""Kinds of launch files by the ends of their names."""
 
 
 def takes_launch_files(command: Callable[..., None]) -> Callable[..., None]:
@@ -139,6 +148,9 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
     from meshcast.simulator.loading.load import load_job
 
     found = export_job(load_job(job, changes), program, lambda data, folder: load_job(data, base=folder))
+    if out is not None and (other := out.suffix.lower().replace(".yml", ".yaml")) in KINDS and other != found.suffix:
+        rule = f"it names {KINDS[other]}, and {program} reads {KINDS[found.suffix]}"
+        raise PlanError("--out", rule, f"Write {out.with_suffix(found.suffix)}", str(out))
     _write(found.text, out)
     if found.unsaid:
         keys = ", ".join(found.unsaid)
@@ -151,8 +163,13 @@ def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -
 
     write: whether the file is written.
     """
-    from meshcast.simulator.formats.launch.changed_settings import apply_setting_changes, list_changed_settings
+    from meshcast.simulator.formats.launch.changed_settings import (
+        EditedFiles,
+        apply_setting_changes,
+        list_changed_settings,
+    )
     from meshcast.simulator.formats.launch.detect import detect_program
+    from meshcast.simulator.formats.launch.edited import reading_edited
     from meshcast.simulator.formats.launch.launch_file import read_launch_file
     from meshcast.simulator.formats.launch.programs.registry import EXPORTS
     from meshcast.simulator.loading.load import load_job
@@ -163,27 +180,44 @@ def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -
         rule = "its settings cannot be compared: such files are read, not written"
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
     wanted = load_job(job, changes)
-    edited, (launch, back) = file, _import_beside(file, form, wanted, own_gpus=True)
+    edited, (launch, back) = EditedFiles(file), _import_beside(file, form, wanted, own_gpus=True)
     for _ in range(MOST_ROUNDS):
-        listed = list_changed_settings(launch, edited, back, wanted)
-        if not listed and edited.text != file.text:
+        listed = list_changed_settings(launch, edited.file, back, wanted)
+        if not listed and edited != EditedFiles(file):
             break
-        edited = parse_again(edited, apply_setting_changes(edited, listed))
+        edited = apply_setting_changes(edited, listed)
         try:
-            launch, back = _import_beside(edited, form, wanted)
+            with reading_edited(edited.beside):
+                edited = replace(edited, file=parse_again(edited.file, edited.file.text))
+                launch, back = _import_beside(edited.file, form, wanted)
         except PlanError as error:
             raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
-    lines = split_lines(file.text), split_lines(edited.text)
-    for line in unified_diff(*lines, str(against), str(against), lineterm=""):
-        say(line)
+    changed = _show_edits(file, edited)
     agrees, words = compare_edited(wanted, back, str(against), form)
     say(f"meshcast: {words}", err=True)
     if not agrees:
         raise typer.Exit(VIOLATED)
-    if edited.text == file.text:
+    if not changed:
         say(f"{against} says the same already")
-    elif write:
-        _replace(against, edited.text)
+    for name, text in changed.items():
+        if name == "--args":
+            say(f"meshcast: the arguments are others: give --args {shlex.quote(text)}", err=True)
+        elif write:
+            _replace(Path(name), text)
+
+
+def _show_edits(file: LaunchFile, edited: EditedFiles) -> dict[str, str]:
+    """Prints a unified diff of every file that is edited, and of the arguments; returns their new texts by name."""
+    from meshcast.simulator.formats.files import text as read_text
+
+    before, changed = type(edited)(file).texts, {}
+    for name, text in edited.texts.items():
+        old = before[name] if name in before else read_text(Path(name), "Edit it by hand")
+        if text != old:
+            changed[name] = text
+            for line in unified_diff(split_lines(old), split_lines(text), name, name, lineterm=""):
+                say(line)
+    return changed
 
 
 def parse_again(file: LaunchFile, text: str) -> LaunchFile:
@@ -201,9 +235,9 @@ def _import_beside(file: LaunchFile, form: str, job: Job, own_gpus: bool = False
     from meshcast.simulator.loading.load import load_job, read_job_of_file
 
     answers = [f"model={to_json(job.as_written['model'])}", f"batch.sequence={job.batch.sequence}"]
+    answers += [f"batch.micro={job.batch.micro}"]
     cluster = [f"cluster={to_json(job.as_written['cluster'])}"]
-    tried = [cluster, [*cluster, answers[0]], [*cluster, *answers]]
-    tried += [[], answers[:1], answers] if own_gpus else []
+    tried = [[*start, *answers[:count]] for start in ([cluster, []] if own_gpus else [cluster]) for count in range(4)]
     for number, answered in enumerate(tried, 1):
         try:
             read = read_job_of_file(file, answered, form)

@@ -197,11 +197,15 @@ REGIME_WORDS = {
 }
 """Meaning of the regimes of a forecast."""
 
+STATED_REGIME = "as framework.set.regime says, which open questions of a launch file set"
+
 
 def _describe_interval(report: Report) -> str:
     """The regime of a forecast, and what widens its interval most."""
     widest = ", ".join(f"{name_contribution(name)} {sigma:.1%}" for name, sigma in report.widest.items())
-    return f"{report.regime}: {REGIME_WORDS[report.regime]}; largest standard deviations: {widest}"
+    stated = "regime" in report.job.as_written["framework"].get("set", {})
+    why = STATED_REGIME if stated else REGIME_WORDS[report.regime]
+    return f"{report.regime}: {why}; largest standard deviations: {widest}"
 
 
 def _describe_ranks(noise: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshcast.experiments.search.keys.scheme_keys import DEFAULTS, NAMED_ALONE, SchemeWithOptions, scheme_namer
 from meshcast.hardware.errors import PlanError, nearest
-from meshcast.hardware.load import validate_data
+from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.simulator.job.job import Job, JobFile
 from meshcast.simulator.job.plan_keys import (
     PLAN_KEYS,
@@ -112,6 +112,13 @@ def check_open_job(job: Mapping[str, Any]) -> None:
     _move_open_fields(closed, "", moved)
     closed |= {name: value for name, value in moved.items() if "." not in name}  # no section is open but these
     validate_data(JobFile, closed, "job", PlanError)
+
+
+def opens_field(change: str) -> bool:
+    """Whether a change of a job, such as ``plan.tp=auto``, opens a field, or the whole plan."""
+    field, _, word = (part.strip() for part in change.partition("="))
+    value = read_yaml(word, f"--set {field}", PlanError).data
+    return is_open(field, value) or (isinstance(value, Mapping) and AUTO in value)
 
 
 def has_open_fields(job: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from meshcast.experiments.search.fields import (
     CLUSTER,
     check_open_job,
     has_open_fields,
+    opens_field,
     split_clusters,
     split_run_fields,
 )
@@ -27,12 +28,13 @@ from meshcast.experiments.search.unlike.values import UnlikeFields
 from meshcast.experiments.search.workers import run_on_workers
 from meshcast.experiments.sweeps.expressions import parse_constraint
 from meshcast.hardware.cluster import Cluster
-from meshcast.hardware.errors import PlanError
+from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.workers import count_cores
+from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
-from meshcast.simulator.loading.load import read_job
+from meshcast.simulator.loading.load import load_job, read_job
 from meshcast.simulator.report.words import describe_value
 
 
@@ -190,7 +192,19 @@ def open_search(
         several = isinstance(read.data.get(CLUSTER), list)
         spaces = [LimitedSpace(one, folder, limits, several, bool(run_fields)) for one in split_clusters(rest)]
         check_clusters(spaces)
-        return Search(spaces, within, top, objectives, SharedWork(calibration), origin, run_fields)
+        start = _read_start(job, changes, base)
+        return Search(spaces, within, top, objectives, SharedWork(calibration), origin, run_fields, start)
+
+
+def _read_start(job: str | Path | Mapping[str, object], changes: Sequence[str], base: str | Path | None) -> Job | None:
+    """Returns a job without the changes that open its fields; None if it opens some itself, or is no valid one."""
+    closed = [change for change in changes if not opens_field(change)]
+    if len(closed) == len(changes):
+        return None
+    try:
+        return load_job(job, closed, base)
+    except MeshcastError:
+        return None
 
 
 def check_clusters(spaces: Sequence[Space]) -> None:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from meshcast.experiments.search.fields import FIELDS
 from meshcast.experiments.search.keys.scheme_keys import DATA_OPTIONS
 from meshcast.experiments.search.point_rules import PointRule
 from meshcast.experiments.search.program_points import ProgramPoints, find_program, keep_own_values, name_own_schemes
 from meshcast.experiments.search.space import (
-    NOTHING_EXCLUDED,
     LayerGroup,
     Pipeline,
     Space,
@@ -104,17 +106,26 @@ class LimitedSpace(Space):
 
     @remembered
     def _count(self, group: LayerGroup) -> tuple[int, dict[str, int]]:
-        admitted, excluded = 0, dict.fromkeys(NOTHING_EXCLUDED, 0)
+        points = self._counted_points(group)
+        kept = points.hold(self._constraints, group)
+        run = kept & points.hold(self._program.rules if self._program is not None else (), group)
+        measured = run & points.admitted_by(self._measured, group)
+        masks = {"where": ~kept, "program": kept & ~run, "near_measured": run & ~measured}
+        return points.count(measured), {name: points.count(mask) for name, mask in masks.items()}
+
+    @remembered_by(
+        lambda space, group: (
+            *(group.tp, group.cp, group.micro, group.recompute == "full"),
+            group.ep * group.expert_tensor_ranks,
+        )
+    )
+    def _counted_points(self, group: LayerGroup) -> CountedPoints:
+        points, counts = list[tuple[Pipeline, StepChoice]](), list[int]()
         for pipeline, count in self.count_pipelines(group):
-            every, kept = self.steps(group, *pipeline.place), self._choices_by_constraints(group, pipeline)
-            run = self._choices_of_program(group, pipeline, kept)
-            excluded["where"] += count * (len(every) - len(kept))
-            excluded["program"] += count * (len(kept) - len(run))
-            if self._measured is None or self._measured.may_admit(group, pipeline):
-                admitted += count * len(run)
-            else:
-                excluded["near_measured"] += count * len(run)
-        return admitted, excluded
+            steps = self.steps(group, *pipeline.place)
+            points += [(pipeline, step) for step in steps]
+            counts += [count] * len(steps)
+        return CountedPoints(points, np.array(counts, int))
 
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
         return self._measured is None or self._measured.admits(group, pipeline, step)
@@ -141,6 +152,41 @@ class LimitedSpace(Space):
         if known is None or (known.may_admit(group, pipeline) and known.admits(group, pipeline, step)):
             return ""
         return "nobody has published a run of its schedule, degrees and micro-batch on as many GPUs"
+
+
+@dataclass(frozen=True, eq=False)
+class CountedPoints:
+    """Points of groups with the same pipelines and choices.
+
+    points: of pipelines about which all limits say the same one, with each of its choices. counts: of such pipelines
+        [points].
+    """
+
+    points: list[tuple[Pipeline, StepChoice]]
+    counts: np.ndarray
+
+    def hold(self, rules: Sequence[PointRule], group: LayerGroup) -> np.ndarray:
+        """At which points of a group all of some rules hold."""
+        return np.logical_and.reduce([self._holds(rule, group) for rule in rules], axis=0, initial=True) & self.all
+
+    @remembered_by(lambda points, rule, group: (id(rule), rule.key_of(0, group)))
+    def _holds(self, rule: PointRule, group: LayerGroup) -> np.ndarray:
+        return np.array([rule.holds(group, *point) for point in self.points], bool)
+
+    @cached_property
+    def all(self) -> np.ndarray:
+        """All of the points."""
+        return np.ones(len(self.points), bool)
+
+    def admitted_by(self, measured: MeasuredPoints | None, group: LayerGroup) -> np.ndarray:
+        """Which points of a group may have been measured."""
+        if measured is None:
+            return self.all
+        return np.array([measured.may_admit(group, pipeline) for pipeline, _ in self.points], bool)
+
+    def count(self, mask: np.ndarray) -> int:
+        """The number of points of all pipelines that are in a mask."""
+        return int(self.counts[mask].sum())
 
 
 class PointConstraint(PointRule):

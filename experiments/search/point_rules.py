@@ -27,17 +27,18 @@ class PointRule(ABC):
         if not steps:
             return ()
         if not self._keys[2]:
-            return steps if self._holds(group, pipeline, steps[0]) else ()
+            return steps if self.holds(group, pipeline, steps[0]) else ()
         return self._select(group, pipeline, steps)
 
     @remembered_by(lambda rule, group, pipeline, steps: (rule.key_of(0, group), rule.key_of(1, pipeline), steps))
     def _select(self, group: LayerGroup, pipeline: Pipeline, steps: tuple[StepChoice, ...]) -> tuple[StepChoice, ...]:
-        return tuple(step for step in steps if self._holds(group, pipeline, step))
+        return tuple(step for step in steps if self.holds(group, pipeline, step))
 
     def key_of(self, part: int, values: Sequence[Hashable]) -> tuple[Hashable, ...]:
         """The values of a part of a point that determine the rule."""
         return tuple([values[i] for i in self._keys[part]])
 
     @remembered_by(lambda rule, *point: tuple([rule.key_of(i, part) for i, part in enumerate(point)]))
-    def _holds(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
+    def holds(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
+        """Whether a point keeps the rule."""
         return self.evaluate(group, pipeline, step)

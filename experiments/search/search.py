@@ -26,13 +26,14 @@ from meshcast.experiments.search.counting.clusters import NOTHING, SearchedClust
 from meshcast.experiments.search.counting.empty import explain_empty, explain_excluded
 from meshcast.experiments.search.found import ROUNDING, BoundViolation, CountInterrupted, FoundPlan, PlanSearch
 from meshcast.experiments.search.groups import Known, OpenGroup
+from meshcast.experiments.search.near import Point, find_near_plans
 from meshcast.experiments.search.objectives import ClusterUse, FoundPlans
 from meshcast.experiments.search.runs.choices import RunChoice
 from meshcast.experiments.search.runs.simulated import PlanRuns
 from meshcast.experiments.search.space import NOTHING_EXCLUDED, LayerGroup, Pipeline, Space, StepChoice
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.job.job import NO_FILE, JobOrigin
+from meshcast.simulator.job.job import NO_FILE, Job, JobOrigin
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
@@ -58,6 +59,7 @@ class Search(PlanSearch):
     objectives: what is optimised: one, or two for their Pareto front (`experiments.search.objectives`).
     shared: work that forecasts share, with the calibration of all costs. origin: the file of the job, for errors.
     run_fields: open fields of the run, with their values or ``auto``.
+    start: the job before its fields were opened: the plans near its plan are forecast first.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Search(PlanSearch):
         shared: SharedWork | None = None,
         origin: JobOrigin = NO_FILE,
         run_fields: Mapping[str, Any] = NOTHING,
+        start: Job | None = None,
     ) -> None:
         work, known = shared or SharedWork(), FoundPlans(objectives, top, within)
         self.clusters = [SearchedCluster(one, work, known, run_fields) for one in spaces]
@@ -83,6 +86,9 @@ class Search(PlanSearch):
             counting=True,
         )
         super().__init__(spaces, work, known, certificate, top, origin)
+        self.start = start
+        self._near: dict[tuple[int, Point], FoundPlan] = {}
+        """Plans near the first one that fit and that the search has not come to, by cluster and point."""
         self._number = itertools.count()
         self._heap: list[_Waiting] = []
         self._taken: _Waiting | None = None
@@ -126,6 +132,16 @@ class Search(PlanSearch):
         if not found.admitted:
             raise explain_excluded(found.plans, found.excluded, self.space)
 
+    def begin(self) -> None:
+        """Forecasts plans near that of the job before its fields were opened, which the search has from then on."""
+        for cluster in self.clusters:
+            if self.start is None or cluster.runs is not None or cluster.space.loaded.cluster != self.start.cluster:
+                continue
+            for point, plan in find_near_plans(cluster, self.start, self.shared, self.known):
+                self._near[id(cluster), point] = plan
+                self.note(plan.values)
+                self._note_step(plan)
+
     def list_groups(self) -> list[tuple[SearchedCluster, LayerGroup]]:
         """All groups of points."""
         return [(cluster, group) for cluster in self.clusters for group in cluster.sizes]
@@ -146,6 +162,8 @@ class Search(PlanSearch):
         began = time.process_time() - found.cpu
         entered = self.list_groups() if groups is None else groups
         points = sum(cluster.sizes[group] for cluster, group in entered) + sum(found.excluded.values())
+        numbers = {(id(cluster), group) for cluster, group in entered}
+        self._near = {key: plan for key, plan in self._near.items() if (key[0], key[1][0]) in numbers}
         try:
             self._enter(entered)
             while self._heap and self._heap[0].value < self.known.limit:
@@ -163,13 +181,21 @@ class Search(PlanSearch):
             if self._refused is not None and found.runs and found.runs.invalid and not found.runs.simulated:
                 raise self._refused
             found.complete = True
-            found.time_bound += sum(self._count(one) for one in self._heap)
+            found.time_bound += sum(map(self._count, self._heap)) - len(self._near)
+            self._add_near()
         except KeyboardInterrupt:
+            self._add_near()
             cut = found.invalid + found.memory_bound + found.exact + sum(found.excluded.values())
             found.time_bound = points - cut
         self._state_open_bounds()
         found.cpu = time.process_time() - began + self.simulator.cpu
         return found
+
+    def _add_near(self) -> None:
+        """Adds the plans near the first one that the search has not come to: they were forecast, too."""
+        self.forecasts += self._near.values()
+        self.certificate.exact += len(self._near)
+        self._near = {}
 
     def _enter(self, groups: Sequence[tuple[SearchedCluster, LayerGroup]]) -> None:
         """Queues groups by the bounds of their kernels; until all are queued, nothing is known of them."""
@@ -350,6 +376,8 @@ class Search(PlanSearch):
         if forecast is None or not forecast[0].fits:
             return
         made, report = forecast
+        if self._near.pop((id(cluster), (*point,)), None) is not None:  # its values are known
+            return
         if cluster.runs is None:
             self.note(made.values)
             if others is not None and self.known.is_kept(made.values):

@@ -53,6 +53,7 @@ def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate
     began = time.process_time() - search.certificate.cpu
     wanted = min(workers, 1 + search.certificate.plans // PLANS_OF_A_PROCESS)
     try:
+        search.begin()
         shares = share_groups(search, wanted)
     except KeyboardInterrupt:
         raise CountInterrupted from None

@@ -269,7 +269,9 @@ def _copies_of_experts(ep: int, etp: int, copies: int, dp: int, cp: int, tp: int
 
 @_condition
 def _expert_tensor_ranks(ep: int, etp: int, tp: int) -> str:
-    return f"experts are whole, or sharded over all {tp} tensor ranks" if ep > 1 and etp not in (1, tp) else ""
+    if ep > 1:
+        return "" if etp in (1, tp) else f"experts are whole, or sharded over all {tp} tensor ranks"
+    return "" if etp == tp else f"without expert parallelism experts are sharded over all {tp} tensor ranks"
 
 
 @_condition

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from meshcast.simulator.formats.launch.edits.python_edits import edit_python
-from meshcast.simulator.formats.launch.edits.setting_change import ENVIRONMENT, SettingChange
-from meshcast.simulator.formats.launch.edits.shell_edits import edit_script, order_neighbours
+from meshcast.simulator.formats.files import text as read_text
+from meshcast.simulator.formats.launch.bash.files import find_beside
+from meshcast.simulator.formats.launch.bash.script import ARGUMENTS
+from meshcast.simulator.formats.launch.edits.python_edits import edit_python, name_argument
+from meshcast.simulator.formats.launch.edits.setting_change import ENVIRONMENT, SettingChange, file_of_place
+from meshcast.simulator.formats.launch.edits.shell_edits import edit_assignment, edit_script, order_neighbours
 from meshcast.simulator.formats.launch.edits.toml_edits import edit_toml
 from meshcast.simulator.formats.launch.edits.yaml_edits import edit_yaml
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
@@ -19,34 +25,61 @@ from meshcast.simulator.formats.launch.table import Stated
 from meshcast.simulator.job.job import Job
 
 
-def list_changed_settings(found: ImportedJob, file: LaunchFile, before: Job, after: Job) -> list[SettingChange]:
+def list_changed_settings(launch: ImportedJob, file: LaunchFile, before: Job, after: Job) -> list[SettingChange]:
     """The settings of a launch file that differ in another job; first those that it has, then those to add.
 
-    found, file: the file as a job, and the file. before: the checked job of the file. after: the other job.
+    launch, file: the file as a job, and the file. before: the checked job of the file. after: the other job.
     Both jobs are written as launch files, so that only what differs in meaning counts: a flag that states a default, or
     the same by another name, is no change.
     """
-    form = FORMATS[found.form]
+    form = FORMATS[launch.form]
     assert form.write is not None
-    stated = form.read(file)
+    stated = {name: setting for name, setting in launch.settings.items() if setting.place}  # no default of a recipe
     texts = (form.write(flatten_for_export(job), []) for job in (before, after))
     old, new = (form.read(parse_launch_text(text, "", form.suffix)) for text in texts)
     differing = {name for name in {**old, **new} if _value(old.get(name)) != _value(new.get(name))}
-    changed, changes = _changed_keys(before, after), []
-    for name, one in stated.items():
-        own = {key for key, where in found.places.items() if where == one.where}
-        if name in differing:
-            changes.append(SettingChange(one.shown, one.place, one.value, new[name].value if name in new else None))
-        elif name not in old and name not in new and own and own <= changed:  # what is now said by another name
-            changes.append(SettingChange(one.shown, one.place, one.value, None))
-    of_plan = {where for key, where in found.places.items() if key.startswith(("plan.", "framework.", "precision."))}
+    changed = _changed_keys(before, after)
+    changes = [
+        _change(setting, new[name].value if name in new else None)
+        for name, setting in stated.items()
+        if name in differing or _is_said_otherwise(name, setting, launch, changed, old, new)
+    ]
+    beside = _leave_launchers(stated, file)
+    of_plan = {where for key, where in launch.places.items() if key.startswith(("plan.", "framework.", "precision."))}
     apart = {name for name, setting in stated.items() if setting.where not in of_plan}
     changes += [
-        SettingChange(new[name].shown, "", None, new[name].value, order_neighbours(name, [*new], stated, apart))
+        SettingChange(new[name].shown, "", None, new[name].value, order_neighbours(name, [*new], beside, apart))
         for name in new
         if name in differing and name not in stated
     ]
-    return changes + _list_changed_variables(form, file, before, after)
+    return [_override(change, file, beside) for change in changes] + _list_changed_variables(form, file, before, after)
+
+
+def _is_said_otherwise(
+    name: str,
+    setting: Stated,
+    launch: ImportedJob,
+    changed: Collection[str],
+    old: Mapping[str, Stated],
+    new: Mapping[str, Stated],
+) -> bool:
+    """Whether a setting of a file is a degree that both jobs, as they are written, leave out, or is now said by another
+    name. changed: keys in which they differ. old, new: their settings."""
+    keys = [key in changed for key, where in launch.places.items() if where == setting.where]
+    if name in new:
+        return any(keys) and _value(setting) != _value(new[name])
+    return name not in old and bool(keys) and all(keys)
+
+
+def _change(setting: Stated, after: object) -> SettingChange:
+    return SettingChange(setting.shown, setting.place, setting.value, after, value_place=setting.value_place)
+
+
+def _leave_launchers(stated: Mapping[str, Stated], file: LaunchFile) -> dict[str, Stated]:
+    """Returns the settings but for options of launchers, beside which none of the program belongs."""
+    launchers = file.launch.launchers if file.launch is not None else ()
+    places = {setting.where for launcher in launchers for setting in launcher.settings.values()}
+    return {name: setting for name, setting in stated.items() if setting.where not in places}
 
 
 def _list_changed_variables(form: LaunchFormat, file: LaunchFile, before: Job, after: Job) -> list[SettingChange]:
@@ -79,22 +112,82 @@ def _value(stated: Stated | None) -> Any:
         return str(stated.value).lower()
 
 
-def apply_setting_changes(file: LaunchFile, changes: Sequence[SettingChange]) -> str:
-    """The content of a launch file with settings changed: in place where it has them, the others beside their
-    neighbours.
+def _override(change: SettingChange, file: LaunchFile, stated: Mapping[str, Stated]) -> SettingChange:
+    """Returns a change of a setting of a Python file, whose command line overrides it, as an argument to add."""
+    if file.suffix == ".py" or not file_of_place(change.place).endswith(".py"):
+        return change
+    name = name_argument(change)
+    if name.startswith("--"):
+        return SettingChange(name, "", None, change.after, tuple(stated.values()))
+    return SettingChange(name, ARGUMENTS, None, True) if name and '"$@"' in file.text else change
 
+
+@dataclass(frozen=True)
+class EditedFiles:
+    """A launch file with the files that it reads, as they are edited.
+
+    file: the launch file, with its arguments.
+    beside: the texts of others that are edited, by their resolved paths.
+    """
+
+    file: LaunchFile
+    beside: Mapping[Path, str] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """What is edited, by the names of files, and by `ARGUMENTS`."""
+        beside = {str(path): text for path, text in self.beside.items()}
+        return {self.file.where: self.file.text, **beside, ARGUMENTS: shlex.join(self.file.options.arguments)}
+
+    def replace_text(self, path: Path | None, text: str) -> EditedFiles:
+        """Returns the files with another text of one that is read; None: of the launch file itself."""
+        if path is not None:
+            return replace(self, beside={**self.beside, path: text})
+        return replace(self, file=replace(self.file, text=text))
+
+
+def apply_setting_changes(edited: EditedFiles, changes: Sequence[SettingChange]) -> EditedFiles:
+    """Returns the files with settings changed: in place where they have them, the others beside their neighbours.
+
+    A setting of a file that a script reads is changed there, or in the script where that sets its value by a variable.
     Raises PlanError for a setting that is written in a way that is not edited, or that stands in another file.
     """
-    if file.suffix == ".py":
-        return edit_python(file, changes)
-    edit = edit_script
-    if file.data is not None:
-        edit = edit_toml if file.suffix == ".toml" else edit_yaml
-    text = file.text
-    for change in sorted(
-        changes, key=lambda change: -change.line
-    ):  # from the last line on, for edits shift those behind
-        if change.place and change.place.rpartition(":")[0] != file.where:
-            raise change.refuse()
-        text = edit(text, change)
-    return text
+    if edited.file.suffix == ".py":
+        return edited.replace_text(None, edit_python(edited.file, changes))
+    for change in sorted(changes, key=lambda change: -change.line):  # from the last line on, for edits shift others
+        edited = _apply(edited, change)
+    return edited
+
+
+def _apply(edited: EditedFiles, change: SettingChange) -> EditedFiles:
+    file = edited.file
+    place, neighbours = _choose_file(file, change)
+    change = replace(change, neighbours=neighbours)
+    if place == ARGUMENTS and change.place and change.before is None:  # a word, which stands at the end
+        return replace(edited, file=file.with_arguments((*file.options.arguments, change.name)))
+    if place == ARGUMENTS:
+        arguments = tuple(shlex.split(edit_script(shlex.join(file.options.arguments), change)))
+        return replace(edited, file=file.with_arguments(arguments))
+    if place == file.where:
+        edit = edit_script
+        if file.data is not None:
+            edit = edit_toml if file.suffix == ".toml" else edit_yaml
+        return edited.replace_text(None, edit(file.text, change))
+    if file_of_place(change.value_place) == file.where and (text := edit_assignment(file.text, change)) is not None:
+        return edited.replace_text(None, text)
+    path = Path(place).resolve() if Path(place).is_file() else find_beside(file.folder, place)
+    if path is None or path.suffix == ".py":
+        raise change.refuse()
+    text = edited.beside[path] if path in edited.beside else read_text(path, "Edit it by hand")
+    edit = {".toml": edit_toml, ".json": edit_yaml, ".yaml": edit_yaml, ".yml": edit_yaml}.get(path.suffix, edit_script)
+    return edited.replace_text(path, edit(text, change))
+
+
+def _choose_file(file: LaunchFile, change: SettingChange) -> tuple[str, tuple[Stated, ...]]:
+    """Returns the file in which a setting is changed, and its neighbours there: one to add in the launch file itself,
+    else in that of its nearest neighbour."""
+    if change.place or change.variable:
+        return file_of_place(change.place) or file.where, ()
+    places = [file_of_place(neighbour.place) for neighbour in change.neighbours if neighbour.place]
+    place = next((place for place in [file.where, *places, ARGUMENTS] if place in places), file.where)
+    return place, tuple(beside for beside in change.neighbours if file_of_place(beside.place) in ("", place))

@@ -214,6 +214,7 @@ def _finish_import(filled: FilledReading, program: LaunchFormat, changed: Keys) 
         filled.microbatches,
         nest(keys, "run.checkpoints"),
         tuple(bounding),
+        reading.stated,
     )
 
 
@@ -369,7 +370,8 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
     unsaid = compare_keys(keys, flatten_job(load(back.job, job.folder)))
     header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
     header += [*describe_unsaid(unsaid, chosen.program, job), *chosen.remark(keys)]
-    return Exported(chosen.write(keys, [to_line(line) for line in header]), unsaid)
+    suffix = chosen.write_suffix(keys) if chosen.write_suffix is not None else chosen.suffix
+    return Exported(chosen.write(keys, [to_line(line) for line in header]), suffix, unsaid)
 
 
 def compare_keys(wanted: SomeKeys, found: SomeKeys) -> dict[str, tuple[Any, Any]]:

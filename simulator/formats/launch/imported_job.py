@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshcast.hardware.errors import PlanError, escape_controls, to_line
-from meshcast.simulator.formats.launch.table import SomeKeys
+from meshcast.simulator.formats.launch.table import SomeKeys, Stated
 from meshcast.simulator.formats.launch.verdicts import ApproximatedSetting, Findings, Question
 
 
@@ -47,6 +47,7 @@ class ImportedJob:
     checkpoints: ``run.checkpoints`` as the file states them. They are no keys of `job`, for a sweep of a job with such
         keys simulates whole runs; ``meshcast run`` alone reads them.
     bounding: approximated settings whose error a second forecast bounds, each with the job of that forecast.
+    settings: of the file and of those beside it, by their normalised names.
     """
 
     job: dict[str, Any]
@@ -60,6 +61,7 @@ class ImportedJob:
     microbatches: int | None = None
     checkpoints: SomeKeys = field(default_factory=dict)
     bounding: tuple[tuple[ApproximatedSetting, dict[str, Any]], ...] = ()
+    settings: Mapping[str, Stated] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The answer of ``import --json``."""
@@ -75,8 +77,9 @@ class ImportedJob:
 
 @dataclass(frozen=True)
 class Exported:
-    """A job as a launch file. unsaid: keys that the file cannot say, each with what the job says and what the program
-    would run."""
+    """A job as a launch file. suffix: of its name. unsaid: keys that the file cannot say, each with what the job says
+    and what the program would run."""
 
     text: str
+    suffix: str
     unsaid: Mapping[str, tuple[Any, Any]]

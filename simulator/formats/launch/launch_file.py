@@ -21,6 +21,7 @@ from meshcast.simulator.formats.launch import is_manifest_text
 from meshcast.simulator.formats.launch.arguments import read_directives, read_unused
 from meshcast.simulator.formats.launch.bash.records import Command, ScriptRun
 from meshcast.simulator.formats.launch.bash.script import run_script
+from meshcast.simulator.formats.launch.edited import find_edited
 from meshcast.simulator.formats.launch.launches import Launch, Launcher, choose_launch, find_launches, list_rivals
 
 REMEDY = "Name a launch script, a TOML, YAML, JSON or Python file of a training program, or a job"
@@ -91,6 +92,10 @@ class LaunchFile:
         """The top-level keys of its data."""
         return frozenset(map(str, self.data)) if isinstance(self.data, Mapping) else frozenset()
 
+    def with_arguments(self, arguments: tuple[str, ...]) -> LaunchFile:
+        """Returns the file, not read again, with other arguments."""
+        return replace(self, options=replace(self.options, arguments=arguments))
+
     def writes(self, name: str) -> bool:
         """Whether the script writes the file of this name, which may hold variables that nothing sets."""
         return self.run is not None and name in self.run.files
@@ -114,7 +119,7 @@ class LaunchFile:
             if is_file(path) and path.suffix.lower() in (".json", ".yaml", ".yml", ".toml", ".py", ".sh"):
                 return read_launch_file(path, self.options)
             if is_file(path) and path.suffix.lower() in (".conf", ".config", ".txt", ""):
-                text = read_text(path, REMEDY, DESCRIPTION)
+                text = _read(path)
                 if text.lstrip().startswith("{"):
                     return parse_launch_text(text, str(path), ".json", path.parent, self.options)
         return None
@@ -125,8 +130,12 @@ def read_launch_file(path: Path, options: LaunchOptions | None = None, suffix: s
 
     Raises PlanError for one that cannot be read, or that breaks the syntax of its kind.
     """
-    text = read_text(path, REMEDY, DESCRIPTION)
-    return parse_launch_text(text, str(path), path.suffix.lower() or suffix, path.parent, options)
+    return parse_launch_text(_read(path), str(path), path.suffix.lower() or suffix, path.parent, options)
+
+
+def _read(path: Path) -> str:
+    text = find_edited(path)
+    return text if text is not None else read_text(path, REMEDY, DESCRIPTION)
 
 
 def parse_launch_text(

@@ -108,7 +108,8 @@ class _Context:
 
     def place(self, word: Word | Command) -> str:
         """Returns file and line of a word."""
-        return f"{word.file or self.where}:{word.line}" if word.line else self.where
+        file = word.file or self.where
+        return f"{file}:{word.line}" if word.line else file
 
 
 def find_launches(run: ScriptRun, where: str, folder: Path | None = None) -> tuple[Launch, ...]:
@@ -401,7 +402,9 @@ class _Arguments:
     def _keep(self, stated: Stated) -> None:
         texts = [value.text for value in self.values]
         unknown = tuple(dict.fromkeys(name for value in self.values for name in value.unknown))
-        self.arguments[self.name] = replace(stated, value=_as_setting(texts), unknown=unknown)
+        place = self.context.place(self.values[0]) if self.values else stated.place
+        apart = place if place != stated.place else ""
+        self.arguments[self.name] = replace(stated, value=_as_setting(texts), unknown=unknown, value_place=apart)
 
 
 def _is_unset(word: Word) -> bool:

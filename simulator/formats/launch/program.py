@@ -53,6 +53,7 @@ class LaunchFormat:
     demand_variables: of the environment, for the keys of a job.
     read_variable: a variable of the environment that a file sets, by its name.
     remark: lines of a header on what a file that is written is, and is not.
+    write_suffix: the suffix of a file that is written from the keys of a job, if it is not always `suffix`.
     """
 
     name: str
@@ -66,3 +67,4 @@ class LaunchFormat:
     demand_variables: Callable[[Keys], tuple[DemandedVariable, ...]] = lambda keys: ()
     read_variable: Callable[[LaunchFile, str], Stated | None] = lambda file, name: None
     remark: Callable[[Keys], list[str]] = lambda keys: []
+    write_suffix: Callable[[Keys], str] | None = None

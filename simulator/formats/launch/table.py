@@ -34,12 +34,14 @@ class Stated:
     shown: the name as the file writes it (``--tensor-model-parallel-size``).
     place: where the file says it (``run.sh:12``).
     unknown: variables of a script that nothing sets, and other parts of its value that nothing knows.
+    value_place: where the value stands, if that is not where the setting is, as that of a variable.
     """
 
     value: Any
     shown: str
     place: str = ""
     unknown: tuple[str, ...] = ()
+    value_place: str = ""
 
     @property
     def where(self) -> str:

@@ -139,3 +139,88 @@ def test_every_page_of_a_forecast_names_what_the_program_would_refuse(folder: Pa
     found = run(*words)
     assert found.exit_code == 0, found.stderr
     assert "torchtitan would refuse this: 4 tensor ranks do not divide 2 key/value" in " ".join(found.stdout.split())
+
+
+def test_settings_of_other_files_are_edited_where_they_stand(folder: Path) -> None:
+    """A flag in a sourced file, or the variable of the script that it takes; a configuration that a script names; the
+    arguments of the command line."""
+    plan = '"\nTP=2\nPP=1\n. ./plan.sh\n'
+    head, _, rest = MEGATRON.partition('"\nPLAN')
+    (folder / "split.sh").write_text(head + plan + rest.partition(")\n")[2], "utf-8")
+    degrees = "PLAN=(--tensor-model-parallel-size $TP --pipeline-model-parallel-size 1"
+    (folder / "plan.sh").write_text(f"{degrees} --sequence-parallel --use-distributed-optimizer)\n", "utf-8")
+    (folder / "titan.sh").write_text('torchrun -m torchtitan.train --job.config_file job.toml "$@"\n', "utf-8")
+
+    job = job_with(folder, tp=4, pp=2, zero=1)
+    edited = run("export", job, "--against", "split.sh", "--write")
+    assert edited.exit_code == 0 and "-TP=2\n+TP=4\n" in edited.stdout, (edited.stdout, edited.stderr)
+    assert "--pipeline-model-parallel-size 2" in (folder / "plan.sh").read_text("utf-8")
+    assert "--tensor-model-parallel-size $TP" in (folder / "plan.sh").read_text("utf-8")
+    assert run("export", job, "--against", "split.sh").stdout == "split.sh says the same already\n"
+
+    run("import", "torchtitan", "job.toml", "--cluster", "dgx-h100:1", "--out", "job.yaml")
+    stated = yaml.safe_load((folder / "job.yaml").read_text("utf-8"))
+    stated["plan"] |= {"tp": 4, "recompute": "none"}
+    (folder / "wanted.yaml").write_text(yaml.safe_dump(stated), "utf-8")
+    arguments = ("--args", "--activation_checkpoint.mode full")
+    edited = run("export", "wanted.yaml", "--against", "titan.sh", *arguments, "--write")
+    assert edited.exit_code == 0, (edited.stdout, edited.stderr)
+    assert "--- --args\n+++ --args\n" in edited.stdout
+    assert "give --args '--activation_checkpoint.mode none'" in edited.stderr
+    assert "tensor_parallel_degree = 4" in (folder / "job.toml").read_text("utf-8")
+
+
+def test_the_end_of_a_name_says_what_is_written(folder: Path) -> None:
+    """torchtitan reads Python today, and TOML before 2026."""
+    job = job_with(folder, tp=2, fsdp=True)
+    refused = run("export", job, "--to", "torchtitan", "--out", "made.sh")
+    assert refused.exit_code == 2 and "it names a shell script, and torchtitan reads a Python file" in refused.stderr
+    assert "Write made.py" in refused.stderr and not (folder / "made.sh").exists()
+    release = ("--set", "framework=torchtitan", "--set", "framework.release=2025-06")
+    assert run("export", job, "--to", "torchtitan", *release, "--out", "made.toml").exit_code == 0
+    assert run("export", job, "--to", "megatron", "--out", "made.slurm").exit_code == 0
+
+
+def test_a_file_that_leaves_its_batch_and_recomputation_to_others(folder: Path) -> None:
+    """The job says the micro-batch; recomputation that no file states is bounded by a second forecast."""
+    text = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto"}'
+    (folder / "ds.json").write_text(text, "utf-8")
+    changes = ("--set", "model=llama3-8b", "--set", "cluster=dgx-h100:1", "--set", "batch.micro=2")
+    forecast = run("predict", "ds.json", *changes, "--set", "batch.sequence=2048")
+    assert "approximated recomputation: the code of the model says" in forecast.stderr, forecast.stderr
+    assert "approx     recomputation" in forecast.stdout
+    silent = run("predict", "ds.json", *changes, "--set", "batch.sequence=2048", "--set", "plan.recompute=none")
+    assert "approx" not in silent.stdout + silent.stderr and silent.exit_code == 0
+    run("import", "ds.json", *changes, "--set", "batch.sequence=2048", "--out", "job.yaml")
+    edited = run("export", "job.yaml", "--set", "plan.zero=1", "--against", "ds.json")
+    assert edited.exit_code == 0 and '+{"zero_optimization": {"stage": 1}' in edited.stdout, edited.stderr
+
+
+def test_an_interval_of_open_questions_names_them(folder: Path) -> None:
+    text = MEGATRON.replace("--micro-batch-size 1", "--micro-batch-size $MICRO")
+    (folder / "open.sh").write_text(text, "utf-8")
+    forecast = run("predict", "open.sh", "--set", "cluster=dgx-h100:2", "--assume-defaults")
+    assert "unknown: as framework.set.regime says, which open questions" in " ".join(forecast.stdout.split())
+
+
+def test_a_configuration_in_python_is_overridden_by_arguments(folder: Path) -> None:
+    """What follows from its code is not edited; the command line of the script counts more."""
+    registry = folder / "torchtitan" / "models" / "llama3" / "config_registry.py"
+    registry.parent.mkdir(parents=True)
+    registry.write_text(
+        "def a_run():\n"
+        "    return Trainer.Config(\n"
+        '        model_spec=model_registry("8B"),\n'
+        "        training=TrainingConfig(local_batch_size=1, seq_len=4096, steps=10),\n"
+        "        parallelism=ParallelismConfig(tensor_parallel_degree=2),\n"
+        "        activation_checkpoint=SelectiveAC.Config(),\n"
+        "    )\n",
+        "utf-8",
+    )
+    command = 'torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config a_run "$@"\n'
+    (folder / "titan.sh").write_text(command, "utf-8")
+    changes = ("--set", "cluster=dgx-h100:1", "--set", "plan.tp=4", "--set", "plan.recompute=full")
+    edited = run("export", "titan.sh", *changes, "--against", "titan.sh")
+    assert edited.exit_code == 0, (edited.stdout, edited.stderr)
+    assert "--parallelism.tensor_parallel_degree 4" in edited.stdout and "SelectiveAC" not in edited.stdout
+    assert "give --args activation-checkpoint:full" in edited.stderr

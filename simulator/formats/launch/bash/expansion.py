@@ -57,12 +57,11 @@ class Expander(ParameterExpander):
         start, end = nodes[0].start_byte, nodes[-1].end_byte
         text = source.text_of(start, end)
         if "{" in text and not re.search(r"[$'\"`\\]", text):
-            line = source.line_of(nodes[0])
             words = expand_braces(text, MOST_ROUNDS)
             if len(words) > MOST_ROUNDS:
                 raise self.shell.limits.refuse(f"{text[:40]!r} stands for more than {MOST_ROUNDS:,} words")
             self.shell.limits.spend(sum(map(len, words)) + 16 * len(words))
-            return [(Segment(word, line, file=source.file),) for word in words]
+            return [(source.segment(word, start),) for word in words]
         builder = FieldBuilder()
         for part in self._word_parts(source, nodes):
             if part.quoted or part.literal:
@@ -135,8 +134,8 @@ class Expander(ParameterExpander):
         elif node.type == "raw_string" and not quoted:
             yield Part((self.literal(source, node.start_byte + 1, node.end_byte - 1, "raw"),), quoted=True)
         elif node.type == "ansi_c_string":
-            line, text = source.line_of(node), unescape_ansi(source.text(node)[2:-1])
-            yield Part(((Segment(text, line, file=source.file),),), quoted=True)
+            text = unescape_ansi(source.text(node)[2:-1])
+            yield Part(((source.segment(text, node.start_byte),),), quoted=True)
         elif node.type in ("simple_expansion", "expansion"):
             yield from self.parameter_parts(source, node, quoted)
         elif node.type == "arithmetic_expansion":
@@ -185,7 +184,7 @@ class Expander(ParameterExpander):
         closed = node.child_count > 1 and node.children[-1].type == '"' and not node.children[-1].is_missing
         start, end = source.content.find(b'"', node.start_byte) + 1, node.end_byte - closed
         if end <= start:
-            yield Part(((Segment("", source.line_of(node), file=source.file),),), quoted=True)
+            yield Part(((source.segment("", node.start_byte),),), quoted=True)
         yield from self.expand_span(source, node, start, end, quoted=True)
 
     def literal(self, source: Source, start: int, end: int, style: str) -> Value:
@@ -193,14 +192,14 @@ class Expander(ParameterExpander):
 
         style: "raw": backslashes are letters, "quoted": as in double quotes, "plain": outside of quotes.
         """
-        line = source.line_at(start)
+        first = source.segment("", start)
         segments: list[Segment] = []
         for row, text in enumerate(source.text_of(start, end).split("\n")):
             if row:
                 last = segments[-1]
                 joined = style != "raw" and (len(last.text) - len(last.text.rstrip("\\"))) % 2
                 segments[-1] = replace(last, text=last.text[:-1] if joined else f"{last.text}\n")
-            segments.append(Segment(text, line + row, file=source.file))
+            segments.append(replace(first, text=text, line=first.line + row))
         if style == "quoted":
             segments = [replace(part, text=re.sub(r'\\([$`"\\])', r"\1", part.text)) for part in segments]
         elif style == "plain":
@@ -213,7 +212,7 @@ class Expander(ParameterExpander):
         """Returns a part of a word as it is written, for nothing knows its value."""
         text = source.text_of(source.start_of(node), node.end_byte)
         unknown = tuple(names) or (text,)
-        return (Segment(text, source.line_of(node), unknown, file=source.file),)
+        return (source.segment(text, source.start_of(node), unknown),)
 
     def _substitution(self, source: Source, node: Node) -> Value:
         output = self.capture(source, node) if node.type == "command_substitution" else None
@@ -224,7 +223,7 @@ class Expander(ParameterExpander):
         number, names = self.compute(source, node, start, end)
         if number is None:
             return self.opaque(source, node, names)
-        return (Segment(str(number), source.line_of(node), file=source.file),)
+        return (source.segment(str(number), node.start_byte),)
 
     def compute(self, source: Source, node: Node, start: int, end: int) -> tuple[int | None, tuple[str, ...]]:
         """Returns the number that a formula between two places makes, or None and what in it is not known."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from meshcast.simulator.formats.launch.bash.grammar import LARGEST
 from meshcast.simulator.formats.launch.bash.state import Shell
 from meshcast.simulator.formats.launch.bash.values import read_as_bash
+from meshcast.simulator.formats.launch.edited import find_edited
 
 LONGEST_PATH = 1_000
 """Letters of a path that is looked for."""
@@ -48,8 +49,11 @@ def find_beside(folder: Path | None, path: str) -> Path | None:
 def read_beside(folder: Path | None, path: str) -> str | None:
     """Returns the text of a file beside a script; None if there is none."""
     file = find_beside(folder, path)
+    if file is None:
+        return None
+    text = find_edited(file)
     try:
-        return file.read_text("utf-8", "replace") if file is not None else None
+        return text if text is not None else file.read_text("utf-8", "replace")
     except OSError:
         return None
 

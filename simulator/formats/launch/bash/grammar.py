@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.formats.launch.bash.records import LostPlace
+from meshcast.simulator.formats.launch.bash.records import LostPlace, Segment
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -21,6 +21,9 @@ _WORDS = re.compile(rb"(?<=\s)<[A-Za-z]+(?: [\w./-]+)+>(?=\s|$)")
 """Words that a user is to replace, as ``<more arguments>``: bash would read from one file and write another."""
 
 _PLACEHOLDER = re.compile(rb"(?<==)<[A-Za-z][^<>\n|;&\"'`$]{0,200}>")
+
+SCRIPT = ((0, 1, ""),)
+"""Lines of a text that is the script itself."""
 
 LARGEST = 1_000_000
 """Bytes of the largest script."""
@@ -40,15 +43,14 @@ class Source:
 
     content: the text in UTF-8, to which the places of nodes count.
     root: of its tree.
-    lines: (place, line) of parts that come from different lines of a script, as those of a text that `eval` gets.
-    file: the sourced file that it stands in; "" for the script itself.
+    lines: (place, line, file) of parts that come from different lines of a script, as those of a text that `eval`
+        gets, or from files that it sources; the file of the script itself is "".
     ends: places of its line ends.
     """
 
     content: bytes
     root: Node
-    lines: tuple[tuple[int, int], ...] = ((0, 1),)
-    file: str = ""
+    lines: tuple[tuple[int, int, str], ...] = SCRIPT
     ends: tuple[int, ...] = ()
 
     def line_of(self, node: Node) -> int:
@@ -64,8 +66,19 @@ class Source:
 
     def line_at(self, place: int) -> int:
         """Returns the line of the script that a place lies on."""
-        start, line = self.lines[max(0, bisect_right(self.lines, (place, 1 << 62)) - 1)]
+        start, line, _ = self._part_at(place)
         return line + bisect_right(self.ends, place - 1) - bisect_right(self.ends, start - 1)
+
+    def file_at(self, place: int) -> str:
+        """Returns the file that a place comes from."""
+        return self._part_at(place)[2]
+
+    def _part_at(self, place: int) -> tuple[int, int, str]:
+        return self.lines[max(0, bisect_right(self.lines, (place, 1 << 62, "")) - 1)]
+
+    def segment(self, text: str, place: int, unknown: tuple[str, ...] = (), unset: bool = False) -> Segment:
+        """Returns a text that stands for a part of the script at a place."""
+        return Segment(text, self.line_at(place), unknown, unset, self.file_at(place))
 
     def text_of(self, start: int, end: int) -> str:
         """Returns the text between two places."""
@@ -76,7 +89,7 @@ class Source:
         return self.text_of(node.start_byte, node.end_byte)
 
 
-def parse(text: str, where: str, lines: tuple[tuple[int, int], ...] = ((0, 1),), file: str = "") -> Source:
+def parse(text: str, where: str, lines: tuple[tuple[int, int, str], ...] = SCRIPT) -> Source:
     """Returns the tree of a text. Raises PlanError for one that is too large."""
     content = text.encode("utf-8", "replace")
     if len(content) > LARGEST:
@@ -89,7 +102,7 @@ def parse(text: str, where: str, lines: tuple[tuple[int, int], ...] = ((0, 1),),
         if filled != content:
             content, root = filled, _parser().parse(filled).root_node
     ends = tuple(place for place, letter in enumerate(content) if letter == 10)
-    return Source(content, root, lines, file, ends)
+    return Source(content, root, lines or SCRIPT, ends)
 
 
 def find_errors(source: Source) -> Iterator[LostPlace]:

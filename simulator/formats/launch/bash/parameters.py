@@ -180,8 +180,7 @@ class ParameterExpander(ABC):
             yield Part(content.values, quoted)
         else:
             shown = f"${name}" if name.isdigit() else name
-            line = source.line_at(place)
-            yield Part(((Segment(f"${name}", line, (shown,), unset=True, file=source.file),),), quoted)
+            yield Part(((source.segment(f"${name}", place, (shown,), unset=True),),), quoted)
 
     def _read_parameter(self, source: Source, node: Node) -> Parameter | None:
         """Returns a parameter; None for a form that is not understood."""

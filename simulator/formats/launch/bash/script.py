@@ -441,7 +441,7 @@ class Interpreter:
             status = Status()
         else:
             assigned = dict(self.declarations.read(source, assignment) for assignment in assignments)
-            status = self._start(values, line, assigned, lost, source.file)
+            status = self._start(values, line, assigned, lost, source.file_at(source.start_of(node)))
         self.shell.stdin = before
         return status
 
@@ -535,7 +535,7 @@ class Interpreter:
         text = read_file(self.shell, path)
         if text is None:
             return UNKNOWN
-        source = parse(text.replace("\r\n", "\n"), self.shell.where, file=path)
+        source = parse(text.replace("\r\n", "\n"), self.shell.where, ((0, 1, path),))
         frame = self.shell.frame
         arguments, is_given = frame.arguments, frame.is_given
         if len(words) > 1:
@@ -555,11 +555,11 @@ class Interpreter:
         size = 0
         for index, value in enumerate(words):
             for segment in (Segment(" ", self.shell.limits.line),) * bool(index) + value:
-                lines.append((size, segment.line))
+                lines.append((size, segment.line, segment.file))
                 text.append(segment.text)
                 size += len(segment.text.encode("utf-8", "replace"))
         self.shell.limits.spend(size)
-        source = parse("".join(text), f"{self.shell.where}:{self.shell.limits.line}", tuple(lines) or ((0, 1),))
+        source = parse("".join(text), f"{self.shell.where}:{self.shell.limits.line}", tuple(lines))
         return self.run_source(source)
 
     def shift(self, words: list[Value]) -> Status:
@@ -707,6 +707,10 @@ _BUILTINS: dict[str, Callable[[Interpreter, list[Value]], Status]] = {
 }
 
 
+ARGUMENTS = "--args"
+"""The file of words that the user gives as arguments of a script."""
+
+
 def run_script(
     text: str,
     where: str,
@@ -725,7 +729,7 @@ def run_script(
         where,
         folder,
         {name: Word(value, 0) for name, value in environment.items()},
-        [Word(argument, 0) for argument in arguments],
+        [Word(argument, 0, file=ARGUMENTS) for argument in arguments],
     )
 
 
@@ -740,15 +744,14 @@ def run_text(
     """Returns what a text of bash would run, which may come from several lines of a script."""
     lines, size = [], 0
     for segment in value:
-        lines.append((size, segment.line))
+        lines.append((size, segment.line, segment.file))
         size += len(segment.text.encode("utf-8", "replace"))
-    file = value[0].file if value else ""
     text = read_text(value)
     shell = Shell(where, folder, limits or StepLimits(where))
     shell.frames.append(Frame([from_word(word) for word in arguments], is_given=bool(arguments)))
     for name, word in {**list_slurm_variables(read_directives(text)), **environment}.items():
         shell.variables[name] = Variable({0: from_word(word)}, exported=True)
-    source = parse(text, where, tuple(lines) or ((0, 1),), file)
+    source = parse(text, where, tuple(lines))
     shell.limits.depth = 0
     with suppress(_ExitShell, _ReturnFromFunction, _LeaveLoop):
         Interpreter(shell).run_source(source)

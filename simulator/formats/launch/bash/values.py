@@ -46,7 +46,7 @@ def merge_segments(value: Value) -> Value:
     texts: list[str] = []
     for segment in value:
         last = merged[-1] if merged else None
-        if last is not None and not segment.unknown and not last.unknown and last.line == segment.line:
+        if last is not None and not segment.unknown and not last.unknown and _is_beside(last, segment):
             texts.append(segment.text)
             continue
         if last is not None:
@@ -56,6 +56,10 @@ def merge_segments(value: Value) -> Value:
     if merged:
         merged[-1] = replace(merged[-1], text="".join(texts))
     return tuple(merged)
+
+
+def _is_beside(left: Segment, right: Segment) -> bool:
+    return (left.line, left.file) == (right.line, right.file)
 
 
 def strip_line_ends(value: Value) -> Value:

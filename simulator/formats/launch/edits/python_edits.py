@@ -35,6 +35,15 @@ def edit_python(file: LaunchFile, changes: Sequence[SettingChange]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def name_argument(change: SettingChange) -> str:
+    """Returns the argument of torchtitan that overrides a setting of a configuration: a flag, or the word that chooses
+    what is recomputed; empty without."""
+    section, _, name = change.name.partition(".")
+    if section == "activation_checkpoint" and name in ("", "mode") and change.after in POLICIES:
+        return f"activation-checkpoint:{change.after}"
+    return f"--{change.name}" if section in SECTIONS and name and change.after is not None else ""
+
+
 def _find_return(file: LaunchFile) -> ast.Return | None:
     """Returns the end of the function that ``--config`` names, or of the only one that ends with a variable."""
     words = file.options.arguments

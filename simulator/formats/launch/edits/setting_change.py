@@ -19,6 +19,7 @@ class SettingChange:
     name: as the file writes it. place: where it stands (``run.sh:12``); empty of one to add.
     before, after: values; None where the file does not have it, or is to leave it out.
     neighbours: of one to add the settings of the file beside which it belongs, the nearest first.
+    value_place: where its value stands, if that is elsewhere, as that of a variable.
     """
 
     name: str
@@ -26,6 +27,7 @@ class SettingChange:
     before: object
     after: object
     neighbours: tuple[Stated, ...] = ()
+    value_place: str = ""
 
     def __str__(self) -> str:
         if self.after is None:
@@ -50,6 +52,11 @@ class SettingChange:
         """The error for a setting that is written in a way in which it is not edited."""
         rule = "it stands in another file, or is written in a way that is not edited in place"
         return PlanError(f"{self.place} {self.name}".strip(), rule, f"Edit it by hand: {self}")
+
+
+def file_of_place(place: str) -> str:
+    """The file of a place, as messages name it."""
+    return re.sub(r":\d+$", "", place)
 
 
 def line_of_place(place: str) -> int:

@@ -12,9 +12,6 @@ from meshcast.simulator.formats.launch.table import Stated
 VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|(?!--)(?:\$\{[^}\n]*\}|\$\(\([^\n]*?\)\)|[^\s"'\\;|&()])+)"""
 """A value behind a flag."""
 
-OF_LAUNCHER = re.compile(r"--(nnodes|nproc|master|node|rdzv|max-restarts|role|tee|log-dir|standalone).*|#SBATCH .*")
-"""Flags of torchrun and of the resource manager, beside which no flag of the program belongs."""
-
 
 def edit_script(text: str, change: SettingChange) -> str:
     """Returns the script with a setting changed. Raises PlanError for one that is not found as it is stated."""
@@ -29,6 +26,19 @@ def edit_script(text: str, change: SettingChange) -> str:
     if change.after is None:
         return _cut_flag(text, begin, end)
     return f"{text[:name_end]}{_spell_values(change.after, text[name_end : name_end + 1])}{text[end:]}"
+
+
+def edit_assignment(text: str, change: SettingChange) -> str | None:
+    """Returns the script with the value changed where a variable gets it; None if it is not written there."""
+    lines = text.splitlines(keepends=True)
+    at, value = line_of_place(change.value_place) - 1, re.escape(str(change.before))
+    if not 0 <= at < len(lines) or not isinstance(change.after, str | int | float) or change.after is True:
+        return None
+    assignment = re.compile(rf"(?<![\w$])(\w+=)([\"']?){value}\2(?=[\s;]|$)")
+    if len(assignment.findall(lines[at])) != 1:
+        return None
+    lines[at] = assignment.sub(lambda place: f"{place[1]}{_spell_values(change.after).strip()}", lines[at])
+    return "".join(lines)
 
 
 def _find_flag(text: str, name: str, line: int, value: object) -> Iterator[tuple[int, int, int]]:
@@ -81,8 +91,6 @@ def _cut_flag(text: str, begin: int, end: int) -> str:
 def _add_flag(text: str, change: SettingChange) -> str:
     """The script with a flag behind the nearest neighbour that stands in it."""
     for neighbour in change.neighbours:
-        if OF_LAUNCHER.fullmatch(neighbour.shown):
-            continue
         for _, _, end in _find_flag(text, neighbour.shown, line_of_place(neighbour.place), neighbour.value):
             name = change.name if change.name.startswith("--") else f"--{change.name}"  # of a file with sections
             return f"{text[:end]} {name}{_spell_values(change.after)}{text[end:]}"

@@ -28,7 +28,9 @@ from meshcast.simulator.formats.launch.programs.megatron_model import (
 )
 from meshcast.simulator.formats.launch.programs.megatron_plan import (
     DEGREES,
+    EAGER_LOSS,
     TRAITS,
+    read_loss,
     read_plan,
     read_recipe,
     write_plan,
@@ -37,7 +39,16 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS
 from meshcast.simulator.formats.launch.quoting import quote_shell
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import OFF, UNSTATED, Keys, SettingRow, Stated, is_null, write_rows
+from meshcast.simulator.formats.launch.table import (
+    OFF,
+    UNSTATED,
+    Keys,
+    SettingRow,
+    SomeKeys,
+    Stated,
+    is_null,
+    write_rows,
+)
 
 OWN = (
     SettingRow("no_gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", OFF, silent=True),
@@ -120,6 +131,7 @@ def interpret(reading: Reading) -> None:
     read_batch(reading)
     read_plan(reading)
     _read_attention(reading)
+    read_loss(reading, is_fused=False)
     read_precision(reading)
     _read_graphs(reading)
     read_gpus(reading, "nnodes", "nproc_per_node")
@@ -241,6 +253,9 @@ def _read_graphs(reading: Reading) -> None:
     )
 
 
+FUSED_LOSS_SINCE = "2024-06"
+"""The first release with ``--cross-entropy-loss-fusion``, which is off by default (NVIDIA/Megatron-LM @7b4a6d76c9)."""
+
 BENCHMARK = "--mock-data --tokenizer-type NullTokenizer --lr 1e-4"
 """What Megatron-LM does not start without, and no job states."""
 
@@ -333,7 +348,14 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
         settings["use_precision_aware_optimizer"] = True
         if "exp_avg_dtype" in settings:
             settings["exp_avg_sq_dtype"] = settings["exp_avg_dtype"]
-    return settings | _write_kernels(keys)
+    return settings | _write_kernels(keys) | _write_loss(keys)
+
+
+def _write_loss(keys: SomeKeys) -> dict[str, bool]:
+    """The switch of the fused loss, which older releases do not have."""
+    is_old = keys.get("framework.name") == "megatron-lm-2021"
+    is_old = is_old or str(keys.get("framework.release", FUSED_LOSS_SINCE)) < FUSED_LOSS_SINCE
+    return {} if is_old or EAGER_LOSS.items() <= keys.items() else {"cross_entropy_loss_fusion": True}
 
 
 def _write_precision(keys: Mapping[str, Any]) -> dict[str, Any]:

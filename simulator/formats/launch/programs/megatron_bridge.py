@@ -19,6 +19,7 @@ from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.bridge_workloads import WORKLOAD, find_workload, read_workload
 from meshcast.simulator.formats.launch.programs.megatron import read_gpus
+from meshcast.simulator.formats.launch.programs.megatron_plan import read_loss
 from meshcast.simulator.formats.launch.programs.nemo import (
     ARGUMENTS,
     CORE_MODULES,
@@ -28,7 +29,6 @@ from meshcast.simulator.formats.launch.programs.nemo import (
     divide_overrides,
     interpret_configuration,
     name_plainly,
-    read_loss,
     read_overrides,
     read_sections,
     silent_overlaps,

@@ -12,7 +12,15 @@ from typing import Any
 
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, LARGE, SLOW, SMALL
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated, is_null, read_number, read_words
+from meshcast.simulator.formats.launch.table import (
+    ON,
+    SettingRow,
+    Stated,
+    is_null,
+    read_number,
+    read_switch,
+    read_words,
+)
 
 DEGREES = (
     SettingRow("micro_batch_size", "batch.micro", silent=1, demanded=True),
@@ -174,6 +182,21 @@ def _read_pipeline(reading: Reading) -> None:
     if reading.take_switch("overlap_moe_expert_parallel_comm"):
         reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
         reading.set_key("framework.set.overlap.ep", True, "overlap_moe_expert_parallel_comm")
+
+
+EAGER_LOSS = {"framework.set.loss.forward": 38, "framework.set.loss.backward": 14}
+"""Bytes a logit of Megatron-Core's cross-entropy without fusion (megatron/core/tensor_parallel/cross_entropy.py)."""
+
+
+def read_loss(reading: Reading, is_fused: bool) -> None:
+    """Reads whether the loss is fused. is_fused: whether it is where the file does not say it."""
+    name = "cross_entropy_loss_fusion"
+    stated = reading.take(name)
+    if stated is not None and not is_null(stated.value):
+        is_fused = read_switch(stated)
+    if not is_fused:
+        for key, size in EAGER_LOSS.items():
+            reading.set_key(key, size, name)
 
 
 ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")

@@ -32,7 +32,9 @@ from meshcast.simulator.formats.launch.programs.megatron_model import (
 )
 from meshcast.simulator.formats.launch.programs.megatron_plan import (
     DEGREES,
+    EAGER_LOSS,
     GROUPS,
+    read_loss,
     read_optimizer_kind,
     read_plan,
     read_recipe,
@@ -443,21 +445,6 @@ def interpret(reading: Reading) -> None:
     nodes, devices = reading.take_count("num_nodes", "nnodes"), reading.take_count("devices", "nproc_per_node")
     if devices:
         reading.set_key("cluster.gpus", (nodes or 1) * devices, "devices", "num_nodes", "nproc_per_node", "nnodes")
-
-
-EAGER_LOSS = {"framework.set.loss.forward": 38, "framework.set.loss.backward": 14}
-"""Bytes a logit of Megatron-Core's cross-entropy without fusion (megatron/core/tensor_parallel/cross_entropy.py)."""
-
-
-def read_loss(reading: Reading, is_fused: bool) -> None:
-    """Reads whether the loss is fused. is_fused: whether it is where the file does not say it."""
-    name = "cross_entropy_loss_fusion"
-    stated = reading.take(name)
-    if stated is not None and not is_null(stated.value):
-        is_fused = read_switch(stated)
-    if not is_fused:
-        for key, size in EAGER_LOSS.items():
-            reading.set_key(key, size, name)
 
 
 def interpret_configuration(reading: Reading) -> None:

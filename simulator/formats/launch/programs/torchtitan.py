@@ -22,7 +22,7 @@ from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import find_model_name, find_stock_config
 from meshcast.simulator.formats.launch.programs.torchtitan_plan import RENAMED, interpret_settings
 from meshcast.simulator.formats.launch.programs.torchtitan_registry import ConfigModule, flatten_config, make_section
-from meshcast.simulator.formats.launch.programs.torchtitan_write import write_job
+from meshcast.simulator.formats.launch.programs.torchtitan_write import reads_toml, write_job
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import SomeKeys, Stated
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
@@ -186,11 +186,12 @@ def _read_command(file: LaunchFile) -> dict[str, Stated]:
             found[name] = Stated(word.text, variable, launch.place, word.unknown)
     arguments = dict(launch.arguments)
     for name, stated in [("", stated) for stated in launch.positional] + [*launch.arguments.items()]:
-        if (policy := SUBCOMMAND.fullmatch(str(stated.value))) is not None:
+        *before, last = stated.value if isinstance(stated.value, list) else [stated.value]
+        if (policy := SUBCOMMAND.fullmatch(str(last))) is not None:
             mode = policy[1].replace("-", "_")
-            found["activation_checkpoint.mode"] = Stated(mode, str(stated.value), stated.place)
-            if name:  # behind a switch
-                arguments[name] = Stated(True, stated.shown, stated.place)
+            found["activation_checkpoint.mode"] = Stated(mode, str(last), stated.place)
+            if name:  # behind a switch, or a value
+                arguments[name] = replace(stated, value=before[0] if len(before) == 1 else before or True)
     return found | name_settings(arguments)
 
 
@@ -274,4 +275,14 @@ def _find_registry(reading: Reading, module: str, name: str) -> ConfigModule | N
     return None
 
 
-TORCHTITAN = LaunchFormat("torchtitan", "torchtitan", ".py", recognise, read, interpret, write_job, VERDICTS)
+TORCHTITAN = LaunchFormat(
+    "torchtitan",
+    "torchtitan",
+    ".py",
+    recognise,
+    read,
+    interpret,
+    write_job,
+    VERDICTS,
+    write_suffix=lambda keys: ".toml" if reads_toml(keys) else ".py",
+)

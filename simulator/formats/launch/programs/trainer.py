@@ -387,8 +387,14 @@ def set_recomputation(reading: Reading, is_on: bool, *names: str) -> None:
 
 
 def assume_no_recomputation(reading: Reading, why: str, stated: Stated | None = None) -> None:
-    """Assumes that no layer is recomputed. stated: a setting of how layers are, which bounds the error."""
+    """Assumes that no layer is recomputed, unless a change of the job says it; a second forecast bounds the error.
+
+    stated: a setting of how layers are recomputed.
+    """
     reading.assume("plan.recompute", "none", why)
+    if "plan.recompute" in reading.answers:
+        return reading.ignore(stated, "a change of the job says it")
+    stated = stated or Stated("", "recomputation", reading.file.where)
     errs = "with recomputation the step is longer and needs less memory"
     reading.approximate(stated, why, errs, {"plan.recompute": "full"})
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.formats.launch.changed_settings import apply_setting_changes, list_changed_settings
+from meshcast.simulator.formats.launch.changed_settings import EditedFiles, apply_setting_changes, list_changed_settings
 from meshcast.simulator.formats.launch.convert import compare_keys, import_file
 from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
 from meshcast.simulator.formats.launch.edits.shell_edits import edit_script
@@ -122,7 +122,7 @@ def edit(name: str, plan: dict[str, Any]) -> tuple[str, str, int, dict[str, Any]
     launch = import_file(file, answers, "dgx-h100:1", form=form)
     wanted = load_job({**launch.job, "plan": plan})
     changes = list_changed_settings(launch, file, load_job(launch.job), wanted)
-    edited = apply_setting_changes(file, changes)
+    edited = apply_setting_changes(EditedFiles(file), changes).file.text
     back = load_job(import_file(parse_launch_text(edited, name, file.suffix), answers, "dgx-h100:1", form=form).job)
     return text, edited, len(changes), compare_keys(flatten_job(wanted), flatten_job(back))
 
@@ -162,7 +162,7 @@ def test_a_flag_is_edited_where_it_stands(change: SettingChange, line: str) -> N
 
 
 def test_values_that_the_shell_would_divide_are_quoted() -> None:
-    beside = (Stated("8", "--nproc-per-node", "run.sh:10"), Stated("1", "--micro-batch-size", "run.sh:12"))
+    beside = (Stated("1", "--micro-batch-size", "run.sh:12"),)
     layout = SettingChange("--pipeline-model-parallel-layout", "", None, "Et*3|(tt|)*2m|L", beside)
     assert "--micro-batch-size 1 --pipeline-model-parallel-layout 'Et*3|(tt|)*2m|L' --global" in edit_script(
         MEGATRON, layout
@@ -177,18 +177,19 @@ def titan(text: str) -> LaunchFile:
 
 def test_a_value_over_several_lines_of_toml() -> None:
     change = SettingChange("parallelism.module_fqns_per_model_part", "job.toml:13", [["a"]], None)
-    edited = apply_setting_changes(titan(TITAN), [change])
+    edited = apply_setting_changes(EditedFiles(titan(TITAN)), [change]).file.text
     assert edited == TITAN.partition("module_fqns")[0]
     other = SettingChange("activation_checkpoint.mode", "", None, "full")
-    assert apply_setting_changes(titan(TITAN), [other]).endswith('\n\n[activation_checkpoint]\nmode = "full"\n')
+    added = apply_setting_changes(EditedFiles(titan(TITAN)), [other]).file.text
+    assert added.endswith('\n\n[activation_checkpoint]\nmode = "full"\n')
 
 
 def test_what_is_written_in_another_way_is_named() -> None:
     inline = "training = {local_batch_size = 2}\n"
     change = SettingChange("training.local_batch_size", "job.toml", 2, 4)
     with pytest.raises(PlanError, match="not edited in place") as raised:
-        apply_setting_changes(titan(inline), [change])
+        apply_setting_changes(EditedFiles(titan(inline)), [change])
     assert "2 -> 4" in raised.value.remedy
     elsewhere = SettingChange("zero_optimization.stage", "ds.json:3", 2, 3)
     with pytest.raises(PlanError, match="not edited in place"):
-        apply_setting_changes(titan(TITAN), [elsewhere])
+        apply_setting_changes(EditedFiles(titan(TITAN)), [elsewhere])

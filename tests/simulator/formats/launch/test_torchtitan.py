@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshcast.simulator import simulate
-from meshcast.simulator.formats.launch.changed_settings import apply_setting_changes, list_changed_settings
+from meshcast.simulator.formats.launch.changed_settings import EditedFiles, apply_setting_changes, list_changed_settings
 from meshcast.simulator.formats.launch.convert import import_file, import_text
 from meshcast.simulator.formats.launch.imported_job import ImportedJob, OpenQuestions
 from meshcast.simulator.formats.launch.keys import flatten_job
@@ -302,7 +302,7 @@ def test_edits_of_a_function_are_assignments_before_it_returns() -> None:
     plan = {**found.job["plan"], "tp": 4, "recompute": "operators"}
     after = load_job({**found.job, "plan": plan, "batch": {**found.job["batch"], "global": 4}})
     changes = list_changed_settings(found, file, before, after)
-    edited = apply_setting_changes(file, changes)
+    edited = apply_setting_changes(EditedFiles(file), changes).file.text
     assert "    config.parallelism.tensor_parallel_degree = 4\n" in edited
     assert edited.index("SelectiveAC.Config()\n    ") < edited.rindex("    return config\n")
     back = import_file(parse_launch_text(edited, "run.py", ".py"), form="torchtitan", cluster="dgx-h100:2")

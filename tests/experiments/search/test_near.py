@@ -1,0 +1,55 @@
+"""A search of a job that states a plan, whose fields are opened by changes, begins near that plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from meshcast.experiments.search.certificate import Certificate
+from meshcast.experiments.search.find import open_search
+from meshcast.experiments.search.near import ENOUGH
+from meshcast.experiments.search.search import Search
+from meshcast.experiments.search.workers import run_on_workers
+from tests.experiments.search.spaces import TINY
+
+STATED = {**TINY, "batch": {**TINY["batch"], "micro": 2}, "plan": {"tp": 2, "zero": 1}}
+CHANGES = ("plan.tp=[1, 2, 4]", "plan.pp=[1, 2, 4]", "plan.zero=auto", "batch.micro=[1, 2]")
+
+
+@pytest.fixture
+def search(tmp_path: Path) -> Search:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(STATED), "utf-8")
+    return open_search(tmp_path / "job.yaml", changes=CHANGES)
+
+
+def account_for(certificate: Certificate) -> int:
+    """The plans that a certificate decides on."""
+    decided = certificate.invalid + certificate.memory_bound + certificate.time_bound + certificate.exact
+    return decided + sum(certificate.excluded.values())
+
+
+def test_it_has_plans_when_it_is_interrupted_at_once(search: Search) -> None:
+    def interrupt(certificate: Certificate) -> None:
+        if not certificate.counting:
+            raise KeyboardInterrupt
+
+    certificate = run_on_workers(search, 1, interrupt)
+    plans = [plan.changes for plan in search.best]
+    assert not certificate.complete and len(plans) == certificate.exact == ENOUGH
+    assert any(plan.items() >= {"plan.tp": 2, "plan.pp": 1, "plan.zero": 1, "batch.micro": 2}.items() for plan in plans)
+    assert account_for(certificate) == certificate.plans
+    assert certificate.step == min(plan.forecast.step_time for plan in search.best)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_it_finds_what_one_without_a_plan_finds(search: Search, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshcast.experiments.search.workers.PLANS_OF_A_PROCESS", 1)
+    certificate = run_on_workers(search, workers, lambda _: None)
+    without = open_search(STATED | {"plan": {"tp": [1, 2, 4], "pp": [1, 2, 4], "zero": "auto"}, "batch": TINY["batch"]})
+    assert search.start is not None and without.start is None
+    run_on_workers(without, 1, lambda _: None)
+    assert [plan.values for plan in search.best] == [plan.values for plan in without.best]
+    assert account_for(certificate) == certificate.plans == without.certificate.plans
+    assert len({str(plan.changes) for plan in search.forecasts}) == len(search.forecasts) == certificate.exact
