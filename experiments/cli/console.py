@@ -257,5 +257,8 @@ def unwritable_folder(path: Path, reason: str, option: str) -> PlanError:
 def unwritable(path: Path, reason: str, option: str = "--plot") -> PlanError:
     """The error for a file that cannot be written."""
     return PlanError(
-        option, f"the file cannot be written ({reason})", "Name a file in a folder that you may write to", str(path)
+        option,
+        f"the file cannot be written ({reason})",
+        "Name a file in a folder that you may write to and that has room",
+        str(path),
     )

@@ -78,10 +78,11 @@ class CommandProcess:
 
         self.stop, self.stopped = stop, False
         operation = "-" if stop is None else str(stop.operation)
+        paths = filter(None, [os.environ.get("PYTHONPATH")])
         command = [sys.executable, str(VICTIM), str(out), operation, *words]
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONPATH": str(root)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *paths])},
             cwd=folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -11,10 +11,12 @@ an option that names an output and has no victim. Needs Linux.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import random
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -26,7 +28,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tests.fuzz.command_process import BLOWS, ROOT, CommandProcess, Ended, Moment, check_end
+from tests.fuzz.command_process import BLOWS, ROOT, CommandProcess, Ended, Moment, check_end, send
 from tests.fuzz.outputs import (
     NO_ROOM,
     NOT_WRITABLE,
@@ -315,10 +317,28 @@ def describe_difference(found: bytes, expected: bytes) -> str:
 
 def kill_sweep(harness: Harness, rng: random.Random, folder: Path, table: str) -> None:
     """One to four blows, each to the command that goes on after the one before."""
-    place = ClusterPlace(folder, start_cluster(harness)) if table == CLUSTER else Place(folder, table)
+    place = Place(folder, table)
     reference = harness.reference(place.name)
     for _ in range(rng.choice((1, 1, 2, 3, 4))):
         harness.strike(place, rng)
+    place.finish("--workers", str(rng.choice((1, 2))))
+    check_result(place, reference)
+
+
+def kill_on_cluster(harness: Harness, rng: random.Random, folder: Path, table: str) -> None:
+    """One to three blows to a sweep on a cluster, or to one of the workers, which is started again."""
+    place = ClusterPlace(folder, start_cluster(harness))
+    reference = harness.reference(place.name)
+    for _ in range(rng.choice((1, 2, 3))):
+        if rng.random() < 0.5:
+            harness.strike(place, rng)
+            continue
+        with place.start(*place.draw_workers(rng), stop=harness.moment(rng, place)) as victim:
+            victim.reach()
+            send(rng.choice([nanny.pid for nanny in harness.cluster.workers.values() if nanny.pid]), signal.SIGKILL)
+            harness.counts["kill Dask worker"] += 1
+            ended = victim.end()
+        assert ended.code == 0, f"exit code {ended.code} after the kill of a Dask worker: {ended.stderr}"
     place.finish(*place.draw_workers(rng))
     check_result(place, reference)
 
@@ -501,7 +521,7 @@ VICTIMS: dict[str, tuple[dict[str, Attack], int]] = {
     **dict.fromkeys(SWEEPS, (TABLE_ATTACKS, 4)),
     RUN: ({kind: attack for kind, attack in TABLE_ATTACKS.items() if attack is not change_inputs}, 5),
     "shards": ({"kills": merge_shards}, 4),
-    CLUSTER: ({"kills": kill_sweep}, 2),
+    CLUSTER: ({"kills": kill_on_cluster}, 2),
     **dict.fromkeys(OUTPUTS, (OUTPUT_ATTACKS, 1)),
 }
 """Victims, with their attacks and their shares of all. Shards and clusters store rows as the other sweeps do."""
@@ -529,7 +549,9 @@ def start_cluster(harness: Harness) -> str:
         import distributed
 
         options = {"host": "127.0.0.1", "dashboard_address": None, "worker_dashboard_address": None}
-        harness.cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, **options)
+        harness.cluster = distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, silence_logs=logging.CRITICAL, **options
+        )
     return str(harness.cluster.scheduler_address).replace("tcp://", "dask://")
 
 

@@ -154,7 +154,9 @@ class Measurement(FileModel):
             write_file(path, to_json(self))
         except OSError as error:
             rule = f"it cannot be written ({error.strerror})"
-            raise PlanError("--out", rule, "Name a file in a folder that you may write to", str(path)) from None
+            raise PlanError(
+                "--out", rule, "Name a file in a folder that you may write to and that has room", str(path)
+            ) from None
         return path
 
 
