@@ -455,8 +455,8 @@ def write_plan(keys: Mapping[str, Any]) -> dict[str, Any]:
     elif data in SHARDING.values() and data != "ddp":
         settings["use_megatron_fsdp"] = True
         settings["data_parallel_sharding_strategy"] = next(word for word, ours in SHARDING.items() if ours == data)
-    own = keys.get("plan.sequence.comm") if keys.get("plan.sequence") == "megatron-cp" else None
-    if (comm := own or MESSAGES.get(keys.get("plan.sequence", ""), "p2p")) != "p2p":
+    stated = keys.get("plan.sequence.comm") if keys.get("plan.sequence") == "megatron-cp" else None
+    if (comm := stated or MESSAGES.get(keys.get("plan.sequence", ""), "p2p")) != "p2p":
         settings["cp_comm_type"] = comm
     if "model.moe.experts" in keys:
         settings |= _write_experts(keys)
