@@ -557,6 +557,22 @@ def count_vague_names(source: str) -> Counter[str]:
     return Counter({name: names[name] for name in VAGUE})
 
 
+def test_commands_say_lines_and_print_documents() -> None:
+    """A line goes through `say` or a page, which escape names in it; a document escapes them where it is written."""
+    lines = {
+        (relative(path), line.strip())
+        for path in modules()
+        for line in path.read_text("utf-8").splitlines()
+        if "typer.echo(" in line and "nl=False" not in line and relative(path).startswith("experiments/")
+    }
+    console = "experiments/cli/console.py"
+    assert lines == {
+        ("experiments/pages/say.py", "typer.echo(to_line(line), err=err)"),
+        (console, 'typer.echo(f"meshcast: {error}", err=True)'),
+        (console, "typer.echo(to_json(answer, indent=2))"),
+    }
+
+
 def test_names_that_say_nothing_get_fewer() -> None:
     product = [path for path in modules() if not relative(path).startswith("tools/")]
     counted = sum((count_vague_names(path.read_text("utf-8")) for path in product), Counter[str]())

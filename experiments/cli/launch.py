@@ -144,10 +144,11 @@ def import_launch(
 
 def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[str]) -> None:
     """Prints or writes a job as a launch file."""
+    from meshcast.simulator.forecast.planning import resolve_plan
     from meshcast.simulator.formats.launch.convert import export_job
     from meshcast.simulator.loading.load import load_job
 
-    found = export_job(load_job(job, changes), program, lambda data, folder: load_job(data, base=folder))
+    found = export_job(load_job(job, changes), program, lambda data, folder: load_job(data, base=folder), resolve_plan)
     if out is not None and (other := out.suffix.lower().replace(".yml", ".yaml")) in KINDS and other != found.suffix:
         rule = f"it names {KINDS[other]}, and {program} reads {KINDS[found.suffix]}"
         raise PlanError("--out", rule, f"Write {out.with_suffix(found.suffix)}", str(out))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshcast.hardware import load_cluster
-from meshcast.hardware.errors import PlanError, nearest, to_line
+from meshcast.hardware.errors import MeshcastError, PlanError, nearest, to_line
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator.formats.launch.detect import detect_program
 from meshcast.simulator.formats.launch.imported_job import Exported, ImportedJob, OpenQuestions
@@ -350,12 +350,17 @@ def _fill_sharding(reading: Reading, gpus: int, node: int, changed: Keys) -> Non
         reading.origins["plan.replicate"] = origin or ""
 
 
-def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job]) -> Exported:
+def export_job(
+    job: Job, form: str, load: Callable[[dict[str, Any], Path], Job], check: Callable[[Job], object]
+) -> Exported:
     """A job as a launch file, with a header that lists what the file cannot say.
 
     load: reads a job in a folder (`simulator.loading.load.load_job`).
+    check: raises a MeshcastError for a job that no program could run (`simulator.forecast.planning.resolve_plan`).
     What the file cannot say is found by reading it back, on the cluster of the job: every key that then differs.
+    Raises PlanError, with these keys, where no program could run what the file says.
     """
+    check(job)
     chosen = find_format(form)
     if chosen.write is None:
         raise PlanError("--to", "such files are read, not written", nearest(form, EXPORTS), form)
@@ -367,7 +372,14 @@ def export_job(job: Job, form: str, load: Callable[[dict[str, Any], Path], Job])
         back = import_text(text, "exported file", form, cluster, stated, folder=job.folder, options=silent)
     except OpenQuestions:  # a config.json beside the file is the model
         back = import_text(text, "exported file", form, cluster, model, folder=job.folder, options=silent)
-    unsaid = compare_keys(keys, flatten_job(load(back.job, job.folder)))
+    read = load(back.job, job.folder)
+    unsaid = compare_keys(keys, flatten_job(read))
+    try:
+        check(read)
+    except MeshcastError as error:
+        differing = "; ".join(_describe_difference(key, *values) for key, values in unsaid.items())
+        rule = f"{chosen.program} cannot be told {differing}. The rest does not run ({error.where}: {error.rule})"
+        raise PlanError("--to", rule, "Change these keys of the job, or name another program", form) from None
     header = [f"Made by meshcast export --to {form}, for {job.cluster.gpus} GPUs."]
     header += [*describe_unsaid(unsaid, chosen.program, job), *chosen.remark(keys)]
     suffix = chosen.write_suffix(keys) if chosen.write_suffix is not None else chosen.suffix
@@ -403,10 +415,14 @@ def describe_unsaid(unsaid: Mapping[str, tuple[Any, Any]], program: str, job: Jo
     lines = [f"{program} is not told which GPUs to run on{named}."]
     if unsaid:
         lines.append(f"What {program} cannot be told here (what the job says, and what this file means):")
-        lines += [f"  {key}: {_show(mine)}; here {_show(theirs)}" for key, (mine, theirs) in unsaid.items()]
+        lines += [f"  {_describe_difference(key, *values)}" for key, values in unsaid.items()]
     else:
         lines.append("It says everything else that the job says.")
     return lines
+
+
+def _describe_difference(key: str, mine: object, theirs: object) -> str:
+    return f"{key}: {_show(mine)}; here {_show(theirs)}"
 
 
 def _show(value: Any) -> str:

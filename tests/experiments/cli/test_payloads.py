@@ -15,10 +15,10 @@ from tests.fuzz.seeds import COMPUTE_ONLY, SMALL
 from tests.payloads import PAYLOADS
 
 KINDS = ("sequences of a terminal", "controls of a terminal", "marks of direction", "invisible", "separators of lines")
-EVIL = "".join(PAYLOADS[kind] for kind in KINDS).replace("/", "|") + "\r\nPWNED[red]x[/red]$\\frac{ "
+EVIL = "".join(PAYLOADS[kind] for kind in KINDS).replace("/", "|") + "\r\nPWNED[red]x[/red]$\\frac{$ "
 """A name that holds every character that a terminal acts upon, a line end, and markup of rich."""
 
-NAMED = "\x1b[31m\u202ea\u2028b\u0085c\r\nPWNED[red]x$\\frac{"
+NAMED = "\x1b[31m\u202ea\u2028b\u0085c\r\nPWNED[red]x$\\frac{$"
 """The same, short enough for a part of the name of a file."""
 
 CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")

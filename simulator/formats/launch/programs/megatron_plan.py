@@ -62,6 +62,9 @@ RECIPES = {"delayed": "fp8-delayed", "tensorwise": "fp8-tensorwise", "blockwise"
 SHARDING = {"no_shard": "ddp", "optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "fsdp"}
 """Data schemes by ``data_parallel_sharding_strategy`` of Megatron FSDP."""
 
+MESSAGES = {"all-gather": "all_gather", "ulysses": "a2a"}
+"""``cp_comm_type`` that is nearest to a sequence scheme of other programs."""
+
 GROUPS = ("microbatch_group_size_per_virtual_pipeline_stage", "microbatch_group_size_per_vp_stage")
 """Micro-batches of a group of the interleaved schedule, on the command line and in the configuration."""
 
@@ -475,8 +478,9 @@ def write_plan(keys: Mapping[str, Any]) -> dict[str, Any]:
     elif data in SHARDING.values() and data != "ddp":
         settings["use_megatron_fsdp"] = True
         settings["data_parallel_sharding_strategy"] = next(word for word, ours in SHARDING.items() if ours == data)
-    if keys.get("plan.sequence") == "megatron-cp" and keys.get("plan.sequence.comm", "p2p") != "p2p":
-        settings["cp_comm_type"] = keys["plan.sequence.comm"]
+    stated = keys.get("plan.sequence.comm") if keys.get("plan.sequence") == "megatron-cp" else None
+    if (comm := stated or MESSAGES.get(keys.get("plan.sequence", ""), "p2p")) != "p2p":
+        settings["cp_comm_type"] = comm
     if "model.moe.experts" in keys:
         settings |= _write_experts(keys)
     return settings | _write_recompute(keys) | _write_offload(keys) | _write_pipeline(keys)

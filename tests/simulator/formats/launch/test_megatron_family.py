@@ -86,7 +86,7 @@ def test_attention_is_that_of_the_release_which_has_the_flags(flags: str, attent
 
 def test_a_file_of_an_old_release_goes_round() -> None:
     job = load_job(import_script(f"{SHAPE} --fp16 --DDP-impl local --checkpoint-activations").job)
-    exported = export_job(job, "megatron", lambda data, folder: load_job(data, base=folder))
+    exported = export_job(job, "megatron", lambda data, folder: load_job(data, base=folder), lambda job: None)
     assert job.framework.name == "megatron-lm-2021"
     assert not exported.unsaid
 
@@ -379,7 +379,7 @@ def test_a_job_goes_round_as_yaml_of_nemo_1() -> None:
             "plan": {"tp": 2, "fsdp": True, "recompute": "full"},
         }
     )
-    text = export_job(job, "nemo", lambda data, folder: load_job(data, base=folder)).text
+    text = export_job(job, "nemo", lambda data, folder: load_job(data, base=folder), lambda job: None).text
     assert "encoder_seq_length" in text and "fsdp: true" in text
     back = flatten_job(load_job(read(text, "recipe.yaml", cluster="dgx-h100:1").job))
     for key in ("plan.tp", "plan.data", "plan.recompute", "batch.global", "batch.micro", "model.layers"):
@@ -449,7 +449,7 @@ def test_overrides_of_megatron_bridge_say_the_job(plan: dict[str, Any]) -> None:
     job = load_job(
         {"model": "llama3-8b", "cluster": "dgx-h100:2", "framework": "nemo", "batch": {"global": 64}, "plan": plan}
     )
-    exported = export_job(job, "megatron-bridge", lambda data, folder: load_job(data, base=folder))
+    exported = export_job(job, "megatron-bridge", lambda data, folder: load_job(data, base=folder), lambda job: None)
     assert not exported.unsaid
 
 

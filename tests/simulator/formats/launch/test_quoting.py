@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.formats.launch.convert import export_job
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS
 from meshcast.simulator.formats.launch.quoting import quote_python, quote_shell, quote_toml, quote_yaml
@@ -61,7 +62,7 @@ def export(folder: Path, name: str, form: str, framework: str | dict[str, str]) 
     (folder / f"{name}.yaml").write_text("{gpu: h100-sxm, gpus: 8}", "utf-8")
     plan = {"dp": 8, "zero": 1}
     job = load_job({"model": "llama3-8b", "cluster": f"{name}.yaml", "framework": framework, "plan": plan}, base=folder)
-    return export_job(job, form, lambda data, base: load_job(data, base=base)).text
+    return export_job(job, form, lambda data, base: load_job(data, base=base), resolve_plan).text
 
 
 def parse(text: str, form: str) -> Any:
@@ -114,7 +115,7 @@ def test_the_path_of_a_schedule_is_one_string_of_torchtitan(tmp_path: Path, rele
     described = {"model": "llama3-8b", "cluster": {"gpu": "h100-sxm", "gpus": 8}, "plan": plan}
     described |= {"framework": {"name": "torchtitan", **release}, "batch": {"global": 8, "micro": 1}}
     text = export_job(
-        load_job(described, base=tmp_path), "torchtitan", lambda data, base: load_job(data, base=base)
+        load_job(described, base=tmp_path), "torchtitan", lambda data, base: load_job(data, base=base), resolve_plan
     ).text
     if release:
         assert tomllib.loads(text)["parallelism"]["pipeline_parallel_schedule_csv"] == str(tmp_path / f"{EVIL}.csv")

@@ -26,9 +26,13 @@ def load(job: dict[str, Any], folder: Path = Path()) -> Job:
     return load_job(job, base=folder)
 
 
+def accept(job: Job) -> None:
+    """Checks nothing: most drawn degrees divide no real model."""
+
+
 def assert_round_trip(job: Job, form: str) -> None:
     """Nothing is unsaid, and the file read anew is the job."""
-    exported = export_job(job, form, load)
+    exported = export_job(job, form, load, accept)
     assert exported.unsaid == {}, exported.text
     model = job.as_written["model"] if form in ("torchtitan", "deepspeed") else None
     silent = LaunchOptions(assume_defaults=True)
@@ -328,7 +332,7 @@ def test_jobs_of_programs_on_the_trainer(form: str, framework: str, data: st.Dat
 @pytest.mark.parametrize("name", thinned([one for one in presets() if not load_model(one).branches], keep=3))
 def test_presets_keep_their_shape_or_the_header_says_what_is_lost(name: str) -> None:
     job = load({"model": name, "cluster": "dgx-h100:1", "plan": {"dp": 8}})
-    exported = export_job(job, "megatron", load)
+    exported = export_job(job, "megatron", load, accept)
     lost = {key for key in exported.unsaid if key.startswith("model.")}
     back = load(import_text(exported.text, "file", "megatron", "dgx-h100:1").job).model
     assert all(f"#   {key}: " in exported.text for key in lost)
@@ -344,18 +348,20 @@ def test_sharded_states_stay_sharded_in_torchtitan(plan: Any, replicate: int, sh
     """In both forms of its files."""
     for framework in ("torchtitan", {"name": "torchtitan", "release": "2025-12"}):
         job = load({"model": "llama3-8b", "cluster": "dgx-h100:1", "framework": framework, "plan": plan})
-        words = export_job(job, "torchtitan", load).text.replace(" ", "").replace(",", "")
+        words = export_job(job, "torchtitan", load, accept).text.replace(" ", "").replace(",", "")
         assert f"data_parallel_replicate_degree={replicate}\ndata_parallel_shard_degree={shard}\n" in words
         assert (f'fsdp_reshard_after_forward="{reshard}"' in words) == bool(reshard)
 
 
 def test_deepspeed_is_told_of_optimizer_states_on_the_host() -> None:
     job = {"model": "gpt2-1.5b", "cluster": "dgx-h100:1", "framework": "deepspeed"}
-    told = export_job(load({**job, "plan": {"zero": 2, "offload": ["optimizer"]}}), "deepspeed", load)
+    told = export_job(load({**job, "plan": {"zero": 2, "offload": ["optimizer"]}}), "deepspeed", load, accept)
     assert told.unsaid == {} and '"offload_optimizer": {\n      "device": "cpu"' in told.text
-    weights = export_job(load({**job, "plan": {"zero": 3, "offload": ["optimizer"]}}), "deepspeed", load)
+    weights = export_job(
+        load({**job, "plan": {"zero": 3, "offload": ["optimizer"]}}), "deepspeed", load, lambda job: None
+    )
     assert weights.unsaid.keys() == {"plan.data"} and weights.unsaid["plan.data"] == ("zero-3", "zero-infinity")
-    none = export_job(load({**job, "plan": {"zero": 2}}), "deepspeed", load)
+    none = export_job(load({**job, "plan": {"zero": 2}}), "deepspeed", load, accept)
     assert none.unsaid == {} and "offload_optimizer" not in none.text
 
 
@@ -368,7 +374,7 @@ def test_what_a_program_cannot_run_is_in_the_header(form: str) -> None:
             "plan": {"pp": 4, "ep": 4, "schedule": "zb-h1", "ep_scheme": "tutel", "fsdp": True},
         }
     )
-    exported = export_job(job, form, load)
+    exported = export_job(job, form, load, accept)
     assert exported.unsaid["plan.pipeline" if form != "deepspeed" else "plan.pp"][0] in ("zb-h1", 4)
     assert exported.unsaid["plan.expert"][0] == "tutel"
     assert "plan.expert: tutel; here" in exported.text
@@ -378,7 +384,7 @@ def test_a_job_of_every_flavor_of_torchtitan_names_it() -> None:
     for (name, flavor), model in FLAVORS.items():
         described = {"model": model, "cluster": "dgx-h100:1", "plan": {"fsdp": True}}
         toml, python = (
-            export_job(load({**described, "framework": framework}), "torchtitan", load).text
+            export_job(load({**described, "framework": framework}), "torchtitan", load, accept).text
             for framework in ({"name": "torchtitan", "release": "2025-12"}, "torchtitan")
         )
         assert f'name = "{name}"' in toml and f'flavor = "{flavor}"' in toml.lower()

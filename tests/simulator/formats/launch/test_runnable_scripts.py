@@ -34,7 +34,7 @@ def make_job(cluster: str = "dgx-h100:1", **plan: Any) -> Job:
 
 
 def export(job: Job) -> str:
-    return export_job(job, "megatron", lambda data, folder: load_job(data, base=folder)).text
+    return export_job(job, "megatron", lambda data, folder: load_job(data, base=folder), lambda job: None).text
 
 
 def test_offloading_comes_with_its_optimizer() -> None:
