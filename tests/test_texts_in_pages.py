@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -270,6 +271,17 @@ def test_pages_in_notebooks() -> None:
     for plain, odd in zip(*pages, strict=True):
         assert summarize_elements(odd) == summarize_elements(plain)
         assert "PWNED" in Outline(odd).text
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_figures_as_images_of_xml(tmp_path: Path) -> None:
+    """An SVG image is well-formed, and its elements are those of harmless texts."""
+    kinds = []
+    for text in (HARMLESS, escape_controls(EVERY)):
+        meshcast.simulate(describe_job(text)).memory().savefig(tmp_path / "memory.svg")
+        elements = ElementTree.parse(tmp_path / "memory.svg").iter()
+        kinds.append({(element.tag, *sorted(element.attrib)) for element in elements})
+    assert kinds[0] == kinds[1]
 
 
 def test_only_literals_are_html() -> None:
