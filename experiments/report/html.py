@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -17,7 +17,7 @@ class Html(Markup):
     """
 
     @classmethod
-    def escape(cls, text: Any) -> Html:
+    def escape(cls, text: object) -> Html:
         return cls(super().escape(text if hasattr(text, "__html__") else escape_controls(str(text))))
 
 

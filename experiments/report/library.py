@@ -47,7 +47,7 @@ def describe_figures(figures: Mapping[str, Any]) -> str:
     return serialize_json(page, pretty=False).replace("<", "\\u003c")
 
 
-def _number_models(node: Any, numbers: dict[str, str]) -> Any:
+def _number_models(node: object, numbers: dict[str, str]) -> object:
     """Returns the data of a document with numbers for the ids of models, in the order in which they appear.
 
     Only models have an `id` there: mappings of figures are lists of entries.
