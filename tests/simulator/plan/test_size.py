@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator import SharedWork, load_job
+from meshcast.simulator import SharedWork, load_job, simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.plan import size
 from meshcast.simulator.plan.size import accepting_any_size, count_passes, measure_size
 from meshcast.simulator.program import flatten as flattening
+from meshcast.simulator.report import trace
 
 SHARED = SharedWork()
 PLAIN = ("1f1b", "gpipe", "breadth-first", "interleaved-1f1b", "zb-h1", "zb-v", "v-half", "slimpipe", "pipedream")
@@ -81,9 +82,10 @@ def test_experts_noise_and_ops_beyond_the_limits(monkeypatch: pytest.MonkeyPatch
         assert resolve_plan(load_job({**noisy, "batch": {"global": 800_000, "micro": 1}})).shape.m == 100_000
     monkeypatch.setattr(flattening, "MAX_OPS", 10)
     small = {"model": model, "cluster": "dgx-h100:1"}
-    from meshcast.simulator import simulate
-
     with pytest.raises(PlanError, match=r"op by op up to 10 ops.*--yes"):
         simulate(small, engine="sweep")
+    monkeypatch.setattr(trace, "MAX_OPS", 10)
+    with pytest.raises(PlanError, match=r"written as a trace up to 10 ops.*--yes"):
+        trace.write_trace(simulate(small), "trace.json")
     with accepting_any_size():
         assert simulate(small, engine="sweep").step_time == pytest.approx(simulate(small).step_time)
