@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+<<<<<<< HEAD
 import math
 import multiprocessing
+=======
+>>>>>>> runs
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, wait
 from contextlib import contextmanager
 from ctypes import Array, c_double
 from functools import cached_property
+from multiprocessing import RawArray
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -160,7 +164,7 @@ def _simulate_tasks(tasks: list[Seeds], workers: int | None, tell: Tell) -> Iter
     if number <= 1:
         yield from (simulate_seeds(task, tell) for task in tasks)
         return
-    done = multiprocessing.RawArray("d", len(tasks))  # of every task its runs, parts of them included
+    done = RawArray("d", len(tasks))  # of every task its runs, parts of them included
     try:
         with open_pool(number, _share_progress, done) as pool:
             futures = [pool.submit(_simulate_told, at, task) for at, task in enumerate(tasks)]

@@ -24,6 +24,9 @@ COLUMNS = ("time_h", "component", "nodes", "repair_h")
 END = "end"
 """Component of the row that ends a log."""
 
+MOST_COMPONENTS = 1_000
+"""Most components of a log; a column with more names holds something else, such as messages."""
+
 HOUR = 3600.0
 
 
@@ -56,6 +59,9 @@ def read_failure_log(path: Path, nodes: int | None = None) -> ObservedLog:
         raise PlanError(str(path), "failures follow the row that ends the log", "Move that row to the end")
     if not found:
         raise PlanError(str(path), "the log has no failures", "Write a row for each, or failures: none")
+    if len(names := {failure.component for failure in found}) > MOST_COMPONENTS:
+        rule = f"the log has {len(names):,} components, at most {MOST_COMPONENTS:,} are read"
+        raise PlanError(str(path), rule, "Name the kinds of parts that fail, such as gpu, in the column component")
     return ObservedLog(tuple(found), observed)
 
 
@@ -75,7 +81,7 @@ def _read_row(cells: dict[str, str], where: str, nodes: int | None, before: Sequ
         lost.append(int(word))
     repair = cells.get("repair_h", "")
     seconds = _read_number(repair, where, "repair_h") * HOUR if repair else None
-    return Failure(time * HOUR, cells["component"], tuple(lost), seconds)
+    return Failure(time * HOUR, cells["component"], tuple(dict.fromkeys(lost)), seconds)
 
 
 def _read_number(text: str, where: str, column: str) -> float:
@@ -119,8 +125,10 @@ def fit_rates(log: ObservedLog) -> list[FittedRate]:
         raise PlanError(
             "time_h", rule, f"End it with a row whose component is {END}, at the time until which it was kept"
         )
-    names = list(dict.fromkeys(one.component for one in log.failures))
-    return [_fit(name, [one.time for one in log.failures if one.component == name], log.observed) for name in names]
+    times: dict[str, list[float]] = {}
+    for failure in log.failures:
+        times.setdefault(failure.component, []).append(failure.time)
+    return [_fit(name, seconds, log.observed) for name, seconds in times.items()]
 
 
 def _fit(name: str, times: Sequence[float], observed: float) -> FittedRate:

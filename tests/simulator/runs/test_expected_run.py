@@ -169,7 +169,7 @@ def test_a_run_is_given_up_at_its_limits() -> None:
     with pytest.raises(PlanError, match="after 2 days"):
         simulate_run(replace(setting, most_seconds=2 * 86_400.0, most_events=5000), 0, 0)
     # Of a run that its horizon ends, a recovery that begins anew for ever ends, too.
-    assert simulate_run(replace(setting, horizon=10 * MTBF), 0, 0).seconds >= 10 * MTBF
+    assert simulate_run(replace(setting, horizon=10 * MTBF, detection=50 * MTBF), 0, 0).seconds >= 10 * MTBF
 
 
 def test_a_run_tells_how_far_it_is() -> None:

@@ -44,12 +44,25 @@ def test_a_log_is_read(tmp_path: Path) -> None:
         ("time_h,component\n", "failures.csv", "no failures"),
         ("time_h,component\n1,end\n2,gpu\n", "failures.csv", "end"),
         ("", "failures.csv:1", "no headings"),
+        ("time_h,component\n" + "".join(f"1,kind {i}\n" for i in range(1001)), "failures.csv", "1,001 components"),
     ],
 )
 def test_mistakes_in_a_log_are_told(tmp_path: Path, text: str, where: str, words: str) -> None:
     with pytest.raises(MeshcastError) as raised:
         read_failure_log(write(tmp_path, text), 4)
     assert where in str(raised.value) and words in str(raised.value)
+
+
+def test_a_node_is_lost_once_and_a_log_of_no_time_has_no_rates(tmp_path: Path) -> None:
+    log = read_failure_log(write(tmp_path, "time_h,component,nodes\n0,gpu,1 0 1\n0,gpu,2\n"), 4)
+    assert log.failures[0].nodes == (1, 0)
+    with pytest.raises(MeshcastError, match="covers no time"):
+        fit_rates(log)
+    job = {"model": {"preset": "llama3-8b", "layers": 4}, "cluster": "dgx-h100:4"}
+    plan = make_run(
+        simulate(load_job({**job, "run": {"steps": 9, "failures": {"log": "failures.csv"}}}, base=tmp_path))
+    )
+    assert simulate_run(plan.setting, 0, 0).failures == {"gpu": 2}
 
 
 def test_a_log_is_replayed_in_every_run(tmp_path: Path) -> None:
