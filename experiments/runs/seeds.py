@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-<<<<<<< HEAD
 import math
-import multiprocessing
-=======
->>>>>>> runs
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, wait
