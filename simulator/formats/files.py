@@ -44,7 +44,7 @@ def csv_rows(path: Path, remedy: str) -> list[CsvRow]:
         raise error.error(PlanError, str(path), remedy) from None
 
 
-def json_object(path: Path, remedy: str, limit: SizeLimit = DATA, **rules: int) -> dict[str, Any]:
+def json_object(path: Path, remedy: str, limit: SizeLimit = DATA, **rules: Any) -> dict[str, Any]:
     """Reads the JSON object in a file; rules: see `parse_json`. Raises PlanError, with the line, if it holds none."""
     try:
         found = parse_json(text(path, remedy, limit), **rules)
