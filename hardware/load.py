@@ -23,15 +23,24 @@ from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from meshcast.hardware import units
-from meshcast.hardware.documents.document import MAX_DEPTH, MAX_NODES, Document, Loader, Place, line_of, read_yaml
+from meshcast.hardware.documents.document import (
+    MAX_DEPTH,
+    MAX_NODES,
+    Document,
+    Loader,
+    Place,
+    line_of,
+    read_yaml,
+    read_yaml_documents,
+)
 from meshcast.hardware.documents.explain import Model, Strict, explain, valid_keys, validate_data
 from meshcast.hardware.errors import CatalogError, nearest
 
 __all__ = [
     "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops",
     "Frequency", "LinkRate", "Loader", "Place", "Power", "Ratio", "Sourced", "Strict", "Time", "Value", "assumed_value",
-    "by_name", "catalog", "catalog_model", "explain", "line_of", "load", "quantity", "read_yaml", "valid_keys",
-    "validate_data",
+    "by_name", "catalog", "catalog_model", "explain", "line_of", "load", "quantity", "read_yaml", "read_yaml_documents",
+    "valid_keys", "validate_data",
 ]  # fmt: skip
 
 Plain = TypeVar("Plain")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -184,8 +185,25 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
     """
     where = where or ("text" if isinstance(source, str) else str(source))
     text = source if isinstance(source, str) else _read_text(source, where, error)
-    try:
+    with _explain_errors(text, where, error):
         data = yaml.load(text, Loader)
+    _refuse_expansion(data, text, where, error)
+    return Document(data, text, where)
+
+
+def read_yaml_documents(text: str, where: str, error: type[MeshcastError] = CatalogError) -> list[Any]:
+    """Returns the data of all YAML 1.2 documents in a text. Raises an error as `read_yaml`."""
+    with _explain_errors(text, where, error):
+        documents = list(yaml.load_all(text, Loader))
+    _refuse_expansion(documents, text, where, error)
+    return documents
+
+
+@contextmanager
+def _explain_errors(text: str, where: str, error: type[MeshcastError]) -> Iterator[None]:
+    """Raises an error with the line for whatever the parser raises."""
+    try:
+        yield
     except yaml.YAMLError as e:
         if "maximum nesting depth" in str(e):  # of libyaml
             raise error(where, *TOO_DEEP) from None
@@ -199,10 +217,13 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
         raise error(where, *TOO_DEEP) from None
     except ValueError as e:  # half a character
         raise error(where, f"not valid YAML 1.2 ({e})", "Save the file as UTF-8") from None
+
+
+def _refuse_expansion(data: Any, text: str, where: str, error: type[MeshcastError]) -> None:
+    """Raises an error for aliases that would be copied without bound."""
     if "&" in text and "*" in text and _too_large(data):
         rule = f"its aliases write out to more than {MAX_NODES:,} items"
         raise error(where, rule, "Write the values out instead of using & and *")
-    return Document(data, text, where)
 
 
 def _name_neighbours(path: Path) -> str:

@@ -14,6 +14,7 @@ import json
 import os
 import stat
 import sys
+import tomllib
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -54,6 +55,9 @@ TRACE = SizeLimit(1_000_000_000, 1_000_000_000, "Record fewer steps, without sta
 """Traces of a profiler. Parsed, they take about ten times as much memory."""
 
 
+NO_MEMORY = "reading it takes more memory than there is"
+
+
 class Unreadable(Exception):
     """A file that cannot be read: the rule, what to do about it ("" where the reader knows better), and the line.
 
@@ -92,6 +96,8 @@ def read_bytes(path: Path, limit: SizeLimit) -> bytes:
         raise Unreadable(f"it cannot be read ({error.strerror or error})") from None
     except ValueError as error:  # a null byte in the name
         raise Unreadable(f"it cannot be read ({error})") from None
+    except MemoryError:
+        raise Unreadable(NO_MEMORY, limit.remedy) from None
     if len(content) > limit.nbytes:
         kind = "decompressed bytes" if packed else "bytes"
         raise Unreadable(f"more than {limit.nbytes:,} {kind}, which is the most that is read", limit.remedy)
@@ -112,10 +118,11 @@ def _check_regular(found: os.stat_result, limit: SizeLimit) -> None:
 
 
 def _read_up_to(read: Callable[[int], bytes], most: int) -> bytes:
-    found = bytearray()
-    while len(found) < most and (part := read(CHUNK)):
-        found += part
-    return bytes(found)
+    parts, nbytes = list[bytes](), 0
+    while nbytes < most and (part := read(CHUNK)):
+        parts.append(part)
+        nbytes += len(part)
+    return b"".join(parts)
 
 
 def is_file(path: Path) -> bool:
@@ -196,8 +203,22 @@ def split_lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
-# ---------------------------------------------------------------------------------------------- JSON
+# ----------------------------------------------------------------------------------------- TOML, JSON
 
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Returns the data of TOML text. Raises Unreadable for what is none."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise Unreadable("TOML nested too deeply") from None
+    except ValueError as error:
+        rule = str(error).partition(" for ")[0]  # Python's own advice on long numbers follows
+        raise Unreadable(f"not valid TOML ({rule})") from None
+
+
+MOST_VALUES = 10_000_000
+"""Most values of a JSON text: each costs more memory than its letters. Traces may have more: `most` of `parse_json`."""
 
 JSON_PROBLEMS = {
     "Expecting value": "a value is missing, or a word is not in double quotes",
@@ -214,13 +235,16 @@ JSON_PROBLEMS = {
 """Plain words for the problems that Python's parser finds, by its own."""
 
 
-def parse_json(text: str, constants: bool = False, repeated: bool = False) -> Any:
+def parse_json(text: str, constants: bool = False, repeated: bool = False, most: int = MOST_VALUES) -> Any:
     """The value of JSON text. Raises Unreadable for invalid JSON, for NaN and Infinity, which Python's parser accepts,
     and for a key given twice, of which Python's parser keeps the last.
 
     constants: accept NaN, Infinity and -Infinity, which transformers writes into a config.json.
     repeated: accept repeated keys, of which the last counts, as trace viewers do.
+    most: number of values.
     """
+    if len(text) > most and sum(map(text.count, ",[{")) > most:
+        raise Unreadable(f"more than {most:,} values, which is the most that is read", DATA.remedy)
     pairs, constant = None if repeated else _refuse_repeated, None if constants else _refuse_constant
     try:
         return json.loads(
@@ -229,6 +253,8 @@ def parse_json(text: str, constants: bool = False, repeated: bool = False) -> An
     except json.JSONDecodeError as error:
         plain = next((words for part, words in JSON_PROBLEMS.items() if error.msg.startswith(part)), error.msg)
         raise Unreadable(f"not valid JSON ({plain}, column {error.colno})", "", error.lineno) from None
+    except MemoryError:
+        raise Unreadable(NO_MEMORY, DATA.remedy) from None
     except RecursionError:
         raise Unreadable(f"JSON nested too deeply, by more than {sys.getrecursionlimit() // 2:,} levels") from None
     except ValueError as error:

@@ -44,10 +44,10 @@ def csv_rows(path: Path, remedy: str) -> list[CsvRow]:
         raise error.error(PlanError, str(path), remedy) from None
 
 
-def json_object(path: Path, remedy: str, limit: SizeLimit = DATA, **lenient: bool) -> dict[str, Any]:
-    """Reads the JSON object in a file; lenient: see `parse_json`. Raises PlanError, with the line, if it holds none."""
+def json_object(path: Path, remedy: str, limit: SizeLimit = DATA, **rules: Any) -> dict[str, Any]:
+    """Reads the JSON object in a file; rules: see `parse_json`. Raises PlanError, with the line, if it holds none."""
     try:
-        found = parse_json(text(path, remedy, limit), **lenient)
+        found = parse_json(text(path, remedy, limit), **rules)
     except Unreadable as error:
         raise error.error(PlanError, str(path), remedy) from None
     if not isinstance(found, dict):

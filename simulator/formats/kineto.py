@@ -20,6 +20,9 @@ from meshcast.hardware.documents.input_file import TRACE
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.files import json_object, member
 
+MOST_VALUES = 100_000_000
+"""Most values of a trace: some 15 letters each, in one of the largest size."""
+
 REMEDY = "Name a file that torch.profiler wrote with export_chrome_trace"
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -212,7 +215,7 @@ class _CallTree:
 
 def read(path: Path) -> Trace:
     """Reads a trace. Raises PlanError for a file that is no trace."""
-    data = json_object(path, REMEDY, TRACE, constants=True, repeated=True)
+    data = json_object(path, REMEDY, TRACE, constants=True, repeated=True, most=MOST_VALUES)
     rows = [
         (f"{path} traceEvents.{i}", row)
         for i, row in enumerate(member(data, "traceEvents", list, str(path), REMEDY))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.launch_file import LaunchOptions, read_launch_file, reading_launch_files
 from meshcast.simulator.loading.load import read_launch_job
+from tests.fuzz.generate import mutate_script
 from tools.inputs.corpus import PublicFile, load_corpus
 from tools.inputs.judge import read_command
 from tools.pages.inputs import write_small_file
@@ -86,35 +86,6 @@ def drop_lines(entry: PublicFile, folder: Path) -> Iterator[str]:
             yield f"{entry.name}: line {number}: taken, and without effect: {lost}"
 
 
-def mutate_text(text: str, choose: random.Random) -> str:
-    """A text with lines dropped, doubled, exchanged or cut, or with marks of the shell put in."""
-    lines = text.splitlines(keepends=True) or [""]
-    for _ in range(choose.randint(1, 3)):
-        at = choose.randrange(len(lines))
-        line = lines[at]
-        match choose.randrange(6):
-            case 0:
-                lines[at] = ""
-            case 1:
-                lines.insert(at, line)
-            case 2:
-                other = choose.randrange(len(lines))
-                lines[at], lines[other] = lines[other], line
-            case 3:
-                lines[at] = line[: choose.randrange(len(line) + 1)]
-            case 4:
-                place = choose.randrange(len(line) + 1)
-                mark = choose.choice(
-                    ["'", '"', "$(", "`", "${", "}", "<<EOF\n", "\\\n", "|", "\x00", "é", "(", "[[", ";;"]
-                )
-                lines[at] = line[:place] + mark + line[place:]
-            case _:
-                lines[at] = re.sub(
-                    r"\d+", lambda _: choose.choice(["0", "-1", "3", "9" * 30, "nan", "$X"]), line, count=1
-                )
-    return "".join(lines)
-
-
 def main() -> None:
     """Reads mutated files, and prints what was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -130,7 +101,7 @@ def main() -> None:
             count["lines dropped"] += len(entry.states.splitlines())
     while count["lines dropped"] + count["mutated files"] < options.n:
         entry = choose.choice(corpus)
-        text = mutate_text(entry.states, choose)
+        text = mutate_script(entry.states.encode(), "script", choose).decode("utf-8", "replace")
         with tempfile.TemporaryDirectory() as place:
             try:
                 count["read" if read_text(entry, write_small_file(entry, Path(place)), text) else "refused"] += 1

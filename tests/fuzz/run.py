@@ -25,7 +25,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir, nullcontext, suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -74,7 +74,7 @@ USAGE = ("Usage: ", "╭─ Error ")
 BELOW = ("  ", "Each line ends with what answers it")
 """Starts of lines below a message: an order of pipeline actions, the questions that a launch file leaves open."""
 
-NOTE = re.compile(r"meshcast: (?:.* is read as a launch file of|assumed|every setting, and the job it makes)")
+NOTE = re.compile(r"meshcast: (?:.* is read as a launch file of|assumed|approximated|every setting, and)")
 """Lines about a launch file before an answer."""
 
 FAILED = "meshcast failed"
@@ -304,13 +304,10 @@ def main(words: Sequence[str] | None = None) -> int:
     names = [given.reader] if given.reader else sorted(READERS, key=lambda name: READERS[name].share)  # slow ones first
     shares = sum(READERS[name].share for name in names)
     begin, total = time.monotonic(), Counter[str]()
-
-    def try_reader(name: str) -> Counter[str]:
-        files = math.ceil(given.n * READERS[name].share / shares)
-        return _try_reader(name, range(given.seed, given.seed + files), given.keep)
-
-    with ThreadPoolExecutor(given.workers) as pool:  # each thread waits for a process of its own
-        total = sum(pool.map(try_reader, names), total)
+    counts = [math.ceil(given.n * READERS[name].share / shares) for name in names]
+    numbers = [range(given.seed, given.seed + count) for count in counts]
+    with ProcessPoolExecutor(given.workers, get_context("fork")) as pool:  # each waits for processes of its own
+        total = sum(pool.map(_try_reader, names, numbers, [given.keep] * len(names)), total)
     print(f"{sum(total.values()):,} files: {_list(total)}; {_cost(begin)}", flush=True)
     return int(total["failed"] > 0)
 

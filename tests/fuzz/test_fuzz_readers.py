@@ -29,7 +29,7 @@ FILES = 3 if EVERY_EXAMPLE else 1
 """Files of each reader."""
 
 QUICK = [name for name, reader in READERS.items() if reader.share >= 1 and not needs_torch(reader)]
-SOME = [*QUICK[::7], "note of a sweep", "set"]
+SOME = [*QUICK[::12], "set"]
 """Readers whose files `make test` reads; `make test-all` reads those of all."""
 
 

@@ -16,6 +16,7 @@ from meshcast.hardware.documents.input_file import (
     Unreadable,
     parse_csv,
     parse_json,
+    parse_toml,
     read_bytes,
     read_text,
 )
@@ -157,6 +158,20 @@ def test_a_table_of_commas_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch
 def test_json_that_is_refused(text: str, rule: str) -> None:
     with pytest.raises(Unreadable, match=rule):
         parse_json(text)
+
+
+def test_json_of_more_values_than_memory_holds_is_refused() -> None:
+    for text in ("[" + "[]," * 40 + "[]]", "[" + "{}," * 40 + "{}]", "[" + "1," * 80 + "1]"):
+        assert parse_json(text)
+        with pytest.raises(Unreadable, match="more than 80 values"):
+            parse_json(text, most=80)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 9999, "a = " + "9" * 5000, "a = 1\na = 2", "a = 2026-02-31", "\0"])
+def test_toml_that_is_refused(text: str) -> None:
+    with pytest.raises(Unreadable, match="TOML"):
+        parse_toml(text)
+    assert parse_toml("a.b = 1") == {"a": {"b": 1}}
 
 
 def test_json_of_other_programs() -> None:

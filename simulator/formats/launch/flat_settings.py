@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 
+from meshcast.hardware.documents.input_file import Unreadable, parse_json
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import line_of
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
@@ -43,8 +43,8 @@ def split_objects(settings: Mapping[str, Stated]) -> dict[str, Stated]:
         value = stated.value
         if isinstance(value, str) and value.lstrip().startswith("{"):
             try:
-                inner = flatten_settings(json.loads(value), "", "", f"{name}.")
-            except ValueError:
+                inner = flatten_settings(parse_json(value, constants=True, repeated=True), "", "", f"{name}.")
+            except Unreadable:
                 inner = {}
             split |= {key: replace(stated, value=part.value) for key, part in inner.items()}
             if inner:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,11 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from meshcast.hardware.documents.input_file import DESCRIPTION, is_file
+from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, is_file, parse_toml
 from meshcast.hardware.errors import PlanError
-from meshcast.hardware.load import read_yaml
+from meshcast.hardware.load import read_yaml, read_yaml_documents
 from meshcast.simulator.formats.files import text as read_text
 from meshcast.simulator.formats.launch import is_manifest_text
 from meshcast.simulator.formats.launch.arguments import read_directives, read_unused
@@ -151,14 +148,14 @@ def parse_launch_text(
     file = LaunchFile(where, text, suffix, folder, options=options)
     if suffix == ".toml":
         try:
-            return replace(file, data=tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
+            return replace(file, data=parse_toml(text))
+        except Unreadable as error:
             followed = _follow_script(file)
             if followed.launch is not None and any("." in name for name in followed.launch.arguments):
                 return followed
-            raise PlanError(where, f"not valid TOML ({error})", "Correct this line of the file") from None
+            raise error.error(PlanError, where, "Correct this line of the file") from None
     if suffix in (".yaml", ".yml", ".json"):
-        if (script := _find_workload_script(text)) is not None:
+        if (script := _find_workload_script(text, where)) is not None:
             return replace(parse_launch_text(script, where, ".sh", folder, options), text=text)
         return replace(file, data=read_yaml(text + "\n", where, PlanError).data)
     if suffix == ".py":
@@ -185,15 +182,11 @@ def _follow_script(file: LaunchFile) -> LaunchFile:
     return replace(file, launch=launch, rivals=tuple(rivals) if options.start is None else (), run=run)
 
 
-def _find_workload_script(text: str) -> str | None:
+def _find_workload_script(text: str, where: str) -> str | None:
     """Returns the commands of the containers in a Kubernetes manifest, as a script; None if the text is none."""
     if not is_manifest_text(text):
         return None
-    try:
-        documents = list(yaml.safe_load_all(text))
-    except yaml.YAMLError:
-        return None
-    return "\n".join(_collect_commands(documents))
+    return "\n".join(_collect_commands(read_yaml_documents(text, where, PlanError)))
 
 
 def _collect_commands(node: Any) -> list[str]:

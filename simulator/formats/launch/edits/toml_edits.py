@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import tomllib
 
-from meshcast.hardware.documents.input_file import split_lines
+from meshcast.hardware.documents.input_file import Unreadable, parse_toml, split_lines
 from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
 from meshcast.simulator.formats.launch.quoting import quote_toml
 
@@ -36,8 +35,8 @@ def _find_lines(lines: list[str], change: SettingChange, key: str) -> tuple[int,
     if begin >= 0 and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", lines[begin]):
         for end in range(begin + 1, min(len(lines), begin + LONGEST) + 1):
             try:
-                tomllib.loads("\n".join(lines[begin:end]))
-            except tomllib.TOMLDecodeError:
+                parse_toml("\n".join(lines[begin:end]))
+            except Unreadable:
                 continue
             return begin, end
     raise change.refuse()

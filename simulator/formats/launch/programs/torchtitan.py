@@ -8,11 +8,10 @@ manager.py and run_train.sh, whose batches are in tokens. Models are flavors in 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from meshcast.hardware.documents.input_file import split_lines
+from meshcast.hardware.documents.input_file import Unreadable, parse_toml, split_lines
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.arguments import merge_settings
 from meshcast.simulator.formats.launch.bash.records import Word
@@ -140,9 +139,9 @@ def read(file: LaunchFile) -> dict[str, Stated]:
     data = file.data
     if data is None:
         try:
-            data = tomllib.loads(file.text)
-        except tomllib.TOMLDecodeError as error:
-            rule = f"neither a configuration of torchtitan in Python nor valid TOML ({error})"
+            data = parse_toml(file.text)
+        except Unreadable as error:
+            rule = f"no configuration of torchtitan in Python, and {error.rule}"
             raise PlanError(file.where, rule, "Correct this line of the file") from None
     return _read_toml(data, file)
 
