@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshcast.experiments.explain.assumed_fields import AssumedFieldEffect, assumed_fields, forecast_alternatives
-from meshcast.experiments.explain.hardware_figures import HardwareFigure, hardware_figures
 from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.job.hardware_figures import HardwareFigure, hardware_figures
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.report.report import Report
 

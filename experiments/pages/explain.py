@@ -13,10 +13,10 @@ from rich.text import Text
 from meshcast.experiments.explain.assumed_fields import Alternative, AssumedFieldEffect
 from meshcast.experiments.explain.comparison import HEADLINES, ForecastComparison
 from meshcast.experiments.explain.fitting_changes import FittingChange
-from meshcast.experiments.explain.hardware_figures import HardwareFigure
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
 from meshcast.experiments.pages.forecast import list_fitting
 from meshcast.experiments.pages.tables import list_broken_rules, number_columns, ruled_table
+from meshcast.simulator.job.hardware_figures import HardwareFigure
 from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
 from meshcast.simulator.report.metrics import NAMED
 from meshcast.simulator.report.words import format_number, format_seconds

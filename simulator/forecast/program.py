@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+from meshcast.simulator.engine.play import play
 from meshcast.simulator.engine.task_time import mean_durations, pass_durations
 from meshcast.simulator.forecast.lowering import host_waits
 from meshcast.simulator.forecast.resident_memory import growing_gradients
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stage_messages import choose_messages
 from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.ir.ops import Fragment
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.block import Price, Prices
 from meshcast.simulator.program.build import build
 from meshcast.simulator.program.join import join_timetables
 from meshcast.simulator.program.program import EveryStageOps, Program, variants_of
 from meshcast.simulator.program.timetable import Timetable, timetable
-from meshcast.simulator.scheduling.schedule import ScheduleItem
+from meshcast.simulator.report.forecast import Forecast
+from meshcast.simulator.scheduling.schedule import PassDurations, ScheduleItem
 
 
 def build_program(
@@ -26,59 +30,90 @@ def build_program(
     shared_work: SharedWork | None = None,
     orders: Sequence[Sequence[ScheduleItem]] | None = None,
     periodic: bool = True,
+    by_durations: bool | None = None,
 ) -> tuple[EveryStageOps, Program]:
     """The lowered stages of a plan, and the program of its step.
+
+    Orders that a schedule plans with durations are kept only where their step is no longer than H, the step of orders
+    that no duration changes. H is a longest path, so on faster hardware it is no longer: f' <= H' <= H for any step f.
 
     price: of an op, for all devices or for each.
     orders: the order of every device, in place of the schedule's; stages have the numbers of their own pipeline.
     periodic: with the ops that run in one step of a period only (`Op.when`).
+    by_durations: whether a schedule that plans its orders with durations does so; None: whichever is better.
     """
     shared = shared_work or SharedWork()
-    prices, host = device_prices(plan, price), host_launch_seconds(plan)
     stages, updates = lower_stages(plan, shared.units, shared.stages)
     if not periodic:
         usual = {one: replace(one, forward=[op for op in one.forward if op.when != "period"]) for one in updates}
         updates = [usual[one] for one in updates]
-    tables, device, stage = [], 0, 0
+    make = partial(_make_program, plan, stages, updates, device_prices(plan, price), shared, orders)
+    if by_durations is not None or orders is not None or not plans_orders(plan):
+        return stages, make(by_durations is not False)
+    programs = [make(True), make(False)]
+    return stages, min(programs, key=lambda program: Forecast(plan, play(program), (), ()).seconds)
+
+
+def plans_orders(plan: Plan) -> bool:
+    """Whether durations of passes decide their order."""
+    # Without backward passes there are no durations to plan with: the order is that of equally long passes.
+    return not plan.job.forward_only and any(one.schedule.needs_durations for one in plan.every_pipeline)
+
+
+def _make_program(
+    plan: Plan,
+    stages: EveryStageOps,
+    updates: Sequence[Fragment],
+    prices: Sequence[Price],
+    shared: SharedWork,
+    orders: Sequence[Sequence[ScheduleItem]] | None,
+    by_durations: bool,
+) -> Program:
+    """The program of lowered stages and updates; see `build_program`."""
+    host, tables, device, stage = host_launch_seconds(plan), [], 0, 0
     for one in plan.every_pipeline:
         own, on = stages[stage : stage + one.shape.stages], prices[device : device + one.shape.p]
+        durations = _plan_durations(one, own, on, host, shared) if plans_orders(one) else None
+        if durations is not None and not by_durations:
+            durations = durations.equalised
         given = orders[device : device + one.shape.p] if orders is not None else None
-        tables.append(_make_timetable(one, own, on, host, shared, given))
+        tables.append(_make_timetable(one, durations, shared, given))
         device, stage = device + one.shape.p, stage + one.shape.stages
-    table = join_timetables(tables) if len(tables) > 1 else tables[0]
-    overlap = plan.job.framework.overlap.pp
+    table, overlap = join_timetables(tables) if len(tables) > 1 else tables[0], plan.job.framework.overlap.pp
     messages, growth = choose_messages(plan), growing_gradients(plan)
-    return stages, build(table, stages, prices, messages, overlap, updates, host, shared.blocks, growth)
+    return build(table, stages, prices, messages, overlap, updates, host, shared.blocks, growth)
+
+
+def _plan_durations(
+    plan: Plan, stages: EveryStageOps, prices: Sequence[Price], host: float, shared: SharedWork
+) -> PassDurations:
+    """The durations that a schedule plans with."""
+    stage_prices = [prices[plan.model_parts.device(stage)] for stage in range(plan.shape.stages)]
+    axis = plan.ranks.pipeline_axis if plan.shape.p > 1 else ""
+    variants = {n: plan.shape.classes.count(n) for n in sorted({*plan.shape.classes})} or {0: 1}
+    every = [
+        pass_durations([variants_of(stage)[n] for stage in stages], stage_prices, axis, host, shared.blocks)
+        for n in variants
+    ]
+    durations = every[0]
+    if len(every) > 1:
+        by_class = dict(zip(variants, every, strict=True))
+        each = tuple(by_class[n] for n in plan.shape.classes)
+        durations = replace(mean_durations(every, [*variants.values()]), each=each)
+    # Gradients are clipped by their global norm, for which all devices meet.
+    return replace(durations, barrier=plan.schedule.barrier)
 
 
 def _make_timetable(
     plan: Plan,
-    stages: EveryStageOps,
-    prices: Sequence[Price],
-    host: float,
+    durations: PassDurations | None,
     shared: SharedWork,
     orders: Sequence[Sequence[ScheduleItem]] | None,
 ) -> Timetable:
-    durations = None
-    # Without backward passes there are no durations to plan with: the order is that of equally long passes.
-    if plan.schedule.needs_durations and not plan.job.forward_only:
-        stage_prices = [prices[plan.model_parts.device(stage)] for stage in range(plan.shape.stages)]
-        axis = plan.ranks.pipeline_axis if plan.shape.p > 1 else ""
-        variants = {n: plan.shape.classes.count(n) for n in sorted({*plan.shape.classes})} or {0: 1}
-        every = [
-            pass_durations([variants_of(stage)[n] for stage in stages], stage_prices, axis, host, shared.blocks)
-            for n in variants
-        ]
-        durations = every[0]
-        if len(every) > 1:
-            by_class = dict(zip(variants, every, strict=True))
-            each = tuple(by_class[n] for n in plan.shape.classes)
-            durations = replace(mean_durations(every, [*variants.values()]), each=each)
-        # Gradients are clipped by their global norm, for which all devices meet.
-        durations = replace(durations, barrier=plan.schedule.barrier)
+    schedule, shape, interval = plan.schedule, plan.passes.played_shape, plan.passes.update_interval
     if orders is None:
-        return shared.timetable(plan.schedule, plan.passes.played_shape, durations, plan.passes.update_interval)
-    return timetable(plan.schedule, plan.passes.played_shape, durations, plan.passes.update_interval, orders)
+        return shared.timetable(schedule, shape, durations, interval)
+    return timetable(schedule, shape, durations, interval, orders)
 
 
 def device_prices(plan: Plan, price: Prices) -> Sequence[Price]:

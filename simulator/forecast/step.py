@@ -118,6 +118,13 @@ def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tu
     return forecast, [(share, forecast), (1 - share, other)]
 
 
+def fixed_order_step(plan: Plan, shared: SharedWork) -> float:
+    """Duration of the step of a plan in orders of passes that no duration changes [s]."""
+    prices = [one.estimate for one in shared.device_costs(plan)]
+    program = build_program(plan, prices, shared, by_durations=False)[1]
+    return Forecast(plan, play(program), (), ()).seconds + plan.job.framework.step_overhead_s
+
+
 def _rebuild_program(plan: Plan, shared: SharedWork, orders: Sequence[Sequence[ScheduleItem]]) -> Program:
     """The program of the same step for other orders."""
     return build_program(plan, [one.estimate for one in shared.device_costs(plan)], shared, orders)[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import product
@@ -195,6 +195,15 @@ class PassDurations:
         """Those of the passes of one micro-batch."""
         return self.each[microbatch] if self.each else self
 
+    @property
+    def equalised(self) -> PassDurations:
+        """Those of passes that last equally long and of messages without time: no figure of hardware changes them."""
+        one, again = (1.0,) * len(self.forward), tuple(float(seconds > 0) for seconds in self.recomputation)
+        each = tuple(durations.equalised for durations in self.each)
+        return replace(
+            self, forward=one, input_gradients=one, weight_gradients=one, recomputation=again, hop=0.0, each=each
+        )
+
 
 class PostValidation(SchemeOptions):
     """Option of the zero-bubble schedules."""
@@ -237,7 +246,8 @@ class Schedule(Scheme):
     family = "pipeline"
     role, most_axes = "pipeline schedule", 1
     needs_durations: ClassVar[bool] = False
-    """Whether its orders depend on the durations of passes."""
+    """Whether its orders depend on the durations of passes: they run where their step is no longer than that of its
+    orders for equally long passes."""
     least_chunks: ClassVar[int] = 1
     """Fewest chunks a device."""
     directions: int = 1

@@ -15,7 +15,22 @@ from meshcast.simulator.loading.load import load_job
 
 NODES = ("dgx-a100", "dgx-h100", "hgx-h200", "dgx-b200", "gb200-nvl72", "hgx-h800", "mi300x-8", "l40s-4", "p5")
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe", "breadth-first", "chimera", "hanayo")
-PRECISIONS = ("bf16", "bf16", "fp8-delayed", "fp8-blockwise")
+OTHER_SCHEDULES = (
+    *("bpipe", "dapple", "dualpipe-v", "dynapipe", "gems", "mpress", "pipedream", "pipedream-2bw", "seq1f1b"),
+    *("slimpipe", "terapipe", "v-half", "v-min", "v-zb", "varuna", "zb-auto", "zb-h2"),
+)
+SCHEMES = {
+    "tp_scheme": ("async-tp", "coconet", "domino", "flux", "megatron", "summa-2d", "tesseract", "userbuffers", "3d"),
+    "cp_scheme": ("burst-attention", "dist-flash-attn", "megatron-cp", "ring", "rsa", "ulysses", "wallfacer"),
+    "ep_scheme": (
+        *("all-gather-dispatch", "comet", "deepep", "deepspeed-moe", "dropless", "fastermoe", "fastmoe", "flexmoe"),
+        *("gshard", "hybrid-ep", "janus", "lina", "pipemoe", "prophet", "scattermoe", "schemoe", "smartmoe", "tutel"),
+    ),
+    "dp_scheme": ("byteps", "horovod", "mics", "zero-infinity", "zero-offload", "zero-plus-plus", "gemini", "diloco"),
+}
+"""Named schemes by the key of the plan that names them."""
+PRECISIONS = ("bf16", "bf16", "fp8-delayed", "fp8-blockwise", "fp16", "fp32")
+PARTITIONS = (None, None, "ends-as-layers")
 RECOMPUTES = ("none", "none", "full", "selective")
 TRIES = 200
 """Draws for one job: a plan whose numbers do not divide, or that a scheme does not admit, is drawn anew."""
@@ -47,11 +62,19 @@ def draw_job(source: random.Random) -> dict[str, Any]:
     if "moe" in model:
         plan["ep"] = pick((1, 2, 4, 8))
     if pp > 1:
-        plan["schedule"] = pick(SCHEDULES)
+        plan["schedule"] = pick(SCHEDULES if source.random() < 0.6 else OTHER_SCHEDULES)
         plan["chunks"] = pick((1, 2)) if plan["schedule"] != "interleaved-1f1b" else 2
         if plan["chunks"] == 1:
             del plan["chunks"]
+        if partition := pick(PARTITIONS):
+            plan["partition"] = partition
     plan |= pick(({}, {"zero": 0}, {"zero": 2}, {"zero": 3}, {"fsdp": True}))
+    if source.random() < 0.4:
+        keys = [key for key, of in zip(SCHEMES, (tp > 1, cp > 1, "moe" in model, True), strict=True) if of]
+        key = pick(keys)
+        plan[key] = pick(SCHEMES[key])
+        if key == "dp_scheme":
+            plan = {name: value for name, value in plan.items() if name not in ("zero", "fsdp")}
     return {
         "model": model,
         "cluster": f"{pick(NODES)}:{pick((1, 2, 4, 8))}",

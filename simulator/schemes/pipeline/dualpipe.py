@@ -15,7 +15,8 @@ between t_b + t_w and t_f + t_b + t_w. p + 1 micro-batches in flight. Needs p an
 Orders are those of the public code. The report does not say when the gradients of a stage are summed with those of its
 copy: by default as soon as both have run their last backward pass (`gradient_sync`). A message to the next stage leaves
 when its pass is done, beside other passes, as the report has it; the public code waits for its messages between passes.
-Kernels of a pair run in the order in which they can begin, not in the hand-made order of figure 4.
+Kernels of a pair run in the order in which they can begin, not in the hand-made order of figure 4: faster kernels may
+begin in another order, which takes up to 1 % longer (docs/method.md).
 
 References: DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1, figure 5 and table 2; deepseek-ai/DualPipe @3da1bbe,
 dualpipe/dualpipe.py.

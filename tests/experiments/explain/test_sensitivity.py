@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from meshcast.experiments.explain.hardware_figures import hardware_figures
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities, change_figures, explain
 from meshcast.experiments.pages.explain import sensitivity_page
 from meshcast.experiments.plots import tornado
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.job.hardware_figures import hardware_figures
 from meshcast.simulator.report.metrics import Z90
 
 JOB: dict[str, Any] = {

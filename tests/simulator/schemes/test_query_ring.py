@@ -48,6 +48,14 @@ def test_with_as_many_heads_of_keys_a_ring_of_keys_sends_more() -> None:
     assert burst / ring == pytest.approx((1 + 63 / 64 * (2 + 4 / 128)) / (4 * 63 / 64))
 
 
+def test_projections_in_8_bits_behind_the_attention_make_it_no_longer() -> None:
+    """The gradient of its output is then kept under the name of the 8-bit copy."""
+    model = {"layers": 2, "hidden": 8192, "heads": 64, "vocab": 1024, "seq": 32768}
+    job = {"model": model, "cluster": "dgx-h100:1", "plan": {"cp": 8, "cp_scheme": "burst-attention"}}
+    wide, narrow = (simulate({**job, "precision": one, "batch": {"global": 1}}) for one in ("bf16", "fp8-delayed"))
+    assert narrow.step_time < wide.step_time and narrow.peak_allocated < wide.peak_allocated
+
+
 @pytest.mark.parametrize("sizes", [(2, 2), (3, 2), (2, 3)])
 def test_two_levels_compute_every_block_once(sizes: tuple[int, int]) -> None:
     """Far ranks exchange shards while near ranks pass theirs on: the gradients of queries come home at both levels."""

@@ -118,7 +118,7 @@ class AttentionSteps:
 
     @property
     def do(self) -> str:
-        """Name of the gradient of the output, with ``d:``: of its 8-bit copy, where the projection reads that."""
+        """The gradient of the output, with ``d:``: of its 8-bit copy, where the projection behind reads that."""
         stems = (use.key.partition("@")[0] for use in self.step_fragments[0].tensor_uses)
         return next(stem for stem in stems if stem.partition(".")[0] == f"d:{self.o}")
 
