@@ -181,7 +181,8 @@ def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -
         rule = "its settings cannot be compared: such files are read, not written"
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
     wanted = load_job(job, changes)
-    edited, (launch, back) = EditedFiles(file), _import_beside(file, form, wanted, own_gpus=True)
+    edited, (launch, back) = EditedFiles(file), _import_beside(file, form, wanted)
+    before = back
     for _ in range(MOST_ROUNDS):
         listed = list_changed_settings(launch, edited.file, back, wanted)
         if not listed and edited != EditedFiles(file):
@@ -190,7 +191,7 @@ def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -
         try:
             with reading_edited(edited.beside):
                 edited = replace(edited, file=parse_again(edited.file, edited.file.text))
-                launch, back = _import_beside(edited.file, form, wanted)
+                launch, back = _import_beside(edited.file, form, wanted, before)
         except PlanError as error:
             raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
     changed = _show_edits(file, edited)
@@ -228,17 +229,22 @@ def parse_again(file: LaunchFile, text: str) -> LaunchFile:
     return parse_launch_text(text, file.where, file.suffix, file.folder, file.options)
 
 
-def _import_beside(file: LaunchFile, form: str, job: Job, own_gpus: bool = False) -> tuple[ImportedJob, Job]:
+def _import_beside(file: LaunchFile, form: str, job: Job, before: Job | None = None) -> tuple[ImportedJob, Job]:
     """A launch file, as keys and loaded, on the cluster of another job, and with what of that it leaves open.
 
-    own_gpus: whether it may be on as many GPUs as its own degrees ask for, where those of the job do not do.
+    before: the file before it was edited, whose program the edits leave as it is; None: it is not edited yet, and may
+        be on as many GPUs as its own degrees ask for, where those of the job do not do.
     """
     from meshcast.simulator.loading.load import load_job, read_job_of_file
 
     answers = [f"model={to_json(job.as_written['model'])}", f"batch.sequence={job.batch.sequence}"]
     answers += [f"batch.micro={job.batch.micro}"]
     cluster = [f"cluster={to_json(job.as_written['cluster'])}"]
-    tried = [[*start, *answers[:count]] for start in ([cluster, []] if own_gpus else [cluster]) for count in range(4)]
+    if before is not None and before.framework.name == job.framework.name:
+        cluster.append(f"framework.name={job.framework.name}")
+    tried = [
+        [*start, *answers[:count]] for start in ([cluster, []] if before is None else [cluster]) for count in range(4)
+    ]
     for number, answered in enumerate(tried, 1):
         try:
             read = read_job_of_file(file, answered, form)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.files import text as read_text
 from meshcast.simulator.formats.launch.bash.files import find_beside
 from meshcast.simulator.formats.launch.bash.script import ARGUMENTS
@@ -36,20 +37,21 @@ def list_changed_settings(launch: ImportedJob, file: LaunchFile, before: Job, af
     assert form.write is not None
     stated = {name: setting for name, setting in launch.settings.items() if setting.place}  # no default of a recipe
     texts = (form.write(flatten_for_export(job), []) for job in (before, after))
-    old, new = (form.read(parse_launch_text(text, "", form.suffix)) for text in texts)
+    written = [parse_launch_text(text, "", form.suffix) for text in texts]
+    old, new = (form.read(other) for other in written)
+    beside, of_program = _leave_launchers(stated, file), _leave_launchers(new, written[1])
     differing = {name for name in {**old, **new} if _value(old.get(name)) != _value(new.get(name))}
     changed = _changed_keys(before, after)
     changes = [
         _change(setting, new[name].value if name in new else None)
         for name, setting in stated.items()
-        if name in differing or _is_said_otherwise(name, setting, launch, changed, old, new)
+        if name in differing or (name in beside and _is_said_otherwise(name, setting, launch, changed, old, new))
     ]
-    beside = _leave_launchers(stated, file)
     of_plan = {where for key, where in launch.places.items() if key.startswith(("plan.", "framework.", "precision."))}
     apart = {name for name, setting in stated.items() if setting.where not in of_plan}
     changes += [
         SettingChange(new[name].shown, "", None, new[name].value, order_neighbours(name, [*new], beside, apart))
-        for name in new
+        for name in of_program
         if name in differing and name not in stated
     ]
     return [_override(change, file, beside) for change in changes] + _list_changed_variables(form, file, before, after)
@@ -65,7 +67,8 @@ def _is_said_otherwise(
 ) -> bool:
     """Whether a setting of a file is a degree that both jobs, as they are written, leave out, or is now said by another
     name. changed: keys in which they differ. old, new: their settings."""
-    keys = [key in changed for key, where in launch.places.items() if where == setting.where]
+    places = launch.places.items()
+    keys = [key in changed for key, where in places if where == setting.where and key != "framework.name"]
     if name in new:
         return any(keys) and _value(setting) != _value(new[name])
     return name not in old and bool(keys) and all(keys)
@@ -160,9 +163,19 @@ def apply_setting_changes(edited: EditedFiles, changes: Sequence[SettingChange])
 
 
 def _apply(edited: EditedFiles, change: SettingChange) -> EditedFiles:
+    if change.place or change.variable:
+        return _edit_file(edited, change, file_of_place(change.place) or edited.file.where)
+    for place, neighbours in _list_places(edited.file, change):
+        try:
+            return _edit_file(edited, replace(change, neighbours=neighbours), place)
+        except PlanError:  # its neighbours there are gone
+            continue
+    raise change.refuse()
+
+
+def _edit_file(edited: EditedFiles, change: SettingChange, place: str) -> EditedFiles:
+    """Returns the files with a setting changed in one of them."""
     file = edited.file
-    place, neighbours = _choose_file(file, change)
-    change = replace(change, neighbours=neighbours)
     if place == ARGUMENTS and change.place and change.before is None:  # a word, which stands at the end
         return replace(edited, file=file.with_arguments((*file.options.arguments, change.name)))
     if place == ARGUMENTS:
@@ -183,11 +196,10 @@ def _apply(edited: EditedFiles, change: SettingChange) -> EditedFiles:
     return edited.replace_text(path, edit(text, change))
 
 
-def _choose_file(file: LaunchFile, change: SettingChange) -> tuple[str, tuple[Stated, ...]]:
-    """Returns the file in which a setting is changed, and its neighbours there: one to add in the launch file itself,
-    else in that of its nearest neighbour."""
-    if change.place or change.variable:
-        return file_of_place(change.place) or file.where, ()
-    places = [file_of_place(neighbour.place) for neighbour in change.neighbours if neighbour.place]
-    place = next((place for place in [file.where, *places, ARGUMENTS] if place in places), file.where)
-    return place, tuple(beside for beside in change.neighbours if file_of_place(beside.place) in ("", place))
+def _list_places(file: LaunchFile, change: SettingChange) -> Iterator[tuple[str, tuple[Stated, ...]]]:
+    """Yields the files to which a setting may be added, with its neighbours there: the launch file itself, then those
+    of its neighbours, the nearest first, then the arguments."""
+    files = [file_of_place(beside.place) for beside in change.neighbours if beside.place]
+    places = dict.fromkeys(sorted(files, key=lambda place: (place != file.where, place == ARGUMENTS)))
+    for place in places or [file.where]:
+        yield place, tuple(beside for beside in change.neighbours if file_of_place(beside.place) in ("", place))

@@ -205,6 +205,21 @@ def _cut_columns(text: str, words: list[str]) -> str | None:
     return "".join(f"{part}\n" for part in chosen)
 
 
+_COLUMN = re.compile(r"\{ ?print \$(\d{1,3});? ?\}")
+
+
+def _print_column(text: str, words: list[str]) -> str | None:
+    """Returns what ``awk '{print $N}'`` makes of a text, also with a sign between columns (``-F X``)."""
+    *options, program = words or [""]
+    sign = re.fullmatch(r"-F ?([^\\|.*+?^$(){}\[\] ])", " ".join(options))
+    column = _COLUMN.fullmatch(program.strip())
+    if column is None or bool(options) != bool(sign):
+        return None
+    number = int(column[1])
+    rows = [(line, line.split(sign[1]) if sign else line.split()) for line in text.splitlines()]
+    return "".join(f"{line if not number else row[number - 1] if number <= len(row) else ''}\n" for line, row in rows)
+
+
 def _head(text: str, words: list[str]) -> str | None:
     count = re.fullmatch(r"-n ?(\d{1,6})|-(\d{1,6})", " ".join(words) or "-10")
     return "".join(f"{line}\n" for line in split_lines(text)[: int(count[1] or count[2])]) if count else None
@@ -252,6 +267,7 @@ PRINTING: Mapping[str, Print] = {
     "bc": _filter(lambda text, words: _compute(text)),
     "tr": _filter(_translate),
     "cut": _filter(_cut_columns),
+    "awk": _filter(_print_column),
     "head": _filter(_head),
     "wc": _filter(_count),
     "xargs": _filter(lambda text, words: None if words else f"{' '.join(text.split())}\n"),

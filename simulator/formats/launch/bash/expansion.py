@@ -215,11 +215,15 @@ class Expander(ParameterExpander):
         return (source.segment(text, source.start_of(node), unknown),)
 
     def _substitution(self, source: Source, node: Node) -> Value:
+        if re.fullmatch(r"\$\(\(.*\)\)", source.text(node), re.DOTALL):  # in a default value, for the grammar a shell
+            return self._formula(source, node, node.start_byte + 3, node.end_byte - 2)
         output = self.capture(source, node) if node.type == "command_substitution" else None
         return strip_line_ends(output) if output is not None else self.opaque(source, node)
 
     def _arithmetic(self, source: Source, node: Node) -> Value:
-        start, end = node.children[0].end_byte, node.children[-1].start_byte
+        return self._formula(source, node, node.children[0].end_byte, node.children[-1].start_byte)
+
+    def _formula(self, source: Source, node: Node, start: int, end: int) -> Value:
         number, names = self.compute(source, node, start, end)
         if number is None:
             return self.opaque(source, node, names)

@@ -312,16 +312,17 @@ class Interpreter:
         until = node.children[0].type == "until"
         rounds = 0
         while body is not None:
+            before = dict(self.shell.variables), list(self.shell.frame.arguments), self.shell.stdin
+            self.shell.limits.spend(len(self.shell.variables))
             status = self._run_all(source, tests)
             if not status.resolved or status.holds == until:
                 break
             self._check_rounds(source, node, rounds)
             rounds += 1
-            before, arguments = dict(self.shell.variables), list(self.shell.frame.arguments)
-            self.shell.limits.spend(len(before))
             if self._round(source, body):
                 break
-            if before == self.shell.variables and arguments == self.shell.frame.arguments and body.child_count:
+            after = self.shell.variables, self.shell.frame.arguments, self.shell.stdin
+            if before == after and body.child_count:
                 break
         return Status()
 
@@ -422,6 +423,7 @@ class Interpreter:
         line, before = source.line_of(node), self.shell.stdin
         assignments: list[Node] = []
         parts: list[Node] = []
+        redirected = False
         end = -1  # of an assignment, with what the grammar takes for other words
         for child in node.children:
             if child.type == "variable_assignment" or source.start_of(child) == end:
@@ -431,6 +433,7 @@ class Interpreter:
                 parts += child.children
             elif child.type.endswith("_redirect"):
                 self._read_redirects(source, [child])
+                redirected = True
             elif child.type != "comment":
                 parts.append(child)
         values = [value for group in group_nodes(source, parts) for value in self.expander.fields(source, *group)]
@@ -442,7 +445,8 @@ class Interpreter:
         else:
             assigned = dict(self.declarations.read(source, assignment) for assignment in assignments)
             status = self._start(values, line, assigned, lost, source.file_at(source.start_of(node)))
-        self.shell.stdin = before
+        if redirected:  # else what it read is read
+            self.shell.stdin = before
         return status
 
     def _start(
@@ -458,7 +462,13 @@ class Interpreter:
         if name in self.shell.functions:
             return self._call(name, words)
         if name in _BUILTINS:
-            return _BUILTINS[name](self, words)
+            before = {label: self.shell.variables.get(label) for label in assigned if name == "read"}
+            for label in before:
+                self.shell.assign_text(label, assigned[label])
+            status = _BUILTINS[name](self, words)
+            for label, variable in before.items():
+                self.shell.restore(label, variable)
+            return status
         if name in PRINTING:
             printed = PRINTING[name](self.shell, words)
             if printed is None:
@@ -520,10 +530,7 @@ class Interpreter:
         finally:
             self.shell.frames.remove(frame)
             for variable_name, variable in frame.hidden.items():
-                if variable is None:
-                    self.shell.variables.pop(variable_name, None)
-                else:
-                    self.shell.variables[variable_name] = variable
+                self.shell.restore(variable_name, variable)
 
     # -------------------------------------------------------------------------------------------- builtins of the shell
 
@@ -618,11 +625,21 @@ class Interpreter:
         first, _, rest = text.partition("\n")
         self.shell.limits.spend(len(text))
         self.shell.stdin = (replace(stdin[0], text=rest),) if rest else ()
-        parts = first.split(None, max(0, len(names) - 1))
+        parts = self._split_line(first, max(0, len(names) - 1))
         for place, name in enumerate(names):
-            part = parts[place].strip() if place < len(parts) else ""
+            part = parts[place] if place < len(parts) else ""
             self.shell.assign_text(name, (Segment(part, self.shell.limits.line),))
         return Status(holds=bool(text))
+
+    def _split_line(self, line: str, most: int) -> list[str]:
+        """Returns the parts of a line, divided at most so often: at the signs of IFS, at spaces without."""
+        variable = self.shell.variables.get("IFS")
+        value = variable.elements.get(0, ()) if variable is not None else None
+        signs = None if value is None or name_unknown(value) else read_as_bash(value)
+        if signs is None or signs.strip() == "" != signs:
+            return [part.strip() for part in line.split(None, most)]
+        line = line.strip() if " " in signs else line
+        return re.split(f"[{re.escape(signs)}]", line, maxsplit=most) if most and signs else [line]
 
     def let(self, words: list[Value]) -> Status:
         """Computes formulas."""

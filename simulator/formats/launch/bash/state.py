@@ -181,6 +181,13 @@ class Shell:
         """Sets a plain variable."""
         self.assign(name, Variable({0: merge_segments(value)}))
 
+    def restore(self, name: str, variable: Variable | None) -> None:
+        """Makes a variable what it was before; None: it was not set."""
+        if variable is None:
+            self.variables.pop(name, None)
+        else:
+            self.variables[name] = variable
+
     def assign_number(self, name: str, number: int) -> None:
         """Sets a plain variable to a number that the current line computes."""
         self.assign_text(name, (Segment(str(number), self.limits.line),))

@@ -69,6 +69,9 @@ OWN = (
 
 FORMAT_NAMES = {"qkv_bias": "add_qkv_bias", "layernorm1p": "apply_layernorm_1p"}
 
+BEFORE_CORE = "megatron-lm-2021"
+"""The framework of releases before Megatron-Core."""
+
 LEGACY = (
     *("DDP_impl", "data_impl", "mmap_warmup", "use_contiguous_buffers_in_ddp", "no_contiguous_buffers_in_local_ddp"),
     *("fp8_e4m3", "fp8_hybrid", "layernorm_epsilon", "no_query_key_layer_scaling", "checkpoint_activations"),
@@ -166,9 +169,10 @@ def read_batch(reading: Reading) -> None:
 def _read_attention(reading: Reading) -> None:
     """Reads the kernels of attention, by default those of the releases that have the settings of the file."""
     is_legacy = any(name in reading.stated for name in LEGACY)
+    is_legacy = is_legacy or reading.answers.get("framework.name") == BEFORE_CORE
     kernels = reading.take_word("transformer_impl") or ("local" if is_legacy else "transformer_engine")
     if is_legacy:
-        reading.set_key("framework.name", "megatron-lm-2021", *LEGACY)
+        reading.set_key("framework.name", BEFORE_CORE, *LEGACY)
         for name in LEGACY:
             reading.take(name)
     if reading.take_switch(*FLASH):
@@ -340,7 +344,7 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     if "sequence_parallel" not in settings:
         settings.pop("tp_comm_overlap", None)
     settings |= _write_precision(keys)
-    if keys.get("framework.name") == "megatron-lm-2021":
+    if keys.get("framework.name") == BEFORE_CORE:
         settings |= {"DDP_impl": "local"}
         settings.pop("attention_backend", None)
         settings |= {"use_flash_attn": True} if keys.get("framework.set.attention") == "flash" else {}
@@ -353,7 +357,7 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write_loss(keys: SomeKeys) -> dict[str, bool]:
     """The switch of the fused loss, which older releases do not have."""
-    is_old = keys.get("framework.name") == "megatron-lm-2021"
+    is_old = keys.get("framework.name") == BEFORE_CORE
     is_old = is_old or str(keys.get("framework.release", FUSED_LOSS_SINCE)) < FUSED_LOSS_SINCE
     return {} if is_old or EAGER_LOSS.items() <= keys.items() else {"cross_entropy_loss_fusion": True}
 

@@ -272,6 +272,31 @@ def test_templates_are_filled_by_sed(program: str, printed: str | None) -> None:
     assert run_script(f'{write}sed -i "{program}" t.json', "run.sh").files.get("t.json", (None,))[0] == printed
 
 
+@pytest.mark.parametrize(
+    ("script", "printed"),
+    [
+        ("IFS=, read -r A B <<< '8,4 x,1'; echo $A/$B", "8/4 x,1"),
+        ("OLD=$IFS; IFS=, read -r A B C <<< '8,,1'; IFS=$OLD; read -r D E <<< '2 3'; echo $A/$B/$C/$D/$E", "8//1/2/3"),
+        ("IFS= read -r A <<< ' x  y'; echo \"[$A]\"", "[ x  y]"),
+        ("while IFS=: read -r A B; do N=$B$A; done <<X\np:1\nq:2\nX\necho $N", "2q"),
+        ('G=16; T=2; echo "${U:=$((G / (T * 2)))}"', "4"),
+        ('G=16; echo "${U:-$((G / 4))}$((G/(2*4)))"', "42"),
+        ("echo 'a b c' | awk '{print $2}'", "b"),
+        ("echo 'a,b' | awk -F, '{ print $2 }'", "b"),
+    ],
+)
+def test_values_are_computed_as_bash_does(script: str, printed: str) -> None:
+    assert values(f'show() {{ {script}; }}\nV=$(show)\ntrain.py --v "$V"\n')["v"] == printed
+    if BASH is not None:
+        assert subprocess.run([BASH, "-c", script], capture_output=True, text=True).stdout == f"{printed}\n"
+
+
+def test_every_line_that_a_loop_reads_starts_a_program() -> None:
+    script = "while IFS=: read -r TP PP; do\n    torchrun train.py --tp $TP --pp $PP\ndone <<X\n8:1\n8:1\n4:2\nX\n"
+    started = [[word.text for word in command.words[3::2]] for command in run_script(script, "run.sh").commands]
+    assert started == [["8", "1"], ["8", "1"], ["4", "2"]]
+
+
 def test_slurm_sets_variables_by_its_directives(tmp_path: Path) -> None:
     head = "#SBATCH -t 0:30:00 --nodes=4 --ntasks-per-node=8\n#SBATCH --gres=gpu:a100:2 # each\n"
     names = ["SLURM_NNODES", "SLURM_NTASKS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"]
