@@ -200,7 +200,7 @@ def parse_csv(text: str) -> list[CsvRow]:
 # ----------------------------------------------------------------------------------------- TOML, JSON
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, object]:
     """Returns the data of TOML text. Raises Unreadable for what is none."""
     try:
         return tomllib.loads(text)
