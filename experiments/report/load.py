@@ -81,9 +81,9 @@ class RowsNote(BaseModel):
     """What the metadata of a file of rows say of it, as far as a report shows it."""
 
     points: int | None = None
-    fingerprint: dict[str, Any] = {}
-    certificate: dict[str, Any] | None = None
-    job: dict[str, Any] = {}
+    fingerprint: dict[str, object] = {}
+    certificate: dict[str, object] | None = None
+    job: dict[str, object] = {}
 
 
 def load_rows(path: Path) -> PlanRows:

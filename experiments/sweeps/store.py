@@ -300,6 +300,9 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
     best: list[Row] = []
     with pq.ParquetFile(out, page_checksum_verification=True) as file:
         for batch in file.iter_batches(columns=[*shown, "status", "reason"], use_threads=False):
+            for name in shown[1 + len(fields) :]:
+                if pc.any(pc.invert(pc.is_finite(batch[name].cast("float64")))).as_py():
+                    raise refuse_damage(out, f"a {name} is no finite number")
             statuses.update(_count_values(batch["status"]))
             for reason, count in _count_values(batch["reason"].drop_null()).items():
                 same = re.sub(r"\d[\d,.]*", "#", reason)  # reasons that differ in numbers only are one

@@ -191,7 +191,7 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
     return Document(data, text, where)
 
 
-def read_yaml_documents(text: str, where: str, error: type[MeshcastError] = CatalogError) -> list[Any]:
+def read_yaml_documents(text: str, where: str, error: type[MeshcastError] = CatalogError) -> list[object]:
     """Returns the data of all YAML 1.2 documents in a text. Raises an error as `read_yaml`."""
     with _explain_errors(text, where, error):
         documents = list(yaml.load_all(text, Loader))
@@ -219,7 +219,7 @@ def _explain_errors(text: str, where: str, error: type[MeshcastError]) -> Iterat
         raise error(where, f"not valid YAML 1.2 ({e})", "Save the file as UTF-8") from None
 
 
-def _refuse_expansion(data: Any, text: str, where: str, error: type[MeshcastError]) -> None:
+def _refuse_expansion(data: object, text: str, where: str, error: type[MeshcastError]) -> None:
     """Raises an error for aliases that would be copied without bound."""
     if "&" in text and "*" in text and _too_large(data):
         rule = f"its aliases write out to more than {MAX_NODES:,} items"

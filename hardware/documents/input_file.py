@@ -206,7 +206,7 @@ def split_lines(text: str) -> list[str]:
 # ----------------------------------------------------------------------------------------- TOML, JSON
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, object]:
     """Returns the data of TOML text. Raises Unreadable for what is none."""
     try:
         return tomllib.loads(text)

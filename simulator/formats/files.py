@@ -6,7 +6,16 @@ import re
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshcast.hardware.documents.input_file import DATA, CsvRow, SizeLimit, Unreadable, parse_csv, parse_json, read_text
+from meshcast.hardware.documents.input_file import (
+    DATA,
+    MOST_VALUES,
+    CsvRow,
+    SizeLimit,
+    Unreadable,
+    parse_csv,
+    parse_json,
+    read_text,
+)
 from meshcast.hardware.errors import PlanError
 
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -44,10 +53,20 @@ def csv_rows(path: Path, remedy: str) -> list[CsvRow]:
         raise error.error(PlanError, str(path), remedy) from None
 
 
-def json_object(path: Path, remedy: str, limit: SizeLimit = DATA, **rules: Any) -> dict[str, Any]:
-    """Reads the JSON object in a file; rules: see `parse_json`. Raises PlanError, with the line, if it holds none."""
+def json_object(
+    path: Path,
+    remedy: str,
+    limit: SizeLimit = DATA,
+    constants: bool = False,
+    repeated: bool = False,
+    most: int = MOST_VALUES,
+) -> dict[str, Any]:
+    """Reads the JSON object in a file. Raises PlanError, with the line, if it holds none.
+
+    constants, repeated, most: see `parse_json`.
+    """
     try:
-        found = parse_json(text(path, remedy, limit), **rules)
+        found = parse_json(text(path, remedy, limit), constants, repeated, most)
     except Unreadable as error:
         raise error.error(PlanError, str(path), remedy) from None
     if not isinstance(found, dict):

@@ -146,7 +146,7 @@ def test_command(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     pq.write_table(table.set_column(table.column_names.index("step_time_s"), "step_time_s", names), wrong)
     for words, message in (
         ([str(results), "--x", "plan.tp", "--y", "plan.tp"], "it is the field of --x"),
-        ([str(wrong), "--out", str(out)], "row 1 step_time_s is 'fits': it is a finite number, or empty"),
+        ([str(wrong), "--out", str(out)], "step_time_s is 'does-not-fit': it is a finite number, or empty"),
         ([str(one)], "only plan.tp takes several values. Vary a second field"),
         ([str(text), "--out", str(out)], "not a Parquet file"),
         ([str(twice), "--out", str(out)], "the column 'plan.tp' is there twice"),
