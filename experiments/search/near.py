@@ -49,7 +49,7 @@ def find_near_plans(
     job: on this cluster, with a plan. known: the objectives of the search.
     """
     space, number, seen, forecasts, fitting = cluster.space, itertools.count(), set[Point](), 0, 0
-    values = read_short_form(job, space.named).values
+    values = _take_nearest(space, read_short_form(job, space.named).values)
     waiting = [_Neighbourhood(True, math.inf, next(number), values)] if values else []
     while waiting:
         around = heapq.heappop(waiting).values
@@ -70,6 +70,18 @@ def find_near_plans(
                     yield point, FoundPlan(changes, plan, 0.0, forecast, fits, objectives)
             if fitting == ENOUGH or forecasts == MOST_FORECASTS:
                 return
+
+
+def _take_nearest(space: Space, values: Values) -> Values:
+    """Returns the values of a plan with those that a space does not have, as lists of modules, replaced by the last one
+    that it has, which recomputes most."""
+    nearest = dict(values)
+    for name in space.fields.values():
+        value, known = values.get(name), space.values[name]
+        depends = name in ("recomputed", "shard") or (name == "partition" and isinstance(value, tuple))
+        if value is not None and value not in known and not depends:
+            nearest[name] = known[-1]
+    return nearest
 
 
 def _forecast(plan: Values, space: Space, shared: SharedWork) -> StepAndMemory | None:

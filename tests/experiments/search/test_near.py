@@ -30,11 +30,22 @@ def account_for(certificate: Certificate) -> int:
     return decided + sum(certificate.excluded.values())
 
 
-def test_it_has_plans_when_it_is_interrupted_at_once(search: Search) -> None:
-    def interrupt(certificate: Certificate) -> None:
-        if not certificate.counting:
-            raise KeyboardInterrupt
+def interrupt(certificate: Certificate) -> None:
+    """Ends a search once its plans are counted."""
+    if not certificate.counting:
+        raise KeyboardInterrupt
 
+
+def test_a_plan_that_the_search_does_not_have_has_neighbours(tmp_path: Path) -> None:
+    """A search recomputes no list of modules by itself."""
+    plan = {"tp": 2, "zero": 1, "recompute": ["mlp"]}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({**STATED, "plan": plan}), "utf-8")
+    search = open_search(tmp_path / "job.yaml", changes=(*CHANGES, "plan.recompute=auto"))
+    run_on_workers(search, 1, interrupt)
+    assert len(search.best) == ENOUGH
+
+
+def test_it_has_plans_when_it_is_interrupted_at_once(search: Search) -> None:
     certificate = run_on_workers(search, 1, interrupt)
     plans = [plan.changes for plan in search.best]
     assert not certificate.complete and len(plans) == certificate.exact == ENOUGH
