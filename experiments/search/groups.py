@@ -343,7 +343,8 @@ class GroupBounds:
         full, compute = BYTES[framework.main_weights], BYTES[framework.weights]
         nbytes = {
             "weights": compute,
-            "gradients": BYTES[framework.gradients],
+            # With one micro-batch a step those that are set to None are not there at the peak.
+            "gradients": 0 if framework.gradients_to_none else BYTES[framework.gradients],
             "optimizer": 2 * BYTES[framework.moments],
         }
         if self.space.loaded.train.mode != "full":
