@@ -344,7 +344,7 @@ class GroupBounds:
         nbytes = {
             "weights": compute,
             # With one micro-batch a step those that are set to None are not there at the peak.
-            "gradients": 0 if framework.gradients_to_none else BYTES[framework.gradients],
+            "gradients": 0 if framework.update.gradients_to_none else BYTES[framework.gradients],
             "optimizer": 2 * BYTES[framework.moments],
         }
         if self.space.loaded.train.mode != "full":

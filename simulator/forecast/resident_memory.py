@@ -51,8 +51,8 @@ def growing_gradients(plan: Plan, any_batch: bool = False) -> GradientGrowth | N
     """Returns the growth of gradients that have no memory before the backward pass of a step; None where they live
     through the whole step, as those that several micro-batches add to do. any_batch: whatever their number is."""
     single = any_batch or (plan.shape.m == 1 and len(plan.passes.slices) == 1)
-    alike = not (plan.stage_plans or plan.pipelines or plan.job.forward_only) and plan.schedule.flush
-    if not (plan.job.framework.gradients_to_none and single and alike) or _find_offloaded(plan, "gradients"):
+    uniform = not (plan.stage_plans or plan.pipelines or plan.job.forward_only) and plan.schedule.flush
+    if not (plan.job.framework.update.gradients_to_none and single and uniform) or _find_offloaded(plan, "gradients"):
         return None
     sharding, unequal = schemes_with(plan.schemes, ShardsStates), schemes_with(plan.schemes, HoldsUnequalShards)
     return GradientGrowth(plan.mesh, tuple(sharding), tuple(unequal), plan.job.framework.gradients)
@@ -186,6 +186,8 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     compute, full, moments = BYTES[framework.weights], BYTES[framework.main_weights], 2 * BYTES[framework.moments]
     updated = all(scheme.updates_weights for scheme in schemes_with(plan.schemes, HoldsStates))
     bucketing = schemes_with(plan.schemes, KeepsBuckets)
+    converted = framework.gradients != framework.weights and not framework.fused_gradients
+    stale = framework.update.stale_gradients and converted
     found, shards = dict.fromkeys(STATES, 0.0), _shard_counter(plan)
     for param, size in by_axes(params):
         at_rest = {state: shards(state, param) for state in found}
@@ -198,7 +200,7 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
         found["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
         if any(scheme.keeps_bucket(param) for scheme in bucketing):
             found["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
-        if framework.stale_gradients and not framework.fused_gradients and framework.gradients != framework.weights:
+        if stale:
             found["gradients"] += size * compute
         found["optimizer"] += size * (main + moments) / at_rest["optimizer"]
     return found

@@ -227,7 +227,7 @@ def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[Gradien
         write + moments,
         shared,
         convert,
-        framework.update_workspace,
+        framework.update.count_workspace(framework.gradients, framework.main_weights, framework.moments),
         framework.update.sub_group,
         plan.schedule.flush,
         range(plan.job.cluster.gpus) if unlike else None,

@@ -22,6 +22,7 @@ from meshcast.simulator.costs.kernels.libraries import AttentionLibrary
 from meshcast.simulator.costs.regimes import Regime
 from meshcast.simulator.ir.ops import BYTES
 from meshcast.simulator.job.release import find_month, generations_of
+from meshcast.simulator.models.shapes import LossShape
 
 Format = Literal["fp32", "bf16", "fp16"]
 QuantisedRecipe = Literal["fp8-delayed", "fp8-tensorwise", "fp8-rowwise", "fp8-blockwise", "fp8", "mxfp8", "nvfp4"]
@@ -104,6 +105,12 @@ class LossKernels(FrameworkPart):
             raise ValueError("chunks and chunk_tokens say the same. Leave one of them out")
         return self
 
+    def shape_of(self, tokens: int, vocab: int, hidden: int) -> LossShape:
+        """Returns what the loss does with the logits of the tokens of a rank. vocab: of the whole vocabulary."""
+        peaks = self.peak, self.sharded_peak or self.peak
+        chunks = self.count_chunks(tokens, vocab, hidden)
+        return LossShape((self.forward, self.backward), self.kept, peaks, chunks, self.recomputed)
+
     def count_chunks(self, tokens: int, vocab: int, hidden: int) -> int:
         """Returns the parts into which the tokens of a rank are cut. vocab: of the whole vocabulary."""
         size = self.chunk_tokens
@@ -113,8 +120,20 @@ class LossKernels(FrameworkPart):
 
 
 class UpdateMemory(FrameworkPart):
-    """GPU memory that the update of the optimizer holds beside gradients, weights and states."""
+    """GPU memory of gradients and moments around the update of the optimizer."""
 
+    moments_as_weights: bool = False
+    """The moments have the format of the main weights, whichever that is (optimizers of PyTorch make them by
+    `zeros_like`), unless the job states another one."""
+    gradients_to_none: bool = False
+    """After the update gradients are set to None (`zero_grad` of torch/optim/optimizer.py, by default since 2.0): they
+    have no memory until the first backward pass of a step makes them."""
+    gradient_buckets: bool = False
+    """Buckets in which DDP reduces gradients stay beside the gradients (`gradient_as_bucket_view=False`, the default of
+    torch/nn/parallel/distributed.py); otherwise gradients are views of the buckets."""
+    stale_gradients: bool = False
+    """Gradients that are accumulated in another format stay in the compute format, too, until the next backward pass
+    begins (`clear_lp_grads` of DeepSpeed's BF16_Optimizer)."""
     converts: bool = False
     """The gradients of what is updated at once are held in the format of the main weights, beside those that were
     accumulated (`single_grad_partition` of DeepSpeed's ZeRO)."""
@@ -124,6 +143,11 @@ class UpdateMemory(FrameworkPart):
     sub_group: float = Field(default=0.0, ge=0, le=1e15)
     """Where weights are sharded, the elements that are updated at once (`sub_group_size` of DeepSpeed's ZeRO-3);
     0: all of a rank."""
+
+    def count_workspace(self, gradients: Format, main_weights: Format, moments: Format) -> int:
+        """Returns the bytes that the update holds for each element that it updates at once."""
+        converted = BYTES[main_weights] if self.converts and gradients != main_weights else 0
+        return int(converted + self.moment_copies * BYTES[moments])
 
 
 class ProcessMemory(FrameworkPart):
@@ -152,9 +176,6 @@ class Framework(FrameworkPart):
     """Format of the main weights, the optimizer's copy."""
     moments: Format
     """Format of the two moments of Adam."""
-    moments_as_weights: bool = False
-    """The moments have the format of the main weights, whichever that is (optimizers of PyTorch make them by
-    `zeros_like`), unless the job states another one."""
     weight_remainders: bool = False
     """Of fp32 main weights the optimizer keeps the 16 bits that bf16 weights lack, and no copy
     (`store_param_remainders` of Apex's DistributedFusedAdam)."""
@@ -176,15 +197,6 @@ class Framework(FrameworkPart):
     of the backward pass (`_post_forward_reshard` of FSDP1, `_lazy_init` of FSDP2)."""
     fused_gradients: bool
     """Gradient accumulation is fused into the GEMMs of weight gradients; otherwise a separate kernel adds them."""
-    stale_gradients: bool = False
-    """Gradients that are accumulated in another format stay in the compute format, too, until the next backward pass
-    begins (`clear_lp_grads` of DeepSpeed's BF16_Optimizer)."""
-    gradient_buckets: bool = False
-    """Buckets in which DDP reduces gradients stay beside the gradients (`gradient_as_bucket_view=False`, the default of
-    torch/nn/parallel/distributed.py); otherwise gradients are views of the buckets."""
-    gradients_to_none: bool = False
-    """After the update gradients are set to None (`zero_grad` of torch/optim/optimizer.py, by default since 2.0): they
-    have no memory until the first backward pass of a step makes them."""
     dummy_gradients: bool = False
     """Where GEMMs accumulate weight gradients in their buffers, autograd is given a dummy tensor, one for each shape of
     a weight, which stays (`get_dummy_wgrad` in transformer_engine/pytorch/module/base.py, from 2.3 on)."""
@@ -263,12 +275,6 @@ class Framework(FrameworkPart):
         return main - int(BYTES[self.weights]) if self._keeps_remainders else main
 
     @property
-    def update_workspace(self) -> int:
-        """Bytes that the update holds for each element that it updates at once."""
-        converted = BYTES[self.main_weights] if self.update.converts and self.gradients != self.main_weights else 0
-        return int(converted + self.update.moment_copies * BYTES[self.moments])
-
-    @property
     def _keeps_remainders(self) -> bool:
         """Whether main weights are weights and remainders: only bf16 is the upper half of fp32."""
         return self.weight_remainders and (self.weights, self.main_weights) == ("bf16", "fp32")
@@ -306,6 +312,7 @@ FILES = resources.files("meshcast.simulator.job") / "frameworks"
 
 RENAMED = {
     **dict.fromkeys(("spread", "sigma"), "sigmas: {other: 0.1}, which widens the interval of the regime"),
+    "stale_gradients": "update: {stale_gradients: true}",
     **dict.fromkeys(("spread_experts", "sigma_experts"), "regime: known, family or unknown"),
 }
 """Keys of an older release, and what to write now."""

@@ -294,7 +294,7 @@ def _precision(file: JobFile, framework: Framework) -> Precision:
         compute=given.compute or framework.quantised or framework.weights,
         gradients=given.gradients or gradients,
         main_weights=main_weights,
-        moments=given.moments or (main_weights if framework.moments_as_weights else framework.moments),
+        moments=given.moments or (main_weights if framework.update.moments_as_weights else framework.moments),
     )
 
 

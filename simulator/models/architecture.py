@@ -339,7 +339,7 @@ class Architecture(BlockBuilder):
     def _predict(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds final norm, output layer and loss. owns: they have their own weights, instead of reading others."""
         normed = self.act("norm.out")
-        logits = replace(self.act("logits", v=Dim(self.vocab)), pieces=self.loss_chunks)
+        logits = replace(self.act("logits", v=Dim(self.vocab)), pieces=self.loss.chunks)
         loss = Tensor("loss", self.token_dims, "fp32")
         scales = self.norm_weights("final_norm") if owns else ()
         head = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)
@@ -351,7 +351,7 @@ class Architecture(BlockBuilder):
                 *((normed,), (logits,), held),
                 grad_dtype=self.grad_dtype,
                 tied=self.model.tied,
-                recomputed=self.loss_recomputed,
+                recomputed=self.loss.recomputed,
                 shared_weights=read,
             ),
         ]
@@ -359,8 +359,7 @@ class Architecture(BlockBuilder):
             capped = replace(logits, name="logits.capped")
             modules.append(Softcap("logits.cap", (logits,), (capped,)))
             logits = capped
-        loss_kernels = self.loss_traffic, self.loss_kept, self.loss_peaks
-        return [*modules, Loss("loss", (logits,), (loss,), (), *loss_kernels)]
+        return [*modules, Loss("loss", (logits,), (loss,), (), *self.loss[:3])]
 
     def _predict_further(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds a layer of multi-token prediction and its loss from the residual stream `x` (arXiv 2412.19437, 2.2).

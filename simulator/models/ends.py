@@ -181,7 +181,7 @@ def build_batch_loss(shapes: Shapes, width: int, own: Sequence[int]) -> BatchLos
         loss = Tensor(f"loss{i}", {"b": pairs["b"]}, "fp32")
         modules += [
             Similarity(f"similarity{i}", (held[i], held[1 - i].rename_dims(b="n")), (logits,)),
-            Loss(f"loss{i}", (logits,), (loss,), (), shapes.loss_traffic, shapes.loss_kept, shapes.loss_peaks),
+            Loss(f"loss{i}", (logits,), (loss,), (), *shapes.loss[:3]),
         ]
     arriving = next((vectors[i] for i in (0, 1) if i not in own), None)
     outputs = tuple(vectors[i] for i in own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import AttendsAlong, CompositeModule, Module, Operator, SelfAttention
@@ -11,6 +12,27 @@ from meshcast.simulator.ir.operators import QUANTISED, Cast, CoreAttention, Line
 from meshcast.simulator.models.adapters import Adapters
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model
+
+
+class LossShape(NamedTuple):
+    """What a loss does with logits.
+
+    traffic: bytes moved per logit, forward and backward.
+    kept: bytes saved per logit.
+    peaks: bytes held per logit by the backward pass, with a whole and with a sharded vocabulary.
+    chunks: pieces of the logits, one of which is in memory at a time.
+    recomputed: whether the backward pass computes the logits again.
+    """
+
+    traffic: tuple[int, int] = (14, 6)
+    kept: int = 4
+    peaks: tuple[int, int] = (0, 0)
+    chunks: int = 1
+    recomputed: bool = False
+
+
+PLAIN_LOSS = LossShape()
+"""A fused loss in fp32 over all logits in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +47,7 @@ class Shapes:
     dtype: number format of activations and weights.
     grad_dtype: number format of the gradient buffer.
     attention: attention kernel, ``flash`` or ``unfused``.
-    loss_traffic: bytes moved per logit by the loss, forward and backward.
-    loss_kept: bytes saved per logit by the loss.
-    loss_peaks: bytes held per logit by the backward pass of the loss, with a whole and with a sharded vocabulary.
-    loss_chunks: pieces of the logits, one of which is in memory at a time.
-    loss_recomputed: whether the backward pass computes the logits again.
+    loss: what the loss does with logits.
     quantised: quantisation recipe of the linear layers, see `simulator.ir.operators.Linear`.
     tokens_before: tokens of the sequence before the slice.
     tokens_after: tokens of the sequence after the slice.
@@ -49,11 +67,7 @@ class Shapes:
     dtype: str = "bf16"
     grad_dtype: str = "fp32"
     attention: str = "flash"
-    loss_traffic: tuple[int, int] = (14, 6)
-    loss_kept: int = 4
-    loss_peaks: tuple[int, int] = (0, 0)
-    loss_chunks: int = 1
-    loss_recomputed: bool = False
+    loss: LossShape = PLAIN_LOSS
     quantised: str = ""
     tokens_before: int = 0
     tokens_after: int = 0

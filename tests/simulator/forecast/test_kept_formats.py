@@ -67,7 +67,8 @@ def test_gradients_stay_in_the_compute_format() -> None:
     wide = {"precision": {"compute": "bf16", "gradients": "fp32"}}
     narrow = {"precision": {"compute": "fp16", "gradients": "fp16"}}
     for precision, twice in ((wide, True), (narrow, False)):
-        on, off = (forecast("megatron-deepspeed", set={"stale_gradients": one}, **precision) for one in (True, False))
+        updates = ({"update": {"stale_gradients": stays}} for stays in (True, False))
+        on, off = (forecast("megatron-deepspeed", set=update, **precision) for update in updates)
         parameters = resident(off)["parameters"] / 2
         assert resident(on)["gradients"] - resident(off)["gradients"] == (2 * parameters if twice else 0)
 

@@ -53,7 +53,8 @@ def test_training_in_bf16_needs_2_bytes_for_each_of_weight_gradient_moments_and_
 def test_gradients_have_no_memory_before_the_only_backward_pass_of_a_step() -> None:
     """At the loss, where activations are largest, those of two micro-batches are there, those of one are not."""
     model = {"layers": 2, "seq": 8192}
-    one, kept = (forecast(model=model, framework={"set": {"gradients_to_none": frees}}) for frees in (True, False))
+    updates = ({"set": {"update": {"gradients_to_none": frees}}} for frees in (True, False))
+    one, kept = (forecast(model=model, framework=update) for update in updates)
     gradients = 2 * count_parameters(one)
     assert peak(kept) - peak(one) == pytest.approx(gradients, rel=1e-6)
     assert one.peak_device == pytest.approx(kept.peak_device)  # their places stay in the cache

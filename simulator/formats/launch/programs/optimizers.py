@@ -83,7 +83,8 @@ def set_optimizer(reading: Reading, stated: Stated, word: str, *names: str) -> N
         return
     if word in MOMENT_COPIES:
         reading.set_key("framework.set.update.moment_copies", MOMENT_COPIES[word], *names)
-    elif states.nbytes == ADAM_BYTES and not states.work:
+        return
+    if states.nbytes == ADAM_BYTES and not states.work:
         reading.ignore(stated, "its states and its update are those of Adam, which is forecast")
         return
     kept = ADAM_BYTES if states.nbytes > SMALL_BYTES else SMALL_BYTES

@@ -275,7 +275,8 @@ components = ["loss"]
 )
 def test_a_run_of_2024_on_eight_gpus(mode: str, active: float, tokens: float) -> None:
     """pytorch/torchtitan pull request 135, of March 2024: Llama 2 7B, eager, on 8 H100 of 95 GiB."""
-    answer = simulate(read(LLAMA2 + mode, ".toml", cluster="grand-teton-h100:1").job).to_dict()
+    job = read(LLAMA2 + mode, ".toml", cluster="grand-teton-h100:1").job
+    answer = simulate(load_job(job, ["framework.release=2024-03"])).to_dict()
     assert answer["memory"]["peak_allocated_gib"] == pytest.approx(active, rel=0.05)
     assert answer["tokens_per_s_per_gpu"] == pytest.approx(tokens, rel=0.05)
 
