@@ -411,7 +411,7 @@ ABOVE: dict[str, dict[str, int]] = {
         "simulator/job/framework.py:Framework": 46,
         "simulator/models/huggingface/hybrid.py:NemotronH": 30,
         "simulator/models/shape/fields.py:TransformerFields": 43,
-        "simulator/models/shapes.py:Shapes": 30,
+        "simulator/models/shapes.py:Shapes": 28,
         "simulator/program/timetable.py:Timetable": 34,
         "simulator/report/metrics.py:Metrics": 40,
         "simulator/scheduling/schedule.py:Schedule": 32,

@@ -42,7 +42,7 @@ class Drawing(NamedTuple):
     """
 
     name: str
-    model: Any
+    model: object
 
 
 @dataclass(frozen=True)

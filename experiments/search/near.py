@@ -15,7 +15,7 @@ from meshcast.experiments.search.counting.clusters import SearchedCluster
 from meshcast.experiments.search.fields import FIELDS
 from meshcast.experiments.search.found import FoundPlan
 from meshcast.experiments.search.objectives import FoundPlans
-from meshcast.experiments.search.space import WORDS, LayerGroup, Pipeline, Space, StepChoice
+from meshcast.experiments.search.space import OF_OTHER_VALUES, WORDS, LayerGroup, Pipeline, Space, StepChoice
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
@@ -78,7 +78,7 @@ def _take_nearest(space: Space, values: Values) -> Values:
     nearest = dict(values)
     for name in space.fields.values():
         value, known = values.get(name), space.values[name]
-        depends = name in ("recomputed", "shard") or (name == "partition" and isinstance(value, tuple))
+        depends = name in OF_OTHER_VALUES or (name == "partition" and isinstance(value, tuple))
         if value is not None and value not in known and not depends:
             nearest[name] = known[-1]
     return nearest

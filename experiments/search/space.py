@@ -77,6 +77,9 @@ WORDS = ("schedule", "recompute", "data", "offload", "mesh_order", *DEFAULTS)
 OVERLAPS = ("overlap_tp", "overlap_dp", "updated_weights", "overlap_pp")
 """Fields of a point that say what overlaps, which a framework may rule out."""
 
+OF_OTHER_VALUES = ("recomputed", "shard")
+"""Fields of a point whose values depend on those of others."""
+
 NODE = "node"
 """As many ranks share one copy of the states as a scale-up domain has of a stage."""
 

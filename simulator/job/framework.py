@@ -84,9 +84,9 @@ class LossKernels(FrameworkPart):
     peak: bytes held at most in the backward pass: `kept`, the gradient of the logits and temporaries; 0: without
         temporaries.
     sharded_peak: the same where the vocabulary is sharded, by other kernels; 0: as `peak`.
-    chunks: parts of the tokens of a rank, whose logits exist one after another.
-    chunk_tokens: tokens of such a part, instead of `chunks`; ``liger``: as many as make logits of a part as large as
-        the hidden states of all (linear_cross_entropy_forward in liger_kernel/ops/fused_linear_cross_entropy.py).
+    chunk_count: parts of the tokens of a rank, whose logits exist one after another.
+    chunk_tokens: tokens of such a part, instead of `chunk_count`; ``liger``: as many as make its logits as large as the
+        hidden states of all (linear_cross_entropy_forward in liger_kernel/ops/fused_linear_cross_entropy.py).
     recomputed: the backward pass computes the logits of a part again; otherwise their gradients follow at once.
     """
 
@@ -95,28 +95,28 @@ class LossKernels(FrameworkPart):
     kept: int = Field(ge=0)
     peak: int = Field(default=0, ge=0)
     sharded_peak: int = Field(default=0, ge=0)
-    chunks: int = Field(default=1, ge=1, le=1_000_000)
+    chunk_count: int = Field(default=1, ge=1, le=1_000_000)
     chunk_tokens: int | Literal["liger"] = 0
     recomputed: bool = False
 
     @model_validator(mode="after")
     def _check_chunks(self) -> LossKernels:
-        if self.chunks > 1 and self.chunk_tokens:
-            raise ValueError("chunks and chunk_tokens say the same. Leave one of them out")
+        if self.chunk_count > 1 and self.chunk_tokens:
+            raise ValueError("chunk_count and chunk_tokens say the same. Leave one of them out")
         return self
 
     def shape_of(self, tokens: int, vocab: int, hidden: int) -> LossShape:
         """Returns what the loss does with the logits of the tokens of a rank. vocab: of the whole vocabulary."""
         peaks = self.peak, self.sharded_peak or self.peak
-        chunks = self.count_chunks(tokens, vocab, hidden)
-        return LossShape((self.forward, self.backward), self.kept, peaks, chunks, self.recomputed)
+        pieces = self.count_chunks(tokens, vocab, hidden)
+        return LossShape((self.forward, self.backward), self.kept, peaks, pieces, self.recomputed)
 
     def count_chunks(self, tokens: int, vocab: int, hidden: int) -> int:
         """Returns the parts into which the tokens of a rank are cut. vocab: of the whole vocabulary."""
         size = self.chunk_tokens
         if size == "liger":
             size = 2 ** math.ceil(math.log2(math.ceil(tokens / math.ceil(vocab / hidden))))
-        return math.ceil(tokens / size) if size else self.chunks
+        return math.ceil(tokens / size) if size else self.chunk_count
 
 
 class UpdateMemory(FrameworkPart):

@@ -339,7 +339,7 @@ class Architecture(BlockBuilder):
     def _predict(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds final norm, output layer and loss. owns: they have their own weights, instead of reading others."""
         normed = self.act("norm.out")
-        logits = replace(self.act("logits", v=Dim(self.vocab)), pieces=self.loss.chunks)
+        logits = replace(self.act("logits", v=Dim(self.vocab)), pieces=self.loss.pieces)
         loss = Tensor("loss", self.token_dims, "fp32")
         scales = self.norm_weights("final_norm") if owns else ()
         head = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)

@@ -20,14 +20,14 @@ class LossShape(NamedTuple):
     traffic: bytes moved per logit, forward and backward.
     kept: bytes saved per logit.
     peaks: bytes held per logit by the backward pass, with a whole and with a sharded vocabulary.
-    chunks: pieces of the logits, one of which is in memory at a time.
+    pieces: of the logits, one of which is in memory at a time.
     recomputed: whether the backward pass computes the logits again.
     """
 
     traffic: tuple[int, int] = (14, 6)
     kept: int = 4
     peaks: tuple[int, int] = (0, 0)
-    chunks: int = 1
+    pieces: int = 1
     recomputed: bool = False
 
 

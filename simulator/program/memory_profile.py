@@ -125,8 +125,8 @@ def block_events(ops: Sequence[Op], after: Sequence[Sequence[int]], by_op: dict[
 def growth_events(ops: Sequence[Op], params: Sequence[Param], growth: Growth) -> list[Event]:
     """Returns what the gradients take that these ops of a backward pass complete, and that stays after it."""
     places = {op: place for place, op in enumerate(ops)}
-    made = [(places[param.ready], growth(param)) for param in params if param.trained and param.ready in places]
-    return [(place, False, nbytes, "gradients") for place, nbytes in made]
+    completed = [(places[param.ready], growth(param)) for param in params if param.trained and param.ready in places]
+    return [(place, False, nbytes, "gradients") for place, nbytes in completed]
 
 
 def update_events(fragment: Fragment, copies: Mapping[Op, Op], ops: Sequence[Op]) -> list[Event]:

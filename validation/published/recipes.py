@@ -76,7 +76,7 @@ EAGER_LOSS = {"forward": 38, "backward": 14}
 product with the gradient in place (8) and its cast to 16 bits (6). NVIDIA/Megatron-LM @86d5aa5d77 of 2024-07,
 megatron/core/tensor_parallel/cross_entropy.py, class VocabParallelCrossEntropy."""
 
-LAUNCHED_LOSS: dict[str, dict[str, Any]] = {
+LAUNCHED_LOSS: dict[str, dict[str, int | str]] = {
     # foundation-model-stack/fms-acceleration @876e2ed: kernels of Unsloth, whose cross-entropy makes the gradient in
     # place of the fp32 logits (plugins/fused-ops-and-kernels/src/fms_acceleration_foak/kernels/unsloth).
     "fmsaccfoak": {"forward": 14, "backward": 14, "kept": 4, "peak": 8},

@@ -88,7 +88,7 @@ def test_ddp_has_every_gradient_in_a_bucket_too(plan: dict[str, Any], gpus: int,
     assert report.play.resting[0]["gradients"] == pytest.approx(times * 2 * count_parameters(report) / shards, rel=1e-3)
 
 
-@pytest.mark.parametrize("loss", [{"chunks": 4}, {"chunk_tokens": 2048}])
+@pytest.mark.parametrize("loss", [{"chunk_count": 4}, {"chunk_tokens": 2048}])
 def test_a_loss_over_chunks_has_the_logits_of_one(loss: dict[str, Any]) -> None:
     model = {"layers": 1, "seq": 8192}
     whole, cut = (forecast(model=model, framework={"set": {"loss": traits}}) for traits in ({}, loss))

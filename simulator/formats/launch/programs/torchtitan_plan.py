@@ -488,7 +488,7 @@ def _read_loss(reading: Reading) -> None:
         reading.set_key("framework.set.compile", False, "compile.components")
     if word.startswith("Chunked"):
         chunks = reading.take_count("loss.num_chunks") or CHUNKS
-        reading.set_key("framework.set.loss.chunks", chunks, "loss.name", "loss.num_chunks")
+        reading.set_key("framework.set.loss.chunk_count", chunks, "loss.name", "loss.num_chunks")
     elif word not in ("", "CrossEntropyLoss"):
         why = f"{word} is forecast as the cross entropy of whole logits"
         reading.approximate(name, why, "the memory of the forecast is off by what it keeps")

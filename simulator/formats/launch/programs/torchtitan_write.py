@@ -181,7 +181,7 @@ def _write_tokens(keys: SomeKeys) -> Keys:
 
 def _has_chunks(keys: SomeKeys) -> bool:
     """Whether the loss is computed in chunks of the sequence, as in torchtitan's own configurations."""
-    return bool(keys.get("framework.set.loss.chunks", 1) > 1)
+    return bool(keys.get("framework.set.loss.chunk_count", 1) > 1)
 
 
 def _write_loss(keys: SomeKeys) -> Keys:

@@ -173,7 +173,7 @@ def test_a_configuration_of_its_own_is_read_or_asks_for_its_model_or_optimizer(n
     assert keys["batch.sequence"] == stock["training.max_context_length"]
     assert keys["batch.micro"] * keys["batch.sequence"] == stock["training.num_tokens_per_microbatch_per_dp_rank"]
     assert keys["plan.recompute"] == {"selective": "operators"}.get(*[stock["activation_checkpoint.mode"]] * 2)
-    assert keys["framework.set.loss.chunks"] == 8
+    assert keys["framework.set.loss.chunk_count"] == 8
     assert keys["framework.set.cuda_graphs"] == (not stock.get("training.disable_cuda_graphs", False))
 
 
