@@ -59,7 +59,7 @@ from meshcast.experiments.cli.launch import (
 from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.documents.output_file import replacing, write_file
-from meshcast.hardware.errors import OutOfMemory, PlanError, escape_controls, nearest
+from meshcast.hardware.errors import OutOfMemory, PlanError, nearest
 
 if TYPE_CHECKING:
     from meshcast.simulator.costs.calibration.calibration import Calibration
@@ -281,7 +281,7 @@ def _answers(out: Path | None) -> Iterator[Callable[[str], object]]:
         with writing(out, "--out"), replacing(out) as file:
             yield lambda text: file.write(text.encode())
     except KeyboardInterrupt:
-        typer.echo(escape_controls(f"meshcast: interrupted; {out} is as it was before"), err=True)
+        say(f"meshcast: interrupted; {out} is as it was before", err=True)
         raise
 
 

@@ -86,6 +86,11 @@ def drop_lines(entry: PublicFile, folder: Path) -> Iterator[str]:
             yield f"{entry.name}: line {number}: taken, and without effect: {lost}"
 
 
+def mutate_states(entry: PublicFile, choose: random.Random) -> str:
+    """Returns the small file of an entry, malformed."""
+    return mutate_script(entry.states.encode(), "script", choose).decode("utf-8", "replace")
+
+
 def main() -> None:
     """Reads mutated files, and prints what was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -101,7 +106,7 @@ def main() -> None:
             count["lines dropped"] += len(entry.states.splitlines())
     while count["lines dropped"] + count["mutated files"] < options.n:
         entry = choose.choice(corpus)
-        text = mutate_script(entry.states.encode(), "script", choose).decode("utf-8", "replace")
+        text = mutate_states(entry, choose)
         with tempfile.TemporaryDirectory() as place:
             try:
                 count["read" if read_text(entry, write_small_file(entry, Path(place)), text) else "refused"] += 1

@@ -377,7 +377,7 @@ BAD_FILES: list[tuple[bytes, str, str]] = [
     (b"node: [\n", "c.yaml:2", "not valid YAML"),
     (b"a: 1\n---\nb: 2\n", "c.yaml:2", "not valid YAML"),
     (b"a: !!python/object:os.system x\n", "c.yaml:1", "not valid YAML"),
-    (b"\x00\x01\x02", "c.yaml", "not valid YAML"),
+    (b"a: 1\n\x00\x01\x02", "c.yaml:2", "a NUL character"),
     (b"\xff\xfe\xfa", "c.yaml", "not UTF-8"),
     (b"", "c.yaml", "must be a mapping"),
     (b"just words\n", "c.yaml", "must be a mapping"),

@@ -87,9 +87,11 @@ def faster_is_not_slower(described: Described, report: Report, shared: SharedWor
     """Twice a rate of the hardware, or half a latency, never makes a step longer.
 
     Held for some figures of each job. A step whose orders are planned with durations may become as long as with orders
-    that no duration changes.
+    that no duration changes. Of nodes of several kinds, each with figures of its own, none is changed.
     """
     job, plan = report.job, report.play.plan
+    if job.cluster.groups:
+        return ""
     figures = hardware_figures(job, bool(report.host_uses))
     drawn = random.Random(json.dumps(described)).sample(figures, min(FIGURES, len(figures)))
     most = max(report.step_time, fixed_order_step(plan, shared)) if plans_orders(plan) else report.step_time

@@ -144,9 +144,10 @@ def test_horovod_needs_no_buffer_for_gradients() -> None:
 
 
 def test_passes_in_all_is_forward_passes() -> None:
-    """The ceiling of the micro-batches that are played is twice that of training."""
+    """A micro-batch is one pass, and two in training: half as many micro-batches are forecast unasked."""
     for train, passes in ((FORWARD_ONLY, 1), ({"mode": "full"}, 2)):
-        with pytest.raises(PlanError, match=f"At most {2_000_000 // passes:,}"):
+        fits = 156_250 // passes // 2 * 2
+        with pytest.raises(PlanError, match=f"are {4_000_000 * passes:,} passes, .*{fits:,} would take seconds"):
             resolve_plan(load_job(job(train=train, batch={"global": 4_000_000})))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.launch_lines import drop_lines, mutate_text, read_text
+from tests.fuzz.launch_lines import drop_lines, mutate_states, read_text
 from tests.thinning import thinned
 from tools.inputs.corpus import PROGRAMS, load_corpus
 from tools.pages.inputs import write_small_file
@@ -27,7 +27,7 @@ def test_a_dropped_line_changes_the_job_or_was_listed_without_influence(program:
 def test_no_mutated_file_ends_in_a_traceback(tmp_path: Path) -> None:
     choose = random.Random(50)
     for entry in choose.sample(CORPUS, 150):
-        read_text(entry, write_small_file(entry, tmp_path), mutate_text(entry.states, choose))
+        read_text(entry, write_small_file(entry, tmp_path), mutate_states(entry, choose))
 
 
 def test_a_companion_with_a_name_that_no_file_can_have_is_asked_for(tmp_path: Path) -> None:
