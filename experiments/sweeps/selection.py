@@ -22,6 +22,9 @@ MAX_ROWS = 400_000
 MAX_BYTES = 500_000_000
 """Most bytes of rows as Arrow holds them: a file of a few kB may hold any number."""
 
+SHOWN = ("step_time_s", "tokens_per_s_per_gpu")
+"""Figures that every row of a plan that fits has."""
+
 BATCH = 1_000
 """Rows that are read at a time."""
 
@@ -73,6 +76,8 @@ def check_rows(where: str, rows: Sequence[Row], remedy: str) -> None:
             cell = row[name]
             if cell is not None and (isinstance(cell, bool) or not isinstance(cell, int | float) or not isfinite(cell)):
                 raise PlanError(f"{place} {name}", "it is a finite number, or empty", remedy, cell)
+        if row["status"] == "fits" and (left_out := next((name for name in SHOWN if row.get(name) is None), None)):
+            raise PlanError(f"{place} {left_out}", "it is empty, and the plan fits", remedy)
         if not isinstance(row["reason"], str | None):
             raise PlanError(f"{place} reason", "it is text, or empty", remedy, row["reason"])
 

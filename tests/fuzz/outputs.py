@@ -90,7 +90,7 @@ OUTPUTS = {
         "search search.yaml --workers 2 --out out/plans.parquet --plot out/plans.pdf --jobs-to out/jobs", repeats=False
     ),
     "plot": Output("plot memory small.yaml --out out/memory.png"),
-    "planners": Output("plan search.yaml --with pipedream --seconds 1 --plot out/regret.png", repeats=False),
+    "planners": Output("plan small.yaml --with galvatron --seconds 1 --plot out/regret.png", repeats=False),
     "curves": Output("run run.yaml --plot out/run.png", _write_run),
     "launch file": Output("export small.yaml --to megatron --out out/run.sh"),
     "edited launch file": Output("export small.yaml --against out/run.sh --write", _write_script),

@@ -73,7 +73,8 @@ def _forecast_file(run: PublishedRun, entry: dict[str, Any], path: Path, shared:
         errors = (answer.step_time / run.step_time - 1, report.step_time / run.step_time - 1)
     found = _compare_plans(load_job(mapped.job), job)
     details = {key: values for key, values in found.items() if key.startswith(DETAILS)}
-    return FileForecast(run, name, {key: found[key] for key in found.keys() - details.keys()}, details, errors)
+    differing = {key: values for key, values in found.items() if key not in details}
+    return FileForecast(run, name, differing, details, errors)
 
 
 def _compare_plans(row: Job, file: Job) -> dict[str, tuple[Any, Any]]:
