@@ -19,7 +19,7 @@ import meshcast.hardware.documents.import_time  # before all others of meshcast 
 # isort: split
 from meshcast.hardware.cluster import MAX_GPUS, Cluster, Tier
 from meshcast.hardware.cluster_words import find_gpus, read_cluster_words
-from meshcast.hardware.errors import CatalogError, nearest
+from meshcast.hardware.errors import CatalogError, nearest, shorten
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.inline import ByGPU
 from meshcast.hardware.link import Link
@@ -131,7 +131,7 @@ def _cluster_of_words(word: str, where: str, spec: str) -> Cluster:
     if words is None:
         if ":" in word:
             node = word.partition(":")[0]
-            raise CatalogError(where, f"no node {node!r} in the catalog", nearest(node, nodes()), spec)
+            raise CatalogError(where, f"no node {shorten(node)} in the catalog", nearest(node, nodes()), spec)
         raise CatalogError(where, "no such cluster", f"{_suggest_cluster(word)}, or give the path of a YAML file", spec)
     if words.cluster is None:
         raise CatalogError(where, "it does not say which cluster", words.question, spec)
