@@ -13,7 +13,7 @@ from meshcast.hardware.errors import PlanError
 
 
 def write_rows(path: Path, word: str, rows: int) -> None:
-    columns = {"index": range(rows), "plan.tp": [1] * rows, "status": ["fits"] * rows, "reason": [word] * rows}
+    columns = {"index": range(rows), "plan.tp": [1] * rows, "status": ["invalid"] * rows, "reason": [word] * rows}
     pq.write_table(pa.table({name: list(values) for name, values in columns.items()}), path, compression="zstd")
 
 
