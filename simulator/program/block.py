@@ -359,18 +359,13 @@ def leave_multiprocessors(part: PricedBlock, taken: int, price: Price) -> Priced
 def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
     """Merges two passes, one copy of each, into one block by list scheduling: the op that can begin earliest is issued
     next. Of ops that a busy stream holds back alike the first is the one whose inputs were made first, or the one from
-    which the longest path leads to the end of its pass. Of these two orders, and that of one pass behind the other, the
-    shortest is kept.
-
-    Faster ops may make another order, and a longer one (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969),
-    but none longer than the passes behind each other, a longest path, which faster ops make no longer.
+    which the longest path leads to the end of its pass: of these two orders the shorter one is kept.
 
     Returns also, for each pass, where its places are in the joint block.
     """
     parts = (one, other)
     paths = [_longest_paths(part) for part in parts]
-    tried = [*(_list_schedule(parts, priority) for priority in (None, paths)), _put_behind(parts)]
-    issued = min(tried, key=lambda found: found[0])[1]
+    issued = min((_list_schedule(parts, priority) for priority in (None, paths)), key=lambda found: found[0])[1]
     where: tuple[dict[int, int], dict[int, int]] = ({INPUT: INPUT}, {INPUT: INPUT})
     for number, (i, place) in enumerate(issued):
         where[i][place] = number
@@ -419,23 +414,6 @@ def _list_schedule(
         if not places:
             del queues[at], made[at]
     return max(seconds for ends in seen for seconds in ends), issued
-
-
-def _put_behind(parts: tuple[PricedBlock, PricedBlock]) -> tuple[float, list[tuple[int, int]]]:
-    """Returns the same as `_list_schedule` of the ops of one pass and, on every stream, those of the other one behind
-    them."""
-    issued: list[tuple[int, int]] = []
-    free: dict[str, float] = defaultdict(float)
-    last = 0.0
-    for i, part in enumerate(parts):
-        seen: list[float] = []
-        for place, op in enumerate(part.block.ops):
-            begin = max([free[op.stream], *(seen[j] for j in part.block.after[place])])
-            free[op.stream] = begin + part.seconds[place]
-            seen.append(free[op.stream] + part.latency[place])
-            issued.append((i, place))
-        last = max(last, *seen)
-    return last, issued
 
 
 def _queues(block: Block) -> dict[str, list[int]]:

@@ -246,25 +246,6 @@ def test_an_op_that_waits_does_not_hold_back_other_streams_of_its_pass() -> None
     assert start[where[0][2]] == 1
 
 
-def test_a_pair_of_faster_ops_takes_no_longer_than_slower_passes_behind_each_other() -> None:
-    """List scheduling alone would break this of one pair in a hundred."""
-    rng = Random(0)
-    streams = COMPUTE, "expert", "tensor"
-
-    def draw() -> list[tuple[str, float, tuple[int, ...]]]:
-        waits = [rng.sample(range(i), min(i, rng.randint(0, 2))) for i in range(rng.randint(2, 6))]
-        return [(rng.choice(streams), rng.randint(1, 9), tuple(sorted(after))) for after in waits]
-
-    def last(block: PricedBlock) -> float:
-        return max(begin + seconds for begin, seconds in zip(begins(block), block.seconds, strict=True))
-
-    for _ in range(400):
-        one, other, faster = draw(), draw(), rng.choice(streams)
-        behind = [(stream, seconds, tuple(len(one) + i for i in after)) for stream, seconds, after in other]
-        passes = (part(*((on, t / (1 + (on == faster)), after) for on, t, after in ops)) for ops in (one, other))
-        assert last(interleave(*passes)[0]) <= last(part(*one, *behind))
-
-
 @pytest.mark.parametrize("use", PAIRED)
 @pytest.mark.parametrize("p", [2, 4, 6, 8])
 def test_no_pair_begins_or_ends_a_stage(use: str, p: int) -> None:
