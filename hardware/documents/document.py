@@ -20,8 +20,9 @@ try:
 except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
 
-MAX_NODES = 1_000_000
-"""Most items of a document with its aliases expanded (``*a`` of ``*b`` of ``*c`` grows without bound)."""
+MAX_NODES = 500_000
+"""Most keys and values of a document, as written and with its aliases expanded (``*a`` of ``*b`` of ``*c`` grows
+without bound). Each takes 20 us with the search for a line."""
 
 MAX_DEPTH = 100
 """Deepest nesting that is read: libyaml ends the process when its stack overflows."""
@@ -51,6 +52,10 @@ class GivenTwice(yaml.MarkedYAMLError):
     """A mapping has a key twice."""
 
 
+class TooManyNodes(yaml.YAMLError):
+    """A document has more than `MAX_NODES` keys and values."""
+
+
 class Loader(SafeLoader):
     """PyYAML's safe loader, for YAML 1.2.
 
@@ -68,6 +73,7 @@ class Loader(SafeLoader):
         if not (tag or "").endswith((":timestamp", ":binary", ":set", ":omap", ":pairs"))
     }
     depth = 0
+    node_count = 0
     known_tags: dict[str, str] = {}
     """Tags of words without quotes, most of which occur again and again; of no more than `MOST_WORDS`."""
 
@@ -85,6 +91,9 @@ class Loader(SafeLoader):
     def descend_resolver(self, *_: Any) -> None:
         """Called before each node that is composed."""
         self.depth += 1
+        self.node_count += 1
+        if self.node_count > MAX_NODES:
+            raise TooManyNodes
         if self.depth > MAX_DEPTH:
             raise RecursionError
 
@@ -204,6 +213,9 @@ def _explain_errors(text: str, where: str, error: type[MeshcastError]) -> Iterat
     """Raises an error with the line for whatever the parser raises."""
     try:
         yield
+    except TooManyNodes:
+        rule = f"more than {MAX_NODES:,} keys and values, which is the most that is read"
+        raise error(where, rule, DESCRIPTION.remedy) from None
     except yaml.YAMLError as e:
         if "maximum nesting depth" in str(e):  # of libyaml
             raise error(where, *TOO_DEEP) from None

@@ -48,6 +48,9 @@ class SizeLimit(NamedTuple):
 DESCRIPTION = SizeLimit(10_000_000, 1_000_000, "Name the description itself, not data")
 """Jobs, sweeps, clusters, models, calibrations, campaigns: none is near it, and parsing more would look like a hang."""
 
+LAUNCH = SizeLimit(3_000_000, 1_000_000, "Name the launch file itself, not data")
+"""Launch files. The largest public ones have 0.1 MB; the syntax tree of 3 MB of Python takes 1.5 GB and 9 s."""
+
 DATA = SizeLimit(200_000_000, 2_000_000, "Split the file")
 """Tables, logs, rows of runs, schedules, measurements. The largest public log of nccl-tests has less than 1 MB."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from meshcast.hardware.documents import document
 from meshcast.hardware.errors import CatalogError
 from meshcast.hardware.load import MAX_DEPTH, line_of, load, read_yaml
 from tests.thinning import thinned
@@ -101,6 +102,13 @@ def test_deep_nesting_is_one_clear_error(opening: str, depth: int) -> None:
     with pytest.raises(CatalogError, match=r"^text: nested too deeply, by more than \d+ levels\. Simplify the file$"):
         read_yaml(opening * depth)
     assert line_of(opening * depth, ("a",)) == 1
+
+
+def test_values_are_counted_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "MAX_NODES", 4)
+    assert read_yaml("{a: [1]}").data == {"a": [1]}  # two mappings or lists, a key and a value
+    with pytest.raises(CatalogError, match=r"^text: more than 4 keys and values, which is the most that is read"):
+        read_yaml("{a: [1, 2]}")
 
 
 def test_nesting_below_the_limit_is_read() -> None:

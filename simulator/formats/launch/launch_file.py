@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, is_file, parse_toml
+from meshcast.hardware.documents.input_file import LAUNCH, Unreadable, is_file, parse_toml
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import read_yaml, read_yaml_documents
 from meshcast.simulator.formats.files import text as read_text
@@ -132,7 +132,7 @@ def read_launch_file(path: Path, options: LaunchOptions | None = None, suffix: s
 
 def _read(path: Path) -> str:
     text = find_edited(path)
-    return text if text is not None else read_text(path, REMEDY, DESCRIPTION)
+    return text if text is not None else read_text(path, REMEDY, LAUNCH)
 
 
 def parse_launch_text(

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator import load_job
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
+from meshcast.simulator.formats.launch.launch_file import read_launch_file
 from meshcast.simulator.formats.launch.reading import MOST_COMPARED, MOST_LISTED
 from meshcast.simulator.loading.load import read_launch_job
 
@@ -57,3 +58,11 @@ def test_keys_of_a_job(compared: list[str]) -> None:
     with pytest.raises(MeshcastError, match=r"nor are t1 .* t20 and 479 more") as refused:
         load_job({"model": "gpt2-124m", "cluster": "dgx-h100:1", "plan": keys})
     assert len(compared) <= 30 and len(str(refused.value)) < 2_000
+
+
+def test_a_launch_file_of_data_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    for name in ("config.py", "config.toml", "config.json"):
+        path = tmp_path / name
+        path.write_text("x = [" + "1," * 1_500_000 + "]\n", "utf-8")
+        with pytest.raises(PlanError, match=r"3,000,\d+ bytes, at most 3,000,000 are read"):
+            read_launch_file(path)
