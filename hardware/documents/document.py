@@ -20,7 +20,7 @@ try:
 except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
 
-MAX_NODES = 500_000
+MAX_NODES = 600_000
 """Most keys and values of a document, as written and with its aliases expanded (``*a`` of ``*b`` of ``*c`` grows
 without bound). Each takes 20 us with the search for a line."""
 

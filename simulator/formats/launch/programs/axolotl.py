@@ -311,8 +311,10 @@ def write(keys: Keys, header: list[str]) -> str:
         **(write_formats(keys) or {"bf16": False}),
         "optimizer": name_optimizer(keys),
         "gradient_checkpointing": recomputes(keys),
-        "gradient_checkpointing_kwargs": {"use_reentrant": not keys.get("framework.set.recompute_early_stop", True)},
     }
+    if recomputes(keys):
+        is_reentrant = not keys.get("framework.set.recompute_early_stop", True)
+        settings["gradient_checkpointing_kwargs"] = {"use_reentrant": is_reentrant}
     if (name := name_attention(keys)) is not None:
         settings["attn_implementation"] = name
     if offloads(keys, "activations"):

@@ -344,9 +344,11 @@ def write(keys: Keys, header: list[str]) -> str:
         "gradient_accumulation_steps": count_passes(keys),
         **write_formats(keys),
         "optim": name_optimizer(keys),
-        "disable_gradient_checkpointing": not recomputes(keys),
-        "use_reentrant_gc": not keys.get("framework.set.recompute_early_stop", True),
     }
+    is_megatron = keys.get("framework.name") == "megatron-core"
+    if not is_megatron:
+        settings["disable_gradient_checkpointing"] = not recomputes(keys)
+        settings["use_reentrant_gc"] = not keys.get("framework.set.recompute_early_stop", True)
     words = {implementation: word for word, implementation in list(ATTENTIONS.items())[:4]}
     if (name := name_attention(keys)) is not None:
         settings["flash_attn"] = words[name]
@@ -358,7 +360,7 @@ def write(keys: Keys, header: list[str]) -> str:
         settings["torch_compile"] = True
     if offloads(keys, "activations"):
         settings["use_unsloth_gc"] = True
-    settings |= _write_megatron(keys) if keys.get("framework.name") == "megatron-core" else _write_sharding(keys)
+    settings |= _write_megatron(keys) if is_megatron else _write_sharding(keys)
     if keys.get("run.steps"):
         settings["max_steps"] = keys["run.steps"]
     return write_yaml(settings, header)
@@ -386,7 +388,7 @@ def _write_first(keys: SomeKeys) -> Keys:
 def _write_megatron(keys: SomeKeys) -> Keys:
     """The settings of Megatron-Core (USE_MCA=1)."""
     said = drop_inactive(omit_derived(dict(keys)))
-    return {**write_rows((*DEGREES, *TRAITS), said), **write_plan(said)}
+    return {"recompute_granularity": None, **write_rows((*DEGREES, *TRAITS), said), **write_plan(said)}
 
 
 def _write_tuning(keys: SomeKeys) -> Keys:

@@ -207,6 +207,9 @@ def read_zero(reading: Reading) -> None:
         reading.set_key("framework.set.overlap.dp", stage == 3)
     if size := reading.take_count("deepspeed.tensor_parallel.autotp_size"):
         reading.set_key("plan.tp", size, "deepspeed.tensor_parallel.autotp_size")
+    if (size := reading.take_count("deepspeed.sequence_parallel_size")) and size > 1:
+        reading.set_key("plan.cp", size, "deepspeed.sequence_parallel_size")
+        reading.set_key("plan.sequence", "ulysses", "deepspeed.sequence_parallel_size")
     _read_devices(reading, stage)
     _read_coordinator(reading, stage)
     _read_sub_groups(reading, stage)
