@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
+from meshcast.hardware.documents.document import MAX_NODES
 from tests.experiments.cli.samples import JOB, ROOT, unprivileged
 
 LONG = """\
@@ -201,7 +202,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "latin-1": ((JOB + "# é\n").encode("latin-1"), ":5: not UTF-8 text"),
     "words": (b"llama3-8b on dgx-h100\n", "is 'llama3-8b on dgx-h100': a job is a mapping"),
     "two documents": ((JOB + "---\n" + JOB).encode(), ":5: not valid YAML 1.2 (but found another document)"),
-    "aliases": ((JOB + BOMB).encode(), "aliases write out to more than 500,000 items"),
+    "aliases": ((JOB + BOMB).encode(), f"aliases write out to more than {MAX_NODES:,} items"),
     "an object": ((JOB + "id: !!python/object/apply:os.system [ls]\n").encode(), ":5: not valid YAML 1.2"),
     "depth": (b"[" * 5000, "nested too deeply"),
     "a tab": (JOB.replace("batch: {", "batch:\n\tglobal: {").encode(), ":4: not valid YAML 1.2"),
