@@ -118,13 +118,13 @@ def curve_tables(answer: RunAnswer, curves: RunCurves) -> list[RenderableType]:
     step = answer.plan.report.step_time
     parts: list[RenderableType] = []
     if curves.interval:
-        parts += _list_points("interval", [(format_seconds(one.value), one) for one in curves.interval])
+        parts += _list_points("interval", [(format_seconds(point.value), point) for point in curves.interval])
         if (best := curves.best_interval) is not None:
             parts.append(Text(f"best interval by simulation: {format_seconds(best)}, {best / step:,.0f} steps"))
     if curves.mtbf:
-        parts += _list_points("MTBF", [(f"x {one.value:g}", one) for one in curves.mtbf])
+        parts += _list_points("MTBF", [(f"x {point.value:g}", point) for point in curves.mtbf])
     if len(curves.scale) > 1:
-        parts += _list_points("GPUs", [(f"{one.value:,.0f}", one) for one in curves.scale])
+        parts += _list_points("GPUs", [(f"{point.value:,.0f}", point) for point in curves.scale])
     for one in curves.worth:
         cost = "" if one.cost is None else f", cost {one.cost:+,.0f}"
         parts.append(Text(f"{one.change}: goodput {one.goodput:+.2%}, days {one.days:+.3g}{cost}"))

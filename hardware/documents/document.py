@@ -64,7 +64,7 @@ class Loader(SafeLoader):
     """
 
     yaml_implicit_resolvers = {  # without numbers, truth and dates as YAML 1.1 had them
-        first: [one for one in found if one[0].endswith((":null", ":merge"))]
+        first: [resolver for resolver in found if resolver[0].endswith((":null", ":merge"))]
         for first, found in SafeLoader.yaml_implicit_resolvers.items()
     }
     yaml_constructors = {  # what JSON has, too: no days, bytes, sets or lists of pairs

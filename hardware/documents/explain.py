@@ -86,7 +86,7 @@ def _add_unknown_keys(
 ) -> tuple[str, str]:
     """Rule and remedy of an unknown key, with all other unknown keys that were found, each with what it may mean."""
     others = []
-    unknown = [other for one in errors if one["type"] == "extra_forbidden" and (other := _place(one)) != place]
+    unknown = [other for error in errors if error["type"] == "extra_forbidden" and (other := _place(error)) != place]
     for other in unknown[:MOST_UNKNOWN]:
         keys = valid_keys(model, other[:-1])
         hint = nearest(str(other[-1]), keys).partition(" Valid: ")[0] if keys else ""

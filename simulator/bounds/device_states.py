@@ -66,7 +66,7 @@ def hop_seconds(plan: Plan, nbytes: int, shared: SharedWork) -> float:
 def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
     """The states of every device of a plan with a flush."""
     stages, updates = lower_stages(plan, shared.units)
-    resident = [sum(one.values()) for one in resident_of_devices(plan, device_params(plan, stages), any_batch=True)]
+    resident = [sum(held.values()) for held in resident_of_devices(plan, device_params(plan, stages), any_batch=True)]
     update, summed = np.zeros((2, plan.ranks.devices))
     for device, price in enumerate(one.estimate for one in shared.device_costs(plan)):
         if updates:

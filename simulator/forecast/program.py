@@ -57,7 +57,7 @@ def build_program(
 def plans_orders(plan: Plan) -> bool:
     """Whether durations of passes decide their order."""
     # Without backward passes there are no durations to plan with: the order is that of equally long passes.
-    return not plan.job.forward_only and any(one.schedule.needs_durations for one in plan.every_pipeline)
+    return not plan.job.forward_only and any(pipeline.schedule.needs_durations for pipeline in plan.every_pipeline)
 
 
 def _make_program(

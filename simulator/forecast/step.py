@@ -120,7 +120,7 @@ def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tu
 
 def fixed_order_step(plan: Plan, shared: SharedWork) -> float:
     """Duration of the step of a plan in orders of passes that no duration changes [s]."""
-    prices = [one.estimate for one in shared.device_costs(plan)]
+    prices = [costs.estimate for costs in shared.device_costs(plan)]
     program = build_program(plan, prices, shared, by_durations=False)[1]
     return Forecast(plan, play(program), (), ()).seconds + plan.job.framework.step_overhead_s
 

@@ -127,7 +127,7 @@ def check_noisy_steps(plan: Plan) -> None:
     if noise is None or accepts_any_size():
         return
     directions = 1 if shape.forward_only else 1 + plan.schedule.backwards_per_forward
-    counted = sum(one.shape.m for one in plan.every_pipeline) * shape.slices
+    counted = sum(pipeline.shape.m for pipeline in plan.every_pipeline) * shape.slices
     passes = directions * counted * len(plan.job.model.every_layer)
     largest = int(MOST_BYTES / NOISY_PASS_BYTES)
     if passes > largest:

@@ -33,7 +33,8 @@ def _explain(setting: RunSetting, expected: ExpectedRun, times: FailureTimes) ->
     """The error for a run that does not end."""
     limit = f"given up after {_describe(setting.limit_s)}, run.most_days"
     if (paused := measure_pauses(setting)) >= 1:
-        stalls = measure_pauses(replace(setting, episodes=tuple(one for one in setting.episodes if one.data)))
+        of_data = tuple(episode for episode in setting.episodes if episode.data)
+        stalls = measure_pauses(replace(setting, episodes=of_data))
         where = "run.data_stalls" if stalls > paused / 2 else "run.stragglers.episodes"
         rule = f"the run never goes on: its pauses are {paused:,.3g} times as long as the time between them"
         return PlanError(where, rule, "State shorter or rarer ones; every_hours of an episode is that of one part")

@@ -212,7 +212,7 @@ def _list_values(field: str, given: Any, every: Sequence[Any], usual: Sequence[A
     values = given if isinstance(given, list) else [given]
     if not values:
         raise PlanError(field, "there are no values", "Give one at least, or write auto", given)
-    if wrong := [one for one in values if not isinstance(one, str | int)]:
+    if wrong := [value for value in values if not isinstance(value, str | int)]:
         raise PlanError(field, "its values are words and whole numbers", "Correct them, or write auto", wrong[0])
     return [*dict.fromkeys(values)]
 

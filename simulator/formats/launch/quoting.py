@@ -55,7 +55,7 @@ def quote_yaml(value: object) -> str:
         plain = PLAIN.fullmatch(value) and value.lower() not in WORDS and not re.search(r": |:$| $", value)
         return value if plain else quote_text(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_quote_key(key)}: {quote_yaml(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_quote_key(key)}: {quote_yaml(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(quote_yaml, value)) + "]"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e18:

@@ -93,7 +93,7 @@ def _render(key: str, value: Any, path: str, comments: Mapping[str, str], depth:
             lines += _render(inner, one, f"{path}.{inner}", comments, depth + 1)
         return lines
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
-        return [f"{margin}{quote_yaml(key)}:", *(f"{margin}  - {quote_yaml(one)}" for one in value)]
+        return [f"{margin}{quote_yaml(key)}:", *(f"{margin}  - {quote_yaml(entry)}" for entry in value)]
     comment = to_line(comments.get(_behind(path), ""))
     line = f"{margin}{quote_yaml(key)}: {quote_yaml(value)}"
     return [f"{line}  # {comment}" if comment else line]
