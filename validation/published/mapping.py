@@ -22,6 +22,7 @@ from meshcast.validation.published.clusters import blocks_launches, known_cluste
 from meshcast.validation.published.recipes import (
     EAGER_LOSS,
     LAUNCHED_LOSS,
+    LAUNCHED_MOMENTS,
     Recipe,
     fill_launched,
     has_eager_loss,
@@ -145,6 +146,7 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
         assumptions.add("optimizer")
     assumptions.value_or_usual("offload.kind", spec.offload.kind, "none")
     model = _model(row, defaults, assumptions)
+    moments = LAUNCHED_MOMENTS.get((spec.stack, row.model_name))
     job = {
         "id": row.id,
         "model": model,
@@ -154,6 +156,7 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
             "compute": spec.precision,
             "gradients": assumptions.value_or_usual("grad_dtype", spec.grad_dtype, None),
             "main_weights": assumptions.value_or_usual("main_weights", spec.main_weights, None),
+            **({"moments": moments} if moments else {}),
         },
         "optimizer": "adam",
         "train": _train(spec, assumptions),

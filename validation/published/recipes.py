@@ -125,6 +125,9 @@ class RecipeSettings:
 
 SELECTIVE: dict[str, Any] = {"kind": "selective"}
 
+BRIDGE_KINDS = ("dense", "moe", "lora", "sft-packed")
+"""Classes of runs of Megatron-Bridge."""
+
 LAUNCHED = (
     # NVIDIA/NeMo-Framework-Launcher, tags 24.01 to 24.09, launcher_scripts/conf/peft/llama/sft.yaml: grad_sync_dtype.
     RecipeSettings("nemo", "sft-packed", None, "2024-11", {"grad_dtype": "bf16"}),
@@ -146,8 +149,18 @@ LAUNCHED = (
         "jax", "dense", "Llama2-70B", "2025-01", {"recompute": SELECTIVE | {"modules": ["save_qkv_out_proj"]}}
     ),
     RecipeSettings("jax", "dense", "Llama3-70B", "2025-05", {"recompute": SELECTIVE | {"modules": ["save_qkv_proj"]}}),
+    # NVIDIA-NeMo/Megatron-Bridge @067f987df, src/megatron/bridge/perf_recipes/_common.py (_benchmark_common) and
+    # recipes/llama/h100/llama3.py (llama3_70b_sft): ddp.grad_reduce_in_fp32 is false. All other runs of its recipes state it.
+    *(RecipeSettings("megatron-bridge", kind, None, "9999-12", {"grad_dtype": "bf16"}) for kind in BRIDGE_KINDS),
 )
 """Fields that launchers set and the tables of their runs leave open."""
+
+LAUNCHED_MOMENTS: dict[tuple[str, str], str] = {
+    # NVIDIA-NeMo/Megatron-Bridge @067f987df, src/megatron/bridge/recipes/moonlight/h100/moonlight_16b.py:
+    # use_precision_aware_optimizer, exp_avg_dtype, exp_avg_sq_dtype of all pretraining recipes.
+    ("megatron-bridge", "Moonlight-16B"): "bf16",
+}
+"""Number format of Adam's moments that recipes set, by program and model; sources do not print it."""
 
 FILLED_STAGES = 16
 """Most stages that the recipes' table of layouts fills one after another."""
