@@ -27,6 +27,7 @@ from meshcast.simulator.job.job import Job
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
+from meshcast.simulator.report.phases import find_deciding_phase, list_phases
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.words import (
     describe_device,
@@ -371,6 +372,9 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
     )
     grid = labelled_line("memory", verdict)
     grid.add_row("", sums)
+    if not (phase := find_deciding_phase(report.play)).is_step:
+        step = max(other.total for other in list_phases(report.play) if other.is_step)
+        grid.add_row("", f"most in the {phase.name}: {phase.about}; a step has {step / GIB:.1f} GiB")
 
     stages = held["stages"]
     names = [name for name in CATEGORIES if any(round(stage["by"][name], 2) for stage in stages)]

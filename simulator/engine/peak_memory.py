@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import sub
 
@@ -25,12 +25,16 @@ class Peak:
     """The largest sum of all categories on one device, and its parts at that moment [bytes].
 
     left: what was not freed by the end of the step.
+    passes: the largest sum in forward and backward passes.
+    update: the largest sum in the update behind them; 0 without one.
     cached: of gradients that are not there at that moment, which the allocator has since the step before.
     """
 
     total: float
     by: dict[str, float]
     left: float
+    passes: float
+    update: float = 0.0
     cached: float = 0.0
 
 
@@ -38,17 +42,17 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     """The peak of every device. static: bytes that live through the whole step, by category, for every device."""
     table, flying, slots = program.timetable, in_flight(program), program.timetable.slot_array
     nets, tops = _task_profiles(program)
-    grown, high = nets.sum(axis=1)[slots], tops.sum(axis=1)[slots]
+    places = _find_peaks(table.starts, nets.sum(axis=1)[slots], tops.sum(axis=1)[slots], flying)
     updates: Sequence[Task | None] = program.updates or [None] * program.devices
     result = []
-    for device, at in enumerate(_find_peaks(table.starts, grown, high, flying)):
+    for device, at in enumerate(places):
         begin, end = table.starts[device], table.starts[device + 1]
         held = np.bincount(slots[begin : begin + at], minlength=len(nets)) @ nets + tops[slots[begin + at]]
         held[CATEGORIES.index("buffers")] += flying[begin + at]
         by = _add_held(static[device], held)
         left = np.bincount(slots[begin:end], minlength=len(nets)) @ nets
-        cached = left[GRADIENTS] - held[GRADIENTS]
-        peak = Peak(sum(by.values()), by, float(left.sum()), max(0.0, float(cached)))
+        cached = max(0.0, float(left[GRADIENTS] - held[GRADIENTS]))
+        peak = Peak(sum(by.values()), by, float(left.sum()), sum(by.values()), cached=cached)
         result.append(_include_update(peak, static[device], left, updates[device]))
     return result
 
@@ -56,10 +60,13 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
 def _include_update(peak: Peak, static: dict[str, float], left: np.ndarray, update: Task | None) -> Peak:
     """Returns the peak of a device with that of its update behind all passes. left: bytes that these leave, by
     category."""
-    if update is None or sum(static.values()) + left.sum() + update.memory.peak <= peak.total:
+    if update is None:
         return peak
+    height = float(sum(static.values()) + left.sum() + update.memory.peak)
+    if height <= peak.total:
+        return replace(peak, update=height)
     by = _add_held(static, left + update.memory.top)
-    return Peak(sum(by.values()), by, peak.left)
+    return Peak(sum(by.values()), by, peak.left, peak.passes, height)
 
 
 def _add_held(static: dict[str, float], held: np.ndarray) -> dict[str, float]:

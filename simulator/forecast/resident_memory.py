@@ -23,6 +23,7 @@ from meshcast.simulator.lowering.scope import count_shards, shards_at_rest, trai
 from meshcast.simulator.lowering.update import by_axes
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.program import Program
+from meshcast.simulator.report.forecast import StartMemory
 from meshcast.simulator.scheduling.no_flush import peak_weight_versions
 
 STATES = ("parameters", "gradients", "optimizer")
@@ -213,6 +214,23 @@ def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:
         copies = [axes for scheme in keepers if (axes := scheme.secondary_shards(param)) is not None]
         elements += sum(size / plan.mesh.size(axes) for axes in copies)
     return elements * float(BYTES[plan.job.framework.weights])
+
+
+def start_of_devices(plan: Plan, every_params: Sequence[DeviceParams]) -> list[StartMemory]:
+    """Returns by device the memory of a rank before its first update."""
+    return [_count_start(plan.on(device), params) for device, params in enumerate(every_params)]
+
+
+def _count_start(plan: Plan, params: DeviceParams) -> StartMemory:
+    framework, shards = plan.job.framework, _shard_counter(plan)
+    states = resident_bytes(plan, params)
+    loading, moments = states["parameters"], 0.0
+    if framework.memory.loads_whole_weights:
+        loading = max(loading, sum(float(size) for _, size in by_axes(params)) * BYTES[framework.weights])
+    if not framework.update.moments_at_start and not _find_offloaded(plan, "optimizer"):
+        trained = ((param, size) for param, size in by_axes(params) if param.trained)
+        moments = sum(size / shards("optimizer", param) for param, size in trained) * 2 * BYTES[framework.moments]
+    return StartMemory(loading, float(min(moments, states["optimizer"])))
 
 
 def dummy_gradient_bytes(plan: Plan, params: DeviceParams) -> float:

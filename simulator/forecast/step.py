@@ -13,9 +13,10 @@ from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.estimate import Uses
 from meshcast.simulator.costs.regimes import least_known
 from meshcast.simulator.engine.play import Engine, play
+from meshcast.simulator.forecast.evaluation import make_evaluation
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
-from meshcast.simulator.forecast.resident_memory import offloaded_of_devices, resident_of_devices
+from meshcast.simulator.forecast.resident_memory import offloaded_of_devices, resident_of_devices, start_of_devices
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import device_params
 from meshcast.simulator.ir.capabilities import VariesSteps, schemes_with
@@ -109,6 +110,8 @@ def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tu
     assume = partial(_assumptions, plan, costs, stages, program, engine)
     regime = least_known(plan.job.framework.regime, *(one.regime for one in dict.fromkeys(device_costs)))
     forecast = replace(play_forecast(plan, stages, program, assume, engine, skip, uses, shared), regime=regime)
+    if job := make_evaluation(plan):
+        forecast = replace(forecast, evaluation=_play_plan(resolve_plan(job, shared), engine, skip, shared)[0])
     if plan.schedule.reorders_at_run_time:
         forecast = replace(forecast, rebuild=partial(_rebuild_program, plan, shared))
     if plan.passes.period == 1:
@@ -156,4 +159,5 @@ def play_forecast(
     every_params = device_params(plan, stages, shared.stages)
     offloaded = offloaded_of_devices(plan, every_params)
     resident = resident_of_devices(plan, every_params, program, shared.states)
-    return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assume)
+    start = partial(start_of_devices, plan, every_params)
+    return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assume, start=start)

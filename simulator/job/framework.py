@@ -140,6 +140,8 @@ class UpdateMemory(FrameworkPart):
     moment_copies: int = Field(default=0, ge=0, le=10)
     """Temporaries as large as one moment: 1 for the ``foreach`` implementation of PyTorch's AdamW, the root of the
     second moment (`_multi_tensor_adam` in torch/optim/adam.py); none for fused ones."""
+    moments_at_start: bool = False
+    """The optimizer makes its moments before the first step; otherwise its first update makes them (PyTorch, Apex)."""
     sub_group: float = Field(default=0.0, ge=0, le=1e15)
     """Where weights are sharded, the elements that are updated at once (`sub_group_size` of DeepSpeed's ZeRO-3);
     0: all of a rank."""
@@ -151,13 +153,16 @@ class UpdateMemory(FrameworkPart):
 
 
 class ProcessMemory(FrameworkPart):
-    """GPU memory of the process beyond its tensors."""
+    """GPU memory of the process beyond the tensors of a step."""
 
     reserved_share: float = Field(ge=1, le=100)
     """Memory reserved by the caching allocator over allocated memory, at the peak: blocks cached for other streams or
     sizes, and fragmentation. Where the memory of the GPU ends, the allocator returns cached blocks."""
     context_gib: float = Field(ge=0, le=1e6)
     """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
+    loads_whole_weights: bool = False
+    """Before the first step a rank holds the weights of its stage and tensor rank whole, in the compute format, until
+    data-parallel ranks have divided them."""
 
 
 class Framework(FrameworkPart):

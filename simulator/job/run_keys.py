@@ -1,4 +1,4 @@
-"""The keys of ``run`` that ``meshcast run`` simulates; a forecast of one step does not read them.
+"""The keys of ``run`` that ``meshcast run`` simulates; a forecast of one step reads the size of evaluations alone.
 
 Durations are in the unit that the name of a key ends with.
 """
@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from meshcast.hardware.errors import nearest
 from meshcast.hardware.load import catalog
 from meshcast.hardware.reliability import Loss, Unit
-from meshcast.simulator.job.batch import Count, JobPart
+from meshcast.simulator.job.batch import Count, JobPart, Length
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, gt=0, le=1e12, allow_inf_nan=False)]
@@ -167,10 +167,30 @@ class RunStragglers(JobPart):
 
 
 class Evaluation(JobPart):
-    """Evaluations between steps."""
+    """Evaluations between steps: how long they pause training, and how many sequences they run at once."""
 
-    every_steps: Count
-    seconds: Seconds
+    every_steps: Count | None = None
+    seconds: Seconds | None = None
+    micro: Count | None = None
+    """Sequences of a micro-batch of one replica; with it the memory of an evaluation is forecast, too. `predict` reads
+    it, and `sequence`."""
+    sequence: Length | None = None
+    """Tokens of each of them. Default: `batch.sequence`."""
+
+    @model_validator(mode="after")
+    def _check_pause(self) -> Evaluation:
+        if (self.every_steps is None) != (self.seconds is None):
+            raise ValueError("a pause needs every_steps and seconds. Give both, or `micro` alone for its memory")
+        if self.every_steps is None and self.micro is None:
+            raise ValueError("an evaluation needs every_steps and seconds, or micro")
+        if self.sequence is not None and self.micro is None:
+            raise ValueError("sequence is that of the micro-batches of an evaluation. Give micro, too")
+        return self
+
+    @property
+    def pause(self) -> tuple[int, float] | None:
+        """Steps from one evaluation to the next, and its duration [s]; None without pauses."""
+        return None if self.every_steps is None or self.seconds is None else (self.every_steps, self.seconds)
 
 
 class DataStalls(JobPart):

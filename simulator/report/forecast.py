@@ -23,6 +23,18 @@ Assume = Callable[[], Sequence[str]]
 
 
 @dataclass(frozen=True)
+class StartMemory:
+    """Memory of a rank before its first update [bytes].
+
+    loading: weights at most, while the model is made and divided among ranks.
+    moments: of the optimizer's states what its first update makes.
+    """
+
+    loading: float
+    moments: float
+
+
+@dataclass(frozen=True)
 class Forecast:
     """A step of a plan as the engine played it."""
 
@@ -36,6 +48,10 @@ class Forecast:
     """Looks up the assumptions of the forecast, see `assumed`."""
     regime: Regime = "known"
     """How well the framework and the GPUs are known."""
+    start: Callable[[], Sequence[StartMemory]] = tuple
+    """Counts the memory of every device before its first update, see `memory_at_start`."""
+    evaluation: Forecast | None = None
+    """The forward passes of an evaluation between steps, where the job states their size."""
     rebuild: Callable[[Sequence[Sequence[ScheduleItem]]], Program] | None = None
     """Builds the program of the same step for other orders; only of schedules that decide at run time."""
 
@@ -44,9 +60,15 @@ class Forecast:
         """Assumptions of the forecast, a sentence each."""
         return self.assume()
 
+    @cached_property
+    def memory_at_start(self) -> Sequence[StartMemory]:
+        """The memory of every device before its first update."""
+        return self.start()
+
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copies: what was assumed instead of all prices and stages that it is looked up in."""
-        return self.__dict__ | {"assumed": self.assumed, "assume": tuple}
+        """For pickle and copies: what was looked up instead of all prices and stages that it is looked up in."""
+        looked_up = {"assumed": self.assumed, "memory_at_start": self.memory_at_start}
+        return self.__dict__ | looked_up | {"assume": tuple, "start": tuple}
 
     @cached_property
     def peaks(self) -> list[Peak]:

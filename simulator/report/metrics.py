@@ -21,6 +21,7 @@ from meshcast.simulator.report.breakdown import Breakdown, breakdown
 from meshcast.simulator.report.energy import StepEnergy, step_energy
 from meshcast.simulator.report.forecast import Forecast
 from meshcast.simulator.report.host_memory import PLACES, HostUse, host_uses
+from meshcast.simulator.report.phases import heights_of_devices
 
 T = TypeVar("T", float, np.ndarray, Breakdown)
 
@@ -244,8 +245,8 @@ class Metrics:
 
     @property
     def peak_allocated(self) -> float:
-        """Peak memory allocated by tensors on the fullest device [bytes]."""
-        return max(peak.total for peak in self.play.peaks)
+        """Peak memory allocated by tensors on the fullest device [bytes], in whichever phase of the run."""
+        return max(total for total, _ in heights_of_devices(self.play))
 
     @property
     def peak_reserved(self) -> float:
@@ -268,9 +269,10 @@ class Metrics:
         """
         memory = self.job.framework.memory
         context = memory.context_gib * GIB
+        heights = zip(heights_of_devices(self.play), self.capacities, strict=True)
         return [
-            max(peak.total + context, min((peak.total + peak.cached) * memory.reserved_share + context, capacity))
-            for peak, capacity in zip(self.play.peaks, self.capacities, strict=True)
+            max(total + context, min((total + cached) * memory.reserved_share + context, capacity))
+            for (total, cached), capacity in heights
         ]
 
     @cached_property

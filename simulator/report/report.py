@@ -22,6 +22,7 @@ from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.figures import FIGURES, nest
 from meshcast.simulator.report.forecast import Forecast
 from meshcast.simulator.report.metrics import Metrics
+from meshcast.simulator.report.phases import find_deciding_phase, list_phases
 from meshcast.simulator.report.version import product_version
 from meshcast.simulator.report.words import describe_device, is_unlike, name_device
 from meshcast.simulator.scheduling.schedule import ScheduleItem
@@ -114,11 +115,13 @@ class Report(Metrics):
             return f"It does not fit: what the plan offloads needs {self.missing}."
         if not self.fits:
             worst = max(range(len(self.play.peaks)), key=lambda d: self.excess[d])
-            by = self.play.peaks[worst].by
-            top = max(by, key=lambda k: by[k])
             missing = self.excess[worst] / GIB
             where = name_device(self.play.plan, worst)
-            return f"It does not fit: {where} needs {missing:.1f} GiB more than the GPU has, most of it {top}."
+            lack = f"It does not fit: {where} needs {missing:.1f} GiB more than the GPU has"
+            if not (phase := find_deciding_phase(self.play)).is_step:
+                return f"{lack}, in the {phase.name}: {phase.about}."
+            by = self.play.peaks[worst].by
+            return f"{lack}, most of it {max(by, key=lambda category: by[category])}."
         parts, step, costs = self.breakdown.parts, self.step_time, self.costs
         worst_cost = max(costs, key=lambda k: costs[k])
         matrix = (parts["gemm"] + parts["attention"]) / step
@@ -230,6 +233,10 @@ class Report(Metrics):
             "parameters": self.job.model.parameters,
             "active_parameters": self.job.model.active_parameters,
             "hidden_s": self.breakdown.hidden,
+            "memory.phases": [
+                {"phase": phase.name, "stage": phase.device, "peak_allocated_gib": phase.total / GIB}
+                for phase in list_phases(self.play)
+            ],
             "memory.stages": self._stages(),
             "limits": self.limits,
             "interval": {"regime": self.regime, "widest": self.widest},

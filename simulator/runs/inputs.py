@@ -162,7 +162,7 @@ def make_run(report: Report, known: ForecastSteps | None = None) -> RunPlan:
         restart=given.restart,
         spares=given.recovery.spares,
         repair=given.repair,
-        evaluation=(run.evaluation.every_steps, run.evaluation.seconds) if run.evaluation else None,
+        evaluation=run.evaluation.pause if run.evaluation else None,
         most_events=run.most_events or MOST_EVENTS,
         most_seconds=None if run.most_days is None else run.most_days * 86_400,
     )

@@ -150,7 +150,7 @@ LAUNCHED = (
     ),
     RecipeSettings("jax", "dense", "Llama3-70B", "2025-05", {"recompute": SELECTIVE | {"modules": ["save_qkv_proj"]}}),
     # NVIDIA-NeMo/Megatron-Bridge @067f987df, src/megatron/bridge/perf_recipes/_common.py (_benchmark_common) and
-    # recipes/llama/h100/llama3.py (llama3_70b_sft): ddp.grad_reduce_in_fp32 is false. All other runs of its recipes state it.
+    # recipes/llama/h100/llama3.py (llama3_70b_sft): ddp.grad_reduce_in_fp32 is false. All other runs state it.
     *(RecipeSettings("megatron-bridge", kind, None, "9999-12", {"grad_dtype": "bf16"}) for kind in BRIDGE_KINDS),
 )
 """Fields that launchers set and the tables of their runs leave open."""

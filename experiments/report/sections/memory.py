@@ -11,6 +11,7 @@ from meshcast.experiments.report.html import details, legend, paragraph, table
 from meshcast.experiments.report.page import Drawing, PageSection
 from meshcast.hardware.units import GIB
 from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.phases import list_phases
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.words import name_device
 
@@ -38,7 +39,10 @@ def make_section(report: Report) -> PageSection:
     key = legend([(memory_name(name), _colour(name)) for name in shown] + [("memory of the GPU (line)", RED)])
     drawing = Drawing("memory", _draw(report, bars, shown, names))
     folded = details("The figures as a table [GiB]", numbers)
-    return PageSection("memory", "Memory per stage", [paragraph(words), drawing, key, folded])
+    phases_of_run = list_phases(report.play)
+    lines = [[phase.name, f"{phase.total / GIB:,.2f}", names[phase.device], phase.about] for phase in phases_of_run]
+    phases = details("Phases of the run", table(["", "tensors GiB", "fullest", "what is held"], lines))
+    return PageSection("memory", "Memory per stage", [paragraph(words), drawing, key, folded, phases])
 
 
 def list_bars(report: Report) -> list[dict[str, float]]:

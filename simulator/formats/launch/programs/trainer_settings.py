@@ -14,7 +14,7 @@ from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, 
 OPTIMISATION = NoInfluence("it changes the values of the update, not its kernels")
 NAMES = NoInfluence("names, paths and logs")
 DATA = NoInfluence("the forecast assumes that batches arrive in time")
-EVALUATION = NoInfluence("evaluation lies between steps")
+EVALUATION = NoInfluence("evaluation lies between steps; run.evaluation.micro forecasts its memory")
 SAVING = NoInfluence("what a checkpoint holds; a step has none")
 START = NoInfluence("how processes start and find each other")
 LOADING = NoInfluence("how weights are loaded before the first step")

@@ -1,0 +1,87 @@
+"""Memory in the phases of a run: loading the model, the first step, the steps after it, evaluations, checkpoints.
+
+What decides whether a run fits is the largest of them. Before the first update the optimizer has no moments, so a run
+may pass its first step and fail in the second one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshcast.simulator.report.forecast import Forecast
+
+STEP, UPDATE = "step", "update"
+"""Names of the phases of every step: forward and backward passes, and the optimizer's update."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a run on the pipeline device where it needs most memory.
+
+    name: ``loading``, ``first step``, ``step``, ``update``, ``evaluation`` or ``checkpoint``.
+    device: number of the device.
+    total: memory of tensors at its peak [bytes].
+    about: what it holds.
+    """
+
+    name: str
+    device: int
+    total: float
+    about: str
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is part of every step."""
+        return self.name in (STEP, UPDATE)
+
+
+def list_phases(play: Forecast) -> list[Phase]:
+    """Returns the phases of a run in their order."""
+    passes = [peak.passes for peak in play.peaks]
+    updates = [peak.update for peak in play.peaks]
+    if play.plan.job.forward_only:
+        return [_find_fullest(STEP, passes, "forward passes")]
+    starts, resting = play.memory_at_start, [sum(by.values()) for by in play.resting]
+    moments = [start.moments for start in starts]
+    first = [total - later for total, later in zip(passes, moments, strict=True)]
+    phases = [
+        _find_fullest("loading", [start.loading for start in starts], "weights, while ranks divide them"),
+        _find_fullest("first step", first, "forward and backward passes before the optimizer has moments"),
+        _find_fullest(STEP, passes, "forward and backward passes"),
+    ]
+    if any(updates):
+        phases.append(_find_fullest(UPDATE, updates, "weights, gradients and states in the optimizer's step"))
+    if play.evaluation is not None:
+        totals = _evaluation_totals(play, play.evaluation)
+        phases.append(_find_fullest("evaluation", totals, "forward passes beside the states of training"))
+    return [*phases, _find_fullest("checkpoint", resting, "states, which are copied to the host shard by shard")]
+
+
+def find_deciding_phase(play: Forecast) -> Phase:
+    """Returns the phase that needs most memory."""
+    return max(list_phases(play), key=lambda phase: phase.total)
+
+
+def heights_of_devices(play: Forecast) -> list[tuple[float, float]]:
+    """Returns by device the largest memory of tensors over the phases, and what the allocator has cached beside it
+    [bytes]."""
+    heights = [(peak.total, peak.cached) for peak in play.peaks]
+    if play.evaluation is not None:
+        totals = _evaluation_totals(play, play.evaluation)
+        heights = [max(pair, (total, 0.0)) for pair, total in zip(heights, totals, strict=True)]
+    if play.plan.job.framework.memory.loads_whole_weights and not play.plan.job.forward_only:
+        loads = (start.loading for start in play.memory_at_start)
+        heights = [max(pair, (load, 0.0)) for pair, load in zip(heights, loads, strict=True)]
+    return heights
+
+
+def _evaluation_totals(play: Forecast, evaluation: Forecast) -> list[float]:
+    """Returns by device what forward passes hold beside the states of training [bytes]."""
+    beside = zip(evaluation.peaks, evaluation.resting, play.resting, strict=True)
+    return [peak.total - sum(weights.values()) + sum(states.values()) for peak, weights, states in beside]
+
+
+def _find_fullest(name: str, totals: Sequence[float], about: str) -> Phase:
+    device = max(range(len(totals)), key=lambda device: totals[device])
+    return Phase(name, device, float(totals[device]), about)

@@ -1,0 +1,72 @@
+"""Memory in the phases of a run."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.report.phases import find_deciding_phase, list_phases
+from meshcast.simulator.report.report import Report
+
+FSDP: dict[str, Any] = {"plan": {"zero": 3, "recompute": "full"}}
+
+
+def forecast(**job: Any) -> Report:
+    return simulate(
+        {
+            "model": {"layers": 4, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 32000, "seq": 512},
+            "cluster": {"gpu": "h100-sxm", "gpus": 8},
+            "framework": {"name": "torchtitan", "set": job.pop("traits", {})},
+            **FSDP,
+            **job,
+        }
+    )
+
+
+def totals(report: Report) -> dict[str, float]:
+    return {phase.name: phase.total for phase in list_phases(report.play)}
+
+
+@pytest.mark.parametrize("made_early", [False, True])
+def test_first_step_has_no_moments_unless_the_optimizer_makes_them_before(made_early: bool) -> None:
+    report = forecast(traits={"update": {"moments_at_start": made_early}})
+    phases = totals(report)
+    moments = 0 if made_early else 2 * 4 * report.play.plan.job.model.parameters / 8
+    assert phases["step"] - phases["first step"] == pytest.approx(moments, rel=1e-3)
+    assert max(phases["step"], phases["update"]) == report.peak_allocated
+
+
+def test_evaluation_holds_forward_passes_of_its_own_batch_beside_the_states_of_training() -> None:
+    batch = {"global": 8 * 64, "micro": 64, "sequence": 1024}
+    training = forecast(run={"evaluation": {"micro": 64, "sequence": 1024}})
+    alone = forecast(train={"mode": "forward-only"}, batch=batch)
+    weights, states = alone.play.resting[0], training.play.resting[0]
+    expected = alone.peak_allocated - sum(weights.values()) + sum(states.values())
+    assert totals(training)["evaluation"] == pytest.approx(expected)
+    assert find_deciding_phase(training.play).name == "evaluation"
+    assert training.peak_allocated == pytest.approx(expected) and training.needs[0] > expected
+
+
+def test_whole_weights_may_decide_while_they_are_loaded() -> None:
+    model = {"layers": 192, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 1024, "seq": 128}
+    job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 64}}
+    whole, shards = (forecast(**job, traits={"memory": {"loads_whole_weights": way}}) for way in (True, False))
+    parameters = whole.play.plan.job.model.parameters
+    assert totals(whole)["loading"] == pytest.approx(2 * parameters)
+    assert totals(shards)["loading"] == pytest.approx(2 * parameters / 64, rel=1e-1)
+    assert whole.peak_allocated == totals(whole)["loading"] > shards.peak_allocated
+
+
+def test_forecasts_keep_their_phases_when_they_are_pickled() -> None:
+    report = forecast(run={"evaluation": {"micro": 2}})
+    assert list_phases(pickle.loads(pickle.dumps(report.play))) == list_phases(report.play)
+
+
+@pytest.mark.parametrize("evaluation", [{"seconds": 3.0}, {}, {"every_steps": 5, "seconds": 1.0, "sequence": 8}])
+def test_evaluations_without_a_size_or_a_pause_are_refused(evaluation: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match=r"run\.evaluation"):
+        forecast(run={"evaluation": evaluation})
