@@ -108,8 +108,8 @@ def find_program(job: Facts) -> ProgramRules | None:
     """Returns the rules of the program that a job means; None if it means none, or one without known rules."""
     framework = job.get("framework")
     stated = framework if isinstance(framework, Mapping) else {"name": framework}
-    name, counts = stated.get("name"), stated.get("rules", True)
-    return find_rules(name) if isinstance(name, str) and counts is not False else None
+    name, release, counts = stated.get("name"), stated.get("release"), stated.get("rules", True)
+    return find_rules(name, release) if isinstance(name, str) and counts is not False else None
 
 
 def name_own_schemes(job: Facts, rules: ProgramRules) -> dict[str, object]:

@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import validate_data
-from meshcast.simulator.job.framework import framework_rules
+from meshcast.simulator.job.framework import framework_rules, framework_versions
 from meshcast.simulator.job.job import Job, LongPlan
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
+from meshcast.simulator.job.release import Month, find_month
 from meshcast.simulator.job.shorthand import family_degree
 from meshcast.simulator.models.model import Model
 
@@ -55,24 +56,38 @@ class RulePart(BaseModel):
 class AvailableValues(RulePart):
     """The values of a fact that a program has.
 
-    key: of the job, which states the fact. values: the values. source: the file of the program that says so.
+    key: of the job, which states the fact. values: the values. since: of values that not all releases of the profile
+    have, the first month whose releases do. source: the file of the program that says so.
     """
 
     key: str
     values: tuple[str, ...]
+    since: dict[str, Month] = {}
     source: str = Field(min_length=10)
+
+    def at_release(self, month: str) -> AvailableValues:
+        """Returns the values that the releases of a month have."""
+        return self.model_copy(
+            update={"values": tuple(value for value in self.values if self.since.get(value, month) <= month)}
+        )
 
 
 class RefusedCondition(RulePart):
     """A condition under which a program stops at its start.
 
-    rule: its name in `CONDITIONS`. key: of the job, which states what breaks it. source: the file of the program that
-    checks it.
+    rule: its name in `CONDITIONS`. key: of the job, which states what breaks it. since: the first month whose releases
+    stop. until: the first month whose releases no longer do. source: the file of the program that checks it.
     """
 
     rule: str
     key: str
+    since: Month | None = None
+    until: Month | None = None
     source: str = Field(min_length=10)
+
+    def holds_at(self, month: str) -> bool:
+        """Whether the releases of a month stop."""
+        return (self.since is None or self.since <= month) and (self.until is None or month < self.until)
 
 
 class ProgramRules(RulePart):
@@ -88,6 +103,13 @@ class ProgramRules(RulePart):
     def cite(self, rule: AvailableValues | RefusedCondition) -> str:
         """Returns repository, commit and file of a rule."""
         return rule.source if "@" in rule.source else f"{self.code}: {rule.source}"
+
+    def at_release(self, month: str) -> ProgramRules:
+        """Returns the rules of the releases of a month."""
+        has = {name: available.at_release(month) for name, available in self.has.items()}
+        return self.model_copy(
+            update={"has": has, "refuses": tuple(refused for refused in self.refuses if refused.holds_at(month))}
+        )
 
 
 @dataclass(frozen=True)
@@ -325,6 +347,14 @@ def _every_nth_layer(recomputed_layers: int, pp: int, model: Model) -> str:
 
 
 @_condition
+def _every_layer(recomputed_layers: int, pp: int, model: Model) -> str:
+    layers = model.layers // pp
+    return (
+        "" if recomputed_layers >= layers else f"all layers are recomputed or none, not {recomputed_layers} of {layers}"
+    )
+
+
+@_condition
 def _full_recompute_with_graphs(recomputation: str, cuda_graphs: bool | str) -> str:
     if recomputation != "full" or cuda_graphs != "outside-experts":
         return ""
@@ -391,11 +421,21 @@ class BrokenRule:
         return {"key": self.key, "rule": self.words, "source": self.source, "stops": self.stops}
 
 
+NEWEST = "2099-12"
+"""The month of the newest release of every program."""
+
+
 @cache
-def find_rules(framework: str) -> ProgramRules | None:
-    """Returns the rules of the program of a framework; None where none are known: it runs every plan then."""
+def find_rules(framework: str, release: str | None = None) -> ProgramRules | None:
+    """Returns the rules of the program of a framework; None where none are known: it runs every plan then.
+
+    release: of the program; None: the newest that the profile describes.
+    """
     data = framework_rules(framework)
-    return validate_data(ProgramRules, data, f"{framework}.rules", PlanError) if data else None
+    if not data:
+        return None
+    month = NEWEST if release is None else find_month(release, framework_versions(framework), "framework.release")
+    return validate_data(ProgramRules, data, f"{framework}.rules", PlanError).at_release(month)
 
 
 def check_facts(rules: ProgramRules, program: str, facts: Facts) -> Iterator[BrokenRule]:
@@ -426,7 +466,7 @@ def broken_rules(job: Job) -> list[BrokenRule]:
     """
     if not job.means_program or job.plan.has_stages or job.plan.replicas:
         return []
-    rules = find_rules(job.framework.name)
+    rules = find_rules(job.framework.name, job.release)
     return [] if rules is None else [*check_facts(rules, job.framework.name, facts_of_job(job))]
 
 

@@ -12,14 +12,13 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.files import text as read_text
 from meshcast.simulator.formats.launch.bash.files import find_beside
 from meshcast.simulator.formats.launch.bash.script import ARGUMENTS
-from meshcast.simulator.formats.launch.edits.python_edits import edit_python, name_argument
 from meshcast.simulator.formats.launch.edits.setting_change import ENVIRONMENT, SettingChange, file_of_place
 from meshcast.simulator.formats.launch.edits.shell_edits import edit_assignment, edit_script, order_neighbours
 from meshcast.simulator.formats.launch.edits.toml_edits import edit_toml
 from meshcast.simulator.formats.launch.edits.yaml_edits import edit_yaml
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.keys import drop_inactive, flatten_for_export, flatten_job
-from meshcast.simulator.formats.launch.launch_file import LaunchFile, parse_launch_text
+from meshcast.simulator.formats.launch.launch_file import LaunchFile, LaunchOptions, parse_launch_text
 from meshcast.simulator.formats.launch.program import LaunchFormat
 from meshcast.simulator.formats.launch.programs.registry import FORMATS
 from meshcast.simulator.formats.launch.table import Stated
@@ -37,7 +36,7 @@ def list_changed_settings(launch: ImportedJob, file: LaunchFile, before: Job, af
     assert form.write is not None
     stated = {name: setting for name, setting in launch.settings.items() if setting.place}  # no default of a recipe
     texts = (form.write(flatten_for_export(job), []) for job in (before, after))
-    written = [parse_launch_text(text, "", form.suffix) for text in texts]
+    written = [parse_launch_text(text, "", form.suffix, options=LaunchOptions()) for text in texts]
     old, new = (form.read(other) for other in written)
     beside, of_program = _leave_launchers(stated, file), _leave_launchers(new, written[1])
     differing = {name for name in {**old, **new} if _value(old.get(name)) != _value(new.get(name))}
@@ -54,7 +53,8 @@ def list_changed_settings(launch: ImportedJob, file: LaunchFile, before: Job, af
         for name in of_program
         if name in differing and name not in stated
     ]
-    return [_override(change, file, beside) for change in changes] + _list_changed_variables(form, file, before, after)
+    edits = [form.override(change, file, beside) for change in changes]
+    return edits + _list_changed_variables(form, file, before, after)
 
 
 def _is_said_otherwise(
@@ -115,16 +115,6 @@ def _value(stated: Stated | None) -> Any:
         return str(stated.value).lower()
 
 
-def _override(change: SettingChange, file: LaunchFile, stated: Mapping[str, Stated]) -> SettingChange:
-    """Returns a change of a setting of a Python file, whose command line overrides it, as an argument to add."""
-    if file.suffix == ".py" or not file_of_place(change.place).endswith(".py"):
-        return change
-    name = name_argument(change)
-    if name.startswith("--"):
-        return SettingChange(name, "", None, change.after, tuple(stated.values()))
-    return SettingChange(name, ARGUMENTS, None, True) if name and '"$@"' in file.text else change
-
-
 @dataclass(frozen=True)
 class EditedFiles:
     """A launch file with the files that it reads, as they are edited.
@@ -155,8 +145,6 @@ def apply_setting_changes(edited: EditedFiles, changes: Sequence[SettingChange])
     A setting of a file that a script reads is changed there, or in the script where that sets its value by a variable.
     Raises PlanError for a setting that is written in a way that is not edited, or that stands in another file.
     """
-    if edited.file.suffix == ".py":
-        return edited.replace_text(None, edit_python(edited.file, changes))
     for change in sorted(changes, key=lambda change: -change.line):  # from the last line on, for edits shift others
         edited = _apply(edited, change)
     return edited
@@ -176,12 +164,12 @@ def _apply(edited: EditedFiles, change: SettingChange) -> EditedFiles:
 def _edit_file(edited: EditedFiles, change: SettingChange, place: str) -> EditedFiles:
     """Returns the files with a setting changed in one of them."""
     file = edited.file
-    if place == ARGUMENTS and change.place and change.before is None:  # a word, which stands at the end
-        return replace(edited, file=file.with_arguments((*file.options.arguments, change.name)))
+    if place == ARGUMENTS and change.place and change.before is None:
+        return replace(edited, file=file.with_arguments(_add_words(file.options.arguments, change)))
     if place == ARGUMENTS:
         arguments = tuple(shlex.split(edit_script(shlex.join(file.options.arguments), change)))
         return replace(edited, file=file.with_arguments(arguments))
-    if place == file.where:
+    if place == file.where and file.suffix != ".py":
         edit = edit_script
         if file.data is not None:
             edit = edit_toml if file.suffix == ".toml" else edit_yaml
@@ -194,6 +182,14 @@ def _edit_file(edited: EditedFiles, change: SettingChange, place: str) -> Edited
     text = edited.beside[path] if path in edited.beside else read_text(path, "Edit it by hand")
     edit = {".toml": edit_toml, ".json": edit_yaml, ".yaml": edit_yaml, ".yml": edit_yaml}.get(path.suffix, edit_script)
     return edited.replace_text(path, edit(text, change))
+
+
+def _add_words(arguments: Sequence[str], change: SettingChange) -> tuple[str, ...]:
+    """Returns arguments with those of a change: a flag before them, a word that chooses something behind them."""
+    values = change.after if isinstance(change.after, list | tuple) else () if change.after is True else (change.after,)
+    if change.name.startswith("-"):
+        return (change.name, *map(str, values), *arguments)
+    return (*arguments, change.name)
 
 
 def _list_places(file: LaunchFile, change: SettingChange) -> Iterator[tuple[str, tuple[Stated, ...]]]:

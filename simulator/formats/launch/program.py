@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Keys, Stated
@@ -54,6 +55,7 @@ class LaunchFormat:
     read_variable: a variable of the environment that a file sets, by its name.
     remark: lines of a header on what a file that is written is, and is not.
     write_suffix: the suffix of a file that is written from the keys of a job, if it is not always `suffix`.
+    override: the change of a file or of its command line that changes a setting, beside those that the file states.
     """
 
     name: str
@@ -68,3 +70,4 @@ class LaunchFormat:
     read_variable: Callable[[LaunchFile, str], Stated | None] = lambda file, name: None
     remark: Callable[[Keys], list[str]] = lambda keys: []
     write_suffix: Callable[[Keys], str] | None = None
+    override: Callable[[SettingChange, LaunchFile, Mapping[str, Stated]], SettingChange] = lambda change, *_: change

@@ -25,6 +25,7 @@ LAYERS_OFFLOADED = [
     {"use": "data/zero-1", "over": "dp"},
     {"use": "memory/offload", "what": ["activations"], "layers": 1},
 ]
+PART_RECOMPUTED = {"recompute": "full", "recompute_layers": 4}
 ADAPTED = [*LAYERS_OFFLOADED[:2], {"use": "memory/adapipe"}]
 OVERLAPPED = {"use": "interleaved-1f1b", "overlap_passes": True}
 
@@ -134,8 +135,12 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "passes overlap with expert parallelism only",
     ),
     "every-nth-layer": (
-        {"plan": {"fsdp": True, "recompute": "full", "recompute_layers": 5}},
+        {"release": "2026-03", "plan": {"fsdp": True, "recompute": "full", "recompute_layers": 5}},
         "every n-th layer is recomputed: no n gives 5 of 8",
+    ),
+    "every-layer": (
+        {"release": {"megatron-lm-2021": "2021-08"}, "plan": PART_RECOMPUTED},
+        "all layers are recomputed or none, not 4 of 8",
     ),
     "full-recompute-with-graphs": (
         {"model": EXPERTS, "plan": {"recompute": "full"}, "set": GRAPHS},
@@ -176,15 +181,25 @@ MISSING: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def make(framework: str, stated: dict[str, Any]) -> Any:
-    stated = dict(stated)
-    changes = {"set": stated.pop("set")} if "set" in stated else {}
+    changes = {name: stated[name] for name in ("set", "release") if name in stated}
+    stated = {name: value for name, value in stated.items() if name not in changes}
+    if isinstance(changes.get("release"), dict):  # of some programs
+        changes["release"] = changes["release"].get(framework)
     batch = {"global": 32, "sequence": 4096}
     job = {"model": SMALL, "cluster": "dgx-h100:1", "batch": batch, "framework": {"name": framework, **changes}}
     return load_job(job | stated)
 
 
 RULES = {name: rules for name in framework_names() if (rules := find_rules(name)) is not None}
-"""The rules of every program that has some."""
+"""The rules of every program that has some, of its newest release."""
+
+OLDEST = "2021-01"
+REFUSED = {
+    (name, refused.rule)
+    for name in RULES
+    for release in (None, OLDEST)
+    for refused in getattr(find_rules(name, release), "refuses", ())
+}
 
 
 def test_the_programs_with_rules_are_those_of_the_docs() -> None:
@@ -204,7 +219,7 @@ def test_the_programs_with_rules_are_those_of_the_docs() -> None:
 
 @pytest.mark.parametrize(
     ("program", "rule"),
-    [(name, refused.rule) for name, rules in RULES.items() for refused in rules.refuses],
+    sorted(REFUSED),
 )
 def test_every_rule_of_a_program_has_a_job_that_breaks_it(program: str, rule: str) -> None:
     stated, words = BROKEN[rule]
@@ -225,10 +240,32 @@ def test_what_a_program_does_not_have_is_named(program: str, fact: str) -> None:
 
 
 def test_every_condition_is_a_rule_of_a_program() -> None:
-    used = {refused.rule for rules in RULES.values() for refused in rules.refuses}
+    used = {rule for _, rule in REFUSED}
     assert used == {*CONDITIONS} == {*BROKEN}
     facts = facts_of_job(make("torchtitan", {}))
     assert {fact for one in CONDITIONS.values() for fact in one.facts} <= facts.keys() >= NAMES.keys()
+
+
+@pytest.mark.parametrize(
+    ("program", "release", "layers", "broken"),
+    [
+        ("torchtitan", None, 4, ["every-layer"]),
+        ("torchtitan", "2026-04", 8, []),
+        ("torchtitan", "2026-03", 4, []),
+        ("torchtitan", "2026-03", 5, ["every-nth-layer"]),
+        ("megatron-lm-2021", None, 5, []),
+        ("megatron-lm-2021", "2021-09", 5, []),
+        ("megatron-lm-2021", "2021-08", 4, ["every-layer"]),
+        ("megatron-lm-2021", "2021-08", 8, []),
+    ],
+)
+def test_rules_are_those_of_the_release(program: str, release: str | None, layers: int, broken: list[str]) -> None:
+    plan = {"recompute": "full", "recompute_layers": layers} | (
+        {"fsdp": True} if program == "torchtitan" else {"zero": 0}
+    )
+    words = [BROKEN[rule][1].partition(" not ")[0].partition(": ")[0] for rule in broken]
+    told = broken_rules(make(program, {"plan": plan, "release": release}))
+    assert [rule.words.partition(" not ")[0].partition(": ")[0] for rule in told] == words
 
 
 def test_a_forecast_stands_and_names_what_the_program_would_refuse() -> None:

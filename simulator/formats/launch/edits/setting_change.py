@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.table import Stated
@@ -20,6 +20,7 @@ class SettingChange:
     before, after: values; None where the file does not have it, or is to leave it out.
     neighbours: of one to add the settings of the file beside which it belongs, the nearest first.
     value_place: where its value stands, if that is elsewhere, as that of a variable.
+    flag: its name and value on a command line, where these are others than `name` and `after`.
     """
 
     name: str
@@ -28,6 +29,7 @@ class SettingChange:
     after: object
     neighbours: tuple[Stated, ...] = ()
     value_place: str = ""
+    flag: tuple[str, object] | None = None
 
     def __str__(self) -> str:
         if self.after is None:
@@ -47,6 +49,15 @@ class SettingChange:
     def variable(self) -> str:
         """The variable of the environment that it is; empty if it is none."""
         return self.name.removeprefix(ENVIRONMENT) if self.name.startswith(ENVIRONMENT) else ""
+
+    @property
+    def on_command_line(self) -> SettingChange:
+        """The change as a flag to add."""
+        if self.flag is None:
+            return (
+                self if self.name.startswith("-") else replace(self, name=f"--{self.name}")
+            )  # of a file with sections
+        return replace(self, name=self.flag[0], after=self.flag[1])
 
     def refuse(self) -> PlanError:
         """The error for a setting that is written in a way in which it is not edited."""

@@ -23,6 +23,8 @@ def edit_script(text: str, change: SettingChange) -> str:
     if not spans:
         raise change.refuse()
     begin, name_end, end = spans[0]
+    if change.flag is not None:
+        return f"{text[:begin]}{change.flag[0]}{_spell_values(change.flag[1])}{text[end:]}"
     if change.after is None:
         return _cut_flag(text, begin, end)
     return f"{text[:name_end]}{_spell_values(change.after, text[name_end : name_end + 1])}{text[end:]}"
@@ -90,10 +92,10 @@ def _cut_flag(text: str, begin: int, end: int) -> str:
 
 def _add_flag(text: str, change: SettingChange) -> str:
     """The script with a flag behind the nearest neighbour that stands in it."""
+    flag = change.on_command_line
     for neighbour in change.neighbours:
         for _, _, end in _find_flag(text, neighbour.shown, line_of_place(neighbour.place), neighbour.value):
-            name = change.name if change.name.startswith("--") else f"--{change.name}"  # of a file with sections
-            return f"{text[:end]} {name}{_spell_values(change.after)}{text[end:]}"
+            return f"{text[:end]} {flag.name}{_spell_values(flag.after)}{text[end:]}"
     raise change.refuse()
 
 

@@ -8,29 +8,26 @@ manager.py and run_train.sh, whose batches are in tokens. Models are flavors in 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from meshcast.hardware.documents.input_file import Unreadable, parse_toml, split_lines
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.arguments import merge_settings
-from meshcast.simulator.formats.launch.bash.records import Word
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
-from meshcast.simulator.formats.launch.launches import read_words
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.torchtitan_configs import find_model_name, find_stock_config
+from meshcast.simulator.formats.launch.programs.torchtitan_configs import STOCK, find_model_name, find_stock_config
+from meshcast.simulator.formats.launch.programs.torchtitan_flags import (
+    CONFIG_FILE,
+    override_setting,
+    read_flags,
+    read_options,
+)
 from meshcast.simulator.formats.launch.programs.torchtitan_plan import RENAMED, interpret_settings
 from meshcast.simulator.formats.launch.programs.torchtitan_registry import ConfigModule, flatten_config, make_section
 from meshcast.simulator.formats.launch.programs.torchtitan_write import reads_toml, write_job
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import SomeKeys, Stated
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
-
-OFF = re.compile(r"(?P<section>(?:\w+\.)+)no_(?P<name>\w+)")
-"""Arguments that turn a switch off (``--compile.no_enable``)."""
-
-SUBCOMMAND = re.compile(r"activation[-_]checkpoint:([\w-]+)")
-"""The word of a command line that chooses how activations are checkpointed, since 2026-06."""
 
 SCRIPT = {"MODULE": "module", "CONFIG": "config", "CONFIG_FILE": "job.config_file", "NGPU": "NGPU"}
 """Variables that ``run_train.sh`` reads, and the settings that they are."""
@@ -45,8 +42,6 @@ SECTIONS = (
     "metrics.",
     "comm.",
 )
-
-CONFIG_FILE = ("job.config_file", "config_file")
 
 TOO_FAST, TOO_SLOW = "the forecast is too fast", "the forecast is too slow"
 
@@ -183,33 +178,13 @@ def _read_command(file: LaunchFile) -> dict[str, Stated]:
         if variable in launch.environment and launch.entry == "run_train.sh":
             word = launch.environment[variable]
             found[name] = Stated(word.text, variable, launch.place, word.unknown)
-    arguments = dict(launch.arguments)
-    for name, stated in [("", stated) for stated in launch.positional] + [*launch.arguments.items()]:
-        *before, last = stated.value if isinstance(stated.value, list) else [stated.value]
-        if (policy := SUBCOMMAND.fullmatch(str(last))) is not None:
-            mode = policy[1].replace("-", "_")
-            found["activation_checkpoint.mode"] = Stated(mode, str(last), stated.place)
-            if name:  # behind a switch, or a value
-                arguments[name] = replace(stated, value=before[0] if len(before) == 1 else before or True)
-    return found | name_settings(arguments)
-
-
-def name_settings(arguments: Mapping[str, Stated]) -> dict[str, Stated]:
-    """Returns arguments by the names of today's settings."""
-    found = {}
-    for name, stated in arguments.items():
-        plain = name.replace("-", "_")
-        if (off := OFF.fullmatch(plain)) is not None and stated.value is True:
-            plain, stated = f"{off['section']}{off['name']}", Stated(False, stated.shown, stated.place)
-        plain = "job.config_file" if plain in CONFIG_FILE else plain
-        found[RENAMED.get(plain, plain)] = stated
-    return found
+    return found | read_flags(launch.arguments, launch.positional)
 
 
 def _read_module(file: LaunchFile, module: ConfigModule) -> dict[str, Stated]:
     """The configuration of a Python file that ``--args "--config NAME"`` names, or that is its only one, with the
     settings of the arguments."""
-    given = name_settings(read_words([Word(text, 0) for text in file.options.arguments], "--args"))
+    given = read_options(file)
     chosen = given.get("config") or Stated("", "", file.where)
     if not chosen.value and len(module.configs) == 1:
         chosen = Stated(module.configs[0], "config", f"{file.where}:{module.functions[module.configs[0]].lineno}")
@@ -243,7 +218,7 @@ def _add_config(reading: Reading) -> None:
     elif (registry := _find_registry(reading, module, name)) is not None:
         reading.add_stated(registry.settings_of(name, module or find_model_name(name)))
     elif (stock := find_stock_config(name, module)) is not None:
-        reading.add_stated(dict(flatten_config(make_section(stock), f"{name} of torchtitan @b5bcd76c6")))
+        reading.add_stated(dict(flatten_config(make_section(stock), f"{name} {STOCK}")))
     else:
         why = f"meshcast does not know the configuration {name}, and its registry is not beside this file"
         reading.ask(chosen, why, "model=llama3-8b")
@@ -284,4 +259,5 @@ TORCHTITAN = LaunchFormat(
     write_job,
     VERDICTS,
     write_suffix=lambda keys: ".toml" if reads_toml(keys) else ".py",
+    override=override_setting,
 )

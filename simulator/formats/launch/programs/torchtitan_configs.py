@@ -29,6 +29,9 @@ FLAVORS: Mapping[tuple[str, str], str | SomeKeys] = {
 }
 """Models by torchtitan's name and flavor, which may have a suffix for the kind of attention (``8B_flex``)."""
 
+STOCK = "of torchtitan @b5bcd76c6"
+"""What the place of a setting of its configurations ends with, behind the name of one."""
+
 REMOVED = ("llama2", "llama4")
 """Models that today's release has no more."""
 
@@ -253,7 +256,7 @@ STOCK_CONFIGS: Mapping[str, SomeKeys] = {
         "training.num_tokens_per_microbatch_per_dp_rank": sequences * tokens,
         "training.max_context_length": tokens,
         "training.steps": steps,
-        "activation_checkpoint.mode": mode,
+        "activation_checkpoint": mode,
         "loss.name": "ChunkedLossWrapper",
         **others,
     }

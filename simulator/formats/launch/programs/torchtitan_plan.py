@@ -28,7 +28,7 @@ ROWS = (
         silent="megatron-sp",
     ),
     SettingRow("parallelism.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", ON, silent=False),
-    SettingRow("compile.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", {True: True}),
+    SettingRow("compile.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", ON),
     SettingRow("compile.enable", "framework.set.compile", "switch", ON, silent=False),
 )
 
@@ -58,6 +58,8 @@ MESSAGES_SAVED_SINCE = "2025-09"
 
 CHUNKS = 8
 """Chunks of the sequence in ``ChunkedLossWrapper`` and ``ChunkedCELoss``: their default."""
+
+READS_TOML = "the last release that reads TOML, and settings of these names"
 
 LAST_TOML = "2026-01"
 """The last release that reads TOML (@9810191bb of 2026-02-23 removed it)."""
@@ -91,6 +93,20 @@ RELEASES = (
 )
 """Last months of settings of TOML files that have other names since."""
 
+CONFIG_RELEASES = (
+    (r"activation_checkpoint\.selective_ac_option", "2026-02"),  # gone with @114151ad4 of 2026-03-23
+    (r"activation_checkpoint\.(mode|early_stop|per_op_\w+)", "2026-05"),  # policies since @c5d93d109 of 2026-06-15
+    (r"training\.(local_batch_size|seq_len|global_batch_size)", "2026-07"),  # in tokens since @73aed7f6c of 2026-08-20
+    (r"parallelism\.(pipeline_parallel_microbatch_size|enable_async_tensor_parallel)", "2026-07"),
+    (r"parallelism\.context_parallel_rotate_method", "2026-05"),  # gone with @8e5554449 of 2026-06-14
+    (r"parallelism\.expert_(parallel_comm_backend|tensor_parallel_degree)", "2026-03"),  # with @c4b409af2 of 2026-04-30
+)
+"""The same of configurations in Python."""
+
+LAST_OF_LAYERS, LAST_OF_MODES, LAST_IN_SEQUENCES = "2026-02", "2026-05", "2026-07"
+"""The last releases that recompute every n-th layer, whose recomputation has a mode, and whose batches are in
+sequences."""
+
 
 def interpret_settings(reading: Reading) -> None:
     """Fills the keys of a job."""
@@ -122,12 +138,15 @@ def interpret_settings(reading: Reading) -> None:
 
 
 def _date_release(reading: Reading) -> None:
-    """The release of a TOML file by the names of its settings: the last one that has them. None: today's."""
-    if "config" in reading.stated:
+    """The release of a file by the names of its settings: the last one that has them. Of TOML at least the last that
+    reads it; of Python today's without any."""
+    of_python = "config" in reading.stated
+    names = [stated.shown.lstrip("-") for stated in reading.stated.values()]
+    releases = CONFIG_RELEASES if of_python else RELEASES
+    dated = [month for pattern, month in releases if any(re.fullmatch(pattern, name) for name in names)]
+    if of_python and not dated:
         return
-    shown = [stated.shown.lstrip("-") for stated in reading.stated.values()]
-    dated = [month for pattern, month in RELEASES if any(re.fullmatch(pattern, name) for name in shown)]
-    why = "the last release that reads TOML, and settings of these names"
+    why = "the last release that has settings of these names" if of_python else READS_TOML
     reading.assume("framework.release", min(dated, default=LAST_TOML), why)
 
 
@@ -228,8 +247,10 @@ def _read_pipeline(reading: Reading) -> None:
 def _read_parts(reading: Reading) -> tuple[int, ...]:
     """Returns the layers of stages that the file states: by names of modules or, until 2025-09, by where they end."""
     parts, points = reading.take(PARTS), reading.take("parallelism.pipeline_parallel_split_points")
-    if parts is not None and isinstance(parts.value, list):
-        return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts.value)
+    if parts is not None and not is_null(parts.value):
+        stages = parts.value if isinstance(parts.value, list) else [parts.value]
+        names = [stage.split(",") if isinstance(stage, str) else stage for stage in stages]  # joined on command lines
+        return tuple(sum(str(name).startswith("layers.") for name in stage) for stage in names)
     words = read_words(points) if points is not None and not is_null(points.value) else ()
     ends = [int(word.rpartition(".")[2]) for word in words if word.rpartition(".")[2].isdigit()]
     edges = [0, *ends, reading.keys.get("model.layers", 0)] if ends else []
@@ -365,8 +386,9 @@ def _read_checkpointing(reading: Reading) -> None:
     option_names = ("activation_checkpoint.selective_ac_option", "training.selective_ac_option")
     stated, choice = reading.take(*names), reading.take(*option_names)
     mode = "selective" if stated is None else str(stated.value).lower()  # the word "none" is no null here
-    of_toml = "framework.release" in reading.keys
-    option = str(choice.value).lower() if choice is not None else "2" if of_toml else "op"
+    release = reading.keys.get("framework.release", "")
+    of_layers = bool(release) and release <= LAST_OF_LAYERS
+    option = str(choice.value).lower() if choice is not None else "2" if of_layers else "op"
     if mode != "selective":
         reading.ignore(choice, f"the mode is {mode}")
     if mode in ("full", "none"):
@@ -379,7 +401,7 @@ def _read_checkpointing(reading: Reading) -> None:
             reading.set_key("plan.recompute.layers", layers, *option_names)
     elif mode == "selective":
         reading.set_key("plan.recompute", "operators", *names, *option_names)
-        if of_toml and reading.keys["framework.release"] < MESSAGES_SAVED_SINCE and "model.moe.experts" in reading.keys:
+        if of_layers and release < MESSAGES_SAVED_SINCE and "model.moe.experts" in reading.keys:
             reading.set_key("plan.recompute.save", ("attention", "alternate_linear"))
     else:
         budget = reading.take("activation_checkpoint.memory_budget")

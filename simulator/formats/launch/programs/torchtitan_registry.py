@@ -310,6 +310,8 @@ def make_section(settings: Mapping[str, ConfigValue]) -> ConfigSection:
     """Returns the configuration of some settings by section and name."""
     config = ConfigSection("Trainer")
     for name, value in settings.items():
+        if name == "activation_checkpoint":
+            value = next((ConfigSection(kind) for kind, mode in POLICIES.items() if mode == value), None)
         *parents, last = name.split(".")
         at = config
         for parent in parents:

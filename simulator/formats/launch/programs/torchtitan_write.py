@@ -7,8 +7,11 @@ from collections.abc import Iterable
 
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS, REMOVED, STOCK_CONFIGS
 from meshcast.simulator.formats.launch.programs.torchtitan_plan import (
+    CONFIG_RELEASES,
     EXPERTS,
     FORMATS,
+    LAST_IN_SEQUENCES,
+    LAST_OF_MODES,
     LAST_TOML,
     MICROBATCH_SIZES_SINCE,
     PIECES,
@@ -39,7 +42,12 @@ NO_FLAVOR = "no flavor of torchtitan has this shape: register one, and name it h
 
 def reads_toml(keys: SomeKeys) -> bool:
     """Whether the release of a job reads TOML."""
-    return "framework.release" in keys and str(keys["framework.release"]) <= LAST_TOML
+    return _is_until(keys, LAST_TOML)
+
+
+def _is_until(keys: SomeKeys, month: str) -> bool:
+    """Whether the release of a job is of a month or an earlier one; without a release it is today's."""
+    return "framework.release" in keys and str(keys["framework.release"]) <= month
 
 
 def write_job(keys: Keys, header: list[str]) -> str:
@@ -112,16 +120,10 @@ def _write_python(keys: Keys, header: Iterable[str]) -> str:
     """A function that changes a configuration of torchtitan's own."""
     name, flavor = _find_flavor(keys) or ("llama3", "custom")
     stock = _find_stock(name, flavor)
-    settings = _write_settings(keys) | _write_tokens(keys)
-    settings.pop("training.seq_len", None)
-    asynchronous = settings.pop("parallelism.enable_async_tensor_parallel", False)
-    if asynchronous and keys.get("framework.set.compile", False):  # refused without
-        settings["compile.enable_async_tensor_parallel"] = True
-    settings["training.disable_cuda_graphs"] = not keys.get("framework.set.cuda_graphs", False)
-    settings |= _write_loss(keys)
-    policy, converters = _choose_policy(keys), _make_converters(keys)
+    settings, (module, kind, policy) = _write_sections(keys), _write_policy(keys)
+    converters = _make_converters(keys)
     arguments = [quote_python(flavor)]
-    if keys.get("plan.ep", 1) > 1:
+    if keys.get("plan.ep", 1) > 1 and _is_gone("parallelism.expert_parallel_comm_backend", keys):
         backend = next((word for word, ours in EXPERTS.items() if ours == keys.get("plan.expert")), "standard")
         arguments.append(f'moe_comm_backend="{backend}"')
     if converters:
@@ -130,7 +132,7 @@ def _write_python(keys: Keys, header: Iterable[str]) -> str:
         *(f"from torchtitan.components.{_module_of(kind)} import {kind}" for kind in converters),
         *([] if _has_chunks(keys) else ["from torchtitan.components.loss import CrossEntropyLoss"]),
         "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
-        *([f"from torchtitan.distributed.activation_checkpoint import {policy}"] if policy else []),
+        *([f"from torchtitan.{module} import {kind}"] if kind else []),
         f"from torchtitan.models.{name} import model_registry",
         f"from torchtitan.models.{name}.config_registry import {stock}",
         "from torchtitan.trainer import Trainer",
@@ -151,7 +153,7 @@ def _write_python(keys: Keys, header: Iterable[str]) -> str:
             *(f"    {key}={quote_python(value)}," for key, value in fields.items()),
             ")",
         ]
-    body.append(f"config.activation_checkpoint = {policy + '.Config()' if policy else 'None'}")
+    body.append(f"config.activation_checkpoint = {policy}")
     lines = [f"# {line}".rstrip() for line in header]
     lines += ["#" if lines else "", f"# torchrun ... -m torchtitan.train --module <this file> --config {FUNCTION}", ""]
     lines += [*imports, "", ""]
@@ -164,6 +166,22 @@ def _find_stock(name: str, flavor: str) -> str:
     of_model = {config: stock for config, stock in STOCK_CONFIGS.items() if stock["model_spec.name"] == name}
     same = [config for config, stock in of_model.items() if stock["model_spec.flavor"].lower() == flavor.lower()]
     return next(iter([*same, *of_model]), "llama3_8b")
+
+
+def _write_sections(keys: SomeKeys) -> Keys:
+    """The settings of a configuration, those that its release has."""
+    in_sequences = _is_until(keys, LAST_IN_SEQUENCES)
+    settings = _write_settings(keys) | (_write_sequences(keys) if in_sequences else _write_tokens(keys))
+    if not in_sequences:
+        settings["training.disable_cuda_graphs"] = not keys.get("framework.set.cuda_graphs", False)
+        if settings.get("parallelism.enable_async_tensor_parallel") and keys.get("framework.set.compile", False):
+            settings["compile.enable_async_tensor_parallel"] = True  # refused without
+    return {name: value for name, value in (settings | _write_loss(keys)).items() if not _is_gone(name, keys)}
+
+
+def _is_gone(name: str, keys: SomeKeys) -> bool:
+    """Whether the release of a job has no setting of this name any more."""
+    return any(re.fullmatch(pattern, name) and not _is_until(keys, month) for pattern, month in CONFIG_RELEASES)
 
 
 def _write_tokens(keys: SomeKeys) -> Keys:
@@ -191,10 +209,15 @@ def _write_loss(keys: SomeKeys) -> Keys:
     return {"compile.enable": bool(parts), **({"compile.components": parts} if len(parts) == 1 else {})}
 
 
-def _choose_policy(keys: SomeKeys) -> str:
-    """Returns the class of activation checkpointing; empty: none."""
-    kind = keys.get("plan.recompute", "none")
-    return {"none": "", "full": "FullAC"}.get(kind, "SelectiveAC")
+def _write_policy(keys: SomeKeys) -> tuple[str, str, str]:
+    """The activation checkpointing of a configuration: a module and a class to import, and an expression."""
+    if _is_until(keys, LAST_OF_MODES):
+        modes = {name: value for name, value in _write_mode(keys).items() if not _is_gone(name, keys)}
+        arguments = ", ".join(f"{name.rpartition('.')[2]}={quote_python(value)}" for name, value in modes.items())
+        return "config", "ActivationCheckpointConfig", f"ActivationCheckpointConfig({arguments})"
+    recompute = keys.get("plan.recompute", "none")
+    kind = {"none": "", "full": "FullAC"}.get(recompute, "SelectiveAC")
+    return "distributed.activation_checkpoint", kind, f"{kind}.Config()" if kind else "None"
 
 
 def _make_converters(keys: SomeKeys) -> dict[str, str]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +175,7 @@ def test_a_configuration_of_its_own_is_read_or_asks_for_its_model_or_optimizer(n
     assert keys.get("plan.ep", 1) == stock.get("parallelism.expert_parallel_degree", 1)
     assert keys["batch.sequence"] == stock["training.max_context_length"]
     assert keys["batch.micro"] * keys["batch.sequence"] == stock["training.num_tokens_per_microbatch_per_dp_rank"]
-    assert keys["plan.recompute"] == {"selective": "operators"}.get(*[stock["activation_checkpoint.mode"]] * 2)
+    assert keys["plan.recompute"] == {"selective": "operators"}.get(*[stock["activation_checkpoint"]] * 2)
     assert keys["framework.set.loss.chunk_count"] == 8
     assert keys["framework.set.cuda_graphs"] == (not stock.get("training.disable_cuda_graphs", False))
 
@@ -296,15 +299,65 @@ def test_text_of_another_program_is_refused() -> None:
         import_text("a: [1", "file", "torchtitan")
 
 
-def test_edits_of_a_function_are_assignments_before_it_returns() -> None:
-    file = parse_launch_text(REGISTRY, "run.py", ".py")
+@pytest.mark.parametrize(
+    ("text", "suffix", "words"),
+    [
+        (REGISTRY, ".py", ()),
+        (REGISTRY, ".py", ("activation-checkpoint:none",)),
+        (REGISTRY.replace("FullAC.Config()", 'ActivationCheckpointConfig(mode="full")'), ".py", ("--config", "a_run")),
+        ("torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config llama3_8b\n", ".sh", ()),
+        (
+            "torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config llama3_8b "
+            "--compile.enable --compile.no_enable_async_tensor_parallel activation-checkpoint:selective\n",
+            ".sh",
+            (),
+        ),
+        (TOML, ".toml", ()),
+        ("torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config llama3_8b $@\n", ".sh", ()),
+    ],
+)
+def test_a_configuration_is_overridden_by_flags_that_its_parser_takes(
+    text: str, suffix: str, words: tuple[str, ...]
+) -> None:
+    """Whatever a function sets, flags change it; those that say a switch, a list of lists, and a policy are of tyro's
+    kind, and the policy is the last word."""
+    options = LaunchOptions(arguments=words)
+    file = parse_launch_text(text, f"run{suffix}", suffix, options=options)
     found = import_file(file, form="torchtitan", cluster="dgx-h100:2")
     before = load_job(found.job)
-    plan = {**found.job["plan"], "tp": 4, "recompute": "operators"}
-    after = load_job({**found.job, "plan": plan, "batch": {**found.job["batch"], "global": 4}})
-    changes = list_changed_settings(found, file, before, after)
-    edited = apply_setting_changes(EditedFiles(file), changes).file.text
-    assert "    config.parallelism.tensor_parallel_degree = 4\n" in edited
-    assert edited.index("SelectiveAC.Config()\n    ") < edited.rindex("    return config\n")
-    back = import_file(parse_launch_text(edited, "run.py", ".py"), form="torchtitan", cluster="dgx-h100:2")
-    assert flatten_job(load_job(back.job)) == flatten_job(after)
+    for plan, batch, traits in CHANGED:
+        framework = found.job["framework"]
+        stated = {**framework, "set": {**framework.get("set", {}), **traits}}
+        changed = {**found.job, "plan": plan, "batch": {**found.job["batch"], **batch}, "framework": stated}
+        after, edited, launch, back = load_job(changed), EditedFiles(file), found, before
+        for _ in range(2):
+            edited = apply_setting_changes(edited, list_changed_settings(launch, edited.file, back, after))
+            again = parse_launch_text(edited.file.text, file.where, suffix, options=edited.file.options)
+            edited = replace(edited, file=again)
+            launch = import_file(again, form="torchtitan", cluster="dgx-h100:2")
+            back = load_job(launch.job)
+        assert flatten_job(back) == flatten_job(after)
+        assert suffix != ".py" or edited.file.text == text
+        if suffix != ".toml":
+            given = [*edited.file.options.arguments]
+            _check_words(given if suffix == ".py" else shlex.split(edited.file.text.replace("$@", shlex.join(given))))
+
+
+CHANGED = (
+    ({"tp": 4, "pp": 1, "fsdp": True, "recompute": "none"}, {"global": 8}, {}),
+    (
+        {"tp": 2, "pp": 2, "fsdp": True, "recompute": "operators", "partition": [17, 15]},
+        {"global": 16},
+        {"compile": False, "cuda_graphs": False},
+    ),
+    ({"tp": 8, "pp": 1, "fsdp": True, "recompute": "full"}, {"global": 4}, {"compile": True, "overlap": {"tp": True}}),
+)
+"""Plans, batches and traits to which files are edited."""
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Checks that the words are as tyro takes them."""
+    policies = [number for number, word in enumerate(words) if word.startswith("activation-checkpoint:")]
+    assert policies in ([], [len(words) - 1]), words
+    assert not {"True", "False", "true", "false"} & {*words}
+    assert not any(word.startswith("[") for word in words)
