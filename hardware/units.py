@@ -50,6 +50,16 @@ rates that follow from a quantity overflow."""
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(\D*)")
 
 
+MOST_DIGITS = 18
+"""Of a whole number in a text, as 64 bits hold."""
+
+
+def read_digits(word: str) -> int | None:
+    """Returns the number that a word of decimal digits is; None for another word: `int` takes neither the ``²`` that
+    `str.isdigit` does nor thousands of digits."""
+    return int(word) if word.isascii() and word.isdecimal() and len(word) <= MOST_DIGITS else None
+
+
 def parse(text: str | int | float, dimension: str) -> float:
     """`text` (``"900 GB/s"``) as an SI float of `dimension`, one of ``UNITS``.
 

@@ -23,7 +23,12 @@ def plan(
     ] = "all",
     seconds: Annotated[
         float,
-        typer.Option("--seconds", metavar="S", min=0.1, help="Limit of an integer program, or of a long enumeration."),
+        typer.Option(
+            "--seconds",
+            metavar="S",
+            min=0.1,
+            help="CPU time of a planner; three times as much of the optimum.",
+        ),
     ] = 20.0,
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", min=1, help="Steps of searches that draw random numbers.")
@@ -56,9 +61,10 @@ def plan(
         names = choose_planners(planners)
         tell_launch(job, ())
         problem = open_problem(job)
+        budget = SearchBudget(seconds, steps)
         with _progress(len(names)) as track:
-            best = find_optimum(problem, any_program=any_program) if optimum or plot is not None else None
-            rows = rank_proposals(problem, names, SearchBudget(seconds, steps), best, track, any_program)
+            best = find_optimum(problem, budget, any_program) if optimum or plot is not None else None
+            rows = rank_proposals(problem, names, budget, best, track, any_program)
         for file in files.values():
             if not isinstance(best, CertifiedOptimum):
                 raise best or PlanError("--plot", "there is no certified optimum", "Leave it out", plot)

@@ -12,6 +12,7 @@ from meshcast.experiments.cli.console import WidthOption, answering, choose_widt
 from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import Width
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.units import read_digits
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -183,9 +184,9 @@ def _split_chunks(name: str) -> tuple[str, int | None]:
     plain, colon, chunks = name.partition(":")
     if not colon:
         return name, None
-    if not chunks.isdecimal() or int(chunks) < 1:
+    if not (count := read_digits(chunks)):
         raise PlanError("NAME", "behind a colon stands a number of chunks", "Write interleaved-1f1b:2", name)
-    return plain, int(chunks)
+    return plain, count
 
 
 def _load_jobs(names: Sequence[str], changes: Sequence[str]) -> list[Any]:

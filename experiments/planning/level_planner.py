@@ -98,7 +98,7 @@ class LevelPlanner(OperatorPlanner):
         """Parts that every level divides the devices into, the outermost first; their product is their number."""
         raise NotImplementedError
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         """The plan after all levels.
 
         While the outer levels are decided, the inner ones shard nothing. Raises PlanError where a level has no plan.
@@ -117,7 +117,7 @@ class LevelPlanner(OperatorPlanner):
         assert table is not None and found is not None
         return Proposal(write_plan(problem, table, found.assignment, axes), value, visited)
 
-    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """The best layouts of all levels at once, without a limit of memory, or a bound where they are too many.
 
         Layouts of operators that differ by the order of interchangeable levels are priced once, to see which may be

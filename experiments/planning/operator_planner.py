@@ -41,7 +41,7 @@ class OperatorPlanner(Planner):
         fits = table.cost(assignment).nbytes <= problem.memory
         return Optimum(dict(assignment), table.value(assignment) if fits else math.inf, visited)
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         best: Proposal | None = None
         visited, bounds = 0, []
         for axes in self.meshes(problem):
@@ -56,13 +56,13 @@ class OperatorPlanner(Planner):
         proof = None if any(map(math.isnan, bounds)) else PlanProof(min(bounds), best.value, self.method)
         return best._replace(visited=visited, proof=proof)
 
-    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """Where the planner has proven nothing: the best layouts within the memory of a GPU, by elimination, or by an
         integer program if those do not fit."""
         job = getattr(problem, "bound_layouts", None)
         if proposal.proof is not None or job is None:
-            return super().find_space_optimum(problem, proposal, budget)
-        found = [job(table, budget.seconds) for table in self.space(problem)]
+            return super().bound_space(problem, proposal, budget)
+        found = [job(table) for table in self.space(problem)]
         best = min(found, key=lambda one: one.value, default=None)
         return best if best is not None and math.isfinite(best.value) else None
 

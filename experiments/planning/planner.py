@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from meshcast.experiments.planning.clock import limiting_time
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.stages import PlannedStage, StageTable
 from meshcast.hardware.errors import PlanError, nearest
@@ -79,7 +80,7 @@ class SpaceOptimum(NamedTuple):
 class Planner:
     """A published planner: its space, its objective and its search.
 
-    Customise by: plan; find_space_optimum where `plan` proves nothing.
+    Customise by: choose_plan; bound_space where `choose_plan` proves nothing.
 
     paper: the publication.
     restrictions: what the planner may not do, each a clause that completes "it may not".
@@ -94,14 +95,29 @@ class Planner:
     name: ClassVar[str] = ""
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        """The plan for a problem. Raises PlanError if no plan of the space fits, or the problem lacks what it needs."""
-        raise NotImplementedError
+        """Returns the plan for a problem, within the CPU time of a budget.
+
+        Raises PlanError if no plan of the space fits, or the problem lacks what it needs, OutOfTime if there is none by
+        then.
+        """
+        with limiting_time(budget.seconds):
+            return self.choose_plan(problem, budget)
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """The optimum of the planner's own space, with the number of micro-batches that it has; None: not known.
+        """Returns the optimum of the planner's own space, with the number of micro-batches that it has; None: not
+        known. Raises OutOfTime if it is not by the end of a budget.
 
-        proposal: what the planner has found. By default its proof.
+        proposal: what the planner has found.
         """
+        with limiting_time(budget.seconds):
+            return self.bound_space(problem, proposal, budget)
+
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        """See `plan`."""
+        raise NotImplementedError
+
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """See `find_space_optimum`; by default the proof of the proposal."""
         proof = proposal.proof
         return SpaceOptimum(proof.bound, proof.method) if proof and math.isfinite(proof.bound) else None
 

@@ -28,7 +28,7 @@ def allow_all(name: str, layout: Dims) -> bool:
 class SearchBudget:
     """What a planner may spend.
 
-    seconds: of a solver, and CPU time of an enumeration that would take longer [s].
+    seconds: CPU time; see `experiments.planning.clock` [s].
     steps: proposals, rollouts or restarts of random searches. seed: of random numbers.
     """
 

@@ -83,7 +83,7 @@ class StageMesh(JobPart):
 
     mesh: dict[str, Count]
     """Sizes of the axes by name, outermost (slowest links) first."""
-    views: dict[Literal["experts"], dict[str, Count]] = {}
+    views: dict[Literal["experts"], Annotated[dict[str, Count], Field(min_length=1)]] = {}
     """Other axes over the ranks of one pipeline stage, for the experts: edp, ep, etp."""
     schemes: tuple[SchemeEntry, ...] = ()
     """Outermost first."""

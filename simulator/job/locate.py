@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.load import line_of
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.job.job import JobFile
 
 
@@ -29,6 +30,7 @@ def locate_errors(where: str, text: str, places: Mapping[str, str] = MappingProx
             raise type(error)(f"{places[field]} ({rest})", error.rule, error.remedy, error.value) from None
         if not text or field.partition(".")[0] not in JobFile.model_fields:
             raise
-        place = [int(key) if key.isdigit() else key for key in re.findall(r"[^.\[\]]+", field)]
+        keys = re.findall(r"[^.\[\]]+", field)
+        place = [key if (number := read_digits(key)) is None else number for key in keys]
         line = line_of(text, tuple(place))
         raise type(error)(f"{where}:{line} {rest}", error.rule, error.remedy, error.value) from None

@@ -14,6 +14,7 @@ from meshcast.hardware.documents.explain import valid_keys
 from meshcast.hardware.documents.plain_data import to_plain_data
 from meshcast.hardware.errors import PlanError, shorten
 from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES, is_workload_manifest
 from meshcast.simulator.job.batch import Batch
 from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
@@ -267,11 +268,11 @@ def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
     at: Any = data
     for i, key in enumerate(parents):
         if isinstance(at, list):
-            if not key.isdecimal() or int(key) >= len(at):
+            if (number := read_digits(key)) is None or number >= len(at):
                 name = ".".join(parents[:i])
                 rule = f"{name} is a list with {len(at)} entries, of which {key!r} is none"
                 raise PlanError(where, rule, f"The first one is {name}.0", value)
-            inner = at[int(key)]
+            inner = at[number]
         else:
             inner = at.setdefault(key, {})
             if at is data and key in WORDS and isinstance(inner, str):

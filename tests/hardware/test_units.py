@@ -63,3 +63,13 @@ def test_parse_refuses(text: object, dimension: str, message: str) -> None:
         units.parse(text, dimension)  # type: ignore[arg-type]
     assert message in str(e.value)
     assert ". " in str(e.value), "a rule and a remedy"
+
+
+@pytest.mark.parametrize("word", ["", "²", "٣", "-1", "1.0", " 1", "1_0", "9" * 19, "9" * 5000])
+def test_words_that_are_no_numbers(word: str) -> None:
+    """`str.isdigit` and `int` disagree about some of them."""
+    assert units.read_digits(word) is None
+
+
+def test_words_that_are_numbers() -> None:
+    assert [units.read_digits(word) for word in ("0", "007", "9" * 18)] == [0, 7, 10**18 - 1]

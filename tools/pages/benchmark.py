@@ -38,8 +38,9 @@ def write_tables(page: str, root: Path, seconds: float = 20.0, steps: int = 10_0
         link, job = found[0].partition("\n")[0], root / found[1]
         print(f"{job}", file=sys.stderr)
         problem = open_problem(job)
-        best = find_optimum(problem)
-        rows = rank_proposals(problem, choose_planners("all"), SearchBudget(seconds, steps), best)
+        budget = SearchBudget(seconds, steps)
+        best = find_optimum(problem, budget)
+        rows = rank_proposals(problem, choose_planners("all"), budget, best)
         return f"{link}\n\n{format_table(to_answer(problem, rows, best))}"
 
     return TABLE.sub(make_table, page)

@@ -6,22 +6,24 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from meshcast.experiments.planning.clock import OutOfTime
 from meshcast.experiments.planning.pricing.job import JobProblem
-from meshcast.experiments.search.certificate import Certificate
+from meshcast.experiments.planning.pricing.space_search import search_in_time
+from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.search.comparison.membership import list_outside
 from meshcast.experiments.search.comparison.short_form import read_short_form
-from meshcast.experiments.search.find import make_limits, open_search, search
-from meshcast.experiments.search.found import ROUNDING
+from meshcast.experiments.search.find import make_limits, open_search, open_unlike
+from meshcast.experiments.search.found import ROUNDING, PlanSearch
 from meshcast.experiments.search.search import Search
-from meshcast.experiments.search.workers import count_cores, run_on_workers
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.workers import count_cores
 from meshcast.simulator.loading.load import load_job
 
 WITHIN = 0.01
 """Gap at which the search of the optimum may end: regrets are known as well as that."""
 
-SECONDS = 60.0
-"""CPU time of the search of the optimum, if no plan has been proven by then [s]."""
+SHARE = 3.0
+"""CPU time of the search of the optimum, in those of a planner."""
 
 
 @dataclass(frozen=True)
@@ -54,34 +56,29 @@ class CertifiedOptimum:
         return {"step_time_s": step, **{name: getattr(self, name) for name in names}}
 
 
-def find_optimum(
-    problem: JobProblem, seconds: float = SECONDS, any_program: bool = False
-) -> CertifiedOptimum | PlanError:
-    """The certified optimum of a job, or why there is no search of it.
+def find_optimum(problem: JobProblem, budget: SearchBudget, any_program: bool = False) -> CertifiedOptimum | PlanError:
+    """The certified optimum of a job, or why there is none.
 
-    seconds: CPU time after which the best plan so far counts, with the gap that is proven by then [s].
+    budget: of a planner; in `SHARE` times its CPU time the gap is as small as it can be proven.
     any_program: see `experiments.search.find.search`.
     """
-
-    def watch(proof: Certificate) -> None:
-        if not proof.counting and math.isfinite(proof.step) and proof.cpu > seconds:
-            raise KeyboardInterrupt  # ends the search, as Ctrl-C does
-
     stated = {**problem.job_of({"plan": {}, "batch": {"global": problem.sequences}}), "plan": "auto"}
     folder = problem.job.folder
     try:
+        search: PlanSearch
         if len(problem.job.cluster.kinds) > 1:
-            found = search(stated, within=WITHIN, top=1, unlike=True, base=folder, watch=watch)
-            done, proof = None, found.certificate
-            changes = found.best[0].changes if found.best else None
+            search = open_unlike(stated, WITHIN, 1, ("time",), make_limits(), base=folder)
         else:
             limits = make_limits(any_program=any_program)
-            done = open_search(stated, within=WITHIN, top=1, limits=limits, base=folder)
-            proof = run_on_workers(done, count_cores(), watch)
-            changes = done.best[0].changes if done.best else None
+            search = open_search(stated, within=WITHIN, top=1, limits=limits, base=folder)
+        proof = search_in_time(search, count_cores(), SHARE * budget.seconds)
+    except OutOfTime as error:
+        return PlanError("certified optimum", str(error), "Give it more time with --seconds")
     except PlanError as error:
         return error
+    changes = search.best[0].changes if search.best else None
     step = proof.step if changes is not None else math.inf
+    done = search if isinstance(search, Search) else None
     return CertifiedOptimum(step, proof.gap, proof.plans, proof.cpu, dict(changes or {}), done is None, done)
 
 

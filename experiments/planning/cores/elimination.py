@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.table import FactorTable, Kept, Optimum, PendingTable
 
 LARGEST = 200_000_000
@@ -72,6 +73,7 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
         parts = [(tuple(map(full.index, variables)), array) for variables, array in frontiers if name in variables]
         left = np.empty(seconds.shape[:-1], dtype=object)
         for place in np.ndindex(*left.shape):
+            check_time()
             empty = Frontier(np.zeros((0, 2)), np.zeros((0, len(names)), int))
             ways = [empty, *_sum_frontiers(seconds, nbytes, place, parts, names.index(name), len(names))]
             left[place] = Frontier(*(np.concatenate(part) for part in zip(*ways, strict=True))).prune(most)
@@ -230,7 +232,8 @@ def _elimination_order(table: FactorTable) -> list[tuple[str, tuple[str, ...]]]:
 def join_arrays(
     messages: Sequence[tuple[tuple[str, ...], np.ndarray]], scope: tuple[str, ...], table: FactorTable
 ) -> np.ndarray:
-    """The sum of arrays over parts of a scope, over the whole scope."""
+    """The sum of arrays over parts of a scope, over the whole scope. Raises OutOfTime."""
+    check_time()
     total = np.zeros([len(table.choices[name]) for name in scope])
     for names, array in messages:
         order = sorted(range(len(names)), key=lambda place: scope.index(names[place]))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import OutOfTime, seconds_left
 from meshcast.experiments.planning.table import Factor, FactorTable, Optimum
 from meshcast.hardware.documents.optional_package import import_optional
 
@@ -33,13 +34,11 @@ def load_solver() -> Solver:
     return Solver(optimize.milp, optimize.Bounds, optimize.LinearConstraint, sparse.coo_matrix)
 
 
-def solve_table(
-    table: FactorTable, memory: float = math.inf, seconds: float = 60.0, gap: float = 1e-9
-) -> Optimum | None:
+def solve_table(table: FactorTable, memory: float = math.inf, gap: float = 1e-9) -> Optimum | None:
     """Minimises the objective of a table within the memory of a rank, by branch and bound; None if nothing fits.
 
-    memory: of one rank [bytes]. seconds: limit of the solver's time [s]. gap: relative, at which it stops.
-    Raises ValueError if time runs out before an assignment is found.
+    memory: of one rank [bytes]. gap: relative, at which it stops.
+    Raises OutOfTime if time runs out before an assignment is found.
     """
     solver, program = load_solver(), _Program(table)
     rows, matrix, low, high = program.constraints(solver)
@@ -53,12 +52,12 @@ def solve_table(
         integrality=np.array(program.integral),
         bounds=solver.Bounds(0, np.array(program.most)),
         constraints=constraints,
-        options={"time_limit": seconds, "mip_rel_gap": gap},
+        options={"time_limit": seconds_left(), "mip_rel_gap": gap},
     )
     if solution.status == 2:
         return None
     if solution.x is None:
-        raise ValueError(f"the solver has found no assignment in {seconds:g} s: {solution.message}")
+        raise OutOfTime(f"the solver has found no assignment in its time: {solution.message}")
     assignment = {
         name: int(np.argmax(solution.x[start : start + len(table.choices[name])]))
         for name, start in program.starts.items()

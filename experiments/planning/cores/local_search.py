@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.cores.elimination import join_arrays
 from meshcast.experiments.planning.table import Assignment, FactorTable
 
@@ -45,7 +46,7 @@ class LocalSearch(Generic[State]):
     moves: yields ranked plans until there are none to try; reads the search, and counts in `visited` what it prices by
         other means than `price`.
     accept: whether the search goes on from a plan instead of the present one.
-    budget: plans after which it ends.
+    budget: plans after which it ends; it ends, too, when its time is over.
 
     now: the present plan.
     best: the best plan so far.
@@ -78,7 +79,7 @@ class LocalSearch(Generic[State]):
                 self.now = tried
             if self.best.state is None or tried.rank < self.best.rank:
                 self.best = tried
-            if self.visited >= self.budget:
+            if self.visited >= self.budget or is_over():
                 break
         return self.best
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import check_time
 from meshcast.simulator.plan.partition import is_reachable, minimise_largest, minimise_step
 
 
@@ -28,6 +29,7 @@ def partition_stages(costs: Sequence[np.ndarray], microbatches: int = 0) -> Part
 
     costs: by stage, of the layers from first to last, both included [layers, layers].
     """
+    check_time()
     # By the borders of a stage, from one (row) to another (column); a stage without layers is not allowed.
     borders = len(costs[0]) + 1
     stacked = np.full((len(costs), borders, borders), np.inf)

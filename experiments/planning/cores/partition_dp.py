@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import check_time
+
 BLOCK = 2**16
 """Entries that are joined at once, so that they stay in a cache."""
 
@@ -70,6 +72,7 @@ class PartitionDP:
         if resources not in self._costs:
             costs = self.begin(resources).copy()
             for piece in self.end(resources):
+                check_time()
                 self._join(self.costs(piece.before)[:, : costs.shape[1] - piece.units], piece, costs[:, piece.units :])
             self._costs[resources] = costs
         return self._costs[resources]

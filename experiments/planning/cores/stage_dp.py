@@ -8,13 +8,13 @@ the objective. Only limits that some optimum of the sum attains are solved here:
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP
 from meshcast.experiments.planning.stages import PlannedStage, StageSequence, StageTable
 
@@ -23,20 +23,17 @@ def plan_stages(
     table: StageTable,
     gpus: int,
     microbatches: int,
-    seconds: float = math.inf,
     per_node: int = 0,
     places: Sequence[range] = (),
 ) -> StageSequence | None:
     """Returns the best stages, with a bound of the objective; None if nothing fits.
 
-    seconds: CPU time after which the best stages so far count [s].
     microbatches: m.
     per_node: GPUs of a node, whose borders a stage crosses only if it fills nodes; 0: stages may be anywhere.
     places: of every option the GPUs that its stages are on, such as those of its kind; empty: all.
     """
     paths = _StagePaths(table, gpus, min(table.layers, gpus), per_node=per_node, places=places)
     limits = np.unique(table.seconds[np.isfinite(table.seconds) & (table.behind >= 0)])
-    end = time.process_time() + seconds
     # No stage of a better plan takes longer than m of it, one after another, may.
     uniform = math.inf if places else _uniform_value(table, gpus, microbatches, per_node)
     least = paths.least_cost(uniform / microbatches * (1 + 1e-9)) if len(limits) else math.inf
@@ -46,7 +43,7 @@ def plan_stages(
     # The slowest stage takes at least an even share of the work of all.
     low = int(np.searchsorted(limits, _least_work(table) / gpus * (1 - 1e-9)))
     high = int(np.searchsorted(limits, paths.slowest(best.stages)))
-    while low < high and time.process_time() < end:  # the smallest limit under which stages exist
+    while low < high and not is_over():  # the smallest limit under which stages exist
         middle = (low + high) // 2
         if math.isfinite(paths.least_cost(float(limits[middle]))):
             sequence = paths.sequence(microbatches)
@@ -59,7 +56,7 @@ def plan_stages(
     # A higher limit than this cannot pay; from there on down every sum is at least the one before it.
     limit = (best.value - least) / (microbatches - 1) if microbatches > 1 else math.inf
     while limit >= lowest:
-        if time.process_time() >= end:
+        if is_over():
             return best._replace(visited=paths.visited, bound=min(bound, best.value))
         total = paths.least_cost(limit)
         sequence = paths.sequence(microbatches)

@@ -12,12 +12,12 @@ stage recomputes all or nothing.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked, Shape, StageState, pass_layers
 from meshcast.experiments.planning.cores.stage_dp import plan_stages
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
@@ -57,7 +57,7 @@ class Aceso(Planner):
 
     modes = ("paper", "ours")
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         return (self._plan_operators if problem.mode == "paper" else self._plan_layers)(problem, budget)
 
     def _plan_operators(self, problem: Problem, budget: SearchBudget) -> Proposal:
@@ -79,15 +79,15 @@ class Aceso(Planner):
 
     def _plan_layers(self, problem: Problem, budget: SearchBudget) -> Proposal:
         table = problem.stages()
-        walk = LayerWalk(table, problem.gpus, problem.microbatches, max(1, budget.steps // 10), budget.seconds)
+        walk = LayerWalk(table, problem.gpus, problem.microbatches, max(1, budget.steps // 10))
         state = walk.run()
         if state is None:
             raise self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
         return Proposal(write_stages(problem, table, walk.list_stages(state)), walk.price(state).value, walk.visited)
 
-    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """Alpa's dynamic program over the same stages: the objective is the same."""
-        best = plan_stages(problem.stages(), problem.gpus, problem.microbatches, seconds=budget.seconds)
+        best = plan_stages(problem.stages(), problem.gpus, problem.microbatches)
         return SpaceOptimum(best.bound, "dynamic programming over stages") if best else None
 
 
@@ -130,14 +130,11 @@ class StageWalk:
     shapes: in which stages may use GPUs.
     gpus: all of them are used.
     most: plans priced for a number of stages.
-    seconds: CPU time after which no other number of stages is tried, once a plan fits [s].
     """
 
-    def __init__(
-        self, layers: int, shapes: Collection[Shape], gpus: int, microbatches: int, most: int, seconds: float = math.inf
-    ) -> None:
+    def __init__(self, layers: int, shapes: Collection[Shape], gpus: int, microbatches: int, most: int) -> None:
         self.layers, self.shapes, self.gpus, self.microbatches, self.most = layers, shapes, gpus, microbatches, most
-        self._end, self._limit = time.process_time() + seconds, 0
+        self._limit = 0
         self.known: dict[State, PricedState] = {}
         self.primitives = (
             Primitive("move layers", -1, -1, 0, self._move_layers),
@@ -180,7 +177,7 @@ class StageWalk:
         """Returns the best plan of all numbers of stages; None if none that was met fits."""
         best: Ranked[State] | None = None
         for number in range(1, min(self.layers, self.gpus) + 1):
-            if time.process_time() > self._end and best is not None and best.rank[0] <= 0:
+            if is_over() and best is not None and best.rank[0] <= 0:
                 break
             start = self.start(number)
             if start is not None:
@@ -221,7 +218,7 @@ class StageWalk:
         passed: dict[State, float] = {}
         entered: set[State] = set()
         now = search.best.state
-        while self.visited < self._limit:
+        while self.visited < self._limit and not is_over():
             before, better = search.best, self._hop(now, search.best.rank, 0, entered, passed)
             if better is not None:
                 tuned = (self._choose_shape(stage, len(better), place) for place, stage in enumerate(better))
@@ -241,7 +238,7 @@ class StageWalk:
 
         Groups of primitives are tried in order; if no plan of a group is better, the search goes on from them.
         """
-        if depth == HOPS or self.visited >= self._limit:
+        if depth == HOPS or self.visited >= self._limit or is_over():
             return None
         entered.add(state)
         priced = self.price(state)
@@ -341,7 +338,7 @@ class StageWalk:
 class LayerWalk(StageWalk):
     """The walk over the stages of a table."""
 
-    def __init__(self, table: StageTable, gpus: int, microbatches: int, most: int, seconds: float = math.inf) -> None:
+    def __init__(self, table: StageTable, gpus: int, microbatches: int, most: int) -> None:
         self.table = table
         self.options: dict[Shape, list[int]] = {}
         for number, option in enumerate(table.options):
@@ -349,7 +346,7 @@ class LayerWalk(StageWalk):
             shape = Shape(option.gpus, tensor, int(option.plan.get("dp", option.gpus // tensor)))
             self.options.setdefault(shape, []).append(number)
         self.work = (table.seconds * np.array([option.gpus for option in table.options])).min(axis=-1)
-        super().__init__(table.layers, self.options, gpus, microbatches, most, seconds)
+        super().__init__(table.layers, self.options, gpus, microbatches, most)
 
     def list_stages(self, state: State) -> tuple[PlannedStage, ...]:
         """Lists the stages of a plan with the options that they have."""

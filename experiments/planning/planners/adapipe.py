@@ -17,12 +17,12 @@ from forecasts of its memory.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.job import JobProblem, require_job
 from meshcast.experiments.planning.pricing.pipelines import UniformPipeline, uniform_pipelines
@@ -83,16 +83,13 @@ class PhasePlan(NamedTuple):
     visited: int
 
 
-def plan_phases(
-    stages: Sequence[StagePrices], microbatches: int, keep: int = 1, end: float = math.inf
-) -> PhasePlan | None:
+def plan_phases(stages: Sequence[StagePrices], microbatches: int, keep: int = 1) -> PhasePlan | None:
     """Returns the stages of the shortest step that was met; None if nothing fits.
 
     stages: prices of every stage.
     keep: suffixes kept for a first layer; 1: the paper's search. 0: all that may matter, and the plan is the optimum.
-    end: of the CPU time of the process [s].
 
-    Raises ValueError if the time has come to an end.
+    Raises OutOfTime.
     """
     depth, layers = len(stages), len(stages[0].forward)
     suffixes: list[list[Suffix]] = [[] for _ in range(layers)] + [[Suffix(0.0, 0.0, 0.0, ())]]
@@ -102,8 +99,7 @@ def plan_phases(
         forward, backward = stages[stage].forward.tolist(), stages[stage].backward.tolist()
         longer: list[list[Suffix]] = [[] for _ in range(layers + 1)]
         for first in range(layers):
-            if time.process_time() > end:
-                raise ValueError(f"the time was up at stage {stage} of {depth}")
+            check_time()
             for last in range(first, layers):
                 seconds = forward[first][last], backward[first][last]
                 if not math.isfinite(sum(seconds)):
@@ -139,15 +135,15 @@ class AdaPipePlanner(Planner):
     )
     restrictions = ("recompute a part of a layer", "use stages of heterogeneous degrees", "cut inside a layer")
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         return self._plan(problem, keep=1)
 
-    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """Returns the optimum by the same search, which keeps all suffixes that may matter."""
-        optimum = self._plan(problem, 0, time.process_time() + budget.seconds)
+        optimum = self._plan(problem, keep=0)
         return SpaceOptimum(optimum.value, "dynamic programming over all suffixes")
 
-    def _plan(self, problem: Problem, keep: int, end: float = math.inf) -> Proposal:
+    def _plan(self, problem: Problem, keep: int) -> Proposal:
         job = require_job(problem)
         table = job.stages()
         pipelines = [*uniform_pipelines(job, table)]
@@ -159,7 +155,7 @@ class AdaPipePlanner(Planner):
             if plain.option.plan["recompute"] != "none" or full is None:
                 continue
             stages = [self._price(job, plain, full, stage) for stage in range(plain.depth)]
-            plan = plan_phases(stages, job.microbatches, keep, end)
+            plan = plan_phases(stages, job.microbatches, keep)
             visited += plain.depth * table.layers**2
             if plan is None:
                 continue

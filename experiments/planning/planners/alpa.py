@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from meshcast.experiments.planning.clock import limiting_time, seconds_left
 from meshcast.experiments.planning.cores.stage_dp import plan_stages
 from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal, write_stages
 from meshcast.experiments.planning.problem import Problem, SearchBudget
@@ -38,18 +39,19 @@ class Alpa(Planner):
     recompute: ClassVar[tuple[str, ...]] = ("none", "full")
     """What its plans may recompute; the authors' own runs always recompute."""
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         job = getattr(problem, "job", None)
         per_node = job.cluster.gpus_per_node if job is not None else problem.gpus
         table = submeshes(problem.stages(), per_node)
         best: Proposal | None = None
         visited, bound = 0, float("inf")
-        for again in self.recompute:
+        for number, again in enumerate(self.recompute):
             kept = [place for place, one in enumerate(table.options) if one.plan.get("recompute", "none") == again]
             if not kept:
                 continue
             own = table.take(kept)
-            found = plan_stages(own, problem.gpus, problem.microbatches, per_node=per_node, seconds=budget.seconds / 2)
+            with limiting_time(seconds_left() / (len(self.recompute) - number)):
+                found = plan_stages(own, problem.gpus, problem.microbatches, per_node=per_node)
             if found is None:
                 continue
             visited, bound = visited + found.visited, min(bound, found.bound)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh, write_plan
@@ -31,14 +32,14 @@ class AlpaIntra(OperatorPlanner):
             if whole and problem.gpus // inner > 1:
                 yield {"x": problem.gpus // inner, "y": inner}
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         """The best of all meshes. Those whose layouts without a limit of memory are no better need no program."""
         tables = [(axes, problem.operators(axes, self.allows)) for axes in self.meshes(problem)]
         free = [(found.value if (found := eliminate(table)) else math.inf) for _, table in tables]
         best: Proposal | None = None
         visited, bounds = 0, [math.inf]
         for least, (axes, table) in sorted(zip(free, tables, strict=True), key=lambda one: one[0]):
-            if best is not None and least >= best.value:
+            if best is not None and (least >= best.value or is_over()):
                 break
             solved = self.solve(table, problem, budget)
             if solved is None:
@@ -52,4 +53,4 @@ class AlpaIntra(OperatorPlanner):
         return best._replace(visited=visited, proof=PlanProof(min(bounds), best.value, self.method))
 
     def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
-        return solve_table(table, problem.memory, budget.seconds)
+        return solve_table(table, problem.memory)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.cores.ordered_stages import costs_of, partition_stages
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, link_bandwidth, require_kinds
@@ -49,11 +49,9 @@ class Amp(Planner):
     trials = 10
     """Candidates that are tried in full."""
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         mixed = require_kinds(problem)
-        end = time.process_time() + budget.seconds
-        priced = [*takewhile(lambda _: time.process_time() < end, self._price_all(mixed))]
-
+        priced = [*takewhile(lambda _: not is_over(), self._price_all(mixed))]
         tried = heapq.nsmallest(self.trials, priced, key=lambda candidate: candidate.value)
         seconds = [mixed.step_seconds(candidate.plan) for candidate in tried]
         if not math.isfinite(min(seconds, default=math.inf)):
@@ -62,7 +60,7 @@ class Amp(Planner):
         best = tried[seconds.index(min(seconds))]
         return Proposal(best.plan, best.value, sum(candidate.visited for candidate in priced))
 
-    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """By forecasts on nodes of one kind, by the objective of all candidates, fitting or not, on several."""
         mixed = require_kinds(problem)
         if len(mixed.kinds) > 1:

@@ -27,7 +27,7 @@ class AutoMTF(Planner):
     modes = ("paper",)
     unit = "(dims + 1) x bytes - sharded dims"
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         settings: dict[str, Any] = getattr(problem, "settings", {})
         if missing := [key for key in ("dims", "mesh", "writes", "element_bytes") if key not in settings]:
             rule = f"Auto-MTF needs named dims, a mesh and tensors, and there is no `{missing[0]}`"

@@ -8,12 +8,12 @@ chain, attention and feed-forward blocks in the paper; in a job they are layers,
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.cores.local_search import NOISE, LocalSearch, Ranked, Shape, StageState, pass_layers
 from meshcast.experiments.planning.cores.stage_dp import balance_stages, plan_stages
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
@@ -35,7 +35,7 @@ class AutoPipe(Planner):
     )
     modes = ("paper", "ours")
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         return self._plan_blocks(problem) if problem.mode == "paper" else self._plan_layers(problem, budget)
 
     def _plan_blocks(self, problem: Problem) -> Proposal:
@@ -56,14 +56,13 @@ class AutoPipe(Planner):
         table = problem.stages()
         best: Proposal | None = None
         visited = 0
-        end = time.process_time() + budget.seconds
         for number, option in enumerate(table.options):
-            if best is not None and time.process_time() > end:
+            if best is not None and is_over():
                 break
             if option.plan.get("tp", 1) > 1 or problem.gpus % option.gpus or problem.gpus // option.gpus > table.layers:
                 continue
             equal = table.take([number])
-            moved = move_blocks(equal, problem.gpus, problem.microbatches, end)
+            moved = move_blocks(equal, problem.gpus, problem.microbatches)
             if moved is None:
                 continue
             once = [float(equal.once[stage.layers[0], stage.layers[-1], 0]) for stage in moved.stages]
@@ -74,17 +73,14 @@ class AutoPipe(Planner):
             raise self.nothing_fits(problem, "Give GPUs of more memory, or smaller micro-batches")
         return best._replace(visited=visited)
 
-    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """By forecasts on nodes of one kind, by the objective without exchanges of gradients on several."""
         if not isinstance(problem, JobProblem):
             return None
         if len(problem.job.cluster.kinds) > 1:
             table = problem.stages()
             whole = [number for number, option in enumerate(table.options) if option.plan.get("tp", 1) == 1]
-            planned = [
-                plan_stages(table.take([number]), problem.gpus, problem.microbatches, seconds=budget.seconds)
-                for number in whole
-            ]
+            planned = [plan_stages(table.take([number]), problem.gpus, problem.microbatches) for number in whole]
             bound = min((stages.bound for stages in planned if stages is not None), default=proposal.value)
             return SpaceOptimum(bound, "dynamic programming over stages")
         plan = {"pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": ["none", "full"]}
@@ -160,13 +156,12 @@ def play_stages(table: StageTable, stages: Sequence[StageState], microbatches: i
     return play_1f1b(forward, backward, microbatches)
 
 
-def move_blocks(table: StageTable, gpus: int, microbatches: int, end: float = math.inf) -> StageSequence | None:
+def move_blocks(table: StageTable, gpus: int, microbatches: int) -> StageSequence | None:
     """Returns stages of the one option of a table that use all `gpus`, and the seconds of their simulated step; None
     if nothing fits.
 
     From the least slowest stage on, blocks move out of the master stage, one by one to whichever other stage is best,
-    while the step gets shorter; every stage in between passes one on. end: of the CPU time of the process, for moves
-    [s].
+    while the step gets shorter; every stage in between passes one on.
     """
     seed = balance_stages(table, gpus, microbatches)
     if seed is None:
@@ -174,7 +169,7 @@ def move_blocks(table: StageTable, gpus: int, microbatches: int, end: float = ma
 
     def move_from_master(search: LocalSearch[tuple[StageState, ...]]) -> Iterator[Ranked[tuple[StageState, ...]]]:
         present = None
-        while present is not search.now and time.process_time() < end:
+        while present is not search.now:
             present = search.now
             stages, master = present.state, present.rank.master
             can_give = stages[master].stop - stages[master].first > 1

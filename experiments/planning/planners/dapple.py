@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.graph import antichain_states, find_contained, output_bytes
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
 from meshcast.experiments.planning.problem import Problem, SearchBudget
@@ -44,7 +45,7 @@ class DapplePlanner(Planner):
     restrictions = ("shard tensors", "recompute", "place a stage of a job elsewhere than on the next free GPUs")
     modes = ("paper", "ours")
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         return self._plan_graph(problem) if problem.mode == "paper" else self._plan_layers(problem)
 
     def _plan_graph(self, problem: Problem) -> Proposal:
@@ -98,7 +99,7 @@ class DapplePlanner(Planner):
             raise self.nothing_fits(problem, "Give micro-batches of more sequences, so that replicas divide them")
         return table.take(kept)
 
-    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """Returns a bound over all sequences of stages."""
         if problem.mode == "paper" or problem.microbatches == 1:
             return None
@@ -163,6 +164,7 @@ class PrefixSearch:
         best: tuple[Prefix, float, bool] = ((), math.inf, False)
         for number, option in enumerate(self.table.options):
             if option.gpus == size:
+                check_time()
                 stages = (*prefix, PlannedStage(range(first, self.table.layers), number))
                 self.visited += 1
                 latency = pipeline_latency(self.table, stages, self.microbatches)
@@ -256,6 +258,7 @@ class LatencyBound:
         usable, firsts = finite.any(axis=0), finite.argmax(axis=0)
         for end in range(1, layers + 1):
             for number in np.flatnonzero(usable[end - 1]).tolist():
+                check_time()
                 if (left := self.gpus + 1 - self.sizes[number]) > 0:
                     rows = slice(firsts[end - 1, number], end)
                     sums = costs[rows, end - 1, number, None] + before[rows, :left]

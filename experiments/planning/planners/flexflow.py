@@ -29,7 +29,7 @@ class FlexFlow(OperatorPlanner):
         data = {name: _most_by_samples(options) for name, options in table.choices.items()}
         walks = [walk_table(table, budget.steps, start, budget.seed, problem.memory) for start in (data, None)]
         best = min(walks, key=lambda walk: (table.cost(walk.assignment).nbytes > problem.memory, walk.value))
-        return self.price_fitting(table, problem, best.assignment, 2 * budget.steps)
+        return self.price_fitting(table, problem, best.assignment, sum(walk.visited for walk in walks))
 
 
 def _most_by_samples(options: Sequence[Any]) -> int:

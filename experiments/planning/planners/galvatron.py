@@ -95,7 +95,7 @@ class Galvatron(Planner):
         "recompute",
     )
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         job = require_job(problem)
         if job.gpus & (job.gpus - 1):
             raise PlanError("cluster", "Galvatron's trees divide powers of two", "Use 2, 4, 8, ... GPUs", job.gpus)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Union
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
@@ -173,6 +174,7 @@ class _BoundedStages:
         key = part, devices, after
         if key in self.known:
             return self.known[key]
+        check_time()
         branches = isinstance(part, Parallel)
         items: tuple[Any, ...] = part.branches if isinstance(part, Parallel) else part
         if not items:
@@ -215,7 +217,7 @@ class GraphPipePlanner(Planner):
     copies = 4
     """Weights, gradients and two moments of Adam, as often as `parameters` says."""
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         levels: tuple[NetworkLevel, ...] = tuple(getattr(problem, "levels", ()))
         if len(levels) != 1:
             rule = "GraphPipe needs one level of the network"

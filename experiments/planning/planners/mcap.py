@@ -25,7 +25,7 @@ class McapPlanner(Planner):
     restrictions = ("shard tensors", "recompute", "look at time", "cut inside a layer")
     unit = "bytes"
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         job = require_job(problem)
         table = job.stages(recompute=False)
         kept = [number for number, option in enumerate(table.options) if option.plan["tp"] == 1]

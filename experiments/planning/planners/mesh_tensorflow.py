@@ -73,6 +73,6 @@ class MeshTensorFlow(OperatorPlanner):
             found[name] = given.index(wanted)
         return self.price_fitting(table, problem, found, len(found))
 
-    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """The rules of the user leave one plan."""
         return SpaceOptimum(proposal.value, "one plan")

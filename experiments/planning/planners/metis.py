@@ -9,13 +9,13 @@ where the code shares them out by a heuristic.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, permutations
 from typing import Any
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.cores.ordered_stages import Partition, partition_stages
 from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.kind_stages import KindStages, StageChoice, bound_stages
@@ -42,17 +42,17 @@ class Metis(Planner):
         "balance more plans than the budget has steps, or seconds of CPU time",
     )
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         mixed = require_kinds(problem)
         best: tuple[float, dict[str, Any]] | None = None
-        visited, end, whole = 0, time.process_time() + budget.seconds, True
+        visited, whole = 0, True
         for stages, groups in self._space(mixed):
             for choices, partition in self._balance(stages, groups):
                 visited += 1
                 value = stages.step_seconds(choices, partition.layers)
                 if best is None or value < best[0]:
                     best = value, stages.write(choices, partition.layers)
-            if visited >= budget.steps or time.process_time() > end:
+            if visited >= budget.steps or is_over():
                 whole = False
                 break
         if best is None:
@@ -61,15 +61,15 @@ class Metis(Planner):
         proof = PlanProof(best[0], best[0], "enumeration of its space") if whole else None
         return Proposal(best[1], best[0], visited, proof)
 
-    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """Where the enumeration was cut, a bound: the best stages of every order of the kinds and number of
         micro-batches, with any tensor parallelism, at no cost of messages and exchanges."""
         if proposal.proof is not None:
-            return super().find_space_optimum(problem, proposal, budget)
+            return super().bound_space(problem, proposal, budget)
         mixed = require_kinds(problem)
         counts = list_divisors(mixed.sequences)
         bounds = [
-            bound_stages(KindStages(variant, order), proposal.value, budget.seconds / len(counts))
+            bound_stages(KindStages(variant, order), proposal.value)
             for variant in map(mixed.with_microbatches, counts)
             for order in permutations(variant.kinds)
         ]

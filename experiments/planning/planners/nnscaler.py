@@ -63,7 +63,7 @@ class NnScaler(Planner):
         )
         return fits and option.gpus in self.degrees
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         found = [one for one in (self._plan_pipeline(problem), self._plan_stage(problem, budget)) if one is not None]
         if not found:
             raise self.nothing_fits(problem, "Loosen the constraints, or give more GPUs")
@@ -100,7 +100,7 @@ class NnScaler(Planner):
         inner = max((one for one in self.degrees if problem.gpus % one == 0), default=1)
         axes = {"x": problem.gpus // inner, "y": inner} if problem.gpus > inner else {"x": inner}
         table = problem.operators(axes, self.allows)
-        found = solve_table(table, problem.memory, budget.seconds)
+        found = solve_table(table, problem.memory)
         if found is None:
             return None
         proof = PlanProof(found.bound, found.value, "integer program")

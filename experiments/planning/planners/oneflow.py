@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.cores.elimination import LARGEST, join_arrays
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked, accept_all, improve_options
 from meshcast.experiments.planning.operator_planner import OperatorPlanner
@@ -108,6 +109,7 @@ class ReducedTable:
     def _extend(self, names: list[str], options: dict[str, int]) -> dict[str, int] | None:
         if len(options) == len(names):
             return options
+        check_time()
         name = names[len(options)]
         for option in reversed(range(len(self.table.choices[name]))):
             tried = {**options, name: option}

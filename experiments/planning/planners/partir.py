@@ -66,7 +66,7 @@ class PartIR(OperatorPlanner):
         assignment = self.apply(table, self.tactics or known, axes)
         return self.price_fitting(table, problem, assignment, len(assignment))
 
-    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """The rules of the user leave one plan."""
         return SpaceOptimum(proposal.value, "one plan")
 

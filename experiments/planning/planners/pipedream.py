@@ -31,7 +31,7 @@ class PipeDreamPartitioner(Planner):
     most_replicas = 0
     """Limit of the replicas of a stage at every level; 0: none. 1 is the authors' option ``straight_pipeline``."""
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         levels: tuple[NetworkLevel, ...] = getattr(problem, "levels", ())
         if not levels:
             rule = "PipeDream's formula needs the levels of the network, with devices and bandwidth of each"

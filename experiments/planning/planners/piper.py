@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
 from meshcast.experiments.planning.graph import LayerGraph, find_contained
 from meshcast.experiments.planning.planner import Planner, Proposal
@@ -96,7 +97,7 @@ class Piper(Planner):
     modes = ("paper",)
     unit = "s per sample"
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         settings: dict[str, Any] = getattr(problem, "settings", {})
         if "variants" not in settings or "batch" not in settings or "bandwidth" not in settings:
             rule = "Piper needs the variants of every layer, the micro-batches of a batch and a bandwidth"
@@ -141,6 +142,7 @@ class Piper(Planner):
         ends = np.array(edges)
         prices = np.full((len(flights) + 1, len(states), len(states)), np.inf)
         for before, behind in zip(*np.nonzero(find_contained(states)), strict=True):
+            check_time()
             piece = states[behind] & ~states[before]
             inside = piece[ends]
             crossing = sum(2 * float(variants.edges[inside[:, end] & ~inside[:, 1 - end], end].sum()) for end in (0, 1))

@@ -9,13 +9,13 @@ section 4).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, pairwise, permutations, product
 from typing import Any
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.pricing.kind_stages import KindStages
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, PricedNodes, require_kinds
@@ -39,30 +39,36 @@ class Sailor(Planner):
         "minimise money, or move between zones",
     )
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         mixed = require_kinds(problem)
         best: tuple[float, dict[str, Any]] | None = None
-        visited, end, whole = 0, time.process_time() + budget.seconds, True
-        # Many micro-batches first, as their bubbles are small.
-        for count in reversed(list_divisors(mixed.sequences)):
-            variant = mixed.with_microbatches(count)
-            orders = [order for size in range(len(variant.kinds)) for order in permutations(variant.kinds, size + 1)]
-            for order, depth in ((order, depth) for order in orders for depth in range(1, variant.layers + 1)):
-                whole = whole and time.process_time() < end
-                if not whole:
-                    break
-                layers = [len(part) for part in np.array_split(np.arange(variant.layers), depth)]
-                for replicas in list_divisors(variant.samples):
-                    for shares in _shares(depth, len(order)):
-                        priced = self._price(variant, order, shares, layers, replicas)
-                        visited += 1
-                        if priced is not None and (best is None or priced[0] < best[0]):
-                            best = priced
+        visited, whole = 0, True
+        for candidate in self._space(mixed):
+            if is_over():
+                whole = False
+                break
+            priced = self._price(*candidate)
+            visited += 1
+            if priced is not None and (best is None or priced[0] < best[0]):
+                best = priced
         if best is None:
             remedy = "Give more GPUs, or GPUs of more memory" if whole else "Its enumeration was cut: give it more time"
             raise self.nothing_fits(problem, remedy)
         proof = PlanProof(best[0], best[0], "enumeration of its space") if whole else None
         return Proposal(best[1], best[0], visited, proof)
+
+    def _space(
+        self, mixed: MixedProblem
+    ) -> Iterator[tuple[MixedProblem, Sequence[PricedNodes], Sequence[int], list[int], int]]:
+        """Yields candidates as `_price` takes them; many micro-batches first, as their bubbles are small."""
+        for count in reversed(list_divisors(mixed.sequences)):
+            variant = mixed.with_microbatches(count)
+            orders = [order for size in range(len(variant.kinds)) for order in permutations(variant.kinds, size + 1)]
+            for order, depth in product(orders, range(1, variant.layers + 1)):
+                layers = [len(part) for part in np.array_split(np.arange(variant.layers), depth)]
+                for replicas in list_divisors(variant.samples):
+                    for shares in _shares(depth, len(order)):
+                        yield variant, order, shares, layers, replicas
 
     def _price(
         self,

@@ -30,7 +30,7 @@ class Slapo(Planner):
     modes = ("paper", "ours")
     unit = "s of a step; of a profile s per sample"
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         return self._tune_profile(problem) if problem.mode == "paper" else self._tune_job(problem)
 
     def _tune_profile(self, problem: Problem) -> Proposal:
@@ -68,7 +68,7 @@ class Slapo(Planner):
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
         return Proposal(best[1], problem.sequences / best[0], visited)
 
-    def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """The search over the whole grid; on nodes of several kinds, where there is none, all its forecasts."""
         if not isinstance(problem, JobProblem):
             return None

@@ -25,7 +25,7 @@ class TarnawskiDP(Planner):
     modes = ("paper",)
     unit = "s per sample"
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         graph = DeviceGraph(problem.graph())
         ideals = graph.groups.ideals()
         seconds = graph.loads(ideals, problem.memory)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import seconds_left
 from meshcast.experiments.planning.device_graph import DeviceGraph
 from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
@@ -129,11 +130,11 @@ class PlacementProgram:
                 self.model.add_implication(reaches[target], reaches[source])
                 self.model.add_bool_or([here.negated(), reaches[target].negated(), there])
 
-    def solve(self, seconds: float) -> DevicePlacement | None:
-        """Returns the best placement that is found in some seconds; None if there is none, or none was found."""
+    def solve(self) -> DevicePlacement | None:
+        """Returns the best placement that is found in time; None if there is none, or none was found."""
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = WORKERS
-        solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.max_time_in_seconds = seconds_left()
         status = solver.solve(self.model)
         if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
             return None
@@ -161,13 +162,13 @@ class TarnawskiIP(Planner):
     contiguous = True
     """Whether the nodes of every device must be contiguous in the forward graph."""
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         graph = DeviceGraph(problem.graph())
         cpus = int(getattr(problem, "settings", {}).get("devices", {}).get("cpus", 0))
         program = PlacementProgram(graph, problem.gpus, cpus, problem.memory)
         if self.contiguous:
             program.require_contiguity()
-        placement = program.solve(budget.seconds)
+        placement = program.solve()
         if placement is None:
             raise self.nothing_fits(problem, "Give more devices or memory, or the solver more time")
         pieces = graph.write_pieces(placement.groups, problem.gpus)

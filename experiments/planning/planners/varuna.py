@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
+from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.pricing.job import JobProblem, require_job
 from meshcast.experiments.planning.problem import Problem, SearchBudget
@@ -26,14 +28,15 @@ class VarunaPlanner(Planner):
         "keep activations other than the inputs of stages",
     )
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         job = require_job(problem)
         plans = [*self._space(job)]
-        seconds = [job.step_seconds(plan) for plan in plans]
+        seconds = [job.step_seconds(plan) for plan in takewhile(lambda _: not is_over(), plans)]
         best = min(seconds, default=math.inf)
         if not math.isfinite(best):
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory: Varuna shards no tensors")
-        return Proposal(plans[seconds.index(best)], best, len(plans), PlanProof(best, best, "simulation of every plan"))
+        proof = PlanProof(best, best, "simulation of every plan") if len(seconds) == len(plans) else None
+        return Proposal(plans[seconds.index(best)], best, len(seconds), proof)
 
     def _space(self, job: JobProblem) -> Iterator[dict[str, dict[str, Any]]]:
         """All depths and sizes; the batch stays."""

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from numpy.typing import ArrayLike
 
+from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.graph import LayerGraph
@@ -82,6 +83,7 @@ class JobProblem:
 
     def forecast(self, changes: Mapping[str, Any]) -> StepAndMemory:
         """The engine's step time and memory of a planner's plan. Raises PlanError for a plan that breaks a rule."""
+        check_time()
         return forecast_step(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
     def step_seconds(self, changes: Mapping[str, Any]) -> float:
@@ -137,16 +139,13 @@ class JobProblem:
         restricted = whole.restrict(keep)
         return whole if restricted.choices == whole.choices else restricted
 
-    @remembered_by(lambda problem, table, seconds: table)
-    def bound_layouts(self, table: FactorTable, seconds: float) -> SpaceOptimum:
-        """What no layouts of a table that fit into the memory of a GPU are below; infinite if none fit.
-
-        seconds: limit of the solver [s].
-        """
+    @remembered_by(lambda problem, table: table)
+    def bound_layouts(self, table: FactorTable) -> SpaceOptimum:
+        """What no layouts of a table that fit into the memory of a GPU are below; infinite if none fit."""
         found = eliminate(table)
         if found is None or table.cost(found.assignment).nbytes <= self.memory:
             return SpaceOptimum(found.value if found else math.inf, "elimination")
-        solved = solve_table(table, self.memory, seconds)
+        solved = solve_table(table, self.memory)
         return SpaceOptimum(solved.bound if solved else math.inf, "integer program")
 
     def _annotate_axes(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> dict[str, Any]:
@@ -192,6 +191,7 @@ class JobProblem:
         return found
 
     def _resolve_option(self, option: StageOption) -> Plan:
+        check_time()
         # Stages of a part of the nodes do not fill the cluster: those that are priced are the ones that do.
         most = self.gpus // option.gpus if self.gpus % option.gpus == 0 else 1
         depth = max(one for one in list_divisors(self.job.model.layers) if one <= most)

@@ -110,11 +110,9 @@ class KindStages:
         return self.problem.entries_plan(entries, self.more)
 
 
-def bound_stages(stages: KindStages, known: float, seconds: float) -> float:
+def bound_stages(stages: KindStages, known: float) -> float:
     """No stages whose GPUs are a power of two of one kind have a shorter step, without recomputation; infinite if that
     is at least a known one, or none fit [s].
-
-    seconds: CPU time for it [s].
     """
     tables, places, first = [], list[range](), 0
     for kind in stages.kinds:
@@ -132,6 +130,6 @@ def bound_stages(stages: KindStages, known: float, seconds: float) -> float:
     options = tuple(option for table in tables for option in table.options)
     arrays = (np.concatenate([table[place] for table in tables], axis=-1) for place in range(1, len(tables[0])))
     sequence = plan_stages(
-        StageTable(options, *arrays), stages.problem.gpus, stages.problem.microbatches, seconds=seconds, places=places
+        StageTable(options, *arrays), stages.problem.gpus, stages.problem.microbatches, places=places
     )
     return sequence.bound if sequence is not None and sequence.bound < known else math.inf

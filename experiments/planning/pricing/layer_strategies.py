@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.pricing.stage_prices import UnitCosts
 from meshcast.hardware.errors import PlanError
@@ -102,6 +103,7 @@ def price_strategies(
     kept, units, rest = [], [], []
     error: PlanError | None = None
     for strategy in strategies:
+        check_time()
         plan = strategy_plan(problem, layers, [strategy] * sum(layers))
         try:
             step = problem.forecast(plan).step_time

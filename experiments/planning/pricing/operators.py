@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.problem import Allowed, Dims, allow_all
 from meshcast.experiments.planning.table import Factor, Kept, PendingFactor, PendingTable
 from meshcast.hardware.errors import PlanError
@@ -166,6 +167,7 @@ class UnitTable:
         return sum(one.seconds + one.latency for one in found)
 
     def _price(self, operator: Operator, layout: Dims) -> OperatorCost:
+        check_time()
         divide = self.division(operator, layout)
         if isinstance(operator, Boundary):
             return OperatorCost(divide)
@@ -258,6 +260,7 @@ class UnitTable:
         seconds, nbytes = (np.zeros([len(own) for own in first]) for _ in range(2))
         at = [scope.index(self.variable(one)) for one in operators]
         for cell in np.ndindex(*seconds.shape):
+            check_time()
             chosen = [costs[i][first[place][cell[place]]] for i, place in enumerate(at)]
             seconds[cell], nbytes[cell] = self._price_tensor(tensor, operators, chosen)
         seconds, nbytes = (array[np.ix_(*of_option)] for array in (seconds, nbytes))

@@ -11,6 +11,7 @@ from typing import Any
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest, to_line
 from meshcast.hardware.load import read_yaml
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.detect import detect_program
 from meshcast.simulator.formats.launch.imported_job import Exported, ImportedJob, OpenQuestions
 from meshcast.simulator.formats.launch.keys import (
@@ -74,8 +75,8 @@ def import_file(
     parts = {name: read_yaml(answers[name], f"--set {name}", PlanError).data for name in answers if name in GIVEN}
     cluster, model = parts.get("cluster", cluster), parts.get("model", model)
     answers |= {"model": str(model)} if model is not None else {}
-    changed = {key: int(value) for key, value in answers.items() if key in DERIVED_FROM and value.isdecimal()}
-    changed = {key: value for key, value in changed.items() if value}
+    counts = {key: read_digits(value) for key, value in answers.items() if key in DERIVED_FROM}
+    changed = {key: count for key, count in counts.items() if count}
     settings = program.read(file)
     if not settings:
         rule = f"it states no setting of {program.program}"

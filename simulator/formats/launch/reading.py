@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshcast.hardware.documents.input_file import is_file
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.table import (
@@ -85,7 +86,7 @@ class Reading:
 
     def __post_init__(self) -> None:
         self.stated = self._leave_out(self.stated)
-        numbers = {key: int(word) for key, word in self.answers.items() if key in DEGREES and word.isdecimal()}
+        numbers = {key: read_digits(word) for key, word in self.answers.items() if key in DEGREES}
         self._changed = {key: number for key, number in numbers.items() if number}
         self._replaced: Keys = {}  # degrees of the file that a change replaces
         self._used: set[str] = set()  # names of settings that were asked for

@@ -119,6 +119,9 @@ def test_counts_that_are_none(words: str) -> None:
 
 
 def test_a_job_that_cannot_be_scaled_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"plan.views.experts is \{\}: must have at least 1"):
+        long = load_job(EXPERTS).to_dict()
+        forecast_curve({**long, "plan": {**long["plan"], "views": {"experts": {}}}}, (8,), "weak")
     with pytest.raises(PlanError, match="no such axis"):
         forecast_curve(JOB, (8,), "weak", "dq")
     plan = {"mesh": {"tp": 16}, "schemes": [{"use": "tensor/megatron-sp", "over": "tp"}]}

@@ -525,3 +525,10 @@ def test_the_config_of_a_model_is_no_job(tmp_path: Path) -> None:
     lines = re.findall(r"`(\w+: [^`]+)`", refused.value.remedy)
     (tmp_path / "job.yaml").write_text("\n".join(lines))
     assert load_job(tmp_path / "job.yaml").model.parameters == 70_553_706_496
+
+
+def test_a_wrong_key_of_odd_digits_has_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model:\n  preset: gpt2-124m\n  ²: 8\ncluster: dgx-h100:1\nbatch: {global: 8}\n", "utf-8")
+    with pytest.raises(MeshcastError, match=r"job\.yaml:3 model\.²: no such key"):
+        load_job(path)

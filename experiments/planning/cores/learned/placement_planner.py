@@ -23,7 +23,7 @@ class LearnedPlacement(Planner):
     unit = "s per sample"
     training: ClassVar[dict[str, Any]] = {}
 
-    def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         trainer = _load_trainer(self.name)
         graph = DeviceGraph(problem.graph())
         cpus = int(getattr(problem, "settings", {}).get("devices", {}).get("cpus", 0))

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from meshcast.experiments.planning.clock import is_over
+
 FAILED = 10.0
 """The time of a placement that fails, in times of the mean of those that do not."""
 
@@ -115,7 +117,7 @@ def train_placement(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             generator = torch.Generator().manual_seed(seed)
-            while len(known) < steps and drawn < MOST_DRAWS * steps:
+            while len(known) < steps and drawn < MOST_DRAWS * steps and not is_over():
                 # A policy that draws what is known finds nothing: the next one begins from other weights.
                 policy = PlacementPolicy(features, devices)
                 for placements, seconds in _train(policy, price, steps, generator, settings, known):
@@ -123,6 +125,8 @@ def train_placement(
                     place = int(np.argmin(seconds))
                     if math.isfinite(seconds[place]) and (best is None or seconds[place] < best.seconds):
                         best = FoundPlacement(tuple(placements[place].tolist()), float(seconds[place]), 0)
+                    if is_over():
+                        break
     finally:
         torch.set_num_threads(threads)
     return best and best._replace(visited=len(known))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.bash.grammar import Source
 from meshcast.simulator.formats.launch.bash.patterns import cut_back, cut_front, find_parts, is_costly
 from meshcast.simulator.formats.launch.bash.records import LostPlace
@@ -114,10 +115,10 @@ class ParameterExpander(ABC):
         name = parameter.name
         if name in ("@", "*"):
             return self._fetch_arguments()
-        if name.isdigit() and name != "0":
+        if (number := read_digits(name)) is not None and name != "0":
             arguments = self.shell.frame.arguments
-            if int(name) <= len(arguments):
-                return Content((arguments[int(name) - 1],), True)
+            if number <= len(arguments):
+                return Content((arguments[number - 1],), True)
             if required and len(self.shell.frames) == 1:
                 self.shell.positional[f"${name}"] = None
             return Content((), False)

@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
@@ -215,9 +216,9 @@ def _read_workers(reading: Reading) -> None:
         reading.set_key("cluster.gpus", workers, "ray_num_workers")
     variables = reading.file.launch.environment if reading.file.launch is not None else {}
     counts = {
-        name: int(word.text)
+        name: count
         for name, word in variables.items()
-        if name in ("NPROC_PER_NODE", "NNODES") and word.text.isdecimal() and not word.unknown
+        if name in ("NPROC_PER_NODE", "NNODES") and not word.unknown and (count := read_digits(word.text)) is not None
     }
     if each := counts.get("NPROC_PER_NODE"):
         reading.set_key("cluster.gpus", each * counts.get("NNODES", 1))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.flat_settings import flatten_file
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
@@ -194,7 +195,7 @@ def _read_experts(reading: Reading) -> None:
     stated = reading.take("num_experts")
     if stated is None or is_null(stated.value):
         return
-    counts = sorted({int(word) for word in read_words(stated) if word.isdecimal()})
+    counts = sorted({count for word in read_words(stated) if (count := read_digits(word)) is not None})
     if len(counts) != 1:
         why = "numbers of experts that differ from layer to layer are not described"
         reading.ask(stated, why, "model.moe.experts=64")

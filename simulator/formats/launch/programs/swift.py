@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.flat_settings import flatten_file
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
@@ -262,7 +263,7 @@ def _read_tuning(reading: Reading, is_second: bool) -> None:
     bits = reading.take_word("quant_bits")
     model = reading.stated.get("model")
     if bits not in ("", "0"):
-        set_quantised_weights(reading, int(bits) if bits.isdecimal() else 8, reading.take("quant_bits"))
+        set_quantised_weights(reading, read_digits(bits) or 8, reading.take("quant_bits"))
     elif model is not None and QUANTISED.search(str(model.value)):
         set_quantised_weights(reading, 8 if "int8" in str(model.value).lower() else 4, model)
     for name in ("optimizer", "use_galore"):

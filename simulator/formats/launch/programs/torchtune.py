@@ -16,6 +16,7 @@ from typing import Any
 
 from meshcast.hardware.documents.input_file import split_lines
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.flat_settings import flatten_file
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
@@ -310,10 +311,10 @@ def _read_memory(reading: Reading) -> None:
     names = "enable_activation_checkpointing", "ac_mode"
     if switch is not None:
         set_recomputation(reading, not mode, *names)
-    elif mode == "full" or (mode == "selective" and option.isdigit()):
+    elif mode == "full" or (mode == "selective" and read_digits(option) is not None):
         set_recomputation(reading, True, "ac_mode")
         if mode == "selective" and (layers := reading.keys.get("model.layers")):
-            reading.set_key("plan.recompute.layers", max(1, layers // max(1, int(option))), "ac_option")
+            reading.set_key("plan.recompute.layers", max(1, layers // max(1, read_digits(option) or 0)), "ac_option")
     elif mode:
         why = "it saves the results of some operators, and recomputes the others"
         reading.ask(reading.take("ac_mode"), why, "plan.recompute=full", "plan.recompute=selective")

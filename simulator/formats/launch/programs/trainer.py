@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.flat_settings import flatten_file, split_objects
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.launches import Launch
@@ -640,14 +641,14 @@ def _read_processes(reading: Reading) -> None:
 def _is_number(reading: Reading, *names: str) -> bool:
     """Whether the first of these settings is a number: torchrun also takes ``gpu`` and ``auto``."""
     stated = next((reading.stated[name] for name in names if name in reading.stated), None)
-    return stated is not None and not stated.unknown and str(stated.value).isdecimal() and int(str(stated.value)) > 0
+    return stated is not None and not stated.unknown and bool(read_digits(str(stated.value)))
 
 
 def _count_nodes(reading: Reading) -> int:
     """The nodes of torchrun or DeepSpeed; of an elastic range, the most."""
     stated = reading.take("launcher.nnodes", "launcher.num_nodes", decisive=False)
     last = str(stated.value).rpartition(":")[2] if stated is not None else ""
-    return int(last) if last.isdecimal() and int(last) else 1
+    return read_digits(last) or 1
 
 
 def _count_devices(reading: Reading) -> int | None:
