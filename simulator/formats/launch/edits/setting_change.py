@@ -53,11 +53,11 @@ class SettingChange:
     @property
     def on_command_line(self) -> SettingChange:
         """The change as a flag to add."""
-        if self.flag is None:
-            return (
-                self if self.name.startswith("-") else replace(self, name=f"--{self.name}")
-            )  # of a file with sections
-        return replace(self, name=self.flag[0], after=self.flag[1])
+        if self.flag is not None:
+            return replace(self, name=self.flag[0], after=self.flag[1])
+        if self.name.startswith("-"):
+            return self
+        return replace(self, name=f"--{self.name}")  # of a file with sections
 
     def refuse(self) -> PlanError:
         """The error for a setting that is written in a way in which it is not edited."""
