@@ -160,6 +160,8 @@ class ProcessMemory(FrameworkPart):
     sizes, and fragmentation. Where the memory of the GPU ends, the allocator returns cached blocks."""
     context_gib: float = Field(ge=0, le=1e6)
     """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
+    each_rank_loads: bool = False
+    """Every rank reads the whole model into host memory before weights go to the GPU."""
     loads_whole_weights: bool = False
     """Before the first step a rank holds the weights of its stage and tensor rank whole, in the compute format, until
     data-parallel ranks have divided them."""

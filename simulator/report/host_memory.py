@@ -9,6 +9,7 @@ import numpy as np
 
 from meshcast.hardware.cluster import NodeGroup
 from meshcast.hardware.units import GIB
+from meshcast.simulator.ir.ops import BYTES
 from meshcast.simulator.report.forecast import Forecast
 
 PLACES = {"cpu": "host memory", "nvme": "disk space"}
@@ -59,6 +60,33 @@ def host_uses(play: Forecast) -> list[HostUse]:
             needed = float(np.add.reduceat(held[first:end], starts).max()) if end > first else 0.0
             found.append(HostUse(place, group.node.name, needed, None if capacity is None else float(capacity)))
     return found
+
+
+def loading_use(play: Forecast) -> HostUse | None:
+    """Returns the host memory of a node in which each of its ranks loads the whole model; None where none does.
+
+    Weights are loaded in the format of the main weights, frozen ones in that of the computation.
+    """
+    job = play.plan.job
+    framework, node = job.framework, job.cluster.node
+    if (
+        not framework.memory.each_rank_loads
+        or job.cluster.groups
+        or play.plan.shape.p > 1
+        or _divides_while_loading(play)
+    ):
+        return None
+    width = BYTES[framework.weights if job.adapters else framework.main_weights]
+    ranks = min(int(node.gpus), job.cluster.gpus)
+    capacity = node.host.capacity if node.host else None
+    return HostUse(
+        "cpu", node.name, ranks * float(width) * job.model.parameters, None if capacity is None else float(capacity)
+    )
+
+
+def _divides_while_loading(play: Forecast) -> bool:
+    """Whether ranks divide the weights of every layer as it is loaded (``zero.Init`` of DeepSpeed's ZeRO-3)."""
+    return any(scheme.use.startswith("data/zero-") and scheme.use != "data/zero-1" for scheme in play.plan.every_scheme)
 
 
 def _device_of_each_rank(play: Forecast, ranks: int) -> np.ndarray:

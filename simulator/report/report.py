@@ -21,6 +21,7 @@ from meshcast.simulator.program.join import shift_item
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.figures import FIGURES, nest
 from meshcast.simulator.report.forecast import Forecast
+from meshcast.simulator.report.host_memory import loading_use
 from meshcast.simulator.report.metrics import Metrics
 from meshcast.simulator.report.phases import find_deciding_phase, list_phases
 from meshcast.simulator.report.version import product_version
@@ -45,6 +46,11 @@ KEYS = (
     *("parameters", "active_parameters"),
 )
 """Keys of the JSON answer in the order that scripts rely on; further keys come after them."""
+
+
+ONE_LOADS = (
+    "where one rank loads it for all (cpu_ram_efficient_loading), set memory.each_rank_loads of the framework: false"
+)
 
 
 class Report(Metrics):
@@ -145,6 +151,10 @@ class Report(Metrics):
             found.append(f"the sequence is longer than the model's {self.job.model.seq} learned positions")
         if (own := self.job.model.heads) != (heads := plan.model_parts.model.heads):
             found.append(f"{heads - own} of {heads} heads are padding, whose FLOPs are not in the MFU")
+        if (loading := loading_use(self.play)) is not None and loading.excess > 0:
+            found.append(
+                f"every rank loads the whole model before weights go to GPUs, which takes {loading}; {ONE_LOADS}"
+            )
         return [*found, *map(str, self.broken_rules), *map(str, inert_keys(self.job))]
 
     @cached_property

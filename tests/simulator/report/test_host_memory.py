@@ -133,3 +133,19 @@ def test_a_node_with_several_stages_holds_their_sum() -> None:
     job = offload({"pp": 4, "dp": 4}, 64, "dgx-h100:2")
     report = simulate({**job, "model": {**SMALL, "layers": 8}})
     assert needed(report) == {"cpu": pytest.approx(4 * sum(by["cpu"] for by in report.play.offloaded[:2]))}
+
+
+@pytest.mark.parametrize(
+    ("traits", "plan", "warned"),
+    [
+        ({}, {"fsdp": True}, True),
+        ({}, {"zero": 3}, False),
+        ({"memory": {"each_rank_loads": False}}, {"fsdp": True}, False),
+    ],
+)
+def test_a_model_that_every_rank_loads_may_exceed_host_memory(traits: Any, plan: Any, warned: bool) -> None:
+    """Eight times 4 bytes of each of 70.6e9 parameters are 2,103 GiB, and a DGX H100 has 2,048."""
+    framework = {"name": "hf-trainer", "set": traits}
+    batch = {"global": 8, "sequence": 512}
+    job = {"model": "llama3-70b", "cluster": "dgx-h100:1", "framework": framework, "batch": batch, "plan": plan}
+    assert any("2,102.7 of 2,048 GiB" in warning for warning in simulate(job).warnings) == warned

@@ -359,6 +359,8 @@ def read_fsdp(reading: Reading, version: int = 1) -> None:
     if scheme != FSDP:
         return
     reading.set_key("plan.data.reshard", bool(reshard), *names)
+    if reading.take_word(*(loading := _fsdp_names("cpu_ram_efficient_loading"))) == "true":
+        reading.set_key("framework.set.memory.each_rank_loads", False, *loading)
     if version == 2:
         reading.set_key("framework.set.gathers_apart", True, *_fsdp_names("version"))
     else:

@@ -98,6 +98,8 @@ def write_fsdp(keys: SomeKeys, version: str = "version") -> Keys:
         section["backward_prefetch"] = "BACKWARD_PRE"
     if keys.get("plan.data.offload"):
         section["offload_params"] = True
+    if not keys.get("framework.set.memory.each_rank_loads", True):
+        section["cpu_ram_efficient_loading"] = True
     return section
 
 
