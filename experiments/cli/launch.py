@@ -239,12 +239,14 @@ def _import_beside(file: LaunchFile, form: str, job: Job, before: Job | None = N
 
     answers = [f"model={to_json(job.as_written['model'])}", f"batch.sequence={job.batch.sequence}"]
     answers += [f"batch.micro={job.batch.micro}"]
-    cluster = [f"cluster={to_json(job.as_written['cluster'])}"]
-    if before is not None and before.framework.name == job.framework.name:
-        cluster.append(f"framework.name={job.framework.name}")
-    tried = [
-        [*start, *answers[:count]] for start in ([cluster, []] if before is None else [cluster]) for count in range(4)
-    ]
+    cluster, release = [f"cluster={to_json(job.as_written['cluster'])}"], []
+    if job.release is not None:
+        release.append(f"framework.release={job.release}")
+    starts = [[*cluster, *release], release] + ([cluster, []] if release else [])  # of another program than the job
+    if before is not None:
+        same = before.framework.name == job.framework.name
+        starts = [[*cluster, *release, f"framework.name={job.framework.name}"] if same else cluster]
+    tried = [[*start, *answers[:count]] for start in starts for count in range(4)]
     for number, answered in enumerate(tried, 1):
         try:
             read = read_job_of_file(file, answered, form)

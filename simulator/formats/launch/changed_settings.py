@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -139,15 +140,35 @@ class EditedFiles:
         return replace(self, file=replace(self.file, text=text))
 
 
+EDITS = {".toml": edit_toml, ".json": edit_yaml, ".yaml": edit_yaml, ".yml": edit_yaml}
+"""Edits of files of settings by the end of their names; all others are scripts."""
+
+
 def apply_setting_changes(edited: EditedFiles, changes: Sequence[SettingChange]) -> EditedFiles:
     """Returns the files with settings changed: in place where they have them, the others beside their neighbours.
 
     A setting of a file that a script reads is changed there, or in the script where that sets its value by a variable.
     Raises PlanError for a setting that is written in a way that is not edited, or that stands in another file.
     """
-    for change in sorted(changes, key=lambda change: -change.line):  # from the last line on, for edits shift others
+    later = []
+    for change in changes:  # scripts first: a flag beside others shifts no line, and needs those that may be cut
+        added = _add_to_script(edited, change)
+        later += [change] if added is None else []
+        edited = added or edited
+    for change in sorted(later, key=lambda change: -change.line):  # from the last line on, for edits shift others
         edited = _apply(edited, change)
     return edited
+
+
+def _add_to_script(edited: EditedFiles, change: SettingChange) -> EditedFiles | None:
+    """Returns the files with a setting added to a script; None for one that is changed, or belongs elsewhere."""
+    if change.place or change.variable or edited.file.data is not None:
+        return None
+    for place, neighbours in _list_places(edited.file, change):
+        with suppress(PlanError):  # its neighbours are written in another way
+            if Path(place).suffix not in EDITS:
+                return _edit_file(edited, replace(change, neighbours=neighbours), place)
+    return None
 
 
 def _apply(edited: EditedFiles, change: SettingChange) -> EditedFiles:
@@ -170,9 +191,7 @@ def _edit_file(edited: EditedFiles, change: SettingChange, place: str) -> Edited
         arguments = tuple(shlex.split(edit_script(shlex.join(file.options.arguments), change)))
         return replace(edited, file=file.with_arguments(arguments))
     if place == file.where and file.suffix != ".py":
-        edit = edit_script
-        if file.data is not None:
-            edit = edit_toml if file.suffix == ".toml" else edit_yaml
+        edit = edit_script if file.data is None else EDITS.get(file.suffix, edit_yaml)
         return edited.replace_text(None, edit(file.text, change))
     if file_of_place(change.value_place) == file.where and (text := edit_assignment(file.text, change)) is not None:
         return edited.replace_text(None, text)
@@ -180,8 +199,7 @@ def _edit_file(edited: EditedFiles, change: SettingChange, place: str) -> Edited
     if path is None or path.suffix == ".py":
         raise change.refuse()
     text = edited.beside[path] if path in edited.beside else read_text(path, "Edit it by hand")
-    edit = {".toml": edit_toml, ".json": edit_yaml, ".yaml": edit_yaml, ".yml": edit_yaml}.get(path.suffix, edit_script)
-    return edited.replace_text(path, edit(text, change))
+    return edited.replace_text(path, EDITS.get(path.suffix, edit_script)(text, change))
 
 
 def _add_words(arguments: Sequence[str], change: SettingChange) -> tuple[str, ...]:

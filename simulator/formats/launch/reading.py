@@ -36,6 +36,8 @@ from meshcast.simulator.formats.launch.verdicts import (
     looks_decisive,
     place_of,
 )
+from meshcast.simulator.job.framework import framework_versions
+from meshcast.simulator.job.release import find_month
 from meshcast.simulator.models.load import find_preset, load_model
 
 
@@ -214,6 +216,14 @@ class Reading:
         """Sets a key that no file of this program states."""
         self.keys[key] = value
         self.assumed[key] = why
+
+    def date_release(self, month: str | None, why: str) -> None:
+        """Sets the release of the framework, if a change of the job does not. month: None: it is today's."""
+        if (stated := self.answers.get("framework.release")) is not None:
+            versions = framework_versions(str(self.keys["framework.name"]))
+            self.keys["framework.release"] = find_month(stated.strip("\"'"), versions, "--set framework.release")
+        elif month is not None:
+            self.assume("framework.release", month, why)
 
     def set_checkpoints(self, every: int | None, asynchronous: bool, *names: str) -> None:
         """The checkpoints of a run, if the file says how often. names: of the settings of the interval."""

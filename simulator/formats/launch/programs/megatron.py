@@ -80,6 +80,17 @@ LEGACY = (
 """Settings that no release after September 2023 has: before Megatron-Core, and without Transformer Engine by default
 (NVIDIA/Megatron-LM @3fb3e95ec6 of 2023-09-05 ends --DDP-impl, @bbab79f869 of 2022-05-16 the last three)."""
 
+IN_CHUNKS, BY_METHOD, BY_SWITCH = "2021-07", "2022-04", "2023-04"
+"""The last releases of Megatron-LM that recompute all layers in chunks or none, that have
+``--activations-checkpoint-method``, and that take ``--checkpoint-activations``, which recomputes all layers."""
+
+LEGACY_RELEASES = {
+    "checkpoint_num_layers": IN_CHUNKS,  # gone with @23266c578b of 2021-08-19
+    **dict.fromkeys(("activations_checkpoint_method", "distribute_checkpointed_activations"), BY_METHOD),
+    "checkpoint_activations": BY_SWITCH,  # refused since @8619640132 of 2023-05-05
+}
+"""Last months of settings of NVIDIA/Megatron-LM; those by method are gone with @9aad9203aa of 2022-05-20."""
+
 OTHER_MODELS = re.compile(
     r"pretrain_(t5|bert|retro|ict|vision|vlm|biencoder|realm|mimo)|finetune_race|pretrain_megatron_llava"
 )
@@ -175,6 +186,8 @@ def _read_attention(reading: Reading) -> None:
         reading.set_key("framework.name", BEFORE_CORE, *LEGACY)
         for name in LEGACY:
             reading.take(name)
+        dated = [month for name, month in LEGACY_RELEASES.items() if name in reading.stated]
+        reading.date_release(min(dated, default=None), "the last release that has settings of these names")
     if reading.take_switch(*FLASH):
         reading.set_key("framework.set.attention", "flash", *FLASH)
     elif kernels != "transformer_engine" and "attention_backend" not in reading.stated:
@@ -348,11 +361,25 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
         settings |= {"DDP_impl": "local"}
         settings.pop("attention_backend", None)
         settings |= {"use_flash_attn": True} if keys.get("framework.set.attention") == "flash" else {}
+        settings = _name_recomputation(settings, str(keys.get("framework.release", "")))
     if settings.keys() & {"main_params_dtype", "exp_avg_dtype", "optimizer_cpu_offload"}:
         settings["use_precision_aware_optimizer"] = True
         if "exp_avg_dtype" in settings:
             settings["exp_avg_sq_dtype"] = settings["exp_avg_dtype"]
     return settings | _write_kernels(keys) | _write_loss(keys)
+
+
+def _name_recomputation(settings: dict[str, Any], release: str) -> dict[str, Any]:
+    """Returns the settings with recomputation of layers by the names of a release; empty: of the last one."""
+    if settings.get("recompute_granularity") != "full" or not "" < release <= BY_SWITCH:
+        return settings
+    others = {name: value for name, value in settings.items() if not name.startswith("recompute_")}
+    if settings["recompute_method"] == "uniform" or release <= IN_CHUNKS:
+        return others | {"checkpoint_activations": True}
+    if release > BY_METHOD:
+        return settings
+    number = settings["recompute_num_layers"]
+    return others | {"activations_checkpoint_method": "block", "activations_checkpoint_num_layers": number}
 
 
 def _write_loss(keys: SomeKeys) -> dict[str, bool]:

@@ -418,7 +418,9 @@ def _read_recompute(reading: Reading) -> None:
     modules = reading.take("recompute_modules")
     number, method = _read_layers(reading), reading.take_word("recompute_method", "activations_checkpoint_method")
     selective, by_layer = reading.take_switch("recompute_activations"), reading.take_switch("moe_layer_recompute")
-    if not kind and (reading.take_switch(WHOLE[0]) or _is_method_alone(reading)):
+    if reading.take_switch(WHOLE[0]):
+        kind, names, method = kind or "full", WHOLE, "uniform"
+    elif not kind and _is_method_alone(reading):
         kind, names = "full", WHOLE
     if not kind and (selective or by_layer):
         kind, names = "selective", ("recompute_activations", "moe_layer_recompute")

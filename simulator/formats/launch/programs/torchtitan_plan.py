@@ -60,7 +60,7 @@ MESSAGES_SAVED_SINCE = "2025-09"
 CHUNKS = 8
 """Chunks of the sequence in ``ChunkedLossWrapper`` and ``ChunkedCELoss``: their default."""
 
-READS_TOML = "the last release that reads TOML, and settings of these names"
+HAS_SETTINGS = "the last release that has settings of these names"
 
 LAST_TOML = "2026-01"
 """The last release that reads TOML (@9810191bb of 2026-02-23 removed it)."""
@@ -145,10 +145,8 @@ def _date_release(reading: Reading) -> None:
     names = [stated.shown.lstrip("-") for stated in reading.stated.values()]
     releases = CONFIG_RELEASES if of_python else RELEASES
     dated = [month for pattern, month in releases if any(re.fullmatch(pattern, name) for name in names)]
-    if of_python and not dated:
-        return
-    why = "the last release that has settings of these names" if of_python else READS_TOML
-    reading.assume("framework.release", min(dated, default=LAST_TOML), why)
+    why = HAS_SETTINGS if of_python else f"the last release that reads TOML, and {HAS_SETTINGS}"
+    reading.date_release(min(dated, default=None if of_python else LAST_TOML), why)
 
 
 def _read_gpus(reading: Reading) -> None:

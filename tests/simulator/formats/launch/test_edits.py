@@ -161,6 +161,50 @@ def test_a_flag_is_edited_where_it_stands(change: SettingChange, line: str) -> N
     assert len([*difflib.unified_diff(MEGATRON.splitlines(), edited.splitlines(), n=0, lineterm="")]) <= 5
 
 
+OLD = f"""\
+if [ $SIZE = 7B ]; then
+    MORE="{{flags}}"
+    TP=2
+else
+    MORE="{{flags}}"
+    TP=4
+fi
+python pretrain_gpt.py {SHAPE} --vocab-size 32000 --micro-batch-size 1 --global-batch-size 32 --fp16 $MORE \\
+    --tensor-model-parallel-size $TP --DDP-impl local
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "plan", "told"),
+    [
+        ("--checkpoint-activations", {"recompute_layers": 2}, "--recompute-granularity full"),
+        ("--checkpoint-activations", {"recompute": "none"}, ""),
+        (
+            "--recompute-granularity full --recompute-method uniform",
+            {"recompute_layers": 2},
+            "--recompute-method block",
+        ),
+        (
+            "--activations-checkpoint-method block --activations-checkpoint-num-layers 1",
+            {"recompute_layers": 2},
+            "--activations-checkpoint-num-layers 2",
+        ),
+        ("--activations-checkpoint-method block --activations-checkpoint-num-layers 1", {}, "--checkpoint-activations"),
+    ],
+)
+def test_a_flag_that_replaces_another_stands_where_that_stood(flags: str, plan: dict[str, Any], told: str) -> None:
+    """Flags are of the release that has those of the file, and the other branch stays."""
+    file = parse_launch_text(OLD.format(flags=flags), "old.sh", ".sh")
+    launch = import_file(file, (), "dgx-a100:1", form="megatron")
+    plan = {"tp": 4, "zero": 0, "sequence_parallel": False, "recompute": "full", **plan}
+    wanted = load_job({**launch.job, "plan": plan})
+    changes = list_changed_settings(launch, file, load_job(launch.job), wanted)
+    edited = apply_setting_changes(EditedFiles(file), changes).file.text
+    back = load_job(import_file(parse_launch_text(edited, "old.sh", ".sh"), (), "dgx-a100:1", form="megatron").job)
+    assert flatten_job(back) | {"framework.release": None} == flatten_job(wanted) | {"framework.release": None}
+    assert told in edited and edited.splitlines()[:4] == file.text.splitlines()[:4]
+
+
 def test_values_that_the_shell_would_divide_are_quoted() -> None:
     beside = (Stated("1", "--micro-batch-size", "run.sh:12"),)
     layout = SettingChange("--pipeline-model-parallel-layout", "", None, "Et*3|(tt|)*2m|L", beside)

@@ -71,6 +71,25 @@ def test_what_old_and_new_releases_recompute(flags: str, recompute: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("flags", "release", "layers"),
+    [
+        ("--checkpoint-activations", "2023-04", None),
+        ("--checkpoint-activations --recompute-method block --recompute-num-layers 4", "2023-04", None),
+        ("--checkpoint-activations --checkpoint-num-layers 1", "2021-07", None),
+        ("--activations-checkpoint-method block --activations-checkpoint-num-layers 4", "2022-04", 4),
+        ("--DDP-impl local --recompute-granularity full --recompute-method block --recompute-num-layers 4", None, 4),
+    ],
+)
+def test_old_flags_date_their_release(flags: str, release: str | None, layers: int | None) -> None:
+    """--checkpoint-activations recomputes all layers, whatever stands beside it."""
+    imported = import_script(f"{SHAPE} --fp16 {flags}")
+    keys = flatten_job(load_job(imported.job))
+    assert (keys.get("framework.release"), keys.get("plan.recompute.layers")) == (release, layers)
+    stated = import_script(f"{SHAPE} --fp16 {flags}", "framework.release=2021-05")
+    assert "framework.release" not in stated.assumed
+
+
+@pytest.mark.parametrize(
     ("flags", "attention"),
     [
         ("", "flash"),
