@@ -244,6 +244,9 @@ def forecast_all(
     if jobs.is_dir() or not jobs.exists():
         rule = "it is a folder" if jobs.is_dir() else "no such file"
         raise PlanError(str(jobs), rule, "Name a file with one JSON object per line")
+    if Path(os.path.realpath(jobs)).is_fifo():  # a pipe of a shell has no name of its own
+        rule = "it is a named pipe, which waits for a writer without end"
+        raise PlanError(str(jobs), rule, f"Write cat {jobs} | meshcast predict --jobs /dev/stdin")
     if out is not None:
         check_place(out, "--out")
         if out.exists() and out.samefile(jobs):

@@ -1,4 +1,7 @@
-"""Reads YAML 1.2 files as plain data; every fault of a file is one error with its line."""
+"""Reads YAML 1.2 and JSON files as plain data; every fault of a file is one error with its line.
+
+JSON text is read as JSON: libyaml refuses pairs of surrogates, tabs between values and keys of more than 1,024 letters.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, read_text
+from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
 from meshcast.hardware.errors import CatalogError, MeshcastError
 
 try:
@@ -29,6 +32,9 @@ MAX_DEPTH = 100
 
 MOST_WORDS, LONGEST_WORD = 4096, 30
 """Number of words whose tags are kept, and letters of the longest."""
+
+SURROGATES = re.compile(r"(?i)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
+"""A character of JSON beyond U+FFFF."""
 
 Place = tuple[int | str, ...]
 """Keys and indices from the root of a document to a field."""
@@ -195,9 +201,21 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
     where = where or ("text" if isinstance(source, str) else str(source))
     text = source if isinstance(source, str) else _read_text(source, where, error)
     with _explain_errors(text, where, error):
-        data = yaml.load(text, Loader)
+        data = _load(text)
     _refuse_expansion(data, text, where, error)
     return Document(data, text, where)
+
+
+def _load(text: str) -> Any:
+    """Returns the data of JSON text, or else of YAML text, whose reader finds the line of what is wrong in either."""
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            data = parse_json(text, most=MAX_NODES)
+            if not _too_large(data):
+                return data
+        except Unreadable:
+            pass
+    return yaml.load(text, Loader)
 
 
 def read_yaml_documents(text: str, where: str, error: type[MeshcastError] = CatalogError) -> list[object]:
@@ -263,22 +281,23 @@ def _read_text(path: Path | Traversable, where: str, error: type[MeshcastError])
 
 
 def _too_large(data: Any) -> bool:
-    stack, seen = [data], 0
+    """Returns whether data has more than `MAX_NODES` values, or more than `MAX_DEPTH` levels."""
+    stack, seen = [(data, 1)], 0
     while stack:
-        item = stack.pop()
+        item, depth = stack.pop()
         seen += 1
-        if seen > MAX_NODES:
+        if seen > MAX_NODES or depth > MAX_DEPTH:
             return True
-        if isinstance(item, dict):
-            stack.extend(item.values())
-        elif isinstance(item, list):
-            stack.extend(item)
+        if isinstance(item, dict | list):
+            stack.extend((inner, depth + 1) for inner in (item.values() if isinstance(item, dict) else item))
     return False
 
 
 @lru_cache(maxsize=4)
 def _compose(text: str) -> yaml.Node | None:
-    """The nodes of a YAML text: the lines of many fields are asked for one after another."""
+    """The nodes of a text: the lines of many fields are asked for one after another."""
+    if text.lstrip()[:1] in ("{", "["):  # what libyaml refuses in JSON
+        text = SURROGATES.sub("?", text.replace("\t", " "))
     node: yaml.Node | None = yaml.compose(text, Loader)
     return node
 

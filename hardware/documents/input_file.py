@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import os
+import re
 import stat
 import sys
 import tomllib
@@ -223,6 +224,9 @@ def parse_toml(text: str) -> dict[str, object]:
 MOST_VALUES = 10_000_000
 """Most values of a JSON text: each costs more memory than its letters. Traces may have more: `most` of `parse_json`."""
 
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""A half of a pair by which JSON writes a character beyond U+FFFF."""
+
 JSON_PROBLEMS = {
     "Expecting value": "a value is missing, or a word is not in double quotes",
     "Extra data": "more follows after the end of the value",
@@ -250,9 +254,12 @@ def parse_json(text: str, constants: bool = False, repeated: bool = False, most:
         raise Unreadable(f"more than {most:,} values, which is the most that is read", DATA.remedy)
     pairs, constant = None if repeated else _refuse_repeated, None if constants else _refuse_constant
     try:
-        return json.loads(
+        value = json.loads(
             text, object_pairs_hook=pairs, parse_constant=constant, parse_float=None if constants else _parse_finite
         )
+        if SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except json.JSONDecodeError as error:
         plain = next((words for part, words in JSON_PROBLEMS.items() if error.msg.startswith(part)), error.msg)
         raise Unreadable(f"not valid JSON ({plain}, column {error.colno})", "", error.lineno) from None
@@ -260,6 +267,8 @@ def parse_json(text: str, constants: bool = False, repeated: bool = False, most:
         raise Unreadable(NO_MEMORY, DATA.remedy) from None
     except RecursionError:
         raise Unreadable(f"JSON nested too deeply, by more than {sys.getrecursionlimit() // 2:,} levels") from None
+    except UnicodeEncodeError:
+        raise Unreadable("half a character: a \\u escape of a surrogate without the other one", SAVE) from None
     except ValueError as error:
         rule = str(error).partition(" for ")[0]  # Python's own advice on long numbers follows
         raise Unreadable(f"not valid JSON ({rule})") from None

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,10 +20,13 @@ VICTIM = Path(__file__).with_name("victim.py")
 ROOT = VICTIM.parents[2]
 
 SECONDS = 120
-"""Most seconds that a sweep may take, on a busy machine."""
+"""Most seconds that a sweep may take, without those in which the machine had no core for it; see `Patience`."""
+
+SAMPLE = 0.5
+"""Seconds between two looks at what processes wait for."""
 
 GRACE = 5
-"""Most seconds that workers may outlive their parent."""
+"""Most seconds that workers may outlive their parent, counted likewise."""
 
 NAMED = "meshcast: "
 """Begin of every line on stderr."""
@@ -54,6 +58,48 @@ class Ended(NamedTuple):
 
     code: int
     stderr: list[str]
+
+
+class Patience:
+    """Counts seconds, but for those in which a thread of this process or of its descendants waited for a core: on a
+    busy machine all take long, and a command that hangs waits for something else.
+
+    Attributes:
+        most: seconds after which it is over.
+        seconds: counted so far.
+    """
+
+    def __init__(self, most: float = SECONDS) -> None:
+        self.most, self.seconds, self._looked, self._waits = most, 0.0, time.monotonic(), self._read_waits()
+
+    def is_over(self) -> bool:
+        """Whether more seconds are counted than it has."""
+        now = time.monotonic()
+        if (passed := now - self._looked) >= SAMPLE:
+            waits = self._read_waits()
+            waited = sum(max(0.0, wait - self._waits.get(thread, 0.0)) for thread, wait in waits.items())
+            self.seconds += max(0.0, passed - waited)
+            self._looked, self._waits = now, waits
+        return self.seconds > self.most
+
+    @staticmethod
+    def _read_waits() -> dict[str, float]:
+        """The seconds for which every thread has waited for a core, but for the one that asks."""
+        parents = {}
+        for path in Path("/proc").iterdir():
+            if path.name.isdigit():
+                with suppress(OSError):  # it has ended
+                    parents[path.name] = (path / "stat").read_text().rpartition(")")[2].split()[1]
+        ours, new = set[str](), {str(os.getpid())}
+        while new:
+            ours |= new
+            new = {process for process, parent in parents.items() if parent in new}
+        waits = {}
+        for path in (file for process in ours for file in Path(f"/proc/{process}/task").glob("*/schedstat")):
+            if path.parent.name != str(threading.get_native_id()):
+                with suppress(OSError, ValueError, IndexError):
+                    waits[path.parent.name] = int(path.read_text().split()[1]) / 1e9
+        return waits
 
 
 class CommandProcess:
@@ -106,8 +152,8 @@ class CommandProcess:
         return self.process.poll() is None
 
     def _wait_for_stop(self) -> bool:
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
+        patience = Patience()
+        while not patience.is_over():
             options = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
             found = os.waitid(os.P_PID, self.pid, options)
             if found is not None:
@@ -127,13 +173,11 @@ class CommandProcess:
         than one line. talks: it may say more, as of what it assumes."""
         self.go_on()
         try:
-            code = self.process.wait(SECONDS)
-            deadline = time.monotonic() + GRACE
-            while (left := self.processes()) and time.monotonic() < deadline:
+            code = self._wait_for_end()
+            patience = Patience(GRACE)
+            while (left := self.processes()) and not patience.is_over():
                 time.sleep(0.005)
             assert not left, f"{len(left)} processes run {GRACE} s after it ended"
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"no end after {SECONDS} s") from None
         finally:
             self.remove()
         assert self.process.stderr is not None
@@ -143,6 +187,13 @@ class CommandProcess:
         assert not any(line.startswith("Traceback") for line in lines), shown
         assert talks or (len(lines) <= 1 and all(line.startswith(NAMED) for line in lines)), shown
         return Ended(code, lines)
+
+    def _wait_for_end(self) -> int:
+        patience = Patience()
+        while not patience.is_over():
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.wait(SAMPLE)
+        raise AssertionError(f"no end after {SECONDS} s in which it could run")
 
     def remove(self) -> None:
         """Kills what is left of it."""

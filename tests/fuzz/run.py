@@ -182,9 +182,7 @@ def make_file(reader: str, seed: int, seeds: Sequence[bytes]) -> bytes:
 def choose_place(reader: str, seed: int) -> str:
     """What lies in the place of the file of a seed; "" for most seeds: the file."""
     rng = random.Random(f"place {reader} {seed}")
-    # `--jobs` reads pipes, too, as their lines come.
-    kinds = [kind for kind in PLACED if kind != "pipe" or "--jobs FILE" not in str(READERS[reader].read)]
-    return rng.choice(kinds) if rng.random() < MISPLACED and READERS[reader].form != "words" else ""
+    return rng.choice(PLACED) if rng.random() < MISPLACED and READERS[reader].form != "words" else ""
 
 
 def run_seed(name: str, seed: int, seeds: Sequence[bytes], folder: Path) -> Outcome:

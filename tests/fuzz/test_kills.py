@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
-from tests.fuzz import kills
-from tests.fuzz.command_process import BLOWS, Ended, Moment, check_end
+from tests.fuzz import command_process, kills
+from tests.fuzz.command_process import BLOWS, Ended, Moment, Patience, check_end
 from tests.fuzz.kills import (
     CLUSTER,
     EDITS,
@@ -70,6 +70,19 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         done = CliRunner().invoke(app, [*place.command(("--workers", "1")), "--out", str(place.out)])
     assert done.exit_code == 0, done.output
     return place.out.read_bytes()
+
+
+def test_patience_does_not_count_waiting_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = 0.0, {"1": 7.0}
+    monkeypatch.setattr(command_process.time, "monotonic", lambda: now)
+    monkeypatch.setattr(Patience, "_read_waits", staticmethod(lambda: dict(waits)))
+    patience = Patience(most=100)
+    for moment in ((60.0, {"1": 67.0}), (120.0, {"1": 68.0, "2": 49.0}), (220.0, {"2": 59.0})):
+        now, waits = moment
+        assert not patience.is_over()
+    assert patience.seconds == 0 + 10 + 90
+    now = 221.0
+    assert patience.is_over()
 
 
 @pytest.mark.slow

@@ -152,6 +152,7 @@ def test_a_table_of_commas_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch
         ('{"a": -Infinity}', "-Infinity is not a number in JSON"),
         ("[1,\n2", r"not valid JSON \(a comma is missing"),
         ("[" * 100_000, "nested too deeply"),
+        (r'["\ud83d"]', "half a character"),
         ("9" * 5000, r"not valid JSON \(Exceeds the limit"),
     ],
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshcast.hardware.documents import document
 from meshcast.hardware.errors import CatalogError
@@ -153,3 +156,43 @@ def test_a_day_is_text() -> None:
     """A job is what JSON can hold, too: answers repeat it. Fields that take a day read it."""
     assert read_yaml("checked: 2026-11-21\n").data == {"checked": "2026-11-21"}
     assert load("gpus", "h100-sxm").memory.checked == "2026-11-21"
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+"""Of JSON."""
+
+
+@given(st.lists(VALUES) | st.dictionaries(st.text(), VALUES), st.sampled_from([None, 1, "\t"]), st.booleans())
+def test_json_is_read_as_json(data: object, indent: int | str | None, escapes: bool) -> None:
+    text = json.dumps(data, ensure_ascii=escapes, indent=indent)
+    assert read_yaml(text).data == json.loads(text) == data
+
+
+def test_json_that_yaml_does_not_have() -> None:
+    """Pairs of surrogates, a long key, a colon on a line of its own; the lines of fields are right all the same."""
+    text = json.dumps({"a": "\U0001f469", "b": {"c": 1}}, indent="\t")
+    assert "\\ud83d" in text and read_yaml(text).data["a"] == "\U0001f469"
+    assert line_of(text, ("b", "c")) == 4
+    long = "k" * 2_000
+    assert read_yaml(f'{{"{long}"\n:\n1}}').data == {long: 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": "\\ud83d"}', "text:1: not valid YAML"),
+        ('{"a": 1,\n "a": 2}', "text:2: the key 'a' is given twice"),
+        ("[" * 101 + "]" * 101, "nested too deeply"),
+    ],
+)
+def test_json_that_is_refused(text: str, message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
+        read_yaml(text)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from meshcast.experiments.cli.app import app
 from tests.experiments.cli.samples import JOB
 from tests.experiments.cli.test_mistakes import refusal
 
@@ -59,5 +62,14 @@ def test_a_small_archive_of_many_lines_is_refused(tmp_path: Path, reader: str) -
     assert "10,000,000 lines, at most 2,000,000 are read. Split the file" in refusal(*words)
 
 
-def test_a_stream_of_jobs_without_an_end_of_line(tmp_path: Path) -> None:
+def test_streams_of_jobs_without_an_end(tmp_path: Path) -> None:
+    """A named pipe without a writer, and a line without an end; the pipe of a shell is read."""
+    os.mkfifo(tmp_path / "pipe")
+    assert "it is a named pipe, which waits" in refusal("predict", "--jobs", str(tmp_path / "pipe"))
+    reader, writer = os.pipe()
+    os.write(writer, b"{}\n")
+    os.close(writer)
+    answer = CliRunner().invoke(app, ["predict", "--jobs", f"/dev/fd/{reader}"]).stdout
+    os.close(reader)
+    assert json.loads(answer)["error"]["where"].startswith(f"/dev/fd/{reader}:1")
     assert "/dev/zero:1: a line of 10,000,000 characters or more is no job" in refusal("predict", "--jobs", "/dev/zero")
