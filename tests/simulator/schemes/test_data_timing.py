@@ -267,6 +267,26 @@ def test_a_push_and_pull_takes_as_long_as_the_busiest_port(options: dict[str, An
     assert [name for name in names if name in steps] == steps
 
 
+DATA = [name for name in scheme_names() if name.startswith("data/")]
+
+
+@pytest.mark.parametrize("use", DATA)
+def test_side_ops_lie_on_one_stream_where_parameters_are_summed_over_different_axes(use: str) -> None:
+    """Experts over nodes alone, all others inside nodes, too; the engines agree."""
+    moe = {"experts": 8, "top_k": 2, "expert_ffn": 256}
+    config = {
+        "model": {"layers": 2, "hidden": 256, "heads": 4, "ffn": 512, "vocab": 512, "seq": 128, "moe": moe},
+        "cluster": "dgx-h100:2",
+        "framework": {"name": "megatron-core", "rules": False},
+        "batch": {"global": 16, "micro": 1},
+        "plan": {"ep": 8, "dp_scheme": use.partition("/")[2]},
+    }
+    by_matrices, by_ops = (simulate(config, engine=engine) for engine in ("matrices", "sweep"))
+    assert by_matrices.step_time == pytest.approx(by_ops.step_time, rel=1e-12)
+    sides = [side for task in by_matrices.play.step.program.tasks for side in (*task.ahead, *task.behind)]
+    assert all(len({op.stream for op in side.ops}) == 1 for side in sides)
+
+
 # ------------------------------------------------------------------------------------------ local SGD
 
 

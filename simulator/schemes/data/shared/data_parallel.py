@@ -8,6 +8,7 @@ bucket.elements_per_rank x ranks)`` elements, or one bucket for all without over
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -317,6 +318,7 @@ def _side_ops(
     numbers: np.ndarray, lengths: np.ndarray, chains: Sequence[Sequence[Op]], backward: bool
 ) -> Iterable[SideOps]:
     """The ops of buckets, side by side on each stream: bucket after bucket, until the stream of their ops changes.
+    Buckets without a sum inside a node, whose first ops lie on another stream, have lists of their own.
 
     numbers, lengths: the parameters of all buckets, one after another, and how many each bucket has.
     chains: the ops of each bucket, one after another.
@@ -326,22 +328,25 @@ def _side_ops(
     # Backward a bucket starts with its last gradient; forward it must arrive before its first weight is used.
     order = np.argsort(-numbers[ends - 1] if backward else numbers[starts], kind="stable").tolist()
     legs = _split_by_stream(chains)
-    before: SideOps | None = None
-    last: dict[int, int] = {}
+    last: dict[int, tuple[SideOps | None, int]] = dict.fromkeys(order, (None, -1))
     for place in range(max(map(len, legs))):
-        own = [i for i in order if place < len(legs[i])]
-        counts = [len(legs[i][place]) for i in own]
-        buckets = np.repeat(own, counts)
-        begins = np.cumsum(lengths[buckets]) - lengths[buckets]
-        params = numbers[np.repeat(starts[buckets] - begins, lengths[buckets]) + np.arange(lengths[buckets].sum())]
-        side = SideOps([op for i in own for op in legs[i][place]], params, begins)
-        firsts = np.cumsum(counts) - counts
-        if before is not None:
-            waits = np.full(len(buckets), -1)
-            waits[firsts] = [last[i] for i in own]
-            side.after = before, waits
-        before, last = side, dict(zip(own, (firsts + counts - 1).tolist(), strict=True))
-        yield side
+        groups = defaultdict[tuple[SideOps | None, str], list[int]](list)
+        for i in order:
+            if place < len(legs[i]):
+                groups[last[i][0], legs[i][place][0].stream].append(i)
+        for (before, _), group in groups.items():
+            counts = [len(legs[i][place]) for i in group]
+            buckets = np.repeat(group, counts)
+            begins = np.cumsum(lengths[buckets]) - lengths[buckets]
+            params = numbers[np.repeat(starts[buckets] - begins, lengths[buckets]) + np.arange(lengths[buckets].sum())]
+            side = SideOps([op for i in group for op in legs[i][place]], params, begins)
+            firsts = np.cumsum(counts) - counts
+            if before is not None:
+                waits = np.full(len(buckets), -1)
+                waits[firsts] = [last[i][1] for i in group]
+                side.after = before, waits
+            last |= {i: (side, end) for i, end in zip(group, (firsts + counts - 1).tolist(), strict=True)}
+            yield side
 
 
 def _split_by_stream(chains: Sequence[Sequence[Op]]) -> list[list[list[Op]]]:
