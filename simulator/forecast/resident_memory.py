@@ -25,6 +25,8 @@ from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.report.forecast import StartMemory
 from meshcast.simulator.scheduling.no_flush import peak_weight_versions
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
+from meshcast.simulator.schemes.data.shared.reduce_buckets import count_resting_bytes
 
 STATES = ("parameters", "gradients", "optimizer")
 
@@ -35,12 +37,14 @@ class GradientGrowth:
 
     mesh, sharding, unequal: what shards them at rest.
     dtype: their number format.
+    freed: whether they are freed at the end of the pass; otherwise they stay until the end of the step.
     """
 
     mesh: Mesh
     sharding: tuple[ShardsStates, ...]
     unequal: tuple[HoldsUnequalShards, ...]
     dtype: str
+    freed: bool = False
 
     def __call__(self, param: Param) -> float:
         """Returns the bytes of the gradient of a parameter on one rank."""
@@ -49,14 +53,25 @@ class GradientGrowth:
 
 
 def growing_gradients(plan: Plan, any_batch: bool = False) -> GradientGrowth | None:
-    """Returns the growth of gradients that have no memory before the backward pass of a step; None where they live
-    through the whole step, as those that several micro-batches add to do. any_batch: whatever their number is."""
+    """Returns the growth of gradients that have no memory before a backward pass: those of the only one of a step, or
+    those that each adds to others in another format; None where all live through the whole step, as those that several
+    micro-batches add to do. any_batch: whatever their number is."""
+    framework = plan.job.framework
+    if framework.update.fresh_gradients and framework.gradients != framework.weights and not plan.job.forward_only:
+        return GradientGrowth(plan.mesh, (), (), framework.weights, freed=True)
     single = any_batch or (plan.shape.m == 1 and len(plan.passes.slices) == 1)
     uniform = not (plan.stage_plans or plan.pipelines or plan.job.forward_only) and plan.schedule.flush
-    if not (plan.job.framework.update.gradients_to_none and single and uniform) or _find_offloaded(plan, "gradients"):
+    if not (framework.update.gradients_to_none and single and uniform) or _find_offloaded(plan, "gradients"):
         return None
     sharding, unequal = schemes_with(plan.schemes, ShardsStates), schemes_with(plan.schemes, HoldsUnequalShards)
-    return GradientGrowth(plan.mesh, tuple(sharding), tuple(unequal), plan.job.framework.gradients)
+    return GradientGrowth(plan.mesh, tuple(sharding), tuple(unequal), framework.gradients)
+
+
+def adds_apart(plan: Plan) -> bool:
+    """Whether sharded gradients of a micro-batch are whole before they are added to those of the ones before."""
+    shards = {state for scheme in schemes_with(plan.schemes, ShardsStates) for state in scheme.shards}
+    whole_weights = "gradients" in shards and "parameters" not in shards
+    return whole_weights and plan.job.framework.update.adds_apart and plan.shape.m > 1
 
 
 class DeviceParams(tuple[tuple[Param, int], ...]):
@@ -92,12 +107,18 @@ def resident_of_devices(
         if key not in counted:
             counted[key] = resident_bytes(own, params)
         states = dict(counted[key])
-        if growth := growing_gradients(own, any_batch):
+        if (growth := growing_gradients(own, any_batch)) and not growth.freed:
             states["gradients"] -= sum(count * growth(param) for param, count in params if param.trained)
+        elif adds_apart(own) and not any_batch:
+            states["gradients"] *= 2
         holders = schemes_with(own.schemes, HoldsBuffers)
-        buffers = max(sum(scheme.buffer_bytes(each.job) for scheme in holders) for each in own.passes.classes)
-        if nbytes := buffers + (0.0 if plan.job.forward_only else dummy_gradient_bytes(plan, params)):
-            states["buffers"] = float(nbytes)
+        buffers: float = max(sum(scheme.buffer_bytes(each.job) for scheme in holders) for each in own.passes.classes)
+        if not plan.job.forward_only:
+            buffers += dummy_gradient_bytes(plan, params)
+            data_schemes = schemes_with(own.schemes, DataScheme)
+            buffers += sum(count_resting_bytes(scheme, scheme.bucket_elements) for scheme in data_schemes)
+        if buffers:
+            states["buffers"] = float(buffers)
         return states
 
     found = _of_devices(plan, every_params, resident)
@@ -200,8 +221,8 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
         found["parameters"] += size * (full if cut else compute) / at_rest["parameters"]
         found["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
         if any(scheme.keeps_bucket(param) for scheme in bucketing):
-            found["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
-        if stale:
+            found["gradients"] += size * compute / at_rest["gradients"]
+        if stale and at_rest["gradients"] == 1:
             found["gradients"] += size * compute
         found["optimizer"] += size * (main + moments) / at_rest["optimizer"]
     return found

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.lowering import host_waits, make_lowering
-from meshcast.simulator.forecast.resident_memory import DeviceParams
+from meshcast.simulator.forecast.resident_memory import DeviceParams, adds_apart
 from meshcast.simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
+from meshcast.simulator.ir.capabilities import ShardsStates, schemes_with
 from meshcast.simulator.ir.modules import BatchLossUnit, GradientSum, Stage, Update
 from meshcast.simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, StageOps
 from meshcast.simulator.lowering.lower import LoweredUnits
@@ -66,7 +67,7 @@ def lower_stages(
     for device, params in enumerate(device_params(plan, stages, known)):
         own = plan.on(device)
         # Micro-batches of another size, and other numbers of chunks, change no parameters.
-        key = params.traits, sums[device], own if own.mesh.stage else _traits(own)
+        key = params.traits, sums[device], own if own.mesh.stage else _traits(own), adds_apart(own)
         if key not in shared.updates:
             shared.updates[key] = make_lowering(own, units).lower(_update(plan, device, params, sums[device]))
         updates.append(shared.updates[key])
@@ -214,6 +215,7 @@ def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[Gradien
     main, moments = BYTES[framework.main_weights], 2 * BYTES[framework.moments]
     read, write = BYTES[framework.gradients], BYTES[framework.weights] + framework.main_copy_bytes
     convert = (0, 0)
+    sharded = any("optimizer" in scheme.shards for scheme in schemes_with(plan.schemes, ShardsStates))
     if framework.converts_apart:
         formats = ((framework.gradients, framework.main_weights), (framework.main_weights, framework.weights))
         changed = [(BYTES[source], BYTES[target]) for source, target in formats if source != target]
@@ -227,7 +229,7 @@ def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[Gradien
         write + moments,
         shared,
         convert,
-        framework.update.count_workspace(framework.gradients, framework.main_weights, framework.moments),
+        framework.update.make_workspace(framework, sharded, adds_apart(plan.on(device))),
         framework.update.sub_group,
         plan.schedule.flush,
         range(plan.job.cluster.gpus) if unlike else None,

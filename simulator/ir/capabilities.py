@@ -36,6 +36,9 @@ class HoldsStates(Scheme):
 class ShardsStates(HoldsStates):
     """Reduces gradients, and may shard states: a data scheme."""
 
+    shards: ClassVar[tuple[str, ...]] = ()
+    """States that are sharded: optimizer, gradients, parameters."""
+
     @property
     @abstractmethod
     def replica_axes(self) -> tuple[str, ...]:

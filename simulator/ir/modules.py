@@ -229,6 +229,49 @@ class GradientSum(NamedTuple):
     replicas: bool = False
 
 
+@dataclass(frozen=True)
+class UpdateWorkspace:
+    """What the optimizer update holds beside the states, in bytes for each element of what is named.
+
+    flat: of gradients that are updated at once: the tensor into which they are copied, and then freed; 0: none.
+    converted: of the same gradients in the format of the main weights.
+    copies: of temporaries of the optimizer, for the same elements.
+    norm: of the largest gradient, whose norm is taken.
+    scan: of all gradients of sharded weights, in which infinities are looked for.
+    apart: of whole weights' gradients that are updated: those of the last micro-batch, freed before the update.
+    """
+
+    flat: int = 0
+    converted: int = 0
+    copies: int = 0
+    norm: int = 0
+    scan: int = 0
+    apart: int = 0
+
+    def most_sharded(self, elements: float, updated: float, largest: float) -> float:
+        """Returns the most bytes that are held at once where weights are sharded, whose gradients stay.
+
+        elements: of the gradients of a rank.
+        updated: elements that are updated at once.
+        largest: elements of the largest gradient.
+        """
+        at_once = self.converted + max(self.flat, self.copies)
+        return max(updated * at_once, largest * self.norm, elements * self.scan)
+
+    def most(self, updated: float, largest: float, others: float, freed: float) -> float:
+        """Returns the most bytes that are held at once where weights are whole.
+
+        updated: elements that are updated.
+        largest: elements of the largest gradient.
+        others: bytes of gradients that other ranks update, which are freed first where gradients are flattened.
+        freed: bytes of the gradients that are updated, which are freed once they are flat.
+        """
+        others, freed = (others, freed) if self.flat else (0.0, 0.0)
+        others += updated * self.apart
+        flattening, updating = updated * (self.flat + self.converted), updated * (self.converted + self.copies) - freed
+        return max(largest * self.norm, flattening - others, updating - others)
+
+
 @dataclass(frozen=True, eq=False)
 class Update(Module):
     """The optimizer update at the end of the step, over all parameters of one pipeline device.
@@ -239,7 +282,7 @@ class Update(Module):
     write: bytes that the optimizer writes per element of its shard.
     shared: sums of gradients with other pipeline devices that hold the same weights.
     convert: bytes per element that kernels of their own read and write to convert formats for the optimizer.
-    workspace: bytes that the optimizer holds meanwhile per element of those that it updates at once.
+    workspace: what the optimizer holds meanwhile.
     sub_group: where weights are sharded, the most elements that it updates at once; 0: all of a rank.
     clipped: whether gradients are clipped by their global norm, which needs an all-reduce over all devices.
     everyone: all global ranks, where devices have meshes of their own.
@@ -251,7 +294,7 @@ class Update(Module):
     write: int
     shared: tuple[GradientSum, ...] = ()
     convert: tuple[int, int] = (0, 0)
-    workspace: int = 0
+    workspace: UpdateWorkspace = UpdateWorkspace()
     sub_group: float = 0.0
     clipped: bool = True
     everyone: range | None = None

@@ -20,6 +20,7 @@ from meshcast.simulator.costs.kernels.decomposition import Decomposition
 from meshcast.simulator.costs.kernels.eager import EagerOperation, EagerPasses
 from meshcast.simulator.costs.kernels.libraries import AttentionLibrary
 from meshcast.simulator.costs.regimes import Regime
+from meshcast.simulator.ir.modules import UpdateWorkspace
 from meshcast.simulator.ir.ops import BYTES
 from meshcast.simulator.job.release import find_month, generations_of
 from meshcast.simulator.models.shapes import LossShape
@@ -69,10 +70,21 @@ OVERLAPS = tuple(name for name in CommunicationOverlap.model_fields if name != "
 
 
 class Bucket(FrameworkPart):
-    """Size of gradient buckets: max(elements, elements_per_rank x data-parallel ranks) elements."""
+    """Gradient buckets, of max(elements, elements_per_rank x data-parallel ranks) elements, and their memory."""
 
     elements: float = Field(gt=0, le=1e15)
     elements_per_rank: float = Field(ge=0, le=1e15)
+    buffers: int = Field(default=0, ge=0, le=10)
+    """Contiguous buffers as large as a bucket, to which every gradient is copied as soon as it is computed
+    (`contiguous_gradients` of DeepSpeed's ZeRO); 0: gradients are reduced where they are."""
+    doubled: bool = False
+    """With `overlap.dp` there is one more, unless weights are sharded (`overlap_comm`)."""
+    copies: int = Field(default=0, ge=0, le=10)
+    """Flat copies of a bucket while it is reduced (`flatten` in `allreduce_bucket`, `torch.cat` in
+    `reduce_scatter_coalesced` of DeepSpeed; `bucket.flatten` of InternEvo, one of the bucket before, too)."""
+    sequence_format: Format | Literal[""] = ""
+    """Format of the reduction where sequences are sharded (`seq_parallel_communication_data_type`), in which the bucket
+    is held once more; empty: that of the gradients."""
 
 
 class LossKernels(FrameworkPart):
@@ -131,12 +143,31 @@ class UpdateMemory(FrameworkPart):
     gradient_buckets: bool = False
     """Buckets in which DDP reduces gradients stay beside the gradients (`gradient_as_bucket_view=False`, the default of
     torch/nn/parallel/distributed.py); otherwise gradients are views of the buckets."""
+    bf16_gradients: Literal["fp32", ""] = ""
+    """Format in which gradients of bf16 weights are accumulated where none are sharded (BF16_Optimizer of DeepSpeed);
+    empty: that of the framework's gradients."""
+    adds_apart: bool = False
+    """Sharded gradients of a micro-batch are whole before they are added to those of the ones before, where weights are
+    not sharded (`grads_in_partition` of DeepSpeed's stage 2)."""
     stale_gradients: bool = False
     """Gradients that are accumulated in another format stay in the compute format, too, until the next backward pass
     begins (`clear_lp_grads` of DeepSpeed's BF16_Optimizer)."""
+    fresh_gradients: bool = False
+    """Gradients that are accumulated in another format are added at the end of a backward pass: until then all that it
+    makes stay in the compute format (`FP32GradientAccumulator.backward` of nanotron)."""
     converts: bool = False
     """The gradients of what is updated at once are held in the format of the main weights, beside those that were
     accumulated (`single_grad_partition` of DeepSpeed's ZeRO)."""
+    flattens: bool = False
+    """With `converts`: they are copied into one tensor first, and freed unless weights are sharded (`flatten` in the
+    `step` of DeepSpeed's ZeRO; without ZeRO, FP16_Optimizer converts each before it copies all)."""
+    norm: int = Field(default=0, ge=0, le=100)
+    """Bytes for each element of one gradient at a time that are held while its norm is taken, or infinities are looked
+    for in it (`double` in `get_grad_norm_direct` of DeepSpeed's ZeRO: 8; `_has_inf_or_nan` of its stages 1 and 2: two
+    copies in fp32 and two masks, 10)."""
+    scan: int = Field(default=0, ge=0, le=100)
+    """The same for all gradients at once of sharded weights in fp16 (`has_overflow` of stage3.py: `isinf` makes a copy
+    and a mask)."""
     moment_copies: int = Field(default=0, ge=0, le=10)
     """Temporaries as large as one moment: 1 for the ``foreach`` implementation of PyTorch's AdamW, the root of the
     second moment (`_multi_tensor_adam` in torch/optim/adam.py); none for fused ones."""
@@ -146,10 +177,18 @@ class UpdateMemory(FrameworkPart):
     """Where weights are sharded, the elements that are updated at once (`sub_group_size` of DeepSpeed's ZeRO-3);
     0: all of a rank."""
 
-    def count_workspace(self, gradients: Format, main_weights: Format, moments: Format) -> int:
-        """Returns the bytes that the update holds for each element that it updates at once."""
-        converted = BYTES[main_weights] if self.converts and gradients != main_weights else 0
-        return int(converted + self.moment_copies * BYTES[moments])
+    def make_workspace(self, framework: Framework, sharded: bool, apart: bool) -> UpdateWorkspace:
+        """Returns what the update holds beside the states.
+
+        framework: whose formats they have.
+        sharded: whether optimizer states are.
+        apart: whether gradients of the last micro-batch were whole beside those of the ones before.
+        """
+        main, gradients = framework.main_weights, framework.gradients
+        converted = BYTES[main] if self.converts and gradients != main else 0
+        flat = BYTES[gradients if sharded else main] if self.flattens and converted else 0
+        copies, scan = self.moment_copies * BYTES[framework.moments], self.scan * (framework.weights == "fp16")
+        return UpdateWorkspace(int(flat), int(converted), int(copies), self.norm, scan, int(BYTES[gradients]) * apart)
 
 
 class ProcessMemory(FrameworkPart):

@@ -16,8 +16,9 @@ from meshcast.hardware.errors import PlanError, shorten
 from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES, is_workload_manifest
+from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.batch import Batch
-from meshcast.simulator.job.framework import Framework, QuantisedRecipe, load_framework
+from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe, load_framework
 from meshcast.simulator.job.fused_attention import find_gpu_without_flash
 from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from meshcast.simulator.job.locate import locate_errors
@@ -163,7 +164,8 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
     framework = load_framework(choice.name, choice.set, choice.release)
     cluster = load_cluster(file.cluster, "cluster", base)
     model = load_model(_fill_sequence(file), "model", base)
-    precision = _precision(file, framework)
+    plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model, cluster.gpus_per_node, file.batch))
+    precision = _precision(file, framework, plan)
     quantised = precision.compute in get_args(QuantisedRecipe)
     formats = {
         "weights": "bf16" if quantised else precision.compute,
@@ -176,7 +178,6 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
     old_gpu = None if "attention" in choice.set else find_gpu_without_flash(framework, cluster)
     if old_gpu is not None:
         framework = load_framework(choice.name, choice.set | formats | {"attention": "unfused"}, choice.release)
-    plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model, cluster.gpus_per_node, file.batch))
     if framework.overlap.tp:
         plan = plan.with_schemes(lambda one: add_tensor_overlap(one.schemes, framework.tensor_overlap))
     if framework.compile if framework.recompute_early_stop == "compiled" else framework.recompute_early_stop:
@@ -286,17 +287,27 @@ def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
     at[last] = value
 
 
-def _precision(file: JobFile, framework: Framework) -> Precision:
+def _precision(file: JobFile, framework: Framework, plan: LongPlan) -> Precision:
     given = file.precision
-    # Computing in fp32, gradients are accumulated in fp32.
-    gradients = "fp32" if given.compute == "fp32" else framework.gradients
+    compute = given.compute or framework.quantised or framework.weights
     main_weights = given.main_weights or framework.main_weights
     return Precision(
-        compute=given.compute or framework.quantised or framework.weights,
-        gradients=given.gradients or gradients,
+        compute=compute,
+        gradients=given.gradients or _gradient_format(compute, framework, plan),
         main_weights=main_weights,
         moments=given.moments or (main_weights if framework.update.moments_as_weights else framework.moments),
     )
+
+
+def _gradient_format(compute: str, framework: Framework, plan: LongPlan) -> Format:
+    """Returns the format in which gradients are accumulated: fp32, or that of the weights."""
+    if "fp32" in (compute, framework.gradients):
+        return "fp32"
+    weights: Format = "fp16" if compute == "fp16" else "bf16"
+    if weights == "fp16" or not framework.update.bf16_gradients:
+        return weights
+    shards = {state for entry in plan.schemes for state in getattr(find_scheme(entry.use), "shards", ())}
+    return weights if "gradients" in shards else framework.update.bf16_gradients
 
 
 def _train(train: Train, model: Model) -> Train:

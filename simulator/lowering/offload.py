@@ -8,7 +8,7 @@ next unit's backward pass. So the GPU holds the activations of at most two units
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from meshcast.simulator.ir.ops import (
     UnitRun,
 )
 from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.lowering.update import UPDATE
 
 OUT, IN, HOST = "memory-out", "memory-in", "memory-update"
 """Streams: copies to the host, copies back to the GPU, and the update on the host."""
@@ -162,8 +163,9 @@ def update_on_host(
     to: where the states are kept; from disks they are read into host memory, and written back, piece by piece.
     gradients_on_host: the gradients are on the host already and are not copied.
     delayed: the states are updated beside the passes of the next step, see `delayed_update`.
-    share: of the states; the GPU updates the rest at the same time.
+    share: of the states; the GPU updates the rest at the same time, and has room for what that takes.
     """
+    fragment.tensor_uses = _scale_workspace(fragment.tensor_uses, 1 - share)
     rewrite = Rewrite(fragment)
     for op in fragment.forward:
         if not isinstance(op.work, Memory):
@@ -189,6 +191,12 @@ def update_on_host(
             there = Op(op.name, HOST, HostUpdate(read, write), list(op.after), op.phase)
             rewrite.swap(op, [*stays, there], [*stays, there])
     return rewrite.apply()
+
+
+def _scale_workspace(tensor_uses: Iterable[TensorUse], share: float) -> list[TensorUse]:
+    """Returns tensors of an update of which the GPU does a share."""
+    scaled = [replace(use, nbytes=round(share * use.nbytes)) if use.key == UPDATE else use for use in tensor_uses]
+    return [use for use in scaled if use.nbytes]
 
 
 def delayed_update(elements: int, framework: Any) -> SideOps:

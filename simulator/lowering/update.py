@@ -11,6 +11,9 @@ from meshcast.simulator.ir.modules import Update
 from meshcast.simulator.ir.ops import Collective, Fragment, Memory, Op, Param, TensorUse
 from meshcast.simulator.lowering.scope import Scope, count_shards, shards_at_rest
 
+UPDATE = "update"
+"""The memory key of what the update holds."""
+
 
 def lower_update(scope: Scope, module: Update) -> Fragment:
     """All-reduces the gradients that no data scheme reduces, clips by the global norm, and updates the local shards."""
@@ -35,10 +38,21 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
     step = scope.op("adam", Memory("adam", round(shard * module.read), round(shard * module.write)), behind, "U")
     # Zeroing writes every gradient that this rank stores.
     zero = scope.op("zero-grad", Memory("zero-grad", 0, round(elements * module.grad_bytes)), [step], "U")
-    cut = module.sub_group and any(shards_at_rest(scope.sharding, "parameters", param) for param, _ in module.params)
-    held = round((min(shard, module.sub_group) if cut else shard) * module.workspace)
-    uses = [TensorUse("update", held, step, made=True)] if held else []
+    held = _count_workspace(scope, module, elements, shard)
+    uses = [TensorUse(UPDATE, held, step, made=True)] if held else []
     return Fragment(forward=[*ops, step, zero], exit={"parameters": step}, tensor_uses=uses)
+
+
+def _count_workspace(scope: Scope, module: Update, elements: float, shard: float) -> int:
+    """Returns the most bytes that the update holds beside states and gradients. elements: of gradients that a rank
+    stores; shard: of those that it updates."""
+    workspace, width = module.workspace, module.grad_bytes
+    sizes = [param.size for param, _ in module.params]
+    if any(shards_at_rest(scope.sharding, "parameters", param) for param, _ in module.params):
+        largest = max(sizes) * shard / sum(count * param.size for param, count in module.params)
+        return round(workspace.most_sharded(elements, min(shard, module.sub_group or shard), largest))
+    largest = min(max(sizes, default=0), shard)
+    return round(workspace.most(shard, largest, (elements - shard) * width, shard * width))
 
 
 def _unsynchronised_axes(scope: Scope) -> set[str]:

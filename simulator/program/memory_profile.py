@@ -8,9 +8,10 @@ last reader is issued or, where that runs on a communication stream, once somebo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -18,8 +19,17 @@ from meshcast.simulator.ir.ops import COMPUTE, Fragment, Op, Param, TensorUse, U
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "workspace", "buffers", "logits", "other")
 
-Growth = Callable[[Param], float]
-"""Bytes that the gradient of a parameter takes when the backward pass makes it; hashable."""
+
+class Growth(Protocol):
+    """Bytes that the gradient of a parameter takes when the backward pass makes it; hashable."""
+
+    @property
+    def freed(self) -> bool:
+        """Whether they are freed at the end of the pass."""
+
+    def __call__(self, param: Param) -> float:
+        """Returns the bytes of the gradient of a parameter on one rank."""
+
 
 Event = tuple[int, bool, float, str]
 """An op's place (-1: before the first), at its end (or begin), bytes more or less, category."""

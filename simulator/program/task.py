@@ -226,6 +226,9 @@ def make_task(
     inputs, results = _bytes_at_ends(stage_ops, kind)
     category = "activations" if forward else "workspace"
     task.inputs, task.results = ((inputs, category),) if inputs else (), ((results, category),) if results else ()
+    if growth is not None and growth.freed and kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS):
+        gradients = sum(count * growth(param) for param, count in stage_ops.params() if param.trained)
+        task.results += ((gradients, "gradients"),)
     if kind == ActionKind.INPUT_GRADIENTS and inputs and not any(part.block.ops for part in found):
         # The weight gradients that follow need what arrives, also where no input gradient is computed of it.
         found.insert(0, price_block(one_op(Op("gradient arrives", COMPUTE, None, [], "B")), 1, price))

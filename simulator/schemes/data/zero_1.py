@@ -23,12 +23,13 @@ from collections.abc import Iterable
 from math import ceil, log2
 from typing import Literal
 
+from meshcast.simulator.ir.capabilities import KeepsBuckets
 from meshcast.simulator.ir.ops import BYTES, Collective, Op, Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, sum_by_axes
 
 
-class Zero1(DataScheme):
+class Zero1(DataScheme, KeepsBuckets):
     paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
     shards = ("optimizer",)
     names_axes = ("replicate",)
@@ -38,6 +39,9 @@ class Zero1(DataScheme):
         """The axis along which groups hold copies of the optimizer states."""
         weights: Literal["all-gather", "broadcast shards", "broadcast parameters"] = "all-gather"
         """How updated weights reach the other ranks; broadcasts follow the update and do not overlap."""
+
+    def keeps_bucket(self, param: Param) -> bool:
+        return self.framework.update.gradient_buckets and self.mesh.size(self.reduces(param)) > 1
 
     @property
     def gathers_ahead_of_use(self) -> bool:

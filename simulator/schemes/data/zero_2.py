@@ -11,7 +11,8 @@ A rank sends (N-1)/N (a g + w) bytes per step of a micro-batches, for g bytes of
 DDP with one micro-batch, more with several. 2 + 16/N bytes per parameter with bf16 weights and fp32 gradients, and
 unsharded gradients of the unit that computes and of the one before it.
 
-Not modelled: DeepSpeed fills buckets of 5e8 elements across units; here a unit is a bucket.
+Not modelled: DeepSpeed fills buckets of 5e8 elements across units; here a unit is reduced at once, beside the memory of
+such buckets (`reduce_buckets`).
 
 References: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5.2 and 7.2.1.
 """

@@ -69,18 +69,6 @@ def test_memory_over_time_has_the_peak_of_the_update_and_ends_with_gradients_alo
     assert report.play.peaks[0].left == pytest.approx(2 * count_parameters(report))
 
 
-@pytest.mark.parametrize(("zero", "elements"), [(2, 1 / 4), (3, 1 / 8)])
-def test_deepspeed_converts_the_gradients_of_a_partition_or_of_a_sub_group(zero: int, elements: float) -> None:
-    """In fp32, 4 bytes an element: of the partition of a rank, in stage 3 of half of it here."""
-    count = count_parameters(forecast())
-    traits = {"update": {"converts": True, "sub_group": count / 8}}
-    job: dict[str, Any] = {"name": "deepspeed", "gpus": 4, "plan": {"zero": zero, "recompute": "full"}}
-    report = forecast(**job, framework={"set": traits})
-    assert report.play.program.updates[0].memory.peak == pytest.approx(4 * elements * count, rel=1e-3)
-    fused = forecast(**job, framework={"set": {"update": {"converts": False}}})
-    assert fused.play.program.updates[0].memory.peak == 0
-
-
 @pytest.mark.parametrize(("plan", "gpus", "times"), [({}, 1, 1), ({"zero": 0}, 4, 2), ({"zero": 3}, 4, 1)])
 def test_ddp_has_every_gradient_in_a_bucket_too(plan: dict[str, Any], gpus: int, times: int) -> None:
     report = forecast(gpus, {"global": 2 * gpus, "micro": 1}, plan=plan)

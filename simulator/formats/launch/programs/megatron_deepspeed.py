@@ -126,11 +126,8 @@ def _read_precision(reading: Reading) -> None:
             reading.add_stated({half: stated})
     read_precision(reading)
     accumulated = reading.take_word("deepspeed.data_types.grad_accum_dtype")
-    compute = reading.keys["precision.compute"]
     if accumulated in ("fp32", "bf16", "fp16"):
         reading.set_key("precision.gradients", accumulated, "deepspeed.data_types.grad_accum_dtype")
-    elif compute == "bf16":  # BF16_Optimizer of the engine accumulates in fp32 (deepspeed/runtime/bf16_optimizer.py)
-        reading.set_key("precision.gradients", "fp32")
 
 
 def _read_engine(reading: Reading) -> None:
@@ -145,7 +142,8 @@ def _read_engine(reading: Reading) -> None:
         read_zero(reading)
         if offload and "plan.offload" not in keys:
             keys["plan.offload"] = offload
-    if keys.get("plan.data") == "ddp" and keys["precision.compute"] == "bf16" and keys["precision.gradients"] == "fp32":
+    formats = keys["precision.compute"], keys.get("precision.gradients", "fp32")
+    if keys.get("plan.data") == "ddp" and formats == ("bf16", "fp32"):
         # BF16_Optimizer, which the engine takes without ZeRO, shares out the states (runtime/bf16_optimizer.py)
         reading.set_key("plan.data", "zero-1", "bf16", f"{Z}.stage")
     method = reading.stated.get("pp_partition_method")

@@ -211,6 +211,7 @@ def read_zero(reading: Reading) -> None:
         reading.set_key("plan.cp", size, "deepspeed.sequence_parallel_size")
         reading.set_key("plan.sequence", "ulysses", "deepspeed.sequence_parallel_size")
     _read_devices(reading, stage)
+    _read_buckets(reading)
     _read_coordinator(reading, stage)
     _read_sub_groups(reading, stage)
     accumulated = reading.take_word("deepspeed.data_types.grad_accum_dtype")
@@ -221,6 +222,16 @@ def read_zero(reading: Reading) -> None:
         if stated is not None and not is_null(stated.value) and not read_switch(stated):
             why = "gradients are forecast as reduce-scattered, weights as all-gathered"
             reading.approximate(stated, why, "the step is too short")
+
+
+def _read_buckets(reading: Reading) -> None:
+    """Reads in which buffers, and in which format, gradients are reduced."""
+    contiguous = reading.take(f"{Z}.contiguous_gradients")
+    if contiguous is not None and not is_null(contiguous.value):
+        reading.set_key("framework.set.bucket.buffers", int(read_switch(contiguous)), f"{Z}.contiguous_gradients")
+    name = "deepspeed.seq_parallel_communication_data_type"
+    if (word := reading.take_word(name)) in ("fp32", "bf16", "fp16"):
+        reading.set_key("framework.set.bucket.sequence_format", word, name)
 
 
 def _read_devices(reading: Reading, stage: int) -> None:

@@ -206,7 +206,7 @@ DEEPSPEED_VERDICTS = list_verdicts(
     ),
     (name_deepspeed("aio*"), Approximation("disks are forecast at their rate", SHORT)),
     (
-        name_zero("contiguous_gradients round_robin_gradients use_multi_rank* legacy_stage1 parameter_alignment"),
+        name_zero("round_robin_gradients use_multi_rank* legacy_stage1 parameter_alignment"),
         NoInfluence("how gradients lie in their buffers; the same bytes are moved"),
     ),
     (name_zero("stage3_gather_* gather_16bit* elastic_checkpoint load_from_fp32* pipeline_loading*"), SAVING),
@@ -214,7 +214,7 @@ DEEPSPEED_VERDICTS = list_verdicts(
     (name_zero("cpu_offload_use_pin* compute_grad_norm"), START),
     (
         name_zero("allgather_bucket_size"),
-        Approximation("updated weights are gathered by the buckets of the profile", LITTLE),
+        NoInfluence("updated weights are gathered into their place at once (all_gather_dp_groups)"),
     ),
     (
         name_zero("mics_hierarchical_params_gather stage3_module_granularity* stage3_allgather_sequential leaf_module*")

@@ -13,16 +13,16 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import ClassVar
 
 import numpy as np
 
 from meshcast.simulator.ir.capabilities import ShardsStates
 from meshcast.simulator.ir.modules import Module, Operator, Stage, Update
-from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps
+from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps, TensorUse
 from meshcast.simulator.ir.scheme import LowerModule, LowerStage
 from meshcast.simulator.ir.settings import OptionValues
 from meshcast.simulator.lowering.scope import traits_of
+from meshcast.simulator.schemes.data.shared.reduce_buckets import count_bucket_bytes, hold_buckets
 
 ReductionGroup = Callable[[Param], tuple[tuple[str, ...], int]]
 """Reduction axes of a parameter and its element count; no axes if it needs no collective."""
@@ -82,8 +82,6 @@ class DataScheme(ShardsStates):
 
     family = "data"
     role = "data scheme"
-    shards: ClassVar[tuple[str, ...]] = ()
-    """States that are sharded: optimizer, gradients, parameters."""
 
     def layouts(self, operator: Operator) -> str | None:
         return "b" if operator.has("b") else None
@@ -144,6 +142,12 @@ class DataScheme(ShardsStates):
         """Whether updated weights are all-gathered in buckets ahead of their first use; otherwise after the update."""
         return self.overlaps_backward and self.framework.overlap.updated_weights
 
+    @property
+    def bucket_elements(self) -> float:
+        """Elements of gradients that are reduced together."""
+        bucket = self.framework.bucket
+        return float(max(bucket.elements, bucket.elements_per_rank * self.replica_count))
+
     def axes_reduced_once(self, param: Param) -> tuple[str, ...]:
         """Axes over which the gradient is reduced once a step, after the last micro-batch, and not in every one."""
         return () if "gradients" in self.shards else self.reduces(param)
@@ -182,6 +186,8 @@ class DataScheme(ShardsStates):
         """Buckets are reduced after the last backward pass, and all-gathered before the first forward pass."""
         stage_ops = inner(stage)
         if self.overlaps_backward:
+            if "gradients" not in self.shards:
+                stage_ops = hold_buckets(self, self.bucket_elements, stage_ops)
             reduce: MakeOps = lambda axes, sizes: self.reduce_bucket(axes, sizes, "W", "last")  # noqa: E731
             stage_ops.behind += self._make_buckets(stage_ops, self._reduction_group, reduce, backward=True)
         if self.gathers_ahead_of_use:
@@ -203,6 +209,8 @@ class DataScheme(ShardsStates):
         if not self.overlaps_backward:
             groups = sum_sizes(module.params, self._reduction_group)
             sums = [op for axes, sizes in groups for op in self.reduce_bucket(axes, sizes, "U", "every")]
+            buffers = round(count_bucket_bytes(self, self.bucket_elements, sum(sizes[0] for _, sizes in groups)))
+            fragment.tensor_uses += [TensorUse("reduce", buffers, op, True, "buffers") for op in sums if buffers]
             for op in fragment.forward:
                 op.after += sums
             fragment.forward = [*sums, *fragment.forward]
@@ -293,7 +301,6 @@ class DataScheme(ShardsStates):
         self, stage_ops: StageOps, found: Sequence[tuple[tuple[str, ...], Sizes]], make: MakeOps, backward: bool
     ) -> Iterable[SideOps]:
         """Fills buckets. found: axes and sizes of the distinct parameters of a stage."""
-        limit = max(self.framework.bucket.elements, self.framework.bucket.elements_per_rank * self.replica_count)
         sets = list(dict.fromkeys(axes for axes, _ in found))
         summed = stage_ops.of_params([sets.index(axes) for axes, _ in found])
         kinds = max((len(sizes) for _, sizes in found), default=0)
@@ -302,7 +309,7 @@ class DataScheme(ShardsStates):
         for i, axes in enumerate(sets):
             if axes:
                 own = np.flatnonzero(summed == i)[:: -1 if backward else 1]
-                starts = _fill_buckets(np.cumsum(columns[0][own]), limit)
+                starts = _fill_buckets(np.cumsum(columns[0][own]), self.bucket_elements)
                 sums = zip(*(np.add.reduceat(one[own], starts).tolist() for one in columns), strict=True)
                 made: dict[Sizes, Sequence[Op]] = {}
                 chains += [

@@ -43,6 +43,7 @@ from meshcast.simulator.schemes.data.shared.gather_plan import (
     plan_pass,
     whole_pass,
 )
+from meshcast.simulator.schemes.data.shared.reduce_buckets import count_whole_elements, hold_buckets
 
 
 @dataclass
@@ -78,9 +79,11 @@ class ShardedScheme(DataScheme):
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
-        return super().lower_stage(
-            stage, lambda part: shard_units(self, group_layers(inner(part), self.layers_per_unit))
-        )
+        def shard(part: Stage) -> StageOps:
+            units = shard_units(self, group_layers(inner(part), self.layers_per_unit))
+            return hold_buckets(self, self.bucket_elements, units)
+
+        return super().lower_stage(stage, shard)
 
     @property
     def layers_per_unit(self) -> int:
@@ -257,6 +260,8 @@ def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool, stay
             gradients[axes] += param.size
     last_buckets = [_gradient_buckets(scheme, fragment, axes)[-1][0] for axes in gradients]
     leaving = sum(param.size for bucket in last_buckets for param in bucket if _leave_unit(scheme, param))
+    if scheme.framework.bucket.buffers:  # which hold them
+        leaving = 0
     return UnitShards(modules(True), modules(False), tuple(gradients.items()), leaving)
 
 
@@ -537,7 +542,7 @@ def _reduce_gradients(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str
             last = fragment.backward[end - 1]
             first = next((op for op in fragment.backward[begin:end] if op.phase == "W"), last)
             key = _table_key(axes) if stays else f"gradients {axes} {number}"
-            nbytes = sum(param.size for param in params) * BYTES[scheme.framework.gradients]
+            nbytes = count_whole_elements(scheme, params) * BYTES[scheme.framework.gradients]
             if scheme.framework.gathers_apart:
                 packing = _pack_gradients(fragment, f"packed {axes} {number}", nbytes, params, ops[0])
             fragment.tensor_uses += _lifetime(key, nbytes, first, following or ops[0], "gradients")

@@ -62,6 +62,10 @@ class CoordinatedScheme(ShardedScheme):
     def reuse(self) -> float:
         return float(self.options.max_reuse_distance)
 
+    @property
+    def bucket_elements(self) -> float:
+        return float(self.options.reduce_bucket)
+
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
         return fill_buckets(params, self.options.reduce_bucket)
 

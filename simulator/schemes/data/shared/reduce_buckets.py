@@ -1,0 +1,74 @@
+"""GPU memory of the buckets in which data schemes reduce gradients, as the framework says it (`Bucket`).
+
+Contiguous buffers take every gradient as soon as it is computed, so that of the unsharded gradients only the largest
+one is beside them; a bucket is copied into one flat tensor while it is reduced.
+
+    backward     layer 3           | layer 2           | layer 1
+    buffer 1     fills ........... | reduced ......... | fills ...
+    buffer 2                       | fills ........... | reduced ...      with overlap
+    copy                             flat copy of 1      flat copy of 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from meshcast.simulator.ir.capabilities import ShardsStates
+from meshcast.simulator.ir.ops import BYTES, Param, StageOps, TensorUse, UnitRun
+
+
+def count_bucket_bytes(scheme: ShardsStates, bucket: float, elements: float) -> float:
+    """Returns the bytes of buffers and copies that come and go with a reduction.
+
+    bucket: elements of a full bucket.
+    elements: of all gradients that are reduced.
+
+    Whole gradients that are accumulated in another format than that of the weights are reduced where they are
+    (BF16_Optimizer of DeepSpeed).
+    """
+    framework, memory = scheme.framework, scheme.framework.bucket
+    if "gradients" not in scheme.shards and framework.gradients != framework.weights:
+        return 0.0
+    width = BYTES[framework.gradients]
+    copied = memory.copies * width
+    if memory.sequence_format and scheme.mesh.size(scheme.sequence_axes) > 1:
+        copied += BYTES[memory.sequence_format]
+    buffers = 0 if "parameters" in scheme.shards else memory.buffers + (memory.doubled and framework.overlap.dp)
+    return float(buffers * bucket * width + copied * min(bucket, elements))
+
+
+def count_resting_bytes(scheme: ShardsStates, bucket: float) -> float:
+    """Returns the bytes of buffers that live through the whole step: those of sharded weights, which are made with the
+    optimizer."""
+    framework = scheme.framework
+    buffers = framework.bucket.buffers if "parameters" in scheme.shards else 0
+    return float(buffers * bucket * BYTES[framework.gradients])
+
+
+def hold_buckets(scheme: ShardsStates, bucket: float, stage_ops: StageOps) -> StageOps:
+    """Returns `stage_ops` in which every unit has buffers and copies of a bucket from its first gradient to the end of
+    its backward pass."""
+    reduced = [(param, count) for param, count in stage_ops.params() if param.trained and scheme.reduces(param)]
+    nbytes = count_bucket_bytes(scheme, bucket, sum(count * param.size for param, count in reduced))
+    if not (reduced and nbytes):
+        return stage_ops
+    return replace(stage_ops, unit_runs=[_hold_bytes(unit_run, round(nbytes)) for unit_run in stage_ops.unit_runs])
+
+
+def _hold_bytes(unit_run: UnitRun, nbytes: int) -> UnitRun:
+    """Returns a unit that holds so many bytes from its first gradient of a weight to the end of its backward pass."""
+    fragment = unit_run.fragment.copy()
+    first = next((op for op in fragment.backward if op.phase == "W"), None)
+    if first is None:
+        return unit_run
+    ends = (first, fragment.backward[-1])
+    fragment.tensor_uses += [TensorUse("buckets", nbytes, op, op is first, "buffers") for op in ends]
+    return replace(unit_run, fragment=fragment)
+
+
+def count_whole_elements(scheme: ShardsStates, params: Sequence[Param]) -> int:
+    """Returns the elements of whole gradients in memory until their bucket is reduced: with contiguous buffers those of
+    the largest one, before it is copied or, where it is larger than the buffer, until then."""
+    sizes = [param.size for param in params]
+    return max(sizes) if scheme.framework.bucket.buffers else sum(sizes)
