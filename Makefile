@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
-        docs-benchmark docs-job docs-pages docs-plots docs-python docs-readme docs-schemes docs-site papers clean help
+        docs-benchmark docs-job docs-pages docs-peak-errors docs-plots docs-python docs-readme docs-schemes docs-site papers clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -99,6 +99,9 @@ docs-benchmark: $(BASE) ## write the tables of docs/planners.md from the jobs of
 
 docs-envelope: $(BASE) ## write what published runs have measured: make docs-envelope RUNS=runs.jsonl
 	$(BIN)/python -m tools.data.measured_range $(RUNS)
+
+docs-peak-errors: $(BASE) ## write how far published peaks of memory lie from their forecasts: make docs-peak-errors RUNS="runs.jsonl more.jsonl"
+	$(BIN)/python -m tools.data.peak_errors $(RUNS)
 
 docs-excerpts: $(DEV) ## write what the commands print into docs/tutorial.md and docs/sweeps.md; a minute
 	$(BIN)/python -m tests.excerpts docs/tutorial.md docs/sweeps.md

@@ -21,7 +21,7 @@ from meshcast.experiments.cli.console import (
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.assumed_fields import AssumedField
-    from meshcast.experiments.explain.fitting_changes import FittingChange
+    from meshcast.experiments.explain.fitting_changes import MemoryChanges
     from meshcast.simulator import Report
     from meshcast.validation.selfcheck.replay import Replay
 
@@ -29,20 +29,21 @@ if TYPE_CHECKING:
 class MoreOfForecast(NamedTuple):
     """What ``predict`` adds to a forecast. None: it was not asked for.
 
-    fitting: changes that make a plan fit that does not.
+    memory: changes that make a plan fit that is tight or does not, and the one that saves most.
     unstated: fields that the job does not state.
     replays: the forecast held against replays of its step.
     """
 
-    fitting: Sequence[FittingChange] | None
+    memory: MemoryChanges | None
     unstated: Sequence[AssumedField] | None
     replays: Sequence[Replay] | None
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of ``predict --json``."""
         found: dict[str, Any] = {}
-        if self.fitting is not None:
-            found["fitting_changes"] = [one.to_dict() for one in self.fitting]
+        if self.memory is not None:
+            found["fitting_changes"] = [change.to_dict() for change in self.memory.fitting]
+            found["largest_lever"] = self.memory.lever.to_dict() if self.memory.lever else None
         if self.unstated is not None:
             found["unstated"] = {one.name: one.value for one in self.unstated}
         if self.replays is not None:
@@ -51,12 +52,12 @@ class MoreOfForecast(NamedTuple):
 
 
 def find_more(report: Report, verbose: bool, replays: Sequence[Replay] | None = None) -> MoreOfForecast:
-    """Changes that make a plan fit, if it does not; with `verbose` the fields that the job does not state."""
+    """Changes of a plan that is tight or does not fit; with `verbose` the fields that the job does not state."""
     from meshcast.experiments.explain.assumed_fields import assumed_fields
     from meshcast.experiments.explain.fitting_changes import fitting_changes
 
-    fitting = None if report.fits else fitting_changes(report)
-    return MoreOfForecast(fitting, assumed_fields(report) if verbose else None, replays)
+    memory = None if report.verdict == "fits" else fitting_changes(report)
+    return MoreOfForecast(memory, assumed_fields(report) if verbose else None, replays)
 
 
 def compare(
@@ -128,4 +129,4 @@ def why(
             from meshcast.experiments.pages.explain import sensitivity_page
             from meshcast.experiments.pages.forecast import show
 
-            show(sensitivity_page(found, find_more(found.report, verbose=False).fitting or ()))
+            show(sensitivity_page(found, find_more(found.report, verbose=False).memory))

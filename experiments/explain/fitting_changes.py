@@ -1,4 +1,4 @@
-"""The cheapest changes of a plan that does not fit in memory which make it fit, found by trial.
+"""The cheapest changes of a plan that is tight or does not fit in memory which make it fit, found by trial.
 
 Each field of `FIELDS` is changed alone: more recomputation, sequence parallelism, more states sharded, smaller
 micro-batches, more ranks of every kind, offloading. Where fewer than `SHOWN` changes fit, pairs are tried, those first
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.units import GIB
@@ -23,6 +23,7 @@ from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, PlanKey, choosing_keys, option_keys
 from meshcast.simulator.loading.load import load_job, set_field
 from meshcast.simulator.plan.size import measure_size
+from meshcast.simulator.report.peak_errors import FITS
 from meshcast.simulator.report.report import Report
 
 SHOWN = 3
@@ -40,13 +41,15 @@ Change = dict[str, Any]
 
 @dataclass(frozen=True)
 class FittingChange:
-    """A change that makes a plan fit.
+    """A change of a plan that was tried.
 
-    changes: fields with their new values. forecast: step time and memory with them.
+    changes: fields with their new values. forecast: step time and memory with them. saved: by how much less the fullest
+    GPU needs [bytes].
     """
 
     changes: Change
     forecast: StepAndMemory
+    saved: float
 
     def to_dict(self) -> dict[str, Any]:
         """The change in the answer of ``predict --json``."""
@@ -54,48 +57,66 @@ class FittingChange:
             "changes": self.changes,
             "step_time_s": self.forecast.step_time,
             "peak_device_gib": self.forecast.peak_device / GIB,
+            "saved_gib": self.saved / GIB,
         }
 
     def __str__(self) -> str:
         return " ".join(f"--set {field}={_write(value)}" for field, value in self.changes.items())
 
 
-def fitting_changes(report: Report, shared_work: SharedWork | None = None) -> list[FittingChange]:
-    """The changes with the shortest steps that make a plan fit, at most `SHOWN` and of unlike fields.
+class MemoryChanges(NamedTuple):
+    """Changes of a plan by their memory.
 
-    [] of a plan that fits, and of plans in long form or with stages of their own, whose fields are not those of
+    fitting: those with the shortest steps with which it fits, at most `SHOWN` and of unlike fields.
+    lever: the change of one field that saves most; None if none saves anything.
+    """
+
+    fitting: list[FittingChange]
+    lever: FittingChange | None
+
+
+NO_CHANGES = MemoryChanges([], None)
+
+
+def fitting_changes(report: Report, shared_work: SharedWork | None = None) -> MemoryChanges:
+    """The changes that make a plan fit, with the probability of `FITS`, and the one that saves most memory.
+
+    None of a plan that fits, and of plans in long form or with stages of their own, whose fields are not those of
     `FIELDS`.
     """
     job, shared = report.job, shared_work or SharedWork()
     plan = job.as_written.get("plan", {})
-    if report.fits or not isinstance(plan, dict) or {"mesh", "schemes", "stages", "replicas"} & plan.keys():
-        return []
-    tried: list[FittingChange] = []
+    is_short = isinstance(plan, dict) and not {"mesh", "schemes", "stages", "replicas"} & plan.keys()
+    if report.verdict == "fits" or not is_short:
+        return NO_CHANGES
+    needed, room, tried = max(report.held), report.peak_error.ratio(FITS), list[FittingChange]()
     # A step that takes seconds is played a few times, a usual one as often as there are changes.
     most = 1 + int(TRIALS / measure_size(report.play.plan).excess)
     for change in islice(_single_changes(job), most):
-        tried += _try(job, change, shared)
-    fitting = [one for one in tried if one.forecast.fits]
+        tried += _try(job, change, shared, needed)
+    lever = max(tried, key=lambda one: one.saved, default=None)
+    fitting = [one for one in tried if one.forecast.room >= room]
     if len({frozenset(one.changes) for one in fitting}) < SHOWN:
-        closest = sorted((one for one in tried if not one.forecast.fits), key=lambda one: one.forecast.peak_device)
+        closest = sorted((one for one in tried if one.forecast.room < room), key=lambda one: one.forecast.peak_device)
         pairs = sorted(combinations(range(len(closest)), 2), key=lambda pair: (sum(pair), pair))
         for one, other in pairs[: min(PAIRS, most)]:
             if not closest[one].changes.keys() & closest[other].changes.keys():
-                found = _try(job, closest[one].changes | closest[other].changes, shared)
-                fitting += [made for made in found if made.forecast.fits]
+                found = _try(job, closest[one].changes | closest[other].changes, shared, needed)
+                fitting += [made for made in found if made.forecast.room >= room]
     best: dict[frozenset[str], FittingChange] = {}
     for made in sorted(fitting, key=lambda one: (one.forecast.step_time, len(one.changes))):
         best.setdefault(frozenset(made.changes), made)  # of the same fields the best values
-    return [*best.values()][:SHOWN]
+    return MemoryChanges([*best.values()][:SHOWN], lever if lever is not None and lever.saved > 0 else None)
 
 
-def _try(job: Job, change: Change, shared: SharedWork) -> list[FittingChange]:
-    """The forecast of a change; [] if it breaks a rule."""
+def _try(job: Job, change: Change, shared: SharedWork, needed: float) -> list[FittingChange]:
+    """The forecast of a change; [] if it breaks a rule. needed: by the fullest GPU without it [bytes]."""
     data = copy.deepcopy(job.as_written)
     with suppress(MeshcastError):
         for field, value in change.items():
             set_field(data, field, value, field)
-        return [FittingChange(change, forecast_step(load_job(data, base=job.folder), shared))]
+        forecast = forecast_step(load_job(data, base=job.folder), shared)
+        return [FittingChange(change, forecast, needed - forecast.held)]
     return []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,9 +11,9 @@ from rich.text import Text
 
 from meshcast.experiments.explain.assumed_fields import Alternative, AssumedFieldEffect
 from meshcast.experiments.explain.comparison import HEADLINES, ForecastComparison
-from meshcast.experiments.explain.fitting_changes import FittingChange
+from meshcast.experiments.explain.fitting_changes import MemoryChanges
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
-from meshcast.experiments.pages.forecast import list_fitting
+from meshcast.experiments.pages.forecast import list_memory_changes
 from meshcast.experiments.pages.tables import list_broken_rules, number_columns, ruled_table
 from meshcast.simulator.job.hardware_figures import HardwareFigure
 from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
@@ -70,24 +69,25 @@ def comparison_page(found: ForecastComparison) -> RenderableType:
         if max(one, other) < LEAST_GIB:
             continue
         memory.add_row(category, f"{one:,.2f}", f"{other:,.2f}", f"{round(other - one, 2) + 0.0:+,.2f}")
-    fits = [
-        f"{name} {'fits' if report.fits else 'does not fit: it needs ' + report.missing}."
-        for name, report in (("A", found.first), ("B", found.second))
-    ]
+    fits = [f"{name} {report.fit}." for name, report in (("A", found.first), ("B", found.second))]
     blocks: list[RenderableType] = [changes, figures, parts, memory, Text(" ".join(fits))]
     apart = [one for block in blocks for one in (Text(), block)]
     broken = [*list_broken_rules(found.first, "A"), *list_broken_rules(found.second, "B")]
     return Group(Text(found.sentence(), "bold"), *apart, *broken)
 
 
-def sensitivity_page(found: Sensitivities, fitting: Sequence[FittingChange] = ()) -> RenderableType:
+def sensitivity_page(found: Sensitivities, changes: MemoryChanges | None = None) -> RenderableType:
     """The limit, the critical path by kind, every figure of the hardware and every assumed field that matters.
 
-    fitting: changes that make a plan fit that does not.
+    changes: that make a plan fit that is tight or does not.
     """
     report = found.report
     head = f"{report.job.model.name} on {report.job.cluster.name}: a step takes {format_seconds(report.step_time)}"
-    blocks: list[RenderableType] = [Text(head, "bold"), Text(report.limits), *list_fitting(fitting, report.capacity)]
+    blocks: list[RenderableType] = [
+        Text(head, "bold"),
+        Text(report.limits),
+        *list_memory_changes(changes, report.capacity),
+    ]
     blocks += [Text(), _path_table(found), Text(), *_hardware_blocks(found), Text(), *_assumed_blocks(found)]
     blocks += [Text(), Text(_interval_sentence(found))]
     blocks += list_broken_rules(report)

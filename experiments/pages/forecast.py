@@ -18,7 +18,7 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from meshcast.experiments.explain.assumed_fields import AssumedField
-from meshcast.experiments.explain.fitting_changes import FittingChange
+from meshcast.experiments.explain.fitting_changes import MemoryChanges
 from meshcast.experiments.pages.safe_console import SafeConsole
 from meshcast.experiments.pages.tables import labelled_line, number_columns, ruled_table
 from meshcast.hardware.units import GIB
@@ -27,13 +27,13 @@ from meshcast.simulator.job.job import Job
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
+from meshcast.simulator.report.peak_errors import Verdict
 from meshcast.simulator.report.phases import find_deciding_phase, list_phases
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.words import (
     describe_device,
     describe_microbatches,
     describe_plan,
-    describe_room,
     format_count,
     format_need,
     format_number,
@@ -119,13 +119,13 @@ def page(
     plots: Sequence[Path] = (),
     trace: str | None = None,
     snapshot: Path | None = None,
-    fitting: Sequence[FittingChange] | None = None,
+    changes: MemoryChanges | None = None,
     unstated: Sequence[AssumedField] | None = None,
     replays: Sequence[Replay] | None = None,
 ) -> RenderableType:
     """The whole page.
 
-    plots, trace, snapshot: files that were written. fitting: changes that make the plan fit. unstated: fields to list
+    plots, trace, snapshot: files that were written. changes: that make the plan fit. unstated: fields to list
     that the job does not state. replays: the forecast held against replays of its step.
     """
     answer = report.to_dict()
@@ -138,7 +138,7 @@ def page(
         Text(),
         memory(report, answer),
         Text(),
-        *list_fitting(fitting or (), report.capacity),
+        *list_memory_changes(changes, report.capacity),
         labelled_line("limits", answer["limits"]),
         labelled_line("interval", _describe_interval(report)),
     ]
@@ -163,16 +163,24 @@ def page(
     return Group(*parts)
 
 
-def list_fitting(fitting: Sequence[FittingChange], capacity: float) -> list[RenderableType]:
-    """The changes that make the plan fit, with step time and memory of each. capacity: of a GPU [bytes]."""
-    return [
+def list_memory_changes(changes: MemoryChanges | None, capacity: float) -> list[RenderableType]:
+    """The changes that make the plan fit, with step time and memory of each, and the one that saves most memory.
+
+    capacity: of a GPU [bytes].
+    """
+    if changes is None:
+        return []
+    lever = changes.lever
+    largest = [labelled_line("lever", f"{lever}: -{lever.saved / GIB:,.1f} GiB")] if lever else []
+    fitting = [
         labelled_line(
             "fits with" if i == 0 else "",
             f"{one}: step {format_seconds(one.forecast.step_time)}, "
             f"{_describe_need(one.forecast.peak_device, capacity)}",
         )
-        for i, one in enumerate(fitting)
+        for i, one in enumerate(changes.fitting)
     ]
+    return [*largest, *fitting]
 
 
 def _describe_need(need: float, capacity: float) -> str:
@@ -360,17 +368,13 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
     """Whether the plan fits, and the peak memory of every stage by category."""
     held = answer["memory"]
     capacity = held["capacity_gib"]
-    if answer["status"] == "fits":
-        context = report.job.framework.memory.context_gib * GIB
-        room = describe_room(-max(report.excess), report.peak_allocated, context, report.capacity)
-        verdict = Text(f"fits: {room}", style="bold green")
-    else:
-        verdict = Text(f"does not fit: {report.missing}", style="bold red")
+    low, high = held["interval_90_gib"]
     sums = (
-        f"peak: {held['peak_allocated_gib']:.1f} GiB allocated, {held['peak_reserved_gib']:.1f} reserved "
+        f"peak: {held['peak_allocated_gib']:.1f} GiB allocated (90% interval {low:.1f} to {high:.1f}), "
+        f"{held['peak_reserved_gib']:.1f} reserved "
         f"by the allocator, {format_need(report.peak_device, report.capacity)} on the device"
     )
-    grid = labelled_line("memory", verdict)
+    grid = labelled_line("memory", Text(report.fit, style=VERDICT_STYLES[report.verdict]))
     grid.add_row("", sums)
     if not (phase := find_deciding_phase(report.play)).is_step:
         step = max(other.total for other in list_phases(report.play) if other.is_step)
@@ -402,6 +406,9 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
             name = name.removeprefix("replicas ").removeprefix("replica ").replace(" to ", "-")
         table.add_row(name, *cells, f"{stage['peak_allocated_gib']:.2f}", end)
     return Group(grid, Text(), table)
+
+
+VERDICT_STYLES: dict[Verdict, str] = {"fits": "bold green", "tight": "bold yellow", "does-not-fit": "bold red"}
 
 
 def choose_stages(stages: Sequence[dict[str, Any]]) -> list[int]:

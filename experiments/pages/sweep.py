@@ -19,6 +19,7 @@ from meshcast.experiments.pages.tables import labelled_line, number_columns, rea
 from meshcast.experiments.sweeps.merge import merge
 from meshcast.experiments.sweeps.output import parts_folder
 from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.experiments.sweeps.selection import STATUSES
 from meshcast.experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN
 from meshcast.experiments.sweeps.store import RANKED_BY, WHOLE, parse_shard
 from meshcast.hardware.errors import PlanError
@@ -89,7 +90,8 @@ class Watch:
 
 def page(fields: Sequence[str], given: dict[str, Any]) -> RenderableType:
     """Counts by status, the best plans, and the reasons of invalid points. fields: those that vary."""
-    counts = [f"{given['status'][status]:,} {words}" for status, words in STATUSES.items()]
+    shown = {status: words for status, words in STATUSES.items() if given["status"][status] or status != "tight"}
+    counts = [f"{given['status'][status]:,} {words}" for status, words in shown.items()]
     head = f"{given['points']:,} points: {', '.join(counts)}, {given['excluded']:,} left out by `where`"
     parts: list[RenderableType] = [Text(head, style="bold")]
     if given["best"]:
@@ -101,9 +103,6 @@ def page(fields: Sequence[str], given: dict[str, Any]) -> RenderableType:
         rest = "{} more reasons, see the column `reason`"
         parts.append(reasons_table("invalid", "reason (of similar ones the first)", reasons, REASONS, rest))
     return Group(*parts, Text(f"rows       {given['out']}"))
-
-
-STATUSES = {"fits": "fit", "does-not-fit": "do not fit", "invalid": "invalid"}
 
 
 def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> Table:

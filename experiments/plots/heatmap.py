@@ -30,6 +30,7 @@ from meshcast.experiments.plots.sheet import (
     text_width,
     wrap_text,
 )
+from meshcast.experiments.sweeps.selection import LARGE
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.report import figures
 from meshcast.simulator.report.words import describe_value
@@ -46,7 +47,7 @@ BLANK: dict[str, Any] = {"facecolor": "#f4f4f4", "edgecolor": style.LINE, "linew
 HATCHES = {"too large": "////", "invalid": "xxxx", "not in the sweep": ""}
 """Hatches of cells without a value, by the reason."""
 MEANING = {
-    "too large": "no plan fits; below: the least memory that one needs",
+    "too large": "no plan fits with 95 %; below: the least memory that one needs",
     "invalid": "every plan breaks a rule",
     "not in the sweep": "its lists or its `where` have no such plan",
 }
@@ -63,7 +64,7 @@ class Cell:
     @property
     def least_memory(self) -> str:
         """The least memory that a plan which is too large needs; empty if none is."""
-        needs = [row["peak_device_gib"] for row in self.rows if row["status"] == "does-not-fit"]
+        needs = [row["peak_device_gib"] for row in self.rows if row["status"] in LARGE]
         return f"{min(needs):,.0f} GiB" if needs else ""
 
 
@@ -87,7 +88,7 @@ def group_cells(rows: Iterable[Row], x: str, y: str, value: str) -> dict[tuple[A
     for key, own in groups.items():
         fit = [row for row in own if row["status"] == "fits" and row[value] is not None]
         best = figures.FIGURES[value].best(fit, key=lambda row: row[value]) if fit else None
-        large = any(row["status"] == "does-not-fit" for row in own)
+        large = any(row["status"] in LARGE for row in own)
         found[key] = Cell(tuple(own), best, "" if best is not None else "too large" if large else "invalid")
     return found
 
@@ -99,7 +100,7 @@ def explain_cell(found: Mapping[tuple[Any, Any], Cell], x: Any, y: Any) -> list[
         return ["The sweep has no plan of these two values: its lists or its `where` leave them out."]
     said = Counter(
         f"needs {row['peak_device_gib']:.1f} GiB of {row['capacity_gib']:.1f}"
-        if row["status"] == "does-not-fit"
+        if row["status"] in LARGE
         else str(row["reason"])
         for row in cell.rows
         if row["status"] != "fits"

@@ -33,7 +33,7 @@ from meshcast.experiments.plots.sheet import (
 from meshcast.hardware.units import GIB
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import describe_plan, describe_room, format_need, format_number, name_device
+from meshcast.simulator.report.words import describe_plan, format_need, format_number, name_device
 
 COLOURS = {
     "parameters": style.BLUE,
@@ -110,11 +110,9 @@ def memory(report: Report) -> Figure:
     needs = f"needs {format_need(full.total, capacity)} GiB and has {format_gib(capacity)}"
     title = f"{job.model.name} on {job.cluster.name}: {who} {needs}"
     over = [bar for bar in everyone if bar.total > bar.capacity]
-    verdict = f"fits: {describe_room(capacity - full.total, full.allocated, full.context, capacity)}"
-    if over:
-        verdict = f"does not fit: {format_gib(full.total - capacity)} more than the {format_gib(capacity)} of a GPU"
-        if len(everyone) > 1:
-            verdict += f"; {len(over)} of {len(everyone)} stages are too full"
+    verdict = report.fit
+    if over and len(everyone) > 1:
+        verdict += f"; {len(over)} of {len(everyone)} stages are too full"
     heading = make_heading(title, describe_plan(report.play.plan))
     verdict_lines = wrap_text(verdict, style.layout_width() - 2 * EDGE, style.TEXT, bold=bool(over))
     tall = TALL if style.layout_height() > 6 else LOW

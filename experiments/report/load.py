@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from meshcast.experiments.sweeps.selection import Row, check_rows, read_rows, varied_fields
+from meshcast.experiments.sweeps.selection import LARGE, Row, check_rows, read_rows, varied_fields
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.job.job import Job
@@ -53,8 +53,8 @@ class PlanRows:
 
     @cached_property
     def others(self) -> list[Row]:
-        """Rows of plans that were forecast and do not fit."""
-        return [row for row in self.rows if row["status"] == "does-not-fit"]
+        """Rows of plans that were forecast and are tight, or do not fit."""
+        return [row for row in self.rows if row["status"] in LARGE]
 
     @cached_property
     def several(self) -> list[str]:

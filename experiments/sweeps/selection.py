@@ -63,7 +63,11 @@ def read_rows(path: Path) -> list[Row]:
     return found
 
 
-STATUSES = ("fits", "does-not-fit", "invalid")
+STATUSES = {"fits": "fit", "tight": "are tight", "does-not-fit": "do not fit", "invalid": "invalid"}
+"""What the status of a row may be, with the words for several rows."""
+
+LARGE = ("tight", "does-not-fit")
+"""Statuses of plans that are forecast and may lack memory."""
 
 
 def check_rows(where: str, rows: Sequence[Row], remedy: str) -> None:

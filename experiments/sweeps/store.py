@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshcast.experiments.sweeps.fingerprint import Fingerprint, Inputs
 from meshcast.experiments.sweeps.grid import Sweep
 from meshcast.experiments.sweeps.output import Output, tell_changes
+from meshcast.experiments.sweeps.selection import STATUSES
 from meshcast.experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN, simulates_runs
 from meshcast.hardware.documents.output_file import replacing
 from meshcast.hardware.errors import PlanError
@@ -320,7 +321,7 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
         "points": points,
         "excluded": points - rows,
         "rows": rows,
-        "status": {status: statuses[status] for status in ("fits", "does-not-fit", "invalid")},
+        "status": {status: statuses[status] for status in STATUSES},
         "best": best,
         "equal": 0 if simulated else count_equal(best),
         "invalid": [{"count": count, "reason": first[same]} for same, count in reasons.most_common()],

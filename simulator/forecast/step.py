@@ -44,15 +44,22 @@ class StepAndMemory:
     step_time: [s].
     peak_allocated: memory allocated by tensors on the fullest device [bytes].
     peak_device: memory that nvidia-smi shows on the fullest device [bytes].
-    fits: whether every GPU, and every host that the plan offloads to, has the memory that it needs.
+    held: what the fullest GPU cannot do without: `peak_device` but for cached blocks [bytes].
+    room: how many times its need the fullest GPU, or host that the plan offloads to, has as memory.
     joules: energy of the step, nodes and data centre included [J]; 0 unless it was asked for.
     """
 
     step_time: float
     peak_allocated: float
     peak_device: float
-    fits: bool
+    held: float
+    room: float
     joules: float = 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether every GPU, and every host that the plan offloads to, has the memory that it needs."""
+        return self.room >= 1
 
 
 def forecast_step(
@@ -73,7 +80,8 @@ def forecast_step(
 def summarise_step(figures: Metrics, energy: bool = False) -> StepAndMemory:
     """Duration and peak memory of a forecast. energy: also the energy of the step."""
     joules = figures.energy.kwh * KWH if energy else 0.0
-    return StepAndMemory(figures.step_time, figures.peak_allocated, figures.peak_device, figures.fits, joules)
+    memory = figures.peak_allocated, figures.peak_device, max(figures.held), figures.room
+    return StepAndMemory(figures.step_time, *memory, joules)
 
 
 def play_job(

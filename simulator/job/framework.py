@@ -384,6 +384,11 @@ def _file(name: str) -> dict[str, Any]:
     return _merge(base, own)
 
 
+def framework_base(name: str) -> str | None:
+    """Name of the profile on whose traits that of a framework stands; None of one that states all of them."""
+    return read_yaml(FILES / f"{name}.yaml").data.get("base")
+
+
 @cache
 def framework_versions(name: str) -> dict[str, str]:
     """Months of a framework's versions, by "major.minor"; empty where its profile dates none."""

@@ -308,6 +308,16 @@ _TABLE = (
         form="{:,.1f}",
     ),
     Figure(
+        name="fits_probability",
+        compute=lambda metrics: metrics.fits_probability,
+        unit="fraction",
+        better="higher",
+        label="probability that the plan fits",
+        sentence="share of published peaks of its program that would fit, by how far they lie from their forecast",
+        path="memory.fits_probability",
+        form="{:.0%}",
+    ),
+    Figure(
         name="host_memory_gib",
         compute=lambda metrics: metrics.sum_offloaded("cpu") / GIB,
         unit="GiB",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,6 +36,11 @@ class HostUse:
     def excess(self) -> float:
         """Bytes beyond the capacity; not above zero where they fit or the capacity is unknown."""
         return 0.0 if self.capacity is None else self.needed - self.capacity
+
+    @property
+    def room(self) -> float:
+        """How many times what is needed a node has; infinite where nothing is needed or the capacity is unknown."""
+        return math.inf if self.capacity is None or not self.needed else self.capacity / self.needed
 
     def __str__(self) -> str:
         if self.capacity is None:

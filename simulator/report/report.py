@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from meshcast.simulator.report.host_memory import loading_use
 from meshcast.simulator.report.metrics import Metrics
 from meshcast.simulator.report.phases import find_deciding_phase, list_phases
 from meshcast.simulator.report.version import product_version
-from meshcast.simulator.report.words import describe_device, is_unlike, name_device
+from meshcast.simulator.report.words import describe_device, describe_room, format_probability, is_unlike, name_device
 from meshcast.simulator.scheduling.schedule import ScheduleItem
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class Report(Metrics):
     """The forecast of one job: its metrics, sentences about it, and the answer of ``predict --json`` (`to_dict`)."""
 
     def __repr__(self) -> str:
-        fits = "fits" if self.fits else "does not fit"
-        return f"<Report: {self.job.model.name} on {self.job.cluster.name}, {self.step_time:.4g} s a step, {fits}>"
+        verdict = self.verdict.replace("-", " ")
+        return f"<Report: {self.job.model.name} on {self.job.cluster.name}, {self.step_time:.4g} s a step, {verdict}>"
 
     track: Callable[[Iterable[int]], Iterable[int]] = iter
     """Shows the progress over `steps`."""
@@ -100,6 +100,24 @@ class Report(Metrics):
         return [step.span + self.job.framework.step_overhead_s for step in self.steps]
 
     # --------------------------------------------------------------------------------------- words
+
+    @property
+    def spare_memory(self) -> str:
+        """The memory that stays free, or that is missing, in words."""
+        context = self.job.framework.memory.context_gib * GIB
+        spare = -max(self.excess)
+        return describe_room(spare, self.peak_allocated, context, self.capacity) if self.fits else self.missing
+
+    @property
+    def fit(self) -> str:
+        """The verdict on the memory of the plan, in words."""
+        likely = format_probability(self.fits_probability)
+        words = {
+            "fits": f"fits with {likely}",
+            "tight": f"tight, it fits with {likely}",
+            "does-not-fit": f"does not fit, with {likely} it does",
+        }
+        return f"{words[self.verdict]}: {self.spare_memory}"
 
     @property
     def costs(self) -> dict[str, float]:
@@ -237,7 +255,7 @@ class Report(Metrics):
         values = {
             "id": self.job.id,
             "meshcast": product_version(),
-            "status": "fits" if self.fits else "does-not-fit",
+            "status": self.verdict,
             "job": self.job.to_dict(),
             **{figure.where: figure.compute(self) for figure in FIGURES.values()},
             "parameters": self.job.model.parameters,
@@ -248,6 +266,8 @@ class Report(Metrics):
                 for phase in list_phases(self.play)
             ],
             "memory.stages": self._stages(),
+            "memory.interval_90_gib": [nbytes / GIB for nbytes in self.allocated_90],
+            "memory.spread": asdict(self.peak_error),
             "limits": self.limits,
             "interval": {"regime": self.regime, "widest": self.widest},
             "energy.interval_90_kwh": list(self.step_kwh_90),

@@ -95,6 +95,17 @@ def describe_room(room: float, allocated: float, context: float, capacity: float
     return f"{_format_room(capacity - allocated - context)} of {whole} stay free but for cached blocks"
 
 
+def format_probability(probability: float) -> str:
+    """A probability in whole percents, none of which says that something is certain.
+
+    >>> format_probability(0.972), format_probability(0.9999), format_probability(0.001)
+    ('97 %', 'over 99 %', 'under 1 %')
+    """
+    if not 0.005 <= probability < 0.995:
+        return "over 99 %" if probability > 0.5 else "under 1 %"
+    return f"{100 * probability:.0f} %"
+
+
 def _format_room(nbytes: float) -> str:
     """Free memory [bytes]: in GiB, or in MiB where that is less than 0.1 GiB.
 

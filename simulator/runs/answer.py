@@ -175,7 +175,7 @@ class RunAnswer:
             "step_interval_90_s": list(plan.report.interval_90),
             "mtbf_hours": plan.mtbf / 3600 if math.isfinite(plan.mtbf) else None,
             "checkpoints": self.describe_checkpoints(),
-            "status": "fits" if plan.report.fits else "does-not-fit",
+            "status": plan.report.verdict,
             "assumed": list(plan.assumed),
         }
 

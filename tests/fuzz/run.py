@@ -39,7 +39,7 @@ from unittest.mock import patch
 from typer.testing import Result
 
 from meshcast.experiments.cli.console import INTERRUPTED
-from meshcast.experiments.explain.fitting_changes import fitting_changes
+from meshcast.experiments.explain.fitting_changes import NO_CHANGES, MemoryChanges, fitting_changes
 from meshcast.hardware.errors import MeshcastError
 from tests.fuzz.generate import PLACED, mutate, place
 from tests.fuzz.readers import READERS, Reader, invoke, needs_torch
@@ -217,8 +217,8 @@ def run_seed(name: str, seed: int, seeds: Sequence[bytes], folder: Path) -> Outc
         signal.alarm(0)
 
 
-def _no_changes(report: object) -> list[Any]:
-    return []
+def _no_changes(report: object) -> MemoryChanges:
+    return NO_CHANGES
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

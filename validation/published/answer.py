@@ -12,6 +12,7 @@ from meshcast.hardware.errors import Defect, MeshcastError, PlanError, shorten
 from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.workers import open_pool
+from meshcast.simulator.report.peak_errors import entry_of
 from meshcast.simulator.report.report import Report
 from meshcast.validation.published.baseline import peak_format, seconds_at_peak
 from meshcast.validation.published.mapping import MappedJob, map_run
@@ -81,7 +82,7 @@ def _answer_run(run: PublishedRun, shared_work: SharedWork | None) -> Answer:
     measured = run.measured.model_dump(exclude_none=True)
     try:
         job, report = forecast_run(run, shared_work)
-        misfit = None if report.fits else explain_misfit(run, job, report, shared_work)
+        misfit = None if report.fits else explain_misfit(run, report)
         return _forecast_answer(run, job, report) | {"measured": measured, "misfit": misfit}
     except MeshcastError as error:
         given = "" if error.value is None else f" is {shorten(error.value)}"
@@ -104,6 +105,7 @@ def _refusal_answer(name: str | None, reason: str) -> Answer:
         "status": "refused",
         "reason": reason,
         "assumed": [],
+        "replaced": {},
         "misfit": None,
         "predicted": None,
         "measured": {},
@@ -118,7 +120,7 @@ def _refusal_answer(name: str | None, reason: str) -> Answer:
 
 def _forecast_answer(run: PublishedRun, job: MappedJob, report: Report) -> Answer:
     step, (low, high) = run.step_time, report.interval_90
-    memory = _peak_memory(run.spec.memory_kind, report) / GIB
+    memory = peak_memory(run.spec.memory_kind, report) / GIB
     printed = run.measured.peak_memory_gib
     peak = peak_format(run.spec.precision)
     return {
@@ -126,6 +128,7 @@ def _forecast_answer(run: PublishedRun, job: MappedJob, report: Report) -> Answe
         "status": "predicted",
         "reason": None,
         "assumed": list(job.assumed),
+        "replaced": dict(job.replaced),
         "predicted": {
             "step_time_s": report.step_time,
             "interval_90_s": [low, high],
@@ -133,6 +136,9 @@ def _forecast_answer(run: PublishedRun, job: MappedJob, report: Report) -> Answe
             "peak_device_gib": report.peak_device / GIB,
             "capacity_gib": min(report.capacities) / GIB,
             "fits": report.fits,
+            "fits_probability": report.fits_probability,
+            "room": report.room,
+            "spread": entry_of(report.job.framework.name, report.job.framework.regime),
         },
         "measured": {},
         "error": report.step_time / step - 1 if step else None,
@@ -144,7 +150,7 @@ def _forecast_answer(run: PublishedRun, job: MappedJob, report: Report) -> Answe
     }
 
 
-def _peak_memory(kind: str | None, report: Report) -> float:
+def peak_memory(kind: str | None, report: Report) -> float:
     """Peak memory by the counter that the run used [bytes]; of the whole device if the run does not say."""
     if kind == "torch-allocated":
         return report.peak_allocated

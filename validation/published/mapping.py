@@ -24,11 +24,13 @@ from meshcast.validation.published.recipes import (
     LAUNCHED_LOSS,
     LAUNCHED_MOMENTS,
     Recipe,
+    correct_misprints,
     fill_launched,
     has_eager_loss,
     launched_attention,
     launched_dropout,
     launched_overlap,
+    misprinted_fields,
     recipe_of,
     uneven_layers,
 )
@@ -118,10 +120,15 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class MappedJob:
-    """A job, and the fields that were assumed for it."""
+    """A job.
+
+    assumed: fields that its run does not state.
+    replaced: fields of these whose usual value the run contradicts, and the value that stands for it.
+    """
 
     job: dict[str, Any]
     assumed: tuple[str, ...]
+    replaced: tuple[tuple[str, str], ...] = ()
 
 
 def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None = None) -> MappedJob:
@@ -131,15 +138,17 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
     profile: framework profile to take instead of that of the run's program.
     Raises PlanError for a run that does not state a necessary field, or of a kind that no job can describe.
     """
-    row = fill_launched(row)
+    row = fill_launched(correct_misprints(row))
     spec = row.spec
     refuse_unknown(spec)
     defaults, assumptions = stack(spec.stack), Assumptions(spec.model.moe is not None)
+    for field in misprinted_fields(row):
+        assumptions.add(field)
     recipe = recipe_of(row, defaults)
     if recipe.dispatcher != row.token_dispatcher:
         assumptions.add("token dispatcher")
     for field in chosen:
-        assumptions.add(field, f"{field}, chosen")
+        assumptions.add(field, f"{field}, chosen" if f"{field}, chosen" in assumptions.sigmas else field)
     if spec.kind == "sft-packed":  # forecast as one long causal sequence
         assumptions.add("class")
     if assumptions.value_or_usual("optimizer", spec.optimizer, "adam") not in ("adam", "adamw"):

@@ -1,12 +1,14 @@
-"""Runs that do not print their micro-batch or the chunks of their pipeline: the fastest of their plans that fits.
+"""Fields that a run leaves open: those of its plan, and those that its memory contradicts.
 
-Whoever publishes a run has tuned it. So the forecast is that of the plan with the shortest forecast step among those
-that fit in memory.
+Whoever publishes a run has tuned it. So of micro-batches and chunks that are not printed the forecast is that of the
+plan with the shortest forecast step among those that fit in memory. And what ran did fit: where no such plan does, a
+field that is assumed is given its next likely value, the others as they were, up to the first with which the run fits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +17,7 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.report.report import Report
 from meshcast.validation.published.mapping import MappedJob, map_run, possible_chunks, possible_micro_batches
-from meshcast.validation.published.rows import PublishedRun
+from meshcast.validation.published.rows import PublishedRun, Spec
 
 MOST_MICRO_BATCHES = 6
 """Micro-batches of a run that are tried, the smallest ones: larger ones save little, and seldom fit."""
@@ -24,6 +26,8 @@ MOST_MICRO_BATCHES = 6
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 """A job with other settings than those of its run."""
 
+MakeJob = Callable[[PublishedRun, tuple[str, ...]], MappedJob]
+
 
 def forecast_run(
     run: PublishedRun,
@@ -31,20 +35,41 @@ def forecast_run(
     profile: str | None = None,
     change: Change | None = None,
 ) -> tuple[MappedJob, Report]:
-    """The job of a run and its forecast; where its plan is open, of the fastest plan that fits.
+    """The job of a run and its forecast; where its plan is open, of the fastest plan that fits, with the next likely
+    value of an assumed field where none does.
 
     profile: see `map_run`.
     change: of every job before it is forecast.
     Raises PlanError for a run that cannot be mapped, or none of whose plans is possible.
     """
+
+    def forecast(run: PublishedRun, chosen: tuple[str, ...] = ()) -> tuple[MappedJob, Report]:
+        return _forecast_open_plan(run, chosen, lambda one, fields: _map(one, fields, profile, change), shared_work)
+
+    job, report = forecast(run)
+    for field, value, spec in likely_values(run.spec, job.assumed) if not report.fits else ():
+        with suppress(MeshcastError):
+            other, found = forecast(run.model_copy(update={"spec": spec}), (field,))
+            if found.fits:
+                return replace(other, replaced=((field, value),)), found
+    return job, report
+
+
+def _forecast_open_plan(
+    run: PublishedRun, fields: tuple[str, ...], make_job: MakeJob, shared_work: SharedWork | None
+) -> tuple[MappedJob, Report]:
+    """The job of a run and its forecast; where its plan is open, of the fastest plan that fits.
+
+    fields: of the run that were given a likely value. make_job: maps a run with fields that were chosen.
+    """
     if run.spec.batch.micro is not None and run.spec.mesh.vpp is not None:
-        job = _map(run, (), profile, change)
+        job = make_job(run, fields)
         return job, simulate(job.job, shared_work=shared_work)
     found: list[tuple[MappedJob, Report]] = []
     refused: MeshcastError | None = None
     for one, chosen in _plans(run):
         try:
-            job = _map(one, chosen, profile, change)
+            job = make_job(one, (*fields, *chosen))
             found.append((job, simulate(job.job, shared_work=shared_work)))
         except MeshcastError as error:  # chunks that the schedule refuses
             refused = refused or error
@@ -56,6 +81,27 @@ def forecast_run(
 def _map(run: PublishedRun, chosen: tuple[str, ...], profile: str | None, change: Change | None) -> MappedJob:
     mapped = map_run(run, chosen, profile)
     return replace(mapped, job=change(mapped.job)) if change else mapped
+
+
+def likely_values(spec: Spec, assumed: tuple[str, ...]) -> Iterator[tuple[str, str, Spec]]:
+    """Other values of fields that were assumed and change memory, the least change of a plan first: the field, the
+    value in words, the spec with it."""
+    if "grad_dtype" in assumed:
+        yield "grad_dtype", "bf16", spec.model_copy(update={"grad_dtype": "bf16"})
+    if "shard_group" in assumed:
+        ranks = spec.width("dp") * spec.width("cp")
+        group = 2 * (spec.gpus_per_node or 1)
+        while group <= ranks and ranks % group == 0:
+            yield "shard_group", str(group), spec.model_copy(update={"shard_group": group})
+            group *= 2
+    for kind in ("selective", "full") if "recompute.kind" in assumed else ():
+        yield "recompute.kind", kind, _recompute(spec, kind)
+    if "recompute.modules" in assumed and "recompute.kind" not in assumed:
+        yield "recompute.modules", "full", _recompute(spec, "full")
+
+
+def _recompute(spec: Spec, kind: str) -> Spec:
+    return spec.model_copy(update={"recompute": spec.recompute.model_copy(update={"kind": kind})})
 
 
 def _plans(run: PublishedRun) -> Iterator[tuple[PublishedRun, tuple[str, ...]]]:

@@ -162,6 +162,47 @@ LAUNCHED_MOMENTS: dict[tuple[str, str], str] = {
 }
 """Number format of Adam's moments that recipes set, by program and model; sources do not print it."""
 
+
+@dataclass(frozen=True)
+class Misprint:
+    """A plan of a published table that contradicts the table itself, or the recipe of its release.
+
+    runs: their ids, a regular expression.
+    spec: fields of the spec with what ran, in place of what the table prints.
+    fields: names of these fields, as `assumed` lists them.
+    """
+
+    runs: str
+    spec: Mapping[str, Any]
+    fields: tuple[str, ...]
+
+
+LAUNCHED_GB300 = {"mesh": {"pp": 4, "dp": 16, "vpp": 5}, "batch": {"micro": 1}, "schedule": "interleaved"}
+
+MISPRINTS = (
+    # docs/performance-summary-archive.md @067f987df, 26.02.01: micro-batches of 2, no virtual stages, NVFP4 without a
+    # pipeline: 549 and 377 GiB of 278. The recipe of that release (v0.3.1, scripts/performance/configs/llama/
+    # llama3_workload_base_configs.py, LLAMA3_70B_PRETRAIN_CONFIG_GB300_FP8_MX_V2 and _NVFP4_V2), and the tables of
+    # 26.02 and 26.04, have pp 4, vp 5, micro-batches of 1.
+    Misprint(
+        r"mbridge-26\.02\.01-llama3-70b-gb300-(nvfp4|mxfp8)-",
+        {**LAUNCHED_GB300, "shard_group": 16, "pipeline_split": "even"},
+        ("mesh.vpp", "batch.micro", "schedule"),
+    ),
+    # The same, 25.09: the micro-batch of 2 is that of the row's other precision, with FSDP. In parentheses it prints 16
+    # accumulations, which 128 sequences over 8 ranks have with micro-batches of 1.
+    Misprint(r"mbridge-25\.09-llama3-70b-gb200-fp8-n64-gb128-alt$", {"batch": {"micro": 1}}, ("batch.micro",)),
+    # The same, 25.11: micro-batches of 4 in 2 accumulations are those of B200, and make 128 sequences of 512 over 16
+    # ranks. The recipe of that release (v0.2.0, configs/gpt_oss/workload_base_configs.py,
+    # GPT_OSS_120B_H100_BF16_BASE_CONFIG) has micro-batches of 1, and recomputes norms and activations of experts.
+    Misprint(
+        r"mbridge-25\.11-gpt-oss-120b-h100-bf16-",
+        {"batch": {"micro": 1}, "recompute": {"kind": "selective", "modules": ["layernorm", "moe_act"]}},
+        ("batch.micro", "recompute.kind", "recompute.modules"),
+    ),
+)
+"""What tables misprint. All are fields without which the run would not have fitted."""
+
 FILLED_STAGES = 16
 """Most stages that the recipes' table of layouts fills one after another."""
 
@@ -252,6 +293,22 @@ def _recipe_overlap(row: PublishedRun) -> bool | None:
         and number_format in ("", spec.precision)
         for since, until, model, gpus_, number_format in BRIDGE_OVERLAPS
     )
+
+
+def misprinted_fields(row: PublishedRun) -> tuple[str, ...]:
+    """Fields of a run that its table misprints."""
+    return tuple(field for one in MISPRINTS if re.match(one.runs, row.id) for field in one.fields)
+
+
+def correct_misprints(row: PublishedRun) -> PublishedRun:
+    """The run with what ran in place of what its table misprints."""
+    spec = row.spec
+    for one in MISPRINTS:
+        if re.match(one.runs, row.id):
+            inner = {field: value for field, value in one.spec.items() if isinstance(value, Mapping)}
+            changed = {field: getattr(spec, field).model_copy(update=value) for field, value in inner.items()}
+            spec = spec.model_copy(update={**one.spec, **changed})
+    return row if spec is row.spec else row.model_copy(update={"spec": spec})
 
 
 def fill_launched(row: PublishedRun) -> PublishedRun:

@@ -35,7 +35,7 @@ def make_section(source: PlanSource) -> PageSection:
         "Every point is a plan. For a plan on the line there is no other one that fits and is better in both figures. "
         "Drag a box to select plans; the wheel zooms once its tool is chosen."
     )
-    entries = [("fits", style.BLUE), ("does not fit", LARGE), ("Pareto front", style.ORANGE)]
+    entries = [("fits", style.BLUE), ("tight, or does not fit", LARGE), ("Pareto front", style.ORANGE)]
     entries = entries if source.fitting < len(source.rows) else [entries[0], entries[2]]
     body = [paragraph(words), legend(entries), Html('<div class="grid two">'), *panels, Html("</div>")]
     return PageSection("pareto", "Pareto front", body)

@@ -31,6 +31,8 @@ def make_lead(found: PlanRows) -> Html:
 def make_section(found: PlanRows) -> PageSection:
     counts = found.statuses
     tiles = [KeyFigure("plans that fit", f"{counts['fits']:,}", f"of {len(found.rows):,} in the file")]
+    if counts["tight"]:
+        tiles.append(KeyFigure("tight", f"{counts['tight']:,}", "they fit with less than 95 %"))
     if counts["does-not-fit"]:
         tiles.append(KeyFigure("too large for the memory", f"{counts['does-not-fit']:,}"))
     if counts["invalid"]:

@@ -10,7 +10,6 @@ from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.words import (
     describe_microbatches,
     describe_plan,
-    describe_room,
     format_count,
     format_need,
 )
@@ -33,11 +32,8 @@ def make_section(report: Report) -> PageSection:
     for figure in FIGURES.values():
         if figure.headline and (value := figure.compute(report)):
             tiles.append(KeyFigure(figure.label, figure.headline.form(value), figure.remark(report)))
-    context = report.job.framework.memory.context_gib * GIB
-    room = describe_room(-max(report.excess), report.peak_allocated, context, report.capacity)
-    fits = f"it fits: {room}" if report.fits else f"it does not fit: {report.missing}"
     peak = f"{format_need(report.peak_device, report.capacity)} of {report.capacity / GIB:,.0f} GiB"
-    tiles.append(KeyFigure("peak memory of a GPU", peak, fits, bad=not report.fits))
+    tiles.append(KeyFigure("peak memory of a GPU", peak, report.fit, bad=report.verdict != "fits"))
     widest = ", ".join(f"{name_contribution(name)} {sigma:.1%}" for name, sigma in report.widest.items())
     body = [
         key_figures(tiles),

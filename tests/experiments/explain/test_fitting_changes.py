@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from meshcast.experiments.explain.fitting_changes import SHOWN, FittingChange, fitting_changes
-from meshcast.experiments.pages.forecast import list_fitting, render
+from meshcast.experiments.explain.fitting_changes import (
+    NO_CHANGES,
+    SHOWN,
+    FittingChange,
+    MemoryChanges,
+    fitting_changes,
+)
+from meshcast.experiments.pages.forecast import list_memory_changes, render
 from meshcast.hardware.units import GIB
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.step import StepAndMemory
@@ -44,22 +50,25 @@ JOB: dict[str, Any] = {
 def test_every_change_makes_the_plan_fit(changes: dict[str, Any], number: int, tmp_path) -> None:
     job = {**JOB, **changes}
     report = simulate(job)
-    found = fitting_changes(report)
+    found, lever = fitting_changes(report)
     assert len(found) == number and report.fits == (job["model"] == "llama3-8b")
+    assert (lever is None) == report.fits
+    assert all(lever is not None and lever.saved >= one.saved > 0 for one in found if len(one.changes) == 1)
     steps = [one.forecast.step_time for one in found]
     assert steps == sorted(steps)
     (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     for one in found:
         words = shlex.split(str(one))
         with_change = simulate(load_job(path, [word for word in words if word != "--set"]))
-        assert with_change.fits and with_change.step_time == one.forecast.step_time
+        assert with_change.verdict == "fits" and with_change.step_time == one.forecast.step_time
         assert with_change.peak_device == one.forecast.peak_device
+        assert max(report.held) - max(with_change.held) == one.saved
         assert with_change.job.batch.total == report.job.batch.total
 
 
 @pytest.mark.slow
 def test_no_single_change_of_the_fields_tried_is_faster() -> None:
-    best = fitting_changes(simulate(JOB))[0]
+    best = fitting_changes(simulate(JOB)).fitting[0]
     plans = [{"recompute": "selective"}, {"recompute": "full"}, {"zero": 2}, {"zero": 3}, {"fsdp": True}]
     plans += [{"tp": 8}, {"pp": 4}, {"pp": 8}, {"cp": 2}, {"offload": ["optimizer"]}]
     for plan in plans:
@@ -70,13 +79,13 @@ def test_no_single_change_of_the_fields_tried_is_faster() -> None:
 @pytest.mark.slow
 def test_pairs_are_tried_where_few_single_changes_fit() -> None:
     job = {"model": "llama3-405b", "cluster": "dgx-h100:16", "batch": {"global": 128, "sequence": 8192}}
-    found = fitting_changes(simulate({**job, "plan": {"tp": 8, "pp": 8, "partition": "ends-as-layers"}}))
+    found = fitting_changes(simulate({**job, "plan": {"tp": 8, "pp": 8, "partition": "ends-as-layers"}})).fitting
     assert any(len(one.changes) == 2 for one in found) and len({frozenset(one.changes) for one in found}) == SHOWN
 
 
 def test_long_plans_have_none() -> None:
     report = simulate({**JOB, "plan": simulate(JOB).to_dict()["job"]["plan"]})
-    assert not report.fits and fitting_changes(report) == []
+    assert not report.fits and fitting_changes(report) == NO_CHANGES
 
 
 def test_predict_shows_them_and_lists_unstated_fields(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +93,10 @@ def test_predict_shows_them_and_lists_unstated_fields(tmp_path, monkeypatch: pyt
     monkeypatch.setattr("meshcast.experiments.explain.fitting_changes.fitting_changes", lambda _: found)
     (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
     answer = json.loads(run("predict", str(path), "--json", "--verbose").stdout)
-    assert len(answer["fitting_changes"]) == SHOWN
+    assert len(answer["fitting_changes"]) == SHOWN and answer["largest_lever"] == found.lever.to_dict()
     assert answer["unstated"]["precision.compute"] == "bf16" and "plan.tp" not in answer["unstated"]
     page = run("predict", str(path), "--verbose").stdout
-    assert "fits with" in page and "precision.moments: fp32" in page
+    assert "fits with" in page and f"lever      {found.lever}: -" in page and "precision.moments: fp32" in page
     plain = json.loads(run("predict", str(path), "--json", "--set", "plan.tp=8", "--set", "plan.pp=8").stdout)
     assert plain["status"] == "fits" and "fitting_changes" not in plain and "unstated" not in plain
 
@@ -95,18 +104,19 @@ def test_predict_shows_them_and_lists_unstated_fields(tmp_path, monkeypatch: pyt
 def test_more_tensor_parallel_ranks_bring_sequence_parallelism() -> None:
     plan = {"tp": 2, "pp": 2, "chunks": 10, "sequence_parallel": False}
     found = fitting_changes(simulate({**JOB, "cluster": "dgx-h100:16", "plan": plan}))
-    assert found[0].changes == {"plan.tp": 8, "plan.sequence_parallel": True}
+    assert found.fitting[0].changes.items() >= {"plan.tp": 8, "plan.sequence_parallel": True}.items()
 
 
 def test_why_and_run_begin_with_what_does_not_fit(tmp_path) -> None:
     (path := tmp_path / "job.yaml").write_text(yaml.safe_dump({**JOB, "run": {"steps": 100}}))
     why = run("why", str(path)).stdout.splitlines()
-    assert why[1].startswith("It does not fit") and why[2].startswith("fits with  --set plan.")
+    assert why[1].startswith("It does not fit") and why[2].startswith("lever      --set plan.")
+    assert why[3].startswith("fits with  --set plan.")
     lines = run("run", str(path), "--set", "run.seeds=1").stdout.splitlines()
-    assert re.match(r"does not fit: [\d.,]+ GiB more than the 80 GiB of a GPU", lines[1])
+    assert re.match(r"does not fit, with .* it does: [\d.,]+ GiB more than the 80 GiB of a GPU", lines[1])
 
 
 def test_a_change_that_fills_a_gpu_is_not_read_as_too_large() -> None:
-    (change,) = [FittingChange({"plan.zero": 2}, StepAndMemory(1.0, GIB * 79.0, GIB * 80.0, True))]
-    (grid,) = list_fitting([change], GIB * 80.0)
+    change = FittingChange({"plan.zero": 2}, StepAndMemory(1.0, GIB * 79.0, GIB * 80.0, GIB * 79.5, 1.006), GIB)
+    (grid,) = list_memory_changes(MemoryChanges([change], None), GIB * 80.0)
     assert "80 of 80 GiB" in render(grid) and "all" not in render(grid)

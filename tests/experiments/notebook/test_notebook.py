@@ -116,7 +116,9 @@ def test_a_sweep_in_memory_and_in_a_file(tmp_path: Path) -> None:
     pandas.testing.assert_frame_equal(kept.to_frame(), written.to_frame())
     pandas.testing.assert_frame_equal(kept.to_frame(), pandas.read_parquet(tmp_path / "rows.parquet"))
     assert kept.fields == ("plan.tp", "batch.micro") and kept.summary["out"] == "in memory"
-    assert kept.summary["status"] == written.summary["status"] == {"fits": 4, "does-not-fit": 0, "invalid": 2}
+    assert (
+        kept.summary["status"] == written.summary["status"] == {"fits": 4, "tight": 0, "does-not-fit": 0, "invalid": 2}
+    )
     assert re.search(r"6 points: 4 fit", Text(kept._repr_html_()).text) and "6 points, 4 fit" in repr(kept)
     del kept.to_frame()["status"]
     assert "status" in kept.to_frame()

@@ -51,7 +51,7 @@ def test_points_do_not_depend_on_workers(tmp_path: Path) -> None:
 def test_a_mistake_in_one_point_costs_one_row(tmp_path: Path) -> None:
     vary = {"run.checkpoints.kind": ["sharded", "just-in-time"]}
     summary = run(load_sweep({"job": JOB, "vary": vary}), tmp_path / "runs.parquet", workers=1)
-    assert summary["status"] == {"fits": 1, "does-not-fit": 0, "invalid": 1}
+    assert summary["status"] == {"fits": 1, "tight": 0, "does-not-fit": 0, "invalid": 1}
     assert "second copy" in summary["invalid"][0]["reason"]
 
 
@@ -63,7 +63,7 @@ def test_a_point_whose_runs_do_not_end_costs_one_row(tmp_path: Path) -> None:
         "run.most_events": [10_000, 20],
     }
     summary = run(load_sweep({"job": JOB, "vary": vary}), tmp_path / "runs.parquet", workers=1)
-    assert summary["status"] == {"fits": 3, "does-not-fit": 0, "invalid": 5}
+    assert summary["status"] == {"fits": 3, "tight": 0, "does-not-fit": 0, "invalid": 5}
     rows = pd.read_parquet(tmp_path / "runs.parquet").set_index([*vary])
     assert "A checkpoint every" in rows.loc[(1e6, 0.02, 10_000), "reason"]
     assert "has not ended after 20 events" in rows.loc[(60, 1, 20), "reason"]

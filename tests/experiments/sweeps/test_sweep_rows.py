@@ -54,7 +54,7 @@ def test_a_plan_that_does_not_fit_is_a_row_with_all_figures(tmp_path: Path) -> N
     summary = run(of, tmp_path / "out.parquet", Lazy())
     (row,) = pq.read_table(tmp_path / "out.parquet").to_pylist()
     assert row["status"] == "does-not-fit" and row["peak_device_gib"] > row["capacity_gib"]
-    assert summary["status"] == {"fits": 0, "does-not-fit": 1, "invalid": 0} and summary["best"] == []
+    assert summary["status"] == {"fits": 0, "tight": 0, "does-not-fit": 1, "invalid": 0} and summary["best"] == []
 
 
 def test_columns_have_the_kind_of_their_values(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_point_whose_constraint_fails_is_a_row_with_the_reason(tmp_path: Path)
 def test_a_model_that_is_unknown_costs_its_points_only(tmp_path: Path) -> None:
     of = sweep(vary={"model": ["no-model", "gpt2-124m"]}, where=["layers == 12"])
     summary = run(of, tmp_path / "out.parquet", Lazy())
-    assert summary["status"] == {"fits": 1, "does-not-fit": 0, "invalid": 1}
+    assert summary["status"] == {"fits": 1, "tight": 0, "does-not-fit": 0, "invalid": 1}
     assert summary["invalid"][0]["reason"].startswith("ModelError model: no preset")
 
 
@@ -110,7 +110,7 @@ def test_a_defect_costs_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_summary(reference: Path, small_chunks: None) -> None:
     summary = run(load_sweep(GRID), reference)
     assert summary["points"] == 32 and summary["excluded"] == 8 and summary["rows"] == 24
-    assert summary["status"] == {"fits": 20, "does-not-fit": 0, "invalid": 4}
+    assert summary["status"] == {"fits": 20, "tight": 0, "does-not-fit": 0, "invalid": 4}
     rows = [row for row in pq.read_table(reference).to_pylist() if row["status"] == "fits"]
     rows.sort(key=lambda row: (-row["tokens_per_s_per_gpu"], row["index"]))
     assert [row["index"] for row in summary["best"]] == [row["index"] for row in rows[:10]]

@@ -1,34 +1,47 @@
-"""Runs whose forecast does not fit: the assumed field with whose other value they would, or none."""
+"""What ran fits: an assumed field that the memory of a run contradicts has its next likely value."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from meshcast.validation.published.misfits import explain_misfit
+import pytest
+
+from meshcast.validation.published.answer import answer
 from meshcast.validation.published.open_plans import forecast_run
 from tests.validation.published.test_mapping import row
 
 LARGE: dict[str, Any] = {"batch__micro": 16, "batch__global": 1024, "mesh__vpp": 1, "schedule": "1f1b"}
 
 
-def explain(**changes: Any) -> str:
-    run = row(**LARGE, **changes)
-    mapped, report = forecast_run(run)
-    assert not report.fits
-    return explain_misfit(run, mapped, report)
+@pytest.mark.parametrize(
+    ("stated", "field"),
+    [
+        ({"recompute__kind": None}, "recompute.kind"),
+        ({"recompute__kind": "selective", "recompute__modules": None}, "recompute.modules"),
+    ],
+)
+def test_recomputation_that_is_not_stated_is_full_where_nothing_less_fits(stated: dict[str, Any], field: str) -> None:
+    """16 sequences of 8,192 tokens over 4 tensor ranks and 16 layers do not fit without it."""
+    made = answer(row(**LARGE, **stated))
+    assert made["replaced"] == {field: "full"} and field in made["assumed"]
+    assert made["predicted"]["fits"] and made["misfit"] is None
+    mapped, report = forecast_run(row(**LARGE, **stated))
+    assert report.step_time == made["predicted"]["step_time_s"]
+    assert report.step_time == forecast_run(row(**LARGE, recompute__kind="full"))[1].step_time
+    assert f"sigmas.{field}" in report.sigmas and mapped.replaced == ((field, "full"),)
 
 
-def test_the_first_assumed_field_with_which_a_run_fits() -> None:
-    """16 sequences of 8,192 tokens over 4 tensor ranks and 16 layers do not fit without recomputation."""
-    reason = explain(recompute__kind=None)
-    assert reason.startswith("recompute.kind is assumed: with full it needs ")
-    assert reason.endswith(" GiB")
+def test_what_fits_keeps_its_usual_values() -> None:
+    made = answer(row(recompute__kind=None))
+    assert made["replaced"] == {} and "recompute.kind" in made["assumed"]
 
 
-def test_stated_fields_are_not_doubted_one_by_one() -> None:
-    reason = explain()
-    assert reason.startswith("no assumed field explains it: a stated field or the memory model is wrong (activations ")
+def test_stated_fields_are_not_doubted() -> None:
+    made = answer(row(**LARGE))
+    assert not made["predicted"]["fits"] and made["replaced"] == {}
+    wrong = "no assumed field explains it: a stated field or the memory model is wrong (activations "
+    assert made["misfit"].startswith(wrong)
 
 
 def test_a_profile_in_the_place_of_another_is_named() -> None:
-    assert "megatron-core in the place of megatron-bridge" in explain(stack="megatron-bridge")
+    assert "megatron-core in the place of megatron-bridge" in answer(row(**LARGE, stack="megatron-bridge"))["misfit"]

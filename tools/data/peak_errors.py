@@ -1,0 +1,57 @@
+"""Writes the spread of peak memory of every program, from files of published runs: simulator/report/peak_errors.yaml.
+
+python -m tools.data.peak_errors runs.jsonl more.jsonl
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from meshcast.hardware.documents.output_file import write_file
+from meshcast.simulator.report.peak_errors import FILE, FITS, ROOM, PeakError
+from meshcast.validation.published.fit.peak_spreads import LeftOutPeak, fit_spreads, measure_peaks
+from meshcast.validation.published.rows import PublishedRun, read_files
+
+HEAD = """\
+# Scales of log(measured / forecast) of the peak memory below and above the forecast, by framework profile. Made by
+# `make docs-peak-errors`; do not edit it. `rows` published peaks of `sources` sources, of `program`: of the profile
+# itself, of its base, or of all others; validation/published/fit/peak_spreads.py says how.
+"""
+
+
+def write_table(spreads: Mapping[str, PeakError], file: Path) -> None:
+    """Writes the table."""
+    lines = (yaml.safe_dump({name: asdict(spreads[name])}, default_flow_style=None, width=200) for name in spreads)
+    write_file(file, HEAD + "".join(lines))
+
+
+def describe_left_out(peaks: Sequence[LeftOutPeak]) -> str:
+    """Returns how the peaks of every source lie in what all others say, as a page in Markdown."""
+    lines = ["| source | program | peaks | inside 90 % | below the 95 % end |", "| --- | --- | --: | --: | --: |"]
+    for source in sorted({peak.source for peak in peaks}):
+        own = [peak for peak in peaks if peak.source == source]
+        spreads = fit_spreads(peak for peak in peaks if peak.source != source)
+        shares = [spreads[peak.program].probability(math.exp(peak.log_ratio)) for peak in own]
+        inside, below = (sum(test) / len(own) for test in (
+            [1 - FITS <= share <= FITS for share in shares], [share <= FITS for share in shares],
+        ))  # fmt: skip
+        lines.append(f"| {source} | {own[0].program} | {len(own)} | {inside:.0%} | {below:.0%} |")
+    return "\n".join(lines)
+
+
+def main(paths: Sequence[str]) -> None:
+    """Reads files of published runs, writes the table, and prints how sources lie that are left out of it."""
+    runs = [run for run in read_files([Path(path) for path in paths]) if isinstance(run, PublishedRun)]
+    peaks = [*measure_peaks(runs)]
+    write_table(fit_spreads(peaks), Path(str(ROOM / FILE)))
+    print(describe_left_out(peaks))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
