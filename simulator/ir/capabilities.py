@@ -38,6 +38,8 @@ class ShardsStates(HoldsStates):
 
     shards: ClassVar[tuple[str, ...]] = ()
     """States that are sharded: optimizer, gradients, parameters."""
+    divides_while_loading: ClassVar[bool] = False
+    """Weights of a layer are divided as they are loaded (``zero.Init`` of DeepSpeed)."""
 
     @property
     @abstractmethod

@@ -10,6 +10,7 @@ import numpy as np
 
 from meshcast.hardware.cluster import NodeGroup
 from meshcast.hardware.units import GIB
+from meshcast.simulator.ir.capabilities import ShardsStates, schemes_with
 from meshcast.simulator.ir.ops import BYTES
 from meshcast.simulator.report.forecast import Forecast
 
@@ -75,24 +76,14 @@ def loading_use(play: Forecast) -> HostUse | None:
     """
     job = play.plan.job
     framework, node = job.framework, job.cluster.node
-    if (
-        not framework.memory.each_rank_loads
-        or job.cluster.groups
-        or play.plan.shape.p > 1
-        or _divides_while_loading(play)
-    ):
+    divided = any(scheme.divides_while_loading for scheme in schemes_with(play.plan.every_scheme, ShardsStates))
+    if not framework.memory.each_rank_loads or job.cluster.groups or play.plan.shape.p > 1 or divided:
         return None
     width = BYTES[framework.weights if job.adapters else framework.main_weights]
     ranks = min(int(node.gpus), job.cluster.gpus)
     capacity = node.host.capacity if node.host else None
-    return HostUse(
-        "cpu", node.name, ranks * float(width) * job.model.parameters, None if capacity is None else float(capacity)
-    )
-
-
-def _divides_while_loading(play: Forecast) -> bool:
-    """Whether ranks divide the weights of every layer as it is loaded (``zero.Init`` of DeepSpeed's ZeRO-3)."""
-    return any(scheme.use.startswith("data/zero-") and scheme.use != "data/zero-1" for scheme in play.plan.every_scheme)
+    needed = ranks * float(width) * job.model.parameters
+    return HostUse("cpu", node.name, needed, None if capacity is None else float(capacity))
 
 
 def _device_of_each_rank(play: Forecast, ranks: int) -> np.ndarray:

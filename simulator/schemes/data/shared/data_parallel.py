@@ -342,18 +342,22 @@ def _side_ops(
             if place < len(legs[i]):
                 groups[last[i][0], legs[i][place][0].stream].append(i)
         for (before, _), group in groups.items():
-            counts = [len(legs[i][place]) for i in group]
-            buckets = np.repeat(group, counts)
-            begins = np.cumsum(lengths[buckets]) - lengths[buckets]
-            params = numbers[np.repeat(starts[buckets] - begins, lengths[buckets]) + np.arange(lengths[buckets].sum())]
-            side = SideOps([op for i in group for op in legs[i][place]], params, begins)
-            firsts = np.cumsum(counts) - counts
+            ops = [legs[i][place] for i in group]
+            side = _join_side_ops(ops, [numbers[starts[i] : ends[i]] for i in group])
+            lasts = np.cumsum([len(leg) for leg in ops]) - 1
             if before is not None:
-                waits = np.full(len(buckets), -1)
-                waits[firsts] = [last[i][1] for i in group]
+                waits = np.full(len(side.ops), -1)
+                waits[[0, *(lasts[:-1] + 1)]] = [last[i][1] for i in group]
                 side.after = before, waits
-            last |= {i: (side, end) for i, end in zip(group, (firsts + counts - 1).tolist(), strict=True)}
+            last |= {i: (side, end) for i, end in zip(group, lasts.tolist(), strict=True)}
             yield side
+
+
+def _join_side_ops(ops: Sequence[Sequence[Op]], params: Sequence[np.ndarray]) -> SideOps:
+    """Returns the ops of some buckets in one list. params: of each bucket, which every op of it has."""
+    of_ops = [numbers for leg, numbers in zip(ops, params, strict=True) for _ in leg]
+    lengths = [len(numbers) for numbers in of_ops]
+    return SideOps([op for leg in ops for op in leg], np.concatenate(of_ops), np.cumsum(lengths) - lengths)
 
 
 def _split_by_stream(chains: Sequence[Sequence[Op]]) -> list[list[list[Op]]]:
