@@ -92,7 +92,7 @@ MADE = {"assumed", "fabric_gpus"}
         ("cluster", [cluster.Cluster, cluster.NodeGroup, mixed.ByGroups], {"name", "title", "source", *MADE}),
         ("model", [Model, Branch, MoEShape, MLA, StateSpace, LinearAttention], {"trunk_hidden"}),
         ("published-runs", [*SPEC, rows.RunOverlap, rows.PublishedRun, rows.PublishedFigures], set()),
-        ("framework", [Framework], {"overlap", "bucket", "loss", "update", "memory", "rates"}),
+        ("framework", [Framework], {"overlap", "bucket", "adapters", "loss", "update", "memory", "rates"}),
     ],
 )
 def test_every_field_is_on_its_page(name, models, left_out) -> None:

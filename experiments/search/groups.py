@@ -21,7 +21,8 @@ from meshcast.simulator.bounds.order_bounds import OrderBounds
 from meshcast.simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
 from meshcast.simulator.bounds.schedule_bound import StageTimes
 from meshcast.simulator.bounds.unit_prices import UnitLayout
-from meshcast.simulator.ir.ops import BYTES
+from meshcast.simulator.ir.ops import BYTES, STORED_FORMATS
+from meshcast.simulator.job.job import Job
 
 COLUMNS = ("places", "schemes", "seconds", "nbytes", "points")
 """What an `OpenGroup` has of every pipeline with a data scheme."""
@@ -289,7 +290,7 @@ class GroupBounds:
                 if value is not None and name in schemes.known:
                     found[:, at, number] = self._copy_rates(group, place, value, groups, elements)[:, None]
         found[0] *= BYTES[framework.gradients]
-        found[1] *= BYTES[framework.weights]
+        found[1] *= least_weight_bytes(self.space.loaded)
         return Collectives(elements, matrices, found[0], found[1], each_reduction, each_gather)
 
     def _turns(self, table: GroupPipelines) -> tuple[np.ndarray, np.ndarray]:
@@ -323,7 +324,7 @@ class GroupBounds:
         most parameters of a collective; 0: any number."""
         plan, framework = self.bounds.states.plain_plan(group, place), self.space.loaded.framework
         reduction = int(reduced) * BYTES[framework.gradients] or LARGE
-        nbytes = reduction, reduction, int(gathered) * BYTES[framework.weights] or LARGE
+        nbytes = reduction, reduction, round(int(gathered) * least_weight_bytes(self.space.loaded)) or LARGE
         return collective_rates(plan, axes, self.bounds.shared, nbytes) if plan else (0.0, 0.0, 0.0)
 
     def _state_nbytes(self, group: LayerGroup, table: GroupPipelines) -> np.ndarray:
@@ -340,7 +341,7 @@ class GroupBounds:
         if data not in self.space.data_schemes.known:
             return 0.0, 0.0
         framework, cuts_weights = self.space.loaded.framework, data not in WHOLE["weights"]
-        full, compute = BYTES[framework.main_weights], BYTES[framework.weights]
+        full, compute = BYTES[framework.main_weights], least_weight_bytes(self.space.loaded)
         nbytes = {
             "weights": compute,
             # With one micro-batch a step those that are set to None are not there at the peak.
@@ -393,11 +394,17 @@ class GroupBounds:
             largest = layers * layout.reduced[axes].max(), layers * layout.matrices[axes].max()
             reduce, scatter, gather = self._rates(group, place, axes, *(largest if each else (0, 0)))
             reductions[axes] = (reduce if step.data == "ddp" else scatter) * BYTES[framework.gradients]
-            gathers[axes] = gather * BYTES[framework.weights]
+            gathers[axes] = gather * least_weight_bytes(self.space.loaded)
         # Under a pipeline that overlaps, FSDP keeps weights gathered and gradients whole through all micro-batches.
         kept = step.data == "fsdp" and not each and known
-        both = (BYTES[framework.weights], BYTES[framework.gradients]) if kept else (0, 0)
+        both = (least_weight_bytes(self.space.loaded), BYTES[framework.gradients]) if kept else (0, 0)
         return ParameterCosts(nbytes, both, reductions, gathers, each, often, layers)
+
+
+def least_weight_bytes(job: Job) -> float:
+    """Returns the least bytes in which a weight of a job is stored and gathered."""
+    stored, compute = job.train.frozen_weights, BYTES[job.framework.weights]
+    return float(compute if stored is None else min(compute, STORED_FORMATS[stored].codes))
 
 
 def find_places(pipelines: list[Pipeline]) -> dict[Place, np.ndarray]:

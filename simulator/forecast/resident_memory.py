@@ -18,7 +18,7 @@ from meshcast.simulator.ir.capabilities import (
     schemes_with,
 )
 from meshcast.simulator.ir.mesh import Mesh
-from meshcast.simulator.ir.ops import BYTES, Param
+from meshcast.simulator.ir.ops import BYTES, Param, StoredFormat
 from meshcast.simulator.lowering.scope import count_shards, shards_at_rest, traits_of
 from meshcast.simulator.lowering.update import by_axes
 from meshcast.simulator.plan.plan import Plan
@@ -206,6 +206,7 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """
     framework = plan.job.framework
     compute, full, moments = BYTES[framework.weights], BYTES[framework.main_weights], 2 * BYTES[framework.moments]
+    trained = BYTES[framework.adapters.weights or framework.weights]
     updated = all(scheme.updates_weights for scheme in schemes_with(plan.schemes, HoldsStates))
     bucketing = schemes_with(plan.schemes, KeepsBuckets)
     converted = framework.gradients != framework.weights and not framework.fused_gradients
@@ -215,10 +216,11 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
         at_rest = {state: shards(state, param) for state in found}
         cut = at_rest["parameters"] > 1 and updated
         if not param.trained:
-            found["parameters"] += size * (1 if framework.fp8_frozen_weights else compute) / at_rest["parameters"]
+            codes, constants = param.stored or StoredFormat(compute)
+            found["parameters"] += size * (codes / at_rest["parameters"] + constants)
             continue
         main = 0 if cut else framework.main_copy_bytes
-        found["parameters"] += size * (full if cut else compute) / at_rest["parameters"]
+        found["parameters"] += size * (full if cut else trained) / at_rest["parameters"]
         found["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
         if any(scheme.keeps_bucket(param) for scheme in bucketing):
             found["gradients"] += size * compute / at_rest["gradients"]

@@ -213,7 +213,8 @@ def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[Gradien
     """The optimizer update of one device."""
     framework, unlike = plan.job.framework, bool(plan.on(device).mesh.stage)
     main, moments = BYTES[framework.main_weights], 2 * BYTES[framework.moments]
-    read, write = BYTES[framework.gradients], BYTES[framework.weights] + framework.main_copy_bytes
+    weights = BYTES[framework.adapters.weights or framework.weights]
+    read, write = BYTES[framework.gradients], weights + framework.main_copy_bytes
     convert = (0, 0)
     sharded = any("optimizer" in scheme.shards for scheme in schemes_with(plan.schemes, ShardsStates))
     if framework.converts_apart:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from meshcast.simulator.ir.attention_mask import WHOLE, ScoreBlock
 from meshcast.simulator.ir.layout import Layout, Tensor, required_layout
 from meshcast.simulator.ir.modules import LocalShapes, Operator
-from meshcast.simulator.ir.ops import BYTES, Attention, Collective, Gemm, Memory, Work
+from meshcast.simulator.ir.ops import BYTES, Attention, Collective, Gemm, Memory, StoredFormat, Work
 
 
 class Boundary(Operator):
@@ -88,6 +88,46 @@ class Sum(Operator):
 
     def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("add", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+
+@dataclass(frozen=True, eq=False)
+class Elementwise(Operator):
+    """One kernel over the elements of a tensor, as PyTorch runs it: conversion to another number format, product with a
+    number, dropout.
+
+    what: kind of the kernel, see `Memory`.
+    dropout: whether it is dropout, whose mask of one byte an element is saved.
+    """
+
+    what: str = "convert"
+    dropout: bool = False
+
+    def _mask(self, at: LocalShapes) -> int:
+        return at.size(*self.ins) if self.dropout else 0
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory(self.what, at.bytes(*self.ins), at.bytes(*self.outs) + self._mask(at))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory(self.what, at.bytes(*self.outs) + self._mask(at), at.bytes(*self.ins), backward=True)]
+
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+        return [("mask", self._mask(at), "workspace")] if self.dropout else []
+
+
+class PromotedSum(Sum):
+    """outs[0] = ins[0] + ins[1] in the wider number format of ins[1]; the gradient of ins[0] is converted back."""
+
+    @property
+    def pass_through(self) -> list[tuple[Tensor, Tensor]]:
+        """The input with the output whose gradient is also its gradient."""
+        return [(self.ins[1], self.outs[0])]
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("convert", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory("convert", at.bytes(*self.outs), at.bytes(self.ins[0]), backward=True)]
 
 
 class Norm(Operator):
@@ -197,10 +237,13 @@ class Linear(Operator):
     grad_dtype: format of the gradient buffer to which the GEMM of the weight gradient adds its result.
     quantised: recipe (a key of `QUANTISED`) in whose format the input is, and to which the gradient of the output is
         cast; empty: none.
+    stored: format in which its matrices are stored, of which a kernel makes copies in the format of the GEMMs before
+        each pass, one matrix at a time; None: that of the GEMMs.
     """
 
     grad_dtype: str = "fp32"
     quantised: str = ""
+    stored: StoredFormat | None = field(default=None, kw_only=True)
     sums = True
 
     def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
@@ -221,12 +264,31 @@ class Linear(Operator):
 
     def forward(self, at: LocalShapes) -> list[Work]:
         rows, columns, inner, _ = self._sizes(at)
-        return [self._product(at, rows, columns, inner, "tn")]
+        return [*self._convert_weights(at), self._product(at, rows, columns, inner, "tn")]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         rows, columns, inner, _ = self._sizes(at)
         casts = [QUANTISED[self.quantised].cast(at.size(*self.outs))] if self.quantised else []
-        return [*casts, self._product(at, rows, inner, columns, "nn")]
+        return [*casts, *self._convert_weights(at), self._product(at, rows, inner, columns, "nn")]
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """Its weights without biases."""
+        return tuple(weight for weight in self.weights if len({*weight.dims} - {"e"}) == 2)
+
+    @property
+    def converted(self) -> StoredFormat | None:
+        """The format from which its matrices are converted before each pass; None: they are not."""
+        return None if self.quantised else self.stored
+
+    def _convert_weights(self, at: LocalShapes) -> list[Work]:
+        if self.converted is None:
+            return []
+        elements = at.size(*self.matrices)
+        return [Memory("dequantise", round(self.converted.nbytes * elements), at.bytes(*self.matrices))]
+
+    def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
+        return [(0, 1, max(map(at.bytes, self.matrices)))] if self.converted is not None else []
 
     def cast_gradient_bytes(self, at: LocalShapes) -> int:
         return int(at.size(*self.outs) * BYTES[QUANTISED[self.quantised].dtype]) if self.quantised else 0

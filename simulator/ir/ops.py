@@ -7,9 +7,9 @@ stream, with the ops that it waits for. A *Fragment* is what one module lowers t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,37 @@ BYTES |= {"int64": 8, "int8": 1, "int4": 0.5, "bool": 1}
 
 WIDTH: dict[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0 + 4 / 128, "fp4": 0.5 + 1 / 16}
 """Bytes of an element of dispatched tokens, scales included: 4 bytes for 128 elements of fp8, 1 for 16 of fp4."""
+
+
+class StoredFormat(NamedTuple):
+    """A format in which matrices that are not trained are stored, in place of that of the computation.
+
+    codes: bytes of an element, which are sharded as a weight is.
+    constants: bytes of its block's scales for an element. They are no parameters: FSDP shards none, every rank has all.
+    """
+
+    codes: float
+    constants: float = 0.0
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of an element."""
+        return self.codes + self.constants
+
+
+STORED_FORMATS: Mapping[str, StoredFormat] = {
+    "fp8": StoredFormat(1.0),
+    "int8": StoredFormat(1.0),
+    "int4": StoredFormat(0.5, 2.5 / 128),
+    "nf4": StoredFormat(0.5, 4 / 64),
+    "nf4-double": StoredFormat(0.5, (1 + 4 / 256) / 64),
+}
+"""Formats of frozen weights by name.
+
+fp8: primary weights of Transformer Engine, one scale a tensor. int8: LLM.int8, one scale a row (bitsandbytes 0.49.2,
+bitsandbytes/nn/modules.py, Int8Params). int4: GPTQ and AWQ, a scale in 16 bits and a zero point in 4 for each group of
+128. nf4: one fp32 maximum for each block of 64 (bitsandbytes/functional.py, quantize_4bit; also fp4); nf4-double: these
+maxima in 8 bits, with one fp32 maximum for 256 of them (compress_statistics; QLoRA, arXiv 2305.14314, section 3)."""
 
 Message = tuple[int, int, int]
 """Sending rank, receiving rank, bytes."""
@@ -347,6 +378,7 @@ class Param:
     matrix: local elements of one matrix of a linear layer; 0 of other parameters.
     shape: local rows and columns of one matrix, also of an embedding; () of vectors and other tensors.
     in_layer: whether it belongs to a layer; otherwise to the embedding, the final norm or the output layer.
+    stored: the format in which it is stored; None: that of the computation.
     """
 
     name: str
@@ -362,6 +394,11 @@ class Param:
     matrix: int = 0
     in_layer: bool = True
     shape: tuple[int, ...] = ()
+    stored: StoredFormat | None = None
+
+    def count_moved(self, nbytes: float) -> int:
+        """Returns the elements of `nbytes` bytes that a collective of the whole weight moves."""
+        return self.size if self.stored is None else round(self.size * self.stored.codes / nbytes)
 
 
 @dataclass(eq=False, slots=True)

@@ -23,6 +23,7 @@ from meshcast.simulator.costs.regimes import Regime
 from meshcast.simulator.ir.modules import UpdateWorkspace
 from meshcast.simulator.ir.ops import BYTES
 from meshcast.simulator.job.release import find_month, generations_of
+from meshcast.simulator.models.adapters import AdapterKernels
 from meshcast.simulator.models.shapes import LossShape
 
 Format = Literal["fp32", "bf16", "fp16"]
@@ -249,9 +250,6 @@ class Framework(FrameworkPart):
     fp8_activation_inputs: bool = False
     """Inputs of the activation between the linear layers of MLPs and experts are saved in 8 bits for the backward pass
     (`activation_func_fp8_input_store` of Megatron-Core; DeepSeek-V3, arXiv 2412.19437, section 3.3.2)."""
-    fp8_frozen_weights: bool = False
-    """Weights that are not trained, under adapters, are kept in 8 bits alone (8-bit primary weights of Transformer
-    Engine); otherwise in the format of the weights."""
     regather: bool
     """All-gathered inputs of linear layers are saved as shards, and gathered again for the weight gradient."""
     scatter_gather_tensors_in_pipeline: bool = False
@@ -269,6 +267,7 @@ class Framework(FrameworkPart):
     bucket: Bucket
     loss: LossKernels
     update: UpdateMemory = UpdateMemory()
+    adapters: AdapterKernels = AdapterKernels()
     memory: ProcessMemory
     rates: dict[str, float]
     """Factors on the calibrated rates and times of kernels and links: see `simulator.costs`."""
@@ -315,7 +314,7 @@ class Framework(FrameworkPart):
     @property
     def main_copy_bytes(self) -> int:
         """Bytes per parameter of the optimizer's main weights beside the weights of the computation."""
-        if self.main_weights == self.weights:
+        if self.main_weights == (self.adapters.weights or self.weights):
             return 0
         main = int(BYTES[self.main_weights])
         return main - int(BYTES[self.weights]) if self._keeps_remainders else main
@@ -359,6 +358,7 @@ FILES = resources.files("meshcast.simulator.job") / "frameworks"
 RENAMED = {
     **dict.fromkeys(("spread", "sigma"), "sigmas: {other: 0.1}, which widens the interval of the regime"),
     "stale_gradients": "update: {stale_gradients: true}",
+    "fp8_frozen_weights": "frozen_weights: fp8 under train",
     **dict.fromkeys(("spread_experts", "sigma_experts"), "regime: known, family or unknown"),
 }
 """Keys of an older release, and what to write now."""

@@ -28,7 +28,7 @@ from meshcast.simulator.job.run_keys import (
     refuse_two_lengths,
     short_for,
 )
-from meshcast.simulator.models.adapters import Adapters, Target
+from meshcast.simulator.models.adapters import Adapters, StoredName, Target
 from meshcast.simulator.models.model import Model
 
 
@@ -196,12 +196,23 @@ class RunLength(JobPart):
 class Train(JobPart):
     """Which parameters are trained: all, those of adapters only, or none."""
 
-    mode: Literal["full", "lora", "forward-only"] = "full"
-    """forward-only: a step runs forward passes alone, as for evaluation."""
+    mode: Literal["full", "lora", "qlora", "forward-only"] = "full"
+    """lora: adapters alone. qlora: the same, over matrices of 4 bits. forward-only: a step runs forward passes alone,
+    as for evaluation."""
     rank: Count | None = None
     """Rank of the adapters. Default: 16."""
     targets: tuple[Target, ...] | None = None
     """Linear layers with an adapter. Default: all."""
+    dropout: StrictBool | None = None
+    """Whether the inputs of adapters have dropout. Default: no."""
+    frozen_weights: StoredName | None = None
+    """Format in which the matrices of linear layers under adapters are stored; embedding, output layer, norms and
+    biases keep that of the computation. Default: nf4-double with qlora, otherwise that of the computation."""
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters alone are trained."""
+        return self.mode in ("lora", "qlora")
 
 
 class Noise(JobPart):
@@ -346,7 +357,11 @@ class Job(JobPart):
         """The adapters, if they alone are trained."""
         if self.train.rank is None or self.train.targets is None:
             return None
-        return Adapters(self.train.rank, self.train.targets)
+        kernels = self.framework.adapters
+        if self.framework.compile:
+            kernels = kernels.model_copy(update={"eager": False})
+        stored = self.train.frozen_weights or ""
+        return Adapters(self.train.rank, self.train.targets, bool(self.train.dropout), kernels, stored)
 
     @property
     def means_program(self) -> bool:

@@ -173,6 +173,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         "gradients": precision.gradients,
         "main_weights": precision.main_weights,
         "moments": precision.moments,
+        "adapters": framework.adapters.model_dump() | ({} if file.train.has_adapters else {"weights": ""}),
     }
     framework = load_framework(choice.name, choice.set | formats, choice.release)
     old_gpu = None if "attention" in choice.set else find_gpu_without_flash(framework, cluster)
@@ -288,12 +289,14 @@ def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
 
 
 def _precision(file: JobFile, framework: Framework, plan: LongPlan) -> Precision:
+    """The number formats with defaults filled; adapters that the framework keeps in one have gradients in it, too."""
     given = file.precision
+    kept = framework.adapters.weights if file.train.has_adapters else ""
     compute = given.compute or framework.quantised or framework.weights
-    main_weights = given.main_weights or framework.main_weights
+    main_weights = kept or given.main_weights or framework.main_weights
     return Precision(
         compute=compute,
-        gradients=given.gradients or _gradient_format(compute, framework, plan),
+        gradients=kept or given.gradients or _gradient_format(compute, framework, plan),
         main_weights=main_weights,
         moments=given.moments or (main_weights if framework.update.moments_as_weights else framework.moments),
     )
@@ -315,8 +318,8 @@ def _train(train: Train, model: Model) -> Train:
 
     Raises PlanError for options of adapters without adapters, and for targets that the model does not have.
     """
-    if train.mode != "lora":
-        for key in ("rank", "targets"):
+    if not train.has_adapters:
+        for key in train.model_fields_set - {"mode"}:
             if (given := getattr(train, key)) is not None:
                 raise PlanError(f"train.{key}", "only adapters have it", "Say mode: lora, or leave it out", given)
         return train
@@ -324,7 +327,8 @@ def _train(train: Train, model: Model) -> Train:
     if not targets:
         raise PlanError("train.targets", "nothing would be trained", f"Name some of {', '.join(TARGETS)}", [])
     Adapters(rank := train.rank or DEFAULT_RANK, targets).check(model)
-    return Train(mode="lora", rank=rank, targets=targets)
+    stored = train.frozen_weights or ("nf4-double" if train.mode == "qlora" else None)
+    return train.model_copy(update={"rank": rank, "targets": targets, "frozen_weights": stored})
 
 
 def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:

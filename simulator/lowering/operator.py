@@ -91,6 +91,7 @@ def _make_param(scope: Scope, operator: Operator, weight: Tensor, at: LocalShape
         matrix=size // local.get("e", 1) if linear else 0,
         in_layer=scope.in_layer,
         shape=sides if len(sides) == 2 else (),
+        stored=operator.stored if isinstance(operator, Linear) and weight in operator.matrices else None,
     )
 
 

@@ -1,14 +1,20 @@
 """Low-rank adapters (LoRA): inserts adapters into the modules of a model and freezes all other weights.
 
-A linear layer y = x W with an adapter computes y = x W + (x A) B, with A [in, rank] and B [rank, out]. The scale
-alpha / rank is a factor of the GEMM with B, without a kernel of its own. Frozen weights have no gradients, no gradient
-buffers and no optimizer states, and frozen linear layers save no input for the backward pass. Gradients of activations
-are computed down to the lowest layer with an adapter.
+A linear layer y = x W with an adapter computes y = x W + (x A) B, with A [in, rank] and B [rank, out]. Frozen weights
+have no gradients, no gradient buffers and no optimizer states, and frozen linear layers save no input for the backward
+pass. Gradients of activations are computed down to the lowest layer with an adapter. Frozen matrices may be stored in
+few bits (QLoRA): then a kernel makes a copy of one of them in the format of the computation before each pass.
 
-Queries, keys and values share one A, and so do gate and up: a fused linear layer has one adapter, as in Megatron (NeMo,
-Megatron Bridge). Hugging Face PEFT, whose linear layers are not fused, has an A for each.
+How an adapter computes says `AdapterKernels`. Where linear layers are fused, queries, keys and values share one A, and
+so do gate and up, and the scale alpha / rank is a factor of the GEMM with B (Megatron: NeMo, Megatron-Bridge). PEFT has
+an A for each, and every step of
 
-References: Hu et al. 2021, arXiv 2106.09685, section 4.
+    out = (x W + scale B(A(dropout(x in fp32)))) in 16 bits
+
+is a kernel of its own, each way and again where layers are recomputed, in fp32 where the adapters are (`Linear.forward`
+in peft/tuners/lora/layer.py, `cast_adapter_dtype` in peft/tuners/tuners_utils.py, both of PEFT 0.12 to 0.21).
+
+References: Hu et al. 2021, arXiv 2106.09685, section 4; Dettmers et al. 2023 (QLoRA), arXiv 2305.14314.
 """
 
 from __future__ import annotations
@@ -17,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.layout import Dim, Tensor
@@ -31,7 +39,8 @@ from meshcast.simulator.ir.modules import (
     SelfAttention,
     Unit,
 )
-from meshcast.simulator.ir.operators import Cast, Linear, Sum
+from meshcast.simulator.ir.operators import Cast, Elementwise, Head, Linear, PromotedSum, Sum
+from meshcast.simulator.ir.ops import STORED_FORMATS
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.transformer import Transformer
 
@@ -39,6 +48,9 @@ Target = Literal["attn_qkv", "attn_proj", "mlp_up", "mlp_down"]
 """The linear layers that can have an adapter."""
 
 TARGETS: tuple[Target, ...] = get_args(Target)
+
+StoredName = Literal["fp8", "int8", "int4", "nf4", "nf4-double"]
+"""Names of `STORED_FORMATS`."""
 
 LINEARS: dict[tuple[type[CompositeModule], str], Target] = {
     (SelfAttention, "qkv"): "attn_qkv",
@@ -53,12 +65,40 @@ PLAIN_LAUNCHES = 0.37
 of 91 us on a GH200, 37 of 100 us on a GB200 (NVIDIA/TransformerEngine, issue 2053)."""
 
 
+class AdapterKernels(BaseModel):
+    """How adapters are kept and computed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    weights: Literal["fp32", ""] = ""
+    """Format of their weights, gradients and states, where they are trained; empty: that of other weights. PEFT
+    converts adapters to fp32 (`autocast_adapter_dtype`)."""
+    products: Literal["fp32", ""] = ""
+    """Format of their products; empty: that of the computation, also under autocast, which converts its operands."""
+    separate: bool = False
+    """Queries, keys, values, gate and up have an adapter each; otherwise those of one GEMM share one."""
+    eager: bool = False
+    """Conversions, dropout, the scale and the sum are kernels of their own."""
+
+
+FUSED = AdapterKernels()
+"""Adapters of fused linear layers, in the format of the other weights."""
+
+
 @dataclass(frozen=True)
 class Adapters:
-    """Adapters of rank `rank` on the linear layers that `targets` names."""
+    """Adapters of rank `rank` on the linear layers that `targets` names.
+
+    dropout: whether their inputs have dropout.
+    kernels: how they are computed.
+    stored: format in which frozen matrices are stored, of `STORED_FORMATS`; empty: that of the computation.
+    """
 
     rank: int
     targets: tuple[Target, ...] = TARGETS
+    dropout: bool = False
+    kernels: AdapterKernels = FUSED
+    stored: str = ""
 
     def check(self, model: Model) -> None:
         """Raises PlanError if the model does not have one of the targets."""
@@ -86,11 +126,11 @@ class Adapters:
 
     def _layer_widths(self, model: Transformer) -> int:
         """Widths that the adapters of a layer lead from and to, together."""
-        ups = (2 if model.gated else 1) * model.dense_ffn
+        ups, separate = 2 if model.gated else 1, self.kernels.separate
         widths: dict[Target, int] = {
-            "attn_qkv": model.hidden + model.query_width + model.key_width + model.value_width,
+            "attn_qkv": (3 if separate else 1) * model.hidden + model.query_width + model.key_width + model.value_width,
             "attn_proj": model.output_width + model.hidden,
-            "mlp_up": model.hidden + ups,
+            "mlp_up": (ups if separate else 1) * model.hidden + ups * model.dense_ffn,
             "mlp_down": model.dense_ffn + model.hidden,
         }
         return sum(widths[target] for target in self.targets)
@@ -107,30 +147,90 @@ class Adapters:
                 found.append(replace(module, children=tuple(self.insert_into(module.children, type(module)))))
                 continue
             assert isinstance(module, Operator)
-            operator = replace(module, frozen=True)
+            operator = self._freeze(module)
             if LINEARS.get((inside, module.name.rpartition(".")[2])) in self.targets and isinstance(operator, Linear):
                 found += self._with_adapter(operator, plain.get(operator.ins[0].name, operator.ins[0]))
             else:
                 found.append(operator)
         return found
 
+    def _freeze(self, operator: Operator) -> Operator:
+        """Returns an operator whose weights are not trained, with matrices as they are stored."""
+        if self.stored and isinstance(operator, Linear) and not isinstance(operator, Head):
+            return replace(operator, frozen=True, stored=STORED_FORMATS[self.stored])
+        return replace(operator, frozen=True)
+
     def _with_adapter(self, linear: Linear, x: Tensor) -> list[Module]:
-        """Returns a linear layer and the modules of its adapter, which reads the input `x` as it is before any cast."""
-        name, rank, first = f"{linear.name}.lora", Dim(self.rank), linear.outs[0]
-        rows = {dim: size for dim, size in x.dims.items() if first.has(dim)}
-        inner = {dim: size for dim, size in x.dims.items() if not first.has(dim)}
-        down = Tensor(f"{name}.x", {**rows, "rank": rank}, x.dtype)
-        a = Tensor(f"{name}.a", {**inner, "rank": rank}, x.dtype)
+        """Returns a linear layer and the modules of its adapters, which read the input `x` as it is before any cast."""
         plain = tuple(replace(out, name=f"{out.name}.plain") for out in linear.outs)
-        added = tuple(replace(out, name=f"{out.name}.lora") for out in linear.outs)
+        modules: list[Module] = [replace(linear, outs=plain)]
+        if not self.kernels.separate:
+            return [*modules, *self._adapter(f"{linear.name}.lora", x, plain, linear.outs, linear.grad_dtype)]
+        for before, out in zip(plain, linear.outs, strict=True):
+            modules += self._adapter(f"{out.name}.lora", x, (before,), (out,), linear.grad_dtype)
+        return modules
+
+    def _adapter(
+        self, name: str, x: Tensor, plain: tuple[Tensor, ...], outs: tuple[Tensor, ...], grad_dtype: str
+    ) -> list[Module]:
+        """Returns the modules of an adapter. plain, outs: outputs of the linear layer without and with it."""
+        kernels = self.kernels
+        launches = 1.0 if kernels.eager else PLAIN_LAUNCHES
+        dtype = kernels.products or x.dtype
+        ahead, source = self._read_input(name, x, dtype)
+        rows = {dim: size for dim, size in x.dims.items() if outs[0].has(dim)}
+        inner = {dim: size for dim, size in x.dims.items() if not outs[0].has(dim)}
+        latent = Tensor(f"{name}.x", {**rows, "rank": Dim(self.rank)}, dtype)
+        a = Tensor(f"{name}.a", {**inner, "rank": Dim(self.rank)}, dtype)
+        added = tuple(replace(out, name=f"{out.name}.lora", dtype=dtype) for out in outs)
         columns = [{dim: size for dim, size in out.dims.items() if dim not in rows} for out in added]
-        b = tuple(Tensor(f"{name}.b{i}", {"rank": rank, **wide}, x.dtype) for i, wide in enumerate(columns))
+        b = tuple(Tensor(f"{name}.b{i}", {"rank": Dim(self.rank), **wide}, dtype) for i, wide in enumerate(columns))
         return [
-            replace(linear, outs=plain),
-            Linear(f"{name}.a", (x,), (down,), (a,), linear.grad_dtype, launches=PLAIN_LAUNCHES),
-            Linear(f"{name}.b", (down,), added, b, linear.grad_dtype, launches=PLAIN_LAUNCHES),
-            Sum(f"{name}.add", (*plain, *added), linear.outs, frozen=True, launches=PLAIN_LAUNCHES),
+            *ahead,
+            Linear(f"{name}.a", (source,), (latent,), (a,), grad_dtype, launches=launches),
+            Linear(f"{name}.b", (latent,), added, b, grad_dtype, launches=launches),
+            *self._add(name, plain, added, outs),
         ]
+
+    def _read_input(self, name: str, x: Tensor, dtype: str) -> tuple[list[Module], Tensor]:
+        """Returns the kernels between the input of a linear layer and the products of its adapter, and what they make.
+
+        dtype: format of the products.
+        """
+        modules: list[Module] = []
+
+        def add(what: str, output_dtype: str) -> None:
+            nonlocal x
+            output = replace(x, name=f"{name}.{what}{len(modules)}.out", dtype=output_dtype, gradient_dtype="")
+            kernel = f"{name}.{what}{len(modules)}"
+            modules.append(Elementwise(kernel, (x,), (output,), (), what, what == "dropout", frozen=True))
+            x = output
+
+        if self.kernels.eager and (self.kernels.weights or x.dtype) != x.dtype:
+            add("convert", self.kernels.weights)
+        if self.dropout:
+            add("dropout", x.dtype)
+        if self.kernels.eager and x.dtype != dtype:
+            add("convert", dtype)
+        return modules, x
+
+    def _add(
+        self, name: str, plain: tuple[Tensor, ...], added: tuple[Tensor, ...], outs: tuple[Tensor, ...]
+    ) -> list[Module]:
+        """Returns the kernels that scale the outputs of an adapter and add them to those of its linear layer."""
+        if not self.kernels.eager:
+            return [Sum(f"{name}.add", (*plain, *added), outs, frozen=True, launches=PLAIN_LAUNCHES)]
+        modules: list[Module] = []
+        for before, low, out in zip(plain, added, outs, strict=True):
+            scaled = replace(low, name=f"{low.name}.scaled")
+            modules.append(Elementwise(f"{name}.scale", (low,), (scaled,), (), "scale", frozen=True))
+            if low.dtype == out.dtype:
+                modules.append(Sum(f"{name}.add", (before, scaled), (out,), frozen=True))
+                continue
+            wide = replace(out, name=f"{out.name}.wide", dtype=low.dtype)
+            modules.append(PromotedSum(f"{name}.add", (before, scaled), (wide,), frozen=True))
+            modules.append(Elementwise(f"{name}.round", (wide,), (out,), (), "convert", frozen=True))
+        return modules
 
 
 def freeze(modules: Sequence[Module]) -> list[Module]:

@@ -228,13 +228,13 @@ def _read_optimizer(expected: str, imported: ImportedJob) -> dict[str, str]:
 
 
 def _read_mode(expected: str, keys: dict[str, Any], imported: ImportedJob) -> str:
-    """Which weights are trained; frozen and quantised ones a job has not, so they are to be named as not followed."""
+    """Which weights are trained; partly frozen ones a job has not, so they are to be named as not followed."""
     mode = keys.get("train.mode", "full")
     findings = imported.findings
     unfollowed = bool(findings.approximated or findings.questions)
-    if (expected, mode) in (("qlora", "lora"), ("freeze", "full")) and unfollowed:
+    if (expected, mode) == ("freeze", "full") and unfollowed:
         return expected
-    return str(mode)
+    return "qlora" if keys.get("train.frozen_weights") else str(mode)
 
 
 def _compare_models(expected: ExpectedShape | str | None, model: Model) -> Iterator[tuple[str, Any, Any]]:

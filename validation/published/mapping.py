@@ -21,7 +21,7 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from meshcast.validation.published.clusters import blocks_launches, known_cluster
 from meshcast.validation.published.recipes import (
     EAGER_LOSS,
-    LAUNCHED_LOSS,
+    LAUNCHED_DROPOUT,
     LAUNCHED_MOMENTS,
     Recipe,
     correct_misprints,
@@ -29,6 +29,7 @@ from meshcast.validation.published.recipes import (
     has_eager_loss,
     launched_attention,
     launched_dropout,
+    launched_kernels,
     launched_overlap,
     misprinted_fields,
     recipe_of,
@@ -168,7 +169,7 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
             **({"moments": moments} if moments else {}),
         },
         "optimizer": "adam",
-        "train": _train(spec, assumptions),
+        "train": _train(row, defaults, assumptions),
         "plan": _plan(spec, recipe, defaults, assumptions),
     }
     # Last, because the framework has the sigmas of all assumptions.
@@ -266,8 +267,9 @@ def _micro(spec: Spec, assumptions: Assumptions) -> int:
     return fits[0]
 
 
-def _train(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
+def _train(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
     """Maps the training mode: adapters, or all weights."""
+    spec = row.spec
     if spec.kind != "lora" and spec.lora is None:
         return {"mode": "full"}
     adapters = spec.lora or RunAdapters()
@@ -280,7 +282,10 @@ def _train(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
         if word not in TARGETS:
             raise _refusal("lora.targets", f"only {', '.join(TARGETS)} are supported", word)
     rank = assumptions.value_or_usual("lora.rank", adapters.rank, USUAL_RANK)
-    return {"mode": "lora", "rank": rank, "targets": [TARGETS[word] for word in targets]}
+    train = {"mode": "lora", "rank": rank, "targets": [TARGETS[word] for word in targets]}
+    in_8_bits = defaults.fp8_adapters and spec.precision not in ("bf16", "fp16")
+    stored = {"frozen_weights": "fp8"} if in_8_bits else {}
+    return train | stored | ({"dropout": True} if row.source in LAUNCHED_DROPOUT else {})
 
 
 def _framework(
@@ -312,14 +317,14 @@ def _framework(
         if value is not None and axis in CommunicationOverlap.model_fields:
             overlap[axis] = value
     changes["overlap"] = dict.fromkeys(CommunicationOverlap.model_fields, False) if blocking else overlap
-    if row.source in LAUNCHED_LOSS:
-        changes["loss"] = LAUNCHED_LOSS[row.source]
+    if kernels := launched_kernels(row):
+        changes |= kernels
     elif has_eager_loss(row):
         changes["loss"] = profile.loss.model_dump() | EAGER_LOSS
     if row.is_of_torch_1:
         changes["recompute_early_stop"] = False
     if defaults.fp8_adapters and spec.kind == "lora" and spec.precision not in ("bf16", "fp16"):
-        changes |= {"fp8_frozen_weights": True, "fp8_activation_inputs": True}
+        changes["fp8_activation_inputs"] = True
     if blocking:
         changes |= {"launch_blocking": True, "cuda_graphs": False}
     changes["sigmas"] = assumptions.widening

@@ -76,14 +76,50 @@ EAGER_LOSS = {"forward": 38, "backward": 14}
 product with the gradient in place (8) and its cast to 16 bits (6). NVIDIA/Megatron-LM @86d5aa5d77 of 2024-07,
 megatron/core/tensor_parallel/cross_entropy.py, class VocabParallelCrossEntropy."""
 
-LAUNCHED_LOSS: dict[str, dict[str, int | str]] = {
-    # foundation-model-stack/fms-acceleration @876e2ed: kernels of Unsloth, whose cross-entropy makes the gradient in
-    # place of the fp32 logits (plugins/fused-ops-and-kernels/src/fms_acceleration_foak/kernels/unsloth).
-    "fmsaccfoak": {"forward": 14, "backward": 14, "kept": 4, "peak": 8},
+ONE_KERNEL = {"forward": {"kernels": 1, "traffic": 1}, "backward": {"kernels": 1, "traffic": 1}}
+FUSED = {"rms-norm": {**ONE_KERNEL, "elementwise": False}, "rope": ONE_KERNEL}
+IN_FP32 = {"products": "fp32"}
+
+LAUNCHED_KERNELS: dict[str, dict[str, object]] = {
+    # foundation-model-stack/fms-acceleration @876e2ed, scripts/benchmarks/scenarios.yaml and accelerate.yaml: no mixed
+    # precision, so nothing converts the operands of adapters, which PEFT keeps in fp32.
+    "fmsacc": {"adapters": IN_FP32},
+    # The same with kernels of Unsloth, whose norm and RoPE are one kernel each and whose cross-entropy makes the
+    # gradient in place of the fp32 logits (plugins/fused-ops-and-kernels/src/fms_acceleration_foak/kernels/unsloth).
+    # Its adapters are PEFT's (framework_plugin_fast_kernels.py: fused_lora "only required for quant-peft").
+    "fmsaccfoak": {
+        "adapters": IN_FP32, "eager": FUSED, "loss": {"forward": 14, "backward": 14, "kept": 4, "peak": 8}
+    },
     # The same, scripts/benchmarks/scenarios-liger.yaml: fused linear and cross-entropy of Liger.
-    "fmsaccliger": {"forward": 2, "backward": 2, "kept": 0, "peak": 0, "chunk_tokens": "liger"},
-}
-"""Kernels of the loss that the launchers of a source set, by source."""
+    "fmsaccliger": {
+        "adapters": IN_FP32, "eager": FUSED,
+        "loss": {"forward": 2, "backward": 2, "kept": 0, "peak": 0, "chunk_tokens": "liger"},
+    },
+}  # fmt: skip
+"""Kernels that the launchers of a source set, by source."""
+
+BIGCODE_LOSS = {"forward": 8, "backward": 14, "kept": 2, "peak": 6}
+"""Loss of GPTBigCodeForCausalLM in Transformers 4.48.1, whose logits stay in 16 bits: their shifted copy (4) and the
+log-softmax (4); backward zeros (2), the gradient of the log-softmax (6), and its copy into zeros (6)."""
+
+
+LOGITS_HELD = "2024-10", {"forward": 14, "backward": 14, "kept": 4, "peak": 10}
+"""Loss of fmsaccfoak since Transformers 4.46: the logits in 16 bits stay in the frame of the model during the loss,
+which makes those in fp32 and their shifted copy (`FastForCausalLMLoss`)."""
+
+
+def launched_kernels(row: PublishedRun) -> dict[str, object]:
+    """The kernels that the launcher of a run sets, as changes of its framework."""
+    kernels = LAUNCHED_KERNELS.get(row.source, {})
+    if row.source in LAUNCHED_KERNELS and row.model_name.startswith("SantaCoder"):
+        return kernels | {"loss": BIGCODE_LOSS}
+    since, loss = LOGITS_HELD
+    held = row.source == "fmsaccfoak" and (month_of(row, framework(row.spec.stack)) or "") >= since
+    return kernels | ({"loss": loss} if held else {})
+
+
+LAUNCHED_DROPOUT = frozenset(LAUNCHED_KERNELS)
+"""Sources whose adapters have dropout: scripts/benchmarks/scenarios.yaml of fms-acceleration, lora_dropout: 0.1."""
 
 EAGER_LOSS_UNTIL = {
     # --cross-entropy-loss-fusion is off by default (megatron/core/model_parallel_config.py), and new of 2024-06.

@@ -18,9 +18,13 @@ MLPERF_ROUNDS = {
 """Months in which results of MLPerf Training were due (mlcommons.org, Training results and rules of each round). The
 containers that its submitters name are often those of an older round: code and container come with the round."""
 
-SOURCE_MONTHS = dict.fromkeys(("fmsacc", "fmsaccfoak", "fmsaccliger"), "2025-01")
-"""Months of sources whose rows name no release: foundation-model-stack/fms-acceleration @876e2ed,
-scripts/benchmarks/refs/requirements.txt (PyTorch 2.4.1, Transformers 4.48.1)."""
+TABLE_MONTHS = {
+    "refs/a100_80gb.csv": "2025-01",  # requirements.txt: Transformers 4.48.1, PEFT 0.13.2
+    "refs/a100_80gb_granite.csv": "2024-09",  # requirements_granite.txt: Transformers 4.45.2, PEFT 0.12.0
+    "refs/a100_80gb_liger.csv": "2024-09",  # requirements_liger.txt: Transformers 4.45.2, PEFT 0.13.2
+}
+"""Months of tables whose rows name no release, by the path that rows cite: foundation-model-stack/fms-acceleration
+@876e2ed, scripts/benchmarks/refs; all with PyTorch 2.4.1."""
 
 NAMED_MONTH = re.compile(rf"\b({'|'.join(MONTHS)}) (20\d\d)\b")
 RELEASE = re.compile(
@@ -38,8 +42,8 @@ def month_of(run: PublishedRun, framework: str) -> str | None:
     text = run.spec.stack_version or ""
     if named := NAMED_MONTH.search(text):
         return f"{named[2]}-{MONTHS.index(named[1]) + 1:02d}"
-    if not text and run.source in SOURCE_MONTHS:
-        return SOURCE_MONTHS[run.source]
+    if not text:
+        return next((month for table, month in TABLE_MONTHS.items() if table in str(run.cited)), None)
     for release in (text, *RELEASE.findall(text)):
         try:
             return find_month(release, framework_versions(framework), "stack_version")

@@ -108,7 +108,7 @@ class EagerCostModel:
 
 EagerOperation = Literal[
     "norm", "rms-norm", "activation", "expert-activation", "rope", "embedding", "cross-entropy", "permute", "unpermute",
-    "router", "bias-gradient", "grad-norm", "convert", "adam",
+    "router", "bias-gradient", "grad-norm", "convert", "dropout", "scale", "dequantise", "adam",
 ]  # fmt: skip
 """Operations that may be several kernels, as `Memory.what` names them; unpermute: sums over the copies of tokens."""
 
@@ -126,6 +126,9 @@ RATE_OF = {
     "bias-gradient": "bias_rate",
     "grad-norm": "clip_rate",
     "adam": "",
+    "dropout": "",
+    "scale": "",
+    "dequantise": "",
     "convert": "convert_rate",
 }
 """Coefficient of a kind of operation; "": as fast as a stream."""

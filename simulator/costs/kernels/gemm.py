@@ -18,6 +18,7 @@
   (Osama et al., "Stream-K", PPoPP 2023, arXiv 2301.03598: time = a + b + c iterations per block + d peers). The best
   split balances the loop against the peers: split^2 = k step / peer.
 - Large GEMMs reach the power limit: after `power_limit_delay` they run at `power_limited_rate` of the rate before.
+- In fp32, on CUDA cores, filling a pipeline and the overhead of a step take the same time, so fewer elements.
 - Batched GEMMs in 16 bits whose rows are no multiple of `ALIGNMENT` bytes run at `UNALIGNED_RATE` of the peak in fp32,
   dense ones on Hopper at `UNALIGNED_DENSE` of the rate of others.
 - Operands in the L2 are read at its bandwidth. An operand is still in the L2 if the traffic since its last use, of
@@ -29,7 +30,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -141,11 +142,19 @@ def seconds(
     decomposition: of the output tiles; None: that of the measured library.
     tiles: of which the fastest is taken.
     """
+    model = _on_cuda_cores(gpu, model) if work.dtype == "fp32" else model
     busy = _busy(work, gpu, model, speed, decomposition, tiles)
     over = busy - model.power_limit_delay
     limited = np.maximum(over, 0.0) if isinstance(busy, np.ndarray) else max(over, 0.0)
     compute = busy + (1 / model.power_limited_rate - 1) * limited
     return combine(compute, _traffic_seconds(work, gpu, model), model.overlap_sharpness) + model.launch, model.launch
+
+
+def _on_cuda_cores(gpu: GPU, model: GemmCostModel) -> GemmCostModel:
+    """Returns the model of 16-bit GEMMs for fp32: latencies take as long as they do there, at a lower rate."""
+    slower = peak(gpu, "fp32") / max((peak(gpu, dtype) for dtype in ("bf16", "fp16") if dtype in gpu.peak), default=1.0)
+    depth, overhead = model.pipeline_depth * min(1.0, slower), model.tile_overhead * min(1.0, slower)
+    return replace(model, pipeline_depth=depth, tile_overhead=overhead)
 
 
 def price(

@@ -155,7 +155,8 @@ def gather_once(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     def reduces(param: Param) -> Axes:
         return scheme.reduces(param) if param.trained else ()
 
-    sizes = stage_ops.of_params([param.size for param in params]).astype(int)
+    width = BYTES[scheme.framework.weights]
+    sizes = stage_ops.of_params([param.count_moved(width) for param in params]).astype(int)
     gathered = stage_ops.of_params([bool(shards(param)) for param in params]).astype(bool)
     accumulated = stage_ops.of_params([bool(reduces(param)) for param in params]).astype(bool)
     backward = any(unit_run.fragment.backward for unit_run in stage_ops.unit_runs)
@@ -164,7 +165,7 @@ def gather_once(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
         ahead=stage_ops.ahead + _gathers(scheme, stage_ops, units, shards, "F"),
         again=_gathers(scheme, stage_ops, units[::-1], shards, "B") if scheme.options.reshard and backward else [],
         behind=stage_ops.behind + _reductions(scheme, stage_ops, units[::-1], reduces),
-        whole_weights=stage_ops.whole_weights + int(sizes[gathered].sum()) * BYTES[scheme.framework.weights],
+        whole_weights=stage_ops.whole_weights + int(sizes[gathered].sum()) * width,
         whole_gradients=stage_ops.whole_gradients + int(sizes[accumulated].sum()) * BYTES[scheme.framework.gradients],
     )
 
@@ -193,9 +194,9 @@ def _by_axes(stage_ops: StageOps, units: list[np.ndarray], axes_of: Callable[[Pa
     return sides
 
 
-def _sizes(stage_ops: StageOps, side: SideOps) -> list[int]:
-    """Elements of the parameters of each op."""
-    sizes = stage_ops.of_params([param.size for param, _ in stage_ops.params()]).astype(int)
+def _sizes(stage_ops: StageOps, side: SideOps, width: float) -> list[int]:
+    """Elements of the parameters of each op, as a collective of weights of `width` bytes counts them."""
+    sizes = stage_ops.of_params([param.count_moved(width) for param, _ in stage_ops.params()]).astype(int)
     return np.add.reduceat(sizes[side.params], side.starts).tolist()
 
 
@@ -207,7 +208,7 @@ def _gathers(
     for axes, side in _by_axes(stage_ops, units, axes_of).items():
         ops = [
             made.setdefault((axes, size), replace(scheme.gather(axes, size, phase, "every"), when="first"))
-            for size in _sizes(stage_ops, side)
+            for size in _sizes(stage_ops, side, BYTES[scheme.framework.weights])
         ]
         found.append(replace(side, ops=ops))
     return found
@@ -221,7 +222,7 @@ def _reductions(
     for axes, side in _by_axes(stage_ops, units, axes_of).items():
         steps: dict[int, list[Op]] = defaultdict(list)
         made: dict[int, list[Op]] = {}
-        for size in _sizes(stage_ops, side):
+        for size in _sizes(stage_ops, side, BYTES[scheme.framework.gradients]):
             if size not in made:
                 made[size] = [replace(op, when="last") for op in scheme.reduce_unit(axes, size)]
             for step, op in enumerate(made[size]):

@@ -42,7 +42,7 @@ class Dsp(SequenceScheme):
         if not job.model.frames:
             rule = f"{self.use} changes between two axes of positions, and {job.model.name} has one"
             raise PlanError("plan.schemes", rule, "Use sequence/ulysses, or give model.frames")
-        if job.train.mode == "lora":
+        if job.train.has_adapters:
             rule = f"{self.use} knows the operators of attention of a plain model, and this one has adapters"
             raise PlanError("train.mode", rule, "Use sequence/ulysses, or train all weights", job.train.mode)
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.ir.ops import STORED_FORMATS, Collective, Memory
 from meshcast.simulator.report.report import Report
+from tests.contract.played import play_job
 
 H, F, LAYERS, SEQ, VOCAB = 1024, 4096, 4, 512, 32000
 MODEL: dict[str, Any] = {
@@ -73,14 +75,45 @@ def test_gradients_stay_in_the_compute_format() -> None:
         assert resident(on)["gradients"] - resident(off)["gradients"] == (2 * parameters if twice else 0)
 
 
-def test_frozen_weights_in_8_bits_take_half() -> None:
-    lora = {"train": {"mode": "lora", "rank": 8, "targets": ["attn_qkv"]}}
-    half, whole = (forecast(set={"fp8_frozen_weights": one}, **lora) for one in (True, False))
-    base = LAYERS * (QKV + PROJ + UP + DOWN) / 2  # two tensor ranks
-    saved = resident(whole)["parameters"] - resident(half)["parameters"]
-    assert base < saved < 1.6 * base, "norms, embedding and output layer come on top"
-    full = (forecast(set={"fp8_frozen_weights": one}) for one in (True, False))
-    assert len({resident(one)["parameters"] for one in full}) == 1
+@pytest.mark.parametrize("shards", [1, 8])
+@pytest.mark.parametrize("stored", STORED_FORMATS)
+def test_frozen_matrices_take_the_bytes_of_their_format(stored: str, shards: int) -> None:
+    """Those of linear layers alone. FSDP shards the elements; scales of blocks are on every rank."""
+    plan = {"dp": 8, "fsdp": shards > 1}
+    trains = ({"mode": "lora", "rank": 8, "targets": ["attn_qkv"], **more} for more in ({}, {"frozen_weights": stored}))
+    whole, packed = (forecast(plan=plan, batch={"global": 8}, train=train) for train in trains)
+    codes, constants = STORED_FORMATS[stored]
+    matrices = LAYERS * (QKV + PROJ + UP + DOWN)
+    saved = resident(whole)["parameters"] - resident(packed)["parameters"]
+    assert saved == pytest.approx(matrices * ((2 - codes) / shards - constants))
+    gathered = [_gathered_bytes(report) for report in (whole, packed)]
+    assert gathered[0] - gathered[1] == (2 * matrices * (2 - codes) if shards > 1 else 0), "in both passes"
+
+
+def _gathered_bytes(report: Report) -> float:
+    works = (op.work for _, op in play_job(report.job.to_dict()).instances())
+    return sum(work.nbytes for work in works if isinstance(work, Collective) and work.operation == "all_gather")
+
+
+def test_a_kernel_copies_one_stored_matrix_before_each_pass() -> None:
+    """Forward, again, and backward but for the lowest layer's queries, which hand no gradient on: all elements are read
+    as they are stored, and written in 16 bits; the largest matrix stands beside the activations."""
+    train = {"mode": "qlora", "rank": 8, "targets": ["attn_qkv"]}
+    played = play_job(
+        {
+            "model": MODEL,
+            "cluster": {"gpu": "h100-sxm", "gpus": 1},
+            "batch": {"global": 1},
+            "train": train,
+            "plan": {"recompute": "full"},
+        }
+    )
+    copies = [op.work for _, op in played.instances() if isinstance(op.work, Memory) and op.work.what == "dequantise"]
+    elements = LAYERS * 3 * (QKV + PROJ + UP + DOWN) - QKV
+    assert sum(work.write for work in copies) == 2 * elements
+    assert sum(work.read for work in copies) == pytest.approx(elements * STORED_FORMATS["nf4-double"].nbytes)
+    uses = [use for run in played.stage_ops(0).unit_runs for use in run.fragment.tensor_uses]
+    assert {use.nbytes for use in uses if use.key.removeprefix("d:") == "up.0"} == {2 * H * F}
 
 
 @pytest.mark.parametrize("recompute", [None, ["act"]])

@@ -19,6 +19,7 @@ from tests.contract.played import Played, play_job
 from tests.strategies import examples
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "vocab": 128, "seq": 32, "ffn": 96}
+ONE = {"batch": {"global": 1}, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "plan": {}}
 GATED = MODEL | {"positions": "rope", "norm": "rmsnorm", "gated": True, "tied": False}
 
 SHARDS = {"data/ddp": (1, 1), "data/zero-1": (1, 2), "data/fsdp": (2, 2)}
@@ -267,6 +268,42 @@ def test_experts_stay_frozen_with_adapted_attention() -> None:
     played = play_job(job(["attn_qkv", "attn_proj"], model=GATED | {"moe": moe}))
     assert played.peaks[0].left == 0
     assert products(played, "W") == pytest.approx(2.0 * 2 * 32 * adapters_of(played))
+
+
+PEFT = {"weights": "fp32", "products": "fp32", "separate": True, "eager": True}
+NAIVE = {"framework": {"name": "hf-trainer", "set": {"adapters": PEFT}}}
+
+
+@given(targets=targets_of, rank=st.integers(1, 9))
+@examples(20)
+def test_adapters_of_peft_keep_their_input_in_fp32_each(targets: list[Target], rank: int) -> None:
+    """A layer keeps for every adapter 4 bytes an element of its input and its latent, and a byte of a mask, where fused
+    ones share what is kept in 16 bits: of the norms' results, and of the activation's; that of attention is there."""
+    kept = []
+    for kernels, dropout in ((PEFT, True), ({"weights": "", "separate": False, "eager": False}, False)):
+        train = {"mode": "lora", "rank": rank, "targets": targets, "dropout": dropout}
+        framework = {"name": "hf-trainer", "set": {"adapters": kernels}}
+        jobs = (job(None, model=GATED | {"layers": n}, framework=framework, train=train, **ONE) for n in (6, 10))
+        few, many = (play_job(config).peaks[0].by["activations"] for config in jobs)
+        kept.append((many - few) / 4 / GATED["seq"])
+    reads = {"attn_qkv": [64] * 3, "attn_proj": [64], "mlp_up": [64] * 2, "mlp_down": [96]}
+    inputs = [width for target in targets for width in reads[target]]
+    shared = 2 * sum({"attn_qkv": 64, "attn_proj": 0, "mlp_up": 64, "mlp_down": 96}[target] for target in targets)
+    assert kept[0] - kept[1] == sum(5 * width + 4 * rank for width in inputs) - shared - 2 * rank * len(targets)
+
+
+@given(targets=targets_of, rank=st.integers(1, 9))
+@examples(20)
+def test_adapters_of_peft_have_their_states_in_fp32(targets: list[Target], rank: int) -> None:
+    train = {"mode": "lora", "rank": rank, "targets": targets}
+    played = play_job(job(None, train=train, batch={"global": 4, "micro": 1}, **NAIVE))
+    total, frozen = adapters_of(played), played.plan.job.model.parameters
+    widths_of = {"attn_qkv": 3 * 64 + 128, "attn_proj": 128, "mlp_up": 2 * (64 + 96), "mlp_down": 96 + 64}
+    assert total == 4 * rank * sum(widths_of[target] for target in targets)
+    states = played.resting(0)
+    assert (states["parameters"], states["optimizer"]) == (2 * frozen + 4 * total, 8 * total)
+    (adam,) = [op.work for _, op in played.instances() if isinstance(op.work, Memory) and op.work.what == "adam"]
+    assert (adam.read, adam.write) == (16 * total, 12 * total)
 
 
 def test_the_answer_states_the_trained_weights() -> None:

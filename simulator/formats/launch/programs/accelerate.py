@@ -20,6 +20,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import VERDICTS
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
     MODULES,
     count_passes,
+    has_adapters,
     is_second_fsdp,
     name_attention,
     name_model,
@@ -159,7 +160,7 @@ def write_arguments(keys: SomeKeys) -> Keys:
         settings["attn_implementation"] = name
     if keys.get("framework.set.compile"):
         settings["torch_compile"] = True
-    if keys.get("train.mode") == "lora":
+    if has_adapters(keys):
         modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
         settings |= {"use_lora": True, "lora_r": keys.get("train.rank", 16), "lora_target_modules": ",".join(modules)}
     if keys.get("run.steps"):

@@ -43,13 +43,16 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
 )
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
     MODULES,
+    USUAL_DROPOUT,
+    count_frozen_bits,
     count_passes,
     fuses_loss,
+    has_adapters,
     name_attention,
     name_model,
     name_optimizer,
     offloads,
-    quantises_weights,
+    quantises_scales,
     recomputes,
     shards_by_deepspeed,
     shards_by_fsdp,
@@ -319,11 +322,7 @@ def write(keys: Keys, header: list[str]) -> str:
         settings["attn_implementation"] = name
     if offloads(keys, "activations"):
         settings["activation_offloading"] = True
-    if keys.get("train.mode") == "lora":
-        modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
-        settings |= {"adapter": "lora", "lora_r": keys.get("train.rank", 16), "lora_target_modules": modules}
-    if quantises_weights(keys):
-        settings["load_in_8bit"] = True
+    settings |= _write_adapters(keys) if has_adapters(keys) else {}
     if fuses_loss(keys):
         is_cut = keys.get("framework.set.loss.recomputed")
         settings["plugins"] = [CUT_CROSS_ENTROPY if is_cut else LIGER]
@@ -336,6 +335,19 @@ def write(keys: Keys, header: list[str]) -> str:
     if keys.get("run.steps"):
         settings["max_steps"] = keys["run.steps"]
     return write_yaml(settings, header)
+
+
+def _write_adapters(keys: SomeKeys) -> Keys:
+    modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
+    settings: Keys = {"adapter": "lora", "lora_r": keys.get("train.rank", 16), "lora_target_modules": modules}
+    if keys.get("train.dropout"):
+        settings["lora_dropout"] = USUAL_DROPOUT
+    if (bits := count_frozen_bits(keys)) == 4:
+        settings |= {"adapter": "qlora", "load_in_4bit": True}
+        settings |= {} if quantises_scales(keys) else {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}}
+    elif bits == 8:
+        settings["load_in_8bit"] = True
+    return settings
 
 
 def _write_sizes(keys: SomeKeys) -> Keys:

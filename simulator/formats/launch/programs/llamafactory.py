@@ -48,14 +48,17 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
 )
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
     MODULES,
+    USUAL_DROPOUT,
+    count_frozen_bits,
     count_passes,
     fuses_loss,
+    has_adapters,
     name_attention,
     name_model,
     name_optimizer,
     name_strategy,
     offloads,
-    quantises_weights,
+    quantises_scales,
     recomputes,
     shards_by_deepspeed,
     shards_by_fsdp,
@@ -393,13 +396,16 @@ def _write_megatron(keys: SomeKeys) -> Keys:
 
 
 def _write_tuning(keys: SomeKeys) -> Keys:
-    if keys.get("train.mode") != "lora":
+    if not has_adapters(keys):
         return {"finetuning_type": "full"}
     modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
     settings: Keys = {"finetuning_type": "lora", "lora_rank": keys.get("train.rank", 16)}
     settings["lora_target"] = ",".join(modules)
-    if quantises_weights(keys):
-        settings |= {"quantization_bit": 8, "quantization_method": "bnb"}
+    if keys.get("train.dropout"):
+        settings["lora_dropout"] = USUAL_DROPOUT
+    if (bits := count_frozen_bits(keys)) < 16:
+        settings |= {"quantization_bit": bits, "quantization_method": "bnb"}
+        settings |= {"double_quantization": quantises_scales(keys)} if bits == 4 else {}
     return settings
 
 
@@ -408,7 +414,7 @@ def _write_sharding(keys: SomeKeys) -> Keys:
         return {"deepspeed": write_deepspeed(keys)}
     if shards_by_fsdp(keys):
         return {FSDP: f"{name_strategy(keys)} auto_wrap", "fsdp_config": write_fsdp(keys)}
-    is_pure = keys.get("precision.main_weights") == "bf16" and keys.get("train.mode") != "lora"
+    is_pure = keys.get("precision.main_weights") == "bf16" and not has_adapters(keys)
     return {"pure_bf16": True} if is_pure else {}
 
 

@@ -330,7 +330,7 @@ def write(keys: Keys, header: list[str]) -> str:
         body["mixed_precision"] = recipe
     elif compute == "fp32":
         body["model"] |= {"bf16": False, "fp16": False}
-    if keys.get("train.mode") == "lora":
+    if keys.get("train.mode") in ("lora", "qlora"):
         rank, modules = write_adapters(keys, CORE_MODULES)
         body["peft"] = {"peft_scheme": "lora", "dim": rank, "target_modules": modules}
     lines = [f"# {line}".rstrip() for line in header]

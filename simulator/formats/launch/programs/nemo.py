@@ -548,9 +548,9 @@ def read_adapters(reading: Reading) -> None:
     if scheme not in ("lora", "qlora", "dora", "canonical_lora", "canonicallora"):
         reading.ask(reading.take(*names), f"{scheme!r} are adapters that meshcast does not describe", "train.mode=lora")
         return
-    if scheme != "lora":
+    if scheme not in ("lora", "qlora"):
         reading.approximate(reading.take(*names), f"adapters of {scheme} are forecast as LoRA", FAST)
-    reading.set_key("train.mode", "lora", *names)
+    reading.set_key("train.mode", "qlora" if scheme == "qlora" else "lora", *names)
     ranks = ("dim", "peft.dim", "model.peft.lora_tuning.adapter_dim", "peft.lora_tuning.adapter_dim")
     reading.set_key("train.rank", reading.take_count(*ranks) or 32, *ranks)
     targets = ("target_modules", "peft.target_modules", "model.peft.lora_tuning.target_modules")
@@ -672,7 +672,7 @@ def write(keys: Keys, header: list[str]) -> str:
     elif recipe := next((name for name, ours in RECIPES.items() if ours == compute), None):
         model["mixed_precision"] = recipe
     model["optim"] = body.pop("model.optim")
-    if keys.get("train.mode") == "lora":
+    if keys.get("train.mode") in ("lora", "qlora"):
         rank, modules = write_adapters(keys, FORMER_MODULES)
         model["peft"] = {"peft_scheme": "lora", "lora_tuning": {"adapter_dim": rank, "target_modules": modules}}
     lines = [*(f"# {line}".rstrip() for line in header), *([""] if header else [])]

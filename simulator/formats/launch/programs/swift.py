@@ -254,7 +254,8 @@ def _read_tuning(reading: Reading, is_second: bool) -> None:
         reading.set_key("train.mode", "full", "tuner_type")
     elif kind in ADAPTERS:
         _name_targets(reading)
-        set_adapters(reading, stated, 8, ("lora_rank",), "target_modules", everywhere=not is_second)
+        targets = "target_modules"
+        set_adapters(reading, stated, 8, ("lora_rank",), targets, everywhere=not is_second, dropout=True)
         if kind != "lora":
             reading.approximate(stated, f"adapters of plain LoRA are forecast, not of {kind}", EITHER)
     else:
@@ -265,7 +266,7 @@ def _read_tuning(reading: Reading, is_second: bool) -> None:
     if bits not in ("", "0"):
         set_quantised_weights(reading, read_digits(bits) or 8, reading.take("quant_bits"))
     elif model is not None and QUANTISED.search(str(model.value)):
-        set_quantised_weights(reading, 8 if "int8" in str(model.value).lower() else 4, model)
+        set_quantised_weights(reading, 8 if "int8" in str(model.value).lower() else 4, model, grouped=True)
     for name in ("optimizer", "use_galore"):
         if (optimizer := take_on(reading, name)) is not None and str(optimizer.value) not in ("lorap", "multimodal"):
             set_optimizer(reading, optimizer, "galore" if name == "use_galore" else str(optimizer.value).lower())

@@ -230,7 +230,7 @@ def _make_converters(keys: SomeKeys) -> dict[str, str]:
         )
     elif compute == "mxfp8":
         converters["MXFP8LinearConverter"] = f"MXFP8LinearConverter.Config(model_compile_enabled={compiled})"
-    if keys.get("train.mode") == "lora":
+    if keys.get("train.mode") in ("lora", "qlora"):
         converters["LoRAConverter"] = f"LoRAConverter.Config(rank={keys.get('train.rank', 8)})"
     return converters
 

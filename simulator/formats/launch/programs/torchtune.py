@@ -31,6 +31,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     approximate_reference,
     double_samples,
     offload_checkpoints,
+    set_adapter_dropout,
     set_quantised_weights,
     set_recomputation,
     take_on,
@@ -215,6 +216,7 @@ def _read_adapters(reading: Reading) -> None:
     """Reads which linear layers have adapters, and their rank."""
     reading.set_key("train.mode", "lora", "model._component_")
     reading.set_key("train.rank", reading.take_count("model.lora_rank") or 8, "model.lora_rank")
+    set_adapter_dropout(reading)
     names = ["model.lora_attn_modules", *(["model.apply_lora_to_mlp"] if take_on(reading, MLP) is not None else [])]
     stated = reading.take(names[0])
     words = ["o_proj" if word == "output_proj" else word for word in read_words(stated)] if stated is not None else []

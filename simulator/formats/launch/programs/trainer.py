@@ -503,6 +503,9 @@ ALL_TARGETS = ("attn_qkv", "attn_proj", "mlp_up", "mlp_down")
 """Linear layers of a dense model."""
 
 
+DROPOUT_NAMES = ("lora_dropout", "lora.lora_dropout", "model.lora_dropout")
+
+
 def set_adapters(
     reading: Reading,
     stated: Stated | None,
@@ -510,12 +513,14 @@ def set_adapters(
     rank_names: tuple[str, ...],
     *target_names: str,
     everywhere: bool,
+    dropout: bool = False,
 ) -> None:
     """Sets low-rank adapters.
 
     stated: the setting that says so. rank: without a setting; None: a script decides, and it is asked for.
     rank_names, target_names: of the settings.
     everywhere: whether all linear layers have adapters without a setting; otherwise queries and values.
+    dropout: whether their inputs have dropout without a setting.
     """
     mode = [name for name, entry in reading.stated.items() if entry is stated]
     reading.set_key("train.mode", "lora", *mode)
@@ -524,7 +529,15 @@ def set_adapters(
         reading.ask_key("train.rank", 8, "the script decides the rank of adapters, and no setting says it")
     else:
         reading.set_key("train.rank", count or rank, *rank_names)
+    set_adapter_dropout(reading, dropout)
     _read_targets(reading, stated, target_names, everywhere)
+
+
+def set_adapter_dropout(reading: Reading, usual: bool = False) -> None:
+    """Sets whether the inputs of adapters have dropout. usual: without a setting."""
+    share = reading.take(*DROPOUT_NAMES, decisive=False)
+    if usual if share is None or is_null(share.value) else read_number(share) > 0:
+        reading.set_key("train.dropout", True, *DROPOUT_NAMES)
 
 
 def _read_targets(reading: Reading, adapters: Stated | None, names: tuple[str, ...], everywhere: bool) -> None:
@@ -577,15 +590,36 @@ def approximate_freezing(reading: Reading, stated: Stated | None) -> None:
     reading.approximate(stated, why, "the forecast is too slow, and needs more memory", {"train.mode": "lora"})
 
 
-def set_quantised_weights(reading: Reading, bits: int, stated: Stated | None) -> None:
-    """Sets frozen weights of 8 or 4 bits (QLoRA): those of 4 bits are forecast with 8."""
+DOUBLE_NAMES = (
+    *("double_quantization", "use_bnb_nested_quant", "bnb_4bit_use_double_quant", "use_nested_quant", "double_quant"),
+    *("use_double_quant", "bnb_config_kwargs.bnb_4bit_use_double_quant"),
+    *(f"{part}.quantization_config.bnb_4bit_use_double_quant" for part in ("llm", "model")),
+)
+"""Switches for scales of 4-bit blocks that are quantised themselves."""
+
+
+def set_quantised_weights(
+    reading: Reading, bits: int, stated: Stated | None, double: bool = True, grouped: bool = False
+) -> None:
+    """Sets matrices of 8 or 4 bits under adapters (QLoRA).
+
+    double: whether scales of blocks are quantised themselves, without a setting.
+    grouped: whether they are those of a checkpoint of GPTQ or AWQ.
+    """
     names = [name for name, entry in reading.stated.items() if entry is stated]
-    reading.set_key("framework.set.fp8_frozen_weights", True, *names)
-    more = (
-        "" if bits >= 8 else "; frozen weights are forecast with 8 bits, not 4, so it needs 0.4 bytes a parameter more"
-    )
-    why = "the kernels that dequantise weights are left out"
-    reading.approximate(stated, why, f"the step is too short{more}")
+    if bits == 8:
+        reading.set_key("train.frozen_weights", "int8", *names)
+        why = "forward products of LLM.int8 are forecast as conversions to 16 bits and products in these"
+        reading.approximate(stated, why, "the step may be too long")
+        return
+    reading.set_key("train.mode", "qlora", *names)
+    nested = reading.take(*DOUBLE_NAMES, decisive=False)
+    is_double = double if nested is None or is_null(nested.value) else reading.take_switch(*DOUBLE_NAMES)
+    kind = "int4" if grouped else "nf4-double" if is_double else "nf4"
+    reading.set_key("train.frozen_weights", kind, *names, *DOUBLE_NAMES)
+    if bits != 4:
+        why = f"frozen weights of {bits} bits are forecast with 4"
+        reading.approximate(stated, why, "the memory errs by the difference")
 
 
 def double_samples(reading: Reading, stated: Stated | None) -> None:

@@ -12,6 +12,7 @@ from meshcast.simulator.formats.launch.programs.deepspeed import write_settings
 from meshcast.simulator.formats.launch.programs.optimizers import MOMENT_COPIES
 from meshcast.simulator.formats.launch.programs.sharding import FSDP
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys
+from meshcast.simulator.ir.ops import STORED_FORMATS
 from meshcast.simulator.models.load import find_preset, preset_source
 
 ATTENTIONS = {"flash-2": "flash_attention_2", "flash-3": "flash_attention_3", "sdpa": "sdpa"}
@@ -24,6 +25,10 @@ MODULES = {
     "mlp_down": ("down_proj",),
 }
 """Modules of models of transformers by the targets of adapters."""
+
+
+USUAL_DROPOUT = 0.05
+"""Dropout of the inputs of adapters, where a job says that there is some; TRL's default."""
 
 
 def name_model(keys: SomeKeys) -> str | None:
@@ -63,9 +68,20 @@ def name_optimizer(keys: SomeKeys) -> str:
     return next(name for name, number in MOMENT_COPIES.items() if number == min(copies, 1))
 
 
-def quantises_weights(keys: SomeKeys) -> bool:
-    """Whether the frozen weights beside adapters have 8 bits."""
-    return bool(keys.get("train.mode") == "lora" and keys.get("framework.set.fp8_frozen_weights"))
+def has_adapters(keys: SomeKeys) -> bool:
+    """Whether adapters alone are trained."""
+    return keys.get("train.mode") in ("lora", "qlora")
+
+
+def count_frozen_bits(keys: SomeKeys) -> int:
+    """The bits of the matrices under adapters: 4, 8 or 16."""
+    stored = keys.get("train.frozen_weights") or ("nf4-double" if keys.get("train.mode") == "qlora" else "bf16")
+    return round(8 * STORED_FORMATS[stored].codes) if stored in STORED_FORMATS else 16
+
+
+def quantises_scales(keys: SomeKeys) -> bool:
+    """Whether the scales of 4-bit blocks are quantised themselves."""
+    return keys.get("train.frozen_weights", "nf4-double") == "nf4-double"
 
 
 def offloads(keys: SomeKeys, state: str) -> bool:

@@ -162,9 +162,11 @@ def _read_adapters(reading: Reading) -> None:
     quantised = four or take_on(reading, "load_in_8bit")
     stated = take_on(reading, *LORA_NAMES)
     if stated is not None:
-        set_adapters(reading, stated, 16, RANK_NAMES, *TARGET_NAMES, everywhere=False)
+        set_adapters(reading, stated, 16, RANK_NAMES, *TARGET_NAMES, everywhere=False, dropout=True)
     if quantised is not None:
-        set_quantised_weights(reading, bits, quantised)
+        set_quantised_weights(reading, bits, quantised, double=False)
+        if stated is not None:  # sft_trainer.py: "the PEFT adapter weights are converted to bf16"
+            reading.set_key("framework.set.adapters.weights", "")
     else:
         approximate_loading(reading, stated)
 

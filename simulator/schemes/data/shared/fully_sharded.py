@@ -277,8 +277,9 @@ def _gathered_params(
             second = scheme.secondary_shards(param) if isinstance(scheme, KeepsSecondaryShards) and not stays else None
             if second is not None and not forward:
                 axes = second
-            groups = ((axes, param.size),) if forward or axes or away else ()
-            gathered.append((param, GatheredWeights(groups, param.size if second != () else 0)))
+            size = param.count_moved(BYTES[scheme.framework.weights])
+            groups = ((axes, size),) if forward or axes or away else ()
+            gathered.append((param, GatheredWeights(groups, size if second != () else 0)))
     return gathered
 
 

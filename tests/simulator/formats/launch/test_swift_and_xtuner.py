@@ -261,7 +261,7 @@ def test_a_configuration_by_name_is_a_file_with_its_fields(tmp_path: Path, name:
     commands = [f"NPROC_PER_NODE=8 xtuner train {word} --deepspeed deepspeed_zero3\n" for word in (name, "own.py")]
     named, written = (keys_of(import_text(tmp_path, command)) for command in commands)
     assert named == written
-    assert named["train.mode"] == ("lora" if "qlora" in name else "full")
+    assert named["train.mode"] == ("qlora" if "qlora" in name else "full")
 
 
 @pytest.mark.parametrize("name", XTUNER_FILES)

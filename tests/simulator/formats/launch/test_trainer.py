@@ -246,10 +246,20 @@ def test_adapters_compute_in_the_format_of_the_checkpoint(tmp_path: Path) -> Non
     assert keys_of(import_settings(tmp_path, plain))["precision.compute"] == "bf16"
 
 
-def test_weights_of_four_bits_are_forecast_with_eight(tmp_path: Path) -> None:
-    found = import_settings(tmp_path, FACTORY | {"finetuning_type": "lora", "quantization_bit": 4})
-    assert keys_of(found)["framework.set.fp8_frozen_weights"] is True
-    assert any("0.4 bytes" in entry.errs for entry in found.findings.approximated)
+@pytest.mark.parametrize(
+    ("settings", "mode", "stored"),
+    [
+        ({"quantization_bit": 4}, "qlora", "nf4-double"),
+        ({"quantization_bit": 4, "double_quantization": False}, "qlora", "nf4"),
+        ({"quantization_bit": 8}, "lora", "int8"),
+        ({}, "lora", None),
+    ],
+)
+def test_frozen_weights_have_the_bits_that_a_file_says(
+    tmp_path: Path, settings: dict[str, Any], mode: str, stored: str | None
+) -> None:
+    keys = keys_of(import_settings(tmp_path, FACTORY | {"finetuning_type": "lora", "lora_dropout": 0.1} | settings))
+    assert (keys["train.mode"], keys.get("train.frozen_weights"), keys["train.dropout"]) == (mode, stored, True)
 
 
 @pytest.mark.parametrize(
