@@ -15,7 +15,7 @@ from meshcast.simulator import SharedWork, load_job, simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.forecast.workers import ALLOCATIONS, collect_garbage_rarely
-from meshcast.simulator.ir.ops import Op, Param
+from meshcast.simulator.ir.ops import Op, Param, StoredFormat
 from meshcast.simulator.lowering.scope import traits_of
 from meshcast.simulator.report.report import Report
 from tests.golden.rewrite import names, playable, stored
@@ -90,6 +90,7 @@ def test_what_schemes_may_know_of_a_parameter() -> None:
     one = Param("w", 2, 4, ("dp",), Op("ready"), Op("used"))
     others: dict[str, Any] = {"size": 3, "total": 5, "name": "v", "partial": (), "view": "experts", "matrix": 2}
     others |= {"tied": True, "copies": (("tp",), 2), "trained": False, "in_layer": False, "shape": (1, 2)}
+    others |= {"stored": StoredFormat(0.5)}
     assert {*others} == {field.name for field in fields(Param)} - {"ready", "used"}
     assert all(traits_of(replace(one, **{name: value})) != traits_of(one) for name, value in others.items())
     assert traits_of(replace(one, ready=Op("other"))) == traits_of(one)
