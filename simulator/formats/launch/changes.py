@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.formats.launch.table import DEGREES, SomeKeys
+from meshcast.simulator.formats.launch.table import DEGREES, SomeKeys, parse_digits
 from meshcast.simulator.job.job import LongPlan
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan, keys_alike
 
@@ -23,7 +23,7 @@ def apply_changes(job: SomeKeys, changes: Iterable[str], apply: Callable[[dict[s
         field, _, value = (word.strip() for word in change.partition("="))
         section, _, key = field.partition(".")
         if section == "plan" and "mesh" in plan and key not in LongPlan.model_fields and key in ShortPlan.model_fields:
-            if value.isdecimal() and int(value) if field in DEGREES else "auto" not in value:
+            if parse_digits(value) if field in DEGREES else "auto" not in value:
                 continue  # the import has it
             refuse_short_key(plan, key, value)
         for name in keys_alike(key) if section == "plan" and key in PLAN_KEYS else ():

@@ -29,7 +29,7 @@ from meshcast.simulator.formats.launch.program import LaunchFormat
 from meshcast.simulator.formats.launch.programs.megatron_model import NO_VOCABULARY
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS, find_format
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import DEGREES, Keys, SomeKeys, Stated
+from meshcast.simulator.formats.launch.table import DEGREES, Keys, SomeKeys, Stated, parse_digits
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.job.plan_keys import ShortPlan
@@ -74,8 +74,8 @@ def import_file(
     parts = {name: read_yaml(answers[name], f"--set {name}", PlanError).data for name in answers if name in GIVEN}
     cluster, model = parts.get("cluster", cluster), parts.get("model", model)
     answers |= {"model": str(model)} if model is not None else {}
-    changed = {key: int(value) for key, value in answers.items() if key in DERIVED_FROM and value.isdecimal()}
-    changed = {key: value for key, value in changed.items() if value}
+    numbers = {key: parse_digits(value) for key, value in answers.items() if key in DERIVED_FROM}
+    changed = {key: value for key, value in numbers.items() if value}
     settings = program.read(file)
     if not settings:
         rule = f"it states no setting of {program.program}"

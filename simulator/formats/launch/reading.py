@@ -19,6 +19,7 @@ from meshcast.simulator.formats.launch.table import (
     SomeKeys,
     Stated,
     is_null,
+    parse_digits,
     read_count,
     read_switch,
 )
@@ -87,7 +88,7 @@ class Reading:
 
     def __post_init__(self) -> None:
         self.stated = self._leave_out(self.stated)
-        numbers = {key: int(word) for key, word in self.answers.items() if key in DEGREES and word.isdecimal()}
+        numbers = {key: parse_digits(word) for key, word in self.answers.items() if key in DEGREES}
         self._changed = {key: number for key, number in numbers.items() if number}
         self._replaced: Keys = {}  # degrees of the file that a change replaces
         self._used: set[str] = set()  # names of settings that were asked for

@@ -56,6 +56,16 @@ class Stated:
 # ------------------------------------------------------------------------------------------- values
 
 
+MOST_DIGITS = 18
+"""Digits of the largest number that is read as one."""
+
+
+def parse_digits(text: object) -> int | None:
+    """Returns the whole number that a text in digits is; None for any other text, or a longer one."""
+    word = str(text)
+    return int(word) if word.isdecimal() and len(word) <= MOST_DIGITS else None
+
+
 def read_number(stated: Stated) -> int | float:
     """A number; whole ones as int. Raises PlanError for anything else."""
     value = stated.value

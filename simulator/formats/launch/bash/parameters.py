@@ -114,7 +114,7 @@ class ParameterExpander(ABC):
         name = parameter.name
         if name in ("@", "*"):
             return self._fetch_arguments()
-        if name.isdigit() and name != "0":
+        if name.isdecimal() and len(name) < 10 and name != "0":
             arguments = self.shell.frame.arguments
             if int(name) <= len(arguments):
                 return Content((arguments[int(name) - 1],), True)

@@ -63,7 +63,15 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     write_fsdp,
 )
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, SomeKeys, Stated, is_null, read_switch, write_rows
+from meshcast.simulator.formats.launch.table import (
+    Keys,
+    SomeKeys,
+    Stated,
+    is_null,
+    parse_digits,
+    read_switch,
+    write_rows,
+)
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
 from meshcast.simulator.formats.launch.yaml_text import write_yaml
 
@@ -215,9 +223,9 @@ def _read_workers(reading: Reading) -> None:
         reading.set_key("cluster.gpus", workers, "ray_num_workers")
     variables = reading.file.launch.environment if reading.file.launch is not None else {}
     counts = {
-        name: int(word.text)
+        name: count
         for name, word in variables.items()
-        if name in ("NPROC_PER_NODE", "NNODES") and word.text.isdecimal() and not word.unknown
+        if name in ("NPROC_PER_NODE", "NNODES") and not word.unknown and (count := parse_digits(word.text)) is not None
     }
     if each := counts.get("NPROC_PER_NODE"):
         reading.set_key("cluster.gpus", each * counts.get("NNODES", 1))

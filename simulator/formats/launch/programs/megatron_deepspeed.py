@@ -36,6 +36,7 @@ from meshcast.simulator.formats.launch.table import (
     SettingRow,
     Stated,
     is_null,
+    parse_digits,
     read_number,
     read_switch,
     read_words,
@@ -194,7 +195,7 @@ def _read_experts(reading: Reading) -> None:
     stated = reading.take("num_experts")
     if stated is None or is_null(stated.value):
         return
-    counts = sorted({int(word) for word in read_words(stated) if word.isdecimal()})
+    counts = sorted({count for word in read_words(stated) if (count := parse_digits(word)) is not None})
     if len(counts) != 1:
         why = "numbers of experts that differ from layer to layer are not described"
         reading.ask(stated, why, "model.moe.experts=64")

@@ -46,7 +46,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import EITHER, LONG, UNITS, VERDICTS, list_verdicts
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Stated, is_null
+from meshcast.simulator.formats.launch.table import Stated, is_null, parse_digits
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision
 
 PROGRAM = TrainerProgram(
@@ -262,7 +262,7 @@ def _read_tuning(reading: Reading, is_second: bool) -> None:
     bits = reading.take_word("quant_bits")
     model = reading.stated.get("model")
     if bits not in ("", "0"):
-        set_quantised_weights(reading, int(bits) if bits.isdecimal() else 8, reading.take("quant_bits"))
+        set_quantised_weights(reading, parse_digits(bits) or 8, reading.take("quant_bits"))
     elif model is not None and QUANTISED.search(str(model.value)):
         set_quantised_weights(reading, 8 if "int8" in str(model.value).lower() else 4, model)
     for name in ("optimizer", "use_galore"):

@@ -9,7 +9,14 @@ from meshcast.hardware.documents.input_file import is_file
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import ON, SettingRow, is_null, read_number, read_words
+from meshcast.simulator.formats.launch.table import (
+    ON,
+    SettingRow,
+    is_null,
+    parse_digits,
+    read_number,
+    read_words,
+)
 from meshcast.simulator.models.load import load_model
 
 ROWS = (
@@ -153,9 +160,9 @@ def _read_gpus(reading: Reading) -> None:
     nodes = reading.take("nnodes", "sbatch_nodes", decisive=False)
     each = reading.take("nproc_per_node", "NGPU", decisive=False)
     launch, names = reading.file.launch, ("nproc_per_node", "NGPU", "nnodes", "sbatch_nodes")
-    if each is not None and str(each.value).isdigit():
-        count = int(str(nodes.value)) if nodes is not None and str(nodes.value).isdigit() else 1
-        reading.set_key("cluster.gpus", count * int(str(each.value)), *names)
+    if each is not None and (width := parse_digits(each.value)):
+        count = parse_digits(nodes.value) if nodes is not None else 1
+        reading.set_key("cluster.gpus", (count or 1) * width, *names)
     elif each is None and launch is not None and launch.entry == "run_train.sh":
         reading.set_key("cluster.gpus", 8)
 
@@ -250,7 +257,7 @@ def _read_parts(reading: Reading) -> tuple[int, ...]:
         names = [stage.split(",") if isinstance(stage, str) else stage for stage in stages]  # joined on command lines
         return tuple(sum(str(name).startswith("layers.") for name in stage) for stage in names)
     words = read_words(points) if points is not None and not is_null(points.value) else ()
-    ends = [int(word.rpartition(".")[2]) for word in words if word.rpartition(".")[2].isdigit()]
+    ends = [end for word in words if (end := parse_digits(word.rpartition(".")[2])) is not None]
     edges = [0, *ends, reading.keys.get("model.layers", 0)] if ends else []
     return tuple(later - earlier for earlier, later in pairwise(edges))
 
@@ -391,9 +398,9 @@ def _read_checkpointing(reading: Reading) -> None:
         reading.ignore(choice, f"the mode is {mode}")
     if mode in ("full", "none"):
         reading.set_key("plan.recompute", mode, *names)
-    elif mode == "selective" and option.isdigit():
+    elif mode == "selective" and (every := parse_digits(option)) is not None:
         stages = reading.keys["plan.pp"]
-        layers = reading.keys.get("model.layers", 0) // stages // max(1, int(option))
+        layers = reading.keys.get("model.layers", 0) // stages // max(1, every)
         if layers:
             reading.set_key("plan.recompute", "full", *names)
             reading.set_key("plan.recompute.layers", layers, *option_names)

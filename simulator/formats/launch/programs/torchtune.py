@@ -51,7 +51,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
 )
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.references import fill_references
-from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null, read_number, read_words
+from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null, parse_digits, read_number, read_words
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
 from meshcast.simulator.models.load import load_model
 
@@ -310,10 +310,10 @@ def _read_memory(reading: Reading) -> None:
     names = "enable_activation_checkpointing", "ac_mode"
     if switch is not None:
         set_recomputation(reading, not mode, *names)
-    elif mode == "full" or (mode == "selective" and option.isdigit()):
+    elif mode == "full" or (mode == "selective" and parse_digits(option) is not None):
         set_recomputation(reading, True, "ac_mode")
         if mode == "selective" and (layers := reading.keys.get("model.layers")):
-            reading.set_key("plan.recompute.layers", max(1, layers // max(1, int(option))), "ac_option")
+            reading.set_key("plan.recompute.layers", max(1, layers // max(1, parse_digits(option) or 1)), "ac_option")
     elif mode:
         why = "it saves the results of some operators, and recomputes the others"
         reading.ask(reading.take("ac_mode"), why, "plan.recompute=full", "plan.recompute=selective")

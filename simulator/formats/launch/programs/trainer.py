@@ -36,6 +36,7 @@ from meshcast.simulator.formats.launch.table import (
     SomeKeys,
     Stated,
     is_null,
+    parse_digits,
     read_count,
     read_number,
     read_switch,
@@ -640,14 +641,14 @@ def _read_processes(reading: Reading) -> None:
 def _is_number(reading: Reading, *names: str) -> bool:
     """Whether the first of these settings is a number: torchrun also takes ``gpu`` and ``auto``."""
     stated = next((reading.stated[name] for name in names if name in reading.stated), None)
-    return stated is not None and not stated.unknown and str(stated.value).isdecimal() and int(str(stated.value)) > 0
+    return stated is not None and not stated.unknown and bool(parse_digits(stated.value))
 
 
 def _count_nodes(reading: Reading) -> int:
     """The nodes of torchrun or DeepSpeed; of an elastic range, the most."""
     stated = reading.take("launcher.nnodes", "launcher.num_nodes", decisive=False)
     last = str(stated.value).rpartition(":")[2] if stated is not None else ""
-    return int(last) if last.isdecimal() and int(last) else 1
+    return parse_digits(last) or 1
 
 
 def _count_devices(reading: Reading) -> int | None:
