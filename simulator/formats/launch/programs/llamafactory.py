@@ -67,7 +67,14 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     write_fsdp,
 )
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, SomeKeys, Stated, is_null, read_switch, write_rows
+from meshcast.simulator.formats.launch.table import (
+    Keys,
+    SomeKeys,
+    Stated,
+    is_null,
+    read_switch,
+    write_rows,
+)
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
 from meshcast.simulator.formats.launch.yaml_text import write_yaml
 
