@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshcast.experiments.cli.console import AsJson, answering, check_place, check_suffix, emit, one_of
+from meshcast.experiments.cli.console import WRONG, AsJson, answering, check_place, check_suffix, emit, one_of
 from meshcast.experiments.cli.launch import import_launch
 from meshcast.experiments.cli.validate import (
     Calibration,
@@ -159,10 +159,11 @@ def _campaign(file: Path, out: Path, minutes: float | None, as_json: bool) -> No
         lambda folder: calibrate.gpu_name(planned.device, folder),
         Cuda.count() if planned.device == "cuda" else None,
     )
-    number = 0
+    number, failed = 0, dict[str, str]()
     for number, (run, found) in enumerate(campaign.run_all(planned, out, tools, _command(), minutes), 1):
-        if isinstance(found, str):
-            say(f"[{number}/{total}] {run.name}: {found}", err=True)
+        if isinstance(found, campaign.Unmeasured):
+            say(f"[{number}/{total}] {run.name}: {found.reason}", err=True)
+            failed |= {run.name: found.reason} if found.failed else {}
             continue
         done.setdefault(run.measure, []).append(out / f"{run.name}.json")
         say(f"[{number}/{total}] {run.name}: {len(found.rows)} rows in {out / run.name}.json", err=True)
@@ -172,10 +173,14 @@ def _campaign(file: Path, out: Path, minutes: float | None, as_json: bool) -> No
     if number < total:
         say(f"{total - number} runs are left: run the same command again", err=True)
     if as_json:
-        emit({"campaign": planned.title, "left": total - number, **answers})
-        return
-    for answer in answers.values():
-        show(page(answer, brief=True))
+        emit({"campaign": planned.title, "left": total - number, "failed": [*failed], **answers})
+    else:
+        for answer in answers.values():
+            show(page(answer, brief=True))
+    if failed:
+        last = f"of {[*failed][-1]}: {[*failed.values()][-1]}"
+        say(f"meshcast: {out}: {len(failed)} of {total} runs failed: {', '.join(failed)}; {last}", err=True)
+        raise typer.Exit(WRONG)
 
 
 def _call_in_own_process(function: Callable[..., Any], *given: Any, **options: Any) -> Any:

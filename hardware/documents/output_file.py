@@ -49,7 +49,7 @@ def replacing(path: str | Path, folder: Path | None = None) -> Iterator[IO[bytes
     Raises OSError that names `path`; also for a file that may not be written, although its folder may.
     """
     target = Path(os.path.realpath(path))
-    new = (folder or target.parent) / f".meshcast-{secrets.token_hex(8)}"
+    new, done = target, False
     try:
         before = _find_status(target)
         if before is not None and not (stat.S_ISREG(before.st_mode) or stat.S_ISDIR(before.st_mode)):
@@ -60,13 +60,20 @@ def replacing(path: str | Path, folder: Path | None = None) -> Iterator[IO[bytes
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if folder is None:
             _remove_abandoned(target.parent)
-        with _removing_at_end(new):
-            with _create_locked(new) as file:
+        while not done:
+            new = (folder or target.parent) / f".meshcast-{secrets.token_hex(8)}"
+            with _removing_at_end(new), new.open("xb") as file:
+                if _is_taken(file.fileno()):  # for abandoned, before it was locked: its name is lost, too
+                    new.unlink(missing_ok=True)
+                    continue
                 yield file
                 file.flush()
                 _take_over(file.fileno(), before)
                 os.fsync(file.fileno())
-            os.replace(new, target)
+                if os.name == "nt":  # renames no open file, and has no locks
+                    file.close()
+                os.replace(new, target)
+                done = True
         _flush_folder(target.parent)
     except OSError as error:
         if error.errno is None or str(error.filename) not in ("None", str(new), str(target)):
@@ -82,23 +89,23 @@ def _find_status(path: Path) -> os.stat_result | None:
         return None
 
 
-@contextmanager
-def _create_locked(path: Path) -> Iterator[IO[bytes]]:
-    """Creates a file and locks it, by which others see that it is being written."""
-    while True:
-        with path.open("xb") as file:
-            _lock(file.fileno())
-            if os.fstat(file.fileno()).st_nlink:  # else it was taken for abandoned, between the two calls
-                yield file
-                return
+def _is_taken(descriptor: int) -> bool:
+    """Locks a new file, by which others see that it is being written; returns whether one of them was faster."""
+    try:
+        _lock(descriptor)
+    except BlockingIOError:
+        return True
+    return not os.fstat(descriptor).st_nlink
 
 
 def _lock(descriptor: int) -> bool:
-    """Locks a file until it is closed. Returns False if another process has, or nobody can."""
+    """Locks a file until it is closed; returns False if nobody can. Raises BlockingIOError if another process has."""
     try:
         import fcntl
 
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
     except (ImportError, OSError):  # Windows; a file system without locks
         return False
     return True

@@ -119,7 +119,7 @@ def mutate_data(content: bytes, form: str, rng: random.Random) -> bytes:
     if form == "jsonl":
         trees = [json.loads(line) for line in content.splitlines() if line.strip()]
     else:
-        trees = [json.loads(content) if form == "json" else yaml.load(content, QuickLoader)]
+        trees = [yaml.load(content, QuickLoader) if form == "yaml" else json.loads(content)]
     for _ in range(rng.randint(1, 3)):
         tree = rng.choice(trees)
         if found := list(places(tree)):
@@ -349,6 +349,37 @@ def mutate_table(content: bytes, form: str, rng: random.Random) -> bytes:
     return file.getvalue()
 
 
+def mutate_trace(content: bytes, form: str, rng: random.Random) -> bytes:
+    """Moves, stretches, relabels, mixes, repeats and drops events of a Kineto trace: what overlaps, has no launch or no
+    step, two correlations or the lane of another, or lasts for days."""
+    trace = json.loads(content)
+    events = trace["traceEvents"]
+    for _ in range(rng.randint(1, 4)):
+        event, other = rng.choice(events), rng.choice(events)
+        inside, begin = event.get("args"), event.get("ts")
+        names = ("name", "cat", "ph", "tid", "pid", "ts", "dur", "args")
+        match rng.choice(["time", "time", "last", "field", "field", "number", "repeat", "drop", "order", "lane"]):
+            case "time":
+                later = begin + 15 if isinstance(begin, int | float) else 0
+                event["ts"] = rng.choice([0, -5, later, other.get("ts"), 1e15, 2**53 + 1, math.nan, "1", None])
+            case "last":
+                event["dur"] = rng.choice([0, -1, 5, 1e3, 1e15, math.inf, True, [1]])
+            case "field":
+                name = rng.choice(names)
+                event[name] = copy.deepcopy(rng.choice([other.get(name), rng.choice(ODD), ""]))
+            case "number" if isinstance(inside, dict) and inside:
+                inside[rng.choice([*inside])] = copy.deepcopy(rng.choice([0, 1, 2, -1, *ODD]))
+            case "repeat":
+                events += [copy.deepcopy(event)] * rng.choice([1, 1, 50])
+            case "drop" if len(events) > 1:
+                events.remove(event)
+            case "order":
+                rng.shuffle(events)
+            case "lane":
+                events += [dict(one, tid=rng.choice([7, 20, "7", -1]), pid=rng.choice([0, 1, 99])) for one in events]
+    return json.dumps(trace).encode("utf-8", "surrogatepass")
+
+
 # --------------------------------------------------------------------------------------------- bytes
 
 
@@ -407,6 +438,7 @@ LAYERS: dict[str, list[tuple[Layer, ...]]] = {
     "yaml": [*TREE, *6 * [(mutate_syntax,)], (mutate_data, mutate_syntax)],
     "json": TREE,
     "jsonl": TREE,
+    "trace": [*TREE, *16 * [(mutate_trace,)], *4 * [(mutate_trace, mutate_data)]],
     "csv": [*LINES, *3 * [(mutate_column,)], (mutate_column, mutate_text)],
     "text": LINES,
     "script": [*LINES, *6 * [(mutate_script,)], (mutate_script, mutate_text)],

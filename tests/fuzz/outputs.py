@@ -383,8 +383,9 @@ def write_output_twice(harness: Any, rng: random.Random, folder: Path, name: str
         if hits:
             BLOWS[rng.choice(("kill parent", "kill group"))](both[0], rng)
             harness.counts["kill one of two"] += 1
-        codes = [process.end(talks=True).code for process in both]
-    assert codes in ([0, 0], [-9, 0] if hits else [0, 0]), f"exit codes {codes} of two commands of one output"
+        ends = [process.end(talks=True) for process in both]
+    codes = [ended.code for ended in ends]
+    assert codes in ([0, 0], [-9, 0] if hits else [0, 0]), f"two commands of one output ended with {ends}"
     place.check(reference, killed=hits)
     place.finish()
     place.check_end(reference)

@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, chdir, contextmanager, nullcontext
+from contextlib import ExitStack, chdir, contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -269,18 +269,24 @@ def name_entries(path: Path) -> Result:
 _numbers = count()
 
 
+def move(path: Path, place: Path) -> None:
+    """Moves what lies in the place of a file, if anything does."""
+    with suppress(FileNotFoundError):
+        path.rename(place)
+
+
 def place_entry(cluster: str) -> Callable[[Path], Result]:
     """Forecasts a job on a cluster in which FILE is a file of the form of the catalog. A file of one name is read once,
     so each has a name of its own."""
 
     def read(path: Path) -> Result:
         entry = path.with_name(f"entry-{next(_numbers)}.yaml")
-        path.rename(entry)
+        move(path, entry)
         try:
             change = f"cluster={cluster.replace('FILE', str(entry))}"
             return invoke(["predict", "plain.yaml", "--json", "--set", change])
         finally:
-            entry.rmdir() if entry.is_dir() else entry.unlink()
+            entry.rmdir() if entry.is_dir() else entry.unlink(missing_ok=True)
 
     return read
 
@@ -293,7 +299,7 @@ def resume_sweep(path: Path) -> Result:
     shutil.copytree(parts_folder(path.with_name("stopped.parquet")), parts_folder(out))
     place = parts_folder(out) / (PART if path.suffix == ".parquet" else "_sweep.json")
     place.unlink()
-    path.rename(place)
+    move(path, place)
     return invoke(f"sweep parts.yaml --out {out} --workers 1 --json")
 
 
@@ -467,7 +473,7 @@ READERS: dict[str, Reader] = {
     ),
     **list_readers("csv", "given.csv", of_files(f"{DATA}/co*.csv", 20))("validate collectives --json --data FILE"),
     **list_readers("json", "given.json", seeds.make_measurement)("validate collectives --json --data FILE"),
-    **list_readers("json", "trace.json", as_json(seeds.TRACE))(
+    **list_readers("trace", "trace.json", as_json(seeds.TRACE))(
         "validate trace FILE --json --job job.yaml",
         "validate trace FILE --job job.yaml",
         "import kineto FILE --json --job job.yaml --out out.json",

@@ -220,3 +220,34 @@ def test_a_new_file_that_is_taken_for_abandoned_is_made_again(place: Path, monke
     monkeypatch.setattr(output_file, "_lock", remove_once)
     write_file(place, "new")
     assert removed and look(place) == {"file.txt": b"new"}
+
+
+@posix
+def test_a_new_file_that_another_process_looks_at_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It will be removed by its name: this process may neither go on with it nor use the name again."""
+    lock, looked = output_file._lock, list[int]()
+
+    def look_first(descriptor: int) -> bool:
+        if not looked:
+            (name,) = [one for one in os.listdir(place.parent) if output_file.TEMPORARY.fullmatch(one)]
+            looked.append(os.open(place.parent / name, os.O_RDWR))
+            assert lock(looked[0])
+        return lock(descriptor)
+
+    monkeypatch.setattr(output_file, "_lock", look_first)
+    write_file(place, "new")
+    os.close(looked[0])
+    assert place.read_text("utf-8") == "new" and os.listdir(place.parent) == [place.name]
+
+
+@posix
+def test_a_file_is_locked_until_it_has_its_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+
+    def look_before(source: Path, target: Path) -> None:
+        output_file._remove_abandoned(place.parent)
+        replace(source, target)
+
+    monkeypatch.setattr(output_file.os, "replace", look_before)
+    write_file(place, "new")
+    assert place.read_text("utf-8") == "new"

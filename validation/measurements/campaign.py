@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -147,9 +147,20 @@ class Tools:
     devices: int | None
 
 
+class Unmeasured(NamedTuple):
+    """Why a run has no measurement.
+
+    reason: for users.
+    failed: whether it was to be measured; otherwise this machine cannot run it.
+    """
+
+    reason: str
+    failed: bool = True
+
+
 def run_all(
     campaign: Campaign, out: Path, tools: Tools, command: str, minutes: float | None = None
-) -> Iterator[tuple[CampaignRun, Measurement | str]]:
+) -> Iterator[tuple[CampaignRun, Measurement | Unmeasured]]:
     """Calibrates the machine if `out` has no calibration yet, then yields each run with its measurement, or with the
     reason why there is none.
 
@@ -164,7 +175,8 @@ def run_all(
         done = _read_complete(path)
         if done is None:
             if tools.devices is not None and (needed := campaign.devices(run)) > tools.devices:
-                yield run, f"not measured: it needs {needed} GPUs, and this machine has {tools.devices}"
+                reason = f"not measured: it needs {needed} GPUs, and this machine has {tools.devices}"
+                yield run, Unmeasured(reason, failed=False)
                 continue
             if minutes is not None and (time.monotonic() - begin) / 60 + run.minutes > minutes:
                 return
@@ -175,12 +187,12 @@ def run_all(
                     campaign.job(run, gpu), campaign.device, path, calibration=folder, command=command, **run.options
                 )
             except MeshcastError as error:
-                yield run, str(error)
+                yield run, Unmeasured(str(error))
                 continue
             except Exception as error:  # a rented machine costs money: one failed run does not stop the campaign
                 log = out / f"{run.name}.error.txt"
                 write_file(log, "".join(traceback.format_exception(error)))
-                yield run, f"failed: {describe_error(error)} (whole error in {log})"
+                yield run, Unmeasured(f"failed: {describe_error(error)} (whole error in {log})")
                 continue
         yield run, done
 

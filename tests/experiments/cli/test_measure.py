@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from meshcast.validation.measurements import campaign
 from meshcast.validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow
 from tests.experiments.cli.test_app import run
 
@@ -15,6 +16,9 @@ framework: reference
 precision: fp32
 plan: {tp: 2}
 """
+
+
+JOB_IN_LINE = JOB.strip().replace("\n", ", ")
 
 
 @pytest.fixture
@@ -118,3 +122,20 @@ def test_a_calibration_of_this_machine_takes_no_tables(tmp_path: Path) -> None:
     result = run("calibrate", "kernels", "--device", "cpu", "--out", tmp_path / "mine")
     assert result.exit_code == 2 and "this machine is measured" in result.stderr
     assert "required without --device" in run("calibrate", "--out", tmp_path / "mine").stderr
+
+
+def test_a_campaign_with_a_failed_run_ends_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = "[{name: a, measure: kernels, job: one}, {name: b, measure: kernels, job: one}]"
+    (tmp_path / "one.yaml").write_text(
+        f"title: t\ndevice: cpu\njobs:\n  one: {{{JOB_IN_LINE}}}\nruns: {runs}\n", "utf-8"
+    )
+    why = campaign.Unmeasured("failed: OSError: No space left on device (whole error in a.error.txt)")
+    left_out = campaign.Unmeasured("not measured: it needs 4 GPUs, and this machine has 2", failed=False)
+
+    def run_all(planned: campaign.Campaign, *_: object) -> list[object]:
+        return [*zip(planned.runs, (why, left_out), strict=True)]
+
+    monkeypatch.setattr(campaign, "run_all", run_all)
+    done = run("measure", "campaign", tmp_path / "one.yaml", "--out", tmp_path / "out", "--json")
+    assert done.exit_code == 2 and json.loads(done.stdout)["failed"] == ["a"]
+    assert "1 of 2 runs failed: a; of a: failed: OSError: No space left" in done.stderr

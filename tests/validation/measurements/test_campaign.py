@@ -163,7 +163,7 @@ def test_an_impossible_run_gives_its_reason_and_the_others_go_on(small: Path, tm
         __call__=refusing, calibrate=rooms.calibrate, refresh=rooms.refresh, measure_of=refusing
     )
     (first, why), (_, done) = go(small, tmp_path / "out", rooms_that_refuse)
-    assert first.name == "first" and "there is none" in str(why) and isinstance(done, Measurement)
+    assert first.name == "first" and "there is none" in why.reason and why.failed and isinstance(done, Measurement)
 
 
 def test_a_failed_run_leaves_its_error_in_a_file_and_the_others_go_on(small: Path, tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_a_failed_run_leaves_its_error_in_a_file_and_the_others_go_on(small: Pat
                 raise RuntimeError("CUDA error: device-side assert\nand more lines")
             return self(kind)
 
-    (_, reason), (_, second) = go(small, tmp_path, Failing())
-    assert reason.startswith("failed: RuntimeError: CUDA error: device-side assert (")
+    (_, why), (_, second) = go(small, tmp_path, Failing())
+    assert why.failed and why.reason.startswith("failed: RuntimeError: CUDA error: device-side assert (")
     assert "and more lines" in (tmp_path / "first.error.txt").read_text("utf-8")
     assert isinstance(second, Measurement)
 
@@ -192,7 +192,8 @@ def test_runs_that_need_more_gpus_are_left_out_with_a_reason(small: Path, tmp_pa
     small.write_text(SMALL.replace("gpus: 1", "gpus: 4"), "utf-8")
     rooms = Rooms()
     (_, kernels), (_, steps) = go(small, tmp_path / "out", rooms, devices=2)
-    assert isinstance(kernels, Measurement) and steps == "not measured: it needs 4 GPUs, and this machine has 2"
+    assert isinstance(kernels, Measurement)
+    assert steps == ("not measured: it needs 4 GPUs, and this machine has 2", False)
 
 
 def test_auto_is_the_gpu_of_this_machine(small: Path, tmp_path: Path) -> None:
