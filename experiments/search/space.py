@@ -17,7 +17,6 @@ from meshcast.experiments.search.counting.divisions import (
     UNLIKE_ENDS,
     Division,
     list_divisions,
-    list_divisors,
     list_divisors_of_any,
 )
 from meshcast.experiments.search.fields import (
@@ -60,6 +59,7 @@ from meshcast.experiments.sweeps.expressions import Expression
 from meshcast.experiments.sweeps.grid import apply_changes
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.remembered import remembered, remembered_by
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
 from meshcast.simulator.job.program_rules import Facts, name_padding

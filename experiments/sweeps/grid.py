@@ -26,6 +26,7 @@ from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from meshcast.hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validate_data
 from meshcast.hardware.remembered import remembered_by
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.job.job import JobFile, LongPlan
 from meshcast.simulator.job.plan_keys import ShortPlan
 from meshcast.simulator.job.remedies import suggest_key
@@ -341,9 +342,7 @@ def _check_plain(value: Any, spot: Spot) -> None:
 
 
 def _divisors(stated: Any, spot: Spot, number_of: Callable[[Any, Spot], int]) -> Sequence[int]:
-    number = number_of(stated, spot)
-    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return low + [number // n for n in reversed(low) if n * n != number]
+    return list_divisors(number_of(stated, spot))
 
 
 def _powers(stated: Any, spot: Spot, _: Any) -> Sequence[int]:

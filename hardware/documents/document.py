@@ -1,4 +1,4 @@
-"""Reads YAML 1.2 and JSON files as plain data; every fault of a file is one error with its line.
+"""Reads YAML 1.2 and JSON files as plain data; every fault of a file is one error with its line. Writes data as YAML.
 
 JSON text is read as JSON: libyaml refuses pairs of surrogates, tabs between values and keys of more than 1,024 letters.
 """
@@ -147,9 +147,27 @@ CORE = (
     ("float", r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"),
     ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"),
 )
+
+
+class Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, with quotes around texts that are no text without them in YAML 1.1 or 1.2, such as ``1e3``
+    or ``yes``: whoever reads the file."""
+
+
 for _tag, _form in CORE:
-    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), list("tTfF-+.0123456789"))
+    for _class in (Loader, Dumper):
+        _pattern = re.compile(rf"(?:{_form})\Z")
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _pattern, list("tTfF-+.0123456789"))
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+
+
+def to_yaml(data: object, **layout: bool | int | None) -> str:
+    """Returns data as YAML, its keys in their order, which `read_yaml` and readers of YAML 1.1 read as the same data.
+
+    layout: options of ``yaml.dump``.
+    """
+    text: str = yaml.dump(data, Dumper=Dumper, sort_keys=False, **layout)
+    return text
 
 
 TOO_DEEP = (f"nested too deeply, by more than {MAX_DEPTH} levels", "Simplify the file")

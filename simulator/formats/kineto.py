@@ -34,6 +34,10 @@ ON_HOST = ("cpu_op", "user_annotation")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 """Categories of launches."""
 
+MOST_NESTED = 200
+"""Most host events of a thread that may run at the same time, each inside of the one before it: for every kernel all of
+them are looked at."""
+
 STEP = re.compile(r"ProfilerStep#\d+")
 """The profiler's name of a step."""
 
@@ -138,7 +142,7 @@ class Trace:
         lanes: dict[tuple[str, str], list[Event]] = defaultdict(list)
         for event in self.of(*ON_HOST):
             lanes[event.lane].append(event)
-        return {lane: _CallTree(own) for lane, own in lanes.items()}
+        return {lane: _CallTree(events, self.file) for lane, events in lanes.items()}
 
     def launch(self, kernel: Event) -> Event | None:
         """The host event that launched a kernel; None if the file does not say."""
@@ -169,9 +173,12 @@ class Trace:
 
 
 class _CallTree:
-    """The host events of one thread, nested by time."""
+    """The host events of one thread, nested by time.
 
-    def __init__(self, events: Sequence[Event]) -> None:
+    Raises PlanError for more than `MOST_NESTED` at the same time.
+    """
+
+    def __init__(self, events: Sequence[Event], file: str) -> None:
         # Of two that start together the longer one encloses the other.
         self.events = sorted(events, key=lambda event: (event.begin, -event.seconds))
         self.begins = [event.begin for event in self.events]
@@ -182,6 +189,9 @@ class _CallTree:
                 open_.pop()
             self.parent.append(open_[-1] if open_ else -1)
             open_.append(number)
+            if len(open_) > MOST_NESTED:
+                rule = f"more than {MOST_NESTED} host events run at the same time on thread {event.lane[1]}"
+                raise PlanError(file, rule, REMEDY, event.name)
 
     def chain(self, number: int) -> tuple[str, ...]:
         """The name of an event and those of its callers, innermost first."""
@@ -232,7 +242,7 @@ def read(path: Path) -> Trace:
     ]
     given = data.get("distributedInfo")
     given = given if isinstance(given, dict) else {}
-    rank, world = (given[key] if isinstance(given.get(key), int) else None for key in ("rank", "world_size"))
+    rank, world = (given[key] if _number(given.get(key)) >= 0 else None for key in ("rank", "world_size"))
     events = tuple(sorted(moved, key=lambda event: (event.begin, -event.seconds)))
     return Trace(str(path), events, rank, world, str(given.get("backend", "")), _devices(data), _groups(given))
 
@@ -258,7 +268,8 @@ def _event(row: Any, where: str) -> Event:
 
 
 def _number(value: Any) -> int:
-    return value if isinstance(value, int) else -1
+    """A whole number from 0; -1 for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else -1
 
 
 def _devices(data: dict[str, Any]) -> tuple[str, ...]:
@@ -274,5 +285,5 @@ def _groups(given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         if isinstance(one, dict) and isinstance(one.get("ranks"), list):
             name = one.get("pg_desc")
             named = str(name if name not in (None, "", "undefined") else one.get("pg_name", ""))
-            found[named] = tuple(rank for rank in one["ranks"] if isinstance(rank, int))
+            found[named] = tuple(rank for rank in one["ranks"] if _number(rank) >= 0)
     return found

@@ -14,7 +14,6 @@ step follows with its tokens and the number of GPUs. Time and throughput are mea
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,7 +78,11 @@ def _read(path: Path, parse: Callable[[str, str], Iteration | None], form: str) 
     return found
 
 
-NUMBER = r"([-+]?(?:[\d,]+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
+LARGEST = 1e30
+"""Largest number that is read: what follows from it is finite."""
+
+NUMBER = r"([-+]?(?:[\d,]++\.?\d*+(?:[eE][-+]?\d++)?|nan|inf))"
+"""Repeats are possessive: digits that are not followed by what belongs there are not tried again in parts."""
 
 ITERATION = re.compile(r"\biteration\s+(\d{1,15})/\s*\d+ \|")
 ELAPSED = re.compile(rf"elapsed time per iteration \((ms|s)\): {NUMBER} \|")
@@ -126,18 +129,18 @@ def _torchtitan(line: str, where: str) -> Iteration | None:
     given: dict[str, Any] = {name: _number(f[1]) for name, form in TORCHTITAN.items() if (f := form.search(line))}
     if given.get("mfu") is not None:
         given["mfu"] /= 100
-    if given.get("reserved") is not None:
-        given["reserved"] *= 2**30
+    if (gib := given.pop("reserved", None)) is not None and gib > 0:
+        given["reserved"] = gib * 2**30
     return Iteration(int(begin[1]), where, tokens_per_s=_positive(rate[1], where), **given)
 
 
 def _number(word: str) -> float | None:
-    """Parses a number with or without commas; None if it is not finite, as losses may be."""
+    """Parses a number with or without commas; None if it is not finite, as losses may be, or beyond `LARGEST`."""
     try:
         found = float(word.replace(",", ""))
     except ValueError:
         return None
-    return found if math.isfinite(found) else None
+    return found if abs(found) <= LARGEST else None
 
 
 def _positive(word: str, where: str) -> float:

@@ -177,10 +177,10 @@ def _complete_run(draft: _Draft, path: Path, operation: str | None, members: int
 def _places(ranks: Sequence[tuple[int, str, str]], hosts: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """(machine, rank within it) of the members of the first group; ranks of a machine are numbered as listed."""
     seen: Counter[str] = Counter()
-    found = []
+    found, machines = [], {host: number for number, host in enumerate(hosts)}
     for group, _, host in ranks:
         if group == ranks[0][0]:
-            found.append((hosts.index(host), seen[host]))
+            found.append((machines[host], seen[host]))
         seen[host] += 1
     return tuple(found)
 
@@ -199,7 +199,8 @@ RANK = re.compile(
 )
 
 RANKS = re.compile(
-    r"#\s+Ranks\s+(\d{1,9}) to (\d{1,9})\s+Group\s+(\d{1,9}) on (\d{1,9}) hosts? (\S+).*\sdevices .*\[[^\]]*\]\s*(.*)"
+    r"#\s+Ranks\s+(\d{1,9}) to (\d{1,9})\s+Group\s+(\d{1,9}) on (\d{1,9}) hosts? (\S++)"
+    r"(?:(?! devices ).)*+ devices [^\[]*+\[[^\]]*+\]\s*(.*)"
 )
 """A line of `nccl_tests_table` for all ranks of equal hosts."""
 

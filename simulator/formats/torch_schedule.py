@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,11 +65,12 @@ class TorchSchedule:
                         rule = f"stage {action.stage} is on rank {found[action.stage]} already"
                         place = _place(self.where, device, step)
                         raise PlanError(place, rule, "A stage has one rank: correct the stages", str(item))
-        counts = [sum(device == own for own in found.values()) for device in range(len(self.rows))]
+        by_device = Counter(found.values())
+        counts = [by_device[device] for device in range(len(self.rows))]
         if not found or max(found) + 1 != len(found) or len(set(counts)) > 1:
             rule = (
                 "stages are numbered from 0, and every rank has the same number of them; "
-                f"these are {sorted(found)}, by rank {counts}"
+                f"these are {_cut_list(sorted(found))}, by rank {_cut_list(counts)}"
             )
             raise PlanError(self.where, rule, "Correct the stages")
         return [found[stage] for stage in range(len(found))]
@@ -108,6 +110,11 @@ def write_csv(rows: Sequence[Sequence[ScheduleItem | None]], where: str = "sched
     file = io.StringIO(newline="")
     csv.writer(file).writerows([_format_item(item, where) for item in row] for row in rows)
     return file.getvalue()
+
+
+def _cut_list(numbers: Sequence[int]) -> str:
+    """The first numbers of a list, for messages."""
+    return f"{', '.join(map(str, numbers[:20]))}{', ...' if len(numbers) > 20 else ''}"
 
 
 def _place(where: str, device: int, step: int) -> str:

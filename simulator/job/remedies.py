@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from meshcast.hardware.documents.explain import valid_keys
 from meshcast.hardware.documents.other_words import find_meaning
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.job.job import Batch, JobFile
 from meshcast.simulator.job.plan_keys import ShortPlan
 from meshcast.simulator.models.model import Model
@@ -50,7 +51,7 @@ def refuse_degrees(
             return False
         return _divides_model(culprit, degree, model, node) and _divides_batch(batch, world // ranks)
 
-    fits = [n for n in range(1, 2 * degrees[culprit]) if works(n, gpus)]
+    fits = [n for n in list_divisors(gpus) if n < 2 * degrees[culprit] and works(n, gpus)]
     near = min(fits, key=lambda n: abs(n - degrees[culprit]), default=None)
     remedies = [f"with {kept}, {culprit} = {near} would work"] if near else []
     remedies += _list_nodes(gpus, node, lambda world: works(degrees[culprit], world))
@@ -69,7 +70,7 @@ def refuse_expert_degrees(
     """
     name, given = ("ep", ep) if ranks % ep else ("etp", etp)
     rest = etp if name == "ep" else ep
-    fits = [n for n in range(1, ranks + 1) if ranks % (n * rest) == 0 and (name == "etp" or experts % n == 0)]
+    fits = [n for n in list_divisors(ranks) if ranks % (n * rest) == 0 and (name == "etp" or experts % n == 0)]
     near = min((n for n in fits if _is_power_of_two(n) and n > 1), key=lambda n: abs(n - given), default=None)
     gpus = ranks * stages
     # Where the batch is not known, other nodes are named alone: the degree of data parallelism may not divide it.

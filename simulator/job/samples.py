@@ -18,6 +18,7 @@ import numpy as np
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.files import csv_rows
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples
 from meshcast.simulator.job.job import LongPlan, ReplicaPlan
 from meshcast.simulator.job.shortest_step import partition_samples
@@ -87,7 +88,7 @@ def _check_samples(batch: Batch, plan: LongPlan, samples: Samples, sequence: int
         raise PlanError("batch.samples.tokens", rule, "Raise it, or lower batch.sequence", samples.tokens)
     if samples.join != "packing" and sequence % samples.multiple:
         rule = f"the longest samples, of batch.sequence = {sequence:,} tokens, are padded to a multiple of it"
-        fits = max(n for n in range(1, samples.multiple) if sequence % n == 0)
+        fits = max(n for n in list_divisors(sequence) if n < samples.multiple)
         raise PlanError("batch.samples.multiple", rule, f"{fits} would work", samples.multiple)
 
 

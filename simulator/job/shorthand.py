@@ -10,6 +10,7 @@ from meshcast.hardware.documents.other_words import list_meanings
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
 from meshcast.simulator.ir.capabilities import ChangesKernels
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Batch, LongPlan, SchemeEntry
@@ -205,7 +206,7 @@ def _shard_ranks(short: ShortStage, dp: int, data: type[Scheme], where: str) -> 
     """The data-parallel ranks that share one copy of the states."""
     shard = short.shard or dp
     if dp % shard:
-        near = min((n for n in range(1, dp + 1) if dp % n == 0), key=lambda n: abs(n - shard))
+        near = min(list_divisors(dp), key=lambda n: abs(n - shard))
         raise PlanError(f"{where}.shard", f"it must divide dp = {dp}", f"shard = {near} would work", shard)
     if shard < dp and "replicate" not in data.Options.model_fields:
         rule = f"data/{data.name} keeps no copies of what it shards; data/zero-1 and data/fsdp may"

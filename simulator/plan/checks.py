@@ -18,6 +18,7 @@ from meshcast.simulator.ir.capabilities import (
     VariesSteps,
     schemes_with,
 )
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.linear_attention_operators import LinearMixer
 from meshcast.simulator.ir.mamba_operators import Mamba, Scan
 from meshcast.simulator.ir.modules import Operator, walk
@@ -404,8 +405,7 @@ def check_slices(plan: Plan) -> None:
         if abs(tokens - round(tokens)) > 1e-6 or round(tokens) % grain:
             multiple = f"a multiple of {grain} tokens" if grain > 1 else "a whole number of tokens"
             rule = f"every slice of a sequence of {sequence} is {multiple}"
-            fits = [n for n in range(1, sequence // grain + 1) if sequence // grain % n == 0]
-            number = min(fits, key=lambda n: abs(n - len(plan.schedule.slices)))
+            number = min(list_divisors(sequence // grain), key=lambda n: abs(n - len(plan.schedule.slices)))
             raise PlanError(where, rule, f"{number} would work", f"{tokens:g} tokens")
 
 
@@ -420,11 +420,11 @@ def _refuse_divided_scan(plan: Plan, axes: Sequence[str]) -> None:
 
 def _refuse_shards(called: Mapping[str, str], dim: str, units: int, parts: int, axes: Sequence[str]) -> None:
     """Raises PlanError for a dim of `units` units that `axes`, of `parts` ranks, cannot shard evenly."""
-    fits = [n for n in range(1, parts + 1) if units % n == 0]
-    above = next((n for n in range(parts, units + 1) if units % n == 0), None)
+    fits = list_divisors(units)
+    below, above = max(n for n in fits if n <= parts), next((n for n in fits if n >= parts), None)
     axis = " x ".join(axes)
     rule = f"{called.get(dim, dim)} = {units} must divide by {axis}"
-    choices = " or ".join(str(n) for n in dict.fromkeys((fits[-1], above)) if n)
+    choices = " or ".join(str(n) for n in dict.fromkeys((below, above)) if n)
     padded = dim == "a" and called is not MAMBA_NAMES and called is not LINEAR_NAMES
     pads = ", or plan.pad_heads: true" if padded else ""
     raise PlanError(f"plan.{axis}", rule, f"{axis} = {choices} would work{pads}", parts)

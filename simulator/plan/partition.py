@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.scheduling.schedule import nearest_multiple
 
@@ -153,7 +154,7 @@ def _spread_evenly(layers: int, stages: int) -> list[int]:
     """Returns equal numbers of layers. Raises PlanError where there are none."""
     if layers % stages == 0:
         return [layers // stages] * stages
-    below = max((n for n in range(1, min(layers, stages) + 1) if layers % n == 0), default=1)
+    below = max(n for n in list_divisors(layers) if n <= stages)
     near = nearest_multiple(layers, stages)
     remedy = f"{below} stage{'s' * (below > 1)} would work, or {near} layers, or a list of layers in plan.partition"
     remedy += ", or by-cost" if layers + 2 >= stages else ""

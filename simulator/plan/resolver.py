@@ -25,6 +25,7 @@ from meshcast.simulator.ir.capabilities import (
     VariesSteps,
     schemes_with,
 )
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.registry import find_scheme
@@ -177,7 +178,7 @@ class Resolver:
             return plan.with_slices(tuple(round(share * sequence) for share in shares))
         # Boundaries at multiples of the granularity, few enough for the dynamic program of the schedule.
         granule = plan.passes.slice_granularity
-        fits = (n for n in range(granule, sequence + 1, granule) if sequence % n == 0)
+        fits = (n for n in list_divisors(sequence) if n % granule == 0)
         step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
         proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, self.pricing.price_slices(plan))
         plans = [plan.with_slices(tuple(lengths)) for lengths in proposals]

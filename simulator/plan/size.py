@@ -31,6 +31,9 @@ minutes at 0.15 ms each, with a bar on a terminal."""
 VECTOR = 3_000
 """Ranks of a stage that double the time of an op which is played for all of them at once."""
 
+MOST_STAGES = 20_000
+"""Most stages of a pipeline, those of all chunks: twice the layers that a model may have."""
+
 YES = "--yes forecasts it all the same"
 """End of the remedy of every refusal for its size."""
 
@@ -100,7 +103,12 @@ def count_passes(plan: Plan) -> int:
 
 
 def check_size(plan: Plan) -> None:
-    """The forecast of a plan takes no more than `MOST_SECONDS` and `MOST_BYTES`."""
+    """A plan has at most `MOST_STAGES`, and its forecast takes at most `MOST_SECONDS` and `MOST_BYTES`."""
+    if (stages := plan.shape.stages) > MOST_STAGES:
+        rule = f"{stages:,} stages, and a pipeline has at most {MOST_STAGES:,}"
+        raise PlanError(
+            "plan.chunks", rule, f"Use no more stages than the {plan.job.model.layers} layers", plan.shape.v
+        )
     size = measure_size(plan)
     if size.excess <= 1 or accepts_any_size():
         return

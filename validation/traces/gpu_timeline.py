@@ -26,6 +26,9 @@ FAMILY_PATTERNS = (
 )
 """Scheme families by the words of process group descriptions, tried in this order."""
 
+RANKS = re.compile(r"\[\d{1,9}(?:, ?\d{1,9})*+\]", re.ASCII)
+"""All ranks of a process group; torch shortens long lists by dots."""
+
 
 def gpu_timeline(trace: Trace, plan: Plan, rank: int, mark: Event | None) -> Timeline:
     """Timeline of the kernels that the marked step launched, from the first kernel's start to the last one's end.
@@ -69,8 +72,8 @@ def stream_of(trace: Trace, plan: Plan, rank: int, kernel: Event) -> str:
         return families[axis]
     if found := next((family for family, words in FAMILY_PATTERNS if re.search(words, axis, re.I)), ""):
         return found
-    listed = re.fullmatch(r"\[([\d, ]+)\]", str(kernel.args.get("Process Group Ranks") or ""))
-    members = tuple(map(int, listed[1].split(","))) if listed and listed[1].strip(" ,") else None
+    stated = str(kernel.args.get("Process Group Ranks") or "")
+    members = tuple(map(int, stated[1:-1].split(","))) if RANKS.fullmatch(stated) else ()
     members = members or next((trace.groups[key] for key in (description, name) if key in trace.groups), ())
     return next((family for axis, family in families.items() if members == ranks_along(plan, rank, axis)), "")
 

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 
@@ -96,7 +95,8 @@ def _union(events: Sequence[Event]) -> list[tuple[float, float]]:
 def _subtract(begin: float, end: float, holes: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The interval from `begin` to `end` minus the holes, which are sorted and disjoint."""
     left, at = [], begin
-    for start, stop in islice(holes, max(0, bisect_left(holes, (begin, begin)) - 1), None):
+    for number in range(max(0, bisect_left(holes, (begin, begin)) - 1), len(holes)):
+        start, stop = holes[number]
         if start >= end:
             break
         if stop > at:

@@ -50,7 +50,7 @@ STRONG = (
         "attention",
         r"flash|fmha|sdpa|scaled_dot_product|attention|masked_softmax|attn",
     ),
-    ("scan", r"causal_?conv1d|chunk_(scan|state|cumsum)|state_passing|bmm_chunk|mamba.*scan"),
+    ("scan", r"causal_?conv1d|chunk_(scan|state|cumsum)|state_passing|bmm_chunk|\A(?>.*?mamba).*scan"),
     ("loss", r"cross_?entropy|nll_?loss|log_?softmax"),
     ("norm", r"layer_?norm|rms_?norm|GammaBeta|RowwiseMoments|\bln_(fwd|bwd)"),
     ("rope", r"rope|rotary|(^|\W)_?Heads(Backward)?$"),
@@ -61,7 +61,7 @@ STRONG = (
         "gemm",
         r"gemm|gemv|nvjet|cutlass|cublas|xmma|splitKreduce|epilogue::impl|^Cijk_|grouped_mm|_scaled_mm"
         r"|^aten::(add|b|ba|sp)?mm\b|^aten::(linear|matmul|einsum)\b|mkldnn_?linear|(Add|B|Ba)?mmBackward|^MmBackward"
-        r"|triton_tem\w*_mm",
+        r"|\btriton_tem\w*_mm",
     ),
 )
 """Patterns that decide the class wherever they match: in the kernel's name or in an operator around its launch."""

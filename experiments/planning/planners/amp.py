@@ -23,8 +23,8 @@ from meshcast.experiments.planning.pricing.space_search import search_space
 from meshcast.experiments.planning.pricing.stage_prices import range_totals
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.stages import StageOption
-from meshcast.experiments.search.counting.divisions import list_divisors
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.scheme import Paper
 
 

@@ -20,8 +20,8 @@ from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.pricing.kind_stages import KindStages
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, PricedNodes, require_kinds
 from meshcast.experiments.planning.problem import Problem, SearchBudget
-from meshcast.experiments.search.counting.divisions import list_divisors
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.scheme import Paper
 
 

@@ -16,8 +16,8 @@ from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimu
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.pricing.space_search import search_space
 from meshcast.experiments.planning.problem import Problem, SearchBudget
-from meshcast.experiments.search.counting.divisions import list_divisors
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.scheme import Paper
 
 SHARES = (1.0, 0.92, 0.84, 0.67, 0.5, 0.34, 0.25)

@@ -16,7 +16,7 @@ from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.pricing.job import JobProblem, require_job
 from meshcast.experiments.planning.problem import Problem, SearchBudget
-from meshcast.experiments.search.counting.divisions import list_divisors
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.scheme import Paper
 
 

@@ -20,13 +20,13 @@ from meshcast.experiments.planning.problem import Allowed, Problem, allow_all
 from meshcast.experiments.planning.profile import NetworkLevel
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
 from meshcast.experiments.planning.table import Assignment, FactorTable, PendingTable
-from meshcast.experiments.search.counting.divisions import list_divisors
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
+from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan

@@ -53,11 +53,6 @@ def _divide_layers(partition: str, layers: int, parts: int) -> list[str | tuple[
     return [(first, *[most] * (parts - 2), left - first) for first in ends]
 
 
-def list_divisors(number: int) -> list[int]:
-    """All divisors of a number."""
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
 def list_divisors_of_any(numbers: Sequence[int], most: int) -> list[int]:
     """Divisors of any of some numbers, up to `most`."""
     return [n for n in range(1, most + 1) if any(number % n == 0 for number in numbers)]

@@ -56,10 +56,6 @@ class Stated:
 # ------------------------------------------------------------------------------------------- values
 
 
-MOST_DIGITS = 18
-"""Digits of the largest number that is read as one."""
-
-
 def read_number(stated: Stated) -> int | float:
     """A number; whole ones as int. Raises PlanError for anything else."""
     value = stated.value

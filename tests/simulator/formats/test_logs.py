@@ -70,6 +70,8 @@ def test_torchtitan(put: Any) -> None:
     assert first.mfu == pytest.approx(0.1104) and first.seconds is None
     assert (second.number, second.tokens_per_s, second.tflops, second.mfu) == (10, 5593, 1323.92, None)
     assert second.reserved == pytest.approx(49.70 * 2**30)
+    # What follows from a number has to be finite, and memory is above 0.
+    assert all(logs.torchtitan(put(TITAN.replace("49.70", word)))[1].reserved is None for word in ("1e300", "-1"))
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,10 @@ def test_groups_of_a_collective(reports: Any, put: Any) -> None:
     assert stream(Process_Group_Description="EXPERT_MODEL_PARALLEL_GROUP") == "expert"
     assert stream(Process_Group_Ranks="[6, 7]") == "tensor"
     assert stream(Process_Group_Name="3") == "data" and stream(Process_Group_Name="4") == "pipeline"
+    for listed in ("[6 7]", "[6, , 7]", "[6, 7", f"[{'9' * 5_000}]"):
+        assert stream(Process_Group_Ranks=listed) == ""
+    odd = put({"distributedInfo": {"rank": True, "world_size": -1}, "traceEvents": [gemm]})
+    assert odd.rank is None and odd.world is None
     assert stream(Process_Group_Description="default_pg") == stream() == stream(Process_Group_Ranks="[...]") == ""
 
 

@@ -676,7 +676,7 @@ class Interpreter:
 def _find_broken(words: Sequence[Word]) -> tuple[LostPlace, ...]:
     """Returns the words of a command that swallowed the lines behind them, as an open quote does."""
     why = "a word holds several lines with arguments: a quote may be open"
-    broken = [word for word in words if re.search(r"\n\s*--[A-Za-z]", word.text)]
+    broken = [word for word in words if re.search(r"\n[ \t]*--[A-Za-z]", word.text)]
     programs = any(word.text in ("-c", "eval", "--wrap") or word.text.startswith("--wrap=") for word in words)
     return () if programs else tuple(LostPlace(word.line, why) for word in broken)
 

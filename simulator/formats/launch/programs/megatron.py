@@ -130,7 +130,7 @@ def read_variable(file: LaunchFile, name: str) -> Stated | None:
         words = file.run.variables.get(name, ()) if file.run is not None else ()
         known = len(words) == 1 and not words[0].unknown
         return Stated(words[0].text, name, f"{where}:{words[0].line}") if known else None
-    found = re.search(rf"^\s+{name}:\s*['\"]?(\w+)", text, re.MULTILINE)
+    found = re.search(rf"^[ \t]+{name}:[ \t]*['\"]?(\w+)", text, re.MULTILINE)
     return Stated(found[1], name, f"{where}:{text.count(chr(10), 0, found.start(1)) + 1}") if found else None
 
 

@@ -332,7 +332,9 @@ def recognise(file: LaunchFile) -> Evidence:
             return Evidence.CERTAIN
         return Evidence.LIKELY if config is not None and file.launch.entry.endswith("run_train.py") else Evidence.NONE
     if file.suffix == ".py":
-        builds = re.search(r"^\s*(from|import) nanotron\b", file.text, re.MULTILINE) and "ParallelismArgs" in file.text
+        builds = (
+            re.search(r"^[ \t]*(from|import) nanotron\b", file.text, re.MULTILINE) and "ParallelismArgs" in file.text
+        )
         return Evidence.CERTAIN if builds else Evidence.NONE
     return Evidence.CERTAIN if _has_sections(file) else Evidence.NONE
 

@@ -44,14 +44,14 @@ class RefusedProgram:
         if self._starts(file) or (self.keys and all(_has_key(file.data, key) for key in self.keys)):
             return True
         is_python = bool(self.imports) and file.suffix == ".py"
-        return is_python and re.search(rf"^\s*(from|import) ({self.imports})\b", file.text, re.MULTILINE) is not None
+        return is_python and re.search(rf"^[ \t]*(from|import) ({self.imports})\b", file.text, re.MULTILINE) is not None
 
     def _starts(self, file: LaunchFile) -> bool:
         """Whether a script starts this program, be it behind its end."""
         launch = file.launch
         if launch is None:
             is_script = file.data is None and file.suffix != ".py" and bool(self.launchers)
-            return is_script and re.search(rf"^\s*({self.launchers})\s", file.text, re.MULTILINE) is not None
+            return is_script and re.search(rf"^[ \t]*({self.launchers})\s", file.text, re.MULTILINE) is not None
         if self.entries and re.search(self.entries, launch.entry):
             return True
         if self.launchers and any(re.fullmatch(self.launchers, launcher.name) for launcher in launch.launchers):

@@ -120,7 +120,7 @@ def recognise(file: LaunchFile) -> Evidence:
             else Evidence.NONE
         )
     if file.suffix == ".py":
-        imports = re.search(r"^\s*from torchtitan\b", file.text, re.MULTILINE) and "Trainer" in file.text
+        imports = re.search(r"^[ \t]*from torchtitan\b", file.text, re.MULTILINE) and "Trainer" in file.text
         return Evidence.CERTAIN if imports else Evidence.NONE
     return (
         Evidence.LIKELY

@@ -465,7 +465,7 @@ CONFIGURATION_VERDICTS = list_verdicts(
 )
 """On fields of configurations."""
 
-IMPORTS = re.compile(r"^\s*(from|import) xtuner\b|framework = 'huggingface'", re.MULTILINE)
+IMPORTS = re.compile(r"^[ \t]*(from|import) xtuner\b|framework = 'huggingface'", re.MULTILINE)
 
 
 ENTRIES = re.compile(r"xtuner (dist_)?train$|xtuner\.v1\.train|xtuner[/.]tools[/.]train")
