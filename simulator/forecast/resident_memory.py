@@ -69,9 +69,10 @@ def growing_gradients(plan: Plan, any_batch: bool = False) -> GradientGrowth | N
 
 def adds_apart(plan: Plan) -> bool:
     """Whether sharded gradients of a micro-batch are whole before they are added to those of the ones before."""
+    if not plan.job.framework.update.adds_apart or plan.shape.m == 1:
+        return False
     shards = {state for scheme in schemes_with(plan.schemes, ShardsStates) for state in scheme.shards}
-    whole_weights = "gradients" in shards and "parameters" not in shards
-    return whole_weights and plan.job.framework.update.adds_apart and plan.shape.m > 1
+    return "gradients" in shards and "parameters" not in shards
 
 
 class DeviceParams(tuple[tuple[Param, int], ...]):
@@ -157,7 +158,8 @@ def resident_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
 def offloaded_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """Bytes of the states of one rank in host memory (``cpu``) and on disks (``nvme``).
 
-    An optimizer on the host needs room for the gradients that it is sent.
+    An optimizer on the host needs room for the gradients that it is sent, and one that converts them for those as well;
+    DeepSpeed's stage 2 keeps converted ones alone, and a buffer for the weights that it sends back, which is as much.
     """
     offloaded = {"cpu": 0.0, "nvme": 0.0}
     for place, nbytes in _own_state_bytes(plan, params).items():
@@ -168,10 +170,13 @@ def offloaded_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     for state, nbytes in state_bytes(plan, params).items():
         for place, share in _find_offloaded(plan, state).items():
             offloaded[place] += nbytes * share
-    if _find_offloaded(plan, "optimizer") and not _find_offloaded(plan, "gradients"):
-        width, shards = BYTES[plan.job.framework.gradients], _shard_counter(plan)
-        trained = ((param, size) for param, size in by_axes(params) if param.trained)
-        offloaded["cpu"] += sum(width * size / shards("optimizer", param) for param, size in trained)
+    if places := _find_offloaded(plan, "optimizer"):
+        framework, shards = plan.job.framework, _shard_counter(plan)
+        elements = sum(size / shards("optimizer", param) for param, size in by_axes(params) if param.trained)
+        if not _find_offloaded(plan, "gradients"):
+            offloaded["cpu"] += BYTES[framework.gradients] * elements
+        for place, share in places.items() if framework.update.converts else ():
+            offloaded[place] += BYTES[framework.main_weights] * share * elements
     return offloaded
 
 

@@ -109,9 +109,12 @@ def test_the_norm_of_the_largest_gradient_is_taken_in_a_wider_format() -> None:
     assert updating(report) * parameters(report) == pytest.approx(10 * 4096 * 1024, rel=1e-3)
 
 
-def test_an_update_on_the_host_takes_no_memory_of_the_gpu() -> None:
-    plan = {"mesh": {"dp": 4}, "schemes": [{"use": "data/zero-offload", "over": "dp"}]}
-    assert updating(forecast(plan=plan)) == 0.0
+@pytest.mark.parametrize("scheme", [{"use": "data/zero-offload"}, {"use": "data/zero-infinity", "parameters": "gpu"}])
+def test_an_update_on_the_host_takes_memory_there_and_none_of_the_gpu(scheme: dict[str, Any]) -> None:
+    """fp32 weights, moments and gradients; and weights that are sent back (stage 2), or gradients as sent (stage 3)."""
+    report = forecast(plan={"mesh": {"dp": 4}, "schemes": [{**scheme, "over": "dp"}]})
+    assert updating(report) == 0.0
+    assert report.play.offloaded[0]["cpu"] == pytest.approx((4 + 8 + 4 + 2) / 4 * parameters(report), rel=1e-3)
 
 
 def test_whole_gradients_of_bf16_weights_are_accumulated_in_fp32_by_megatron_deepspeed() -> None:

@@ -80,8 +80,9 @@ class ShardedScheme(DataScheme):
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         def shard(part: Stage) -> StageOps:
-            units = shard_units(self, group_layers(inner(part), self.layers_per_unit))
-            return hold_buckets(self, self.bucket_elements, units)
+            grouped = group_layers(inner(part), self.layers_per_unit)
+            units = shard_units(self, grouped)
+            return hold_buckets(self, self.bucket_elements, units, shared=units is grouped)
 
         return super().lower_stage(stage, shard)
 

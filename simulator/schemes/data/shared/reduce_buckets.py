@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshcast.simulator.ir.capabilities import ShardsStates
-from meshcast.simulator.ir.ops import BYTES, Param, StageOps, TensorUse, UnitRun
+from meshcast.simulator.ir.ops import BYTES, Fragment, Param, StageOps, TensorUse
 
 
 def count_bucket_bytes(scheme: ShardsStates, bucket: float, elements: float) -> float:
@@ -46,25 +46,33 @@ def count_resting_bytes(scheme: ShardsStates, bucket: float) -> float:
     return float(buffers * bucket * BYTES[framework.gradients])
 
 
-def hold_buckets(scheme: ShardsStates, bucket: float, stage_ops: StageOps) -> StageOps:
+def hold_buckets(scheme: ShardsStates, bucket: float, stage_ops: StageOps, shared: bool) -> StageOps:
     """Returns `stage_ops` in which every unit has buffers and copies of a bucket from its first gradient to the end of
-    its backward pass."""
+    its backward pass.
+
+    bucket: elements of a full bucket.
+    shared: whether its units may be those of other plans, which are copied.
+    """
+    if not (scheme.framework.bucket.buffers or scheme.framework.bucket.copies):
+        return stage_ops
     reduced = [(param, count) for param, count in stage_ops.params() if param.trained and scheme.reduces(param)]
-    nbytes = count_bucket_bytes(scheme, bucket, sum(count * param.size for param, count in reduced))
+    nbytes = round(count_bucket_bytes(scheme, bucket, sum(count * param.size for param, count in reduced)))
     if not (reduced and nbytes):
         return stage_ops
-    return replace(stage_ops, unit_runs=[_hold_bytes(unit_run, round(nbytes)) for unit_run in stage_ops.unit_runs])
+    if shared:
+        units = [replace(unit_run, fragment=unit_run.fragment.copy()) for unit_run in stage_ops.unit_runs]
+        stage_ops = replace(stage_ops, unit_runs=units)
+    for unit_run in stage_ops.unit_runs:
+        _hold_bytes(unit_run.fragment, nbytes)
+    return stage_ops
 
 
-def _hold_bytes(unit_run: UnitRun, nbytes: int) -> UnitRun:
-    """Returns a unit that holds so many bytes from its first gradient of a weight to the end of its backward pass."""
-    fragment = unit_run.fragment.copy()
+def _hold_bytes(fragment: Fragment, nbytes: int) -> None:
+    """Keeps so many bytes from the first gradient of a weight to the end of the backward pass of a unit."""
     first = next((op for op in fragment.backward if op.phase == "W"), None)
-    if first is None:
-        return unit_run
-    ends = (first, fragment.backward[-1])
-    fragment.tensor_uses += [TensorUse("buckets", nbytes, op, op is first, "buffers") for op in ends]
-    return replace(unit_run, fragment=fragment)
+    if first is not None:
+        ends = (first, fragment.backward[-1])
+        fragment.tensor_uses += [TensorUse("buckets", nbytes, op, op is first, "buffers") for op in ends]
 
 
 def count_whole_elements(scheme: ShardsStates, params: Sequence[Param]) -> int:

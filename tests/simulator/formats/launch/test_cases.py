@@ -138,6 +138,25 @@ def test_a_case_that_was_brought_gives_its_plan(command: str, expected: dict[str
     assert {key: keys.get(key) for key in expected} == expected
 
 
+MEMORY: dict[str, float] = {
+    # its script states --fp16 and --use-flash-attn-triton
+    "26-ulysses-or-tp-7b.yaml --set plan.zero=2 --set framework.set.attention=flash --set precision=fp16": 43.8,
+    "26-ulysses-or-tp-7b.yaml --set plan.zero=2 --set framework.set.attention=flash --set precision=fp16"
+    " --set plan.recompute=none": 62.3,
+    '09-gpt2-774m-v100.sh --set "cluster={gpu: v100-sxm2-32, gpus: 1}"': float("inf"),
+}
+"""Memory of a GPU that people read off [GiB]; infinite: the run was out of memory."""
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the cases that people brought are not beside this repository")
+@pytest.mark.parametrize(("command", "measured"), MEMORY.items())
+def test_a_case_that_was_brought_needs_its_memory(command: str, measured: float) -> None:
+    name, *options = shlex.split(command)
+    report = simulate(load_job(CASES / name, options[1::2]))
+    assert report.fits == (measured < float("inf"))
+    assert not report.fits or report.peak_device / 2**30 == pytest.approx(measured, rel=0.06)
+
+
 @pytest.mark.skipif(not CASES.is_dir(), reason="the cases that people brought are not beside this repository")
 def test_a_case_that_its_program_refuses_is_refused() -> None:
     with pytest.raises(PlanError, match="4 tensor ranks do not divide 2 key/value heads"):
