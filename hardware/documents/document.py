@@ -161,7 +161,7 @@ for _tag, _form in CORE:
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
 
 
-def to_yaml(data: object, **layout: bool | int | None) -> str:
+def to_yaml(data: object, **layout: Any) -> str:
     """Returns data as YAML, its keys in their order, which `read_yaml` and readers of YAML 1.1 read as the same data.
 
     layout: options of ``yaml.dump``.
