@@ -114,8 +114,22 @@ def _quote_formula(place: re.Match[bytes]) -> bytes:
     return b'"$((' + place[1].strip().ljust(len(place[1]) - 2) + b'))"'
 
 
+MOST_TOLD = 10
+"""Places that are not of bash's grammar, of which each is told; the rest are counted."""
+
+
 def find_errors(source: Source) -> Iterator[LostPlace]:
-    """Yields the places where a text is not of bash's grammar, one a line."""
+    """Yields the places where a text is not of bash's grammar, one a line; of those with one reason the first."""
+    places = dict[str, int]()
+    for place in _list_errors(source):
+        places.setdefault(place.why, place.line)
+    for why, line in [*places.items()][:MOST_TOLD]:
+        yield LostPlace(line, why)
+    for line in [*places.values()][MOST_TOLD : MOST_TOLD + 1]:
+        yield LostPlace(line, f"bash's grammar has no place for this and {len(places) - MOST_TOLD - 1:,} places below")
+
+
+def _list_errors(source: Source) -> Iterator[LostPlace]:
     lines = set()
     waiting = [source.root]
     while waiting:

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.formats.launch.bash import grammar
+from meshcast.simulator.formats.launch.bash.records import LostPlace
 from meshcast.simulator.formats.launch.bash.script import run_script
 from meshcast.simulator.formats.launch.launches import Launch, choose_launch, find_launches
 
@@ -410,3 +412,11 @@ def test_a_damaged_script_is_read_or_refused(data: st.DataObject) -> None:
     except PlanError:
         return
     assert all(word.line <= len(lines) for one in launches for word in one.command.words)
+
+
+def test_places_beyond_the_grammar_are_told_once_each_and_the_rest_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [place.line for place in run_script("\n".join(["x ( y"] * 50), "run.sh").lost] == [1]
+    places = [LostPlace(line, f"why {line % 30}") for line in range(1, 90)]
+    monkeypatch.setattr(grammar, "_list_errors", lambda _: iter(places))
+    told = [*grammar.find_errors(grammar.parse("x", "run.sh"))]
+    assert told[:-1] == places[: grammar.MOST_TOLD] and told[-1].why.endswith("this and 19 places below")
