@@ -9,6 +9,7 @@ import typer
 
 from meshcast.experiments.cli.console import check_place, emit, writing
 from meshcast.experiments.pages.say import say
+from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import to_line
 
@@ -67,12 +68,10 @@ def describe_fit(rate: FittedRate) -> dict[str, Any]:
 
 
 def _render(fragment: dict[str, Any], rates: list[FittedRate]) -> str:
-    import yaml
-
     notes = "".join(
         f"# {to_line(one.component)}: {one.failures} failures, one in {one.mtbf / 3600:.4g} hours "
         f"({one.low / 3600:.4g} to {one.high / 3600:.4g}); Weibull shape {one.shape:.3g}, "
         f"log-likelihood {one.gain:+.2f}\n"
         for one in rates
     )
-    return notes + yaml.safe_dump(fragment, sort_keys=False)
+    return notes + to_yaml(fragment)

@@ -26,6 +26,7 @@ from meshcast.experiments.cli.console import (
 )
 from meshcast.experiments.cli.launch import tell_launch
 from meshcast.experiments.pages.say import say
+from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.documents.output_file import write_file
 
 if TYPE_CHECKING:
@@ -263,10 +264,8 @@ def _read_share(option: str, text: str, rule: str, remedy: str) -> float:
 
 def _write_jobs(folder: Path, jobs: list[dict[str, object]], name: str) -> list[Path]:
     """Writes jobs as NAME-1.yaml, NAME-2.yaml and so on; returns their paths."""
-    import yaml
-
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}-{number}.yaml" for number in range(1, len(jobs) + 1)]
     for path, one in zip(paths, jobs, strict=True):
-        write_file(path, yaml.safe_dump(one, sort_keys=False))
+        write_file(path, to_yaml(one))
     return paths

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from rich.text import Text
 from meshcast.experiments.pages.published import keep_until_interrupted, progress
 from meshcast.experiments.pages.safe_console import Lines
 from meshcast.experiments.pages.tables import number_columns, ruled_table
+from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.errors import PlanError, nearest, shorten
 from meshcast.validation.claims.claim_file import Claim, ClaimFile, read_claims
 from meshcast.validation.claims.judge import DEPENDS, MISSES, OPEN, ClaimTask, judge_claims, summarize_judgements
@@ -153,7 +153,7 @@ def _claim_page(row: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [head, table] if row["alternatives"] else [head]
     if unfit:
         parts.append(Text(f"does not fit in memory: {', '.join(unfit)}", "dim"))
-    jobs = yaml.safe_dump(row["jobs"], sort_keys=False, default_flow_style=None, width=110)
+    jobs = to_yaml(row["jobs"], default_flow_style=None, width=110)
     return Group(
         *parts, Text(), Lines("jobs:", *(f"  {line}" for line in jobs.splitlines())) if row["jobs"] else Text("no jobs")
     )

@@ -1,4 +1,4 @@
-"""Reads YAML 1.2 files as plain data; every fault of a file is one error with its line."""
+"""Reads YAML 1.2 files as plain data; every fault of a file is one error with its line. Writes data as YAML."""
 
 from __future__ import annotations
 
@@ -141,9 +141,34 @@ CORE = (
     ("float", r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"),
     ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"),
 )
+
+
+class Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, with quotes around texts that are no text without them in YAML 1.1 or 1.2, such as ``1e3``
+    or ``yes``: whoever reads the file."""
+
+
 for _tag, _form in CORE:
-    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), list("tTfF-+.0123456789"))
+    for _class in (Loader, Dumper):
+        _pattern = re.compile(rf"(?:{_form})\Z")
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _pattern, list("tTfF-+.0123456789"))
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+
+
+def to_yaml(data: object, width: int = 80, default_flow_style: bool | None = False, allow_unicode: bool = False) -> str:
+    """Returns data as YAML, its keys in their order, which `read_yaml` and readers of YAML 1.1 read as the same data.
+
+    width, default_flow_style, allow_unicode: as of ``yaml.dump``.
+    """
+    text: str = yaml.dump(
+        data,
+        Dumper=Dumper,
+        sort_keys=False,
+        width=width,
+        default_flow_style=default_flow_style,
+        allow_unicode=allow_unicode,
+    )
+    return text
 
 
 TOO_DEEP = (f"nested too deeply, by more than {MAX_DEPTH} levels", "Simplify the file")

@@ -29,6 +29,9 @@ MOST_COMPONENTS = 1_000
 
 HOUR = 3600.0
 
+LEAST_HOURS = 1e-9
+"""Shortest time but 0; rates of shorter ones would be beyond all numbers."""
+
 
 @dataclass(frozen=True)
 class ObservedLog:
@@ -42,6 +45,9 @@ def read_failure_log(path: Path, nodes: int | None = None) -> ObservedLog:
     """The failures of a log. nodes: of the job; None: not known. Raises PlanError for a mistake, with its line."""
     rows = [row for row in csv_rows(path, "Name a CSV file with the columns time_h and component") if row.cells]
     heads = rows[0].cells if rows else []
+    for name in COLUMNS:
+        if heads.count(name) > 1:
+            raise PlanError(f"{path}:1", f"the log has {heads.count(name)} columns {name}", "Keep one of them", name)
     for name in COLUMNS[:2]:
         if name not in heads:
             rule = f"the log has no column {name}, but {', '.join(heads[:8]) or 'no headings'}"
@@ -89,8 +95,9 @@ def _read_number(text: str, where: str, column: str) -> float:
         found = float(text)
     except ValueError:
         found = math.nan
-    if not 0 <= found <= 1e6:
-        raise PlanError(f"{where} {column}", "hours are numbers from 0 to 1,000,000", "Correct it", text)
+    if not (found == 0 or LEAST_HOURS <= found <= 1e6):
+        rule = f"hours are 0, or numbers from {LEAST_HOURS:g} to 1,000,000"
+        raise PlanError(f"{where} {column}", rule, "Correct it", text)
     return found
 
 

@@ -8,10 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from meshcast.hardware.documents import document
+from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.errors import CatalogError
 from meshcast.hardware.load import MAX_DEPTH, line_of, load, read_yaml
+from tests.payloads import PAYLOADS
 from tests.thinning import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +45,12 @@ WORDS = [
 def test_values_of_yaml_words(word: str, value: object) -> None:
     assert repr(read_yaml(word).data) == repr(value)
     assert repr(read_yaml(f"a: {word} # why").data) == repr({"a": value})
+
+
+@pytest.mark.parametrize("text", [*(word for word, _ in WORDS), *PAYLOADS.values()])
+def test_a_text_that_is_written_is_read_as_that_text(text: str) -> None:
+    written = to_yaml({text: [text]})
+    assert read_yaml(written).data == yaml.safe_load(written) == {text: [text]}
 
 
 @pytest.mark.parametrize(

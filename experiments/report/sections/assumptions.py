@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
 from meshcast.experiments.report.html import Html, details, heading, listing, paragraph, table
 from meshcast.experiments.report.page import PageSection
 from meshcast.experiments.report.sections.timeline import list_devices
+from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.load import Fact, Value
 from meshcast.hardware.node import Node
 from meshcast.hardware.sourced_values import sourced_values
@@ -20,7 +19,7 @@ def make_section(report: Report) -> PageSection:
     sources = list_sources(report)
     before = ["", *(row[0] for row in sources)]  # the name of a file stands beside its first figure only
     rows = [["" if row[0] == above else row[0], *row[1:]] for row, above in zip(sources, before, strict=False)]
-    job = yaml.safe_dump(report.job.to_dict(), sort_keys=False, allow_unicode=True, width=100)
+    job = to_yaml(report.job.to_dict(), allow_unicode=True, width=100)
     body = [
         listing(report.assumed),
         heading("Sources of the hardware's figures"),

@@ -39,6 +39,8 @@ def test_a_log_is_read(tmp_path: Path) -> None:
         ("time,component\n1,gpu\n", "failures.csv:1", "time_h"),
         ("time_h,component\n2,gpu\n1,gpu\n", ":3 time_h", "rise"),
         ("time_h,component\nsoon,gpu\n", ":2 time_h", "hours"),
+        ("time_h,component\n1e-320,gpu\n", ":2 time_h", "from 1e-09"),
+        ("time_h,component,component\n1,gpu,nic\n", ":1 is 'component'", "2 columns"),
         ("time_h,component\n1,\n", ":2 component", "component"),
         ("time_h,component,nodes\n1,gpu,9\n", ":2 nodes", "0 to 3"),
         ("time_h,component\n", "failures.csv", "no failures"),

@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import yaml
 
 from meshcast.hardware import load
+from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator.costs.calibration.calibration import DEVICE
 from meshcast.simulator.costs.calibration.check import STEPS
@@ -172,7 +172,7 @@ def _name_device(measured: Measurement, works: Sequence[Work], device: Device, o
     stream = next(row.samples[0] for row in measured.rows if row.name == "stream")
     is_cpu = device.kind == "cpu"
     found = describe.core(measured.machine, flops, stream) if is_cpu else describe.gpu(device, flops, stream)
-    text = "# Measured; in the form of hardware/catalog/gpus.\n" + yaml.safe_dump(found, sort_keys=False)
+    text = "# Measured; in the form of hardware/catalog/gpus.\n" + to_yaml(found)
     write_file(out / DEVICE, text)
     load.cache_clear()
     return str(out / DEVICE)

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
+from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
@@ -135,7 +134,7 @@ def read_command(file: LaunchFile) -> dict[str, Stated]:
     return {**around, **_read_chosen_recipe(file), **arguments, **overrides}
 
 
-IMPORT = re.compile(r"^\s*from megatron\.bridge\.recipes", re.MULTILINE)
+IMPORT = re.compile(r"^[ \t]*from megatron\.bridge\.recipes", re.MULTILINE)
 """Imports of recipes in a Python file."""
 
 
@@ -321,9 +320,7 @@ def write(keys: Keys, header: list[str]) -> str:
         rank, modules = write_adapters(keys, CORE_MODULES)
         body["peft"] = {"peft_scheme": "lora", "dim": rank, "target_modules": modules}
     lines = [f"# {line}".rstrip() for line in header]
-    return "\n".join([*lines, *([""] if lines else [])]) + yaml.safe_dump(
-        body, sort_keys=False, default_flow_style=None, width=120
-    )
+    return "\n".join([*lines, *([""] if lines else [])]) + to_yaml(body, default_flow_style=None, width=120)
 
 
 BRIDGE = LaunchFormat("megatron-bridge", "Megatron-Bridge", ".yaml", recognise, read, interpret, write, VERDICTS)

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
+from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.keys import drop_inactive
@@ -622,7 +621,7 @@ def recognise(file: LaunchFile) -> Evidence:
     if file.suffix == ".py":
         return (
             Evidence.CERTAIN
-            if re.search(r"^\s*(from|import)\s+nemo(\.|_run|\s)", file.text, re.MULTILINE)
+            if re.search(r"^[ \t]*(from|import)\s+nemo(\.|_run|\s)", file.text, re.MULTILINE)
             else Evidence.NONE
         )
     if file.launch is not None:
@@ -676,7 +675,7 @@ def write(keys: Keys, header: list[str]) -> str:
         rank, modules = write_adapters(keys, FORMER_MODULES)
         model["peft"] = {"peft_scheme": "lora", "lora_tuning": {"adapter_dim": rank, "target_modules": modules}}
     lines = [*(f"# {line}".rstrip() for line in header), *([""] if header else [])]
-    return "\n".join(lines) + yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=120)
+    return "\n".join(lines) + to_yaml(body, default_flow_style=None, width=120)
 
 
 def write_adapters(keys: Mapping[str, Value], modules: Mapping[str, str]) -> tuple[int, list[str]]:
