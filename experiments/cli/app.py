@@ -7,13 +7,14 @@ inside the commands.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -32,6 +33,7 @@ from meshcast.experiments.cli import validate as cli_validate
 from meshcast.experiments.cli.console import (
     INTERRUPTED,
     TOO_LARGE,
+    WRONG,
     AsJson,
     Changes,
     PlainUsage,
@@ -79,6 +81,7 @@ def main() -> None:
     # meshcast multiplies no matrices, and starting numpy's BLAS threads would take longer than a forecast.
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+    os.environ["MPLBACKEND"] = "agg"  # figures are files; one that a notebook or a file names may not be there
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  the caller may have closed it
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -86,9 +89,25 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         _keep_command(sys.argv[1:])
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:  # errors of files have become messages; what is left is of what is printed
+        _end_without_output(error)
+
+
+def _end_without_output(error: OSError) -> NoReturn:
+    """Ends a command whose output cannot be written, as on a full disk; where the reader of a pipe is gone, quietly."""
+    with suppress(OSError):  # stderr may be the same file
+        if error.errno != errno.EPIPE:
+            say(f"meshcast: standard output: it cannot be written ({error.strerror}). Send it elsewhere", err=True)
+            sys.stderr.flush()
+    for stream in (1, 2):  # or the interpreter would write the rest at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    sys.exit(WRONG)
 
 
 def _keep_command(arguments: Sequence[str]) -> None:

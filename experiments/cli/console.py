@@ -109,12 +109,11 @@ def answering(as_json: bool = False) -> Iterator[None]:
         sys.stdout.flush()
     except MeshcastError as error:
         _refuse(error, as_json)
-    except BrokenPipeError:  # the reader has closed the pipe; typer exits quietly
-        raise
     except OSError as error:
-        where = str(error.filename) if error.filename is not None else "file"
+        if error.filename is None and error.errno is not None:  # of what is printed: `main` ends the command
+            raise
         rule = f"it cannot be read or written ({error.strerror or error})"
-        _refuse(PlanError(where, rule, "Name another file or folder"), as_json)
+        _refuse(PlanError(str(error.filename or "file"), rule, "Name another file or folder"), as_json)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 

@@ -102,11 +102,13 @@ def settings(width: Width = "page") -> Any:
 
 @contextmanager
 def drawing(width: Width = "page") -> Iterator[None]:
-    """Sets the style of a plot of this width while it is made or written. A letter that the font lacks is drawn as a
-    box, without a warning."""
+    """Sets the style of a plot of this width while it is made or written, whatever a file matplotlibrc in this folder
+    says: it may hand names to LaTeX. A letter that the font lacks is drawn as a box, without a warning."""
     import matplotlib
 
-    with matplotlib.rc_context(settings(width)), warnings.catch_warnings():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(settings(width))
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         yield
 

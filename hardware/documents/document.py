@@ -161,12 +161,19 @@ for _tag, _form in CORE:
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
 
 
-def to_yaml(data: object, **layout: Any) -> str:
+def to_yaml(data: object, width: int = 80, default_flow_style: bool | None = False, allow_unicode: bool = False) -> str:
     """Returns data as YAML, its keys in their order, which `read_yaml` and readers of YAML 1.1 read as the same data.
 
-    layout: options of ``yaml.dump``.
+    width, default_flow_style, allow_unicode: as of ``yaml.dump``.
     """
-    text: str = yaml.dump(data, Dumper=Dumper, sort_keys=False, **layout)
+    text: str = yaml.dump(
+        data,
+        Dumper=Dumper,
+        sort_keys=False,
+        width=width,
+        default_flow_style=default_flow_style,
+        allow_unicode=allow_unicode,
+    )
     return text
 
 

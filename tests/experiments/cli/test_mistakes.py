@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +294,17 @@ def test_answers_that_cannot_be_written(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["predict", "--jobs", str(path), "--out", "/dev/full"])
     assert result.exit_code == 2 and result.stdout == ""
     assert "--out is '/dev/full': the file cannot be written (No space left on device)" in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("words", [["--version"], ["list", "schedule", "1f1b", "--p", "2", "--m", "2"]])
+def test_what_cannot_be_printed_is_told(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "meshcast", *words], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "standard output: it cannot be written (No space left" in done.stderr
 
 
 def test_every_line_is_answered(tmp_path: Path) -> None:

@@ -158,3 +158,11 @@ def test_labels_of_an_axis_stay_apart() -> None:
     assert len(ticks) >= 2
     for (left, one), (right, other) in combinations(list(zip(ticks, words, strict=True)), 2):
         assert (right - left) / 17.5 * 1.4 >= (one + other) / 2
+
+
+def test_settings_of_a_folder_change_no_plot() -> None:
+    """matplotlib reads a file matplotlibrc of the folder that it starts in."""
+    with matplotlib.rc_context({"text.usetex": True, "savefig.dpi": 9.0, "lines.linewidth": 99.0}), style.drawing():
+        changed = {**matplotlib.rcParams}
+    with style.drawing():
+        assert {**matplotlib.rcParams} == changed and not changed["text.usetex"]
