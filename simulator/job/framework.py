@@ -21,6 +21,7 @@ from meshcast.simulator.costs.kernels.eager import EagerOperation, EagerPasses
 from meshcast.simulator.costs.kernels.libraries import AttentionLibrary
 from meshcast.simulator.costs.regimes import Regime
 from meshcast.simulator.ir.ops import BYTES
+from meshcast.simulator.job.optimizers import OPTIMIZER_STATES, OptimizerName, OptimizerStates
 from meshcast.simulator.job.release import find_month, generations_of
 from meshcast.simulator.models.adapters import AdapterKernels
 from meshcast.simulator.models.shapes import LossShape
@@ -123,6 +124,9 @@ class LossKernels(FrameworkPart):
 class UpdateMemory(FrameworkPart):
     """GPU memory of gradients and moments around the update of the optimizer."""
 
+    optimizer: OptimizerName = "adam"
+    """The optimizer; a job sets it with `optimizer`."""
+
     moments_as_weights: bool = False
     """The moments have the format of the main weights, whichever that is (optimizers of PyTorch make them by
     `zeros_like`), unless the job states another one."""
@@ -149,6 +153,11 @@ class UpdateMemory(FrameworkPart):
         """Returns the bytes that the update holds for each element that it updates at once."""
         converted = BYTES[main_weights] if self.converts and gradients != main_weights else 0
         return int(converted + self.moment_copies * BYTES[moments])
+
+    @property
+    def states(self) -> OptimizerStates:
+        """The states that the optimizer keeps."""
+        return OPTIMIZER_STATES[self.optimizer]
 
 
 class ProcessMemory(FrameworkPart):
