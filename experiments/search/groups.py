@@ -346,7 +346,7 @@ class GroupBounds:
             "weights": compute,
             # With one micro-batch a step those that are set to None are not there at the peak.
             "gradients": 0 if framework.update.gradients_to_none else BYTES[framework.gradients],
-            "optimizer": 2 * BYTES[framework.moments],
+            "optimizer": framework.update.states.element_bytes(framework.moments),
         }
         if self.space.loaded.train.mode != "full":
             nbytes["gradients"] = nbytes["optimizer"] = 0

@@ -19,6 +19,7 @@ from meshcast.simulator.ir.capabilities import (
 )
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import BYTES, Param, StoredFormat
+from meshcast.simulator.job.framework import Framework
 from meshcast.simulator.lowering.scope import count_shards, shards_at_rest, traits_of
 from meshcast.simulator.lowering.update import by_axes
 from meshcast.simulator.plan.plan import Plan
@@ -210,7 +211,7 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     main weights of its own, unless the formats are equal. Frozen weights have neither gradients nor optimizer state.
     """
     framework = plan.job.framework
-    compute, full, moments = BYTES[framework.weights], BYTES[framework.main_weights], 2 * BYTES[framework.moments]
+    compute, full = BYTES[framework.weights], BYTES[framework.main_weights]
     trained = BYTES[framework.adapters.weights or framework.weights]
     updated = all(scheme.updates_weights for scheme in schemes_with(plan.schemes, HoldsStates))
     bucketing = schemes_with(plan.schemes, KeepsBuckets)
@@ -231,8 +232,14 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
             found["gradients"] += size * compute / at_rest["gradients"]
         if stale and at_rest["gradients"] == 1:
             found["gradients"] += size * compute
-        found["optimizer"] += size * (main + moments) / at_rest["optimizer"]
+        found["optimizer"] += size * main / at_rest["optimizer"]
+        found["optimizer"] += size / param.size * _moment_bytes(framework, param, at_rest["optimizer"])
     return found
+
+
+def _moment_bytes(framework: Framework, param: Param, shards: float) -> float:
+    """Returns the bytes of what the optimizer of a rank keeps of one parameter beside its main weights."""
+    return framework.update.states.tensor_bytes(param.size, param.shape, shards, framework.moments)
 
 
 def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:

@@ -212,7 +212,7 @@ def device_params(plan: Plan, stages: EveryStageOps, known: LoweredStages | None
 def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[GradientSum, ...]) -> Update:
     """The optimizer update of one device."""
     framework, unlike = plan.job.framework, bool(plan.on(device).mesh.stage)
-    main, moments = BYTES[framework.main_weights], 2 * BYTES[framework.moments]
+    main, moments = BYTES[framework.main_weights], framework.update.states.element_bytes(framework.moments)
     weights = BYTES[framework.adapters.weights or framework.weights]
     read, write = BYTES[framework.gradients], weights + framework.main_copy_bytes
     convert = (0, 0)

@@ -290,8 +290,8 @@ class Update(Module):
 
     params: tuple[tuple[Param, int], ...]
     grad_bytes: int
-    read: int
-    write: int
+    read: float
+    write: float
     shared: tuple[GradientSum, ...] = ()
     convert: tuple[int, int] = (0, 0)
     workspace: UpdateWorkspace = UpdateWorkspace()

@@ -22,6 +22,7 @@ from meshcast.simulator.costs.kernels.libraries import AttentionLibrary
 from meshcast.simulator.costs.regimes import Regime
 from meshcast.simulator.ir.modules import UpdateWorkspace
 from meshcast.simulator.ir.ops import BYTES
+from meshcast.simulator.job.optimizers import OPTIMIZER_STATES, OptimizerName, OptimizerStates
 from meshcast.simulator.job.release import find_month, generations_of
 from meshcast.simulator.models.adapters import AdapterKernels
 from meshcast.simulator.models.shapes import ComposedOperation, LossShape
@@ -135,6 +136,9 @@ class LossKernels(FrameworkPart):
 class UpdateMemory(FrameworkPart):
     """GPU memory of gradients and moments around the update of the optimizer."""
 
+    optimizer: OptimizerName = "adam"
+    """The optimizer; a job sets it with `optimizer`."""
+
     moments_as_weights: bool = False
     """The moments have the format of the main weights, whichever that is (optimizers of PyTorch make them by
     `zeros_like`), unless the job states another one."""
@@ -190,6 +194,11 @@ class UpdateMemory(FrameworkPart):
         flat = BYTES[gradients if sharded else main] if self.flattens and converted else 0
         copies, scan = self.moment_copies * BYTES[framework.moments], self.scan * (framework.weights == "fp16")
         return UpdateWorkspace(int(flat), int(converted), int(copies), self.norm, scan, int(BYTES[gradients]) * apart)
+
+    @property
+    def states(self) -> OptimizerStates:
+        """The states that the optimizer keeps."""
+        return OPTIMIZER_STATES[self.optimizer]
 
 
 class ProcessMemory(FrameworkPart):

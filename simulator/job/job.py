@@ -16,6 +16,7 @@ from meshcast.hardware import GPU, Cluster
 from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
 from meshcast.simulator.job.counts import read_tokens
 from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe
+from meshcast.simulator.job.optimizers import OptimizerName
 from meshcast.simulator.job.plan_keys import LayerCount, ShortPlan
 from meshcast.simulator.job.run_keys import (
     CheckpointKind,
@@ -297,7 +298,7 @@ class JobFile(JobPart):
     framework: Annotated[FrameworkChoice, short_for("name", str | FrameworkChoice)] = FrameworkChoice()
     batch: Batch = Batch()
     precision: Annotated[Precision, short_for("compute", Literal[Format, QuantisedRecipe] | Precision)] = Precision()
-    optimizer: Literal["adam"] = "adam"
+    optimizer: OptimizerName = "adam"
     train: Train = Train()
     plan: Annotated[dict[str, Any], BeforeValidator(_has_keys)] = {}
     run: RunLength = RunLength()
@@ -388,7 +389,7 @@ class Job(JobPart):
             },
             "batch": self.batch.to_dict(),
             "precision": self.precision.model_dump(),
-            "optimizer": "adam",
+            "optimizer": self.framework.update.optimizer,
             **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train.mode != "full" else {}),
             "plan": plan_to_dict(self.plan),
             "run": self.run.to_dict(),

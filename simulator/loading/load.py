@@ -173,6 +173,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         "gradients": precision.gradients,
         "main_weights": precision.main_weights,
         "moments": precision.moments,
+        "update": _update(file, framework),
         "adapters": framework.adapters.model_dump() | ({} if file.train.has_adapters else {"weights": ""}),
     }
     framework = load_framework(choice.name, choice.set | formats, choice.release)
@@ -286,6 +287,12 @@ def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
             raise PlanError(where, rule, f"Set {parent} as a whole, to a mapping with {below}", value)
         at = inner
     at[last] = value
+
+
+def _update(file: JobFile, framework: Framework) -> dict[str, object]:
+    """The memory of the update by the optimizer of the job; Adam's temporaries are those of no other."""
+    copies = framework.update.moment_copies if file.optimizer == "adam" else 0
+    return {**framework.update.model_dump(), "optimizer": file.optimizer, "moment_copies": copies}
 
 
 def _precision(file: JobFile, framework: Framework, plan: LongPlan) -> Precision:

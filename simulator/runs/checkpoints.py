@@ -61,7 +61,7 @@ class StateSize:
 def state_size(report: Report, keys: Checkpoints) -> StateSize:
     """The states of a job, and how often its ranks hold them."""
     plan, framework = report.play.plan, report.job.framework
-    moments, main = 2 * BYTES.get(framework.moments, 4), framework.main_copy_bytes
+    moments, main = framework.update.states.element_bytes(framework.moments), framework.main_copy_bytes
     held = sum(
         one.get("optimizer", 0.0) * weight
         for one, weight in zip(report.play.resting, plan.ranks.device_weights, strict=True)
@@ -81,7 +81,9 @@ def state_size(report: Report, keys: Checkpoints) -> StateSize:
 def saved_bytes(job: Job, keys: Checkpoints) -> float:
     """Size of a checkpoint for each trained parameter [bytes]."""
     framework = job.framework
-    return keys.bytes_per_parameter or float(BYTES.get(framework.main_weights, 4) + 2 * BYTES.get(framework.moments, 4))
+    return keys.bytes_per_parameter or float(
+        BYTES[framework.main_weights] + framework.update.states.element_bytes(framework.moments)
+    )
 
 
 def _distance_to_whole(ratio: float) -> float:

@@ -193,7 +193,7 @@ class UnitTable:
         framework = self.framework
         size = self.count * param.size
         width, main = BYTES[framework.gradients], framework.main_copy_bytes
-        moments = 2 * BYTES[framework.moments]
+        moments = framework.update.states.element_bytes(framework.moments)
         written = BYTES[framework.weights] + main + moments
         works = [
             Memory("grad-norm", round(size * width), 0),

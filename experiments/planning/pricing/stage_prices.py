@@ -101,7 +101,10 @@ def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.nda
 def _once_seconds(plan: Plan, shared: SharedWork, elements: np.ndarray, backward: np.ndarray) -> np.ndarray:
     """Seconds of the exchange of gradients that the last backward pass does not hide, and of the update."""
     framework, costs = plan.job.framework, shared.costs(plan)
-    width, main = BYTES[framework.gradients], framework.main_copy_bytes + 2 * BYTES[framework.moments]
+    width, main = (
+        BYTES[framework.gradients],
+        framework.main_copy_bytes + framework.update.states.element_bytes(framework.moments),
+    )
     axes = tuple(axis for axis in plan.mesh.axes if axis == "dp" and plan.mesh.size(axis) > 1)
     found = np.zeros(elements.shape)
     for size in np.unique(elements):

@@ -75,8 +75,11 @@ def flatten_job(job: Job) -> Keys:
     keys |= flatten_model(job.model)
     keys |= flatten("batch", job.batch.to_dict())
     keys |= flatten("precision", job.precision.model_dump())
+    if (optimizer := job.framework.update.optimizer) != "adam":
+        keys["optimizer"] = optimizer
     keys |= flatten("train", job.train.model_dump(mode="json", exclude_none=True))
-    keys |= flatten_framework(job.framework)
+    traits = flatten_framework(job.framework)
+    keys |= traits if job.train.has_adapters else {key: traits[key] for key in traits if ".adapters." not in key}
     keys |= flatten_plan(job.plan)
     if job.release is not None:
         keys["framework.release"] = job.release
@@ -102,6 +105,7 @@ def flatten_model(model: Model) -> Keys:
 def flatten_framework(framework: Framework) -> Keys:
     """The traits of a framework; formats are keys of the precision."""
     dumped = framework.model_dump(exclude={*UNWRITTEN, "gradients", "main_weights", "moments"})
+    del dumped["update"]["optimizer"]  # a key of the job
     return flatten("framework.set", dumped)
 
 
@@ -213,6 +217,8 @@ def compose_job(
         key: value for key, value in precision if f"precision.{key}" in stated or value != _format(profile, key)
     }:
         job["precision"] = written
+    if keys.get("optimizer", "adam") != "adam":
+        job["optimizer"] = keys["optimizer"]
     if (train := nest(keys, "train")).get("mode", "full") != "full" or "train.mode" in stated:
         job["train"] = train
     gpus = load_cluster(cluster, base=folder)

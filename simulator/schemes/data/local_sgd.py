@@ -38,7 +38,11 @@ class LocalSGD(UnsynchronisedScheme):
 
     @property
     def averaged_bytes(self) -> int:
-        moments = 2 * BYTES[self.framework.moments] if self.options.average == "weights and moments" else 0
+        moments = (
+            self.framework.update.states.element_bytes(self.framework.moments)
+            if self.options.average == "weights and moments"
+            else 0
+        )
         return int(BYTES[self.framework.main_weights] + moments)
 
     def meet(self, axes: tuple[str, ...], elements: int) -> Sequence[Op]:

@@ -9,6 +9,7 @@ import pytest
 
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import STORED_FORMATS, Collective, Memory
+from meshcast.simulator.job.optimizers import OPTIMIZER_STATES
 from meshcast.simulator.report.report import Report
 from tests.contract.played import play_job
 
@@ -135,3 +136,29 @@ def test_gradients_that_wait_for_a_late_weight_pass_are_in_8_bits() -> None:
     )
     assert max(one.by["workspace"] for one in small.play.peaks) < max(one.by["workspace"] for one in wide.play.peaks)
     assert [peak.left for peak in small.play.peaks] == [0] * 4
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZER_STATES)
+def test_an_optimizer_keeps_its_states(optimizer: str) -> None:
+    """Of every tensor: quantised in blocks from 4,096 elements on, of matrices sums over rows and columns."""
+    report = forecast("hf-trainer", plan={"dp": 8, "zero": 0}, optimizer=optimizer)
+    matrices = [QKV, PROJ, UP, DOWN]
+    rows = {QKV: [(H, H), (H, H // 2), (H, H // 2)], PROJ: [(H, H)], UP: [(H, F)] * 2, DOWN: [(F, H)]}
+    table = VOCAB * H
+    norms = (2 * LAYERS + 1) * H
+    elements = LAYERS * sum(matrices) + table + norms
+    sums = LAYERS * sum(one + other for shapes in rows.values() for one, other in shapes) + VOCAB + H
+    in_8_bits = 1 + 4 / 256
+    wanted = {
+        "adam": 8 * elements,
+        "adam-8bit": 2 * in_8_bits * (elements - norms) + 8 * norms,
+        "adam-4bit": 2 * (0.5 + 4 / 128) * (elements - norms) + 8 * norms,
+        "ademamix": 12 * elements,
+        "ademamix-8bit": 3 * in_8_bits * (elements - norms) + 12 * norms,
+        "lion": 4 * elements,
+        "lion-8bit": in_8_bits * (elements - norms) + 4 * norms,
+        "sgd": 0,
+        "adafactor": 4 * (sums + norms),
+    }[optimizer]
+    main = 4 * elements  # beside weights in bf16
+    assert resident(report)["optimizer"] - main == pytest.approx(wanted)

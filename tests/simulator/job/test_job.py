@@ -309,7 +309,7 @@ SHORT_MISTAKES: dict[str, tuple[str, Any, type[MeshcastError], str, list[str]]] 
     "setting is NaN": ("framework.set", {"bucket": {"elements": NAN}}, P, "framework.set.bucket.elements", ["finite"]),
     "unknown rate": ("framework.set", {"rates": {"kernels": 1.0}}, P, "rates", ["kernel"]),
     "precision": ("precision", "bf17", P, "job.precision", ["'bf16'"]),
-    "optimizer": ("optimizer", "sgd", P, "job.optimizer", ["adam"]),
+    "optimizer": ("optimizer", "sgdx", P, "job.optimizer", ["adam"]),
     "unknown model": ("model", "llama3-9b", M, "model", ["'llama3-8b'"]),
     "unknown key of the model": ("model.layer", 4, M, "model.layer", ["'layers'"]),
     "a shape that cannot be": ("model.kv_heads", 5, M, "model.kv_heads", ["heads (12)"]),

@@ -1,7 +1,6 @@
 """Optimizers by the bytes of their states, under the names that training programs on PyTorch give them.
 
-The engine updates with Adam, whose two moments have one format. An optimizer with fewer bytes of states is forecast as
-Adam with moments in bf16, and the import says by how many bytes a trained parameter the memory errs.
+What an optimizer does beside reading and writing its states is left out, and the import says so.
 
 Sources: huggingface/transformers v5.24.0, src/transformers/training_args.py (OptimizerNames) and trainer_optimizer.py;
 bitsandbytes for states in 8 bits; axolotl-ai-cloud/axolotl v0.19.0, src/axolotl/utils/schemas/enums.py
@@ -15,56 +14,65 @@ from typing import NamedTuple
 
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated
-
-ADAM_BYTES = 8
-"""Bytes of the states of a parameter with Adam in fp32."""
-
-SMALL_BYTES = 4
-"""The same with moments in bf16."""
-
+from meshcast.simulator.job.optimizers import OptimizerName
 
 PROJECTIONS = "the projections of the gradients are left out"
-PAGED = "pages of its states that move to host memory are forecast on the GPU"
+PAGED = "pages of its states move to host memory where the GPU is full; the forecast has all of them on the GPU"
+LEFT_OUT = "its compression and norms are left out"
+ORTHOGONAL = "the iterations that orthogonalise updates are left out"
+IN_PLACE = "weights are updated during the backward pass, which frees their gradients; the forecast keeps all"
 
 
-class OptimizerStates(NamedTuple):
-    """States of an optimizer.
+class OptimizerKind(NamedTuple):
+    """What an optimizer is forecast as.
 
-    nbytes: of a trained parameter.
-    work: what else it does, which the update of Adam does not.
+    optimizer: of a job, with states of as many bytes.
+    work: what the forecast leaves out.
     """
 
-    nbytes: float
+    optimizer: OptimizerName
     work: str = ""
 
 
 ROWS = (
-    ("adam adamw adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_hf", OptimizerStates(8)),
-    ("adamw_apex_fused adamw_anyprecision fused_adam fused_adamw fusedadam fusedadamw cpuadam", OptimizerStates(8)),
-    ("deepspeedcpuadam stable_adamw schedule_free_adamw", OptimizerStates(8)),
-    ("paged_adamw paged_adamw_32bit", OptimizerStates(8, PAGED)),
-    ("schedule_free_radam optimi_adamw adopt_adamw adamc flash_adam flash_adamw", OptimizerStates(8)),
-    ("adamw_8bit adam_8bit adamw_bnb_8bit adamw_torch_8bit paged_adamw_8bit paged_adam_8bit", OptimizerStates(2)),
-    ("ao_adamw_8bit ao_adamw_fp8 adamw8bit pagedadamw8bit", OptimizerStates(2)),
-    ("adamw_torch_4bit ao_adamw_4bit", OptimizerStates(1)),
-    ("lion lion_32bit paged_lion_32bit fusedlion deepspeedcpulion flash_lion adam_mini", OptimizerStates(4)),
-    ("lion_8bit paged_lion_8bit rmsprop_bnb_8bit", OptimizerStates(1)),
-    ("rmsprop rmsprop_bnb rmsprop_bnb_32bit adagrad deepspeedcpuadagrad", OptimizerStates(4)),
-    ("sgd schedule_free_sgd flash_sgd flash_sgdw adafactor came came_pytorch lomo adalomo badam", OptimizerStates(0)),
-    ("ademamix paged_ademamix_32bit grokadamw", OptimizerStates(12)),
-    ("ademamix_8bit paged_ademamix_8bit", OptimizerStates(3)),
-    ("muon flash_muon normuon dion", OptimizerStates(4, "the iterations that orthogonalise updates are left out")),
-    ("galore_adamw galore_adamw_8bit galore_adafactor galore_adamw_layerwise", OptimizerStates(1, PROJECTIONS)),
-    ("galore_adamw_8bit_layerwise galore_adafactor_layerwise q_galore_adamw8bit", OptimizerStates(1, PROJECTIONS)),
-    ("apollo_adamw apollo_adamw_layerwise galore apollo", OptimizerStates(1, PROJECTIONS)),
-    ("lamb fusedlamb onebitadam zerooneadam onebitlamb", OptimizerStates(8, "its compression and norms are left out")),
+    ("adam adamw adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_hf", OptimizerKind("adam")),
+    ("adamw_apex_fused adamw_anyprecision fused_adam fused_adamw fusedadam fusedadamw cpuadam", OptimizerKind("adam")),
+    ("deepspeedcpuadam stable_adamw schedule_free_adamw", OptimizerKind("adam")),
+    ("paged_adamw paged_adamw_32bit", OptimizerKind("adam", PAGED)),
+    ("schedule_free_radam optimi_adamw adopt_adamw adamc flash_adam flash_adamw", OptimizerKind("adam")),
+    (
+        "adamw_8bit adam_8bit adamw_bnb_8bit adamw_torch_8bit ao_adamw_8bit ao_adamw_fp8 adamw8bit",
+        OptimizerKind("adam-8bit"),
+    ),
+    ("paged_adamw_8bit paged_adam_8bit pagedadamw8bit", OptimizerKind("adam-8bit", PAGED)),
+    ("adamw_torch_4bit ao_adamw_4bit", OptimizerKind("adam-4bit")),
+    ("lion lion_32bit fusedlion deepspeedcpulion flash_lion adam_mini", OptimizerKind("lion")),
+    ("paged_lion_32bit", OptimizerKind("lion", PAGED)),
+    ("lion_8bit rmsprop_bnb_8bit", OptimizerKind("lion-8bit")),
+    ("paged_lion_8bit", OptimizerKind("lion-8bit", PAGED)),
+    ("rmsprop rmsprop_bnb rmsprop_bnb_32bit adagrad deepspeedcpuadagrad", OptimizerKind("lion")),
+    ("sgd schedule_free_sgd flash_sgd flash_sgdw", OptimizerKind("sgd")),
+    ("adafactor came came_pytorch", OptimizerKind("adafactor")),
+    ("lomo adalomo badam", OptimizerKind("sgd", IN_PLACE)),
+    ("ademamix grokadamw", OptimizerKind("ademamix")),
+    ("paged_ademamix_32bit", OptimizerKind("ademamix", PAGED)),
+    ("ademamix_8bit", OptimizerKind("ademamix-8bit")),
+    ("paged_ademamix_8bit", OptimizerKind("ademamix-8bit", PAGED)),
+    ("muon flash_muon normuon dion", OptimizerKind("lion", ORTHOGONAL)),
+    ("galore_adamw galore_adamw_8bit galore_adafactor galore_adamw_layerwise", OptimizerKind("lion-8bit", PROJECTIONS)),
+    (
+        "galore_adamw_8bit_layerwise galore_adafactor_layerwise q_galore_adamw8bit",
+        OptimizerKind("lion-8bit", PROJECTIONS),
+    ),
+    ("apollo_adamw apollo_adamw_layerwise galore apollo", OptimizerKind("lion-8bit", PROJECTIONS)),
+    ("lamb fusedlamb onebitadam zerooneadam onebitlamb", OptimizerKind("adam", LEFT_OUT)),
 )
-"""Names of optimizers in small letters, and their states."""
+"""Names of optimizers in small letters, and their kinds."""
 
 MOMENT_COPIES: Mapping[str, int] = {"adamw_torch": 1, "adamw_torch_fused": 0}
 """Copies of a moment that PyTorch's AdamW makes by implementation: foreach or fused."""
 
-OPTIMIZERS: Mapping[str, OptimizerStates] = {name: states for names, states in ROWS for name in names.split()}
+OPTIMIZERS: Mapping[str, OptimizerKind] = {name: kind for names, kind in ROWS for name in names.split()}
 
 
 def read_optimizer(reading: Reading, *names: str) -> None:
@@ -76,23 +84,19 @@ def read_optimizer(reading: Reading, *names: str) -> None:
 
 def set_optimizer(reading: Reading, stated: Stated, word: str, *names: str) -> None:
     """Sets the optimizer. stated: the setting that says so, one of `names`. word: its name in small letters."""
-    states = OPTIMIZERS.get(word)
-    if states is None:
-        why = f"meshcast does not know how many bytes of states {word} has; Adam has 8 a trained parameter"
-        reading.ask(stated, why, "precision.moments=fp32", "precision.moments=bf16")
+    kind = OPTIMIZERS.get(word)
+    if kind is None:
+        why = f"meshcast does not know which states {word} has; Adam has two moments, lion one"
+        reading.ask(stated, why, "optimizer=adam", "optimizer=adam-8bit", "optimizer=lion")
         return
     if word in MOMENT_COPIES:
         reading.set_key("framework.set.update.moment_copies", MOMENT_COPIES[word], *names)
         return
-    if states.nbytes == ADAM_BYTES and not states.work:
+    if kind == OptimizerKind("adam"):
         reading.ignore(stated, "its states and its update are those of Adam, which is forecast")
         return
-    kept = ADAM_BYTES if states.nbytes > SMALL_BYTES else SMALL_BYTES
-    if kept == SMALL_BYTES:
-        closest = f"closest to the states of {word}, {states.nbytes:g} bytes a parameter"
-        reading.assume("precision.moments", "bf16", closest)
-    difference = kept - states.nbytes
-    errs = f"the forecast has {abs(difference):g} bytes a trained parameter {'more' if difference > 0 else 'less'}"
-    why = f"Adam is forecast, with states of {kept} bytes a parameter where {word} has {states.nbytes:g}"
-    work = f"; {states.work}" if states.work else ""
-    reading.approximate(stated, why, (errs if difference else "the bytes are the same") + work)
+    reading.set_key(
+        "optimizer", kind.optimizer, *(names or [name for name, entry in reading.stated.items() if entry is stated])
+    )
+    if kind.work:
+        reading.approximate(stated, f"{word} is forecast with the states of {kind.optimizer}", kind.work)

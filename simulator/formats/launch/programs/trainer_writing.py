@@ -27,6 +27,12 @@ MODULES = {
 """Modules of models of transformers by the targets of adapters."""
 
 
+OPTIMIZER_WORDS = {
+    **{"adam-8bit": "adamw_bnb_8bit", "adam-4bit": "adamw_torch_4bit", "lion": "lion_32bit", "lion-8bit": "lion_8bit"},
+    **{"ademamix": "ademamix", "ademamix-8bit": "ademamix_8bit", "sgd": "sgd", "adafactor": "adafactor"},
+}
+"""``optim`` by the optimizers of jobs, beside Adam."""
+
 USUAL_DROPOUT = 0.05
 """Dropout of the inputs of adapters, where a job says that there is some; TRL's default."""
 
@@ -63,7 +69,9 @@ def fuses_loss(keys: SomeKeys) -> bool:
 
 
 def name_optimizer(keys: SomeKeys) -> str:
-    """``optim`` of a job: AdamW of PyTorch, by its implementation."""
+    """``optim`` of a job; AdamW of PyTorch by its implementation."""
+    if (word := OPTIMIZER_WORDS.get(keys.get("optimizer", "adam"))) is not None:
+        return word
     copies = keys.get("framework.set.update.moment_copies", 0)
     return next(name for name, number in MOMENT_COPIES.items() if number == min(copies, 1))
 

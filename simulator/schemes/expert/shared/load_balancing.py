@@ -150,7 +150,7 @@ class BalancedScheme(ExpertScheme, FitsModels):
     def _move(self, transfers: np.ndarray, elements: float) -> Collective:
         """Sends weights and optimizer states of experts of `elements` each from rank to rank."""
         framework, total = self.framework, int(transfers.sum())
-        states = BYTES[framework.main_weights] + 2 * BYTES[framework.moments]
+        states = BYTES[framework.main_weights] + framework.update.states.element_bytes(framework.moments)
         nbytes = elements * (BYTES[framework.weights] + states) * total / (self.ranks - 1)
         pace = _busiest(transfers) * self.ranks / total
         return Collective("all_to_all", round(nbytes), self.mesh.parts(self.axes[:1]), pace=pace)
@@ -216,7 +216,11 @@ class BalancedScheme(ExpertScheme, FitsModels):
     def _held_bytes(self, placement: Placement) -> float:
         """Bytes that a host beside the owner holds of each weight: of replicas with optimizer states."""
         framework = self.framework
-        states = 0 if placement.stays else BYTES[framework.main_weights] + 2 * BYTES[framework.moments]
+        states = (
+            0
+            if placement.stays
+            else BYTES[framework.main_weights] + framework.update.states.element_bytes(framework.moments)
+        )
         return float(BYTES[framework.weights] + states)
 
     def _foreign(self, placement: Placement) -> int:
