@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -93,6 +94,11 @@ def loading_use(play: Forecast) -> HostUse | None:
 def _divides_while_loading(play: Forecast) -> bool:
     """Whether ranks divide the weights of every layer as it is loaded (``zero.Init`` of DeepSpeed's ZeRO-3)."""
     return any(scheme.use.startswith("data/zero-") and scheme.use != "data/zero-1" for scheme in play.plan.every_scheme)
+
+
+def sum_offloaded(uses: Sequence[HostUse], place: str) -> float:
+    """Returns the bytes on the fullest node in host memory (``cpu``) or on disks (``nvme``)."""
+    return max((use.needed for use in uses if use.place == place), default=0.0)
 
 
 def _device_of_each_rank(play: Forecast, ranks: int) -> np.ndarray:
