@@ -82,6 +82,14 @@ Changes = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job, e.g. plan.tp=4."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+MemoryRisk = Annotated[
+    str,
+    typer.Option(
+        "--memory-risk",
+        metavar="P",
+        help="Leave out plans that lack memory with more than this probability, at most 50%.",
+    ),
+]
 WidthOption = Annotated[
     str | None,
     typer.Option(
@@ -99,6 +107,14 @@ def track(items: Iterable[Any], label: str) -> Iterable[Any]:
 
     console = Console(stderr=True)
     return track_on(list(items), label, console=console, transient=True, disable=not console.is_terminal)
+
+
+def read_number(text: str) -> float:
+    """Returns a number that is written as a percentage or a fraction; NaN of any other text."""
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        return math.nan
 
 
 @contextmanager

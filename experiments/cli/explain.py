@@ -56,7 +56,7 @@ def find_more(report: Report, verbose: bool, replays: Sequence[Replay] | None = 
     from meshcast.experiments.explain.assumed_fields import assumed_fields
     from meshcast.experiments.explain.fitting_changes import fitting_changes
 
-    memory = None if report.verdict == "fits" else fitting_changes(report)
+    memory = None if report.fit.verdict == "fits" else fitting_changes(report)
     return MoreOfForecast(memory, assumed_fields(report) if verbose else None, replays)
 
 

@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from meshcast.experiments.cli.console import AsJson, WidthOption, answering, choose_width, emit, plot_files, writing
+from meshcast.experiments.cli.console import (
+    AsJson,
+    MemoryRisk,
+    WidthOption,
+    answering,
+    choose_width,
+    emit,
+    plot_files,
+    read_number,
+    writing,
+)
 from meshcast.experiments.cli.launch import tell_launch
 
 
@@ -36,6 +46,7 @@ def plan(
     optimum: Annotated[
         bool, typer.Option("--optimum/--no-optimum", help="Search the certified optimum as well, for the regret.")
     ] = True,
+    memory_risk: MemoryRisk = "5%",
     any_program: Annotated[
         bool,
         typer.Option("--any-program", help="Keep plans, too, that the program of the job refuses or does not have."),
@@ -55,12 +66,15 @@ def plan(
         from meshcast.experiments.planning.benchmark.rows import choose_planners, rank_proposals
         from meshcast.experiments.planning.pricing.mixed import open_problem
         from meshcast.experiments.planning.problem import SearchBudget
+        from meshcast.experiments.search.find import check_risk
         from meshcast.hardware.errors import PlanError
 
         files, paper = plot_files(plot, ("plan",)) if plot is not None else {}, choose_width(width, plot)
         names = choose_planners(planners)
         tell_launch(job, ())
-        problem = open_problem(job)
+        risk = read_number(memory_risk)
+        check_risk(risk, "--memory-risk", memory_risk)
+        problem = open_problem(job, risk)
         budget = SearchBudget(seconds, steps)
         with _progress(len(names)) as track:
             best = find_optimum(problem, budget, any_program) if optimum or plot is not None else None

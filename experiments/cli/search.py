@@ -14,6 +14,7 @@ from meshcast.experiments.cli.console import (
     INTERRUPTED,
     TOO_LARGE,
     AsJson,
+    MemoryRisk,
     WidthOption,
     answering,
     check_folder,
@@ -21,6 +22,7 @@ from meshcast.experiments.cli.console import (
     choose_width,
     emit,
     plot_files,
+    read_number,
     unwritable_folder,
     writing,
 )
@@ -55,6 +57,7 @@ def search(
     memory_margin: Annotated[
         str, typer.Option("--memory-margin", metavar="SHARE", help="Share of GPU memory that stays free, e.g. 10%.")
     ] = "0%",
+    memory_risk: MemoryRisk = "5%",
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change or open a field of the job, e.g. plan.tp=auto."),
@@ -116,6 +119,7 @@ def search(
         from meshcast.experiments.search.find import (
             check_options,
             check_options_of_unlike,
+            check_risk,
             make_limits,
             open_search,
             open_unlike,
@@ -127,7 +131,9 @@ def search(
         check_options(gap, top, workers, "--")
         objectives = read_objectives(objective, robust, "--objective")
         tell_launch(job, change or ())
-        limits = make_limits(where or (), margin, near_measured, any_program, "--where")
+        risk = read_number(memory_risk)
+        check_risk(risk, "--memory-risk", memory_risk)
+        limits = make_limits(where or (), margin, near_measured, any_program, risk, "--where")
         files, paper = plot_files(plot, ("search",)) if plot is not None else {}, choose_width(width, plot)
         if jobs_to is not None:
             check_folder(jobs_to, "--jobs-to")
@@ -253,10 +259,7 @@ def _read_share(option: str, text: str, rule: str, remedy: str) -> float:
     """A share from 0 to below 1, from a percentage or a number."""
     from meshcast.hardware.errors import PlanError
 
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
+    share = read_number(text)
     if not 0 <= share < 1:
         raise PlanError(option, f"{rule} from 0 to below 1", remedy, text)
     return share

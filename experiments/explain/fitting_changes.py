@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations, islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from meshcast.hardware.errors import MeshcastError
@@ -87,14 +88,14 @@ def fitting_changes(report: Report, shared_work: SharedWork | None = None) -> Me
     job, shared = report.job, shared_work or SharedWork()
     plan = job.as_written.get("plan", {})
     is_short = isinstance(plan, dict) and not {"mesh", "schemes", "stages", "replicas"} & plan.keys()
-    if report.verdict == "fits" or not is_short:
+    if report.fit.verdict == "fits" or not is_short:
         return NO_CHANGES
-    needed, room, tried = max(report.held), report.peak_error.ratio(FITS), list[FittingChange]()
+    needed, room, tried = report.fit.held, report.fit.error.ratio(FITS), list[FittingChange]()
     # A step that takes seconds is played a few times, a usual one as often as there are changes.
     most = 1 + int(TRIALS / measure_size(report.play.plan).excess)
     for change in islice(_single_changes(job), most):
         tried += _try(job, change, shared, needed)
-    lever = max(tried, key=lambda one: one.saved, default=None)
+    lever = max(tried, key=attrgetter("saved"), default=None)
     fitting = [one for one in tried if one.forecast.room >= room]
     if len({frozenset(one.changes) for one in fitting}) < SHOWN:
         closest = sorted((one for one in tried if one.forecast.room < room), key=lambda one: one.forecast.peak_device)

@@ -69,7 +69,7 @@ def comparison_page(found: ForecastComparison) -> RenderableType:
         if max(one, other) < LEAST_GIB:
             continue
         memory.add_row(category, f"{one:,.2f}", f"{other:,.2f}", f"{round(other - one, 2) + 0.0:+,.2f}")
-    fits = [f"{name} {report.fit}." for name, report in (("A", found.first), ("B", found.second))]
+    fits = [f"{name} {report.fit_in_words}." for name, report in (("A", found.first), ("B", found.second))]
     blocks: list[RenderableType] = [changes, figures, parts, memory, Text(" ".join(fits))]
     apart = [one for block in blocks for one in (Text(), block)]
     broken = [*list_broken_rules(found.first, "A"), *list_broken_rules(found.second, "B")]

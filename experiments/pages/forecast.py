@@ -374,7 +374,7 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
         f"{held['peak_reserved_gib']:.1f} reserved "
         f"by the allocator, {format_need(report.peak_device, report.capacity)} on the device"
     )
-    grid = labelled_line("memory", Text(report.fit, style=VERDICT_STYLES[report.verdict]))
+    grid = labelled_line("memory", Text(report.fit_in_words, style=VERDICT_STYLES[report.fit.verdict]))
     grid.add_row("", sums)
     if not (phase := find_deciding_phase(report.play)).is_step:
         step = max(other.total for other in list_phases(report.play) if other.is_step)

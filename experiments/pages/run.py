@@ -83,9 +83,9 @@ def headline(answer: RunAnswer) -> Table:
 def _warn_of_misfit(answer: RunAnswer) -> list[RenderableType]:
     """That the plan does not fit, before all figures."""
     report = answer.plan.report
-    if report.verdict == "fits":
+    if report.fit.verdict == "fits":
         return []
-    words = f"{report.fit}. The run would be as below if it did; meshcast predict says what fits"
+    words = f"{report.fit_in_words}. The run would be as below if it did; meshcast predict says what fits"
     return [Text(words, "bold red")]
 
 

@@ -110,7 +110,7 @@ def memory(report: Report) -> Figure:
     needs = f"needs {format_need(full.total, capacity)} GiB and has {format_gib(capacity)}"
     title = f"{job.model.name} on {job.cluster.name}: {who} {needs}"
     over = [bar for bar in everyone if bar.total > bar.capacity]
-    verdict = report.fit
+    verdict = report.fit_in_words
     if over and len(everyone) > 1:
         verdict += f"; {len(over)} of {len(everyone)} stages are too full"
     heading = make_heading(title, describe_plan(report.play.plan))

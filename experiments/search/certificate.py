@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshcast.experiments.search.runs.simulated import RunCounts
+from meshcast.simulator.report.peak_errors import RISK
 
 COUNTS = ("opened", "invalid", "memory_bound", "time_bound", "exact", "too_large")
 """Counts that the shares of a search add up to."""
@@ -20,6 +21,7 @@ class Certificate:
     objectives: what is optimised.
     excluded: points that a limit of the search excludes, by limit (`experiments.search.limits`).
     memory_margin: share of the memory of a GPU that must stay free.
+    memory_risk: most probability of lacking memory that a plan may have.
     invalid: points that break a rule. memory_bound: points whose memory bound exceeds the GPU. time_bound: points whose
         bounds are not better than the best plans found, by more than the gap; of a search that was interrupted also all
         that were not decided. exact: points that were forecast, `too_large` of them over memory.
@@ -40,6 +42,7 @@ class Certificate:
     objectives: tuple[str, ...] = ("time",)
     excluded: dict[str, int] = field(default_factory=dict)
     memory_margin: float = 0.0
+    memory_risk: float = RISK
     opened: int = 0
     invalid: int = 0
     memory_bound: int = 0
@@ -82,6 +85,7 @@ class Certificate:
             "space": {"name": "fields of the plan", "plans": self.plans, "fields": self.fields},
             "excluded": self.excluded,
             "memory_margin": self.memory_margin,
+            "memory_risk": self.memory_risk,
             "cut": {"invalid": self.invalid, "memory_bound": self.memory_bound, "time_bound": self.time_bound},
             "exact": self.exact,
             "runs": self.runs.to_dict() if self.runs else None,

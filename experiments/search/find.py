@@ -35,6 +35,7 @@ from meshcast.simulator.forecast.workers import count_cores
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.loading.load import load_job, read_job
+from meshcast.simulator.report.peak_errors import EVEN, RISK
 from meshcast.simulator.report.words import describe_value
 
 
@@ -60,6 +61,7 @@ def search(
     objective: str | Sequence[str] = "time",
     where: Sequence[str] = (),
     memory_margin: float = 0.0,
+    memory_risk: float = RISK,
     near_measured: bool = False,
     any_program: bool = False,
     robust: bool = False,
@@ -80,6 +82,7 @@ def search(
         ``run-cost`` of simulated runs; two of them, as a list or as ``time,memory``, for the Pareto front.
     where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates one is excluded.
     memory_margin: share of the memory of a GPU, from 0 to below 1, that must stay free.
+    memory_risk: most probability of lacking memory that a plan may have, above 0 and up to 0.5.
     near_measured: whether only combinations of schemes and degrees are kept that somebody has run.
     any_program: whether plans are kept, too, that the program refuses or does not have which the job names, or whose
         launch file it is. A job that names no framework is not restricted.
@@ -100,7 +103,7 @@ def search(
     the beginning (`counting` of the certificate), nothing is proven yet, and Ctrl-C raises KeyboardInterrupt.
     """
     check_options(within, top, workers)
-    limits = make_limits(where, memory_margin, near_measured, any_program)
+    limits = make_limits(where, memory_margin, near_measured, any_program, memory_risk)
     objectives = read_objectives(objective, robust)
     if unlike:
         check_options_of_unlike(limits, robust, compare, runs, objectives)
@@ -147,6 +150,7 @@ def make_limits(
     memory_margin: float = 0.0,
     near_measured: bool = False,
     any_program: bool = False,
+    memory_risk: float = RISK,
     place: str = "where",
 ) -> Limits:
     """The limits of a search, as `search` takes them. place: of the constraints in error messages. Raises PlanError for
@@ -156,8 +160,16 @@ def make_limits(
     if not _is_number(memory_margin) or not 0 <= memory_margin < 1:
         rule = "it is a share of the memory of a GPU from 0 to below 1"
         raise PlanError("memory_margin", rule, "Write 0.1 for 10 %", memory_margin)
+    check_risk(memory_risk)
     constraints = tuple(parse_constraint(one, place) for one in where)
-    return Limits(constraints, float(memory_margin), bool(near_measured), not any_program)
+    return Limits(constraints, float(memory_margin), float(memory_risk), bool(near_measured), not any_program)
+
+
+def check_risk(risk: float, place: str = "memory_risk", written: object = None) -> None:
+    """Refuses a risk of lacking memory outside of its range. place, written: of it in error messages."""
+    if not _is_number(risk) or not 0 < risk <= EVEN:
+        rule = f"it is the most probability of lacking memory that a plan may have, above 0 and up to {EVEN}"
+        raise PlanError(place, rule, "Write 0.1 for plans that fit with 90 %", risk if written is None else written)
 
 
 def open_search(
@@ -263,7 +275,7 @@ def open_unlike(
             rule = "a search of unlike plans has one cluster"
             raise PlanError(CLUSTER, rule, "Write one of them", read.data[CLUSTER])
         try:
-            fields = UnlikeFields(read.data, folder, limits.memory_margin)
+            fields = UnlikeFields(read.data, folder, limits.memory_margin, limits.memory_risk)
             return UnlikeSearch(fields, within, top, objectives, SharedWork(calibration), origin, runs)
         except KeyboardInterrupt:
             raise CountInterrupted from None

@@ -54,7 +54,20 @@ class SearchedJob(Protocol):
 
     @property
     def capacity(self) -> float:
-        """Memory of a GPU that a plan may take [bytes]."""
+        """Memory of a GPU that a plan may take by its forecast [bytes]."""
+
+    @property
+    def least_room(self) -> float:
+        """How many times its need by the forecast a GPU or a host must have as memory."""
+
+    @property
+    def memory_risk(self) -> float:
+        """Most probability of lacking memory that a plan may have."""
+
+
+def has_memory(job: SearchedJob, forecast: StepAndMemory) -> bool:
+    """Whether a plan has the memory that a search asks for."""
+    return forecast.room >= job.least_room and forecast.held <= job.capacity
 
 
 class PlanSearch:
@@ -142,7 +155,7 @@ class PlanSearch:
             raise BoundViolation.of(changes, f"{times}, or {memory}")
         if (least := use.energy.bound(bound)) > forecast.joules * (1 + ROUNDING) and energy:
             raise BoundViolation.of(changes, f"{least:.6g} J over {forecast.joules:.6g} J")
-        fits = forecast.fits and forecast.peak_device <= space.capacity
+        fits = has_memory(space, forecast)
         found.too_large += not fits
         values = self.known.values(forecast, use)
         self.forecasts.append(made := FoundPlan(changes, job, bound, forecast, fits, values))

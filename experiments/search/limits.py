@@ -34,6 +34,7 @@ from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.report.peak_errors import RISK
 from meshcast.validation.published.measured_range.distance import distance_from_measured, known_combinations
 from meshcast.validation.published.measured_range.plan_fields import NAMED, NUMBERS, task_of_job
 
@@ -47,12 +48,14 @@ class Limits:
 
     where: constraints; a point that violates one is excluded.
     memory_margin: share of the memory of a GPU that must stay free.
+    memory_risk: most probability of lacking memory that a plan may have.
     near_measured: whether only combinations are kept that somebody has run.
     program: whether only points are kept that the program which the job names runs.
     """
 
     where: tuple[Expression, ...] = ()
     memory_margin: float = 0.0
+    memory_risk: float = RISK
     near_measured: bool = False
     program: bool = False
 
@@ -65,7 +68,7 @@ class LimitedSpace(Space):
     ) -> None:
         self._rules = find_program(job) if limits.program else None
         super().__init__(name_own_schemes(job, self._rules) if self._rules else job, base, names_cluster, run_open)
-        self.memory_margin, self.constraints = limits.memory_margin, limits.where
+        self.memory_margin, self.memory_risk, self.constraints = limits.memory_margin, limits.memory_risk, limits.where
         self._constraints = [PointConstraint(self, one) for one in limits.where]
         self._program = ProgramPoints(self, self._rules) if self._rules else None
         self._measured = MeasuredPoints(self) if limits.near_measured else None

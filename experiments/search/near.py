@@ -13,7 +13,7 @@ from meshcast.experiments.search.comparison.membership import find_point
 from meshcast.experiments.search.comparison.short_form import read_short_form
 from meshcast.experiments.search.counting.clusters import SearchedCluster
 from meshcast.experiments.search.fields import FIELDS
-from meshcast.experiments.search.found import FoundPlan
+from meshcast.experiments.search.found import FoundPlan, has_memory
 from meshcast.experiments.search.objectives import FoundPlans
 from meshcast.experiments.search.space import OF_OTHER_VALUES, WORDS, LayerGroup, Pipeline, Space, StepChoice
 from meshcast.hardware.errors import MeshcastError
@@ -62,7 +62,7 @@ def find_near_plans(
             forecast = _forecast(plan, space, shared)
             forecasts += 1
             if forecast is not None:
-                fits = forecast.fits and forecast.peak_device <= space.capacity
+                fits = has_memory(space, forecast)
                 heapq.heappush(waiting, _Neighbourhood(not fits, forecast.step_time, next(number), values))
                 if fits:
                     fitting += 1

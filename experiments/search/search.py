@@ -82,6 +82,7 @@ class Search(PlanSearch):
             objectives=objectives,
             excluded=dict(NOTHING_EXCLUDED),
             memory_margin=spaces[0].memory_margin,
+            memory_risk=spaces[0].memory_risk,
             runs=count_runs(self.clusters),
             counting=True,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +65,7 @@ from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
 from meshcast.simulator.job.program_rules import Facts, name_padding
 from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.report.peak_errors import EVEN, least_room
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-h2", "zb-v", "hanayo")
 """Schedules that are tried by default: those with a flush whose orders do not depend on durations."""
@@ -529,13 +531,21 @@ class Space:
     memory_margin = 0.0
     """Share of the memory of a GPU that must stay free."""
 
+    memory_risk = EVEN
+    """Most probability of lacking memory that a plan may have."""
+
     constraints: Sequence[Expression] = ()
     """Constraints that exclude points."""
 
     @property
     def capacity(self) -> float:
-        """Memory of a GPU that a plan may take [bytes]."""
-        return self.loaded.cluster.gpu.memory * (1 - self.memory_margin)
+        """Memory of a GPU that a plan may take by its forecast [bytes]."""
+        return self.loaded.cluster.gpu.memory * (1 - self.memory_margin) / self.least_room
+
+    @cached_property
+    def least_room(self) -> float:
+        """How many times its need by the forecast a GPU or a host must have as memory."""
+        return least_room(self.loaded.framework, self.memory_risk)
 
     @property
     def limits_points(self) -> bool:

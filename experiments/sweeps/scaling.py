@@ -171,7 +171,7 @@ def curve_rows(found: Curve) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"gpus": point.gpus, "error": point.error.to_dict() if point.error else None}
         if (report := point.report) is not None:
             row |= {
-                "status": report.verdict,
+                "status": report.fit.verdict,
                 "global_batch": report.job.batch.total,
                 "tokens_per_s": point.tokens_per_s,
                 "efficiency": found.efficiency(point),

@@ -80,7 +80,7 @@ def forecast_step(
 def summarise_step(figures: Metrics, energy: bool = False) -> StepAndMemory:
     """Duration and peak memory of a forecast. energy: also the energy of the step."""
     joules = figures.energy.kwh * KWH if energy else 0.0
-    memory = figures.peak_allocated, figures.peak_device, max(figures.held), figures.room
+    memory = figures.peak_allocated, figures.peak_device, figures.fit.held, figures.fit.room
     return StepAndMemory(figures.step_time, *memory, joules)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.energy import KWH
+from meshcast.simulator.report.host_memory import sum_offloaded
 from meshcast.simulator.report.metrics import CAUSE, REGIME, Z90, Metrics
 from meshcast.simulator.report.words import format_count, format_days, format_number, format_seconds
 
@@ -309,7 +310,7 @@ _TABLE = (
     ),
     Figure(
         name="fits_probability",
-        compute=lambda metrics: metrics.fits_probability,
+        compute=lambda metrics: metrics.fit.probability,
         unit="fraction",
         better="higher",
         label="probability that the plan fits",
@@ -319,7 +320,7 @@ _TABLE = (
     ),
     Figure(
         name="host_memory_gib",
-        compute=lambda metrics: metrics.sum_offloaded("cpu") / GIB,
+        compute=lambda metrics: sum_offloaded(metrics.host_uses, "cpu") / GIB,
         unit="GiB",
         better="lower",
         label="host memory of a node",
@@ -331,7 +332,7 @@ _TABLE = (
     ),
     Figure(
         name="disk_gib",
-        compute=lambda metrics: metrics.sum_offloaded("nvme") / GIB,
+        compute=lambda metrics: sum_offloaded(metrics.host_uses, "nvme") / GIB,
         unit="GiB",
         better="lower",
         label="disk space of a node",

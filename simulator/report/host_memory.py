@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -84,6 +85,11 @@ def loading_use(play: Forecast) -> HostUse | None:
     capacity = node.host.capacity if node.host else None
     needed = ranks * float(width) * job.model.parameters
     return HostUse("cpu", node.name, needed, None if capacity is None else float(capacity))
+
+
+def sum_offloaded(uses: Sequence[HostUse], place: str) -> float:
+    """Returns the bytes on the fullest node in host memory (``cpu``) or on disks (``nvme``)."""
+    return max((use.needed for use in uses if use.place == place), default=0.0)
 
 
 def _device_of_each_rank(play: Forecast, ranks: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from meshcast.simulator.report.breakdown import Breakdown, breakdown
 from meshcast.simulator.report.energy import StepEnergy, step_energy
 from meshcast.simulator.report.forecast import Forecast
 from meshcast.simulator.report.host_memory import PLACES, HostUse, host_uses
-from meshcast.simulator.report.peak_errors import FITS, PeakError, Verdict, judge, peak_error_of
+from meshcast.simulator.report.peak_errors import MemoryFit, peak_error_of
 from meshcast.simulator.report.phases import heights_of_devices
 
 T = TypeVar("T", float, np.ndarray, Breakdown)
@@ -286,10 +286,6 @@ class Metrics:
         """What the plan offloads to the memory and disks of a node; empty if it offloads nothing."""
         return host_uses(self.play)
 
-    def sum_offloaded(self, place: str) -> float:
-        """Bytes on the fullest node in host memory (``cpu``) or on disks (``nvme``)."""
-        return max((use.needed for use in self.host_uses if use.place == place), default=0.0)
-
     @cached_property
     def missing(self) -> str:
         """The memory that the plan lacks, in words; empty if it fits."""
@@ -307,40 +303,16 @@ class Metrics:
     def fits(self) -> bool:
         """Whether the plan fits more likely than not: every GPU, and every host that it offloads to, has what it needs
         by the forecast."""
-        return self.room >= 1
+        return self.fit.room >= 1
 
     @cached_property
-    def held(self) -> list[float]:
-        """Peak memory that a GPU of every pipeline device cannot do without [bytes]: `needs` but for cached blocks."""
+    def fit(self) -> MemoryFit:
+        """How the memory of GPUs and hosts compares with what the plan needs."""
         context = self.job.framework.memory.context_gib * GIB
-        return [total + context for total, _ in heights_of_devices(self.play)]
-
-    @cached_property
-    def room(self) -> float:
-        """How many times its need the fullest GPU has as memory, or the fullest host that the plan offloads to."""
-        gpus = [capacity / held for held, capacity in zip(self.held, self.capacities, strict=True)]
-        return min(*gpus, *(use.room for use in self.host_uses)) if self.host_uses else min(gpus)
-
-    @property
-    def peak_error(self) -> PeakError:
-        """Distribution of log(measured / forecast) of published peaks of the framework."""
-        return peak_error_of(self.job.framework)
-
-    @cached_property
-    def fits_probability(self) -> float:
-        """Probability that the plan fits in memory."""
-        return self.peak_error.probability(self.room)
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the plan fits: from 95 % on; from 50 % on it is tight."""
-        return judge(self.fits_probability)
-
-    @property
-    def allocated_90(self) -> tuple[float, float]:
-        """Interval that should hold nine of ten measured peaks of allocated memory [bytes]."""
-        low, high = (self.peak_allocated * self.peak_error.ratio(share) for share in (1 - FITS, FITS))
-        return low, high
+        held = [total + context for total, _ in heights_of_devices(self.play)]
+        rooms = [capacity / need for need, capacity in zip(held, self.capacities, strict=True)]
+        room = min(*rooms, *(use.room for use in self.host_uses), math.inf)
+        return MemoryFit(max(held), room, peak_error_of(self.job.framework))
 
     # --------------------------------------------------------------------------------------- run
 

@@ -68,9 +68,33 @@ class PeakError:
 
     def ratio(self, probability: float) -> float:
         """Returns what a peak over its forecast stays below with a probability between 0 and 1."""
-        spread = 4 * probability * (1 - probability)
-        x = 2 * math.sqrt(max(0.0, math.cos(math.acos(math.sqrt(spread)) / 3) / math.sqrt(spread) - 1))
+        root = 2 * math.sqrt(probability * (1 - probability))
+        x = 2 * math.sqrt(max(0.0, math.cos(math.acos(min(root, 1.0)) / 3) / root - 1))
         return math.exp(x * self.above) if probability > 0.5 else math.exp(-x * self.below)
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """How the memory of GPUs and hosts compares with what a plan needs.
+
+    held: what the fullest GPU cannot do without: allocated memory, CUDA context and buffers of libraries [bytes].
+    room: how many times its need the fullest GPU has as memory, or the fullest host that the plan offloads to.
+    error: distribution of log(measured / forecast) of published peaks of the program.
+    """
+
+    held: float
+    room: float
+    error: PeakError
+
+    @property
+    def probability(self) -> float:
+        """Probability that the plan fits."""
+        return self.error.probability(self.room)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the plan fits: from 95 % on; from 50 % on it is tight."""
+        return judge(self.probability)
 
 
 def judge(probability: float) -> Verdict:

@@ -23,6 +23,7 @@ from meshcast.simulator.report.figures import FIGURES, nest
 from meshcast.simulator.report.forecast import Forecast
 from meshcast.simulator.report.host_memory import loading_use
 from meshcast.simulator.report.metrics import Metrics
+from meshcast.simulator.report.peak_errors import FITS
 from meshcast.simulator.report.phases import find_deciding_phase, list_phases
 from meshcast.simulator.report.version import product_version
 from meshcast.simulator.report.words import describe_device, describe_room, format_probability, is_unlike, name_device
@@ -57,7 +58,7 @@ class Report(Metrics):
     """The forecast of one job: its metrics, sentences about it, and the answer of ``predict --json`` (`to_dict`)."""
 
     def __repr__(self) -> str:
-        verdict = self.verdict.replace("-", " ")
+        verdict = self.fit.verdict.replace("-", " ")
         return f"<Report: {self.job.model.name} on {self.job.cluster.name}, {self.step_time:.4g} s a step, {verdict}>"
 
     track: Callable[[Iterable[int]], Iterable[int]] = iter
@@ -109,15 +110,15 @@ class Report(Metrics):
         return describe_room(spare, self.peak_allocated, context, self.capacity) if self.fits else self.missing
 
     @property
-    def fit(self) -> str:
-        """The verdict on the memory of the plan, in words."""
-        likely = format_probability(self.fits_probability)
+    def fit_in_words(self) -> str:
+        """The verdict on the memory of the plan."""
+        likely = format_probability(self.fit.probability)
         words = {
             "fits": f"fits with {likely}",
             "tight": f"tight, it fits with {likely}",
             "does-not-fit": f"does not fit, with {likely} it does",
         }
-        return f"{words[self.verdict]}: {self.spare_memory}"
+        return f"{words[self.fit.verdict]}: {self.spare_memory}"
 
     @property
     def costs(self) -> dict[str, float]:
@@ -255,7 +256,7 @@ class Report(Metrics):
         values = {
             "id": self.job.id,
             "meshcast": product_version(),
-            "status": self.verdict,
+            "status": self.fit.verdict,
             "job": self.job.to_dict(),
             **{figure.where: figure.compute(self) for figure in FIGURES.values()},
             "parameters": self.job.model.parameters,
@@ -266,8 +267,10 @@ class Report(Metrics):
                 for phase in list_phases(self.play)
             ],
             "memory.stages": self._stages(),
-            "memory.interval_90_gib": [nbytes / GIB for nbytes in self.allocated_90],
-            "memory.spread": asdict(self.peak_error),
+            "memory.interval_90_gib": [
+                self.peak_allocated * self.fit.error.ratio(share) / GIB for share in (1 - FITS, FITS)
+            ],
+            "memory.spread": asdict(self.fit.error),
             "limits": self.limits,
             "interval": {"regime": self.regime, "widest": self.widest},
             "energy.interval_90_kwh": list(self.step_kwh_90),

@@ -175,7 +175,7 @@ class RunAnswer:
             "step_interval_90_s": list(plan.report.interval_90),
             "mtbf_hours": plan.mtbf / 3600 if math.isfinite(plan.mtbf) else None,
             "checkpoints": self.describe_checkpoints(),
-            "status": plan.report.verdict,
+            "status": plan.report.fit.verdict,
             "assumed": list(plan.assumed),
         }
 

@@ -35,13 +35,13 @@ def describe_left_out(peaks: Sequence[LeftOutPeak]) -> str:
     """Returns how the peaks of every source lie in what all others say, as a page in Markdown."""
     lines = ["| source | program | peaks | inside 90 % | below the 95 % end |", "| --- | --- | --: | --: | --: |"]
     for source in sorted({peak.source for peak in peaks}):
-        own = [peak for peak in peaks if peak.source == source]
+        of_source = [peak for peak in peaks if peak.source == source]
         spreads = fit_spreads(peak for peak in peaks if peak.source != source)
-        shares = [spreads[peak.program].probability(math.exp(peak.log_ratio)) for peak in own]
-        inside, below = (sum(test) / len(own) for test in (
+        shares = [spreads[peak.program].probability(math.exp(peak.log_ratio)) for peak in of_source]
+        inside, below = (sum(test) / len(of_source) for test in (
             [1 - FITS <= share <= FITS for share in shares], [share <= FITS for share in shares],
         ))  # fmt: skip
-        lines.append(f"| {source} | {own[0].program} | {len(own)} | {inside:.0%} | {below:.0%} |")
+        lines.append(f"| {source} | {of_source[0].program} | {len(of_source)} | {inside:.0%} | {below:.0%} |")
     return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
 """Writes docs/accuracy.md: the errors of forecasts of published runs by class, program, GPU and source.
 
-``python -m tools.pages.accuracy RUNS.jsonl docs/accuracy.md`` (``make docs-accuracy RUNS=...``)
+``python -m tools.pages.accuracy RUNS.jsonl [MORE.jsonl ...] docs/accuracy.md`` (``make docs-accuracy RUNS=...``); the
+sections on whether runs fit are of all files, the others of the first one.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from meshcast.experiments.pages.published import fit_published, validate_publish
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.validation.published.answer import answers
 from meshcast.validation.published.clusters import forget_cluster, known_cluster
-from meshcast.validation.published.rows import PublishedRun, read
+from meshcast.validation.published.fit.peak_spreads import measure_peaks
+from meshcast.validation.published.rows import PublishedRun, read, read_files
 from meshcast.validation.published.summary import compute_figures, measured_step, quantile
+from tools.pages.memory_verdicts import forecast_reported, list_sections
 
 FEWEST = 5
 """Runs that a group needs for a row of its own."""
@@ -120,10 +123,9 @@ CAUSES = """\
   the kernels of serving that `cudnn-fp8` stands for, B200 would be 4 % too short in v5.0 and 11 % too long in v5.1.
 - NVFP4 in Megatron-Bridge: 7 to 20 % too short, in MLPerf 2 to 7 %. MLPerf turns the Hadamard transform of activations
   and the scales of square blocks off (`NVTE_NVFP4_DISABLE_RHT`); neither is modelled.
-- Llama 3 70B on GB300 in Megatron-Bridge 26.02.01: the plans that the table prints for NVFP4 and MXFP8 do not fit.
 - MI300X in LoRA: 30 to 40 % too short on two and four nodes.
-- PaxML: 31 to 35 % too short; the profile of MaxText stands for it, and its memory does not fit either. MaxText in 8
-  bits with sequences of 8,192 tokens: 18 to 23 % too long.
+- PaxML: 31 to 35 % too short; the profile of MaxText stands for it. MaxText in 8 bits with sequences of 8,192 tokens:
+  18 to 23 % too long.
 """
 
 
@@ -131,7 +133,6 @@ REASONS = {
     "gpt-oss": "biases of experts, expert by expert",
     r"mbridge-(25|26\.02-).*qwen3": "releases before 26.02.01",
     r"mbridge-26\.02\.01-qwen3-30b": "releases of one year differ by 1.8 times",
-    r"mbridge-26\.02\.01-llama3-70b-gb300": "the plan that is printed does not fit",
     "nvfp4": "Hadamard transform of NVFP4",
     "paxml": "the profile of MaxText stands for PaxML",
     r"maxtext.*-fp8": "MaxText in 8 bits",
@@ -145,12 +146,18 @@ REASONS = {
 """Known causes of large errors in words, by ids of runs; regular expressions, the first that matches counts."""
 
 
-def page(rows: Sequence[dict[str, Any]], fit: dict[str, Any], forgotten: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+def page(
+    rows: Sequence[dict[str, Any]],
+    fit: dict[str, Any],
+    forgotten: Mapping[str, Sequence[dict[str, Any]]],
+    verdicts: Sequence[str],
+) -> str:
     """The page.
 
     rows: answers, as ``validate published --json`` lists them.
     fit: the answer of ``validate fit``.
     forgotten: answers to the runs of each known cluster, forecast without its properties.
+    verdicts: the sections on whether runs fit.
     """
     timed = [row for row in rows if row["error"] is not None]
     everything = compute_figures(rows)
@@ -163,8 +170,8 @@ def page(rows: Sequence[dict[str, Any]], fit: dict[str, Any], forgotten: Mapping
     parts += [_table("GPU, number format", _of(rows, "dense"), ("gpu", "format"))]
     parts += [_table("source", _of(rows, "dense"), ("source",))]
     parts += [f"## Models with experts\n\n{_table('program, GPU', _of(rows, 'moe'), ('stack', 'gpu'))}"]
-    parts += [f"## Peak memory\n\n{_memory(rows)}", _noise_floor(timed), FITTED, _left_out(fit)]
-    parts += [_constants(fit), _clusters(rows, forgotten), CAUSES, _misfits(rows), _worst(timed)]
+    parts += [f"## Peak memory\n\n{_memory(rows)}", *verdicts, _noise_floor(timed), FITTED, _left_out(fit)]
+    parts += [_constants(fit), _clusters(rows, forgotten), CAUSES, _worst(timed)]
     return "\n".join(parts)
 
 
@@ -248,19 +255,6 @@ def _constants(fit: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _misfits(rows: Sequence[dict[str, Any]]) -> str:
-    """Runs whose forecast exceeds the memory of their GPU, with the likely reason."""
-    found = [row for row in rows if row["predicted"] and not row["predicted"]["fits"]]
-    lines = ["## Runs that do not fit by their forecast\n", "| run | GiB | of | likely reason |"]
-    lines.append("| --- | --: | --: | --- |")
-    for row in sorted(found, key=lambda row: -row["predicted"]["peak_device_gib"] / row["predicted"]["capacity_gib"]):
-        given = row["predicted"]
-        lines.append(
-            f"| `{row['id']}` | {given['peak_device_gib']:.0f} | {given['capacity_gib']:.0f} | {row['misfit']} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def _clusters(rows: Sequence[dict[str, Any]], forgotten: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     lines = [
         CLUSTERS,
@@ -312,8 +306,11 @@ def _worst(rows: Sequence[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    data = Path(sys.argv[1])
+    data, *more = map(Path, sys.argv[1:-1])
     answer, _ = validate_published([data])
     runs = [run for run in read(data) if isinstance(run, PublishedRun)]
-    made = page(answer["rows"], fit_published([data])[0], forecast_forgotten(runs))
-    write_file(Path(sys.argv[2]), made)
+    every = [run for run in read_files([data, *more]) if isinstance(run, PublishedRun)]
+    others = validate_published(more)[0]["rows"] if more else []
+    verdicts = list_sections([*answer["rows"], *others], [*measure_peaks(every)], [*forecast_reported()])
+    made = page(answer["rows"], fit_published([data])[0], forecast_forgotten(runs), verdicts)
+    write_file(Path(sys.argv[-1]), made)

@@ -44,7 +44,7 @@ def forecast_run(
     """
 
     def forecast(run: PublishedRun, chosen: tuple[str, ...] = ()) -> tuple[MappedJob, Report]:
-        return _forecast_open_plan(run, chosen, lambda one, fields: _map(one, fields, profile, change), shared_work)
+        return _forecast_open_plan(run, chosen, lambda row, fields: _map(row, fields, profile, change), shared_work)
 
     job, report = forecast(run)
     for field, value, spec in likely_values(run.spec, job.assumed) if not report.fits else ():

@@ -209,7 +209,7 @@ class Misprint:
     """
 
     runs: str
-    spec: Mapping[str, Any]
+    spec: Mapping[str, object]
     fields: tuple[str, ...]
 
 
@@ -333,17 +333,17 @@ def _recipe_overlap(row: PublishedRun) -> bool | None:
 
 def misprinted_fields(row: PublishedRun) -> tuple[str, ...]:
     """Fields of a run that its table misprints."""
-    return tuple(field for one in MISPRINTS if re.match(one.runs, row.id) for field in one.fields)
+    return tuple(field for misprint in MISPRINTS if re.match(misprint.runs, row.id) for field in misprint.fields)
 
 
 def correct_misprints(row: PublishedRun) -> PublishedRun:
     """The run with what ran in place of what its table misprints."""
     spec = row.spec
-    for one in MISPRINTS:
-        if re.match(one.runs, row.id):
-            inner = {field: value for field, value in one.spec.items() if isinstance(value, Mapping)}
+    for misprint in MISPRINTS:
+        if re.match(misprint.runs, row.id):
+            inner = {field: value for field, value in misprint.spec.items() if isinstance(value, Mapping)}
             changed = {field: getattr(spec, field).model_copy(update=value) for field, value in inner.items()}
-            spec = spec.model_copy(update={**one.spec, **changed})
+            spec = spec.model_copy(update={**misprint.spec, **changed})
     return row if spec is row.spec else row.model_copy(update={"spec": spec})
 
 

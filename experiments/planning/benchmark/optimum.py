@@ -63,13 +63,13 @@ def find_optimum(problem: JobProblem, budget: SearchBudget, any_program: bool = 
     any_program: see `experiments.search.find.search`.
     """
     stated = {**problem.job_of({"plan": {}, "batch": {"global": problem.sequences}}), "plan": "auto"}
-    folder = problem.job.folder
+    folder, risk = problem.job.folder, problem.memory_risk
     try:
         search: PlanSearch
         if len(problem.job.cluster.kinds) > 1:
-            search = open_unlike(stated, WITHIN, 1, ("time",), make_limits(), base=folder)
+            search = open_unlike(stated, WITHIN, 1, ("time",), make_limits(memory_risk=risk), base=folder)
         else:
-            limits = make_limits(any_program=any_program)
+            limits = make_limits(any_program=any_program, memory_risk=risk)
             search = open_search(stated, within=WITHIN, top=1, limits=limits, base=folder)
         proof = search_in_time(search, count_cores(), SHARE * budget.seconds)
     except OutOfTime as error:

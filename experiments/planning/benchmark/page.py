@@ -61,7 +61,7 @@ def _cells(row: BenchmarkRow) -> tuple[str, ...]:
         return ("not executable", "", "", "", "", objective, evaluated)
     low, high = report.interval_90
     method = "" if row.space is None else name_method(row.space.method)
-    memory = format_need(report.peak_device, report.capacity) + ("" if report.fits else " too large")
+    memory = format_need(report.peak_device, report.capacity) + ("" if row.fits else " too large")
     return (
         f"{report.step_time:.4g}",
         f"{low:.3g}-{high:.3g}",

@@ -26,6 +26,7 @@ class BenchmarkRow:
     regret: how much slower the plan is than the certified optimum, as a share of it; None where either is unknown, or
         the plan does not fit. own_regret: the same against the optimum of the planner's own space.
     outside: fields of a plan that is faster than the certified optimum, outside of the space of the search.
+    least_room: how many times its need by the forecast a GPU must have as memory.
     """
 
     name: str
@@ -38,11 +39,12 @@ class BenchmarkRow:
     regret: float | None = None
     own_regret: float | None = None
     outside: tuple[str, ...] = ()
+    least_room: float = 1.0
 
     @property
     def fits(self) -> bool:
-        """Whether its plan can be played and fits in memory."""
-        return self.report is not None and self.report.fits
+        """Whether its plan can be played and fits in memory, with the probability that was asked for."""
+        return self.report is not None and self.report.fit.room >= self.least_room
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
@@ -117,7 +119,7 @@ def _forecast(problem: JobProblem, row: BenchmarkRow, proposal: Proposal, any_pr
     report = problem.report(dict(proposal.plan))
     if report.broken_rules and not any_program:
         return replace(row, not_executable=str(report.broken_rules[0]))
-    return replace(row, report=report)
+    return replace(row, report=report, least_room=problem.least_room)
 
 
 def _judge(

@@ -30,6 +30,7 @@ from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.report.peak_errors import EVEN, least_room
 from meshcast.simulator.report.report import Report
 
 SHARED_AXES = 2
@@ -41,6 +42,9 @@ class JobProblem:
 
     job: a job, its file or its mapping; of its plan only the number of micro-batches of a step counts, and the degree
         of expert parallelism.
+    memory_risk: most probability of lacking memory that a plan may have; least_room: how many times its need by the
+        forecast a GPU must therefore have as memory.
+    memory: of a GPU that a plan may take by its forecast [bytes].
     samples: sequences of a micro-batch, of all ranks of a stage together.
     microbatches: of a step, in place of those of the plan of the job.
     expert_ranks: of expert parallelism, those of the plan of the job; stages of fewer GPUs have fewer.
@@ -53,7 +57,11 @@ class JobProblem:
     """Whether all nodes are of one kind."""
 
     def __init__(
-        self, job: Job | str | Path | Mapping[str, Any], shared: SharedWork | None = None, microbatches: int = 0
+        self,
+        job: Job | str | Path | Mapping[str, Any],
+        shared: SharedWork | None = None,
+        microbatches: int = 0,
+        memory_risk: float = EVEN,
     ) -> None:
         self.job = job if isinstance(job, Job) else load_job(job)
         self.shared = shared or SharedWork()
@@ -61,7 +69,8 @@ class JobProblem:
             rule = "planners price GPUs of one kind, and the cluster has several"
             raise PlanError("cluster", rule, "Give a cluster of equal nodes", [*map(str, self.job.cluster.kinds)])
         self.name = str(self.job.id or self.job.model.name)
-        self.gpus, self.memory = self.job.cluster.gpus, float(self.job.cluster.gpu.memory)
+        self.memory_risk, self.least_room = memory_risk, least_room(self.job.framework, memory_risk)
+        self.gpus, self.memory = self.job.cluster.gpus, float(self.job.cluster.gpu.memory) / self.least_room
         stated = resolve_plan(self.job, self.shared)
         self.microbatches, self.expert_ranks = microbatches or stated.shape.m, stated.mesh.size("ep")
         self.sequences = int(self.job.to_dict()["batch"]["global"])
@@ -69,7 +78,7 @@ class JobProblem:
 
     def with_microbatches(self, count: int) -> Self:
         """The same job in another number of micro-batches."""
-        return type(self)(self.job, self.shared, count)
+        return type(self)(self.job, self.shared, count, self.memory_risk)
 
     # ----------------------------------------------------------------------------------- jobs of plans
 
@@ -92,7 +101,7 @@ class JobProblem:
             forecast = self.forecast(changes)
         except PlanError:
             return math.inf
-        return forecast.step_time if forecast.fits else math.inf
+        return forecast.step_time if forecast.room >= self.least_room else math.inf
 
     def report(self, changes: Mapping[str, Any]) -> Report:
         """The whole forecast of a planner's plan. Raises PlanError for a plan that breaks a rule."""

@@ -17,6 +17,7 @@ from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.report.peak_errors import EVEN
 
 
 class PricedNodes(NamedTuple):
@@ -68,10 +69,15 @@ class MixedProblem(JobProblem):
     one_kind = False
 
     def __init__(
-        self, job: Job | str | Path | Mapping[str, Any], shared: SharedWork | None = None, microbatches: int = 0
+        self,
+        job: Job | str | Path | Mapping[str, Any],
+        shared: SharedWork | None = None,
+        microbatches: int = 0,
+        memory_risk: float = EVEN,
     ) -> None:
-        super().__init__(job, shared, microbatches)
-        self.memory = min(float(group.node.gpu.memory) for group in self._groups or [self.job.cluster])
+        super().__init__(job, shared, microbatches, memory_risk)
+        smallest = min(float(group.node.gpu.memory) for group in self._groups or [self.job.cluster])
+        self.memory = smallest / self.least_room
         self.layers = int(self.job.model.layers)
         self.kinds = tuple(self._find_kinds())
 
@@ -82,7 +88,7 @@ class MixedProblem(JobProblem):
     def _find_kinds(self) -> list[PricedNodes]:
         cluster = self.job.cluster
         if not self._groups:
-            alone = JobProblem(self.job, self.shared, self.microbatches)
+            alone = JobProblem(self.job, self.shared, self.microbatches, self.memory_risk)
             return [PricedNodes(cluster.node.name, cluster.gpus, cluster, alone)]
         names = [group.node.name for group in self._groups]
         stated = self.job.to_dict()["cluster"]
@@ -93,7 +99,7 @@ class MixedProblem(JobProblem):
         for group, entry in zip(self._groups, stated["groups"], strict=True):
             nodes = -(-self.gpus // int(group.node.gpus))
             own = {**self.job.to_dict(), "cluster": {"node": entry["node"], "nodes": nodes, "gpus": self.gpus}}
-            problem = JobProblem(own, self.shared, self.microbatches)
+            problem = JobProblem(own, self.shared, self.microbatches, self.memory_risk)
             gpus = int(group.nodes * group.node.gpus)
             found.append(PricedNodes(group.node.name, gpus, problem.job.cluster, problem))
         return found
@@ -160,10 +166,10 @@ class MixedProblem(JobProblem):
         return 2.0 * self.job.model.hidden * self.job.model.seq * self.samples / replicas
 
 
-def open_problem(job: Job | str | Path | Mapping[str, Any]) -> JobProblem:
-    """A job as a problem, on one or several kinds of nodes."""
-    found = MixedProblem(job)
-    return found if len(found.kinds) > 1 else JobProblem(found.job, found.shared)
+def open_problem(job: Job | str | Path | Mapping[str, Any], memory_risk: float = EVEN) -> JobProblem:
+    """A job as a problem, on one or several kinds of nodes. memory_risk: see `JobProblem`."""
+    found = MixedProblem(job, memory_risk=memory_risk)
+    return found if len(found.kinds) > 1 else JobProblem(found.job, found.shared, memory_risk=memory_risk)
 
 
 def require_kinds(problem: Problem) -> MixedProblem:
@@ -171,7 +177,7 @@ def require_kinds(problem: Problem) -> MixedProblem:
     if isinstance(problem, MixedProblem):
         return problem
     job = require_job(problem)
-    return MixedProblem(job.job, job.shared, job.microbatches)
+    return MixedProblem(job.job, job.shared, job.microbatches, job.memory_risk)
 
 
 def slowest_units(kinds: Sequence[UnitCosts]) -> UnitCosts:

@@ -30,7 +30,7 @@ def make_section(report: Report) -> PageSection:
     )
     peak = max(report.needs)
     words += f" The fullest stage needs {peak / GIB:,.1f} GiB"
-    words += f"; the plan {report.fit}."
+    words += f"; the plan {report.fit_in_words}."
     rows = [
         [names[device], *(f"{one[name]:,.2f}" for name in shown), f"{sum(one.values()):,.2f}", f"{-excess / GIB:,.1f}"]
         for device, (one, excess) in enumerate(zip(bars, report.excess, strict=True))

@@ -33,7 +33,7 @@ def make_section(report: Report) -> PageSection:
         if figure.headline and (value := figure.compute(report)):
             tiles.append(KeyFigure(figure.label, figure.headline.form(value), figure.remark(report)))
     peak = f"{format_need(report.peak_device, report.capacity)} of {report.capacity / GIB:,.0f} GiB"
-    tiles.append(KeyFigure("peak memory of a GPU", peak, report.fit, bad=report.verdict != "fits"))
+    tiles.append(KeyFigure("peak memory of a GPU", peak, report.fit_in_words, bad=report.fit.verdict != "fits"))
     widest = ", ".join(f"{name_contribution(name)} {sigma:.1%}" for name, sigma in report.widest.items())
     body = [
         key_figures(tiles),

@@ -12,12 +12,13 @@ from meshcast.experiments.search.comparison.membership import OutsideField, list
 from meshcast.experiments.search.comparison.settings import differing_settings, find_other_task
 from meshcast.experiments.search.comparison.short_form import ShortForm, describe_part, read_short_form
 from meshcast.experiments.search.fields import FIELDS, has_open_fields
-from meshcast.experiments.search.found import ROUNDING
+from meshcast.experiments.search.found import ROUNDING, has_memory
 from meshcast.experiments.search.search import Search
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.forecast.step import summarise_step
 from meshcast.simulator.job.job import NO_FILE, Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
@@ -154,7 +155,7 @@ def compare_plans(search: Search, given: Sequence[GivenPlan]) -> list[ComparedPl
 def _compare(search: Search, given: GivenPlan, best: Report | None) -> ComparedPlan:
     searched, job = search.space.loaded, given.job
     form, report = read_short_form(job, search.space.named), simulate(job, shared_work=search.shared)
-    fits = report.fits and report.peak_device <= search.space.capacity
+    fits = has_memory(search.space, summarise_step(report))
     settings = differing_settings(searched, job)
     outside = list_outside(search.space, form) + [
         OutsideField(field, own, [theirs], f"the job of the search has {state_value(theirs)}")

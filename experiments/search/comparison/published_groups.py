@@ -25,6 +25,7 @@ from meshcast.experiments.sweeps.expressions import Expression, Look
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.job.plan_keys import state_scheme_name
 from meshcast.simulator.loading.load import load_job, set_field
+from meshcast.simulator.report.peak_errors import EVEN
 from meshcast.validation.published.choice import PlanGroup
 
 OF_INTERVALS = ("framework.set.sigmas", "framework.set.regime")
@@ -97,7 +98,7 @@ def _open(group: PlanGroup) -> tuple[list[ShortForm], Search]:
             first = outside[0]
             detail = f"{first.field} of {name} is {state_value(first.value)}; {first.why}"
             raise NoSearchError("have what no search varies", detail)
-    made = open_search(written, top=len(forms), limits=Limits((_only(space, forms),)))
+    made = open_search(written, top=len(forms), limits=Limits((_only(space, forms),), memory_risk=EVEN))
     made.count()
     left = made.certificate.plans - sum(made.certificate.excluded.values())
     assert left == len({find_point(space, form.values) for form in forms}), "the space has other plans as well"

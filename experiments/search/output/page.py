@@ -20,13 +20,14 @@ from meshcast.experiments.search.runs.simulated import PlanRuns
 from meshcast.experiments.search.workers import run_search
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.figures import parts_of_step
+from meshcast.simulator.report.peak_errors import EVEN
 from meshcast.simulator.report.words import (
     describe_changes,
     describe_field,
     describe_list,
     describe_order,
-    describe_room,
     format_need,
+    format_probability,
     format_seconds,
 )
 from meshcast.validation.published.measured_range.beyond import beyond_envelope
@@ -34,8 +35,8 @@ from meshcast.validation.published.measured_range.envelope import published_enve
 
 WIDTH = 100
 """Columns of a page that is written to a pipe."""
-LITTLE_ROOM = 0.05
-"""Share of the memory of a GPU below which the page says how little stays free."""
+SURE = 0.99
+"""Probability that the best plan fits below which the page says how little stays free."""
 
 
 def page(result: SearchResult) -> RenderableType:
@@ -43,7 +44,7 @@ def page(result: SearchResult) -> RenderableType:
     plans = result.best
     if not plans:
         found = result.certificate
-        words = f"No plan {'of the space' if found.complete else 'that was forecast'} fits in memory."
+        words = f"No plan {'of the space' if found.complete else 'that was forecast'} {_fitting(found)}."
         if not (found.complete or found.exact):
             words = "No plan was forecast before the interruption."
         need = result.smallest
@@ -230,7 +231,7 @@ def _certificate(found: Certificate) -> Table:
     table.add_column(justify="left")
     table.add_column(justify="right")
     table.add_column()
-    has = "may be taken of a GPU" if found.memory_margin else "a GPU has"
+    has = "a GPU has" if found.memory_risk == EVEN and not found.memory_margin else "may be taken of a GPU"
     plans, groups = ("plan" + "s" * (found.plans != 1)), ("group" + "s" * (found.groups != 1))
     exactly = f"exactly, {found.too_large:,} of them too large; no bound above its forecast"
     rows: list[tuple[str, str, str]] = [
@@ -270,18 +271,26 @@ def _list_excluded(found: Certificate) -> list[tuple[str, str, str]]:
     rows = [("excluded" if i == 0 else "", *row) for i, row in enumerate(counts)]
     if found.memory_margin:
         rows.append(("margin", f"{found.memory_margin:.2%}", "of the memory of every GPU stays free"))
+    if found.memory_risk < EVEN:
+        rows.append(("risk", f"{found.memory_risk:.2%}", "of lacking memory, at most (--memory-risk)"))
     return rows
+
+
+def _fitting(found: Certificate) -> str:
+    """That a plan fits with the probability that was asked for, in words."""
+    return f"fits with {format_probability(1 - found.memory_risk)}" if found.memory_risk < EVEN else "fits in memory"
 
 
 def _proof(found: Certificate) -> tuple[str, str]:
     if found.complete and found.exact == found.too_large:
-        return "", "no plan of the space fits in memory, by the model"
+        return "", f"no plan of the space {_fitting(found)}, by the model"
     if len(found.objectives) > 1:
-        words = "no plan of the space is better in both" if found.gap == 0.0 else "no plan is better by more than that"
+        every = f"no plan of the space that {_fitting(found)} is better"
+        words = f"{every} in both" if found.gap == 0.0 else f"{every} by more than that"
         return f"{found.gap:.2%}", f"gap: {words} than every plan of the front in the model"
     better, is_better = WORDS[found.objectives[0]]
     if found.gap == 0.0:
-        return f"{found.gap:.2%}", f"gap: no plan of the space {is_better} in the model"
+        return f"{found.gap:.2%}", f"gap: no plan of the space that {_fitting(found)} {is_better} in the model"
     figures = {one: one for one in ("memory", "energy", "days")} | {"run-cost": "cost of a run"}
     figure = figures.get(found.objectives[0], "step")
     words = f"gap: share of the {figure} by which a plan that was not forecast may be {better} in the model"
@@ -334,13 +343,9 @@ def _list_omitted(result: SearchResult) -> list[RenderableType]:
 
 
 def _warn_of_full(best: RankedPlan) -> list[RenderableType]:
-    room = 1 - best.report.peak_device / best.report.capacity
-    if room >= LITTLE_ROOM:
+    if best.report.fit.probability >= SURE:
         return []
-    report = best.report
-    context = report.job.framework.memory.context_gib * GIB
-    free = describe_room(-max(report.excess), report.peak_allocated, context, report.capacity)
-    return [line("memory", f"plan 1: {free}; --memory-margin 5% leaves out plans that fill a GPU")]
+    return [line("memory", f"plan 1 {best.report.fit_in_words}; --memory-risk 1% leaves out plans that are as full")]
 
 
 def line(name: str, words: str) -> Table:

@@ -77,8 +77,10 @@ def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[FoundP
         report = known or simulate(load_job(found.job, base=search.space.base), shared_work=search.shared)
         stated = report.to_dict()
         status, reason = stated["status"], None
-        if status == "fits" and not found.fits:
-            status, reason = "does-not-fit", "it leaves less of the memory of a GPU free than --memory-margin"
+        if found.fits:
+            status = "fits"
+        elif status == "fits":
+            status, reason = "tight", "it leaves less of the memory of a GPU free than --memory-margin or --memory-risk"
         row = {"index": index, **found.changes, "status": status, "reason": reason}
         if search.certificate.runs is not None:
             row |= {**(found.runs.columns if found.runs else {}), EVERY: found.runs.interval_s if found.runs else None}

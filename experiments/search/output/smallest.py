@@ -19,7 +19,8 @@ SAVES_MEMORY = ("plan.recompute", "batch.micro", "plan.sequence_parallel", "plan
 class SmallestNeed(NamedTuple):
     """The plan of a space with the smallest need that is known.
 
-    changes: values of the open fields. need: of the fullest GPU [bytes]. capacity: that a plan may take [bytes].
+    changes: values of the open fields. need: of the fullest GPU but for cached blocks [bytes].
+    capacity: that a plan may take [bytes].
     closed: fields that the search did not open.
     """
 
@@ -44,8 +45,8 @@ def find_smallest(search: PlanSearch) -> SmallestNeed | None:
     job = search.jobs[0]
     closed = tuple(one for one in SAVES_MEMORY if one not in job.open)
     if search.forecasts:
-        made = min(search.forecasts, key=lambda one: one.forecast.peak_device)
-        return SmallestNeed(made.changes, made.forecast.peak_device, job.capacity, closed)
+        made = min(search.forecasts, key=lambda one: one.forecast.held)
+        return SmallestNeed(made.changes, made.forecast.held, job.capacity, closed)
     if not isinstance(search, Search):
         return None
     smallest = []
@@ -62,7 +63,7 @@ def find_smallest(search: PlanSearch) -> SmallestNeed | None:
         changes = space.changes(group, opened.pipeline(j), step)
         try:
             job_of = load_job(space.job_of(group, opened.pipeline(j), step), base=space.base)
-            need = forecast_step(job_of, search.shared).peak_device
+            need = forecast_step(job_of, search.shared).held
         except MeshcastError:
             continue
         return SmallestNeed(changes, need, space.capacity, closed)

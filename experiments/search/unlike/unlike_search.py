@@ -63,6 +63,7 @@ class UnlikeSearch(PlanSearch):
             groups=len(self.blocks),
             objectives=objectives,
             memory_margin=fields.memory_margin,
+            memory_risk=fields.memory_risk,
             grouped="equal micro-batches",
         )
         super().__init__([fields], work, FoundPlans(objectives, top, within), certificate, top, origin)

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan
 from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.report.peak_errors import RISK, least_room
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
 """Schedules that are searched: one part of the model a device, orders that do not depend on durations."""
@@ -90,11 +92,14 @@ class UnlikeFields:
     job: as plain data; what a search finds is missing from its plan. loaded: the job with a plan of its own.
     kinds: of nodes, in the order of their ranks. open: the fields that vary.
     memory_margin: share of the memory of every GPU that must stay free.
+    memory_risk: most probability of lacking memory that a plan may have.
     Raises PlanError for a job that a search of unlike plans does not take.
     """
 
-    def __init__(self, job: Mapping[str, Any], base: Path, memory_margin: float = 0.0) -> None:
-        self.base, self.memory_margin = base, memory_margin
+    def __init__(
+        self, job: Mapping[str, Any], base: Path, memory_margin: float = 0.0, memory_risk: float = RISK
+    ) -> None:
+        self.base, self.memory_margin, self.memory_risk = base, memory_margin, memory_risk
         self.job: dict[str, Any] = copy.deepcopy(dict(job))
         given = self._take_plan()
         batch = dict(self.job.get("batch", {}))
@@ -119,8 +124,18 @@ class UnlikeFields:
 
     @property
     def capacity(self) -> float:
-        """Memory of the largest GPU that a plan may take [bytes]."""
-        return max(kind.memory for kind in self.kinds) * (1 - self.memory_margin)
+        """Memory of the largest GPU that a plan may take by its forecast [bytes]."""
+        return max(kind.memory for kind in self.kinds) * self.usable
+
+    @property
+    def usable(self) -> float:
+        """Share of the memory of every GPU that a plan may take by its forecast."""
+        return (1 - self.memory_margin) / self.least_room
+
+    @cached_property
+    def least_room(self) -> float:
+        """How many times its need by the forecast a GPU or a host must have as memory."""
+        return least_room(self.loaded.framework, self.memory_risk)
 
     def stated_values(self) -> dict[str, list[Any]]:
         """The values of the fields, as the certificate lists them."""

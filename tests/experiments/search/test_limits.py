@@ -15,9 +15,11 @@ from meshcast.experiments.search.find import make_limits, open_search
 from meshcast.experiments.search.search import Search
 from meshcast.experiments.search.space import Space
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator import simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.step import StepAndMemory
 from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.report.peak_errors import EVEN, RISK, peak_error_of
 from meshcast.validation.published.measured_range.distance import distance_from_measured
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY, every_point
@@ -101,14 +103,30 @@ def test_a_constraint_knows_how_many_ranks_share_a_copy() -> None:
     assert [step.shard for step in space.space.choices(group, two)] == [None]
 
 
-@pytest.mark.parametrize("margin", [0.25, pytest.param(0.6, marks=pytest.mark.slow), 0.8])
-def test_memory_stays_free(points: list[Point], margin: float) -> None:
-    found = search(memory_margin=margin)
+@pytest.mark.parametrize(
+    ("margin", "risk"), [(0.25, EVEN), pytest.param(0.6, EVEN, marks=pytest.mark.slow), (0.75, 0.001), (0.8, RISK)]
+)
+def test_memory_stays_free(points: list[Point], margin: float, risk: float) -> None:
+    """The best of all points whose need, times what a risk asks for, lies within the share."""
+    found = search(memory_margin=margin, memory_risk=risk)
+    room = peak_error_of(found.space.loaded.framework).ratio(1 - risk)
     capacity = found.space.loaded.cluster.gpu.memory * (1 - margin)
-    fitting = [one.step_time for _, one in points if one is not None and one.peak_device <= capacity]
+    fitting = [one.step_time for _, one in points if one is not None and one.held * room <= capacity]
     assert found.certificate.incumbent == pytest.approx(min(fitting, default=math.inf), rel=1e-12)
     assert total(found.certificate) == found.certificate.plans == len(points)
-    assert found.certificate.memory_margin == margin
+    assert (found.certificate.memory_margin, found.certificate.memory_risk) == (margin, risk)
+
+
+def test_a_plan_is_left_out_unless_its_risk_is_taken() -> None:
+    batch = {"global": 1, "micro": 1, "sequence": 2048}
+    job = {"model": {"preset": "llama3-8b", "layers": 14}, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": batch}
+    risk = 1 - simulate({**job, "plan": {"tp": 1}}).fit.probability
+    assert 0 < risk < EVEN
+    for share, count in ((0.999, 0), (1.001, 1)):
+        limits = make_limits(memory_risk=share * risk)
+        made = open_search({**job, "plan": {"tp": 1, "recompute": ["none"]}}, limits=limits)
+        made.run()
+        assert len(made.best) == count
 
 
 def test_only_measured_combinations_are_kept(points: list[Point]) -> None:
@@ -149,6 +167,11 @@ def test_counts_of_an_interrupted_search_add_up() -> None:
         ({"where": "plan.tp < 2"}, "constraints are a list of texts"),
         ({"memory_margin": 1}, "memory_margin is 1: it is a share of the memory of a GPU from 0 to below 1"),
         ({"memory_margin": math.nan}, "memory_margin is nan"),
+        (
+            {"memory_risk": 0},
+            "memory_risk is 0: it is the most probability of lacking memory that a plan may have",
+        ),
+        ({"memory_risk": 0.6}, "memory_risk is 0.6: .* above 0 and up to 0.5"),
     ],
 )
 def test_wrong_limits_are_refused(limits: dict[str, Any], words: str) -> None:
@@ -189,6 +212,8 @@ def test_the_page_counts_what_is_excluded(job: Path) -> None:
         (["--where", "tp < 2"], "--where is 'tp < 2': tp is no name that a constraint of a search knows. "),
         (["--where", "plan.tp = 2"], "--where is 'plan.tp = 2': it cannot be read (invalid syntax). Compare with =="),
         (["--memory-margin", "100%"], "--memory-margin is '100%': a margin is a share"),
+        (["--memory-risk", "60%"], "--memory-risk is '60%': it is the most probability of lacking memory"),
+        (["--memory-risk", "ten"], "--memory-risk is 'ten': it is the most probability of lacking memory"),
         (["--memory-margin", "ten"], "--memory-margin is 'ten': a margin is a share of the memory of a GPU from 0 to"),
     ],
 )

@@ -14,6 +14,7 @@ from meshcast.experiments.search.certificate import Certificate
 from meshcast.experiments.search.find import make_limits, open_search
 from meshcast.experiments.search.output import progress
 from meshcast.experiments.search.output.page import page, run_with_progress
+from meshcast.simulator.report.peak_errors import EVEN
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY
 
@@ -41,20 +42,20 @@ def test_plans_that_are_not_shown_are_named(tmp_path: Path) -> None:
 
 def test_a_plan_that_nearly_fills_a_gpu_is_named() -> None:
     job = {**LARGE, "cluster": "dgx-h100:8", "plan": {"tp": 8, "pp": 8, "recompute": ["full"]}}
-    words = "; --memory-margin 5% leaves out plans that fill a GPU"
+    words = "; --memory-risk 1% leaves out plans that are as full"
     assert words not in render(page(run_with_progress(open_search(job))))
     batch, plan = {"global": 1024, "micro": 1, "sequence": 8192}, {"tp": 4, "pp": 4, "chunks": [5]}
     full = {**job, "cluster": "dgx-h100:64", "batch": batch, "plan": plan}
-    assert words in " ".join(render(page(run_with_progress(open_search(full)))).split())
+    text = render(page(run_with_progress(open_search(full, limits=make_limits(memory_risk=EVEN)))))
+    assert words in " ".join(text.split()) and "fits in memory is faster" in text
 
 
 def test_a_search_without_a_plan_names_the_smallest_need_and_what_to_open(tmp_path: Path) -> None:
     (job := tmp_path / "job.yaml").write_text(yaml.safe_dump(LARGE))
     text = " ".join(run("search", str(job)).stdout.split())
-    assert re.search(r"smallest \d+\.\d GiB of 80 GiB: plan.tp 16, plan.pp 1", text)
-    assert (
-        "Open plan.recompute, batch.micro, plan.sequence_parallel" in text and "no plan of the space fits in me" in text
-    )
+    assert re.search(r"smallest \d+\.\d GiB of 75\.\d+ GiB: plan.tp 16, plan.pp 1", text)
+    assert "Open plan.recompute, batch.micro, plan.sequence_parallel" in text
+    assert "no plan of the space fits with 95 %, by the mo" in text
     refused = run("predict", str(job))
     assert (
         refused.exit_code == 2 and "the smallest need is" in refused.stderr and "plan.recompute=auto" in refused.stderr
@@ -65,7 +66,7 @@ def test_the_smallest_need_is_that_of_a_forecast_where_there_is_one() -> None:
     result = run_with_progress(open_search(TINY, limits=make_limits(memory_margin=0.98)))
     assert result.smallest is not None and not result.best
     if result.forecasts:
-        assert result.smallest.need == min(one.forecast.peak_device for one in result.forecasts)
+        assert result.smallest.need == min(one.forecast.held for one in result.forecasts)
 
 
 def test_progress_is_written_where_stderr_is_no_terminal(

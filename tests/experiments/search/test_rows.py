@@ -82,8 +82,8 @@ def test_a_search_without_a_plan_writes_no_rows_and_draws_a_sentence(job: Path, 
     job.write_text(yaml.safe_dump({**TINY, "model": "llama3-70b"}), "utf-8")
     out, plot = tmp_path / "plans.parquet", tmp_path / "plans.png"
     result = run("search", job, "--out", out, "--plot", plot)
-    assert result.exit_code == 0 and "No plan of the space fits in memory" in result.stdout
-    assert "no plan of the space fits in memory, by the model" in result.stdout and "100.00%" not in result.stdout
+    assert result.exit_code == 0 and "No plan of the space fits with 95 %" in result.stdout
+    assert "no plan of the space fits with 95 %, by the model" in result.stdout and "100.00%" not in result.stdout
     assert pq.read_table(out).num_rows == 0 and "plan.tp" in pq.read_schema(out).names and plot.exists()
 
 

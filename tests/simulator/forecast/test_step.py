@@ -25,7 +25,7 @@ GPT3 = {"model": "gpt3-175b", "cluster": "dgx-a100:128", "batch": {"global": 153
 
 
 def of_report(report: Report) -> StepAndMemory:
-    return StepAndMemory(report.step_time, report.peak_allocated, report.peak_device, max(report.held), report.room)
+    return StepAndMemory(report.step_time, report.peak_allocated, report.peak_device, report.fit.held, report.fit.room)
 
 
 @pytest.mark.parametrize("name", thinned([name for name in [*names()][::12] if playable(name)], keep=3))

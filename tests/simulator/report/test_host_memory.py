@@ -125,7 +125,8 @@ def test_without_a_known_capacity_nothing_is_checked_and_that_is_told() -> None:
 
 def test_a_plan_that_offloads_nothing_uses_no_host() -> None:
     report = simulate({"model": SMALL, "cluster": "dgx-h100:1", "batch": {"global": 8}, "plan": {"tp": 4}})
-    assert report.host_uses == [] and report.sum_offloaded("cpu") == report.sum_offloaded("nvme") == 0.0
+    memory = report.to_dict()["memory"]
+    assert report.host_uses == [] and memory["host_gib"] == memory["disk_gib"] == 0.0
 
 
 def test_a_node_with_several_stages_holds_their_sum() -> None:

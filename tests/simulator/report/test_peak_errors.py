@@ -65,16 +65,16 @@ def test_every_profile_has_a_spread_and_the_least_known_the_widest(name: str) ->
 def test_the_verdict_of_a_job_is_that_of_the_room_for_its_need() -> None:
     """Layers are added until the plan is tight and then does not fit: fits, room and probability agree."""
     reports = [forecast(layers) for layers in (10, 14, 16)]
-    assert [one.verdict for one in reports] == ["fits", "tight", "does-not-fit"]
+    assert [one.fit.verdict for one in reports] == ["fits", "tight", "does-not-fit"]
     for one in reports:
-        assert one.room == one.capacity / max(one.held) and one.fits == (one.fits_probability >= 0.5)
+        assert one.fit.room == one.capacity / one.fit.held and one.fits == (one.fit.probability >= 0.5)
         memory = one.to_dict()["memory"]
-        assert memory["fits_probability"] == one.peak_error.probability(one.room)
+        assert memory["fits_probability"] == one.fit.error.probability(one.fit.room)
         low, high = memory["interval_90_gib"]
-        assert one.peak_error.share(0.0) == 0.5 and low < memory["peak_allocated_gib"] < high
-        assert (one.fits_probability >= FITS) == (one.room >= least_room(one.job.framework, RISK))
+        assert one.fit.error.share(0.0) == 0.5 and low < memory["peak_allocated_gib"] < high
+        assert (one.fit.probability >= FITS) == (one.fit.room >= least_room(one.job.framework, RISK))
     assert least_room(reports[0].job.framework, EVEN) == pytest.approx(1.0)
-    assert [one.to_dict()["status"] for one in reports] == [one.verdict for one in reports]
+    assert [one.to_dict()["status"] for one in reports] == [one.fit.verdict for one in reports]
 
 
 def test_the_host_that_a_plan_offloads_to_counts_too() -> None:
@@ -82,6 +82,6 @@ def test_the_host_that_a_plan_offloads_to_counts_too() -> None:
     plan = {"tp": 1, "offload": ["optimizer"]}
     node = {"gpu": "h100-sxm", "gpus": 1}
     offloaded = simulate({**JOB, "model": {"preset": "llama3-8b", "layers": 10}, "cluster": node, "plan": plan})
-    assert offloaded.room <= offloaded.capacity / max(offloaded.held) and report.host_uses == []
+    assert offloaded.fit.room <= offloaded.capacity / offloaded.fit.held and report.host_uses == []
     for use in offloaded.host_uses:
-        assert use.capacity is None or offloaded.room <= use.capacity / use.needed
+        assert use.capacity is None or offloaded.fit.room <= use.capacity / use.needed

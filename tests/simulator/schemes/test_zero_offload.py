@@ -65,7 +65,7 @@ def test_the_gpu_holds_the_weights_and_gradients_of_two_units(n: int) -> None:
         assert found.category_peak(0, "gradients") == whole.category_peak(0, "gradients")
     assert found.peaks[0].left == 0
     report = simulate(job(n))
-    assert report.sum_offloaded("cpu") == pytest.approx(14 * elements)
+    assert [(use.place, use.needed) for use in report.host_uses] == [("cpu", pytest.approx(14 * elements))]
 
 
 def test_gradients_leave_during_the_backward_pass() -> None:

@@ -18,7 +18,7 @@ from meshcast.validation.published.rows import PublishedRun, read_files
 from tests.validation.published.test_mapping import row
 from tools.data.peak_errors import write_table
 
-SHARED = Path("/work/shared/data")
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
 
 
 def draw(program: str, source: str, scale: float, count: int, seed: int = 1) -> list[LeftOutPeak]:

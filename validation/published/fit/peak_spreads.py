@@ -18,7 +18,6 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.framework import framework_base, framework_names, load_framework
 from meshcast.simulator.report.peak_errors import FREEDOM, STRANGER, PeakError
-from meshcast.validation.published.answer import map_chunks, peak_memory
+from meshcast.validation.published.answer import Answer, map_chunks, peak_memory
 from meshcast.validation.published.open_plans import Change, forecast_run
 from meshcast.validation.published.rows import PublishedRun
 from meshcast.validation.published.stacks import FALLBACK, framework
@@ -76,12 +75,12 @@ def measure_peaks(runs: Sequence[PublishedRun], workers: int | None = None) -> I
         yield LeftOutPeak(**row)
 
 
-def _measure_chunk(runs: Sequence[PublishedRun]) -> list[dict[str, Any]]:
+def _measure_chunk(runs: Sequence[PublishedRun]) -> list[Answer]:
     shared = SharedWork()
     return [row for run in runs for row in _measure(run, shared)]
 
 
-def _measure(run: PublishedRun, shared: SharedWork) -> Iterator[dict[str, Any]]:
+def _measure(run: PublishedRun, shared: SharedWork) -> Iterator[Answer]:
     """Yields the row of a run; none if it has no forecast."""
     program, printed = framework(run.spec.stack), run.measured.peak_memory_gib
     assert printed is not None
@@ -101,11 +100,11 @@ def _measure(run: PublishedRun, shared: SharedWork) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
 
 
-def forget_fits(job: dict[str, Any]) -> dict[str, Any]:
+def forget_fits(job: Answer) -> Answer:
     """Returns a job without the coefficients of memory that its profile has from measurements."""
     stated = job["framework"]
-    own, other = load_framework(stated["name"], release=stated["release"]), load_framework(FALLBACK)
-    if not any(field.partition(".")[0] == "memory" for field in own.fitted):
+    profile, other = load_framework(stated["name"], release=stated["release"]), load_framework(FALLBACK)
+    if not any(field.partition(".")[0] == "memory" for field in profile.fitted):
         return job
     return job | {"framework": stated | {"set": stated["set"] | {"memory": other.memory.model_dump()}}}
 
@@ -118,11 +117,11 @@ def fit_spreads(peaks: Iterable[LeftOutPeak], prior: float = PRIOR) -> dict[str,
     rows = [*peaks]
     of_programs = {}
     for program in sorted({row.program for row in rows}):
-        own, others = (
+        of_program, others = (
             [(row.source, row.log_ratio) for row in rows if (row.program == program) is wanted]
             for wanted in (True, False)
         )
-        of_programs[program] = _make_error(own, program, others, prior)
+        of_programs[program] = _make_error(of_program, program, others, prior)
     any_other = _make_error([(row.source, row.unfitted) for row in rows])
     strangers = [(row.source, row.stranger) for row in rows if row.stranger is not None]
     nearest = {name: _nearest_with_peaks(name, of_programs) for name in framework_names()}
@@ -140,15 +139,15 @@ def _nearest_with_peaks(profile: str, known: Container[str]) -> str | None:
 
 
 def _make_error(
-    own: Sequence[Peak], program: str = OTHERS, others: Sequence[Peak] = (), prior: float = 0.0
+    peaks: Sequence[Peak], program: str = OTHERS, others: Sequence[Peak] = (), prior: float = 0.0
 ) -> PeakError:
     """Returns the distribution of the peaks of a program, pulled to the scales of those of all others."""
-    weight = float(_weights(own).sum())
+    weight = float(_weights(peaks).sum())
     below, above = (
-        max(LEAST, math.sqrt((weight * _side(own, sign) ** 2 + prior * _side(others, sign) ** 2) / (weight + prior)))
+        max(LEAST, math.sqrt((weight * _side(peaks, sign) ** 2 + prior * _side(others, sign) ** 2) / (weight + prior)))
         for sign in (-1, 1)
     )
-    return PeakError(round(below, 4), round(above, 4), len(own), len({source for source, _ in own}), program)
+    return PeakError(round(below, 4), round(above, 4), len(peaks), len({source for source, _ in peaks}), program)
 
 
 def _side(peaks: Sequence[Peak], sign: int) -> float:

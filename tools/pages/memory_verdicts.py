@@ -1,0 +1,157 @@
+"""The sections of docs/accuracy.md on memory: how likely what ran was forecast to fit, left out, and the faults."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+
+from meshcast.hardware.load import read_yaml
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.report.peak_errors import FITS, FITS_AT_ALL, PeakError, entry_of, judge
+from meshcast.validation.published.answer import Answer as Row
+from meshcast.validation.published.fit.peak_spreads import LeftOutPeak, fit_spreads
+
+OUT_OF_MEMORY = resources.files("meshcast.validation.published") / "out_of_memory.yaml"
+
+SPREADS = """\
+## How far peaks lie from their forecast
+
+Scales of log(measured / forecast) of Student's t distribution with 4 degrees of freedom, below and above the forecast
+([how they are fitted](published-runs.md#the-spread-of-peaks)); *least room* is the memory of a GPU over the need that
+is forecast, with which a plan fits with 95 %. *Inside* is the share of the peaks of a program in the 90 % interval of
+a spread that was fitted without their source.
+"""
+
+CALIBRATION = """\
+## Is a run that ran called to fit?
+
+All published runs of which the GPU is known, each with the spread of its program without the source of the run. All of
+them ran, so a decile can only say how many there are; reports of runs that were out of memory
+([which](#reports-of-runs-out-of-memory)) stand beside them.
+"""
+
+FAULTS = """\
+## Runs that ran and are forecast not to fit
+
+Forecast to fit with less than 50 %. What a run does not state and its memory contradicts has its next likely value
+before it is listed here ([how](published-runs.md#runs-that-do-not-fit)).
+"""
+
+CAUSES = {
+    "paxml": "MaxText's profile stands for PaxML. It holds gradients of whole layers before they are reduced, as FSDP "
+    "does; XLA reduces matrix by matrix. With gradients in bf16 82 GiB",
+    "llama3-405b": "Meta's own program: it frees outputs of stages early, and its order of micro-batches is not that "
+    "of interleaved 1F1B (arXiv 2407.21783, section 3.3.2)",
+    "deepseek-v3-n2048": "DeepSeek's own program: inputs of linear layers in 8 bits, moments in bf16 (arXiv "
+    "2412.19437, section 3.3.3), neither of which Megatron-Core's profile has",
+}
+"""Causes of faults in words, by ids of runs; regular expressions."""
+
+
+def list_sections(rows: Sequence[Row], peaks: Sequence[LeftOutPeak], reported: Sequence[Row]) -> list[str]:
+    """The sections.
+
+    rows: answers, as ``validate published --json`` lists them.
+    peaks: of the same runs.
+    reported: of runs that were out of memory, each with `id`, `source`, `reported`, `spread` and `room`.
+    """
+    known = [row | row["predicted"] for row in rows if row["predicted"]]
+    left_out = LeftOutSpreads(peaks)
+    return [
+        f"{SPREADS}\n{_list_spreads(peaks, left_out)}",
+        f"{CALIBRATION}\n{_calibrate(known, reported, left_out)}",
+        f"## Reports of runs out of memory\n\n{_list_reported(reported, left_out)}",
+        f"{FAULTS}\n{_list_faults(known, left_out)}",
+    ]
+
+
+def forecast_reported() -> Iterator[Row]:
+    """Yields the runs that were out of memory by reports (`OUT_OF_MEMORY`), with their forecasts."""
+    for entry in read_yaml(OUT_OF_MEMORY).data:
+        report = simulate(entry["job"])
+        framework = report.job.framework
+        yield {
+            "id": entry["id"],
+            "source": entry["id"],
+            "reported": entry["reported"],
+            "spread": entry_of(framework.name, framework.regime),
+            "room": report.fit.room,
+        }
+
+
+class LeftOutSpreads:
+    """The spreads of programs without the source of a run."""
+
+    def __init__(self, peaks: Sequence[LeftOutPeak]) -> None:
+        self.sources = {peak.source for peak in peaks}
+        self.every = fit_spreads(peaks)
+        self.without = {
+            source: fit_spreads([peak for peak in peaks if peak.source != source]) for source in self.sources
+        }
+
+    def error(self, row: Row) -> PeakError:
+        """The distribution for a run."""
+        table: Mapping[str, PeakError] = self.without.get(row["source"], self.every)
+        return table[row["spread"]]
+
+    def probability(self, row: Row) -> float:
+        """The probability that a run fits."""
+        return self.error(row).probability(row["room"])
+
+
+def _list_spreads(peaks: Sequence[LeftOutPeak], left_out: LeftOutSpreads) -> str:
+    lines = ["| profile | peaks | sources | of | below | above | least room | inside % |"]
+    lines.append("| --- | --: | --: | --- | --: | --: | --: | --: |")
+    for name, error in sorted(left_out.every.items()):
+        of_program = [peak for peak in peaks if peak.program == name]
+        inside = [
+            abs(left_out.without[peak.source][name].share(peak.log_ratio) - 0.5) <= FITS - 0.5 for peak in of_program
+        ]
+        percent = f"{100 * sum(inside) / len(inside):.0f}" if inside else ""
+        figures = f"{error.below:.3f} | {error.above:.3f} | {error.ratio(FITS):.2f} | {percent}"
+        lines.append(f"| {name} | {error.rows} | {error.sources} | {error.program} | {figures} |")
+    return "\n".join(lines) + "\n"
+
+
+def _calibrate(rows: Sequence[Row], reported: Sequence[Row], left_out: LeftOutSpreads) -> str:
+    ran, failed = (Counter(_decile(left_out.probability(row)) for row in some) for some in (rows, reported))
+    lines = ["| forecast to fit with % | ran | out of memory |", "| --- | --: | --: |"]
+    lines += [
+        f"| {10 * tenth} to {10 * tenth + 10} | {ran[tenth]} | {failed[tenth]} |" for tenth in reversed(range(10))
+    ]
+    verdicts = Counter(judge(left_out.probability(row)) for row in rows)
+    shares = {name: f"{100 * verdicts[name] / len(rows):.1f} %" for name in ("fits", "tight", "does-not-fit")}
+    sure = ran[9] / max(ran[9] + failed[9], 1)
+    words = (
+        f"Of {len(rows):,} runs that ran {shares['fits']} are called to fit ({100 * FITS:.0f} % and more), "
+        f"{shares['tight']} tight, {shares['does-not-fit']} not to fit (below {100 * FITS_AT_ALL:.0f} %). Of all that "
+        f"are called to fit with 90 to 100 % {100 * sure:.1f} % ran."
+    )
+    return "\n".join([*lines, "", words]) + "\n"
+
+
+def _decile(probability: float) -> int:
+    return min(int(10 * probability), 9)
+
+
+def _list_reported(reported: Sequence[Row], left_out: LeftOutSpreads) -> str:
+    lines = ["| run | reported by | forecast to fit with % |", "| --- | --- | --: |"]
+    lines += [f"| {row['id']} | {row['reported']} | {100 * left_out.probability(row):.0f} |" for row in reported]
+    return "\n".join(lines) + "\n"
+
+
+def _list_faults(rows: Sequence[Row], left_out: LeftOutSpreads) -> str:
+    lines = ["| run | GiB | of | fits with % | cause |", "| --- | --: | --: | --: | --- |"]
+    for row in sorted(rows, key=lambda row: float(row["room"])):
+        probability = left_out.probability(row)
+        if probability < FITS_AT_ALL:
+            cause = next((words for ids, words in CAUSES.items() if re.search(ids, row["id"])), row["misfit"])
+            needs = f"{row['peak_device_gib']:.0f} | {row['capacity_gib']:.0f}"
+            lines.append(f"| `{row['id']}` | {needs} | {100 * probability:.0f} | {cause} |")
+    replaced = sorted((row["id"], *pair) for row in rows for pair in row["replaced"].items())
+    lines += ["", "Fields that runs leave open, with the value with which they fit:", ""]
+    lines += ["| run | field | value |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | {field} | {value} |" for name, field, value in replaced]
+    return "\n".join(lines) + "\n"
