@@ -202,10 +202,19 @@ def _flow_row(flying: float, flows: Iterable[tuple[float, str]], sign: int = 1) 
 def _changes_inside(
     task: Task, instances: Sequence[int], begin: np.ndarray, end: np.ndarray
 ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-    """Yields moments and changes of the parts of a task. instances: of their ops. begin, end: of all ops [s]."""
+    """Yields moments and changes of the parts of a task. Arguments as in `moments_inside`."""
+    for part, moments in zip(task.parts, moments_inside(task, instances, begin, end), strict=True):
+        yield moments, np.tile(part.block.event_rows[2], (part.count, 1))
+
+
+def moments_inside(task: Task, instances: Sequence[int], begin: np.ndarray, end: np.ndarray) -> Iterable[np.ndarray]:
+    """Yields by part of a task when the tensors of its copies are made and freed [s].
+
+    instances: of the ops of the task. begin, end: of all ops [s].
+    """
     numbered, place = np.array(instances, int), 0
     for part in task.parts:
-        at, at_end, rows = part.block.event_rows
+        at, at_end, _ = part.block.event_rows
         numbers = numbered[(place + np.arange(part.count)[:, None] * len(part.block.ops) + at).ravel()]
-        yield np.where(np.tile(at_end, part.count), end[numbers], begin[numbers]), np.tile(rows, (part.count, 1))
+        yield np.where(np.tile(at_end, part.count), end[numbers], begin[numbers])
         place += part.count * len(part.block.ops)

@@ -13,12 +13,19 @@ from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.estimate import Uses
 from meshcast.simulator.costs.regimes import least_known
 from meshcast.simulator.engine.play import Engine, play
+from meshcast.simulator.engine.reserved_memory import StateTensors
 from meshcast.simulator.forecast.evaluation import make_evaluation
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
-from meshcast.simulator.forecast.resident_memory import offloaded_of_devices, resident_of_devices, start_of_devices
+from meshcast.simulator.forecast.resident_memory import (
+    DeviceParams,
+    offloaded_of_devices,
+    resident_of_devices,
+    start_of_devices,
+)
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import device_params
+from meshcast.simulator.forecast.state_tensors import state_tensors
 from meshcast.simulator.ir.capabilities import VariesSteps, schemes_with
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
@@ -168,4 +175,13 @@ def play_forecast(
     offloaded = offloaded_of_devices(plan, every_params)
     resident = resident_of_devices(plan, every_params, program, shared.states)
     start = partial(start_of_devices, plan, every_params)
-    return Forecast(plan, play(program, engine, skip, uses), resident, offloaded, assume, start=start)
+    tensors = partial(_list_tensors, plan, every_params, resident)
+    played = play(program, engine, skip, uses)
+    return Forecast(plan, played, resident, offloaded, assume, start=start, list_tensors=tensors)
+
+
+def _list_tensors(
+    plan: Plan, every_params: Sequence[DeviceParams], resident: Sequence[dict[str, float]], device: int
+) -> StateTensors:
+    """Returns the tensors of the states on a rank of a device. resident: bytes through the whole step, by device."""
+    return state_tensors(plan.on(device), every_params[device], resident[device])

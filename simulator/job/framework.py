@@ -207,6 +207,12 @@ class ProcessMemory(FrameworkPart):
     reserved_share: float = Field(ge=1, le=100)
     """Memory reserved by the caching allocator over allocated memory, at the peak: blocks cached for other streams or
     sizes, and fragmentation. Where the memory of the GPU ends, the allocator returns cached blocks."""
+    states: Literal["apart", "buffers", "flat"] = "apart"
+    """Which tensors hold the states: ``apart``: one a state and parameter; ``buffers``: weights and gradients have one
+    each, into which separate weights were copied, and a rank of a sharded optimizer has the states of a contiguous part
+    of it; ``flat``: every state has one."""
+    expandable: bool = False
+    """The caching allocator has segments that grow (``expandable_segments`` of PYTORCH_CUDA_ALLOC_CONF)."""
     context_gib: float = Field(ge=0, le=1e6)
     """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
     each_rank_loads: bool = False

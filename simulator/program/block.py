@@ -38,6 +38,9 @@ Prices = Price | Sequence[Price]
 SUMS = ("seconds", "weighted", "lasting", "flops")
 """Quantities that are summed over ops: seconds; seconds x sigma; seconds + latency; FLOPs."""
 
+TensorKind = tuple[str, int]
+"""Memory category and bytes of a tensor."""
+
 INPUT = -1
 """In lists of places: the input of the pass, which no op of the block makes."""
 
@@ -95,6 +98,18 @@ class Block:
             row[CATEGORIES.index(category)] = nbytes
         places = np.array([max(place, 0) for place, *_ in events], int)
         return places, np.array([at_end for _, at_end, *_ in events], bool), rows
+
+    @cached_property
+    def tensors(self) -> list[tuple[bool, TensorKind, str]]:
+        """Tensors in the order of `event_rows`: whether one is made or freed, its kind, and the stream for which the
+        caching allocator makes it: that of a data-parallel scheme, or "" for that of the kernels, where all others
+        allocate."""
+        tensors = []
+        for place, _, nbytes, category in sorted(self.events, key=lambda event: event[:2]):
+            stream = self.ops[max(place, 0)].stream
+            kind = category, round(abs(nbytes))
+            tensors.append((nbytes > 0, kind, stream if stream.startswith("data") else ""))
+        return tensors
 
     @cached_property
     def streams(self) -> frozenset[str]:

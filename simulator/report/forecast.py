@@ -13,6 +13,7 @@ from meshcast.simulator.costs.regimes import Regime
 from meshcast.simulator.engine.occupancy import Occupied
 from meshcast.simulator.engine.peak_memory import Peak, offloaded_activations, over_time, peaks
 from meshcast.simulator.engine.play import PlayedStep
+from meshcast.simulator.engine.reserved_memory import StateTensors
 from meshcast.simulator.engine.steady_state import Window, window
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.program import Program
@@ -34,6 +35,10 @@ class StartMemory:
     moments: float
 
 
+def _list_none(device: int) -> StateTensors:
+    return StateTensors()
+
+
 @dataclass(frozen=True)
 class Forecast:
     """A step of a plan as the engine played it."""
@@ -50,6 +55,8 @@ class Forecast:
     """How well the framework and the GPUs are known."""
     start: Callable[[], Sequence[StartMemory]] = tuple
     """Counts the memory of every device before its first update, see `memory_at_start`."""
+    list_tensors: Callable[[int], StateTensors] = _list_none
+    """Lists the tensors of the states on a rank of a device."""
     evaluation: Forecast | None = None
     """The forward passes of an evaluation between steps, where the job states their size."""
     rebuild: Callable[[Sequence[Sequence[ScheduleItem]]], Program] | None = None

@@ -1,28 +1,33 @@
 """Memory of every stage as a snapshot of torch's caching allocator, as ``torch.cuda.memory._dump_snapshot`` pickles it.
 
-<https://pytorch.org/memory_viz> and ``torch/cuda/_memory_viz.py`` draw such files. The forecast knows the bytes of each
-category at each moment. An allocation of the snapshot is one such growth, its free the next shrinkage of the same
-category by as many bytes, the oldest first; where no allocation has that size, the oldest ones are freed in part, and
-were then allocated in parts. Addresses are those of a first fit into one segment, so its size is not the forecast of
-reserved memory.
+<https://pytorch.org/memory_viz> and ``torch/cuda/_memory_viz.py`` draw such files. The allocator is played over the
+second step of a run, see `simulator.engine.reserved_memory`: its segments are those that torch would reserve.
 """
 
 from __future__ import annotations
 
 import pickle
-from bisect import bisect_right, insort
-from collections import defaultdict, deque
+from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from meshcast.hardware.documents.output_file import replacing
-from meshcast.simulator.ir.ops import COMPUTE
+from meshcast.simulator.engine.allocator import CachedBlock, CachedSegment, CachingAllocator
+from meshcast.simulator.engine.peak_memory import moments_inside
+from meshcast.simulator.engine.reserved_memory import (
+    FIRST,
+    Place,
+    TensorReplay,
+    play_first_step,
+    play_passes,
+    play_update,
+)
+from meshcast.simulator.program.block import TensorKind
 from meshcast.simulator.program.join import shift_item
-from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.forecast import Forecast
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.tracing.names import UPDATE
 from meshcast.simulator.report.words import name_device
@@ -36,28 +41,76 @@ COLORS = {
 """Categories of torch's memory profiler by ours; all others are ``temporary``."""
 
 FIRST_ADDRESS = 0x7F0000000000
-"""Address of the segment of device 0; each device has a range of `RANGE` bytes."""
+"""Address of the first segment of device 0; each device has a range of `RANGE` bytes."""
 
-RANGE = 1 << 40
+RANGE = 1 << 44
+
+BEFORE = "before the step"
+"""Name of the action that made what is there when the step begins."""
+
+Description = dict[str, Any]
+"""A snapshot, or a part of it."""
+
+Frames = list[Description]
 
 
-@dataclass(eq=False, slots=True)
-class LiveBlock:
-    """An allocation.
+class RecordedReplay(TensorReplay):
+    """The tensors of one device, with the memory events of a step.
 
     Attributes:
-        nbytes: its size.
-        category: of `CATEGORIES`.
-        born: number of the memory event that allocates it.
-        died: number of the event that frees it; None: none of this step.
-        address: in its segment.
+        held: kind and frames of every tensor, by its block.
+        events: since `record`.
+        action: name of what runs.
+        microseconds: since the begin of the step; memory follows the order of issue, so it never goes back.
     """
 
-    nbytes: int
-    category: str
-    born: int
-    died: int | None = None
-    address: int = 0
+    def __init__(self, allocator: CachingAllocator, stage: str) -> None:
+        super().__init__(allocator)
+        self.held: dict[CachedBlock, tuple[TensorKind, Frames]] = {}
+        self.events: list[Description] = []
+        self.action, self.microseconds = BEFORE, 0
+        self._stage, self._recording = stage, False
+        self._known: dict[tuple[str, str], Frames] = {}
+
+    def record(self) -> None:
+        """Notes the segments and tensors that are there as the first events."""
+        self._recording = True
+        for segment in self.allocator.segments:
+            self._note("segment_alloc", segment.address, segment.nbytes, segment.stream, [])
+        for block, ((category, nbytes), frames) in self.held.items():
+            self._note("alloc", block.address, nbytes, block.pool.stream, frames, category)
+
+    def allocate(self, kind: TensorKind, stream: str = "") -> CachedBlock:
+        count, reserved = len(self.allocator.segments), self.allocator.reserved
+        block = super().allocate(kind, stream)
+        frames = self._stack(kind[0])
+        self.held[block] = kind, frames
+        if grown := self.allocator.reserved - reserved:
+            action = "segment_alloc" if len(self.allocator.segments) > count else "segment_map"
+            ends = (segment.address + segment.nbytes for segment in self.allocator.segments)
+            end = next(end for end in ends if end > block.address)  # addresses of segments ascend
+            self._note(action, end - grown, grown, stream, frames)
+        self._note("alloc", block.address, kind[1], stream, frames, kind[0])
+        return block
+
+    def free(self, block: CachedBlock) -> None:
+        (category, nbytes), _ = self.held.pop(block)
+        for action in ("free_requested", "free_completed"):
+            self._note(action, block.address, nbytes, block.pool.stream, self._stack(category))
+        super().free(block)
+
+    def _note(self, action: str, address: int, nbytes: int, stream: str, frames: Frames, category: str = "") -> None:
+        if self._recording:
+            event = {"action": action, "addr": address, "size": nbytes, "stream": _number(stream), "frames": frames}
+            event["time_us"] = self.microseconds
+            self.events.append(event | ({"category": COLORS.get(category, "temporary")} if category else {}))
+
+    def _stack(self, category: str) -> Frames:
+        """Returns the "stack" that viewers show, innermost first: the category, the action that runs, and the stage."""
+        words = (category, self.action)
+        if words not in self._known:
+            self._known[words] = [{"name": word, "filename": "meshcast", "line": 0} for word in (*words, self._stage)]
+        return self._known[words]
 
 
 def write_snapshot(report: Report, path: str | Path) -> None:
@@ -66,183 +119,125 @@ def write_snapshot(report: Report, path: str | Path) -> None:
         pickle.dump(make_snapshot(report), file, protocol=4)  # what the viewer in the browser reads
 
 
-def make_snapshot(report: Report) -> dict[str, Any]:
+def make_snapshot(report: Report) -> Description:
     """The snapshot: the keys and values of ``torch.cuda.memory._snapshot()``; a device is a pipeline stage."""
-    segments, traces = [], []
+    segments: list[Description] = []
+    traces = []
     for device in range(report.play.program.devices):
-        segment, events = _trace_device(report, device)
-        segments.append(segment)
-        traces.append(events)
+        replay = record_step(report.play, device)
+        segments += _describe_segments(replay, device)
+        traces.append(replay.events)
     return {"segments": segments, "device_traces": traces, "allocator_settings": {}, "external_annotations": []}
 
 
-def find_blocks(held: np.ndarray) -> list[LiveBlock]:
-    """The allocations behind the bytes of every category [moments, categories], by their births."""
-    found: list[LiveBlock] = []
-    levels = np.rint(held).astype(np.int64)
-    changes = np.diff(levels, axis=0, prepend=np.zeros((1, levels.shape[1]), np.int64))
-    live: dict[str, deque[LiveBlock]] = defaultdict(deque)
-    for event, place in zip(*np.nonzero(changes), strict=True):
-        category, change = CATEGORIES[place], int(changes[event, place])
-        own = live[category]
-        if change > 0:
-            found.append(LiveBlock(change, category, int(event)))
-            own.append(found[-1])
-            continue
-        left = -change
-        if same := next((block for block in own if block.nbytes == left), None):
-            same.died = int(event)
-            own.remove(same)
-            continue
-        while left and own:
-            block = own.popleft()
-            if block.nbytes > left:  # the rest lives on, as an allocation of its own
-                rest = LiveBlock(block.nbytes - left, category, block.born)
-                found.append(rest)
-                own.appendleft(rest)
-                block.nbytes = left
-            block.died = int(event)
-            left -= block.nbytes
-    return sorted(found, key=lambda block: block.born)
+def record_step(play: Forecast, device: int) -> RecordedReplay:
+    """Returns the tensors of a device behind the second step of a run, with the memory events of this step."""
+    plan, program = play.plan.on(device), play.program
+    allocator = CachingAllocator(plan.job.framework.memory.expandable, FIRST_ADDRESS + device * RANGE)
+    replay = RecordedReplay(allocator, name_device(play.plan, device))
+    play_first_step(replay, program, device, play.list_tensors(device))
+    replay.record()
+    names, moments = _name_actions(play, device), _Moments(play, device)
+    for action, place in play_passes(replay, program, device):
+        replay.action = names[action - program.timetable.starts[device]]
+        replay.microseconds = max(replay.microseconds, round(moments.of_pass(action, place) * 1e6))
+    replay.action = UPDATE
+    for place in play_update(replay, program, device):
+        replay.microseconds = max(replay.microseconds, round(moments.of_update(place) * 1e6))
+    return replay
 
 
-def place_blocks(blocks: list[LiveBlock], first: int) -> int:
-    """Gives every block an address from `first` on, by first fit; returns the bytes of the segment.
+class _Moments:
+    """When the tensors of a step are made and freed on a device."""
 
-    A block is freed before those of the same event are allocated.
-    """
-    deaths: dict[int, list[LiveBlock]] = defaultdict(list)
+    def __init__(self, play: Forecast, device: int) -> None:
+        self.program, self.flat, self.device = play.program, play.step.flat, device
+        self.begin, self.end = np.array(play.step.times.begin), np.array(play.step.times.end)
+        self._action, self._ops = -1, range(0)
+        self._parts: list[list[float]] = []
+
+    def of_pass(self, action: int, place: Place) -> float:
+        """Returns the moment of a tensor of a pass [s]."""
+        if action != self._action:
+            self._action, flat = action, self.flat
+            task = self.program.tasks[self.program.timetable.slot[action]]
+            if task.parts:  # What follows in a pair is played with the action before.
+                self._ops = range(flat.first[action], flat.behind[action])
+            start = flat.first[action] + sum(len(side.ops) for side in task.ahead)
+            parts = moments_inside(task, range(start, flat.behind[action]), self.begin, self.end)
+            self._parts = [moments.tolist() for moments in parts]
+        number, row = place
+        if number >= 0:
+            return self._parts[number][row]
+        ops = slice(self._ops.start, self._ops.stop)
+        return float(self.begin[ops][0] if place == FIRST else self.end[ops].max())
+
+    def of_update(self, place: Place) -> float:
+        """Returns the moment of a tensor of the update [s]."""
+        if self._action != -1:
+            self._action, instances = -1, self.flat.updates[self.device]
+            parts = moments_inside(self.program.updates[self.device], instances, self.begin, self.end)
+            self._parts = [moments.tolist() for moments in parts]
+        number, row = place
+        return self._parts[number][row]
+
+
+def _name_actions(play: Forecast, device: int) -> list[str]:
+    """Returns the names of the actions of a device."""
+    table, plan = play.program.timetable, play.plan
+    first = sum(pipeline.shape.stages for pipeline in plan.every_pipeline[: plan.ranks.pipeline_of(device)[0]])
+    return [str(shift_item(table.actions[n], -first)) for n in range(*table.starts[device : device + 2])]
+
+
+def _describe_segments(replay: RecordedReplay, device: int) -> Iterator[Description]:
+    """Yields the segments of a device as they are behind the step."""
+    every = sorted(replay.held, key=lambda block: block.address)
+    addresses = [block.address for block in every]
+    for segment in replay.allocator.segments:
+        ends = segment.address, segment.address + segment.nbytes
+        blocks = every[slice(*(bisect_left(addresses, end) for end in ends))]
+        allocated = sum(block.nbytes for block in blocks)
+        yield {
+            "device": device,
+            "address": segment.address,
+            "total_size": segment.nbytes,
+            "stream": _number(segment.stream),
+            "segment_type": "small" if segment.small else "large",
+            "segment_pool_id": (0, 0),
+            "is_expandable": replay.allocator.expandable,
+            "allocated_size": allocated,
+            "active_size": allocated,
+            "requested_size": sum(replay.held[block][0][1] for block in blocks),
+            "frames": [],
+            "blocks": list(_describe_blocks(replay, segment, blocks)),
+        }
+
+
+def _describe_blocks(
+    replay: RecordedReplay, segment: CachedSegment, blocks: list[CachedBlock]
+) -> Iterator[Description]:
+    """Yields the blocks of a segment in the order of their addresses, and the gaps between them."""
+    at = segment.address
     for block in blocks:
-        if block.died is not None:
-            deaths[block.died].append(block)
-    ends = sorted(deaths)
-    gaps: list[tuple[int, int]] = []  # address, bytes
-    top, done = first, 0
-    for block in blocks:
-        while done < len(ends) and ends[done] <= block.born:
-            for dead in deaths[ends[done]]:
-                _free(gaps, dead.address, dead.nbytes)
-            done += 1
-        at = next((i for i, (_, nbytes) in enumerate(gaps) if nbytes >= block.nbytes), None)
-        if at is None:
-            block.address, top = top, top + block.nbytes
-            continue
-        block.address, free = gaps[at]
-        gaps[at : at + 1] = [(block.address + block.nbytes, free - block.nbytes)] if free > block.nbytes else []
-    return max(top - first, 1)
-
-
-def _free(gaps: list[tuple[int, int]], address: int, nbytes: int) -> None:
-    """Adds a gap and joins it with its neighbours."""
-    at = bisect_right(gaps, (address, 0))
-    if at < len(gaps) and gaps[at][0] == address + nbytes:
-        nbytes += gaps.pop(at)[1]
-    if at and sum(gaps[at - 1]) == address:
-        start, before = gaps.pop(at - 1)
-        address, nbytes = start, before + nbytes
-    insort(gaps, (address, nbytes))
-
-
-def _trace_device(report: Report, device: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The segment of a device at the end of the step, and its events."""
-    moments, held = report.play.memory(device)
-    blocks = find_blocks(held)
-    start = FIRST_ADDRESS + device * RANGE
-    total = place_blocks(blocks, start)
-    times = np.rint(moments * 1e6).astype(np.int64).tolist()
-    frames = _frames(report, device, moments)
-    deaths: dict[int, list[LiveBlock]] = defaultdict(list)
-    births: dict[int, list[LiveBlock]] = defaultdict(list)
-    for block in blocks:
-        births[block.born].append(block)
-        if block.died is not None:
-            deaths[block.died].append(block)
-    events = [_event("segment_alloc", start, total, times[0], [])]
-    for event, time in enumerate(times):
-        for block in deaths[event]:
-            for action in ("free_requested", "free_completed"):
-                events.append(_event(action, block.address, block.nbytes, time, frames(event, block.category)))
-        for block in births[event]:
-            allocation = _event("alloc", block.address, block.nbytes, time, frames(event, block.category))
-            events.append({**allocation, "category": COLORS.get(block.category, "temporary")})
-    left = [block for block in blocks if block.died is None]
-    allocated = sum(block.nbytes for block in left)
-    segment = {
-        "device": device,
-        "address": start,
-        "total_size": total,
-        "stream": 0,
-        "segment_type": "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": True,
-        "allocated_size": allocated,
-        "active_size": allocated,
-        "requested_size": allocated,
-        "frames": [],
-        "blocks": list(_blocks(left, start, total, frames)),
-    }
-    return segment, events
-
-
-def _event(action: str, address: int, nbytes: int, time: int, frames: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"action": action, "addr": address, "size": nbytes, "stream": 0, "time_us": time, "frames": frames}
-
-
-def _blocks(left: list[LiveBlock], start: int, total: int, frames: Any) -> Iterator[dict[str, Any]]:
-    """The blocks of a segment in the order of their addresses, and the gaps between them."""
-    at = start
-    for block in sorted(left, key=lambda block: block.address):
         if block.address > at:
-            yield _inactive(at, block.address - at)
+            yield _describe_gap(at, block.address - at)
+        (_, nbytes), frames = replay.held[block]
+        size, at = block.nbytes, block.address + block.nbytes
         yield {
             "address": block.address,
-            "size": block.nbytes,
-            "requested_size": block.nbytes,
+            "size": size,
+            "requested_size": nbytes,
             "state": "active_allocated",
-            "frames": frames(block.born, block.category),
+            "frames": frames,
         }
-        at = block.address + block.nbytes
-    if at < start + total:
-        yield _inactive(at, start + total - at)
+    if at < segment.address + segment.nbytes:
+        yield _describe_gap(at, segment.address + segment.nbytes - at)
 
 
-def _inactive(address: int, nbytes: int) -> dict[str, Any]:
+def _describe_gap(address: int, nbytes: int) -> Description:
     return {"address": address, "size": nbytes, "requested_size": 0, "state": "inactive", "frames": []}
 
 
-def _frames(report: Report, device: int, moments: np.ndarray) -> Any:
-    """A function of an event's number and a category: the "stack" that viewers show, innermost first.
-
-    It is the category, the action that runs, and the stage.
-    """
-    names, starts = _running_actions(report, device)
-    order = np.argsort(starts, kind="stable")
-    place = np.searchsorted(np.asarray(starts)[order], moments, side="right") - 1
-    stage = name_device(report.play.plan, device)
-    known: dict[tuple[str, str], list[dict[str, Any]]] = {}
-
-    def frames(event: int, category: str) -> list[dict[str, Any]]:
-        # The first memory event is what lives through the whole step.
-        name = names[order[max(int(place[event]), 0)]] if event and names else "before the step"
-        if (category, name) not in known:
-            words = (category, name, stage)
-            known[category, name] = [{"name": word, "filename": "meshcast", "line": 0} for word in words]
-        return known[category, name]
-
-    return frames
-
-
-def _running_actions(report: Report, device: int) -> tuple[list[str], list[float]]:
-    """Returns the names of the actions of a device that have kernels, and when the first of each begins [s]."""
-    flat, begin, plan = report.play.step.flat, report.play.step.times.begin, report.play.plan
-    table = report.play.program.timetable
-    first = sum(pipeline.shape.stages for pipeline in plan.every_pipeline[: plan.ranks.pipeline_of(device)[0]])
-    names, starts = [UPDATE] * bool(flat.updates[device]), [begin[n] for n in flat.updates[device][:1]]
-    for action in range(table.starts[device], table.starts[device + 1]):
-        # Side ops of an action may run long before its kernels.
-        ops = range(flat.first[action], flat.behind[action])
-        number = next((n for n in ops if flat.ops[n].stream == COMPUTE and flat.ops[n].work is not None), None)
-        if number is not None:
-            names.append(str(shift_item(table.actions[action], -first)))
-            starts.append(begin[number])
-    return names, starts
+def _number(stream: str) -> int:
+    """Returns the number of a stream: 0 for that of the kernels."""
+    return int(bool(stream))
