@@ -122,6 +122,8 @@ def test_whole_gradients_of_bf16_weights_are_accumulated_in_fp32_by_megatron_dee
     assert {zero: report.job.framework.gradients for zero, report in formats.items()} == {1: "fp32", 2: "bf16"}
     held = {zero: report.play.resting[0]["gradients"] / parameters(report) for zero, report in formats.items()}
     assert held == pytest.approx({1: 4 + 2, 2: 2 / 4}, rel=1e-3)
+    stated = forecast("megatron-deepspeed", precision={"compute": "bf16", "gradients": "fp32"}, plan={"zero": 2})
+    assert stated.play.resting[0]["gradients"] / parameters(stated) == pytest.approx(4 / 4, rel=1e-3)  # no stale ones
 
 
 @pytest.mark.parametrize("passes", [1, 2])

@@ -17,9 +17,11 @@ from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import (
     BUCKET,
+    BUFFERS,
     COORDINATOR,
     PERSISTENCE,
     QUANTISED,
+    SEQUENCE_FORMAT,
     Z,
     read_zero,
 )
@@ -99,6 +101,9 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     data, dp = str(keys.get("plan.data", "ddp")), keys.get("plan.dp", 1)
     settings: dict[str, Any] = write_rows((*ROWS, BUCKET), keys)
     settings["deepspeed.gradient_accumulation_steps"] = max(1, keys["batch.global"] // (dp * keys["batch.micro"]))
+    for (name, key), kind in ((BUFFERS, bool), (SEQUENCE_FORMAT, str)):
+        if key in keys:
+            settings[name] = kind(keys[key])
     stage = {"ddp": 0, "zero-1": 1, "zero-2": 2, "zero-offload": 2}.get(data, 3)
     settings[f"{Z}.stage"] = stage
     settings[f"{Z}.overlap_comm"] = keys.get("framework.set.overlap.dp", False)

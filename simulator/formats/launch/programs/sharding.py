@@ -224,14 +224,21 @@ def read_zero(reading: Reading) -> None:
             reading.approximate(stated, why, "the step is too short")
 
 
+BUFFERS = f"{Z}.contiguous_gradients", "framework.set.bucket.buffers"
+SEQUENCE_FORMAT = "deepspeed.seq_parallel_communication_data_type", "framework.set.bucket.sequence_format"
+"""Whether gradients are copied to buffers, and the format of their reduction where sequences are sharded: settings and
+keys."""
+
+
 def _read_buckets(reading: Reading) -> None:
     """Reads in which buffers, and in which format, gradients are reduced."""
-    contiguous = reading.take(f"{Z}.contiguous_gradients")
+    name, key = BUFFERS
+    contiguous = reading.take(name)
     if contiguous is not None and not is_null(contiguous.value):
-        reading.set_key("framework.set.bucket.buffers", int(read_switch(contiguous)), f"{Z}.contiguous_gradients")
-    name = "deepspeed.seq_parallel_communication_data_type"
+        reading.set_key(key, int(read_switch(contiguous)), name)
+    name, key = SEQUENCE_FORMAT
     if (word := reading.take_word(name)) in ("fp32", "bf16", "fp16"):
-        reading.set_key("framework.set.bucket.sequence_format", word, name)
+        reading.set_key(key, word, name)
 
 
 def _read_devices(reading: Reading, stage: int) -> None:

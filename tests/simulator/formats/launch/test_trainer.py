@@ -14,6 +14,7 @@ from meshcast.simulator.formats.launch.detect import detect_program
 from meshcast.simulator.formats.launch.imported_job import ImportedJob, OpenQuestions
 from meshcast.simulator.formats.launch.keys import flatten_job
 from meshcast.simulator.formats.launch.launch_file import parse_launch_text, read_launch_file
+from meshcast.simulator.formats.launch.programs.deepspeed import write_settings
 from meshcast.simulator.formats.launch.table import Keys
 from meshcast.simulator.loading.load import load_job
 
@@ -132,6 +133,19 @@ def test_what_deepspeed_leaves_to_the_trainer_is_what_it_would_state(tmp_path: P
     assert auto == keys_of(import_settings(tmp_path, named, zero=stated))
     assert auto["plan.data"] == "zero-3" and auto["plan.data.persistence"] == 10 * hidden
     assert auto["batch.global"] == 8 * 4 * micro
+
+
+def test_how_gradients_are_reduced_is_taken_from_the_configuration(tmp_path: Path) -> None:
+    sizes = {"reduce_bucket_size": 2e8, "allgather_bucket_size": 2e8, "contiguous_gradients": False}
+    zero: dict[str, Any] = {"zero_optimization": {"stage": 2, "overlap_comm": True, **sizes}}
+    zero |= {"seq_parallel_communication_data_type": "bf16"}
+    keys = keys_of(import_settings(tmp_path, TRAINER | {"deepspeed": "zero.json"}, zero=zero))
+    bucket = {"elements": 2e8, "buffers": 0, "sequence_format": "bf16"}
+    assert {name: keys[f"framework.set.bucket.{name}"] for name in bucket} == bucket
+    assert keys["framework.set.overlap.dp"] is True
+    written = write_settings(keys | {"batch.global": 8, "batch.micro": 1})
+    assert written["zero_optimization.contiguous_gradients"] is False
+    assert written["seq_parallel_communication_data_type"] == "bf16"
 
 
 def test_a_companion_that_is_not_there_is_asked_for_by_name(tmp_path: Path) -> None:
