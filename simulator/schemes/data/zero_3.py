@@ -39,6 +39,7 @@ from meshcast.simulator.schemes.data.shared.parameter_coordinator import Coordin
 class Zero3(CoordinatedScheme):
     paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
     updates_weights = False
+    divides_while_loading = True
 
     class Options(CoordinatorOptions):
         persistence: int = Field(default=100_000, ge=0)

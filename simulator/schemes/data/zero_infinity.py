@@ -45,6 +45,7 @@ from meshcast.simulator.schemes.data.shared.parameter_coordinator import Coordin
 class ZeroInfinity(CoordinatedScheme):
     paper = Paper("arXiv:2104.07857", "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Training", 2021)
     updates_weights = False
+    divides_while_loading = True
 
     class Options(CoordinatorOptions):
         parameters: Literal["gpu", "cpu", "nvme"] = "cpu"

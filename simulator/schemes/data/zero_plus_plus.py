@@ -40,6 +40,7 @@ class ZeroPlusPlus(CoordinatedScheme, KeepsSecondaryShards):
     )
     least_axes = most_axes = 2
     updates_weights = False
+    divides_while_loading = True
 
     class Options(CoordinatorOptions):
         qwz: bool = True

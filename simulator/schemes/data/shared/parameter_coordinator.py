@@ -57,7 +57,6 @@ class CoordinatedScheme(ShardedScheme):
     """Base of the stages of ZeRO that shard weights, as DeepSpeed runs them."""
 
     by_module = True
-    divides_while_loading = True
 
     @property
     def reuse(self) -> float:
