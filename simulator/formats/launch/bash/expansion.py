@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from meshcast.simulator.formats.launch.bash.arithmetic import Formula, read_whole_number
-from meshcast.simulator.formats.launch.bash.grammar import Source
+from meshcast.simulator.formats.launch.bash.grammar import Source, parse
 from meshcast.simulator.formats.launch.bash.parameters import ParameterExpander
 from meshcast.simulator.formats.launch.bash.patterns import escape
 from meshcast.simulator.formats.launch.bash.state import MOST_ROUNDS, MOST_WORDS, Shell
@@ -62,6 +63,8 @@ class Expander(ParameterExpander):
                 raise self.shell.limits.refuse(f"{text[:40]!r} stands for more than {MOST_ROUNDS:,} words")
             self.shell.limits.spend(sum(map(len, words)) + 16 * len(words))
             return [(source.segment(word, start),) for word in words]
+        if "{" in text and len(words := expand_guarded_braces(text, MOST_ROUNDS)) > 1:
+            return [field for word in words for field in self._fields_of_text(source, word, start)]
         builder = FieldBuilder()
         for part in self._word_parts(source, nodes):
             if part.quoted or part.literal:
@@ -76,6 +79,14 @@ class Expander(ParameterExpander):
         builder.end_field()
         self.shell.limits.spend(sum(map(measure, builder.fields)))
         return builder.fields
+
+    def _fields_of_text(self, source: Source, word: str, place: int) -> list[Value]:
+        """Returns the words that a word stands for which braces made of one at a place."""
+        self.shell.limits.spend(16 + len(word))
+        written = parse(f": {word}", self.shell.where, ((0, source.line_at(place), source.file_at(place)),))
+        command = written.root.children[0] if written.root.children else written.root
+        groups = group_nodes(written, command.children[1:])
+        return [field for group in groups for field in self.fields(written, *group)]
 
     def _word_parts(self, source: Source, nodes: Sequence[Node]) -> Iterator[Part]:
         if len(nodes) == 1:
@@ -319,6 +330,27 @@ def _to_letter(byte: int) -> str:
     return chr(byte) if byte < 0x80 else chr(0xDC00 + byte)
 
 
+GUARDED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\{[^{}]*\}|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`""", re.DOTALL)
+"""Parts of a word in which braces, commas and dots are letters."""
+
+PRIVATE = 0xE000
+"""The first letter that stands for such a part: no text has a meaning for it."""
+
+
+def expand_guarded_braces(text: str, most: int) -> list[str]:
+    """Returns the words of one with variables and quotes, which bash expands after braces; more than `most`, if there
+    are more. One whose parts are not told apart is left as it is."""
+    guarded = GUARDED.findall(text)
+    if len(guarded) > 100 or any(PRIVATE <= ord(letter) < PRIVATE + 100 for letter in text):
+        return [text]
+    letters = iter(range(PRIVATE, PRIVATE + len(guarded)))
+    plain = GUARDED.sub(lambda _: chr(next(letters)), text)
+    if re.search(r"['\"`]|\$[({]", plain):
+        return [text]
+    parts = {PRIVATE + number: part for number, part in enumerate(guarded)}
+    return [word.translate(parts) for word in expand_braces(plain, most)]
+
+
 def expand_braces(text: str, most: int) -> list[str]:
     """Returns the words of ``a{b,c}d`` and ``{1..8}``; more than `most`, if there are more."""
     words, ready = [text], False
@@ -336,18 +368,33 @@ def expand_braces(text: str, most: int) -> list[str]:
 
 def _first_braces(word: str, most: int) -> list[str] | None:
     """Returns the words for the first braces of a word that hold a list or a range; None without."""
-    for braces in re.finditer(r"\{([^{}]*)\}", word):
-        before, inside, after = word[: braces.start()], braces[1], word[braces.end() :]
-        span = re.fullmatch(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?", inside)
-        if "," in inside:
-            return [before + choice + after for choice in inside.split(",")]
-        if span:
-            first, last = int(span[1]), int(span[2])
-            step = abs(int(span[3] or 1)) or 1
-            numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
-            return [f"{before}{number}{after}" for number in numbers[: most + 1]]
-        if re.fullmatch(r"[A-Za-z]\.\.[A-Za-z]", inside):
-            first, last = ord(inside[0]), ord(inside[-1])
-            letters = range(first, last + 1) if first <= last else range(first, last - 1, -1)
-            return [f"{before}{chr(letter)}{after}" for letter in letters]
-    return None
+    opened: list[list[int]] = []  # of each the places of its brace and of its commas
+    chosen: list[tuple[int, list[str]]] = []  # where those inside of braces without a choice begin, and their words
+    for mark in re.finditer(r"[{},]", word):
+        if mark[0] == "{":
+            opened.append([mark.start()])
+        elif opened and mark[0] == ",":
+            opened[-1].append(mark.start())
+        elif opened:
+            cuts = [*opened.pop(), mark.start()]
+            inside = [word[start + 1 : end] for start, end in pairwise(cuts)]
+            choices = inside if len(inside) > 1 else _list_range(inside[0], most)
+            if choices:
+                before, after = word[: cuts[0]], word[mark.end() :]
+                chosen.append((cuts[0], [before + choice + after for choice in choices]))
+            if not opened and chosen:
+                break
+    return min(chosen)[1] if chosen else None
+
+
+def _list_range(inside: str, most: int) -> list[str]:
+    """Returns the words of a range such as ``1..8``; none of what is no range."""
+    if span := re.fullmatch(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?", inside):
+        first, last = int(span[1]), int(span[2])
+        step = abs(int(span[3] or 1)) or 1
+        numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+        return [str(number) for number in numbers[: most + 1]]
+    if re.fullmatch(r"[A-Za-z]\.\.[A-Za-z]", inside):
+        first, last = ord(inside[0]), ord(inside[-1])
+        return [*map(chr, range(first, last + 1) if first <= last else range(first, last - 1, -1))]
+    return []

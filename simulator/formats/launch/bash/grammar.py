@@ -20,8 +20,8 @@ _SPACES = re.compile(rb"(?:\s|\\\n)*")
 _WORDS = re.compile(rb"(?<=\s)<[A-Za-z]+(?: [\w./-]+)+>(?=\s|$)")
 """Words that a user is to replace, as ``<more arguments>``: bash would read from one file and write another."""
 
-_FORMULA = re.compile(rb"(?<=:[-=]\$\(\()[^\n;\"'`$]{1,300}(?=\)\)\})")
-"""A formula as a default value, in which the grammar takes a space and a bracket for the end of a word."""
+_FORMULA = re.compile(rb"(?<=:[-=])\$\(\(((?:\$(?!\()|[^\n;\"'`$]){1,300}?)\)\)(?=\})")
+"""A formula as a default value, of which the grammar takes a space or a bracket for its end, unless it is in quotes."""
 
 _PLACEHOLDER = re.compile(rb"(?<==)<[A-Za-z][^<>\n|;&\"'`$]{0,200}>")
 
@@ -102,11 +102,16 @@ def parse(text: str, where: str, lines: tuple[tuple[int, int, str], ...] = SCRIP
     root = _parser().parse(content).root_node
     if root.has_error:  # places that a user is to fill in, as X=<path to data>, which bash takes for files
         filled = _PLACEHOLDER.sub(lambda place: re.sub(rb"[^\w./-]", b"_", place[0]), content)
-        filled = _FORMULA.sub(lambda place: b"".join(place[0].split()).ljust(len(place[0])), filled)
+        filled = _FORMULA.sub(_quote_formula, filled)
         if filled != content:
             content, root = filled, _parser().parse(filled).root_node
     ends = tuple(place for place, letter in enumerate(content) if letter == 10)
     return Source(content, root, lines or SCRIPT, ends)
+
+
+def _quote_formula(place: re.Match[bytes]) -> bytes:
+    """Returns a formula in quotes, which stand where the spaces around it were."""
+    return b'"$((' + place[1].strip().ljust(len(place[1]) - 2) + b'))"'
 
 
 def find_errors(source: Source) -> Iterator[LostPlace]:

@@ -87,7 +87,9 @@ QUOTED = FORMS.filter(lambda text: "'" not in text and '"' not in text and "`" n
 )
 WORDS = st.one_of(
     st.lists(st.one_of(FORMS, QUOTED), min_size=1, max_size=3).map("".join),
-    st.sampled_from(["{1..3}", "x{a,b}c", "{5..1..2}/y", "{a,b}{1,2}"]),
+    st.sampled_from(
+        ["{1..3}", "x{a,b}c", "{5..1..2}/y", "{a,b}{1,2}", "{a,{b,c}}", "{a,$N}", '{"$A",${B}}x', "{a,{$N}}"]
+    ),
 )
 STATEMENTS = st.one_of(
     st.builds("X={}; Y=$X".format, WORDS),
@@ -123,6 +125,8 @@ show() { printf '%s\\0' "$@"; }
 )
 @given(st.lists(STATEMENTS, max_size=3), st.lists(WORDS, min_size=1, max_size=3))
 @example([], ["$A/b_$B.c", '"${A} ${B}"', "--x=${U-}$N"])
+@example([], ["{a,{b,$N}}", "${N}{1..2}", "{1..$N}", "'{a,b}'{c,d}", "\\{a,$N}", 'k={"a b",$(echo x,y)}', "{a,{b,c}"])
+@example([], ["${U:-$(( (N + 1) / 2 ))}", '"${U:-$(( (N) - -2 ))}"', "${U:-$(( ${N} * ( ${N} + 1 ) ))}"])
 def test_expansions_are_those_of_bash(statements: list[str], words: list[str]) -> None:
     lines = [*statements, f"show {' '.join(words)} $X $Y ${{L[@]}} $A $B $V"]
     body = SET + "\n".join(lines)
