@@ -116,6 +116,13 @@ CHOSEN = ("recipe", "model", "mode", "model_recipe_name", "task", "gpu", "comput
 """Options that choose the recipe, or the data."""
 
 
+CHOOSING = ("recipe", "model_recipe_name", "model")
+"""Options that name a recipe, or what it is of."""
+
+CHOSEN_RECIPE = "chosen"
+"""Name of the setting for the option that names a recipe that is known."""
+
+
 def read_command(file: LaunchFile) -> dict[str, Stated]:
     """The settings of a start of ``run_recipe.py`` or of another script, with overrides behind it."""
     if file.launch is None:
@@ -132,7 +139,11 @@ def read_command(file: LaunchFile) -> dict[str, Stated]:
     if (config := launch.arguments.get("config_file")) is not None:
         companion = file.find_companion(str(config.value))
         overrides = {**(read_sections(companion) if companion is not None else {"config_file": config}), **overrides}
-    return {**around, **_read_chosen_recipe(file), **arguments, **overrides}
+    recipe = _read_chosen_recipe(file)
+    named = next((launch.arguments[name] for name in CHOOSING if name in launch.arguments), None)
+    if named is not None and "recipe" not in recipe:
+        recipe = {CHOSEN_RECIPE: named, **recipe}
+    return {**around, **recipe, **arguments, **overrides}
 
 
 IMPORT = re.compile(r"^\s*from megatron\.bridge\.recipes", re.MULTILINE)
@@ -281,6 +292,8 @@ def interpret(reading: Reading) -> None:
     if gpus and "cluster.gpus" not in reading.keys:
         reading.set_key("cluster.gpus", gpus, "gpus")
     interpret_configuration(reading)
+    if reading.take(CHOSEN_RECIPE) is not None and "model.preset" in reading.keys:
+        reading.set_key("model.preset", reading.keys["model.preset"], CHOSEN_RECIPE)
     read_loss(reading, is_fused=True)
     if reading.keys.get("plan.tp", 1) == 1:  # CommOverlapConfig.finalize switches it off
         reading.keys.pop("framework.set.overlap.tp", None)

@@ -286,6 +286,9 @@ def test_overrides_in_yaml_python_and_commands_are_the_same_job() -> None:
     ]
     assert jobs[0] == jobs[1] == jobs[2]
     assert jobs[0]["plan"]["tp"] == 2 and jobs[0]["plan"]["cp"] == 2 and jobs[0]["batch"]["global"] == 64
+    name, text = OVERRIDES["command"]
+    taken = {entry.shown: entry.keys for entry in read(text, name).findings.taken}
+    assert taken["--recipe"] == {"model.preset": "llama3-8b"}
 
 
 def test_a_recipe_that_only_the_name_of_a_file_tells_is_asked_for() -> None:
