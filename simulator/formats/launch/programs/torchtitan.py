@@ -23,7 +23,12 @@ from meshcast.simulator.formats.launch.programs.torchtitan_flags import (
     read_options,
 )
 from meshcast.simulator.formats.launch.programs.torchtitan_plan import RENAMED, interpret_settings
-from meshcast.simulator.formats.launch.programs.torchtitan_registry import ConfigModule, flatten_config, make_section
+from meshcast.simulator.formats.launch.programs.torchtitan_registry import (
+    BASE,
+    ConfigModule,
+    flatten_config,
+    make_section,
+)
 from meshcast.simulator.formats.launch.programs.torchtitan_write import reads_toml, write_job
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import SomeKeys, Stated
@@ -68,6 +73,7 @@ VERDICTS: Verdicts = {
     r"activation_checkpoint\..*": Decision("it says what is recomputed", ("plan.recompute=full",)),
     r"(debug|training)\.deterministic.*": Approximation("kernels are forecast as the usual ones", TOO_FAST),
     r"(debug|training\.debug).*|(comm|override)\..*|compile\.backend": NoInfluence("it is for debugging"),
+    BASE: Decision("what it returns does not stand in a file here: put its file beside", ("--assume-defaults",)),
     r"call\.\w+(\.\w+)*": Approximation("what this call does to the configuration is not read"),
     r"call\..*": Decision("which way the function takes does not follow from its text", ("--assume-defaults",)),
     r".*\.enable_fsdp_float8_all_gather": Approximation("weights are gathered in 16 bits", TOO_SLOW),
@@ -128,7 +134,7 @@ def read(file: LaunchFile) -> dict[str, Stated]:
     if file.launch is not None:
         return _read_command(file)
     if file.suffix == ".py":
-        module = ConfigModule(file.text, file.where, file.options.environment)
+        module = ConfigModule(file)
         if module.functions:
             return _read_module(file, module)
     data = file.data
@@ -227,7 +233,7 @@ def _add_config(reading: Reading) -> None:
 def _check_module(reading: Reading, chosen: Stated) -> None:
     """Asks which configuration of a Python file is meant, and for one that does not follow from its text."""
     name, file = str(chosen.value), reading.file
-    registry = ConfigModule(file.text, file.where, file.options.environment)
+    registry = ConfigModule(file)
     if name not in registry.functions:
         listed = ", ".join(registry.configs)
         why = f"the file has no function {name}" if name else "the file has several configurations"
@@ -243,7 +249,7 @@ def _find_registry(reading: Reading, module: str, name: str) -> ConfigModule | N
     for candidate in (f"{path}/config_registry.py", f"{path}.py", f"torchtitan/models/{path}/config_registry.py"):
         companion = reading.file.find_companion(candidate) if path else None
         if companion is not None:
-            registry = ConfigModule(companion.text, companion.where, companion.options.environment)
+            registry = ConfigModule(companion)
             if name in registry.functions:
                 return registry
     return None

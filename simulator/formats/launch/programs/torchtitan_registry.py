@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import STOCK_CONFIGS
 from meshcast.simulator.formats.launch.table import Stated
 
@@ -40,6 +41,9 @@ POLICIES = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "mem
 FLAT = ("training.", "parallelism.", "compile.", "activation_checkpoint.")
 """Sections that have no sections inside."""
 
+BASE = "base"
+"""The setting for a function that makes a configuration, or a part of it, and that does not stand in a file here."""
+
 OF_MODEL = {"moe_comm_backend": "parallelism.expert_parallel_comm_backend"}
 """Arguments of ``model_registry`` that earlier releases have as settings."""
 
@@ -56,38 +60,49 @@ class ConfigSection:
     """A configuration while functions fill it.
 
     kind: the class or the function that made it, without its module and ``Config``.
-    positional: its arguments without a name. fields: its values by name. lines: where they stand.
+    positional: its arguments without a name. fields: its values by name. places: where they stand.
     """
 
     kind: str
     positional: list[ConfigValue] = field(default_factory=list)
     fields: dict[str, ConfigValue] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
 
     def copy(self) -> ConfigSection:
         """Returns the section with fields of its own, sections inside included."""
         inner = {
             name: value.copy() if isinstance(value, ConfigSection) else value for name, value in self.fields.items()
         }
-        return ConfigSection(self.kind, list(self.positional), inner, dict(self.lines))
+        return ConfigSection(self.kind, list(self.positional), inner, dict(self.places))
+
+
+@dataclass
+class Following:
+    """What has been followed of a configuration, in all files. left: expressions that may still be evaluated.
+
+    calls: those of which nothing follows, with their places.
+    """
+
+    left: int = LONGEST
+    calls: list[tuple[str, str]] = field(default_factory=list)
 
 
 class ConfigModule:
     """The functions of a Python file that make configurations.
 
-    text, where: the file. environment: variables that ``os.environ`` has.
+    file: it, with the variables that ``os.environ`` has. following: of the file that imports it, by this name.
     """
 
-    def __init__(self, text: str, where: str, environment: Mapping[str, str]) -> None:
-        self.where, self.environment = where, environment
+    def __init__(self, file: LaunchFile, following: Following | None = None, name: str = "") -> None:
+        self.file, self._following, self._module = file, following or Following(), name
         try:
             with warnings.catch_warnings(action="ignore"):  # on the syntax of the file
-                tree = ast.parse(text)
+                tree = ast.parse(file.text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             tree = ast.Module([], [])
         self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         self.imports = {
-            name.asname or name.name: (node.module or "", name.name)
+            name.asname or name.name: (f"{'.' * node.level}{node.module or ''}", name.name)
             for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom)
             for name in node.names
@@ -97,8 +112,7 @@ class ConfigModule:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     self._constants |= _match_names(target, node.value)
-        self._left = LONGEST
-        self._calls: list[tuple[str, int]] = []
+        self._imported: dict[str, ConfigModule | None] = {}
 
     @property
     def configs(self) -> list[str]:
@@ -109,23 +123,32 @@ class ConfigModule:
             if not name.startswith("_") and not node.args.args and _returns_config(node)
         ]
 
+    @property
+    def _makers(self) -> list[str]:
+        """Names of the functions that return a configuration of a run."""
+        return [name for name, node in self.functions.items() if _returns_config(node, "Trainer.Config")]
+
     def settings_of(self, name: str, module: str) -> dict[str, Stated]:
         """Returns the settings of the configuration of a function by section and name.
 
         module: that of the models, where the file imports them relatively.
         """
-        self._calls.clear()
-        config = self._call_own(name, [], {}, 0)
+        calls = self._following.calls
+        calls.clear()
+        config, place = self._call_own(name, [], {}, 0), self._place(self.functions[name].lineno)
         if not isinstance(config, ConfigSection):
-            return {}
-        settings = dict(flatten_config(config, self.where))
-        for call, line in self._calls:
-            settings[f"call.{call}"] = Stated(call, f"{call}()", f"{self.where}:{line}")
-        origin = next((source for source, imported in self.imports.values() if imported == "model_registry"), "")
-        model = origin.rpartition(".models.")[2].partition(".")[0] if ".models." in origin else module
-        if model and "model.flavor" in settings:
-            settings.setdefault("model.name", Stated(model, "model_registry", settings["model.flavor"].place))
+            return {BASE: Stated(name, f"{name}()", place)}
+        settings = dict(flatten_config(config, self.file.where))
+        if not config.kind[:1].isupper():  # a function elsewhere
+            settings[BASE] = Stated(config.kind, f"{config.kind}()", place)
+        for call, at in calls:
+            settings[f"call.{call}"] = Stated(call, f"{call}()", at)
+        if module and "model.flavor" in settings:
+            settings.setdefault("model.name", Stated(module, "model_registry", settings["model.flavor"].place))
         return settings
+
+    def _place(self, line: int) -> str:
+        return f"{self.file.where}:{line}"
 
     # ------------------------------------------------------------------------------------------- functions
 
@@ -139,10 +162,10 @@ class ConfigModule:
         pairs = [*usual, *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
         values = {argument.arg: self._constant(value) for argument, value in pairs if value is not None}
         values |= dict(zip((argument.arg for argument in node.args.args), positional, strict=False)) | named
-        before = len(self._calls)
+        before = len(self._following.calls)
         config = self._run(node.body, values, depth)
         if not (isinstance(config, ConfigSection) and config.kind.endswith("Trainer")):
-            del self._calls[before:]
+            del self._following.calls[before:]
         return config
 
     def _constant(self, node: ast.expr) -> ConfigValue:
@@ -165,14 +188,17 @@ class ConfigModule:
                 case ast.If(test=test, body=then, orelse=other):
                     chosen = self._value(test, values, depth)
                     if isinstance(chosen, UnknownValue):
-                        self._calls.append((f"if {chosen.text}", node.lineno))
+                        self._note(f"if {chosen.text}", node)
                     elif (config := self._run(then if chosen else other, values, depth)) is not None:
                         return config
                 case ast.Expr(value=ast.Call() as call):
-                    self._calls.append((ast.unparse(call.func), node.lineno))
+                    self._note(ast.unparse(call.func), node)
                 case ast.For() | ast.While() | ast.With() | ast.Try():
-                    self._calls.append((type(node).__name__.lower(), node.lineno))
+                    self._note(type(node).__name__.lower(), node)
         return None
+
+    def _note(self, call: str, node: ast.stmt) -> None:
+        self._following.calls.append((call, self._place(node.lineno)))
 
     def _assign(self, target: ast.expr, value: ConfigValue, values: dict[str, ConfigValue], depth: int) -> None:
         match target:
@@ -182,16 +208,27 @@ class ConfigModule:
                 for part, inner in zip(targets, value, strict=True):
                     self._assign(part, inner, values, depth)
             case ast.Attribute(value=inner, attr=name):
-                section = self._value(inner, values, depth)
-                if isinstance(section, ConfigSection):
-                    section.fields[name], section.lines[name] = value, target.lineno
+                section = self._find_section(inner, values, depth)
+                if section is not None:
+                    section.fields[name], section.places[name] = value, self._place(target.lineno)
+
+    def _find_section(self, node: ast.expr, values: dict[str, ConfigValue], depth: int) -> ConfigSection | None:
+        """Returns the section that an expression names, a new one if a configuration does not have it yet."""
+        section = self._value(node, values, depth)
+        if isinstance(section, ConfigSection) or not isinstance(node, ast.Attribute):
+            return section if isinstance(section, ConfigSection) else None
+        owner = self._find_section(node.value, values, depth)
+        if owner is None:
+            return None
+        owner.fields[node.attr] = inner = ConfigSection(node.attr)
+        return inner
 
     # ----------------------------------------------------------------------------------------- expressions
 
     def _value(self, node: ast.expr, values: dict[str, ConfigValue], depth: int) -> ConfigValue:
         """Returns the value of an expression; UnknownValue if it does not follow from the text."""
-        self._left -= 1
-        if self._left < 0:
+        self._following.left -= 1
+        if self._following.left < 0:
             return UnknownValue("...")
         match node:
             case ast.Constant(value=value):
@@ -248,22 +285,42 @@ class ConfigModule:
         name = ast.unparse(node.func)
         positional = [self._value(part, values, depth) for part in node.args if not isinstance(part, ast.Starred)]
         named = {word.arg: self._value(word.value, values, depth) for word in node.keywords if word.arg is not None}
-        lines = {word.arg: word.value.lineno for word in node.keywords if word.arg is not None}
+        places = {word.arg: self._place(word.value.lineno) for word in node.keywords if word.arg is not None}
         if name in self.functions:
             return self._call_own(name, positional, named, depth + 1)
+        if (module := self._find_imported(name)) is not None and depth < DEEPEST:
+            return module._call_own(self.imports[name][1], positional, named, depth + 1)
         last = self.imports.get(name, ("", name.rpartition(".")[2]))[1]
         if last in STOCK_CONFIGS and not positional and not named:
             return make_section(STOCK_CONFIGS[last])
         if last in ("replace", "deepcopy") and positional and isinstance(positional[0], ConfigSection):
             changed = positional[0].copy()
             changed.fields |= named
-            changed.lines |= lines
+            changed.places |= places
             return changed
         if name in ("os.environ.get", "os.getenv") and positional:
-            return self.environment.get(str(positional[0]), positional[1] if len(positional) > 1 else None)
+            return self.file.options.environment.get(str(positional[0]), positional[1] if len(positional) > 1 else None)
         if name in NUMBERS and len(positional) == 1:
             return _convert(NUMBERS[name], positional[0], ast.unparse(node))
-        return ConfigSection(_kind_of(name), positional, named, lines)
+        if last == "model_registry" and (model := self._name_model(self.imports.get(name, ("", ""))[0])):
+            named["name"] = model
+        return ConfigSection(_kind_of(name), positional, named, places)
+
+    def _name_model(self, origin: str) -> str:
+        """Returns the model whose registry is imported from a module, which may be that of this file."""
+        origin = f"{self._module}." if origin.startswith(".") else origin
+        return origin.rpartition(".models.")[2].partition(".")[0] if ".models." in origin else ""
+
+    def _find_imported(self, name: str) -> ConfigModule | None:
+        """Returns the file that a function of this name is imported from, if it makes a configuration there."""
+        module, function = self.imports.get(name, ("", ""))
+        path = module.lstrip(".").replace(".", "/")
+        if path and module not in self._imported:
+            above = "../" * (len(module) - len(module.lstrip(".")) - 1)
+            companion = self.file.find_companion(f"{above}{path}.py")
+            self._imported[module] = ConfigModule(companion, self._following, module) if companion is not None else None
+        found = self._imported.get(module)
+        return found if found is not None and function in found._makers else None
 
 
 def _convert(kind: Callable[[ConfigValue], ConfigValue], value: ConfigValue, text: str) -> ConfigValue:
@@ -294,10 +351,10 @@ def _as_read(target: ast.expr) -> ast.expr:
     return target
 
 
-def _returns_config(node: ast.FunctionDef) -> bool:
+def _returns_config(node: ast.FunctionDef, kind: str = "Config") -> bool:
     stated = ast.unparse(node.returns) if node.returns is not None else ""
     returned = any(isinstance(part, ast.Return) and part.value is not None for part in ast.walk(node))
-    return stated.endswith("Config") or (not stated and returned)
+    return stated.strip("'\"").endswith(kind) or (not stated and returned)
 
 
 def _kind_of(name: str) -> str:
@@ -320,71 +377,68 @@ def make_section(settings: Mapping[str, ConfigValue]) -> ConfigSection:
     return config
 
 
-def flatten_config(config: ConfigSection, where: str, prefix: str = "", line: int = 0) -> Iterator[tuple[str, Stated]]:
+def flatten_config(config: ConfigSection, where: str, prefix: str = "") -> Iterator[tuple[str, Stated]]:
     """Yields the settings of a configuration by their names of earlier releases, where those had them."""
     for name, value in config.fields.items():
-        at, path = config.lines.get(name, line), f"{prefix}{name}"
+        at, path = config.places.get(name, where), f"{prefix}{name}"
         if path == "activation_checkpoint" and value is None:
-            yield _state(f"{path}.mode", "none", path, where, at)
+            yield _state(f"{path}.mode", "none", path, at)
         elif not isinstance(value, ConfigSection) or prefix in FLAT:
-            yield _state(path, value, path, where, at)
+            yield _state(path, value, path, at)
         elif path == "model_spec":
-            yield from _flatten_model(value, where, at)
+            yield from _flatten_model(value, at)
         elif path in ("loss", "optimizer", "model_converters"):
-            yield from _flatten_component(path, value, where, at)
+            yield from _flatten_component(path, value, at)
         else:
             if value.kind in POLICIES:
-                yield _state(f"{path}.mode", POLICIES[value.kind], path, where, at)
-            yield from flatten_config(value, where, f"{path}.", at)
+                yield _state(f"{path}.mode", POLICIES[value.kind], path, at)
+            yield from flatten_config(value, at, f"{path}.")
 
 
-def _flatten_model(spec: ConfigSection, where: str, line: int) -> Iterator[tuple[str, Stated]]:
+def _flatten_model(spec: ConfigSection, place: str) -> Iterator[tuple[str, Stated]]:
     fields = dict(zip(("flavor",), spec.positional, strict=False)) | spec.fields
     for name, value in fields.items():
-        at = spec.lines.get(name, line)
+        at = spec.places.get(name, place)
         if name == "converters":
-            yield from _flatten_converters(value, where, at)
+            yield from _flatten_converters(value, at)
         else:
-            yield _state(OF_MODEL.get(name, f"model.{name}"), value, name, where, at)
+            yield _state(OF_MODEL.get(name, f"model.{name}"), value, name, at)
 
 
-def _flatten_component(path: str, section: ConfigSection, where: str, line: int) -> Iterator[tuple[str, Stated]]:
+def _flatten_component(path: str, section: ConfigSection, place: str) -> Iterator[tuple[str, Stated]]:
     if path == "model_converters":
-        yield from _flatten_converters(section.fields.get("converters", section.positional), where, line, path)
+        yield from _flatten_converters(section.fields.get("converters", section.positional), place, path)
     elif path == "loss":
         name = section.kind if section.kind != "loss" else section.fields.get("name", "CrossEntropyLoss")
-        yield _state("loss.name", name, "loss", where, line)
+        yield _state("loss.name", name, "loss", place)
         if "num_chunks" in section.fields:
-            yield _state("loss.num_chunks", section.fields["num_chunks"], "num_chunks", where, line)
+            yield _state("loss.num_chunks", section.fields["num_chunks"], "num_chunks", place)
     else:
         groups = [group for group in section.fields.get("param_groups") or () if isinstance(group, ConfigSection)]
         names = [group.fields.get("optimizer_name", "AdamW") for group in groups]
         other = next((name for name in names if name not in ("Adam", "AdamW")), None)
         name = section.fields.get("name", "AdamW" if section.kind in ("optimizer", "default_adamw") else None)
         usual = "AdamW" if section.kind == "OptimizersContainer" else section.kind
-        yield _state("optimizer.name", other or name or usual, "optimizer", where, line)
+        yield _state("optimizer.name", other or name or usual, "optimizer", place)
         if "implementation" in section.fields:
-            yield _state("optimizer.implementation", section.fields["implementation"], "implementation", where, line)
+            yield _state("optimizer.implementation", section.fields["implementation"], "implementation", place)
 
 
-def _flatten_converters(
-    converters: ConfigValue, where: str, line: int, shown: str = "converters"
-) -> Iterator[tuple[str, Stated]]:
+def _flatten_converters(converters: ConfigValue, place: str, shown: str = "converters") -> Iterator[tuple[str, Stated]]:
     if not isinstance(converters, list):
-        yield _state("model.converters", converters, shown, where, line)
+        yield _state("model.converters", converters, shown, place)
         return
     sections = [converter for converter in converters if isinstance(converter, ConfigSection)]
     names = [part.kind if isinstance(part, ConfigSection) else part for part in converters]
-    yield _state("model.converters", names, shown, where, line)
+    yield _state("model.converters", names, shown, place)
     for section in sections:
         for name, value in section.fields.items():
-            label, at = f"{section.kind}.{name}", section.lines.get(name, line)
-            yield _state(f"converters.{label}", value, label, where, at)
+            label, at = f"{section.kind}.{name}", section.places.get(name, place)
+            yield _state(f"converters.{label}", value, label, at)
 
 
-def _state(name: str, value: ConfigValue, shown: str, where: str, line: int) -> tuple[str, Stated]:
+def _state(name: str, value: ConfigValue, shown: str, place: str) -> tuple[str, Stated]:
     """The setting of a value; one that does not follow from the text is unknown."""
-    place = f"{where}:{line}" if line else where
     if isinstance(value, UnknownValue | ConfigSection):
         text = value.text if isinstance(value, UnknownValue) else f"{value.kind}(...)"
         return name, Stated(text, shown, place, (text,))

@@ -343,6 +343,41 @@ def test_a_configuration_is_overridden_by_flags_that_its_parser_takes(
             _check_words(given if suffix == ".py" else shlex.split(edited.file.text.replace("$@", shlex.join(given))))
 
 
+IMPORTS = """
+from torchtitan.trainer import Trainer
+from ..shared.base import a_run, round_and_round
+
+
+def my_run() -> Trainer.Config:
+    config = a_run()
+    config.parallelism.tensor_parallel_degree = 8
+    return config
+
+
+def cycle() -> Trainer.Config:
+    return round_and_round()
+"""
+
+
+def test_a_configuration_of_a_file_that_is_imported_is_followed(tmp_path: Path) -> None:
+    """One that is not there is asked for, also where the model is known: it may say anything else."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    with pytest.raises(OpenQuestions, match=r"a_run\(\): what it returns does not stand in a file here"):
+        import_file(parse_launch_text(IMPORTS, "run.py", ".py", folder, MY_RUN), ["model=llama3-8b"])
+    (tmp_path / "shared").mkdir()
+    beside = "from mine.run import cycle\n\ndef round_and_round() -> Trainer.Config:\n    return cycle()\n"
+    (tmp_path / "shared" / "base.py").write_text(REGISTRY + beside, "utf-8")
+    (folder / "run.py").write_text(IMPORTS, "utf-8")
+    found = import_file(parse_launch_text(IMPORTS, "run.py", ".py", folder, MY_RUN), cluster="dgx-h100:4")
+    assert found.job == read(REGISTRY.replace("TP = 2, 2", "TP = 2, 8"), ".py", cluster="dgx-h100:4").job
+    assert found.places["plan.replicate"].startswith(str(tmp_path / "mine" / ".." / "shared" / "base.py"))
+    with pytest.raises(OpenQuestions, match="does not stand in a file here"):
+        import_file(parse_launch_text(IMPORTS, "run.py", ".py", folder, CYCLE), ["model=llama3-8b"])
+
+
+MY_RUN, CYCLE = (LaunchOptions(arguments=("--config", name)) for name in ("my_run", "cycle"))
+
 CHANGED = (
     ({"tp": 4, "pp": 1, "fsdp": True, "recompute": "none"}, {"global": 8}, {}),
     (
