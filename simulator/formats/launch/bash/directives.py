@@ -64,7 +64,7 @@ def list_slurm_variables(options: Mapping[str, Word]) -> dict[str, Word]:
     numbers = {
         name: Word(count[1], word.line)
         for name, word in options.items()
-        if name in VARIABLES and (count := re.fullmatch(r"(?:[\w.-]+:)*(\d+)", word.text))
+        if name in VARIABLES and (count := re.fullmatch(r"(?:[\w.-]+:)*(\d{1,9})", word.text))
     }
     if "gpu" not in (options["gres"].text if "gres" in options else ""):
         numbers.pop("gres", None)

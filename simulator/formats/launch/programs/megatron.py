@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.arguments import merge_settings
 from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.keys import drop_inactive
@@ -171,7 +172,7 @@ def read_batch(reading: Reading) -> None:
     if not {"micro_batch_size", "batch_size"} & reading.stated.keys():
         reading.ask_key("batch.micro", 1, f"{reading.program} does not start without --micro-batch-size")
     schedule = reading.take("step_batch_size_schedule")
-    sizes = re.findall(r":\s*(\d+)", str(schedule.value)) if schedule is not None else ()
+    sizes = re.findall(r":\s*(\d{1,18})\b", str(schedule.value)) if schedule is not None else ()
     if sizes:
         reading.set_key("batch.global", int(sizes[-1]), "step_batch_size_schedule")
         reading.approximate(schedule, f"steps of the last global batch, {sizes[-1]}, are forecast")
@@ -232,7 +233,7 @@ def _count(reading: Reading, name: str) -> int | None:
     """A number of nodes or GPUs, if the file states one: an unknown variable is none."""
     stated = reading.take(name, decisive=False)
     digits = re.search(r"(\d+)$", str(stated.value)) if stated is not None else None
-    return int(digits[1]) if digits and not re.search(r"[$]", str(stated.value if stated else "")) else None
+    return read_digits(digits[1]) if digits and not re.search(r"[$]", str(stated.value if stated else "")) else None
 
 
 def read_precision(reading: Reading) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import OFF, ON, Keys, SettingRow, is_null, read_words
@@ -191,9 +192,12 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
 def _read_attention(reading: Reading) -> None:
     """Reads sliding windows and multi-head latent attention."""
     if (window := reading.take("window_size")) is not None and not is_null(window.value):
-        reading.set_key("model.window", int(read_words(window)[0].strip("()")) + 1, "window_size")
-        if (every := reading.take("window_attn_skip_freq")) is not None and not is_null(every.value):
-            reading.set_key("model.full_every", int(every.value), "window_attn_skip_freq")
+        before = read_digits(next(iter(read_words(window)), "").strip("()"))
+        if before is None:
+            raise window.refuse("it takes the tokens before and behind one", "Write (128,0)")
+        reading.set_key("model.window", before + 1, "window_size")
+        if (every := reading.take_count("window_attn_skip_freq")) is not None:
+            reading.set_key("model.full_every", every, "window_attn_skip_freq")
     if reading.take_switch("multi_latent_attention"):
         reading.read_rows(LATENT)
         for key in ("model.head_dim", "model.kv_heads"):

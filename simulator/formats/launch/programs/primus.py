@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
@@ -19,7 +20,14 @@ from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICT
 from meshcast.simulator.formats.launch.programs.nemo import interpret_configuration, read_adapters
 from meshcast.simulator.formats.launch.programs.recipes import load_recipes
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated, is_null, read_switch, read_words
+from meshcast.simulator.formats.launch.table import (
+    ON,
+    SettingRow,
+    Stated,
+    is_null,
+    read_switch,
+    read_words,
+)
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
 
 BACKENDS = ("megatron", "megatron_bridge", "torchtitan")
@@ -187,7 +195,9 @@ def interpret(reading: Reading) -> None:
     read_adapters(reading)
     _read_schedule(reading)
     if (split := reading.take("decoder_pipeline_manual_split_list")) is not None and not is_null(split.value):
-        layers = tuple(int(word) for word in read_words(split))
+        layers = tuple(read_digits(word) for word in read_words(split))
+        if None in layers:
+            raise split.refuse("it takes the layers of the stages", "Write [8, 8, 8, 8]")
         reading.set_key("plan.partition", layers, "decoder_pipeline_manual_split_list")
     if (layers_stated := reading.take("recompute_layer_ids")) is not None and not is_null(layers_stated.value):
         reading.ask(layers_stated, "single layers that are recomputed are not described", "plan.recompute=full")

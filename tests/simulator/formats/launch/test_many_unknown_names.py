@@ -1,16 +1,21 @@
-"""Of many names that nothing knows the first are told and the rest counted, at a cost that grows with their number."""
+"""Of many names that nothing knows the first are told and the rest counted, at a cost that grows with their number.
+
+What is no number where one belongs is no error of Python.
+"""
 
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator import load_job
+from meshcast.simulator.formats.launch.convert import import_file
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
-from meshcast.simulator.formats.launch.launch_file import read_launch_file
+from meshcast.simulator.formats.launch.launch_file import LaunchOptions, parse_launch_text, read_launch_file
 from meshcast.simulator.formats.launch.reading import MOST_COMPARED, MOST_LISTED
 from meshcast.simulator.loading.load import read_launch_job
 
@@ -66,3 +71,30 @@ def test_a_launch_file_of_data_is_refused_before_it_is_parsed(tmp_path: Path) ->
         path.write_text("x = [" + "1," * 1_500_000 + "]\n", "utf-8")
         with pytest.raises(PlanError, match=r"3,000,\d+ bytes, at most 3,000,000 are read"):
             read_launch_file(path)
+
+
+NUMBERED = {
+    "run.sh": [
+        "torchrun --nproc_per_node={} --nnodes={} -m torchtitan.train --module llama3 --config llama3_8b\n",
+        "torchrun --nproc_per_node=8 ./train.py --job.config_file a.toml --training.selective_ac_option {}\n",
+        "#SBATCH --nodes={}\n#SBATCH --ntasks-per-node={}\nsrun python pretrain_gpt.py --num-layers 8 --hidden-size 512"
+        " --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 --vocab-size 32000"
+        " --micro-batch-size 1 --global-batch-size 8 --bf16 --window-size '({},0)' --window-attn-skip-freq {}\n",
+        "swift sft --model Qwen/Qwen2.5-7B-Instruct --quant_bits {} --torch_dtype bfloat16\n",
+        "NPROC_PER_NODE={} NNODES={} llamafactory-cli train --model_name_or_path meta-llama/Llama-3.1-8B --stage sft\n",
+        "set -- a b\necho ${{{}}} {{1..{}}}\nX={}\ntorchrun --nproc_per_node=$((X)) train.py --bf16 --output_dir x\n",
+    ],
+    "job.toml": [
+        "[model]\nname = 'llama3'\nflavor = '8B'\n[parallelism]\npipeline_parallel_split_points = ['layers.{}']\n"
+    ],
+}
+"""Files with places for numbers, by their names."""
+
+
+@pytest.mark.parametrize("number", ["1" * 5000, "²", "x", "-1", "1e400", "0"])
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in NUMBERED.items() for text in texts])
+def test_what_is_no_number_ends_in_a_message_or_counts_as_not_stated(name: str, text: str, number: str) -> None:
+    filled = text.format(*[number] * 4)
+    with suppress(MeshcastError):
+        options = LaunchOptions(assume_defaults=True)
+        import_file(parse_launch_text(filled, name, Path(name).suffix, options=options), ["batch.micro=1"])
