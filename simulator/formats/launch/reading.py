@@ -217,14 +217,6 @@ class Reading:
         self.keys[key] = value
         self.assumed[key] = why
 
-    def date_release(self, month: str | None, why: str) -> None:
-        """Sets the release of the framework, if a change of the job does not. month: None: it is today's."""
-        if (stated := self.answers.get("framework.release")) is not None:
-            versions = framework_versions(str(self.keys["framework.name"]))
-            self.keys["framework.release"] = find_month(stated.strip("\"'"), versions, "--set framework.release")
-        elif month is not None:
-            self.assume("framework.release", month, why)
-
     def set_checkpoints(self, every: int | None, asynchronous: bool, *names: str) -> None:
         """The checkpoints of a run, if the file says how often. names: of the settings of the interval."""
         if every:
@@ -358,3 +350,12 @@ class Reading:
         plain = close[0].removeprefix(prefix)
         written = f"--{plain.replace('_', '-')}" if stated.shown.startswith("--") else plain
         return f". Did you mean {written}?"
+
+
+def date_release(reading: Reading, month: str | None, why: str) -> None:
+    """Sets the release of the framework, if a change of the job does not. month: None: it is today's."""
+    if (stated := reading.answers.get("framework.release")) is not None:
+        versions = framework_versions(str(reading.keys["framework.name"]))
+        reading.keys["framework.release"] = find_month(stated.strip("\"'"), versions, "--set framework.release")
+    elif month is not None:
+        reading.assume("framework.release", month, why)

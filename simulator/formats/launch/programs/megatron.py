@@ -39,7 +39,7 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
 )
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS
 from meshcast.simulator.formats.launch.quoting import quote_shell
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, date_release
 from meshcast.simulator.formats.launch.table import (
     OFF,
     UNSTATED,
@@ -188,7 +188,7 @@ def _read_attention(reading: Reading) -> None:
         for name in LEGACY:
             reading.take(name)
         dated = [month for name, month in LEGACY_RELEASES.items() if name in reading.stated]
-        reading.date_release(min(dated, default=None), "the last release that has settings of these names")
+        date_release(reading, min(dated, default=None), "the last release that has settings of these names")
     if reading.take_switch(*FLASH):
         reading.set_key("framework.set.attention", "flash", *FLASH)
     elif kernels != "transformer_engine" and "attention_backend" not in reading.stated:
@@ -370,7 +370,7 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     return settings | _write_kernels(keys) | _write_loss(keys)
 
 
-def _name_recomputation(settings: dict[str, Any], release: str) -> dict[str, Any]:
+def _name_recomputation(settings: Keys, release: str) -> Keys:
     """Returns the settings with recomputation of layers by the names of a release; empty: of the last one."""
     if settings.get("recompute_granularity") != "full" or not "" < release <= BY_SWITCH:
         return settings

@@ -9,7 +9,7 @@ from meshcast.hardware.documents.input_file import is_file
 from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, date_release
 from meshcast.simulator.formats.launch.table import ON, SettingRow, is_null, read_number, read_words
 from meshcast.simulator.models.load import load_model
 
@@ -146,7 +146,7 @@ def _date_release(reading: Reading) -> None:
     releases = CONFIG_RELEASES if of_python else RELEASES
     dated = [month for pattern, month in releases if any(re.fullmatch(pattern, name) for name in names)]
     why = HAS_SETTINGS if of_python else f"the last release that reads TOML, and {HAS_SETTINGS}"
-    reading.date_release(min(dated, default=None if of_python else LAST_TOML), why)
+    date_release(reading, min(dated, default=None if of_python else LAST_TOML), why)
 
 
 def _read_gpus(reading: Reading) -> None:
