@@ -286,33 +286,38 @@ class ConfigModule:
         positional = [self._value(part, values, depth) for part in node.args if not isinstance(part, ast.Starred)]
         named = {word.arg: self._value(word.value, values, depth) for word in node.keywords if word.arg is not None}
         places = {word.arg: self._place(word.value.lineno) for word in node.keywords if word.arg is not None}
-        if name in self.functions:
-            return self._call_own(name, positional, named, depth + 1)
-        if (module := self._find_imported(name)) is not None and depth < DEEPEST:
-            return module._call_own(self.imports[name][1], positional, named, depth + 1)
-        last = self.imports.get(name, ("", name.rpartition(".")[2]))[1]
-        if last in STOCK_CONFIGS and not positional and not named:
+        module, function = (self, name) if name in self.functions else self._find_imported(name)
+        if module is not None:
+            return module._call_own(function, positional, named, depth + 1)
+        return self._build(node, name, ConfigSection(_kind_of(name), positional, named, places))
+
+    def _build(self, node: ast.Call, name: str, section: ConfigSection) -> ConfigValue:
+        """Returns what a function elsewhere makes of its arguments. section: of its name and these."""
+        origin, last = self.imports.get(name, ("", name.rpartition(".")[2]))
+        first, *others = section.positional or (None,)
+        if last in STOCK_CONFIGS and not section.positional and not section.fields:
             return make_section(STOCK_CONFIGS[last])
-        if last in ("replace", "deepcopy") and positional and isinstance(positional[0], ConfigSection):
-            changed = positional[0].copy()
-            changed.fields |= named
-            changed.places |= places
+        if last in ("replace", "deepcopy") and isinstance(first, ConfigSection):
+            changed = first.copy()
+            changed.fields |= section.fields
+            changed.places |= section.places
             return changed
-        if name in ("os.environ.get", "os.getenv") and positional:
-            return self.file.options.environment.get(str(positional[0]), positional[1] if len(positional) > 1 else None)
-        if name in NUMBERS and len(positional) == 1:
-            return _convert(NUMBERS[name], positional[0], ast.unparse(node))
-        if last == "model_registry" and (model := self._name_model(self.imports.get(name, ("", ""))[0])):
-            named["name"] = model
-        return ConfigSection(_kind_of(name), positional, named, places)
+        if name in ("os.environ.get", "os.getenv") and section.positional:
+            return self.file.options.environment.get(str(first), others[0] if others else None)
+        if name in NUMBERS and len(section.positional) == 1:
+            return _convert(NUMBERS[name], first, ast.unparse(node))
+        if last == "model_registry" and (model := self._name_model(origin)):
+            section.fields["name"] = model
+        return section
 
     def _name_model(self, origin: str) -> str:
         """Returns the model whose registry is imported from a module, which may be that of this file."""
         origin = f"{self._module}." if origin.startswith(".") else origin
         return origin.rpartition(".models.")[2].partition(".")[0] if ".models." in origin else ""
 
-    def _find_imported(self, name: str) -> ConfigModule | None:
-        """Returns the file that a function of this name is imported from, if it makes a configuration there."""
+    def _find_imported(self, name: str) -> tuple[ConfigModule | None, str]:
+        """Returns the file that a function of this name is imported from, if it makes a configuration there, and its
+        name there."""
         module, function = self.imports.get(name, ("", ""))
         path = module.lstrip(".").replace(".", "/")
         if path and module not in self._imported:
@@ -320,7 +325,7 @@ class ConfigModule:
             companion = self.file.find_companion(f"{above}{path}.py")
             self._imported[module] = ConfigModule(companion, self._following, module) if companion is not None else None
         found = self._imported.get(module)
-        return found if found is not None and function in found._makers else None
+        return (found if found is not None and function in found._makers else None), function
 
 
 def _convert(kind: Callable[[ConfigValue], ConfigValue], value: ConfigValue, text: str) -> ConfigValue:
