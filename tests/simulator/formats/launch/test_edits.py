@@ -205,6 +205,17 @@ def test_a_flag_that_replaces_another_stands_where_that_stood(flags: str, plan: 
     assert told in edited and edited.splitlines()[:4] == file.text.splitlines()[:4]
 
 
+def test_a_flag_is_added_beside_one_that_is_cut_and_not_in_another_branch() -> None:
+    file = parse_launch_text(OLD.format(flags="--checkpoint-activations"), "old.sh", ".sh")
+    beside = Stated(True, "--checkpoint-activations", "old.sh:5")
+    cut = SettingChange(beside.shown, beside.place, True, None)
+    added = SettingChange("--recompute-granularity", "", None, "full", (beside,))
+    edited = apply_setting_changes(EditedFiles(file), [cut, added]).file.text.splitlines()
+    assert (
+        edited[1] == '    MORE="--checkpoint-activations"' and edited[4] == '    MORE=" --recompute-granularity full"'
+    )
+
+
 def test_values_that_the_shell_would_divide_are_quoted() -> None:
     beside = (Stated("1", "--micro-batch-size", "run.sh:12"),)
     layout = SettingChange("--pipeline-model-parallel-layout", "", None, "Et*3|(tt|)*2m|L", beside)

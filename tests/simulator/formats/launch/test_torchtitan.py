@@ -16,7 +16,12 @@ from meshcast.simulator.formats.launch.changed_settings import EditedFiles, appl
 from meshcast.simulator.formats.launch.convert import import_file, import_text
 from meshcast.simulator.formats.launch.imported_job import ImportedJob, OpenQuestions
 from meshcast.simulator.formats.launch.keys import flatten_job
-from meshcast.simulator.formats.launch.launch_file import LaunchOptions, parse_launch_text, read_launch_file
+from meshcast.simulator.formats.launch.launch_file import (
+    LaunchOptions,
+    parse_launch_text,
+    read_launch_file,
+    reading_launch_files,
+)
 from meshcast.simulator.formats.launch.program import Evidence
 from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS, STOCK_CONFIGS
@@ -322,7 +327,13 @@ def test_a_configuration_is_overridden_by_flags_that_its_parser_takes(
     """Whatever a function sets, flags change it; those that say a switch, a list of lists, and a policy are of tyro's
     kind, and the policy is the last word."""
     options = LaunchOptions(arguments=words)
-    file = parse_launch_text(text, f"run{suffix}", suffix, options=options)
+    with reading_launch_files(options):
+        _check_edits(text, suffix)
+
+
+def _check_edits(text: str, suffix: str) -> None:
+    """Checks that a file is edited to other jobs, as it is read with the arguments of now."""
+    file = parse_launch_text(text, f"run{suffix}", suffix)
     found = import_file(file, form="torchtitan", cluster="dgx-h100:2")
     before = load_job(found.job)
     for plan, batch, traits in CHANGED:
