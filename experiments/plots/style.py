@@ -12,8 +12,9 @@ enlarged as a whole when it is written (`SheetSize.zoom`), so its type and lines
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from meshcast.hardware.errors import escape_controls
@@ -117,17 +118,20 @@ def escape_texts(figure: Figure) -> Figure:
     """Puts escapes in place of the control characters of all texts of a figure: names in files may hold any, and an SVG
     file may not. Returns the figure."""
     from matplotlib.text import Text
-    from matplotlib.ticker import FixedFormatter
 
     for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            if isinstance(formatter := axis.get_major_formatter(), FixedFormatter):
-                formatter.seq = [escape_controls(label) for label in formatter.seq]
+        for axis in (axes.xaxis, axes.yaxis):  # which ask for their labels whenever they are drawn
+            for formatter in (axis.get_major_formatter(), axis.get_minor_formatter()):
+                formatter.format_ticks = partial(_escape_labels, formatter.format_ticks)
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         if (escaped := escape_controls(text.get_text())) != text.get_text():
             text.set_text(escaped)
     return figure
+
+
+def _escape_labels(write: Callable[[Sequence[float]], list[str]], ticks: Sequence[float]) -> list[str]:
+    return [escape_controls(label) for label in write(ticks)]
 
 
 def layout_width() -> float:
