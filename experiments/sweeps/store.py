@@ -17,12 +17,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshcast.experiments.sweeps.fingerprint import Fingerprint, Inputs
 from meshcast.experiments.sweeps.grid import Sweep
 from meshcast.experiments.sweeps.output import Output, tell_changes
+from meshcast.experiments.sweeps.selection import STATUSES
 from meshcast.experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN, simulates_runs
 from meshcast.hardware.documents.output_file import replacing
 from meshcast.hardware.errors import PlanError
@@ -246,7 +248,10 @@ class Store(Output):
 
     def summary(self) -> dict[str, Any]:
         """Reads from the result: counts by status, the best plans that fit, the reasons of invalid points."""
-        return summarize(self.out, self.sweep.fields, self.points)
+        found = summarize(self.out, self.sweep.fields, self.points)
+        if found["excluded"] and not self.sweep.where:
+            raise refuse_damage(self.out, f"it has {found['rows']:,} rows of {self.points:,} points")
+        return found
 
 
 def row_schema(job: Mapping[str, Any], fields: Mapping[str, pa.DataType]) -> pa.Schema:
@@ -298,8 +303,13 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
     shown += [column.name for column in COLUMNS] if simulated else []
     statuses, reasons, first = Counter[str](), Counter[str](), dict[str, str]()
     best: list[Row] = []
+    last = -1
     with pq.ParquetFile(out, page_checksum_verification=True) as file:
         for batch in file.iter_batches(columns=[*shown, "status", "reason"], use_threads=False):
+            numbers = [last, *batch["index"].to_pylist()]
+            if any(number is None or number <= before for before, number in pairwise(numbers)):
+                raise refuse_damage(out, "its points are not in their order, each once")
+            last = numbers[-1]
             for name in shown[1 + len(fields) :]:
                 if pc.any(pc.invert(pc.is_finite(batch[name].cast("float64")))).as_py():
                     raise refuse_damage(out, f"a {name} is no finite number")
@@ -314,13 +324,15 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
             found = fits.take(pc.sort_indices(fits, order)[:BEST]).to_pylist()
             best = heapq.nsmallest(BEST, [*best, *found], lambda row: (-row[ranked_by], row["index"]))
         rows = file.metadata.num_rows
+    if odd := statuses.keys() - {*STATUSES}:
+        raise refuse_damage(out, f"no row has the status {min(odd, key=str)!r}")
     return {
         "meshcast": product_version(),
         "out": str(out),
         "points": points,
         "excluded": points - rows,
         "rows": rows,
-        "status": {status: statuses[status] for status in ("fits", "does-not-fit", "invalid")},
+        "status": {status: statuses[status] for status in STATUSES},
         "best": best,
         "equal": 0 if simulated else count_equal(best),
         "invalid": [{"count": count, "reason": first[same]} for same, count in reasons.most_common()],
