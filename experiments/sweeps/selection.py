@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +68,9 @@ STATUSES = {"fits": "fit", "tight": "are tight", "does-not-fit": "do not fit", "
 LARGE = ("tight", "does-not-fit")
 """Statuses of plans that are forecast and may lack memory."""
 
+LARGEST_FIGURE = 1e30
+"""Largest figure of a row: a page draws them with 32 bits."""
+
 
 def check_rows(where: str, rows: Sequence[Row], remedy: str) -> None:
     """Raises PlanError for rows with a figure that is no finite number, or a status that no row has."""
@@ -78,7 +80,8 @@ def check_rows(where: str, rows: Sequence[Row], remedy: str) -> None:
             raise PlanError(f"{place} status", f"it is one of {', '.join(STATUSES)}", remedy, row["status"])
         for name in (name for name in FIGURES if name in row):
             cell = row[name]
-            if cell is not None and (isinstance(cell, bool) or not isinstance(cell, int | float) or not isfinite(cell)):
+            is_number = isinstance(cell, int | float) and not isinstance(cell, bool) and abs(cell) <= LARGEST_FIGURE
+            if cell is not None and not is_number:
                 raise PlanError(f"{place} {name}", "it is a finite number, or empty", remedy, cell)
         if row["status"] == "fits" and (left_out := next((name for name in SHOWN if row.get(name) is None), None)):
             raise PlanError(f"{place} {left_out}", "it is empty, and the plan fits", remedy)

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -247,7 +248,10 @@ class Store(Output):
 
     def summary(self) -> dict[str, Any]:
         """Reads from the result: counts by status, the best plans that fit, the reasons of invalid points."""
-        return summarize(self.out, self.sweep.fields, self.points)
+        found = summarize(self.out, self.sweep.fields, self.points)
+        if found["excluded"] and not self.sweep.where:
+            raise refuse_damage(self.out, f"it has {found['rows']:,} rows of {self.points:,} points")
+        return found
 
 
 def row_schema(job: Mapping[str, Any], fields: Mapping[str, pa.DataType]) -> pa.Schema:
@@ -299,8 +303,13 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
     shown += [column.name for column in COLUMNS] if simulated else []
     statuses, reasons, first = Counter[str](), Counter[str](), dict[str, str]()
     best: list[Row] = []
+    last = -1
     with pq.ParquetFile(out, page_checksum_verification=True) as file:
         for batch in file.iter_batches(columns=[*shown, "status", "reason"], use_threads=False):
+            numbers = [last, *batch["index"].to_pylist()]
+            if any(number is None or number <= before for before, number in pairwise(numbers)):
+                raise refuse_damage(out, "its points are not in their order, each once")
+            last = numbers[-1]
             for name in shown[1 + len(fields) :]:
                 if pc.any(pc.invert(pc.is_finite(batch[name].cast("float64")))).as_py():
                     raise refuse_damage(out, f"a {name} is no finite number")
@@ -315,6 +324,8 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
             found = fits.take(pc.sort_indices(fits, order)[:BEST]).to_pylist()
             best = heapq.nsmallest(BEST, [*best, *found], lambda row: (-row[ranked_by], row["index"]))
         rows = file.metadata.num_rows
+    if odd := statuses.keys() - {*STATUSES}:
+        raise refuse_damage(out, f"no row has the status {min(odd, key=str)!r}")
     return {
         "meshcast": product_version(),
         "out": str(out),

@@ -56,19 +56,21 @@ def accepting_any_size() -> Iterator[None]:
 
 
 class ForecastSize(NamedTuple):
-    """What the forecast of one step takes.
+    """What a forecast takes.
 
-    passes: actions of the timetable.
+    passes: actions of the timetable of a step.
     experts: numbers of experts of all kinds of layers, over all steps that differ.
+    steps: number of steps that differ, which are played one after another.
     """
 
     passes: int
     experts: int = 0
+    steps: int = 1
 
     @property
     def seconds(self) -> float:
         """Time of one core [s]."""
-        return PASS_SECONDS * self.passes + EXPERT_SECONDS * self.experts
+        return PASS_SECONDS * self.passes * self.steps + EXPERT_SECONDS * self.experts
 
     @property
     def nbytes(self) -> float:
@@ -87,8 +89,8 @@ class ForecastSize(NamedTuple):
 def measure_size(plan: Plan) -> ForecastSize:
     """Returns what the forecast of a plan takes, as far as its layers do not decide."""
     moe = plan.job.model.moe
-    passes = sum(map(count_passes, plan.every_pipeline))
-    return ForecastSize(passes, plan.passes.steps * sum(moe.expert_counts) if moe else 0)
+    passes, steps = sum(map(count_passes, plan.every_pipeline)), plan.passes.steps
+    return ForecastSize(passes, steps * sum(moe.expert_counts) if moe else 0, steps)
 
 
 def count_passes(plan: Plan) -> int:
@@ -119,7 +121,8 @@ def check_size(plan: Plan) -> None:
         fits = int(size.experts / size.excess / 2) // plan.passes.steps
         raise PlanError("model.moe.experts", rule, f"At most {fits:,} in all layers that differ, or {YES}")
     sliced = f" in {shape.slices} slices" if shape.slices > 1 else ""
-    rule = f"{shape.m:,} micro-batches{sliced} through {shape.stages} stages are {size.passes:,} passes, {limit}"
+    each = f" in each of {size.steps} steps" if size.steps > 1 else ""
+    rule = f"{shape.m:,} micro-batches{sliced} through {shape.stages} stages are {size.passes:,} passes{each}, {limit}"
     if shape.classes:
         raise PlanError("batch.order", rule, f"Use fewer, larger micro-batches, or {YES}")
     # A quarter of what is taken, in whole rounds of the pipeline: seconds.

@@ -7,10 +7,12 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -279,3 +281,29 @@ def test_a_damaged_result_is_one_message(reference: Path, small_chunks: None, tm
             assert "damaged" in str(error) or "another sweep" in str(error)
     assert answered < 50
     assert pq.read_table(reference).num_rows == 24
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rows: rows.take([*range(24), 3]), "order, each once"),
+        (lambda rows: rows.take([*range(23, -1, -1)]), "order, each once"),
+        (lambda rows: rows.set_column(rows.schema.get_field_index("status"), "status", [["fine"] * 24]), "'fine'"),
+    ],
+)
+def test_an_edited_result_is_damaged(
+    reference: Path, small_chunks: None, tmp_path: Path, change: Callable[[pa.Table], pa.Table], words: str
+) -> None:
+    out = tmp_path / "rows.parquet"
+    pq.write_table(change(pq.read_table(reference)), out)
+    with pytest.raises(PlanError, match=f"is damaged .*{words}"):
+        run(load_sweep(GRID), out)
+
+
+def test_a_result_without_its_last_rows_is_damaged(small_chunks: None, tmp_path: Path) -> None:
+    out, of = tmp_path / "rows.parquet", replace(load_sweep(GRID), where=())
+    run(of, out, Lazy())
+    rows = pq.read_table(out)
+    pq.write_table(rows.slice(0, len(rows) - 4), out)
+    with pytest.raises(PlanError, match=f"it has {len(rows) - 4} rows of {len(rows)} points"):
+        run(of, out)

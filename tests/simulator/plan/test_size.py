@@ -73,6 +73,20 @@ def test_experts_noise_and_ops_beyond_the_limits(monkeypatch: pytest.MonkeyPatch
     job = {"model": {**model, "moe": moe}, "cluster": "dgx-h100:1"}
     with pytest.raises(PlanError, match=r"model.moe.experts: .* more experts .* At most [\d,]+ .* --yes"):
         forecast_step(job)
+    drifting = {"use": "expert/all-to-all", "over": "ep", "routing": {"zipf": 1.1, "drift": 0.1, "steps": 50}}
+    mesh = {
+        "mesh": {"dp": 8},
+        "views": {"experts": {"ep": 8}},
+        "schemes": [{"use": "data/ddp", "over": "dp"}, drifting],
+    }
+    many = {
+        **job,
+        "model": {**model, "moe": {**moe, "experts": 8}},
+        "batch": {"global": 400_000, "micro": 1},
+        "plan": mesh,
+    }
+    with pytest.raises(PlanError, match=r"batch.global is 400000: .* in each of 50 steps, .* --yes"):
+        resolve_plan(load_job(many))
     noisy = {"model": model, "cluster": "dgx-h100:1", "noise": {"jitter": 0.1, "steps": 9_999}}
     with pytest.raises(PlanError, match=r"noise.steps is 9999: .* ten minutes; --yes"):
         resolve_plan(load_job({**noisy, "batch": {"global": 4_000, "micro": 1}}))
