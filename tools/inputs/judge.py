@@ -234,7 +234,7 @@ def _read_mode(expected: str, keys: dict[str, Any], imported: ImportedJob) -> st
     unfollowed = bool(findings.approximated or findings.questions)
     if (expected, mode) == ("freeze", "full") and unfollowed:
         return expected
-    return "qlora" if keys.get("train.frozen_weights") else str(mode)
+    return expected if expected == "qlora" and keys.get("train.frozen_weights") else str(mode)
 
 
 def _compare_models(expected: ExpectedShape | str | None, model: Model) -> Iterator[tuple[str, Any, Any]]:
