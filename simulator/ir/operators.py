@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from meshcast.simulator.ir.attention_mask import WHOLE, ScoreBlock
@@ -326,16 +326,30 @@ class Linear(Operator):
         return self.ins
 
 
+WHOLE_ROWS = 8
+"""Elements in 16 bits of which a row has a multiple, where tensor cores read it as it lies."""
+
+
 @dataclass(frozen=True, eq=False)
 class Head(Linear):
     """The output layer, h to v.
 
     tied: whether it shares the matrix of the embedding.
     recomputed: whether the backward pass computes the logits again.
+
+    Logits in pieces are as many products, each of which reads the matrix, and adds to its gradient.
     """
 
     tied: bool = False
     recomputed: bool = False
+
+    def _product(self, at: LocalShapes, m: int, n: int, k: int, layout: str, **how: object) -> Gemm:
+        whole, pieces = super()._product(at, m, n, k, layout, **how), self.outs[0].pieces
+        columns = at.dims(self.outs[0])["v"]
+        if pieces == 1 or columns % WHOLE_ROWS:  # batched products of other rows have kernels of their own
+            return whole
+        rows = -(-self._sizes(at)[0] // pieces)
+        return replace(whole, batch=pieces, k=rows) if layout == "nt" else replace(whole, batch=pieces, m=rows)
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         again = self.forward(at) if self.recomputed else []
@@ -557,11 +571,13 @@ class Loss(Operator):
     kept: bytes saved per logit for the backward pass.
     peaks: bytes held per logit at most in the backward pass, with a whole and with a sharded vocabulary: what is kept,
         the gradient of the logits and temporaries; 0: no temporaries.
+    kept_of_all: whether what is kept is kept of all pieces of the logits.
     """
 
     traffic: tuple[int, int] = (14, 6)
     kept: int = 4
     peaks: tuple[int, int] = (0, 0)
+    kept_of_all: bool = False
     sums = True
 
     def output_layout(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
@@ -583,7 +599,8 @@ class Loss(Operator):
         return [Memory("cross-entropy", part * logits, 0, backward=True) for part in parts]
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
-        return [("softmax", -(-self.kept * at.size(self.ins[0]) // self.ins[0].pieces), "logits")]
+        pieces = 1 if self.kept_of_all else self.ins[0].pieces
+        return [("softmax", -(-self.kept * at.size(self.ins[0]) // pieces), "logits")]
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         temporaries = self._temporaries(at)

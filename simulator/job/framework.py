@@ -102,6 +102,7 @@ class LossKernels(FrameworkPart):
     chunk_tokens: tokens of such a part, instead of `chunk_count`; ``liger``: as many as make its logits as large as the
         hidden states of all (linear_cross_entropy_forward in liger_kernel/ops/fused_linear_cross_entropy.py).
     recomputed: the backward pass computes the logits of a part again; otherwise their gradients follow at once.
+    kept_of_all: what is saved is saved of all parts, and gradients follow in the backward pass.
     """
 
     forward: int = Field(ge=0)
@@ -112,6 +113,7 @@ class LossKernels(FrameworkPart):
     chunk_count: int = Field(default=1, ge=1, le=1_000_000)
     chunk_tokens: int | Literal["liger"] = 0
     recomputed: bool = False
+    kept_of_all: bool = False
 
     @model_validator(mode="after")
     def _check_chunks(self) -> LossKernels:
@@ -123,7 +125,8 @@ class LossKernels(FrameworkPart):
         """Returns what the loss does with the logits of the tokens of a rank. vocab: of the whole vocabulary."""
         peaks = self.peak, self.sharded_peak or self.peak
         pieces = self.count_chunks(tokens, vocab, hidden)
-        return LossShape((self.forward, self.backward), self.kept, peaks, pieces, self.recomputed)
+        traffic = self.forward, self.backward
+        return LossShape(traffic, self.kept, peaks, self.kept_of_all, pieces, self.recomputed)
 
     def count_chunks(self, tokens: int, vocab: int, hidden: int) -> int:
         """Returns the parts into which the tokens of a rank are cut. vocab: of the whole vocabulary."""

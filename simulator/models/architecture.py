@@ -362,6 +362,7 @@ class Architecture(BlockBuilder):
                 grad_dtype=self.grad_dtype,
                 tied=self.model.tied,
                 recomputed=self.loss.recomputed,
+                launches=float(self.loss.pieces),
                 shared_weights=read,
             ),
         ]
@@ -369,7 +370,7 @@ class Architecture(BlockBuilder):
             capped = replace(logits, name="logits.capped")
             modules.append(Softcap("logits.cap", (logits,), (capped,)))
             logits = capped
-        return [*modules, Loss("loss", (logits,), (loss,), (), *self.loss[:3])]
+        return [*modules, Loss("loss", (logits,), (loss,), (), *self.loss[:4], launches=float(self.loss.pieces))]
 
     def _predict_further(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds a layer of multi-token prediction and its loss from the residual stream `x` (arXiv 2412.19437, 2.2).

@@ -23,6 +23,7 @@ class LossShape(NamedTuple):
     traffic: bytes moved per logit, forward and backward.
     kept: bytes saved per logit.
     peaks: bytes held per logit by the backward pass, with a whole and with a sharded vocabulary.
+    kept_of_all: whether what is saved is saved of all pieces.
     pieces: of the logits, one of which is in memory at a time.
     recomputed: whether the backward pass computes the logits again.
     """
@@ -30,6 +31,7 @@ class LossShape(NamedTuple):
     traffic: tuple[int, int] = (14, 6)
     kept: int = 4
     peaks: tuple[int, int] = (0, 0)
+    kept_of_all: bool = False
     pieces: int = 1
     recomputed: bool = False
 

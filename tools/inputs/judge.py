@@ -220,11 +220,11 @@ def _read_sharding(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_optimizer(expected: str, imported: ImportedJob) -> dict[str, str]:
-    """The optimizer: a job has Adam alone, so another one is to be named among what is not followed."""
-    findings = imported.findings
-    unfollowed = " ".join(shown for shown, _ in findings.unfollowed).lower()
+    """The optimizer: a job has the states of another one than Adam, or that is named among what is not followed."""
+    unfollowed = " ".join(shown for shown, _ in imported.findings.unfollowed).lower()
     is_adam = re.fullmatch(r"(fused-?)?adamw?(-fused|-torch)*", expected) is not None
-    return {"optimizer": expected if is_adam or "optim" in unfollowed else "adamw"}
+    is_told = "optimizer" in imported.job or "optim" in unfollowed
+    return {"optimizer": expected if is_adam or is_told else "adamw"}
 
 
 def _read_mode(expected: str, keys: dict[str, Any], imported: ImportedJob) -> str:
@@ -234,7 +234,7 @@ def _read_mode(expected: str, keys: dict[str, Any], imported: ImportedJob) -> st
     unfollowed = bool(findings.approximated or findings.questions)
     if (expected, mode) == ("freeze", "full") and unfollowed:
         return expected
-    return "qlora" if keys.get("train.frozen_weights") else str(mode)
+    return expected if expected == "qlora" and keys.get("train.frozen_weights") else str(mode)
 
 
 def _compare_models(expected: ExpectedShape | str | None, model: Model) -> Iterator[tuple[str, Any, Any]]:

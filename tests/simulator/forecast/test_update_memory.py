@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from meshcast.simulator.forecast.simulate import simulate
-from meshcast.simulator.ir.ops import Gemm
+from meshcast.simulator.ir.ops import Gemm, Op
 from meshcast.simulator.report.report import Report
+from tests.contract.played import play_job
 
 MODEL: dict[str, Any] = {
     "layers": 6, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 32000, "seq": 256, "norm": "rmsnorm",
@@ -96,3 +97,30 @@ def test_logits_that_are_recomputed_cost_one_gemm_of_the_head() -> None:
 
     work = Gemm(256, 32000, 1024, 1, "bf16", "tn", what="linear")
     assert executed(True) - executed(False) == pytest.approx(work.flops, rel=1e-6)
+
+
+def test_every_chunk_reads_the_output_layer_and_adds_to_its_gradient() -> None:
+    """A product for each chunk: as many FLOPs, the matrix read and its gradient added to as often, launches as many."""
+    whole, cut = (_output_products(chunks) for chunks in (1, 4))
+    assert cut.keys() == {"head", "dhead", "whead"}
+    for name, op in cut.items():
+        single, work = whole[name].work, op.work
+        assert isinstance(single, Gemm) and isinstance(work, Gemm)
+        assert (work.flops, work.batch, op.launches) == (single.flops, 4, 4 * whole[name].launches)
+        assert work.bytes - single.bytes == 3 * 1024 * 32000 * (4 if name == "whead" else 2)
+
+
+def _output_products(chunks: int) -> dict[str, Op]:
+    report = forecast(framework={"set": {"loss": {"chunk_count": chunks}}})
+    ops = (op for _, op in play_job(report.job.to_dict()).instances())
+    return {op.name: op for op in ops if isinstance(op.work, Gemm) and op.name.endswith("head")}
+
+
+def test_chunks_may_keep_what_they_save_for_the_backward_pass() -> None:
+    """4 bytes a logit of all of them, not of one chunk of eight."""
+    model, traits = {"layers": 1, "seq": 8192}, {"kept": 4, "peak": 12, "chunk_count": 8}
+    losses = ({**traits, "kept_of_all": kept} for kept in (False, True))
+    some, every = (
+        forecast(model=model, framework={"set": {"loss": loss}}).play.peaks[0].by["logits"] for loss in losses
+    )
+    assert every - some == 4 * 8192 * 32000 * 7 / 8

@@ -17,8 +17,8 @@ from meshcast.simulator.formats.launch.programs.sharding import set_replicas, st
 from meshcast.simulator.formats.launch.programs.trainer import (
     CUT_LOSS,
     LIGER_LOSS,
+    WHOLE_LOGITS,
     TrainerProgram,
-    approximate_chunks,
     approximate_reference,
     double_samples,
     follow_file,
@@ -245,8 +245,13 @@ def _read_loss(reading: Reading, plugins: str) -> None:
     cut = reading.take("cut_cross_entropy")
     if take_on(reading, FUSED_LOSS) is not None:
         set_chunked_loss(reading, LIGER_LOSS, FUSED_LOSS)
-    elif (chunked := take_on(reading, "chunked_cross_entropy", "unsloth_cross_entropy_loss")) is not None:
-        approximate_chunks(reading, chunked)
+    elif take_on(reading, "chunked_cross_entropy") is not None:
+        reading.ignore(reading.take("chunked_cross_entropy_num_chunks"), "its kernels move as many bytes in any number")
+        set_chunked_loss(reading, WHOLE_LOGITS, "chunked_cross_entropy")
+    elif (fused := take_on(reading, "unsloth_cross_entropy_loss")) is not None:
+        set_chunked_loss(reading, WHOLE_LOGITS, "unsloth_cross_entropy_loss")
+        why = "the kernel of Unsloth is forecast as one that makes the gradient of logits in 16 bits beside them"
+        reading.approximate(fused, why, "the forecast may need more memory, by up to 4 bytes a logit")
     elif cut is not None or "cut_cross_entropy" in plugins:
         if cut is None or not (is_null(cut.value) or str(cut.value).lower() == "false"):
             set_chunked_loss(reading, CUT_LOSS, "cut_cross_entropy", "plugins")

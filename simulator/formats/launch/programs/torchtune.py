@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from meshcast.hardware.documents.input_file import split_lines
@@ -27,11 +26,12 @@ from meshcast.simulator.formats.launch.programs.policies import set_targets, sha
 from meshcast.simulator.formats.launch.programs.sharding import set_replicas
 from meshcast.simulator.formats.launch.programs.trainer import (
     TARGETS,
-    approximate_chunks,
     approximate_reference,
+    chunk_logits,
     double_samples,
     offload_checkpoints,
     set_adapter_dropout,
+    set_chunked_loss,
     set_quantised_weights,
     set_recomputation,
     take_on,
@@ -346,7 +346,9 @@ def _read_kernels(reading: Reading) -> None:
     reading.set_key("framework.set.compile", is_on, "compile", "compile.model")
     loss = reading.take("loss._component_")
     if loss is not None and re.search(r"Chunked|LinearCrossEntropy", str(loss.value)):
-        approximate_chunks(reading, replace(loss, shown="loss"))
+        chunks = reading.take_count("loss.num_output_chunks") or 8
+        compiled = (is_on and "compile.loss" not in reading.stated) or take_on(reading, "compile.loss") is not None
+        set_chunked_loss(reading, chunk_logits(chunks, compiled), "loss._component_", "loss.num_output_chunks")
     else:
         reading.ignore(loss, "the loss has the kernels of the profile")
 

@@ -449,12 +449,19 @@ def set_chunked_loss(reading: Reading, traits: SomeKeys, *names: str) -> None:
         reading.set_key(f"framework.set.loss.{key}", value, *names)
 
 
-def approximate_chunks(reading: Reading, stated: Stated) -> None:
-    """Sets a loss over chunks of the logits of all tokens."""
-    for key in ("kept", "peak", "sharded_peak"):
-        reading.set_key(f"framework.set.loss.{key}", 0)
-    why = "the loss is forecast with the logits of all tokens and no copies of them, of which it makes some by chunks"
-    reading.approximate(stated, why, "the forecast needs less memory, by the copies that it saves")
+WHOLE_LOGITS: Keys = {"forward": 4, "backward": 8, "kept": 2, "peak": 6}
+"""Compiled cross entropy of chunks of logits that are there, in 16 bits: two reads, a read and a write, and the copy
+that joins the gradients of chunks (axolotl-ai-cloud/axolotl, src/axolotl/monkeypatch/loss/chunked.py)."""
+
+
+def chunk_logits(chunks: int, compiled: bool) -> Keys:
+    """Returns the loss whose chunks have a projection each, and whose gradients follow in the backward pass.
+
+    Eager kernels save the log-softmax of all chunks in fp32 and make both gradients of one; compiled ones save the
+    logits in 16 bits. Source: meta-pytorch/torchtune @bd2a0fc7c, torchtune/modules/loss/cross_entropy_loss.py.
+    """
+    kernels = {"forward": 4, "backward": 4, "kept": 2, "peak": 4} if compiled else {"kept": 4, "peak": 12}
+    return kernels | {"sharded_peak": 0, "chunk_count": chunks, "kept_of_all": True}
 
 
 def _read_compilation(reading: Reading) -> None:

@@ -153,7 +153,7 @@ with the kernels of PyTorch."""
 def _read_loss(reading: Reading) -> None:
     """Reads the loss of SFT, which has chunks of the logits at once unless it is told otherwise."""
     word = reading.take_word("loss_type")
-    if word in ("", "chunked_nll"):
+    if word in ("", "chunked_nll", "nll", "dft"):  # sft_config.py of v1.16.0: "computes the loss the same way"
         set_chunked_loss(reading, CHUNKED_LOSS, "loss_type")
 
 
