@@ -188,7 +188,8 @@ def read(cell: str) -> Any:
 
 def value(profile: dict[str, Any], field: str) -> Any:
     part, _, key = field.partition(".")
-    return profile[part].get(key, 1.0) if key else profile[part]
+    trait = profile[part].get(key, 1.0) if key else profile[part]
+    return f"[{', '.join(trait)}]" if isinstance(trait, tuple) else trait
 
 
 def test_every_format_of_measurements_is_on_the_page_of_calibrations() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from meshcast.simulator.ir.attention_mask import WHOLE, ScoreBlock
@@ -119,10 +119,28 @@ class Norm(Operator):
         joined = Collective("all_reduce", BYTES["fp32"] * values * tokens, tuple(at.axes_of(width)))
         return [Memory(self._what, read, 0, backward), joined]
 
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+        """Mean and deviation of every row, or the root mean square, in fp32."""
+        numbers = 1 if self.is_root_mean_square else 2
+        return [("statistics", BYTES["fp32"] * numbers * self._rows(at), "workspace")]
+
+    def _rows(self, at: LocalShapes) -> int:
+        """Returns the rows that it normalises: tokens, or heads of tokens."""
+        if self.weights:
+            widths = [at.size(weight) for weight in self.weights]
+        else:
+            widths = [int(t.dims["a"].unit) if t.has("a") else at.dims(t)["h"] for t in self.ins]
+        return sum(at.size(t) // width for t, width in zip(self.ins, widths, strict=False))
+
     @property
     def _what(self) -> str:
-        """The kind of memory-bound kernel; RMS norms have no bias."""
-        return "norm" if any(one.name.endswith("bias") for one in self.weights) else "rms-norm"
+        """The kind of memory-bound kernel."""
+        return "rms-norm" if self.is_root_mean_square else "norm"
+
+    @property
+    def is_root_mean_square(self) -> bool:
+        """Whether it is an RMS norm, which has no bias."""
+        return not any(weight.name.endswith("bias") for weight in self.weights)
 
     @property
     def saved_tensors(self) -> tuple[Tensor, ...]:
@@ -197,10 +215,12 @@ class Linear(Operator):
     grad_dtype: format of the gradient buffer to which the GEMM of the weight gradient adds its result.
     quantised: recipe (a key of `QUANTISED`) in whose format the input is, and to which the gradient of the output is
         cast; empty: none.
+    whole: one matrix makes all outputs, which are parts of one tensor; otherwise the framework may have one of each.
     """
 
     grad_dtype: str = "fp32"
     quantised: str = ""
+    whole: bool = field(default=False, kw_only=True)
     sums = True
 
     def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
@@ -380,15 +400,21 @@ class CoreAttention(Operator):
         taken_over, _ = self.slice_gradient_bytes(at)
         return [Memory("add", 2 * taken_over, taken_over)] if taken_over else []
 
-    def _scores(self, at: LocalShapes) -> int:
+    def scores(self, at: LocalShapes) -> int:
+        """Returns the number of scores."""
         b, q, t, heads, _ = self._shape(at)
         return b * heads * q * t
+
+    def heads_per_key(self, at: LocalShapes) -> int:
+        """Returns the query heads that share a key head."""
+        _, _, _, heads, kv_heads = self._shape(at)
+        return heads // kv_heads
 
     def forward(self, at: LocalShapes) -> list[Work]:
         if self.kernel == "flash":
             return self._fused_kernel(at, backward=False)
         b, q, t, heads, _ = self._shape(at)
-        d, v, dtype, scores = self.head_dim, self.value_dim, self.ins[0].dtype, self._scores(at)
+        d, v, dtype, scores = self.head_dim, self.value_dim, self.ins[0].dtype, self.scores(at)
         works: list[Work] = [Gemm(q, t, d, b * heads, dtype, what="scores"), Memory("softmax", 2 * scores, 2 * scores)]
         if self.dropout:
             works.append(Memory("dropout", 2 * scores, 3 * scores))
@@ -398,7 +424,7 @@ class CoreAttention(Operator):
         if self.kernel == "flash":
             return [*self._fused_kernel(at, backward=True), *self._add_slice_gradients(at)]
         b, q, t, heads, _ = self._shape(at)
-        d, v, n, dtype, scores = self.head_dim, self.value_dim, b * heads, self.ins[0].dtype, self._scores(at)
+        d, v, n, dtype, scores = self.head_dim, self.value_dim, b * heads, self.ins[0].dtype, self.scores(at)
         from_output: list[Work] = [
             Gemm(q, t, v, n, dtype, "nn", what="scores"),
             Gemm(t, v, q, n, dtype, "nt", what="scores"),
@@ -430,14 +456,14 @@ class CoreAttention(Operator):
         sums = [("lse", 4 * b * heads * q, "workspace")]
         if self.kernel == "flash":
             return sums
-        scores = self._scores(at)
+        scores = self.scores(at)
         dropped = [("dropped", 2 * scores, "workspace"), ("mask", scores, "workspace")] if self.dropout else []
         return [("softmax", 2 * scores, "workspace"), *dropped, *(sums if self.block is not None else [])]
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         if self.kernel == "flash":
             return []
-        scores, softmax = 2 * self._scores(at), 2 + self.dropout
+        scores, softmax = 2 * self.scores(at), 2 + self.dropout
         # Forward the scores until the softmax; backward the gradients of the softmax result and of the scores.
         return [(0, softmax, scores), (softmax, softmax + 2, scores)] if backward else [(0, 1, scores)]
 

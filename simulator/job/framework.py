@@ -22,7 +22,7 @@ from meshcast.simulator.costs.kernels.libraries import AttentionLibrary
 from meshcast.simulator.costs.regimes import Regime
 from meshcast.simulator.ir.ops import BYTES
 from meshcast.simulator.job.release import find_month, generations_of
-from meshcast.simulator.models.shapes import LossShape
+from meshcast.simulator.models.shapes import ComposedOperation, LossShape
 
 Format = Literal["fp32", "bf16", "fp16"]
 QuantisedRecipe = Literal["fp8-delayed", "fp8-tensorwise", "fp8-rowwise", "fp8-blockwise", "fp8", "mxfp8", "nvfp4"]
@@ -153,7 +153,7 @@ class UpdateMemory(FrameworkPart):
 
 
 class ProcessMemory(FrameworkPart):
-    """GPU memory of the process beyond the tensors of a step."""
+    """GPU memory beyond the tensors of fused operators, and of the process beyond the tensors of a step."""
 
     reserved_share: float = Field(ge=1, le=100)
     """Memory reserved by the caching allocator over allocated memory, at the peak: blocks cached for other streams or
@@ -165,6 +165,11 @@ class ProcessMemory(FrameworkPart):
     loads_whole_weights: bool = False
     """Before the first step a rank holds the weights of its stage and tensor rank whole, in the compute format, until
     data-parallel ranks have divided them."""
+    composed: tuple[ComposedOperation, ...] = ()
+    """Operations that are several ones of PyTorch, each of which saves what its own derivative reads
+    (`simulator.ir.saved`): RMS norms in fp32, activation functions with their gate, attention (the softmax in fp32, or
+    the copy of a fused result), routing and weighing of experts; ``views``: queries, keys and values of one product are
+    saved as views, which keep all of it. Not with `compile`."""
 
 
 class Framework(FrameworkPart):

@@ -11,6 +11,7 @@ from meshcast.simulator.ir.layout import Tensor, collectives_between, output_lay
 from meshcast.simulator.ir.modules import LocalShapes, Operator
 from meshcast.simulator.ir.operators import Head, Linear
 from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Memory, Op, Param, TensorUse, Work
+from meshcast.simulator.ir.saved import saved_by
 from meshcast.simulator.lowering.scope import Scope
 
 
@@ -138,7 +139,8 @@ def _backward_uses(
     if inputs:
         yield from _input_gradient_uses(scope, operator, at, inputs)
     # A tensor that both gradients read is freed after the weight gradient, otherwise after the one that reads it.
-    for t in operator.saved_tensors if operator.frozen else (*operator.saved_tensors, *operator.saved_for_weights):
+    saved = saved_by(operator, at).tensors
+    for t in saved if operator.frozen else (*saved, *operator.saved_for_weights):
         op = (weights or inputs)[-1] if t in operator.saved_for_weights else (inputs or weights)[-1]
         yield scope.tensor_use(t, at.layout(t) if t in operator.ins else operator.output_layout(t, at.divide), op)
     yield from _temporaries(operator, at, backward if inputs else [], backward=True)
@@ -158,7 +160,7 @@ def _saved_buffers(
     operator: Operator, at: LocalShapes, frag: Fragment, inputs: list[Op], weights: list[Op]
 ) -> Iterable[TensorUse]:
     readers = weights or inputs if operator.reuses_saved else inputs or weights
-    for what, nbytes, category in operator.saved_buffers(at):
+    for what, nbytes, category in saved_by(operator, at).buffers:
         yield TensorUse(f"{operator.name}.{what}", nbytes, frag.forward[-1], True, category)
         yield TensorUse(f"{operator.name}.{what}", nbytes, readers[-1], False, category)
 

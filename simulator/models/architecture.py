@@ -19,6 +19,7 @@ from meshcast.simulator.ir.operators import Boundary, Concat, Embedding, Head, L
 from meshcast.simulator.models.adapters import freeze, mark_lowest
 from meshcast.simulator.models.blocks import BlockBuilder
 from meshcast.simulator.models.branches import Branch
+from meshcast.simulator.models.composition import compose
 from meshcast.simulator.models.ends import build_batch_loss, build_input, build_projector, make_table
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.parts import StateSpace
@@ -154,6 +155,8 @@ class Architecture(BlockBuilder):
         y = self.act("y") if output is None else replace(output, name="y")
         if output is not None:
             children = [*children, Boundary("leaving", (output,), (y,))]
+        if self.composed:
+            children = compose(children, self.model, self.composed)
         if self.adapters:
             children = self.adapters.insert_into(children)
         elif self._frozen:
@@ -267,7 +270,7 @@ class Architecture(BlockBuilder):
             modules += [attention, *([] if model.shared_norm else [self.layernorm("norm2", x, again)]), block]
             biases = (*self.proj_bias(), *self.down_bias(kind.experts))
             return [*modules, Residual("residual", (x, projected, *results), (end,), biases, dropout=model.dropout > 0)]
-        mixer, added = self.norm_after(attention, projected)
+        mixer, added = self._norm_after(attention, projected)
         stream, last = (normed, again) if model.norm_residual else (x, middle)
         modules += [
             *mixer,
@@ -279,13 +282,20 @@ class Architecture(BlockBuilder):
             modules.append(self.layernorm("norm2", middle, again))
         return [*modules, *self._finish_layer(block, results, last, end, kind)]
 
+    def _norm_after(self, block: Module, result: Tensor) -> tuple[list[Module], Tensor]:
+        """Returns a block with the norm behind it, if the model has one there, and what is added to the stream."""
+        if self.model.norm_place == "before":
+            return [block], result
+        normed = self.act(f"{result.name}.norm")
+        return [block, self.layernorm(f"{result.name}.norm", result, normed)], normed
+
     def _finish_layer(
         self, block: Module, results: tuple[Tensor, ...], stream: Tensor, end: Tensor, kind: LayerKind
     ) -> list[Module]:
         """Builds the second block with its norm, if one follows it, and the addition to the residual stream."""
         modules: list[Module] = [block]
         if self.model.norm_place != "before":
-            modules, result = self.norm_after(block, results[0])
+            modules, result = self._norm_after(block, results[0])
             results = (result,)
         bias, dropout = self.down_bias(kind.experts), self.model.dropout > 0
         return [*modules, Residual("residual2", (stream, *results), (end,), bias, dropout=dropout)]

@@ -61,7 +61,7 @@ class BlockBuilder(Shapes):
             weights += [self.weight("bgate", a=width)] if gate else []
         if model.sinks:  # sharded as the heads are, by everything that shards this layer, as its biases
             weights.append(self.weight("sinks", a=Dim(model.heads)))
-        modules = self.linear("qkv", x, (q, k, v, *gate), *weights)
+        modules = self.linear("qkv", x, (q, k, v, *gate), *weights, whole=model.fused_qkv)
         has_rope = model.positions == "rope" and (local or model.full_rope)
         if model.qk_layernorm in (True, "all") or (model.qk_layernorm and has_rope):
             normed = self.act("q.norm", a=width), self.act("k.norm", a=kv)
@@ -94,7 +94,7 @@ class BlockBuilder(Shapes):
             modules += self.linear("q", x, (q,), self.weight("wq", h=self.hidden_dim, a=width), modules=UP)
         source = self._project_down(modules, x, "kv.latent", mla.kv_lora_rank, rope_key)
         ups = [self.weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
-        modules += self.linear("kv.up", source, (k_up, v), *ups, modules=UP)
+        modules += self.linear("kv.up", source, (k_up, v), *ups, modules=UP, whole=True)
         rotated = self.act("q.rope", a=width), self.act("k.rope", a=width)
         modules.append(Rope("rope", (q, k_up, rope_key), rotated, modules=UP))
         return self._core(modules, *rotated, v, y, local, qk, mla.v)
@@ -103,7 +103,7 @@ class BlockBuilder(Shapes):
         """Adds the projection of x to a latent of width `rank`, and its norm; the same linear makes `more`."""
         latent, normed = self.act(name, r=Dim(rank)), self.act(f"{name}.norm", r=Dim(rank))
         weights = [self.weight(f"w{t.name}", h=self.hidden_dim, r=t.dims["r"]) for t in (latent, *more)]
-        modules.extend(self.linear(f"{name}.down", x, (latent, *more), *weights))
+        modules.extend(self.linear(f"{name}.down", x, (latent, *more), *weights, whole=True))
         if not self.model.qk_layernorm:
             return latent
         scale = (self.weight(f"{name}.scale", r=Dim(rank)),)

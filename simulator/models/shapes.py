@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import AttendsAlong, CompositeModule, Module, Operator, SelfAttention
@@ -12,6 +12,9 @@ from meshcast.simulator.ir.operators import QUANTISED, Cast, CoreAttention, Line
 from meshcast.simulator.models.adapters import Adapters
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model
+
+ComposedOperation = Literal["rms-norm", "activation", "attention", "experts", "views"]
+"""Operations that a framework may write as several of autograd."""
 
 
 class LossShape(NamedTuple):
@@ -57,6 +60,7 @@ class Shapes:
     borders: numbers of the layers from which on schemes shard other dims, in ascending order.
     first_layer: of a branch, the number of its first layer, if there are borders.
     encoder_seq: of a decoder, tokens of the encoder's output that its layers attend to; 0: there is no encoder.
+    composed: operations that are written as several of autograd, see `ProcessMemory.composed`.
     """
 
     model: Model | Branch
@@ -77,6 +81,7 @@ class Shapes:
     borders: tuple[int, ...] = ()
     first_layer: int = 0
     encoder_seq: int = 0
+    composed: tuple[ComposedOperation, ...] = ()
 
     @property
     def token_dims(self) -> dict[str, Dim]:
@@ -111,26 +116,25 @@ class Shapes:
 
     def norm_weights(self, name: str) -> tuple[Tensor, ...]:
         """Makes the weights of a norm over h."""
-        bias = (self.weight(f"{name}.bias", h=self.hidden_dim),) if self.model.norm != "rmsnorm" else ()
+        bias = (self.weight(f"{name}.bias", h=self.hidden_dim),) if self.model.norm.startswith("layer") else ()
         return (self.weight(f"{name}.weight", h=self.hidden_dim), *bias)
 
     def layernorm(self, name: str, x: Tensor, y: Tensor) -> Norm:
         """Makes a norm of a layer."""
         return Norm(name, (x,), (y,), self.norm_weights(name), modules=("layernorm", "norm"))
 
-    def norm_after(self, block: Module, result: Tensor) -> tuple[list[Module], Tensor]:
-        """Returns a block with the norm behind it, if the model has one there, and what is added to the stream."""
-        if self.model.norm_place == "before":
-            return [block], result
-        normed = self.act(f"{result.name}.norm")
-        return [block, self.layernorm(f"{result.name}.norm", result, normed)], normed
-
     def linear(
-        self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor, modules: tuple[str, ...] = ()
+        self,
+        name: str,
+        x: Tensor,
+        ys: tuple[Tensor, ...],
+        *weights: Tensor,
+        modules: tuple[str, ...] = (),
+        whole: bool = False,
     ) -> list[Module]:
-        """Makes a linear layer, after the cast of its input where the input is not cast yet."""
+        """Makes a linear layer, after the cast of its input where the input is not cast yet. whole: see `Linear`."""
         x, casts = cast_input(self.quantised, x)
-        return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised, modules=modules)]
+        return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised, modules=modules, whole=whole)]
 
 
 def add_prefix(module: Module, prefix: str, outside: Container[str]) -> Module:

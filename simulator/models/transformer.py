@@ -9,10 +9,11 @@ positions of a sequence, E experts.
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
+from meshcast.simulator.models.parts import Flag
 from meshcast.simulator.models.shape.fields import TransformerFields
 from meshcast.simulator.models.shape.relations import check_relations
 
@@ -54,7 +55,20 @@ class LayerKind(NamedTuple):
 
 
 class Transformer(TransformerFields):
-    """A stack of transformer layers: widths that follow from its fields, kinds of layers, parameter counts."""
+    """A stack of transformer layers: widths that follow from its fields, kinds of layers, parameter counts.
+
+    The two fields here change what programs save for the backward pass that compose layers of PyTorch's operations
+    (`ProcessMemory.composed`), and no time.
+    """
+
+    activation: Literal["silu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu", "relu2"] = Field(
+        default_factory=lambda fields: "silu" if fields.get("gated") else "gelu"
+    )
+    """The function between the linear layers of MLPs and experts. gelu_new is the tanh approximation in separate
+    operations (GPT-2, Phi). Default: silu if `gated`, else gelu."""
+    fused_qkv: Flag = False
+    """One matrix makes queries, keys and values, which are views of its product (GPT-2, GPT-NeoX, Falcon, Phi 3): all
+    of it stays in memory with the values."""
 
     @model_validator(mode="after")
     def _relations(self) -> Transformer:
@@ -136,7 +150,7 @@ class Transformer(TransformerFields):
     @property
     def norm_parameters(self) -> int:
         """Parameters of one norm."""
-        return self.hidden * (1 if self.norm == "rmsnorm" else 2)
+        return self.hidden * (2 if self.norm.startswith("layer") else 1)
 
     @property
     def norms(self) -> int:

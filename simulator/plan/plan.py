@@ -402,6 +402,7 @@ class ModelParts:
             adapters=job.adapters,
             document=job.batch.document,
             fp8_activation_inputs=framework.fp8_activation_inputs,
+            composed=() if framework.compile else framework.memory.composed,
             borders=tuple(sorted({first for scheme in annotated for first in scheme.layer_borders})),
         )
         return plan.architectures.setdefault(architecture, architecture)

@@ -162,11 +162,12 @@ def sent(ops: Iterable[Op], mesh: Mesh) -> float:
     return found
 
 
-def saved(unit_run: UnitRun) -> float:
+def saved(unit_run: UnitRun, statistics: bool = True) -> float:
     """Bytes of one copy that wait for the backward pass at the end of the forward pass. An input was counted where it
-    was made, so the output counts here.
+    was made, so the output counts here. statistics: those of norms, which closed forms leave out, are counted too.
     """
     fragment = unit_run.fragment
-    events = memory_events(fragment.tensor_uses, fragment.forward, fragment.backward, unit_run)
+    uses = [use for use in fragment.tensor_uses if statistics or not use.key.rstrip("~").endswith(".statistics")]
+    events = memory_events(uses, fragment.forward, fragment.backward, unit_run)
     made = [event for op in fragment.forward for event in events.get(op, ())]
     return sum(nbytes for _, _, nbytes, category in made if category == "activations")

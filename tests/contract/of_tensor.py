@@ -76,7 +76,7 @@ def parameters_per_layer(setting: LoweredLayer, scheme: str) -> float:
 
 
 def activations_per_layer(setting: LoweredLayer, scheme: str) -> float:
-    return saved(setting.layer(scheme)[0])
+    return saved(setting.layer(scheme)[0], statistics=False)
 
 
 def _with_scheme(setting: LoweredLayer, name: str) -> LoweredLayer:

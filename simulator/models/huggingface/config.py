@@ -13,7 +13,7 @@ from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.parts import Depth, Flag, Probability, Size
 
 Gelu = Literal["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"]
-"""GELU, exact or in one of its approximations: one kernel each."""
+"""GELU, exact or in one of its approximations: one kernel each but for gelu_new and gelu_fast."""
 
 
 def key(*names: str, **default: Any) -> Any:
@@ -52,6 +52,11 @@ class Keys(BaseModel):
             for name in field.validation_alias.choices  # type: ignore[union-attr]
         }
         return {key: value for key, value in config.items() if value is not None or key in nullable}
+
+    def read_activation(self) -> dict[str, str]:
+        """`Model.activation` from the name of a function: kernels of GELU, exact or approximated, save the same."""
+        word = str(getattr(self, "activation", "gelu"))
+        return {"activation": "gelu" if word == "gelu_pytorch_tanh" else word}
 
 
 class Config(Keys, ABC):

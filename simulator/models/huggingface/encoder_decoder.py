@@ -40,7 +40,9 @@ class T5(Config):
         encoder = {"name": "encoder", "layers": self.layers, "tokens": self.inputs, "bidirectional": True}
         encoder |= {"final_norm": True, "relative_buckets": self.relative_buckets}
         gated = self.activation.startswith("gated")
+        function = self.activation.removeprefix("gated-")
         kind = {"norm": "rmsnorm", "positions": "none", "gated": gated, "cross_attention": True}
+        kind["activation"] = "gelu_new" if gated and function == "gelu" else function
         layers = {"layers": self.decoder_layers or self.layers, "seq": self.inputs + TARGETS}
         return shape | kind | layers | {"branches": (encoder,)}
 

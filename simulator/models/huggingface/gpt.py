@@ -30,7 +30,8 @@ class GPT2(Config):
     def fields(self) -> dict[str, Any]:
         shape = self.same_fields("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied")
         dropout = self.read_dropout("dropout", "attention_dropout", "embedding_dropout")
-        return shape | dropout | {"norm": "layernorm", "positions": "learned", "gated": False}
+        kind = {"norm": "layernorm", "positions": "learned", "gated": False, "fused_qkv": True}
+        return shape | dropout | self.read_activation() | kind
 
 
 class GPTNeoX(Config):
@@ -56,7 +57,8 @@ class GPTNeoX(Config):
         )
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         dropout = self.read_dropout("dropout", "attention_dropout")
-        return shape | biases | dropout | {"norm": "layernorm", "positions": "rope", "gated": False}
+        kind = {"norm": "layernorm", "positions": "rope", "gated": False, "fused_qkv": True}
+        return shape | biases | dropout | self.read_activation() | kind
 
 
 class OPT(Config):
@@ -93,7 +95,7 @@ class OPT(Config):
         shape = self.same_fields("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied", "dropout")
         biases = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), self.biases)
         positions = {"positions": "learned", "position_rows": self.seq + 2}
-        return shape | biases | positions | {"norm": "layernorm", "gated": False}
+        return shape | biases | positions | self.read_activation() | {"norm": "layernorm", "gated": False}
 
 
 class Bloom(Config):
@@ -217,7 +219,8 @@ class Starcoder2(Config):
         shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "vocab", "seq", "ffn", "tied", "window")
         biases = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), self.biases)
         dropout = self.read_dropout("dropout", "embedding_dropout", "attention_dropout")
-        return shape | biases | dropout | {"norm": "layernorm", "positions": "rope", "gated": False}
+        kind = {"norm": "layernorm", "positions": "rope", "gated": False}
+        return shape | biases | dropout | self.read_activation() | kind
 
 
 class Nemotron(Config):
@@ -245,7 +248,7 @@ class Nemotron(Config):
         shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "seq", "ffn", "tied")
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
         rope = self.same_fields("rope_share") | {"positions": "rope"}
-        return shape | biases | rope | {"norm": "layernorm1p", "gated": False}
+        return shape | biases | rope | self.read_activation() | {"norm": "layernorm1p", "gated": False}
 
 
 class Falcon(Config):
@@ -285,5 +288,6 @@ class Falcon(Config):
             | self.read_dropout("dropout", "attention_dropout")
             | side_by_side
             | {"kv_heads": kv_heads, "norm": "layernorm", "positions": "alibi" if self.alibi else "rope"}
-            | {"gated": False}
+            | self.read_activation()
+            | {"gated": False, "fused_qkv": True}
         )

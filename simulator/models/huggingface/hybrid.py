@@ -64,7 +64,8 @@ class NemotronH(Config):
             shared = self.same_fields("shared_experts", "shared_ffn") if self.shared_experts else {}
             moe = {"moe": self.same_fields("experts", "top_k", "expert_ffn") | shared | {"router_bias": True}}
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
-        return shape | biases | moe | {"ssm": ssm, "norm": "rmsnorm", "positions": "none", "gated": False}
+        kind = {"ssm": ssm, "norm": "rmsnorm", "positions": "none", "gated": False}
+        return shape | biases | moe | self.read_activation() | kind
 
 
 class Mamba2(Config):

@@ -59,7 +59,8 @@ class Qwen3Next(Decoder):
     def fields(self) -> dict[str, Any]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         shape = super().fields() | self.same_fields("head_dim", "rope_share") | biases
-        return shape | {"qk_layernorm": True, "attention_gate": True} | self._mixers() | self._moe()
+        gates = {"norm": "rmsnorm1p", "qk_layernorm": True, "attention_gate": True}
+        return shape | gates | self._mixers() | self._moe()
 
     def _mixers(self) -> dict[str, Any]:
         full = [(layer + 1) % self.full_every == 0 for layer in range(self.layers)]

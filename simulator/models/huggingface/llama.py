@@ -79,7 +79,8 @@ class Gemma(Decoder):
 
     def fields(self) -> dict[str, Any]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
-        return super().fields() | biases | self.same_fields("head_dim")
+        kind = self.read_activation() | {"norm": "rmsnorm1p"}
+        return super().fields() | biases | self.same_fields("head_dim") | kind
 
 
 class Phi3(Decoder):
@@ -93,7 +94,7 @@ class Phi3(Decoder):
 
     def fields(self) -> dict[str, Any]:
         dropout = self.read_dropout("dropout", "embedding_dropout", "attention_dropout")
-        return super().fields() | self.same_fields("rope_share", "window") | dropout
+        return super().fields() | self.same_fields("rope_share", "window") | dropout | {"fused_qkv": True}
 
 
 class Granite(Llama):

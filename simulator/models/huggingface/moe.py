@@ -296,4 +296,5 @@ class Grok1(Decoder):
 
     def fields(self) -> dict[str, Any]:
         moe = self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn}
-        return super().fields() | {"moe": moe, "norm_place": "both", "softcaps": ("attention",)}
+        kind = {"moe": moe, "norm_place": "both", "softcaps": ("attention",)}
+        return super().fields() | self.read_activation() | kind

@@ -86,6 +86,7 @@ class VisionConfig(Keys):
             **{"norm": "layernorm", "positions": "learned", "position_rows": self.patches + self.is_clip},
             **{"input_width": self.channels * self._side**2, "input_bias": not self.is_clip},
             **{"class_token": self.is_clip, "embedding_norm": self.is_clip, "parallel_residual": False},
+            **self.read_activation(),
         }
 
 
@@ -164,6 +165,7 @@ class QwenVision(Keys):
             **{"ffn": int(self.ratio * self.hidden), "norm": "layernorm", "positions": "rope", "final_norm": True},
             **{"input_width": self.channels * self.frames * self.patch**2, "embedding_norm": False},
             **{"merge": self.side**2, "projector": "mlp", "projector_ffn": merged, "parallel_residual": False},
+            **self.read_activation(),
         }
 
 
@@ -241,7 +243,7 @@ class CLIP(Config):
         images = {"name": "image", "tokens": tokens, **tower, **ends}
         texts = {"name": "text", "tokens": text.tokens, "layers": text.layers, "ffn": text.ffn, **ends}
         kind = {"contrastive": self.width, "layers": 0, "gated": False, "positions": "learned", "norm": "layernorm"}
-        return shape | kind | {"branches": (images, texts)}
+        return shape | kind | text.read_activation() | {"branches": (images, texts)}
 
 
 __all__ = ["CLIP", "Gemma3", "Llava", "Qwen2VL", "Qwen25VL"]

@@ -69,8 +69,8 @@ class TransformerFields(ShapePart):
     """Share of the width of a head with RoPE (GPT-NeoX: ``rotary_pct``)."""
     tied: Flag = True
     """The output layer shares the matrix of the embedding."""
-    norm: Literal["layernorm", "rmsnorm", "layernorm1p"] = "layernorm"
-    """rmsnorm has a weight, the others a weight and a bias (layernorm1p stores weight - 1)."""
+    norm: Literal["layernorm", "rmsnorm", "layernorm1p", "rmsnorm1p"] = "layernorm"
+    """RMS norms have a weight, the others a weight and a bias; layernorm1p and rmsnorm1p (Gemma) store weight - 1."""
     norm_place: Literal["before", "after", "both"] = "before"
     """Where the norms of a layer are: before attention and MLP; after them, before the residual addition (OLMo 2,
     EXAONE 4); or both (Gemma 2 and 3)."""

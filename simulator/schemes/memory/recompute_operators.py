@@ -48,10 +48,6 @@ from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, reco
 
 OperatorName = Literal["attention", "linear", "alternate_linear", "qkv", "proj", "reduce_scatter", "all_to_all"]
 
-ONE_MATRIX = ("kv.latent.down", "kv.up")
-"""Linear layers that torch computes as one product though their results go different ways (multi-head latent
-attention); the others have a product for every result."""
-
 ROUTER = "router"
 
 
@@ -105,10 +101,10 @@ class RecomputeOperators(MemoryScheme):
                 continue
             if "linear" in save or operator.name in save:
                 saved |= {*names}
-            one = operator.name in ONE_MATRIX
+            numbers = [products + (0 if operator.whole else i) for i in range(len(names))]
             if "alternate_linear" in save:
-                saved |= {name for i, name in enumerate(names) if (products + (0 if one else i)) % 2 == 0}
-            products += 1 if one else len(names)
+                saved |= {name for name, product in zip(names, numbers, strict=True) if product % 2 == 0}
+            products = numbers[-1] + 1
         return saved
 
     def _saved_keys(self, fragment: Fragment, names: set[str]) -> set[str]:

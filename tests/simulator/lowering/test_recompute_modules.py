@@ -40,8 +40,8 @@ def unit_runs(
 
 
 def spared(*modules: str, **how: Any) -> float:
-    """Bytes of a layer that need not be kept."""
-    return saved(unit_runs((), **how)[0]) - saved(unit_runs(modules, **how)[0])
+    """Bytes of a layer that need not be kept, without the statistics of its norms."""
+    return saved(unit_runs((), **how)[0], statistics=False) - saved(unit_runs(modules, **how)[0], statistics=False)
 
 
 def again(*modules: str, **how: Any) -> list[str]:

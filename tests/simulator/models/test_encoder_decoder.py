@@ -104,7 +104,7 @@ def test_the_output_of_the_encoder_is_in_memory_once() -> None:
     """Each further layer of a decoder keeps its own activations: keys and values of the inputs, but not the inputs."""
     peaks = [run(layers=layers).category_peak(0, "activations") for layers in (2, 3)]
     own = 2 * TARGETS * (6 * H + 3 * WIDE + WIDE + 2 * WIDE + 2 * F) + 2 * INPUTS * 2 * WIDE
-    sums = 2 * 4 * A * TARGETS  # of both softmaxes
+    sums = 2 * 4 * A * TARGETS + 3 * 4 * TARGETS  # of both softmaxes, and roots of the norms
     assert peaks[1] - peaks[0] == own + sums
 
 
@@ -144,7 +144,8 @@ def test_stages_hold_the_output_of_the_encoder() -> None:
     one, two = (
         run(plan, gpus=4, layers=layers).category_peak(3, "activations") for plan, layers in ((PIPELINE, 2), (deep, 3))
     )
-    own = 2 * TARGETS * (6 * H + 3 * WIDE + WIDE + 2 * WIDE + 2 * F) + 2 * INPUTS * 2 * WIDE + 2 * 4 * A * TARGETS
+    own = 2 * TARGETS * (6 * H + 3 * WIDE + WIDE + 2 * WIDE + 2 * F) + 2 * INPUTS * 2 * WIDE
+    own += 4 * TARGETS * (2 * A + 3)  # sums of both softmaxes, roots of the norms
     assert two - one == own
 
 

@@ -179,10 +179,11 @@ def test_parameters_are_held() -> None:
 
 
 def test_activations_of_a_block() -> None:
-    """Saved by a Mamba-2 block: the inputs of norm, projections and gated norm, z, x, B, C, dt, the ungated output."""
+    """Saved by a Mamba-2 block: the inputs of norm, projections and gated norm, z, x, B, C, dt, the ungated output, and
+    the roots of both norms."""
     more = {**MODEL, "layers": 5, "ssm": SSM | {"pattern": "MMM*-"}}
     added = run(**more).category_peak(0, "activations") - run().category_peak(0, "activations")
-    assert added == 2 * S * (2 * H + PROJECTED + 3 * INNER)
+    assert added == 2 * S * (2 * H + PROJECTED + 3 * INNER) + 2 * 4 * S
 
 
 # ------------------------------------------------------------------------------------------------ shards

@@ -178,10 +178,13 @@ def test_activations_of_a_block() -> None:
         return int(more - run(mixer, layers=7, full_every=7).category_peak(0, "activations"))
 
     rest = 2 * S * (2 * H + 2 * H + 3 * F)  # inputs of both norms, normed twice, gate, up and their product
+    rest += 2 * 4 * S  # roots of both norms
     delta = 2 * (S * (2 * KEY + 3 * VALUE + 2 * HEADS) + VALUES)  # q, k, v, z, alpha, beta; o; normed and gated
     delta += 2 * (2 * WIDE + VALUES + SCORES) + 6 * N  # normalised q and k, v, T; alpha and beta
+    delta += 4 * S * HEADS  # roots of the norm of heads
     assert saved(DELTA) == rest + delta
     lightning = 2 * S * LIGHT * (3 + 3 + 1 + 1 + 1 + 1)  # before and after the activation; o, normed, gate, gated
+    lightning += 4 * S
     assert saved(LIGHTNING) == rest + lightning
 
 

@@ -274,7 +274,7 @@ def test_kinds_of_layers_are_lowered_once_each(period: int, kinds: int) -> None:
 def kept(*more: dict[str, Any], **fields: Any) -> float:
     played = spread({"dp": 4}, {"edp": 1, "ep": 4}, *more, **fields)
     (unit_run,) = [unit_run for unit_run in played.stages[0].unit_runs if unit_run.name == "layer"]
-    return saved(unit_run)
+    return saved(unit_run, statistics=False)
 
 
 ATTENTION = S * H * 2 * 5 + 4 * S * 4

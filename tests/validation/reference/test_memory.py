@@ -70,6 +70,11 @@ def layer(
     return kept(lambda: stage.layers["0"](x), *stage.parameters()), saved(unit_run), tokens
 
 
+def spared_on_cpu(name: str, precision: str, tokens: int) -> int:
+    """Bytes by which mean and deviation in two layer norms are smaller on a CPU: they have the input's format."""
+    return 2 * tokens * 2 * 2 if (name, precision) == ("gpt", "bf16") else 0
+
+
 def ulysses(given: Plan) -> dict[str, Any]:
     """The plan with sequence/ulysses in place of sequence/all-gather."""
     found: dict[str, Any] = given.job.to_dict()["plan"]
@@ -92,13 +97,10 @@ def resident(adam: Any) -> list[Any]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_layer_keeps_the_bytes_of_the_simulator(name: str, tensor: tuple[int, bool], precision: str) -> None:
     found, forecast, tokens = layer(name, tensor, precision)
-    # Besides, mean and deviation of each token in two layer norms, one fp32 number in RMS norms.
-    itself = 2 if precision == "bf16" else 4
-    statistics = 2 * tokens * {"gpt": 2 * itself, "llama": 4, "experts": 4}[name]
     if name != "experts":
-        assert found == forecast + statistics
+        assert found == forecast - spared_on_cpu(name, precision, tokens)
     else:  # and the router's probabilities and choices
-        assert forecast + statistics < found <= forecast + statistics + 48 * tokens
+        assert forecast < found <= forecast + 48 * tokens
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -116,14 +118,13 @@ def test_a_layer_on_some_positions_keeps_what_the_simulator_says(
 ) -> None:
     """Keys and values of all positions or heads are kept, those of the rank's own positions are not."""
     found, forecast, tokens = layer(name, tensor, precision, context=ContextGroup(2, 0, None, scheme))
-    itself = 2 if precision == "bf16" else 4
-    assert found == forecast + 2 * tokens * {"gpt": 2 * itself, "llama": 4}[name]
+    assert found == forecast - spared_on_cpu(name, precision, tokens)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_layer_with_some_experts_keeps_what_the_simulator_says(precision: str) -> None:
     found, forecast, tokens = layer("experts", (1, False), precision, expert=AxisGroup(2, 0, None))
-    assert forecast + 8 * tokens < found <= forecast + 8 * tokens + 48 * tokens
+    assert forecast < found <= forecast + 48 * tokens
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])

@@ -169,8 +169,9 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
         reading.set_key("model.kv_heads", 1, "attention_head_type")
     _read_biases(reading)
     centred = ("apply_layernorm_1p", "layernorm_zero_centered_gamma")
-    if keys.get("model.norm") == "layernorm" and reading.take_switch(*centred):
-        reading.set_key("model.norm", "layernorm1p", *centred)
+    norm = keys.get("model.norm")
+    if norm in ("layernorm", "rmsnorm") and reading.take_switch(*centred):
+        reading.set_key("model.norm", f"{norm}1p", *centred)
     reading.take("no_position_embedding", *centred, "attention_dropout")
     hidden = keys.get("model.hidden", 0)
     if "model.ffn" not in keys and hidden:
@@ -330,8 +331,10 @@ def write_shape(keys: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
         settings["multi_latent_attention"] = True
     if keys.get("model.qkv_bias") and not keys.get("model.mlp_bias"):
         settings[names["qkv_bias"]] = True
-    if keys.get("model.norm") == "layernorm1p":
+    if keys.get("model.norm") in ("layernorm1p", "rmsnorm1p"):
         settings[names["layernorm1p"]] = True
+    if keys.get("model.norm") == "rmsnorm1p":
+        settings["normalization"] = "RMSNorm"
     if keys.get("model.window"):
         settings["window_size"] = f"{keys['model.window'] - 1},0"
         if keys.get("model.full_every"):

@@ -1,0 +1,56 @@
+"""What layers keep for the backward pass is to the byte what torch's own tracker counts of the same layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshcast.simulator.forecast.lowering import make_lowering
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.plan.plan import Plan
+from tests.contract.measure import saved
+from tests.thinning import thinned
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from tests.validation.activations.families import FAMILIES, POLICIES, UNFUSED  # noqa: E402
+from tests.validation.activations.tracked import kept_by_a_layer  # noqa: E402
+
+COMBINATIONS = [
+    (family, policy, precision)
+    for precision in ("bf16", "fp32")
+    for family in FAMILIES
+    for policy in POLICIES
+    if not (family in UNFUSED and policy == "operators")  # torchtitan's list is of models with fused attention
+]
+FIRST = [("deepseek", "none", "bf16"), ("gpt-2", "operators", "bf16"), ("gemma-2", "selective", "bf16")]
+"""Combinations of every run: with these each rule of `simulator.ir.saved` is held once, but those of experts."""
+FIRST += [("qwen3-moe", "none", "bf16"), ("opt", "none", "fp32"), ("falcon", "full", "bf16"), ("phi", "none", "bf16")]
+
+
+def plan_of(family: str, policy: str, precision: str) -> Plan:
+    """The plan of a job of Transformers' own trainer."""
+    attention = "unfused" if family in UNFUSED else "flash"
+    job: dict[str, Any] = {
+        "model": FAMILIES[family],
+        "cluster": {"node": "dgx-h100", "nodes": 1, "gpus": 1},
+        "framework": {"name": "hf-trainer", "set": {"attention": attention}},
+        "precision": dict.fromkeys(("compute", "gradients", "main_weights"), precision),
+        "batch": {"micro": 2},
+        "plan": {"recompute": policy},
+    }
+    return resolve_plan(load_job(job))
+
+
+@pytest.mark.parametrize(
+    ("family", "policy", "precision"),
+    thinned(COMBINATIONS, FIRST),
+)
+def test_a_layer_keeps_the_bytes_that_torch_tracks(family: str, policy: str, precision: str) -> None:
+    plan = plan_of(family, policy, precision)
+    (layer,) = [run for run in make_lowering(plan).run(plan.model_parts.stage(0)).unit_runs if run.name == "layer"]
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    assert kept_by_a_layer(plan.job.model, family not in UNFUSED, policy, dtype) == saved(layer)

@@ -1,0 +1,70 @@
+"""Bytes that layers keep for the backward pass, by torch's own tracker, under four policies of recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from meshcast.simulator.models.model import Model
+from tests.validation.activations.layers import TABLES, Layer, attend
+
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+KEPT = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,)
+
+
+def every_second_product(router: int) -> Callable[[], Any]:
+    """The policy of torchtitan's per-op selective checkpoints: results of fused attention, and of every second matrix
+    product but the router's, whose weight has `router` columns."""
+    products = 0
+
+    def choose(context: Any, op: Any, *args: Any, **options: Any) -> CheckpointPolicy:
+        nonlocal products
+        if op in PRODUCTS and args[-1].shape[-1] != router:
+            products += 1
+            if products % 2:
+                return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.MUST_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return partial(create_selective_checkpoint_contexts, choose)
+
+
+def core_again(*given: Any) -> Tensor:
+    """The core of attention, computed again in the backward pass."""
+    result: Tensor = checkpoint(attend, *given, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
+def kept_by_layers(model: Model, fused: bool, policy: str, layers: int) -> int:
+    """Bytes that live after the forward pass of so many layers."""
+    stack = nn.ModuleList(Layer(model, fused, core_again if policy == "selective" else attend) for _ in range(layers))
+    x = torch.ones(2, model.seq, model.hidden, requires_grad=True)
+    router = model.moe.experts if model.moe else 0
+    y, tracker = x, MemTracker()
+    tracker.track_external(stack, x)
+    with tracker:
+        for layer in stack:
+            again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+            if policy == "operators":
+                again["context_fn"] = every_second_product(router)
+            y = checkpoint(layer, y, **again) if policy in ("full", "operators") else layer(y)
+        held = tracker.get_tracker_snapshot("current")[torch.device("cpu")]
+    assert y.grad_fn is not None
+    return sum(held[kind] for kind in (_MemRefType.ACT, _MemRefType.TEMP, _MemRefType.OTH))
+
+
+def kept_by_a_layer(model: Model, fused: bool, policy: str, dtype: torch.dtype) -> int:
+    """Bytes that every further layer keeps."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    TABLES.clear()
+    try:
+        _, first, second = (kept_by_layers(model, fused, policy, layers) for layers in (1, 1, 2))
+    finally:
+        torch.set_default_dtype(before)
+    return second - first
