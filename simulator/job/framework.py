@@ -261,7 +261,8 @@ class Framework(FrameworkPart):
     """How the output tiles of dense GEMMs are divided among multiprocessors; empty: as the measured library does."""
     gathers_apart: bool = False
     """FSDP all-gathers the weights of a unit into a buffer and copies them out of it, and copies gradients into another
-    buffer; a buffer is freed when that of the next unit has arrived (FSDP2). Otherwise weights are used in place."""
+    buffer; forward a buffer is freed when that of the next unit has arrived, backward at once (FSDP2). Otherwise
+    weights are used in place."""
     root_stays_gathered: bool = False
     """FSDP keeps the weights outside of the layers, those of its root unit, gathered from the forward pass to the end
     of the backward pass (`_post_forward_reshard` of FSDP1, `_lazy_init` of FSDP2)."""

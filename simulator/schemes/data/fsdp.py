@@ -107,6 +107,10 @@ class FSDP(ShardedScheme, KeepsSecondaryShards):
             return 0
         return super().prefetch_depth(forward) if self.options.prefetch is None else self.options.prefetch
 
+    @property
+    def has_root(self) -> bool:
+        return self.framework.root_stays_gathered and not self.across_microbatches
+
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         root = self.framework.root_stays_gathered and not param.in_layer
         kept = (root or not self.options.reshard) and not self.across_microbatches

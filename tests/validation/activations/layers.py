@@ -223,3 +223,19 @@ class Layer(nn.Module):
         assert self.norm2 is not None
         y = self.mlp(self.norm2(x))
         return x + dropout(self.after[1](y) if self.after else y, drop)
+
+
+class Decoder(nn.Module):
+    """A whole model: an embedding, its layers, a norm and an output layer of its own."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(model.vocab, model.hidden)
+        self.layers = nn.ModuleList(Layer(model) for _ in range(model.layers))
+        self.norm, self.out = RMSNorm(model.hidden, False), nn.Linear(model.hidden, model.vocab, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(self.norm(x))

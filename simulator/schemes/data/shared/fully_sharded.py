@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from math import inf
 from typing import ClassVar, NamedTuple
 
@@ -142,6 +142,11 @@ class ShardedScheme(DataScheme):
             ops.append(Op("copy gradients", OUT, shard, [], "W"))
         return ops
 
+    @property
+    def has_root(self) -> bool:
+        """Whether weights outside of the layers are those of one unit, whose gradients are reduced together."""
+        return False
+
     delays_update: bool = False
     """Whether the host updates the states during the passes of the next step."""
 
@@ -199,7 +204,8 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     How far ahead the weights of a unit are gathered, `scheme.reach` says; weights that nobody asked for are gathered
     while nothing computes. A unit begins once all its weights that were asked for in earlier units have arrived. An
     embedding whose table is also that of the output layer stays whole between its passes, and so does its gradient from
-    the output layer on (both belong to the root unit of FSDP, which is not freed after its forward pass).
+    the output layer on (both belong to the root unit of FSDP, which is not freed after its forward pass). Of tables of
+    their own the gradient of the output layer waits for that of the embedding, where both are of a root unit.
     """
     unit_runs = stage_ops.unit_runs
     held = [_unit_shards(scheme, unit_run, scheme.by_module) for unit_run in unit_runs]
@@ -213,14 +219,13 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     if shared:
         held[0] = _unit_shards(scheme, unit_runs[0], False, stays=True)
         held[0] = replace(held[0], backward=whole_pass(unit_runs[0].fragment.backward, GatheredWeights()))
-    # A unit without input from the previous one, as an embedding, starts a new row of neighbours.
-    rows: list[list[int]] = []
-    for i, unit_run in enumerate(unit_runs):
-        if i == 0 or unit_run.residual_in is None:
-            rows.append([])
-        rows[-1] += [i] * unit_run.count
+    waits = scheme.has_root and not shared and _are_ends(unit_runs, held)
+    if waits:
+        held[-1] = replace(held[-1], leaving=0)
     turns = [
-        (i, turn) for row in rows for i, turn in zip(row, _plan_gathers(scheme, [held[i] for i in row]), strict=True)
+        (i, turn)
+        for row in _find_rows(unit_runs)
+        for i, turn in zip(row, _plan_gathers(scheme, [held[i] for i in row]), strict=True)
     ]
     made: list[UnitRun] = []
     # Copies of a unit differ in what they gather for later units: usually the first, the middle ones and the last.
@@ -236,7 +241,57 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
             if not any(unit_run.fragment.backward for unit_run in unit_runs):
                 whole = replace(whole, freed_later=(*whole.freed_later, TABLE))
         made.append(whole)
+    if waits:
+        made[0], made[-1] = _join_root_gradients(scheme, made[0], made[-1], held)
     return replace(stage_ops, unit_runs=made)
+
+
+def _find_rows(unit_runs: Sequence[UnitRun]) -> list[list[int]]:
+    """Returns rows of neighbours, unit by unit the number of its run; a unit without input from the previous one, as an
+    embedding, starts a new one."""
+    rows: list[list[int]] = []
+    for i, unit_run in enumerate(unit_runs):
+        if i == 0 or unit_run.residual_in is None:
+            rows.append([])
+        rows[-1] += [i] * unit_run.count
+    return rows
+
+
+def _are_ends(unit_runs: Sequence[UnitRun], held: Sequence[UnitShards]) -> bool:
+    """Returns whether the first and the last of several units are an embedding and an output layer that are trained."""
+    ends = (unit_runs[0], unit_runs[-1])
+    outside = not any(param.in_layer for unit_run in ends for param in unit_run.fragment.params)
+    return len(unit_runs) > 1 and outside and bool(held[0].gradients and held[-1].gradients)
+
+
+def _join_root_gradients(
+    scheme: ShardedScheme, first: UnitRun, last: UnitRun, held: Sequence[UnitShards]
+) -> tuple[UnitRun, UnitRun]:
+    """Returns the embedding and the output layer of a root unit: the gradients of the output layer wait, as the
+    backward pass makes them, for those of the embedding, and are packed and reduced with these (autograd completes a
+    flat parameter of FSDP1 then, and FSDP2 reduces its root in `_root_post_backward_final_callback`). When the
+    reductions run is left as it is.
+
+    The whole weights of the root are freed before its gradients are packed; they count through the whole step, so the
+    buffer takes what it needs beyond them.
+    """
+    uses, waiting = last.fragment.tensor_uses, []
+    elements = sum(elements for unit in (held[0], held[-1]) for _, elements in unit.gradients)
+    packed = elements * max(0, BYTES[scheme.framework.gradients] - BYTES[scheme.framework.weights])
+    for use in [use for use in uses if use.key.startswith(GRADIENTS)]:
+        uses.remove(use)
+        if use.made:
+            waiting.append(replace(use, key=f"root {use.key}"))
+    last.fragment.tensor_uses = [use for use in uses if not use.key.startswith(PACKED)] + waiting
+    end = first.fragment.backward[-1]
+    first.fragment.tensor_uses = [
+        replace(use, nbytes=packed) if use.key.startswith(PACKED) else use for use in first.fragment.tensor_uses
+    ] + [replace(use, op=end, made=False) for use in waiting]
+    keys = tuple(use.key for use in waiting)
+    return (
+        replace(first, allocated_before=(*first.allocated_before, *keys)),
+        replace(last, freed_later=(*last.freed_later, *keys)),
+    )
 
 
 def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool, stays: bool = False) -> UnitShards:
@@ -290,6 +345,9 @@ def _plan_gathers(scheme: ShardedScheme, row: list[UnitShards]) -> list[UnitGath
     sent = [*(one.leaving for one in row[1:]), 0]
     return [UnitGathers(*each) for each in zip(forward, backward, sent, strict=True)]
 
+
+GRADIENTS, PACKED = "gradients of a bucket", "packed"
+"""What the memory keys of whole gradients, and of their copies in one buffer, begin with."""
 
 TABLE = "weights"
 """The memory key of the weights of a table that other units also use."""
@@ -410,14 +468,19 @@ class _PassGathering:
         for gather in gathers:
             if gather.later and not self.forward and not point.after:
                 # Without an incoming gradient the loss starts the backward pass.
-                behind_loss = InsertionPoint(next(iter(self.ops[1:]), None), self.ops[:1])
-                point = point._replace(after=issued[:1]) if issued else behind_loss
+                point = point._replace(after=issued[:1]) if issued else self._find_end_of_loss()
             own = self.gathers[gather.module] if not gather.later else None
             groups = own if own is not None else _gather_all(self.scheme, gather.weights, self.forward)
             for group in groups:
                 group.ops[0].after += point.after
             issued += self._note_issued(gather, groups)
         self.inserted[point.before] += issued
+
+    def _find_end_of_loss(self) -> InsertionPoint:
+        """Returns the place behind the kernels of the loss, whose result is the gradient that a pass starts with."""
+        kernels = takewhile(lambda op: isinstance(op.work, Memory) and op.work.what == "cross-entropy", self.ops)
+        begin = max(1, len(list(kernels)))
+        return InsertionPoint(next(iter(self.ops[begin:]), None), self.ops[begin - 1 : begin])
 
     def _note_issued(self, gather: Gather, groups: list[GatherOps]) -> list[Op]:
         """Lets whatever needs the weights of an all-gather wait for it, and returns its ops."""
@@ -455,6 +518,8 @@ class _PassGathering:
 
     def _hold_later(self, gather: Gather, groups: list[GatherOps], begin: Op) -> None:
         """Keeps the weights of a later unit in memory until the end of the pass."""
+        if self.forward and self.scheme.framework.gathers_apart:
+            return  # the host, which allocates, asks for them when it has freed those of this unit
         live = gather.weights.live * BYTES[self.scheme.framework.weights]
         nbytes = sum(group.nbytes for group in groups) or live
         self._hold(f"{gather.later} {gather.module}", nbytes, begin, self.ops[-1])
@@ -476,12 +541,14 @@ class _PassGathering:
             self.fragment.tensor_uses += _lifetime(f"arrived {self.phase} {number}", nbytes, begin, end, "buffers")
 
     def _unpack_kernels(self, weights: GatheredWeights, groups: list[GatherOps]) -> tuple[list[Op], int]:
-        """Returns the kernels that prepare arrived weights, and the bytes that they read."""
+        """Returns the kernels that prepare arrived weights, and the bytes of what they read that stay in memory:
+        backward FSDP2 frees a buffer before it asks for the next weights (`wait_for_unshard`, _fsdp_param_group.py)."""
         unpack = [op for group in groups for op in group.unpack]
         if unpack or not groups or not self.scheme.framework.gathers_apart:
             return unpack, sum(group.nbytes for group in groups)
         nbytes = weights.elements * BYTES[self.scheme.framework.weights]
-        return [Op("copy params", work=Memory("concat", nbytes, nbytes), phase=self.phase)], nbytes
+        copy = Op("copy params", work=Memory("concat", nbytes, nbytes), phase=self.phase)
+        return [copy], nbytes if self.forward else 0
 
     def _hold(self, which: str, nbytes: float, begin: Op, end: Op) -> None:
         self.fragment.tensor_uses += _lifetime(f"weights {self.phase} {which}", nbytes, begin, end)
@@ -543,10 +610,12 @@ def _reduce_gradients(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str
         if _leave_unit(scheme, params[0]):
             last = fragment.backward[end - 1]
             first = next((op for op in fragment.backward[begin:end] if op.phase == "W"), last)
-            key = _table_key(axes) if stays else f"gradients {axes} {number}"
-            nbytes = count_whole_elements(scheme, params) * BYTES[scheme.framework.gradients]
-            if scheme.framework.gathers_apart:
-                packing = _pack_gradients(fragment, f"packed {axes} {number}", nbytes, params, ops[0])
+            key = _table_key(axes) if stays else f"{GRADIENTS} {axes} {number}"
+            elements, framework = count_whole_elements(scheme, params), scheme.framework
+            nbytes = elements * BYTES[framework.gradients]
+            if framework.gathers_apart:  # gradients have the format of the weights until they are packed
+                packing = _pack_gradients(fragment, f"{PACKED} {axes} {number}", nbytes, params, ops[0])
+                nbytes = elements * BYTES[framework.weights]
             fragment.tensor_uses += _lifetime(key, nbytes, first, following or ops[0], "gradients")
         ops[0].after += packing or [param.ready for param in params]
         fragment.backward[end:end] = [*packing, *ops]
