@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from meshcast.simulator.ir.layout import Tensor, collectives_between, output_layout
 from meshcast.simulator.ir.modules import LocalShapes, Operator
-from meshcast.simulator.ir.operators import Head, Linear
+from meshcast.simulator.ir.operators import Embedding, Head, Linear
 from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Memory, Op, Param, TensorUse, Work
 from meshcast.simulator.ir.saved import saved_by
 from meshcast.simulator.lowering.scope import Scope
@@ -41,9 +41,12 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
         *(_backward_uses(scope, operator, at, inputs, weights) if frag.backward else ()),
         *(_saved_buffers(operator, at, frag, inputs, weights) if frag.forward and frag.backward else ()),
     ]
-    if not fused_gradients and params and not operator.frozen:
+    if params and not operator.frozen:
         whole = _unsharded_elements(scope, operator, at, params)
-        accumulate_separately(frag, operator, at, weights, ready, whole, accumulated)
+        if fused_gradients:
+            frag.tensor_uses += _whole_gradient_uses(operator, weights, whole)
+        else:
+            accumulate_separately(frag, operator, at, weights, ready, whole, accumulated)
     gather_weights(scope, operator, at, frag, inputs, weights)
     return frag
 
@@ -174,6 +177,16 @@ def _temporaries(operator: Operator, at: LocalShapes, ops: list[Op], backward: b
 
 
 # ---------------------------------------------------------------------------------------- weights and their gradients
+
+
+def _whole_gradient_uses(operator: Operator, weights: list[Op], whole: int) -> Iterable[TensorUse]:
+    """Yields uses of the gradient of an embedding: no GEMM accumulates it, autograd makes it whole and a hook adds it.
+
+    weights: the ops that make it. whole: elements of the gradients that are stored unsharded.
+    """
+    ends = ((weights[0], True), (weights[-1], False)) if weights and isinstance(operator, Embedding) else ()
+    nbytes = whole * BYTES[operator.weights[0].dtype]
+    yield from (TensorUse(f"w:{operator.name}", nbytes, op, makes) for op, makes in ends)
 
 
 def write_out_of_place(weights: Iterable[Op], dtype: str) -> None:

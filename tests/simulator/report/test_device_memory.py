@@ -97,3 +97,10 @@ def test_tensors_that_exceed_the_capacity_do_not_fit() -> None:
     found = report({}, memory={"reserved_share": 1.5, "context_gib": 79.0})
     assert not found.fits
     assert found.peak_device == found.peak_allocated + 79 * 2**30
+
+
+def test_the_gradient_of_the_embedding_is_made_whole_beside_the_accumulated_one() -> None:
+    """In bf16 at the end of the backward pass, also where GEMMs accumulate the gradients of linear layers."""
+    stage = report({"pp": 2}, 2, name="megatron-core").play.peaks[0]
+    gradient = TOKENS * HIDDEN * 2
+    assert stage.by["workspace"] == 2 * PARAMETERS_OF_TABLE + gradient
