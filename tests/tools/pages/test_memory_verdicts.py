@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
 from tests.validation.published.test_peak_spreads import draw
 from tools.pages.memory_verdicts import LeftOutSpreads, forecast_reported, list_sections
 
-PEAKS = (
-    draw("torchtitan", "a", 0.2, 400) + draw("torchtitan", "b", 0.02, 400, 2) + draw("megatron-core", "c", 0.02, 400, 3)
-)
+WIDE, NARROW = draw("torchtitan", "a", 0.2, 200), draw("torchtitan", "b", 0.02, 200, 2)
+PEAKS = WIDE + NARROW + draw("megatron-core", "c", 0.02, 200, 3)
 
 
 def run(name: str, source: str, room: float, spread: str = "torchtitan") -> dict[str, Any]:
@@ -24,8 +21,7 @@ def test_a_run_is_judged_by_the_peaks_of_other_sources() -> None:
     """Source a is wide and b narrow: a run of a has the spread of b, one of b that of a, a stranger that of both."""
     left_out = LeftOutSpreads(PEAKS)
     scales = [left_out.error(run("x", source, 1.0)["predicted"] | {"source": source}).above for source in "abz"]
-    assert scales[0] == pytest.approx(0.02, rel=0.25) and scales[1] == pytest.approx(0.2, rel=0.25)
-    assert scales[0] < scales[2] < scales[1]
+    assert scales[0] < 0.03 < scales[2] < 0.12 < scales[1]
 
 
 def test_every_run_is_counted_once_and_faults_are_listed() -> None:
