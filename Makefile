@@ -85,7 +85,7 @@ docs-pages: docs-catalog docs-excerpts docs-figures docs-job docs-python docs-re
 docs-site: $(SITE) ## build the site of docs/ in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-docs-accuracy: $(BASE) ## write docs/accuracy.md from a file of published runs: make docs-accuracy RUNS=runs.jsonl
+docs-accuracy: $(BASE) ## write docs/accuracy.md from published runs: make docs-accuracy RUNS="runs.jsonl more.jsonl"
 	$(BIN)/python -m tools.pages.accuracy $(RUNS) docs/accuracy.md
 
 docs-catalog: $(BASE) ## write docs/catalog.md from the files in hardware/catalog/

@@ -31,7 +31,7 @@ WORST = 30
 INTRODUCTION = """\
 # Accuracy on published runs
 
-Made by `make docs-accuracy` from a file of published runs. Every run is forecast from its published configuration
+Made by `make docs-accuracy` from files of published runs. Every run is forecast from its published configuration
 alone; what a run does not state is assumed, listed, and widens its interval. Errors are forecast / measured - 1 of the
 step time; *inside* is the share of measured times in the 90 % interval; the *baseline* is one efficiency for each GPU
 and number format, fitted to the other sources.

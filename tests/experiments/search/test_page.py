@@ -53,7 +53,7 @@ def test_a_plan_that_nearly_fills_a_gpu_is_named() -> None:
 def test_a_search_without_a_plan_names_the_smallest_need_and_what_to_open(tmp_path: Path) -> None:
     (job := tmp_path / "job.yaml").write_text(yaml.safe_dump(LARGE))
     text = " ".join(run("search", str(job)).stdout.split())
-    assert re.search(r"smallest \d+\.\d GiB of 75\.\d+ GiB: plan.tp 16, plan.pp 1", text)
+    assert re.search(r"smallest \d+\.\d GiB of [67]\d\.\d+ GiB: plan.tp 16, plan.pp 1", text)
     assert "Open plan.recompute, batch.micro, plan.sequence_parallel" in text
     assert "no plan of the space fits with 95 %, by the mo" in text
     refused = run("predict", str(job))

@@ -63,9 +63,11 @@ def test_every_profile_has_a_spread_and_the_least_known_the_widest(name: str) ->
 
 
 def test_the_verdict_of_a_job_is_that_of_the_room_for_its_need() -> None:
-    """Layers are added until the plan is tight and then does not fit: fits, room and probability agree."""
-    reports = [forecast(layers) for layers in (10, 14, 16)]
-    assert [one.fit.verdict for one in reports] == ["fits", "tight", "does-not-fit"]
+    """Layers are added until the plan does not fit: room, probability and verdict agree, and fall."""
+    reports = [forecast(layers) for layers in (10, 13, 14, 16)]
+    verdicts, odds = [one.fit.verdict for one in reports], [one.fit.probability for one in reports]
+    assert verdicts == [judge(each) for each in odds] and odds == sorted(odds, reverse=True)
+    assert (verdicts[0], verdicts[-1]) == ("fits", "does-not-fit")
     for one in reports:
         assert one.fit.room == one.capacity / one.fit.held and one.fits == (one.fit.probability >= 0.5)
         memory = one.to_dict()["memory"]

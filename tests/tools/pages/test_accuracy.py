@@ -12,7 +12,9 @@ from meshcast.validation.published.answer import answer
 from meshcast.validation.published.clusters import forget_cluster
 from meshcast.validation.published.rows import PublishedHardware, PublishedRun, read
 from meshcast.validation.published.summary import compute_figures
+from tests.validation.published.test_peak_spreads import draw
 from tools.pages.accuracy import forecast_forgotten, page
+from tools.pages.memory_verdicts import forecast_reported, list_sections
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data" / "published_runs.jsonl"
@@ -38,7 +40,8 @@ def text(rows: list[dict], fit: dict) -> str:
     """The page, as if the runs of Megatron-DeepSpeed named their cluster."""
     runs = [run for run in read(DATA) if isinstance(run, PublishedRun) and run.source == "bloom"]
     named = [run.model_copy(update={"hardware": PublishedHardware(inter="Jean Zay")}) for run in runs]
-    return page(rows, fit, forecast_forgotten(named))
+    peaks = draw("torchtitan", "a", 0.05, 20) + draw("megatron-core", "b", 0.05, 20)
+    return page(rows, fit, forecast_forgotten(named), list_sections(rows, peaks, [*forecast_reported()]))
 
 
 def test_the_tables_have_the_figures_of_the_runs(rows: list[dict], text: str) -> None:
