@@ -12,7 +12,7 @@ enlarged as a whole when it is written (`SheetSize.zoom`), so its type and lines
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -122,7 +122,7 @@ def escape_texts(figure: Figure) -> Figure:
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):  # which ask for their labels whenever they are drawn
             for formatter in (axis.get_major_formatter(), axis.get_minor_formatter()):
-                formatter.format_ticks = partial(_escape_labels, formatter.format_ticks)
+                vars(formatter)["format_ticks"] = partial(_escape_labels, formatter.format_ticks)
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         if (escaped := escape_controls(text.get_text())) != text.get_text():
@@ -130,7 +130,7 @@ def escape_texts(figure: Figure) -> Figure:
     return figure
 
 
-def _escape_labels(write: Callable[[Sequence[float]], list[str]], ticks: Sequence[float]) -> list[str]:
+def _escape_labels(write: Callable[[list[float]], list[str]], ticks: list[float]) -> list[str]:
     return [escape_controls(label) for label in write(ticks)]
 
 
