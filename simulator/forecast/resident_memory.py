@@ -261,10 +261,14 @@ def _count_start(plan: Plan, params: DeviceParams) -> StartMemory:
     states = resident_bytes(plan, params)
     loading, moments = states["parameters"], 0.0
     if framework.memory.loads_whole_weights:
-        loading = max(loading, sum(float(size) for _, size in by_axes(params)) * BYTES[framework.weights])
+        plain = StoredFormat(BYTES[framework.weights])
+        loading = max(loading, sum(size * (param.stored or plain).nbytes for param, size in by_axes(params)))
     if not framework.update.moments_at_start and not _find_offloaded(plan, "optimizer"):
         trained = ((param, size) for param, size in by_axes(params) if param.trained)
-        moments = sum(size / shards("optimizer", param) for param, size in trained) * 2 * BYTES[framework.moments]
+        kept = (
+            (size / param.size, _moment_bytes(framework, param, shards("optimizer", param))) for param, size in trained
+        )
+        moments = sum(count * nbytes for count, nbytes in kept)
     return StartMemory(loading, float(min(moments, states["optimizer"])))
 
 
