@@ -12,6 +12,7 @@ import yaml
 
 from meshcast.experiments.search.certificate import Certificate
 from meshcast.experiments.search.find import make_limits, open_search
+from meshcast.experiments.search.found import has_memory
 from meshcast.experiments.search.search import Search
 from meshcast.experiments.search.space import Space
 from meshcast.hardware.errors import PlanError
@@ -127,6 +128,14 @@ def test_a_plan_is_left_out_unless_its_risk_is_taken() -> None:
         made = open_search({**job, "plan": {"tp": 1, "recompute": ["none"]}}, limits=limits)
         made.run()
         assert len(made.best) == count
+
+
+def test_a_forecast_is_held_against_the_risk_and_the_margin() -> None:
+    space = open_search(TINY, limits=make_limits(memory_margin=0.5)).space
+    assert space.capacity * space.least_room == pytest.approx(0.5 * space.loaded.cluster.gpu.memory)
+    for room, held, fits in ((1.001, 0.999, True), (0.999, 0.999, False), (1.001, 1.001, False)):
+        forecast = StepAndMemory(1.0, 1.0, 1.0, held * space.capacity, room * space.least_room)
+        assert has_memory(space, forecast) is fits
 
 
 def test_only_measured_combinations_are_kept(points: list[Point]) -> None:
