@@ -359,9 +359,12 @@ def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
     """The units of a plan whose stages are alike."""
     lowering, architecture = make_lowering(plan, shared.units), plan.model_parts.architecture
     known: dict[object, int] = {}
-    stages, of_layer = [lowering.run(architecture.stage(range(0), True, False))], []
+    embedding = architecture.stage(range(0), True, False)
+    stages, of_layer = [lowering.run(embedding)], []
     for layer in range(plan.model_parts.model.layers):
-        stage = architecture.stage(range(layer, layer + 1), False, False)
+        stage = architecture.stage(range(layer, layer + 1), layer == 0, False)
+        if layer == 0:  # with the embedding below it, of which adapters train nothing
+            stage = replace(stage, units=stage.units[len(embedding.units) :])
         key = tuple(unit.lowering_key for unit in stage.units), architecture.group_start(layer)
         if key not in known:
             known[key] = len(stages)
