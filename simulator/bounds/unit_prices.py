@@ -29,6 +29,7 @@ from meshcast.simulator.program.block import FREE, CompiledBlocks, Price
 from meshcast.simulator.program.memory_profile import Profile
 from meshcast.simulator.program.task import Task, make_task
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
+from meshcast.simulator.schemes.data.shared.reduce_buckets import without_buckets
 
 StageUnits = tuple[tuple[int, int], ...]
 """The kinds of the units of a stage in forward order, each with its number of units in a row."""
@@ -356,11 +357,11 @@ class LoweredUnits:
 
 
 def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
-    """The units of a plan whose stages are alike."""
+    """The units of a plan whose stages are alike. They hold no buckets, which plans with one replica have not."""
     lowering, architecture = make_lowering(plan, shared.units), plan.model_parts.architecture
     known: dict[object, int] = {}
     embedding = architecture.stage(range(0), True, False)
-    stages, of_layer = [lowering.run(embedding)], []
+    stages, of_layer = [without_buckets(lowering.run(embedding))], []
     for layer in range(plan.model_parts.model.layers):
         stage = architecture.stage(range(layer, layer + 1), layer == 0, False)
         if layer == 0:  # with the embedding below it, of which adapters train nothing
@@ -368,9 +369,9 @@ def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
         key = tuple(unit.lowering_key for unit in stage.units), architecture.group_start(layer)
         if key not in known:
             known[key] = len(stages)
-            stages.append(lowering.run(stage))
+            stages.append(without_buckets(lowering.run(stage)))
         of_layer.append(known[key])
-    stages.append(lowering.run(architecture.stage(range(0), False, True)))
+    stages.append(without_buckets(lowering.run(architecture.stage(range(0), False, True))))
     price = shared.device_costs(plan)[0].estimate
     (data,) = (scheme for scheme in plan.schemes if isinstance(scheme, DataScheme))
     host, weights = host_launch_seconds(plan), plan.job.framework.weights

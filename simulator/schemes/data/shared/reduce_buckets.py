@@ -17,6 +17,9 @@ from dataclasses import replace
 from meshcast.simulator.ir.capabilities import ShardsStates
 from meshcast.simulator.ir.ops import BYTES, Fragment, Param, StageOps, TensorUse
 
+HELD = "buckets"
+"""Key of the buffers and copies that a unit holds."""
+
 
 def count_bucket_bytes(scheme: ShardsStates, bucket: float, elements: float) -> float:
     """Returns the bytes of buffers and copies that come and go with a reduction.
@@ -47,8 +50,8 @@ def count_resting_bytes(scheme: ShardsStates, bucket: float) -> float:
 
 
 def hold_buckets(scheme: ShardsStates, bucket: float, stage_ops: StageOps, shared: bool) -> StageOps:
-    """Returns `stage_ops` in which every unit has buffers and copies of a bucket from its first gradient to the end of
-    its backward pass.
+    """Returns `stage_ops` in which every unit has buffers and copies of a bucket from its first gradient to its last
+    one.
 
     bucket: elements of a full bucket.
     shared: whether its units may be those of other plans, which are copied.
@@ -68,11 +71,19 @@ def hold_buckets(scheme: ShardsStates, bucket: float, stage_ops: StageOps, share
 
 
 def _hold_bytes(fragment: Fragment, nbytes: int) -> None:
-    """Keeps so many bytes from the first gradient of a weight to the end of the backward pass of a unit."""
-    first = next((op for op in fragment.backward if op.phase == "W"), None)
-    if first is not None:
-        ends = (first, fragment.backward[-1])
-        fragment.tensor_uses += [TensorUse("buckets", nbytes, op, op is first, "buffers") for op in ends]
+    """Keeps so many bytes from the first to the last gradient of the weights of a unit."""
+    ops = [op for op in fragment.backward if op.phase == "W"]
+    if ops:
+        fragment.tensor_uses += [TensorUse(HELD, nbytes, op, op is ops[0], "buffers") for op in (ops[0], ops[-1])]
+
+
+def without_buckets(stage_ops: StageOps) -> StageOps:
+    """Returns `stage_ops` whose units have no buckets, as with one replica."""
+    units = []
+    for unit_run in stage_ops.unit_runs:
+        kept = [use for use in unit_run.fragment.tensor_uses if use.key != HELD]
+        units.append(replace(unit_run, fragment=replace(unit_run.fragment, tensor_uses=kept)))
+    return replace(stage_ops, unit_runs=units)
 
 
 def count_whole_elements(scheme: ShardsStates, params: Sequence[Param]) -> int:
