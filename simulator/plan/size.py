@@ -14,12 +14,27 @@ from meshcast.simulator.plan.plan import Plan
 MOST_SECONDS, MOST_BYTES = 20.0, 2e9
 """The largest forecast that is made unasked, on one core of 2020 or newer."""
 
-PASS_SECONDS, PASS_BYTES = 20e-6, 3.2e3
-"""Of an action of the timetable: `predict` on 64,000 micro-batches through 4 stages (1f1b: 512,000 actions, 10.4 s and
-1.6 GB) and 32,000 (interleaved-1f1b with two chunks: 9.9 s and 1.0 GB; zb-h1: 384,000 actions, 5.8 s and 0.9 GB)."""
+PASS_SECONDS, PASS_BYTES = 10e-6, 1e3
+"""Of an action of the timetable.
+
+With `LAYER_SECONDS` within a factor of 2.5 of the time, and of 1.9 of the memory, of 1f1b on 1, 2, 4, 8 and 16 stages
+of 32 layers with 2,000 to 32,000 micro-batches, and of gpipe, interleaved-1f1b, zb-h1 and zb-v on 4 (11 forecasts of
+0.3 to 4.2 s of CPU time and 86 to 968 MB, beside other work)."""
+
+PLANNED_SECONDS, PLANNED_BYTES = 200e-6, 4e3
+"""The same where durations decide the order: zb-auto (500, 1,000 and 2,000 micro-batches through 4 stages), v-zb and
+v-half (500) within a factor of 2.1 of the time, and of 2.8 of the memory."""
+
+PAIRED_SECONDS, PAIRED_BYTES = 310e-6, 12e3
+"""The same where passes run in pairs: dualpipe on 4 stages (500, 1,000 and 4,000 micro-batches) within a factor of 1.3;
+on 8 stages it takes a third, and dualpipe-v, whose rounds repeat, a thirtieth."""
+
+LAYER_SECONDS, LAYER_BYTES = 5e-6, 3.2e3
+"""Of a layer of a stage and a micro-batch, besides its actions."""
 
 EXPERT_SECONDS, EXPERT_BYTES = 2e-6, 500.0
-"""Of an expert of a layer: `predict` on a million experts on eight ranks takes 2.3 s and 480 MB."""
+"""Of an expert of a layer: within a factor of 3 of 20,000 and 100,000 experts in each of four layers that are alike,
+and of a million (2.3 s and 480 MB), on eight ranks."""
 
 NOISY_PASS_BYTES = 6e3
 """Of the ops of a pass of a micro-batch through a layer, in a step that is played rank by rank."""
@@ -61,21 +76,26 @@ class ForecastSize(NamedTuple):
     passes: actions of the timetable of a step.
     experts: numbers of experts of all kinds of layers, over all steps that differ.
     steps: number of steps that differ, which are played one after another.
+    layers: micro-batches times layers of a stage.
+    each: time [s] and memory [bytes] of an action.
     """
 
     passes: int
     experts: int = 0
     steps: int = 1
+    layers: float = 0
+    each: tuple[float, float] = (PASS_SECONDS, PASS_BYTES)
 
     @property
     def seconds(self) -> float:
         """Time of one core [s]."""
-        return PASS_SECONDS * self.passes * self.steps + EXPERT_SECONDS * self.experts
+        of_step = self.each[0] * self.passes + LAYER_SECONDS * self.layers
+        return of_step * self.steps + EXPERT_SECONDS * self.experts
 
     @property
     def nbytes(self) -> float:
         """Memory [bytes]."""
-        return PASS_BYTES * self.passes + EXPERT_BYTES * self.experts
+        return self.each[1] * self.passes + LAYER_BYTES * self.layers + EXPERT_BYTES * self.experts
 
     @property
     def excess(self) -> float:
@@ -88,9 +108,15 @@ class ForecastSize(NamedTuple):
 
 def measure_size(plan: Plan) -> ForecastSize:
     """Returns what the forecast of a plan takes, as far as its layers do not decide."""
-    moe = plan.job.model.moe
+    moe, shapes = plan.job.model.moe, [pipeline.passes.played_shape for pipeline in plan.every_pipeline]
     passes, steps = sum(map(count_passes, plan.every_pipeline)), plan.passes.steps
-    return ForecastSize(passes, steps * sum(moe.expert_counts) if moe else 0, steps)
+    layers = sum(shape.m * shape.slices / shape.p for shape in shapes) * len(plan.job.model.every_layer)
+    each = PASS_SECONDS, PASS_BYTES
+    if any(pipeline.schedule.needs_durations for pipeline in plan.every_pipeline):
+        each = PLANNED_SECONDS, PLANNED_BYTES
+    if any(pipeline.schedule.pairs_passes for pipeline in plan.every_pipeline):
+        each = PAIRED_SECONDS, PAIRED_BYTES
+    return ForecastSize(passes, steps * sum(moe.expert_counts) if moe else 0, steps, layers, each)
 
 
 def count_passes(plan: Plan) -> int:

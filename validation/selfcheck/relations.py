@@ -24,6 +24,9 @@ OTHER_ORDER = 1e-2
 by their durations (Graham's anomalies; see `simulator.program.block.interleave` for what bounds them). So, too, where
 gradients are summed together that are ready at one tick of a clock."""
 
+OTHER_PAIRS = 5e-2
+"""Share of a peak by which longer passes may lower it where they run in pairs."""
+
 TICKING = "data/horovod"
 """The data scheme with such a clock."""
 
@@ -110,7 +113,8 @@ def faster_is_not_slower(described: Described, report: Report, shared: SharedWor
 
 def memory_grows_with_the_work(described: Described, report: Report, shared: SharedWork) -> str:
     """Twice as many samples in a micro-batch, at as many micro-batches, never need less memory in the same order of
-    passes; a schedule that plans with durations may plan another one for longer passes."""
+    passes; a schedule that plans with durations may plan another one for longer passes, and kernels of paired passes
+    lie in another one, too."""
     larger = copy.deepcopy(described)
     larger["batch"] |= {key: 2 * described["batch"][key] for key in ("global", "micro") if key in larger["batch"]}
     try:
@@ -118,7 +122,8 @@ def memory_grows_with_the_work(described: Described, report: Report, shared: Sha
     except MeshcastError:
         return ""
     orders = [one.play.step.program.timetable.orders for one in (report, other)]
-    if other.peak_allocated >= report.peak_allocated * (1 - CLOSE) or orders[0] != orders[1]:
+    near = OTHER_PAIRS if report.play.plan.schedule.pairs_passes else CLOSE
+    if other.peak_allocated >= report.peak_allocated * (1 - near) or orders[0] != orders[1]:
         return ""
     return f"{other.peak_allocated!r} bytes with twice the micro-batch, {report.peak_allocated!r} as written"
 

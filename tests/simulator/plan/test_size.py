@@ -50,6 +50,13 @@ def test_as_many_actions_as_are_built(schedule: str) -> None:
     assert told == built if schedule in PLAIN else built / 2 <= told <= 2 * built
 
 
+@pytest.mark.parametrize(("schedule", "least"), [("1f1b", 1), ("zb-auto", 15), ("dualpipe", 20)])
+def test_orders_that_are_planned_and_pairs_take_longer(schedule: str, least: float) -> None:
+    """Of the same micro-batches through as many stages and layers."""
+    plain, job = (measure_size(resolve_plan(load_job(draw_job(random.Random(1), name)))) for name in ("1f1b", schedule))
+    assert job.layers == plain.layers > 0 and job.seconds / job.passes >= least * plain.each[0]
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "slimpipe"])
 def test_what_a_refusal_proposes_is_accepted_and_takes_a_quarter(
     schedule: str, monkeypatch: pytest.MonkeyPatch
