@@ -231,7 +231,7 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
     return Document(data, text, where)
 
 
-def _load(text: str) -> Any:
+def _load(text: str) -> object:
     """Returns the data of JSON text, or else of YAML text, whose reader finds the line of what is wrong in either."""
     if text.lstrip()[:1] in ("{", "["):
         try:

@@ -121,7 +121,7 @@ def memory_grows_with_the_work(described: Described, report: Report, shared: Sha
         other = simulate(larger, shared_work=shared)
     except MeshcastError:
         return ""
-    orders = [one.play.step.program.timetable.orders for one in (report, other)]
+    orders = [forecast.play.step.program.timetable.orders for forecast in (report, other)]
     near = OTHER_PAIRS if report.play.plan.schedule.pairs_passes else CLOSE
     if other.peak_allocated >= report.peak_allocated * (1 - near) or orders[0] != orders[1]:
         return ""
