@@ -7,6 +7,7 @@ rows of another code, catalog, calibration or file are never mixed in.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import re
@@ -31,7 +32,7 @@ CONNECT_S = 10
 AHEAD = 2_000
 """Chunks that are submitted and not yet stored: more than a cluster has cores, few enough for its memory."""
 
-LOGGERS = ("distributed", "distributed.client", "distributed.core", "distributed.batched")
+LOGGERS = ("distributed", "distributed.client", "distributed.core", "distributed.batched", "asyncio")
 """Logs of a lost connection or of cancelled work, of which one message of our own tells."""
 
 Rows = list[dict[str, Any]]
@@ -127,6 +128,7 @@ def _quiet_logs() -> Iterator[None]:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         yield
     finally:
+        gc.collect()  # of a future whose error nobody asks for asyncio tells when it is removed
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
 
