@@ -81,6 +81,11 @@ def group_cells(rows: Iterable[Row], x: str, y: str, value: str) -> dict[tuple[A
     shown = [name for name, one in figures.FIGURES.items() if one.better != "neither" and name in known]
     if value not in shown:
         raise PlanError("--value", "no such value in this sweep", nearest(value, shown), value)
+    for option, name in (("--x", x), ("--y", y)):
+        if any(isinstance(row[name], dict | list) for row in given):
+            raise PlanError(
+                option, "its values are lists or mappings, which have no place on an axis", "Name another", name
+            )
     groups: dict[tuple[Any, Any], list[Row]] = {}
     for row in given:
         groups.setdefault((row[x], row[y]), []).append(row)

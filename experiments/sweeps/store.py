@@ -203,8 +203,12 @@ class Store(Output):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        part = self._part(number)
+        if part.is_fifo():  # which waits for a writer without end
+            part.unlink()
+            return None
         try:
-            with pq.ParquetFile(self._part(number), page_checksum_verification=True) as file:
+            with pq.ParquetFile(part, page_checksum_verification=True) as file:
                 rows, count = file.read(use_threads=False), file.metadata.num_rows
         except (pa.ArrowException, OSError, ValueError):  # ValueError: a name that is not UTF-8
             return None

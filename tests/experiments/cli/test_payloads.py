@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -186,3 +187,17 @@ def test_no_text_of_a_binary_or_resumed_file_leaves_its_line(tmp_path: Path, mon
         assert "PWNED" in found.output or not shows, command
     drawn = [ElementTree.parse(file) for file in tmp_path.glob("*.svg")]
     assert len(drawn) == 3
+
+
+def test_a_pipe_in_place_of_a_part_and_lists_in_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    seeds.stop_sweep(tmp_path)
+    for part in parts_folder(tmp_path / "stopped.parquet").glob("0*.parquet"):
+        part.unlink()
+        os.mkfifo(part)
+    assert invoke("sweep parts.yaml --out stopped.parquet --workers 1").exit_code == 0
+    rows = pq.read_table("stopped.parquet")
+    nested = pa.array([[number] for number in range(len(rows))])
+    pq.write_table(rows.append_column("plan.nested", nested), "nested.parquet")
+    found = invoke("plot nested.parquet --x plan.nested --y plan.tp --out a.png")
+    assert found.exit_code == 2 and "no place on an axis" in found.output
