@@ -23,7 +23,18 @@ from meshcast.hardware.errors import CatalogError, nearest, shorten
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.inline import ByGPU
 from meshcast.hardware.link import Link
-from meshcast.hardware.load import Document, Fact, Value, catalog, explain, line_of, load, read_yaml, validate_data
+from meshcast.hardware.load import (
+    Document,
+    Fact,
+    Value,
+    catalog,
+    explain,
+    line_of,
+    list_statuses,
+    load,
+    read_yaml,
+    validate_data,
+)
 from meshcast.hardware.machines import find_machine
 from meshcast.hardware.mixed import ByGroups
 from meshcast.hardware.node import Node
@@ -165,7 +176,7 @@ def _suggest_cluster(word: str) -> str:
 
 def _cluster_of_mapping(document: Document) -> Cluster:
     """The cluster of a mapping, in any of its forms."""
-    return shared_instance(Cluster, document.data, lambda: _read(document))
+    return shared_instance((Cluster, list_statuses()), document.data, lambda: _read(document))
 
 
 FORMS: tuple[tuple[set[str], type[ByGPU] | type[ByGroups], str], ...] = (

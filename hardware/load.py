@@ -11,6 +11,7 @@ and becomes a `Value`: a float in SI that keeps all of that. Three layers, each 
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -213,14 +214,53 @@ def catalog(kind: str) -> tuple[str, ...]:
     return tuple(sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")))
 
 
-@cache
 def load(kind: str, name: str) -> Any:
     """The catalog's GPU, Link, Node or Cluster called `name`, or that of the file `name` (``.yaml``); read and checked
-    once."""
-    if name.endswith(FILES):
-        data, text, where = read_yaml(Path(name))
-        named = {"name": Path(name).stem, **data} if isinstance(data, dict) else data
-        return _read_entry(kind, named, where, text)
+    once, a file again when it or one that it names has changed: notebooks live long."""
+    return _load_file(kind, name) if name.endswith(FILES) else _load_known(kind, name)
+
+
+Statuses = dict[str, tuple[int, ...]]
+"""Files by their names, each with what changes when it does; () for none."""
+
+_loaded: dict[tuple[str, str], tuple[Statuses, object]] = {}
+_being_read: list[Statuses] = []
+
+
+def _load_file(kind: str, name: str) -> object:
+    """The entry in a file of a user."""
+    files, entry = _loaded.get((kind, name), ({}, None))
+    if not files or any(_find_status(path) != before for path, before in files.items()):
+        files = {name: _find_status(name)}
+        _being_read.append(files)  # the files that this one names are added
+        try:
+            data, text, where = read_yaml(Path(name))
+            named = {"name": Path(name).stem, **data} if isinstance(data, dict) else data
+            entry = _read_entry(kind, named, where, text)
+        finally:
+            _being_read.pop()
+        _loaded[kind, name] = files, entry
+    for others in _being_read:
+        others |= files
+    return entry
+
+
+def list_statuses() -> frozenset[tuple[str, tuple[int, ...]]]:
+    """What the files of users that were read so far are like now: part of the key of whatever is kept of them."""
+    return frozenset((path, _find_status(path)) for files, _ in _loaded.values() for path in files)
+
+
+def _find_status(path: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@cache
+def _load_known(kind: str, name: str) -> object:
+    """The entry of the catalog."""
     if name not in catalog(kind):
         raise CatalogError(kind.removesuffix("s"), "not in the catalog", nearest(name, catalog(kind)), name)
     file = resources.files("meshcast.hardware") / "catalog" / kind / f"{name}.yaml"

@@ -252,10 +252,10 @@ class Store(Output):
 
     def summary(self) -> dict[str, Any]:
         """Reads from the result: counts by status, the best plans that fit, the reasons of invalid points."""
-        found = summarize(self.out, self.sweep.fields, self.points)
-        if found["excluded"] and not self.sweep.where:
-            raise refuse_damage(self.out, f"it has {found['rows']:,} rows of {self.points:,} points")
-        return found
+        summary = summarize(self.out, self.sweep.fields, self.points)
+        if summary["excluded"] and not self.sweep.where:
+            raise refuse_damage(self.out, f"it has {summary['rows']:,} rows of {self.points:,} points")
+        return summary
 
 
 def row_schema(job: Mapping[str, Any], fields: Mapping[str, pa.DataType]) -> pa.Schema:

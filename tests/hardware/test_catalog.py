@@ -6,13 +6,14 @@ import pickle
 import subprocess
 import sys
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from meshcast import hardware
-from meshcast.hardware import GPU, CatalogError, Cluster, Link, Node, Value, catalog, load
+from meshcast.hardware import GPU, CatalogError, Cluster, Link, Node, Value, catalog, load, load_cluster
 from meshcast.hardware.load import Bandwidth, LinkRate, Strict, quantity, read_yaml, validate_data
 from meshcast.hardware.reliability import CheckpointStore, Reliability
 
@@ -221,3 +222,17 @@ def test_a_rate_is_stated_once() -> None:
         entry = {"per": "gpu", "failures": count, "mtbf": time}
         times = {"detection": time, "scheduling": time, "warm_up": time, "repair": time}
         validate_data(Reliability, {"name": "a", "components": {"gpu": entry}, **times}, "reliability")
+
+
+def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    """A node in a file whose GPU is in a file: in a notebook both may change between two forecasts."""
+    gpu, node = tmp_path / "gpu.yaml", tmp_path / "node.yaml"
+    folder = resources.files("meshcast.hardware") / "catalog"
+    text = (folder / "gpus" / "h100-sxm.yaml").read_text("utf-8")
+    usual = (folder / "nodes" / "dgx-h100.yaml").read_text("utf-8")
+    node.write_text(usual.replace("gpu: h100-sxm", f"gpu: {gpu}"), "utf-8")
+    for written in ("80 GiB", "40 GiB", "20 GiB"):
+        gpu.write_text(text.replace("80 GiB", written), "utf-8")
+        found = [load_cluster({"node": str(node), "nodes": 2}), load_cluster({"gpu": str(gpu), "gpus": 8})]
+        assert [one.gpu.memory for one in found] == [int(written[:2]) * 2**30] * 2
+        assert load("nodes", str(node)) is load("nodes", str(node))

@@ -174,5 +174,4 @@ def _name_device(measured: Measurement, works: Sequence[Work], device: Device, o
     found = describe.core(measured.machine, flops, stream) if is_cpu else describe.gpu(device, flops, stream)
     text = "# Measured; in the form of hardware/catalog/gpus.\n" + to_yaml(found)
     write_file(out / DEVICE, text)
-    load.cache_clear()
     return str(out / DEVICE)
