@@ -28,6 +28,7 @@ from tests.simulator.formats.samples import event
 SECONDS = 10.0
 PRIME = 999_999_937
 MANY = 100_000
+LAW = {"kind": "lognormal", "mean": 9, "sigma": 1}
 
 
 def _give_up(number: int, frame: FrameType | None) -> NoReturn:
@@ -55,7 +56,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "chunks": {"plan": {"pp": 2, "chunks": PRIME}},
     "sequence": {"batch": {"global": 16, "sequence": PRIME}},
     "slices": {"batch": {"global": 16, "sequence": PRIME}, "plan": {"pp": 2, "schedule": "seq1f1b"}},
-    "samples": {"batch": {"sequence": PRIME, "samples": {"distribution": {"mean": 9, "sigma": 1}, "count": 16}}},
+    "samples": {"batch": {"sequence": PRIME, "samples": {"distribution": LAW, "count": 16, "join": "padding"}}},
     "micro": {"batch": {"global": 16, "micro": PRIME}},
     "global": {"batch": {"global": PRIME}},
 }
@@ -65,6 +66,23 @@ NUMBERS: dict[str, dict[str, Any]] = {
 def test_a_number_that_fits_nothing_is_refused_soon(name: str) -> None:
     with soon(), pytest.raises(MeshcastError):
         simulate({**SMALL, **NUMBERS[name]})
+
+
+PART = {"per": "gpu", "mtbf_hours": 1e6}
+SLOW = {"per": "gpu", "every_hours": 1e6, "minutes": 1.0, "slowdown": 1.1}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "components": ({"run": {"failures": {"components": {f"c{i}": PART for i in range(1_001)}}}}, "at most 1000 items"),
+    "episodes": ({"run": {"stragglers": {"episodes": {f"c{i}": SLOW for i in range(1_001)}}}}, "at most 1000 items"),
+    "kind": ({"batch": {"samples": {"distribution": {"mean": 9}}}}, "the key 'kind' is missing"),
+    "law": ({"batch": {"samples": {"distribution": {"kind": "x"}}}}, "'kind' must be one of 'lognormal', 'uniform'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_too_much_or_of_no_kind_is_told_in_plain_words(name: str) -> None:
+    change, words = REFUSED[name]
+    with pytest.raises(MeshcastError, match=words):
+        load_job({**SMALL, **change})
 
 
 def read_megatron(text: str) -> Callable[[Path], object]:

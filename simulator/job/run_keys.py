@@ -17,6 +17,9 @@ from meshcast.simulator.job.batch import Count, JobPart, Length
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, gt=0, le=1e12, allow_inf_nan=False)]
+MOST_PROCESSES = 1_000
+"""Most kinds of failures, and of slow episodes: each is a process of every simulated run."""
+
 Whole = Annotated[int, Field(strict=True, ge=0, le=1_000_000_000)]
 
 CheckpointKind = Literal["none", "full", "sharded", "asynchronous", "in-memory", "just-in-time"]
@@ -62,7 +65,7 @@ class Failures(JobPart):
 
     rates: Annotated[str, _in_catalog("reliability")] = "llama3-405b"
     """Entry of the catalog with observed rates; none: only `components` fail."""
-    components: dict[str, FailingComponent] = {}
+    components: Annotated[dict[str, FailingComponent], Field(max_length=MOST_PROCESSES)] = {}
     """Further kinds of failures by name, or other rates for those of the entry."""
     mtbf_factor: Positive = 1.0
     """Factor on every mean time between failures."""
@@ -162,7 +165,7 @@ class RunStragglers(JobPart):
     """Of that duration. A step takes as long as on the slowest rank."""
     ranks: Count | None = None
     """Ranks that vary independently. Default: one for each GPU."""
-    episodes: dict[str, SlowEpisode] = {}
+    episodes: Annotated[dict[str, SlowEpisode], Field(max_length=MOST_PROCESSES)] = {}
     """Slow nodes and links, throttling, flapping ports, by name."""
 
 
