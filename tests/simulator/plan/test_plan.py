@@ -112,7 +112,7 @@ def test_copies_of_key_value_heads_sum_their_gradients() -> None:
 
 
 def test_a_step_beyond_playing_is_refused_at_once() -> None:
-    with pytest.raises(PlanError, match=r"some 40,000 s and 6,400.0 GB, .* 78,124 would take seconds"):
+    with pytest.raises(PlanError, match=r"some 40,000 s and 14,800.0 GB, .* 33,782 would take seconds"):
         simulate(job({"dp": 1}, [], batch={"global": 999_999_999}))
     deep = {"model": {**MODEL, "layers": 1000}, "batch": {"global": 2_000}}
     long = simulate(job({"dp": 1}, [], **deep))
