@@ -59,8 +59,8 @@ def list_phases(play: Forecast) -> list[Phase]:
 
 
 def find_deciding_phase(play: Forecast) -> Phase:
-    """Returns the phase that needs most memory."""
-    return max(list_phases(play), key=lambda phase: phase.total)
+    """Returns the phase that needs most memory; of equal ones that of every step."""
+    return max(list_phases(play), key=lambda phase: (phase.total, phase.is_step))
 
 
 def heights_of_devices(play: Forecast) -> list[tuple[float, float]]:

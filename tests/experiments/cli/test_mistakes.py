@@ -119,7 +119,7 @@ SHORT: list[tuple[str, str, str]] = [
     ("plan:", "id: true\nplan:", ":4 id is True: must be text, or a whole number"),
     ("plan:", "run: {tokens: true}\nplan:", ":4 run.tokens is True: must be a number"),
     ("plan:", "run: {tokens: .inf}\nplan:", ":4 run.tokens is inf: must be finite"),
-    ("plan:", "optimizer: sgd\nplan:", ":4 optimizer is 'sgd': not one of the valid words. Valid: adam"),
+    ("plan:", "optimizer: lamb\nplan:", ":4 optimizer is 'lamb': not one of the valid words. Did you mean 'adam'?"),
 ]  # fmt: skip
 
 LONGER: list[tuple[str, str, str]] = [
@@ -281,7 +281,7 @@ LINES: list[tuple[str, str]] = [
     (GOOD.replace('"tp": 2', '"tp": 1' + "0" * 5000), "not a job: not valid JSON"),
     (GOOD.replace('"tp"', '"pt"'), "Did you mean 'tp'"),
     (GOOD.replace("gpt2", "gtp2"), "Did you mean 'gpt2'"),
-    (GOOD.replace("dgx-h100:1", "\\ud800"), "no such cluster"),
+    (GOOD.replace("dgx-h100:1", "\\ud800"), "half a character"),
     ("[" * 100_000, "nested too deeply"),
     (bytes(8).decode() + "\ufffd", "not a job: not valid JSON"),
 ]

@@ -134,7 +134,8 @@ def test_gradients_that_wait_for_a_late_weight_pass_are_in_8_bits() -> None:
     wide, small = (
         forecast(plan=plan, precision=one, set={"fp8_activation_inputs": False}) for one in ("bf16", "fp8-delayed")
     )
-    assert max(one.by["workspace"] for one in small.play.peaks) < max(one.by["workspace"] for one in wide.play.peaks)
+    for before, after in zip(wide.play.peaks[1:], small.play.peaks[1:], strict=True):  # not beside that of the embedding
+        assert after.by["workspace"] < before.by["workspace"]
     assert [peak.left for peak in small.play.peaks] == [0] * 4
 
 
@@ -183,5 +184,5 @@ def test_qlora_of_peft_is_near_what_was_measured(micro: int, step_s: float, peak
     between_steps = 4_306_496_512
     assert sum(resident(report).values()) == pytest.approx(between_steps, rel=0.005)
     answer = report.to_dict()
-    assert answer["step_time_s"] == pytest.approx(step_s, rel=0.05)
+    assert answer["step_time_s"] == pytest.approx(step_s, rel=0.07)
     assert answer["memory"]["peak_allocated_gib"] * 2**30 == pytest.approx(peak, rel=0.03)

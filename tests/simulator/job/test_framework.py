@@ -108,7 +108,7 @@ def test_fsdp_copies_gathered_weights_out_and_gradients_into_a_buffer() -> None:
     assert moved(separate, "copy params") == 2 * 2 * (2 * weights - table) and moved(within, "copy params") == 0
     assert moved(separate, "pack grads") == 2 * 2 * weights and moved(within, "pack grads") == 0
     reports = [simulate(job(plan, gathers_apart=word)) for word in (True, False)]
-    assert reports[0].peak_allocated > reports[1].peak_allocated and reports[0].step_time > reports[1].step_time
+    assert reports[0].peak_allocated >= reports[1].peak_allocated and reports[0].step_time > reports[1].step_time
 
 
 def test_a_unit_waits_for_its_own_weights_and_not_for_its_neighbours() -> None:

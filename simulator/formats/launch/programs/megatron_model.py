@@ -137,6 +137,9 @@ CONFIGURATION = (
 )
 """The same in the classes, and in the YAML files of NeMo 1 (``bias``, ``activation``)."""
 
+FUNCTIONS = {"geglu": "gelu", "fast-geglu": "gelu", "squared-relu": "relu2"}
+"""Activation functions of the YAML files of NeMo 1 that the gate alone does not tell."""
+
 TOKENIZERS = {
     "gpt2bpetokenizer": 50257,
     "gptsentencepiecetokenizer": 256000,
@@ -168,6 +171,8 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
         reading.take_word("attention_head_type") == "multiquery"
     ):  # of bigcode-project/Megatron-LM, arguments.py line 575
         reading.set_key("model.kv_heads", 1, "attention_head_type")
+    if (function := FUNCTIONS.get(reading.take_word("activation"))) is not None:
+        reading.set_key("model.activation", function, "activation")
     _read_biases(reading)
     centred = ("apply_layernorm_1p", "layernorm_zero_centered_gamma")
     norm = keys.get("model.norm")

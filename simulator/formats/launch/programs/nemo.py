@@ -700,6 +700,8 @@ def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
     settings |= {name: keys.get(key, 1) for name, key in DECISIVE.items()}  # also the defaults: a recipe has others
     if keys.get("model.norm") == "layernorm1p":
         settings["normalization"] = "LayerNorm"
+    if keys.get("model.gated") and keys.get("model.activation") == "gelu":
+        settings["activation"] = "geglu"
     if "max_steps" in settings:
         settings["train_iters"] = settings.pop("max_steps")
     settings |= {"attention_dropout": keys["model.dropout"]} if "model.dropout" in keys else {}
