@@ -24,6 +24,7 @@ from meshcast.hardware.gpu import GPU
 from meshcast.hardware.inline import ByGPU
 from meshcast.hardware.link import Link
 from meshcast.hardware.load import (
+    FILES,
     Document,
     Fact,
     Value,
@@ -176,7 +177,14 @@ def _suggest_cluster(word: str) -> str:
 
 def _cluster_of_mapping(document: Document) -> Cluster:
     """The cluster of a mapping, in any of its forms."""
-    return shared_instance((Cluster, list_statuses()), document.data, lambda: _read(document))
+    kind = (Cluster, list_statuses()) if _names_files(document.data) else Cluster
+    return shared_instance(kind, document.data, lambda: _read(document))
+
+
+def _names_files(data: Any) -> bool:
+    """Whether a cluster takes a part of it from a file of the user, which may change."""
+    inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return any(map(_names_files, inner)) or (isinstance(data, str) and data.endswith(FILES))
 
 
 FORMS: tuple[tuple[set[str], type[ByGPU] | type[ByGroups], str], ...] = (
