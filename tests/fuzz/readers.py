@@ -87,7 +87,7 @@ COMMANDS = (
     f"why small.yaml --set plan.tp=1 --plot out/why.png --width column {SCRIPT}",
     "run run.yaml --curves --set run.steps=50 --workers 1 --out out/runs.parquet --restart --plot out/ --width page",
     f"run run.sh {SCRIPT} --json",
-    "plan small.yaml --with optcnn --seconds 1 --steps 50 --no-optimum --any-program --memory-risk 5% --plot out/plan.png --width page",
+    "plan small.yaml --with optcnn --seconds 1 --steps 50 --no-optimum --any-program --plot out/plan.png --width page",
     f"plan run.sh {SCRIPT} --json",
     "collectives small.yaml --stage 0 --operation all_reduce --set plan.tp=2",
     "collectives --cluster dgx-h100:1 --gpus 4 -b 1M -e 8M -f 2 --json",
@@ -148,7 +148,7 @@ COMMANDS = (
     *(f"{command} small.yaml --yes" for command in ("predict", "why", "collectives", "report", "check")),
     *(f"{command} small.yaml --yes" for command in ("export --to nemo", "plot timeline", "scale --gpus 8")),
     *("run run.yaml --yes", "compare small.yaml job.yaml --yes", "import run.sh --yes", "search search.yaml --yes"),
-    "plan small.yaml --with optcnn --seconds 1 --steps 50 --yes",
+    "plan small.yaml --with optcnn --seconds 1 --steps 50 --memory-risk 5% --yes",
 )
 
 

@@ -75,7 +75,7 @@ BELOW = ("  ", "Each line ends with what answers it")
 """Starts of lines below a message: an order of pipeline actions, the questions that a launch file leaves open."""
 
 NOTE = re.compile(
-    r"meshcast: (?:.* is read as a launch file of|assumed|approximated|every setting, and|\d+ (?:s|min): )"
+    r"\[\d+/\d+\] |meshcast: (?:.* is read as a launch file of|assumed|approximated|every setting, and|\d+ (?:s|min): )"
 )
 """Lines about a launch file before an answer, and of progress."""
 

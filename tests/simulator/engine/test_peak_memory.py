@@ -295,8 +295,8 @@ def test_memory_saved_by_recomputing_a_module(module: str, t: int) -> None:
 @pytest.mark.parametrize(("gated", "kv_heads"), [(True, 8), (True, 2), (False, 4)])
 @pytest.mark.parametrize("t", [1, 2])
 def test_modern_layers_with_a_fused_kernel(gated: bool, kv_heads: int, t: int) -> None:
-    """Without dropout, flash attention: sbh (R + S)/t + 4abs/t, R = 8, S = 4 + 4g/a + (4 or 6) f/h (tensor.md, 1); and the root
-    mean squares of two norms, 8bs/t."""
+    """Without dropout, flash attention: sbh (R + S)/t + 4abs/t, R = 8, S = 4 + 4g/a + (4 or 6) f/h (tensor.md, 1); and
+    the root mean squares of two norms, 8bs/t."""
     ffn = 160
     model = {"hidden": H, "heads": A, "kv_heads": kv_heads, "vocab": 128, "seq": S, "gated": gated, "ffn": ffn}
 

@@ -134,9 +134,7 @@ def test_gradients_that_wait_for_a_late_weight_pass_are_in_8_bits() -> None:
     wide, small = (
         forecast(plan=plan, precision=one, set={"fp8_activation_inputs": False}) for one in ("bf16", "fp8-delayed")
     )
-    for before, after in zip(
-        wide.play.peaks[1:], small.play.peaks[1:], strict=True
-    ):  # not beside that of the embedding
+    for before, after in zip(wide.play.peaks[1:], small.play.peaks[1:], strict=True):  # the first has the embedding
         assert after.by["workspace"] < before.by["workspace"]
     assert [peak.left for peak in small.play.peaks] == [0] * 4
 
