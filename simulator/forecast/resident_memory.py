@@ -253,7 +253,10 @@ def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:
 
 def start_of_devices(plan: Plan, every_params: Sequence[DeviceParams]) -> list[StartMemory]:
     """Returns by device the memory of a rank before its first update."""
-    return [_count_start(plan.on(device), params) for device, params in enumerate(every_params)]
+    pairs = [(plan.on(device), params) for device, params in enumerate(every_params)]
+    keys = [(id(of_device), params.traits) for of_device, params in pairs]
+    known = {key: _count_start(*pair) for key, pair in dict(zip(keys, pairs, strict=True)).items()}
+    return [known[key] for key in keys]
 
 
 def _count_start(plan: Plan, params: DeviceParams) -> StartMemory:
