@@ -27,7 +27,8 @@ NAMED: dict[str, Any] = {"model": "gpt3-175b", "cluster": "dgx-a100:128", "plan"
 
 
 @pytest.mark.parametrize("job", [INLINE, NAMED])
-def test_equal_jobs_share_what_they_describe(job: dict[str, Any]) -> None:
+def test_equal_jobs_share_what_they_describe(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshcast.hardware.shared._made", {})  # that of other tests may be full, and is then emptied
     one, two = load_job(job), load_job(copy.deepcopy(job) | {"batch": {"micro": 2}})
     for part in ("model", "cluster", "framework"):
         assert getattr(one, part) is getattr(two, part)

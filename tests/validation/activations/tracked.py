@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import Model
-from tests.validation.activations.layers import TABLES, Layer, attend
+from tests.validation.activations.layers import TABLES, Decoder, Layer, attend
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 KEPT = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,)
@@ -68,3 +69,55 @@ def kept_by_a_layer(model: Model, fused: bool, policy: str, dtype: torch.dtype) 
     finally:
         torch.set_default_dtype(before)
     return second - first
+
+
+def track_gradients(shape: dict[str, Any], views: bool) -> int:
+    """Bytes that a backward pass of one rank leaves beside the parameters."""
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        model = Decoder(load_model(shape))
+        ddp = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=views)
+        tracker = MemTracker()
+        tracker.track_external(model)
+        ids = torch.zeros(1, 8, dtype=torch.long)
+        with tracker:
+            ddp(ids).sum().backward()
+            held: dict[Any, int] = tracker.get_tracker_snapshot("current")[torch.device("cpu")]
+    finally:
+        torch.distributed.destroy_process_group()
+    return held["Total"] - sum(param.untyped_storage().nbytes() for param in model.parameters())
+
+
+def tracked_peak(shape: dict[str, Any], ranks: int) -> int:
+    """The largest sum of bytes in the second step, whose optimizer has its states, of ranks whose collectives do
+    nothing."""
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    mesh = init_device_mesh("cpu", (ranks,))
+    model_shape = load_model(shape)
+    TABLES[model_shape.seq, model_shape.rope_width] = torch.ones(
+        model_shape.seq, model_shape.rope_width, dtype=torch.bfloat16
+    )
+    model = Decoder(model_shape)
+    formats = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for unit in (*model.layers, model):
+        fully_shard(unit, mesh=mesh, mp_policy=formats)
+    adam = torch.optim.AdamW(model.parameters(), foreach=False)
+    ids = torch.zeros(1, model_shape.seq, dtype=torch.long)
+    tracker = FSDPMemTracker(model, adam)
+    tracker.track_inputs((ids,))
+    with tracker:
+        for step in range(2):
+            if step:
+                tracker.reset_mod_stats()
+            torch.nn.functional.cross_entropy(model(ids).flatten(0, 1).float(), ids.flatten()).backward()
+            adam.step()
+            adam.zero_grad()
+        peak = int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
+    torch.distributed.destroy_process_group()
+    TABLES.clear()
+    return peak
