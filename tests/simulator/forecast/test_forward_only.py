@@ -10,6 +10,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import BYTES
+from meshcast.simulator.plan.size import LAYER_SECONDS, PASS_SECONDS
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.validation.reference.supported import check
 
@@ -144,9 +145,12 @@ def test_horovod_needs_no_buffer_for_gradients() -> None:
 
 
 def test_passes_in_all_is_forward_passes() -> None:
-    """A micro-batch is one pass, and two in training."""
+    """A micro-batch is one pass, and two in training, beside what its layers take."""
+    layers = load_job(job()).model.layers
     for train, passes in ((FORWARD_ONLY, 1), ({"mode": "full"}, 2)):
-        with pytest.raises(PlanError, match=f"are {4_000_000 * passes:,} passes, .* would take seconds"):
+        seconds = 4_000_000 * (passes * PASS_SECONDS + layers * LAYER_SECONDS)
+        words = f"are {4_000_000 * passes:,} passes, a forecast of some {seconds:,.0f} s .* would take seconds"
+        with pytest.raises(PlanError, match=words):
             resolve_plan(load_job(job(train=train, batch={"global": 4_000_000})))
 
 
