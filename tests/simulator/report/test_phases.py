@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.evaluation import make_evaluation
 from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.report.phases import find_deciding_phase, list_phases
 from meshcast.simulator.report.report import Report
 
@@ -49,6 +51,27 @@ def test_evaluation_holds_forward_passes_of_its_own_batch_beside_the_states_of_t
     assert totals(training)["evaluation"] == pytest.approx(expected)
     assert find_deciding_phase(training.play).name == "evaluation"
     assert training.peak_allocated == pytest.approx(expected) and training.needs[0] > expected
+
+
+def test_every_replica_of_a_pipeline_evaluates_a_micro_batch_for_each_device() -> None:
+    report = forecast(plan={"dp": 4, "pp": 2}, run={"evaluation": {"micro": 3}})
+    job = make_evaluation(report.play.plan)
+    assert job is not None and (job.batch.total, job.batch.micro) == (3 * 4 * 2, 3)
+    # Each device has moments of its own parameters: two of three numbers of its optimizer.
+    starts, states = report.play.memory_at_start, [resting["optimizer"] for resting in report.play.resting]
+    assert [start.moments for start in starts] == pytest.approx([2 / 3 * nbytes for nbytes in states])
+    assert starts[0].moments != starts[1].moments
+
+
+def test_losses_that_are_fused_in_training_alone_have_logits_in_evaluations() -> None:
+    traits = {"loss": {"forward": 2, "backward": 2, "kept": 0, "chunk_tokens": "liger"}}
+    report = forecast(traits=traits, run={"evaluation": {"micro": 1}})
+    job = make_evaluation(report.play.plan)
+    assert job is not None and job.framework.loss == load_framework("torchtitan").loss
+
+
+def test_a_step_decides_where_the_first_one_needs_as_much() -> None:
+    assert find_deciding_phase(forecast(optimizer="sgd").play).is_step
 
 
 def test_whole_weights_may_decide_while_they_are_loaded() -> None:
