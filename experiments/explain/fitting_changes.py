@@ -96,17 +96,18 @@ def fitting_changes(report: Report, shared_work: SharedWork | None = None) -> Me
     for change in islice(_single_changes(job), most):
         tried += _try(job, change, shared, needed)
     lever = max(tried, key=attrgetter("saved"), default=None)
-    fitting = [one for one in tried if one.forecast.room >= room]
-    if len({frozenset(one.changes) for one in fitting}) < SHOWN:
-        closest = sorted((one for one in tried if one.forecast.room < room), key=lambda one: one.forecast.peak_device)
+    fitting = [trial for trial in tried if trial.forecast.room >= room]
+    if len({frozenset(trial.changes) for trial in fitting}) < SHOWN:
+        tight = [trial for trial in tried if trial.forecast.room < room]
+        closest = sorted(tight, key=attrgetter("forecast.peak_device"))
         pairs = sorted(combinations(range(len(closest)), 2), key=lambda pair: (sum(pair), pair))
-        for one, other in pairs[: min(PAIRS, most)]:
-            if not closest[one].changes.keys() & closest[other].changes.keys():
-                found = _try(job, closest[one].changes | closest[other].changes, shared, needed)
-                fitting += [made for made in found if made.forecast.room >= room]
+        for pair in pairs[: min(PAIRS, most)]:
+            first, second = (closest[place].changes for place in pair)
+            if not first.keys() & second.keys():
+                fitting += [trial for trial in _try(job, first | second, shared, needed) if trial.forecast.room >= room]
     best: dict[frozenset[str], FittingChange] = {}
-    for made in sorted(fitting, key=lambda one: (one.forecast.step_time, len(one.changes))):
-        best.setdefault(frozenset(made.changes), made)  # of the same fields the best values
+    for trial in sorted(fitting, key=lambda trial: (trial.forecast.step_time, len(trial.changes))):
+        best.setdefault(frozenset(trial.changes), trial)  # of the same fields the best values
     return MemoryChanges([*best.values()][:SHOWN], lever if lever is not None and lever.saved > 0 else None)
 
 

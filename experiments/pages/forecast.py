@@ -174,11 +174,11 @@ def list_memory_changes(changes: MemoryChanges | None, capacity: float) -> list[
     largest = [labelled_line("lever", f"{lever}: -{lever.saved / GIB:,.1f} GiB")] if lever else []
     fitting = [
         labelled_line(
-            "fits with" if i == 0 else "",
-            f"{one}: step {format_seconds(one.forecast.step_time)}, "
-            f"{_describe_need(one.forecast.peak_device, capacity)}",
+            "fits with" if number == 0 else "",
+            f"{change}: step {format_seconds(change.forecast.step_time)}, "
+            f"{_describe_need(change.forecast.peak_device, capacity)}",
         )
-        for i, one in enumerate(changes.fitting)
+        for number, change in enumerate(changes.fitting)
     ]
     return [*largest, *fitting]
 

@@ -35,6 +35,9 @@ from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.words import describe_plan, format_need, format_number, name_device
 
+THICK = 0.78
+"""Thickness of bars, in their distance."""
+
 COLOURS = {
     "parameters": style.BLUE,
     "gradients": style.ORANGE,
@@ -240,41 +243,15 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float) -> None:
     end = max(top, capacity) * 1.02 if shows_capacity(top, capacity, "peak") else top * 1.1
     room = style.layout_width() - left_margin(shown) - RIGHT
     inches = room / (end / GIB)
-    tall = 0.78
     for y, bar in enumerate(shown):
-        at = 0.0
-        for name, nbytes in bar.by.items():
-            wide = nbytes / GIB
-            axes.barh(
-                y,
-                wide,
-                tall,
-                at,
-                facecolor=COLOURS[name],
-                hatch=HATCHES.get(name, ""),
-                edgecolor="white",
-                linewidth=0.3,
-            )
-            words = f"{wide:.1f}"
-            clear = min(at + wide, bar.capacity / GIB) - at  # the part below the capacity
-            if clear * inches > text_width(words) + 0.08 and row * tall > 0.1:
-                ink = style.ink_on(style.rgb(COLOURS[name]))
-                patch = {"facecolor": COLOURS[name], "edgecolor": "none", "pad": 0.3}
-                spot = at + clear / 2, y
-                axes.text(*spot, words, ha="center", va="center_baseline", fontsize=style.SMALL, color=ink, bbox=patch)
-            at += wide
-        for nbytes, looks in ((bar.fragmentation, FRAGMENTATION), (bar.context, CONTEXT)):
-            axes.barh(y, nbytes / GIB, tall, at, **looks)
-            at += nbytes / GIB
+        draw_bar(axes, y, bar, inches, row)
         spare = (bar.capacity - bar.total) / GIB
-        if spare < 0:
-            axes.barh(y, -spare, tall, bar.capacity / GIB, **EXCESS)
         if not equal:
             axes.plot([bar.capacity / GIB] * 2, [y - 0.5, y + 0.5], color=style.INK, linewidth=1.1)
         words = f"{abs(spare):,.1f} {'free' if spare >= 0 else 'over'}"
-        for column, given in ((FREE, f"{bar.total / GIB:,.1f}"), (EDGE, words)):
+        for column, figure in ((FREE, f"{bar.total / GIB:,.1f}"), (EDGE, words)):
             axes.annotate(
-                given,
+                figure,
                 (1, y),
                 ((RIGHT - column) * 72, 0),
                 xycoords=("axes fraction", "data"),
@@ -303,6 +280,28 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float) -> None:
     axes.set_yticks(list(rows), [shown[y].name for y in rows])
     space_ticks(axes, lambda value: f"{value:,.10g} GiB")
     axes.set_xlim(0, end / GIB)
+
+
+def draw_bar(axes: Any, y: float, bar: Bar, inches: float, row: float) -> None:
+    """Draws the bar of a device. inches: of the panel for a GiB. row: distance of bars [in]."""
+    at = 0.0
+    for name, nbytes in bar.by.items():
+        wide = nbytes / GIB
+        colour, hatch = COLOURS[name], HATCHES.get(name, "")
+        axes.barh(y, wide, THICK, at, facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
+        words = f"{wide:.1f}"
+        clear = min(at + wide, bar.capacity / GIB) - at  # the part below the capacity
+        if clear * inches > text_width(words) + 0.08 and row * THICK > 0.1:
+            ink = style.ink_on(style.rgb(colour))
+            patch = {"facecolor": colour, "edgecolor": "none", "pad": 0.3}
+            spot = at + clear / 2, y
+            axes.text(*spot, words, ha="center", va="center_baseline", fontsize=style.SMALL, color=ink, bbox=patch)
+        at += wide
+    for nbytes, looks in ((bar.fragmentation, FRAGMENTATION), (bar.context, CONTEXT)):
+        axes.barh(y, nbytes / GIB, THICK, at, **looks)
+        at += nbytes / GIB
+    if bar.total > bar.capacity:
+        axes.barh(y, (bar.total - bar.capacity) / GIB, THICK, bar.capacity / GIB, **EXCESS)
 
 
 def fill_categories(axes: Any, sums: np.ndarray, edges: np.ndarray, held: np.ndarray) -> None:

@@ -43,10 +43,10 @@ def find_smallest(search: PlanSearch) -> SmallestNeed | None:
     """The smallest forecast of a search, else the forecast of the plan with the smallest bound; None if neither is
     known."""
     job = search.jobs[0]
-    closed = tuple(one for one in SAVES_MEMORY if one not in job.open)
+    closed = tuple(field for field in SAVES_MEMORY if field not in job.open)
     if search.forecasts:
-        made = min(search.forecasts, key=lambda one: one.forecast.held)
-        return SmallestNeed(made.changes, made.forecast.held, job.capacity, closed)
+        smallest_plan = min(search.forecasts, key=lambda plan: plan.forecast.held)
+        return SmallestNeed(smallest_plan.changes, smallest_plan.forecast.held, job.capacity, closed)
     if not isinstance(search, Search):
         return None
     smallest = []

@@ -83,7 +83,7 @@ class OptionTable:
         self.shards = np.array([one.dp * (one.tp if moe else 1) for one in options], float)
         kinds = [kind.memory for kind in self.fields.kinds]
         memory = [*kinds, min(kinds)]
-        self.memory = np.array([memory[one.kind] for one in options]) * self.fields.usable
+        self.memory = np.array([memory[option.kind] for option in options]) * self.fields.usable
 
 
 class _Device(NamedTuple):
