@@ -60,6 +60,7 @@ from meshcast.experiments.cli.launch import (
 )
 from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import Width
+from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, read_text
 from meshcast.hardware.documents.output_file import replacing, write_file
 from meshcast.hardware.errors import OutOfMemory, PlanError, nearest
 
@@ -88,6 +89,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):  # terminals without block characters print question marks
             stream.reconfigure(errors="replace")
     try:
+        _check_matplotlib_settings()
         _keep_command(sys.argv[1:])
         try:
             app()
@@ -97,6 +99,20 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except OSError as error:  # errors of files have become messages; what is left is of what is printed
         _end_without_output(error)
+
+
+def _check_matplotlib_settings() -> None:
+    """Refuses a file matplotlibrc in this folder that is no text: no plot uses its settings, but matplotlib reads it as
+    it is imported, waits for a pipe, and ends at bytes that are no text."""
+    settings = Path("matplotlibrc")
+    if not os.path.exists(settings) or settings.is_dir():
+        return
+    try:
+        read_text(settings, DESCRIPTION)
+    except Unreadable as error:
+        remedy = "Rename it or run from another folder: matplotlib reads it for every plot"
+        say(f"meshcast: {PlanError(str(settings), error.rule, remedy)}", err=True)
+        sys.exit(WRONG)
 
 
 def _end_without_output(error: OSError) -> NoReturn:

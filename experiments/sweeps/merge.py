@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshcast.experiments.sweeps.fingerprint import Fingerprint, parse_fingerprint
-from meshcast.experiments.sweeps.output import Output, read_about, tell_changes
+from meshcast.experiments.sweeps.output import Output, count_written, read_about, tell_changes
 from meshcast.experiments.sweeps.store import WHOLE, Shard, arrow_types, parse_shard, row_schema, summarize
 from meshcast.hardware.errors import MeshcastError, PlanError
 
@@ -165,7 +165,7 @@ class ShardRows:
         with self._reading():
             content = pa.BufferReader(file.path.read_bytes())
             opened = pq.ParquetFile(content, page_checksum_verification=True)
-            self._batches, self._unread = opened.iter_batches(BATCH), opened.metadata.num_rows
+            self._batches, self._unread = opened.iter_batches(BATCH), count_written(opened.metadata)
 
     def take(self, first: int, last: int) -> pa.Table:
         """The next rows, which are those with first <= index < last. Raises PlanError for other rows before them."""

@@ -21,9 +21,13 @@ from meshcast.hardware.errors import PlanError, cut_middle, escape_controls
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 GROUP = 20_000
 """Rows in a row group of the result."""
+
+ROWS = "rows"
+"""Key of the metadata of a result for the number of its rows: some points may have none."""
 
 PART = re.compile(r"\d{7}\.parquet")
 """Names of the files of chunks in the folder of parts."""
@@ -129,13 +133,16 @@ class Output:
             pq.ParquetWriter(file, schema, **options) as writer,
         ):
             group: list[pa.Table] = []
+            count = 0
             for rows in tables:
                 group.append(rows)
+                count += len(rows)
                 if sum(map(len, group)) >= GROUP:
                     writer.write_table(pa.concat_tables(group).combine_chunks())
                     group.clear()
             if group:
                 writer.write_table(pa.concat_tables(group).combine_chunks())
+            writer.add_key_value_metadata({ROWS: str(count)})
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -182,6 +189,12 @@ def read_about(path: Path) -> dict[str, Any] | None:
         return about if "fingerprint" in about else None
     except (pa.ArrowException, Unreadable, OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def count_written(about: pq.FileMetaData) -> int:
+    """Number of rows that were written to a result, by its metadata; 0 if they do not say so: it is edited."""
+    count = (about.metadata or {}).get(ROWS.encode(), b"")
+    return int(count) if re.fullmatch(rb"\d{1,18}", count) else 0
 
 
 def tell_changes(stored: Fingerprint, current: Fingerprint) -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshcast.experiments.sweeps.fingerprint import Fingerprint, Inputs
 from meshcast.experiments.sweeps.grid import Sweep
-from meshcast.experiments.sweeps.output import Output, tell_changes
+from meshcast.experiments.sweeps.output import Output, count_written, tell_changes
 from meshcast.experiments.sweeps.selection import STATUSES
 from meshcast.experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN, simulates_runs
 from meshcast.hardware.documents.output_file import replacing
@@ -252,10 +252,7 @@ class Store(Output):
 
     def summary(self) -> dict[str, Any]:
         """Reads from the result: counts by status, the best plans that fit, the reasons of invalid points."""
-        summary = summarize(self.out, self.sweep.fields, self.points)
-        if summary["excluded"] and not self.sweep.where:
-            raise refuse_damage(self.out, f"it has {summary['rows']:,} rows of {self.points:,} points")
-        return summary
+        return summarize(self.out, self.sweep.fields, self.points)
 
 
 def row_schema(job: Mapping[str, Any], fields: Mapping[str, pa.DataType]) -> pa.Schema:
@@ -327,9 +324,11 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
             order = [(ranked_by, "descending"), ("index", "ascending")]
             found = fits.take(pc.sort_indices(fits, order)[:BEST]).to_pylist()
             best = heapq.nsmallest(BEST, [*best, *found], lambda row: (-row[ranked_by], row["index"]))
-        rows = file.metadata.num_rows
+        rows, written = file.metadata.num_rows, count_written(file.metadata)
     if odd := statuses.keys() - {*STATUSES}:
         raise refuse_damage(out, f"no row has the status {min(odd, key=str)!r}")
+    if rows != written:
+        raise refuse_damage(out, f"it has {rows:,} rows, and {written:,} were written")
     return {
         "meshcast": product_version(),
         "out": str(out),

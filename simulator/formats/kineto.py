@@ -38,6 +38,9 @@ MOST_NESTED = 200
 """Most host events of a thread that may run at the same time, each inside of the one before it: for every kernel all of
 them are looked at."""
 
+MOST_NAMES = 50_000
+"""Most names of operators and kernels: each is held against the patterns of all classes, 0.2 ms a name."""
+
 STEP = re.compile(r"ProfilerStep#\d+")
 """The profiler's name of a step."""
 
@@ -234,6 +237,10 @@ def read(path: Path) -> Trace:
     found = [_event(row, where) for where, row in rows]
     if not any(event.category in (*ON_DEVICE, "cpu_op") for event in found):
         raise PlanError(str(path), "it holds no operator and no kernel", REMEDY)
+    names = {event.name for event in found if event.category in (*ON_DEVICE, *ON_HOST)}
+    if len(names) > MOST_NAMES:
+        rule = f"{len(names):,} names of operators and kernels, at most {MOST_NAMES:,} are read"
+        raise PlanError(str(path), rule, "Record fewer steps, and mark no events by numbers")
     first = min(begin for begin, event in zip(_begins(rows), found, strict=True) if event.category != "Trace")
     # Times are far from zero (years, in microseconds): differences are taken before the unit is changed.
     moved = [

@@ -135,6 +135,17 @@ def test_modules_in_the_working_directory_are_not_imported(traps: Path, module: 
     assert "h100-sxm" in found.stdout
 
 
+@pytest.mark.parametrize("binary", thinned([False, True], keep=1))
+def test_settings_of_plots_in_the_working_directory_are_text(tmp_path: Path, binary: bool) -> None:
+    settings = tmp_path / "matplotlibrc"
+    _ = settings.write_bytes(b"\xff\xfe\x00") if binary else os.mkfifo(settings)
+    command = [sys.executable, "-m", "meshcast", "list", "gpus"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2 and ended.stderr.startswith("meshcast: matplotlibrc: it is "), ended.stderr
+
+
 @pytest.mark.parametrize("path", thinned(["", os.pathsep, f"{os.pathsep}/absent"], keep=3))
 def test_processes_that_measure_do_not_import_from_the_working_directory(
     traps: Path, path: str, monkeypatch: pytest.MonkeyPatch
