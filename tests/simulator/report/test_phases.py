@@ -11,7 +11,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.evaluation import make_evaluation
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.framework import load_framework
-from meshcast.simulator.report.phases import find_deciding_phase, list_phases
+from meshcast.simulator.report.phases import find_deciding_phase, heights_of_devices, list_phases
 from meshcast.simulator.report.report import Report
 
 FSDP: dict[str, Any] = {"plan": {"zero": 3, "recompute": "full"}}
@@ -93,3 +93,27 @@ def test_forecasts_keep_their_phases_when_they_are_pickled() -> None:
 def test_evaluations_without_a_size_or_a_pause_are_refused(evaluation: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match=r"run\.evaluation"):
         forecast(run={"evaluation": evaluation})
+
+
+SLOW_NETWORK: dict[str, Any] = {
+    **{"gpu": "a100-sxm-80", "gpus": 16, "gpus_per_node": 1},
+    "inter": {"kind": "ethernet", "gbps_per_gpu": 1},
+}
+
+
+def test_stage_3_reserves_what_its_host_has_freed_before_the_gpu_used_it() -> None:
+    """DeepSpeed reserves all weights that a forward pass gathers, and gradients of buckets where a backward pass frees
+    fewer activations; nothing where gathers or the host are slower than kernels."""
+
+    def cached(cluster: Any = "dgx-a100:1", recompute: str = "none", **traits: Any) -> float:
+        report = forecast(
+            **{"model": {"layers": 8, "hidden": 2048, "heads": 16, "vocab": 1024, "seq": 4096}, "cluster": cluster},
+            **{"batch": {"global": 64, "micro": 4, "sequence": 4096}, "plan": {"zero": 3, "recompute": recompute}},
+            framework={"name": "deepspeed", "set": traits},
+        )
+        return heights_of_devices(report.play)[0][1] / 2 / report.play.plan.job.model.parameters
+
+    assert cached() == pytest.approx(1, rel=0.02)
+    assert 1.2 < cached(recompute="full") < 2
+    assert cached(memory={"frees_behind": False}) == cached(overlap={"sharded_weights": False}) == 0
+    assert cached(launch_s=0.01) == cached(SLOW_NETWORK) == 0
