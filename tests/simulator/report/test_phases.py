@@ -53,6 +53,16 @@ def test_evaluation_holds_forward_passes_of_its_own_batch_beside_the_states_of_t
     assert training.peak_allocated == pytest.approx(expected) and training.needs[0] > expected
 
 
+def test_evaluations_hold_the_copies_in_fp32_that_losses_make() -> None:
+    """Of 8 bytes a logit in fp32 four are made from the logits, in 16 bits, and four are kept by a backward pass."""
+    sizes = {"micro": 8, "sequence": 512}
+    plain, copied = (
+        totals(forecast(traits={"loss": {"kept": 4, "peak": peak}}, run={"evaluation": sizes}))["evaluation"]
+        for peak in (0, 12)
+    )
+    assert copied - plain == 8 * 512 * 32000 * 4
+
+
 def test_every_replica_of_a_pipeline_evaluates_a_micro_batch_for_each_device() -> None:
     report = forecast(plan={"dp": 4, "pp": 2}, run={"evaluation": {"micro": 3}})
     job = make_evaluation(report.play.plan)
