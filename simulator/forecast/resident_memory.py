@@ -263,16 +263,18 @@ def _count_start(plan: Plan, params: DeviceParams) -> StartMemory:
     framework, shards = plan.job.framework, _shard_counter(plan)
     states = resident_bytes(plan, params)
     loading, moments = states["parameters"], 0.0
+    plain = StoredFormat(BYTES[framework.weights])
+    whole = [(param, size * (param.stored or plain).nbytes) for param, size in by_axes(params)]
     if framework.memory.loads_whole_weights:
-        plain = StoredFormat(BYTES[framework.weights])
-        loading = max(loading, sum(size * (param.stored or plain).nbytes for param, size in by_axes(params)))
+        loading = max(loading, sum(nbytes for _, nbytes in whole))
     if not framework.update.moments_at_start and not _find_offloaded(plan, "optimizer"):
         trained = ((param, size) for param, size in by_axes(params) if param.trained)
         kept = (
             (size / param.size, _moment_bytes(framework, param, shards("optimizer", param))) for param, size in trained
         )
         moments = sum(count * nbytes for count, nbytes in kept)
-    return StartMemory(loading, float(min(moments, states["optimizer"])))
+    gathered = sum(nbytes for param, nbytes in whole if shards("parameters", param) > 1)
+    return StartMemory(loading, float(min(moments, states["optimizer"])), float(gathered))
 
 
 def dummy_gradient_bytes(plan: Plan, params: DeviceParams) -> float:

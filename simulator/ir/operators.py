@@ -603,9 +603,10 @@ class Loss(Operator):
         return [("softmax", -(-self.kept * at.size(self.ins[0]) // pieces), "logits")]
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
-        temporaries = self._temporaries(at)
+        # Forward the copies in fp32 that the backward pass has gradients of lie beside the logits themselves.
+        temporaries = self._temporaries(at) - (0 if backward else int(BYTES[self.ins[0].dtype]))
         nbytes = -(-temporaries * at.size(self.ins[0]) // self.ins[0].pieces)
-        return [(0, 1, nbytes)] if backward and temporaries else []
+        return [(0, 1 if backward else len(self.forward(at)) - 1, nbytes)] if temporaries > 0 else []
 
     def _temporaries(self, at: LocalShapes) -> int:
         """Bytes per logit beside what is kept and the gradient of the logits."""

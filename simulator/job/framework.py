@@ -223,6 +223,10 @@ class ProcessMemory(FrameworkPart):
     loads_whole_weights: bool = False
     """Before the first step a rank holds the weights of its stage and tensor rank whole, in the compute format, until
     data-parallel ranks have divided them."""
+    frees_behind: bool = False
+    """Weights are gathered on a stream of their own, where their places are free again only once the GPU has used them,
+    while the host, which nothing holds back, asks for all of a pass before (`free_param` of DeepSpeed's
+    runtime/zero/partition_parameters.py; `limit_all_gathers` makes that of FSDP wait)."""
     composed: tuple[ComposedOperation, ...] = ()
     """Operations that are several ones of PyTorch, each of which saves what its own derivative reads
     (`simulator.ir.saved`): RMS norms in fp32, activation functions with their gate, attention (the softmax in fp32, or

@@ -25,7 +25,7 @@ class Resharding:
     def __init__(self, scope: Scope, module: CompositeModule, fragments: list[Fragment]) -> None:
         self.scope, self.module, self.mesh = scope, module, scope.mesh
         self.fragment = Fragment()
-        self.regathered: dict[Module, list[Op]] = {}
+        self.regathers: set[Op] = set()
         self._forward(fragments)
         self._backward(fragments)
         for frag in fragments:
@@ -82,26 +82,30 @@ class Resharding:
     def _gather_again(
         self, operator: Operator, tensor: Tensor, steps: list[Collective], made: Layout, wanted: Layout, frag: Fragment
     ) -> None:
-        """Saves the shard in place of the all-gathered input, and all-gathers it again in the backward pass."""
-        scope = self.scope
-        phase = "W" if isinstance(operator, Linear) else "B"
-        readers = [op for op in frag.backward if op.phase == phase]
-        if not readers:
-            return
-        key = scope.key(tensor, wanted)
+        """Saves the shard in place of the all-gathered input, and all-gathers it again in the backward pass: once for
+        its gradients, and once more before that where the operator is computed again."""
+        scope, key = self.scope, self.scope.key(tensor, wanted)
         gradients, view = list(frag.grad_entry.values()), scope.transfer_view(tensor, operator)
-        again = scope.serial_ops(f"regather {tensor.name}", steps, gradients, phase, view)
-        for op in readers:
-            op.after.append(again[-1])
-        frag.tensor_uses = [
-            TensorUse(f"{key}~{operator.name}", t.nbytes, t.op) if t.key == key and t.op in readers else t
-            for t in frag.tensor_uses
-        ]
-        frag.tensor_uses += [
-            TensorUse(f"{key}~{operator.name}", tensor.nbytes(wanted, self.mesh), again[-1], made=True),
-            scope.tensor_use(tensor, made, again[0]),
-        ]
-        self.regathered.setdefault(operator, []).extend(again)
+        for phase in ("R", "W" if isinstance(operator, Linear) else "B"):
+            readers = [op for op in frag.backward if op.phase == phase and op not in self.regathers]
+            if not readers:
+                continue
+            gathers = scope.serial_ops(f"regather {tensor.name}", steps, gradients, phase, view)
+            for op in readers:
+                op.after.append(gathers[-1])
+            gathered = f"{key}~{operator.name} {phase}"
+            frag.tensor_uses = [
+                TensorUse(gathered, t.nbytes, t.op) if t.key == key and t.op in readers else t for t in frag.tensor_uses
+            ]
+            frag.tensor_uses += [
+                TensorUse(gathered, tensor.nbytes(wanted, self.mesh), gathers[-1], made=True),
+                scope.tensor_use(tensor, made, gathers[0]),
+            ]
+            # What weight gradients read is gathered before the gradients of inputs are computed.
+            own = (i for i, op in enumerate(frag.backward) if op not in self.regathers)
+            place = next(i for i in own if phase == "R" or frag.backward[i].phase != "R")
+            frag.backward[place:place] = gathers
+            self.regathers.update(gathers)
 
     # ------------------------------------------------------------------------------------ backward
 
@@ -120,7 +124,7 @@ class Resharding:
             for tensor in child.outputs:
                 if tensor.name in frag.grad_entry:
                     frag.grad_entry[tensor.name].after += [op for _, op in given[tensor.name]]
-            ops = [*self.regathered.get(child, []), *frag.backward]
+            ops = list(frag.backward)
             for tensor in child.inputs:
                 waiting[tensor.name] -= 1
                 if tensor.name not in frag.grad_exit:

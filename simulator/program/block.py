@@ -25,6 +25,7 @@ from meshcast.simulator.program.memory_profile import (
     block_events,
     growth_events,
     memory_events,
+    release_weights,
 )
 from meshcast.simulator.scheduling.schedule import ActionKind
 
@@ -283,7 +284,8 @@ class CompiledBlocks:
             entry = result = None
         after, port = resolve_dependencies(ops, entry, result)
         if (fragment, split) not in self._events:
-            self._events[fragment, split] = memory_events(fragment.tensor_uses, fragment.forward, backward, unit_run)
+            uses = release_weights(fragment.tensor_uses) if split else fragment.tensor_uses
+            self._events[fragment, split] = memory_events(uses, fragment.forward, backward, unit_run)
         events = block_events(ops, after, self._events[fragment, split])
         if growth is not None and kind != "F":
             events += growth_events(ops, fragment.params, growth)

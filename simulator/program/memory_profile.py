@@ -118,6 +118,13 @@ def memory_events(
     return found
 
 
+def release_weights(tensor_uses: Sequence[TensorUse]) -> list[TensorUse]:
+    """Returns the uses of memory by a split backward pass: gathered weights are freed behind the gradients of inputs,
+    as those of weights, which may be computed much later, do not read them."""
+    read = {use.key for use in tensor_uses if use.category == "parameters" and use.op.phase in "RB"}
+    return [use for use in tensor_uses if use.op.phase != "W" or use.key not in read]
+
+
 def block_events(ops: Sequence[Op], after: Sequence[Sequence[int]], by_op: dict[Op, list[Event]]) -> list[Event]:
     """The events of `ops`, issued in this order, each with its place."""
     last = len(ops) - 1

@@ -29,10 +29,12 @@ class StartMemory:
 
     loading: weights at most, while the model is made and divided among ranks.
     moments: of the optimizer's states what its first update makes.
+    gathered: weights that a forward pass gathers, whole.
     """
 
     loading: float
     moments: float
+    gathered: float
 
 
 def _list_none(device: int) -> StateTensors:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from meshcast.simulator.ir.capabilities import schemes_with
+from meshcast.simulator.ir.ops import BYTES
+from meshcast.simulator.program.block import SUMS
+from meshcast.simulator.program.categories import COMPUTING, KINDS
 from meshcast.simulator.report.forecast import Forecast
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
+
+BUCKETS_BEHIND = 3
+"""Buckets of gradients that DeepSpeed's stage 3 reduces behind the host (`max_param_reduce_events`), with the one that
+fills."""
 
 STEP, UPDATE = "step", "update"
 """Names of the phases of every step: forward and backward passes, and the optimizer's update."""
@@ -66,7 +75,7 @@ def find_deciding_phase(play: Forecast) -> Phase:
 def heights_of_devices(play: Forecast) -> list[tuple[float, float]]:
     """Returns by device the largest memory of tensors over the phases, and what the allocator has cached beside it
     [bytes]."""
-    heights = [(peak.total, peak.cached) for peak in play.peaks]
+    heights = [(peak.total, peak.cached + _count_freed_behind(play, device)) for device, peak in enumerate(play.peaks)]
     if play.evaluation is not None:
         totals = _evaluation_totals(play, play.evaluation)
         heights = [max(pair, (total, 0.0)) for pair, total in zip(heights, totals, strict=True)]
@@ -74,6 +83,31 @@ def heights_of_devices(play: Forecast) -> list[tuple[float, float]]:
         loads = (start.loading for start in play.memory_at_start)
         heights = [max(pair, (load, 0.0)) for pair, load in zip(heights, loads, strict=True)]
     return heights
+
+
+def _count_freed_behind(play: Forecast, device: int) -> float:
+    """Returns the bytes that the host has freed at the peak and the GPU has still to use.
+
+    Of weights it is all that a forward pass gathers, if its kernels take longer than its gathers, which the host waits
+    for, and than the host itself. Gathers arrive in buffers beside them, out of which they are copied
+    (`AllGatherCoalescedHandle.wait`). Gradients that are copied into a bucket take room where a backward pass frees
+    fewer activations than it makes gradients.
+    """
+    framework, peak = play.plan.job.framework, play.peaks[device]
+    if not (framework.memory.frees_behind and framework.overlap.gathers_ahead):
+        return 0.0
+    table = play.program.timetable
+    slots = table.slot_array[table.starts[device] : table.starts[device + 1]].tolist()
+    task = next(play.program.tasks[slot] for slot in slots if table.slots[slot].kind == "F")
+    seconds = dict(zip(KINDS, task.sums[:, SUMS.index("seconds")].tolist(), strict=True))
+    launches = sum(part.count * sum(op.issued for op in part.block.ops) for part in task.parts)
+    gathered = play.memory_at_start[device].gathered
+    if sum(seconds[kind] for kind in COMPUTING) <= max(seconds["dp"], launches * framework.hidden_launch_s):
+        return 0.0
+    buckets = (scheme.bucket_elements for scheme in schemes_with(play.plan.schemes, DataScheme))
+    copied = BUCKETS_BEHIND * BYTES[framework.weights] * sum(buckets)
+    growing = max(0.0, 1 - peak.by.get("activations", 0.0) / gathered) if gathered else 0.0
+    return gathered + min(copied, gathered) * growing
 
 
 def _evaluation_totals(play: Forecast, evaluation: Forecast) -> list[float]:

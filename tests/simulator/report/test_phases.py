@@ -11,7 +11,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.evaluation import make_evaluation
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.framework import load_framework
-from meshcast.simulator.report.phases import find_deciding_phase, list_phases
+from meshcast.simulator.report.phases import find_deciding_phase, heights_of_devices, list_phases
 from meshcast.simulator.report.report import Report
 
 FSDP: dict[str, Any] = {"plan": {"zero": 3, "recompute": "full"}}
@@ -51,6 +51,16 @@ def test_evaluation_holds_forward_passes_of_its_own_batch_beside_the_states_of_t
     assert totals(training)["evaluation"] == pytest.approx(expected)
     assert find_deciding_phase(training.play).name == "evaluation"
     assert training.peak_allocated == pytest.approx(expected) and training.needs[0] > expected
+
+
+def test_evaluations_hold_the_copies_in_fp32_that_losses_make() -> None:
+    """Of 8 bytes a logit in fp32 four are made from the logits, in 16 bits, and four are kept by a backward pass."""
+    sizes = {"micro": 8, "sequence": 512}
+    plain, copied = (
+        totals(forecast(traits={"loss": {"kept": 4, "peak": peak}}, run={"evaluation": sizes}))["evaluation"]
+        for peak in (0, 12)
+    )
+    assert copied - plain == 8 * 512 * 32000 * 4
 
 
 def test_every_replica_of_a_pipeline_evaluates_a_micro_batch_for_each_device() -> None:
@@ -93,3 +103,27 @@ def test_forecasts_keep_their_phases_when_they_are_pickled() -> None:
 def test_evaluations_without_a_size_or_a_pause_are_refused(evaluation: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match=r"run\.evaluation"):
         forecast(run={"evaluation": evaluation})
+
+
+SLOW_NETWORK: dict[str, Any] = {
+    **{"gpu": "a100-sxm-80", "gpus": 16, "gpus_per_node": 1},
+    "inter": {"kind": "ethernet", "gbps_per_gpu": 1},
+}
+
+
+def test_stage_3_reserves_what_its_host_has_freed_before_the_gpu_used_it() -> None:
+    """DeepSpeed reserves all weights that a forward pass gathers, and gradients of buckets where a backward pass frees
+    fewer activations; nothing where gathers or the host are slower than kernels."""
+
+    def cached(cluster: Any = "dgx-a100:1", recompute: str = "none", **traits: Any) -> float:
+        report = forecast(
+            **{"model": {"layers": 8, "hidden": 2048, "heads": 16, "vocab": 1024, "seq": 4096}, "cluster": cluster},
+            **{"batch": {"global": 64, "micro": 4, "sequence": 4096}, "plan": {"zero": 3, "recompute": recompute}},
+            framework={"name": "deepspeed", "set": traits},
+        )
+        return heights_of_devices(report.play)[0][1] / 2 / report.play.plan.job.model.parameters
+
+    assert cached() == pytest.approx(1, rel=0.02)
+    assert 1.2 < cached(recompute="full") < 2
+    assert cached(memory={"frees_behind": False}) == cached(overlap={"sharded_weights": False}) == 0
+    assert cached(launch_s=0.01) == cached(SLOW_NETWORK) == 0

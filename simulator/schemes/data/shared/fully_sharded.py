@@ -551,7 +551,12 @@ class _PassGathering:
         return [copy], nbytes if self.forward else 0
 
     def _hold(self, which: str, nbytes: float, begin: Op, end: Op) -> None:
-        self.fragment.tensor_uses += _lifetime(f"weights {self.phase} {which}", nbytes, begin, end)
+        """Keeps weights in memory, where a pass is split until the last of its gradients of inputs that may need them
+        (`simulator.program.memory_profile.release_weights`)."""
+        until = self.ops[: self.ops.index(end) + 1]
+        reader = next((op for op in reversed(until) if op.phase != "W"), end)
+        key = f"weights {self.phase} {which}"
+        self.fragment.tensor_uses += [*_lifetime(key, nbytes, begin, reader), *_lifetime(key, nbytes, begin, end)[1:]]
 
 
 def _gather_all(scheme: ShardedScheme, weights: GatheredWeights, forward: bool) -> list[GatherOps]:

@@ -36,7 +36,10 @@ def count_bucket_bytes(scheme: ShardsStates, bucket: float, elements: float) -> 
     width = BYTES[framework.gradients]
     copied = memory.copies * width
     if memory.sequence_format and scheme.mesh.size(scheme.sequence_axes) > 1:
-        copied += BYTES[memory.sequence_format]
+        # Stage 3 converts every gradient and then copies all of them, other stages copy first (`__avg_scatter_grads`,
+        # `allreduce_bucket`).
+        converted = BYTES[memory.sequence_format]
+        copied = converted + (memory.copies * converted if "parameters" in scheme.shards else copied)
     buffers = 0 if "parameters" in scheme.shards else memory.buffers + (memory.doubled and framework.overlap.dp)
     return float(buffers * bucket * width + copied * min(bucket, elements))
 
