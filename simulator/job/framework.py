@@ -165,7 +165,8 @@ class UpdateMemory(FrameworkPart):
     makes stay in the compute format (`FP32GradientAccumulator.backward` of nanotron)."""
     converts: bool = False
     """The gradients of what is updated at once are held in the format of the main weights, beside those that were
-    accumulated (`single_grad_partition` of DeepSpeed's ZeRO)."""
+    accumulated (`single_grad_partition` of DeepSpeed's ZeRO, `_copy_model_grads_to_main_grads` of Megatron-Core).
+    Optimizers whose states have several formats read gradients as they are."""
     flattens: bool = False
     """With `converts`: they are copied into one tensor first, and freed unless weights are sharded (`flatten` in the
     `step` of DeepSpeed's ZeRO; without ZeRO, FP16_Optimizer converts each before it copies all)."""
@@ -193,7 +194,8 @@ class UpdateMemory(FrameworkPart):
         apart: whether gradients of the last micro-batch were whole beside those of the ones before.
         """
         main, gradients = framework.main_weights, framework.gradients
-        converted = BYTES[main] if self.converts and gradients != main else 0
+        reads_any = framework.moments != main or framework.weight_remainders
+        converted = BYTES[main] if self.converts and gradients != main and not reads_any else 0
         flat = BYTES[gradients if sharded else main] if self.flattens and converted else 0
         copies, scan = self.moment_copies * BYTES[framework.moments], self.scan * (framework.weights == "fp16")
         return UpdateWorkspace(int(flat), int(converted), int(copies), self.norm, scan, int(BYTES[gradients]) * apart)

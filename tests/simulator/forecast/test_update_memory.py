@@ -70,6 +70,24 @@ def test_memory_over_time_has_the_peak_of_the_update_and_ends_with_gradients_alo
     assert report.play.peaks[0].left == pytest.approx(2 * count_parameters(report))
 
 
+@pytest.mark.parametrize(
+    ("precision", "whole", "shard"),
+    [
+        ({"gradients": "bf16"}, 2 + 2, 12 + 4),  # and their shards in fp32
+        ({"gradients": "bf16", "moments": "bf16"}, 2 + 2, 8),  # the precision-aware optimizer reads them as they are
+        ({"gradients": "fp32"}, 2 + 4, 12),
+    ],
+)
+def test_megatron_core_updates_with_gradients_in_fp32(precision: dict[str, str], whole: int, shard: int) -> None:
+    """As Llama 3 70B over two replicas in Megatron-Bridge @067f987d (skills/nemo-mbridge-perf-activation-recompute):
+    12.2 bytes a parameter, whatever is recomputed beside MLPs."""
+    compute = {"compute": "bf16", **precision}
+    report = forecast(2, name="megatron-core", precision=compute, plan={"zero": 1, "recompute": "full"})
+    buffers = report.play.resting[0].get("buffers", 0.0)
+    updating = report.play.peaks[0].update - buffers
+    assert updating == pytest.approx((whole + shard / 2) * count_parameters(report), rel=1e-2)
+
+
 @pytest.mark.parametrize(("plan", "gpus", "times"), [({}, 1, 1), ({"zero": 0}, 4, 2), ({"zero": 3}, 4, 1)])
 def test_ddp_has_every_gradient_in_a_bucket_too(plan: dict[str, Any], gpus: int, times: int) -> None:
     report = forecast(gpus, {"global": 2 * gpus, "micro": 1}, plan=plan)
