@@ -95,6 +95,21 @@ def test_ddp_has_every_gradient_in_a_bucket_too(plan: dict[str, Any], gpus: int,
     assert report.play.resting[0]["gradients"] == pytest.approx(times * 2 * count_parameters(report) / shards, rel=1e-3)
 
 
+@pytest.mark.parametrize(("ep", "shards"), [(1, 4), (2, 2), (4, 1)])
+def test_fsdp_keeps_main_weights_alone_of_experts_that_no_other_rank_has(ep: int, shards: int) -> None:
+    """12 bytes for weights and moments in fp32; in bf16 they are whole for their passes alone."""
+    experts = {"experts": 8, "top_k": 2, "expert_ffn": 4096}
+    plan = {"mesh": {"dp": 4}, "views": {"experts": {"edp": 4 // ep, "ep": ep, "etp": 1}}}
+    plan |= {"schemes": [{"use": "data/fsdp", "over": "dp"}, {"use": "expert/all-to-all", "over": "ep"}]}
+    report = forecast(4, name="torchtitan", model={"moe": experts, "tied": False}, plan=plan)
+    own = 6 * 2 * 1024 * 4096 * 8 / ep
+    others = count_parameters(report) - own * ep
+    states = report.play.resting[0]
+    kept = 2 * 2 * 32000 * 1024  # the root unit
+    held = states["parameters"] + states["optimizer"] - kept
+    assert held == pytest.approx(12 * (others / 4 + own / shards), rel=1e-3)
+
+
 @pytest.mark.parametrize("loss", [{"chunk_count": 4}, {"chunk_tokens": 2048}])
 def test_a_loss_over_chunks_has_the_logits_of_one(loss: dict[str, Any]) -> None:
     model = {"layers": 1, "seq": 8192}
