@@ -211,13 +211,15 @@ class ProcessMemory(FrameworkPart):
 
     reserved_share: float = Field(ge=1, le=100)
     """Memory reserved by the caching allocator over allocated memory, at the peak: blocks cached for other streams or
-    sizes, and fragmentation. Where the memory of the GPU ends, the allocator returns cached blocks."""
+    sizes, and fragmentation. Where the memory of the GPU ends, the allocator returns cached blocks. In segments that
+    grow, of what passes allocate alone."""
     states: Literal["apart", "buffers", "flat"] = "apart"
     """Which tensors hold the states: ``apart``: one a state and parameter; ``buffers``: weights and gradients have one
     each, into which separate weights were copied, and a rank of a sharded optimizer has the states of a contiguous part
     of it; ``flat``: every state has one."""
     expandable: bool = False
-    """The caching allocator has segments that grow (``expandable_segments`` of PYTORCH_CUDA_ALLOC_CONF)."""
+    """The caching allocator has segments that grow (``expandable_segments`` of PYTORCH_CUDA_ALLOC_CONF), in which
+    states leave no gaps."""
     context_gib: float = Field(ge=0, le=1e6)
     """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
     each_rank_loads: bool = False
@@ -230,6 +232,12 @@ class ProcessMemory(FrameworkPart):
     (`simulator.ir.saved`): RMS norms in fp32, activation functions with their gate, attention (the softmax in fp32, or
     the copy of a fused result), routing and weighing of experts; ``views``: queries, keys and values of one product are
     saved as views, which keep all of it. Not with `compile`."""
+
+    def reserve(self, total: float, states: float) -> float:
+        """Returns the bytes that the caching allocator reserves for `total` bytes of tensors, of which `states` stay
+        from step to step."""
+        apart = states if self.expandable else 0.0
+        return apart + (total - apart) * self.reserved_share
 
 
 class Framework(FrameworkPart):

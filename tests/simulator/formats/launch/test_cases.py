@@ -157,6 +157,29 @@ def test_a_case_that_was_brought_needs_its_memory(command: str, measured: float)
     assert not report.fits or report.peak_device / 2**30 == pytest.approx(measured, rel=0.06)
 
 
+QWEN = (
+    "17-titan-qwen3-30b-scaling.yaml --set cluster=dgx-b200:{n} --set plan.mesh.dp={gpus}"
+    " --set plan.views.experts.edp={n}"
+)
+RESERVED: dict[str, float] = {
+    "05-titan-dsv3-16b.toml": 73.32,
+    "05-titan-dsv3-16b.toml --set batch.micro=8 --set batch.global=64": float("inf"),
+    QWEN.format(n=1, gpus=8): 167.93,
+    QWEN.format(n=2, gpus=16): 138.75,
+    QWEN.format(n=16, gpus=128): 114.78,
+}
+"""Memory that the caching allocator reserved, as torchtitan logs it [GiB]; infinite: the run was out of memory."""
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the cases that people brought are not beside this repository")
+@pytest.mark.parametrize(("command", "measured"), RESERVED.items())
+def test_a_case_that_was_brought_reserves_its_memory(command: str, measured: float) -> None:
+    name, *options = shlex.split(command)
+    report = simulate(load_job(CASES / name, options[1::2]))
+    assert report.fits == (measured < float("inf"))
+    assert not report.fits or report.peak_reserved / 2**30 == pytest.approx(measured, rel=0.06)
+
+
 @pytest.mark.skipif(not CASES.is_dir(), reason="the cases that people brought are not beside this repository")
 def test_a_case_that_its_program_refuses_is_refused() -> None:
     with pytest.raises(PlanError, match="4 tensor ranks do not divide 2 key/value heads"):
