@@ -142,7 +142,7 @@ def _recompute(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
     now = plan.get("recompute", "none")
     if job.forward_only:
         return
-    yield from ({"plan.recompute": one} for one in order[order.index(now) + 1 :] if now in order)
+    yield from ({"plan.recompute": later} for later in (order[order.index(now) + 1 :] if now in order else ()))
     if now == "operators":
         yield {"plan.recompute": "full"}
     if now == "full" and plan.get("recompute_layers") is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from meshcast.simulator.ir.capabilities import (
+    ConvertsWeights,
     HoldsBuffers,
     HoldsStates,
     HoldsUnequalShards,
@@ -207,20 +208,22 @@ def _shard_counter(plan: Plan) -> Callable[[str, Param], float]:
 def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """Bytes of parameters, gradients and optimizer state of one rank, wherever they are.
 
-    Sharded weights (ZeRO-3, FSDP) are the optimizer's own copy where the schemes say so; otherwise the optimizer keeps
-    main weights of its own, unless the formats are equal. Frozen weights have neither gradients nor optimizer state.
+    Weights that are gathered (ZeRO-3, FSDP) are the optimizer's own copy where the schemes say so; otherwise the
+    optimizer keeps main weights of its own, unless the formats are equal. Frozen weights have neither gradients nor
+    optimizer state.
     """
     framework = plan.job.framework
     compute, full = BYTES[framework.weights], BYTES[framework.main_weights]
     trained = BYTES[framework.adapters.weights or framework.weights]
     updated = all(scheme.updates_weights for scheme in schemes_with(plan.schemes, HoldsStates))
     bucketing = schemes_with(plan.schemes, KeepsBuckets)
+    converts = any(scheme.converts for scheme in schemes_with(plan.schemes, ConvertsWeights))
     converted = framework.gradients != framework.weights and not framework.fused_gradients
     stale = framework.update.stale_gradients and converted
     found, shards = dict.fromkeys(STATES, 0.0), _shard_counter(plan)
     for param, size in by_axes(params):
         at_rest = {state: shards(state, param) for state in found}
-        cut = at_rest["parameters"] > 1 and updated
+        cut = updated and (converts or at_rest["parameters"] > 1)
         if not param.trained:
             codes, constants = param.stored or StoredFormat(compute)
             found["parameters"] += size * (codes / at_rest["parameters"] + constants)

@@ -73,6 +73,15 @@ class ShardsStates(HoldsStates):
         """Returns the axes over which the update of `param` is sharded."""
 
 
+class ConvertsWeights(ShardsStates):
+    """Keeps main weights alone, also of parameters that no other rank has, and converts these for their passes."""
+
+    @property
+    @abstractmethod
+    def converts(self) -> bool:
+        """Whether it does so: where it is over several ranks."""
+
+
 class KeepsOwnStates(Scheme):
     """Keeps states that are neither weights, gradients nor moments, for example the error of a compressed reduction."""
 

@@ -165,7 +165,8 @@ class UpdateMemory(FrameworkPart):
     makes stay in the compute format (`FP32GradientAccumulator.backward` of nanotron)."""
     converts: bool = False
     """The gradients of what is updated at once are held in the format of the main weights, beside those that were
-    accumulated (`single_grad_partition` of DeepSpeed's ZeRO)."""
+    accumulated (`single_grad_partition` of DeepSpeed's ZeRO, `_copy_model_grads_to_main_grads` of Megatron-Core).
+    Optimizers whose states have several formats read gradients as they are."""
     flattens: bool = False
     """With `converts`: they are copied into one tensor first, and freed unless weights are sharded (`flatten` in the
     `step` of DeepSpeed's ZeRO; without ZeRO, FP16_Optimizer converts each before it copies all)."""
@@ -193,7 +194,8 @@ class UpdateMemory(FrameworkPart):
         apart: whether gradients of the last micro-batch were whole beside those of the ones before.
         """
         main, gradients = framework.main_weights, framework.gradients
-        converted = BYTES[main] if self.converts and gradients != main else 0
+        reads_any = framework.moments != main or framework.weight_remainders
+        converted = BYTES[main] if self.converts and gradients != main and not reads_any else 0
         flat = BYTES[gradients if sharded else main] if self.flattens and converted else 0
         copies, scan = self.moment_copies * BYTES[framework.moments], self.scan * (framework.weights == "fp16")
         return UpdateWorkspace(int(flat), int(converted), int(copies), self.norm, scan, int(BYTES[gradients]) * apart)
@@ -209,13 +211,15 @@ class ProcessMemory(FrameworkPart):
 
     reserved_share: float = Field(ge=1, le=100)
     """Memory reserved by the caching allocator over allocated memory, at the peak: blocks cached for other streams or
-    sizes, and fragmentation. Where the memory of the GPU ends, the allocator returns cached blocks."""
+    sizes, and fragmentation. Where the memory of the GPU ends, the allocator returns cached blocks. In segments that
+    grow, of what passes allocate alone."""
     states: Literal["apart", "buffers", "flat"] = "apart"
     """Which tensors hold the states: ``apart``: one a state and parameter; ``buffers``: weights and gradients have one
     each, into which separate weights were copied, and a rank of a sharded optimizer has the states of a contiguous part
     of it; ``flat``: every state has one."""
     expandable: bool = False
-    """The caching allocator has segments that grow (``expandable_segments`` of PYTORCH_CUDA_ALLOC_CONF)."""
+    """The caching allocator has segments that grow (``expandable_segments`` of PYTORCH_CUDA_ALLOC_CONF), in which
+    states leave no gaps."""
     context_gib: float = Field(ge=0, le=1e6)
     """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
     each_rank_loads: bool = False
@@ -232,6 +236,12 @@ class ProcessMemory(FrameworkPart):
     (`simulator.ir.saved`): RMS norms in fp32, activation functions with their gate, attention (the softmax in fp32, or
     the copy of a fused result), routing and weighing of experts; ``views``: queries, keys and values of one product are
     saved as views, which keep all of it. Not with `compile`."""
+
+    def reserve(self, total: float, states: float) -> float:
+        """Returns the bytes that the caching allocator reserves for `total` bytes of tensors, of which `states` stay
+        from step to step."""
+        apart = states if self.expandable else 0.0
+        return apart + (total - apart) * self.reserved_share
 
 
 class Framework(FrameworkPart):

@@ -270,10 +270,11 @@ class Metrics:
         """
         memory = self.job.framework.memory
         context = memory.context_gib * GIB
-        heights = zip(heights_of_devices(self.play), self.capacities, strict=True)
+        states = [sum(by.values()) for by in self.play.resting]
+        heights = zip(heights_of_devices(self.play), states, self.capacities, strict=True)
         return [
-            max(total + context, min((total + cached) * memory.reserved_share + context, capacity))
-            for (total, cached), capacity in heights
+            max(total + context, min(memory.reserve(total + cached, kept + cached) + context, capacity))
+            for (total, cached), kept, capacity in heights
         ]
 
     @cached_property

@@ -95,8 +95,9 @@ class Forecaster:
         counter: ``allocated`` (tensors), ``reserved`` (by the caching allocator) or ``device`` (also the CUDA context
             and the buffers of libraries).
         """
-        memory = self.plan.job.framework.memory
-        found = self.report.play.peaks[device].total * (1.0 if counter == "allocated" else memory.reserved_share)
+        memory, peak = self.plan.job.framework.memory, self.report.play.peaks[device]
+        states = sum(self.report.play.resting[device].values())
+        found = peak.total if counter == "allocated" else memory.reserve(peak.total + peak.cached, states + peak.cached)
         return without_interval(found + (memory.context_gib * GIB if counter == "device" else 0.0))
 
 

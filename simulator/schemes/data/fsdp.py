@@ -22,11 +22,12 @@ gradients out after each reduction (w/F bytes each time, g/F bytes), and the hos
 
 A rank sends 3 (F-1)/F M + 2 (R-1)/R M/F bytes per micro-batch for M bytes of weights and of gradients (under a pipeline
 per step); a third of the first term less where weights are not freed after the forward pass. 16/F bytes per parameter
-are stored: the sharded weights are those that the optimizer updates, in its format.
+are stored: the sharded weights are those that the optimizer updates, in its format. So are weights that no other rank
+has (of experts over all ranks), which are converted for their passes without a message.
 
-Not modelled: `no_sync` of full sharding alone (gradients unreduced, weights all-gathered in every micro-batch); that
-torchtitan keeps the last layer between its passes; padding of shards; copies into contiguous buffers once per step; the
-host's sums of offloaded gradients.
+Not modelled: kernels of these conversions; `no_sync` of full sharding alone (gradients unreduced, weights all-gathered
+in every micro-batch); that torchtitan keeps the last layer between its passes; padding of shards; copies into
+contiguous buffers once per step; the host's sums of offloaded gradients.
 
 References: Zhao et al. 2023, arXiv 2304.11277, section 3; Rajbhandari et al. 2020 (ZeRO stage 3), arXiv 1910.02054;
 PyTorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`offload_to_cpu`).
@@ -41,7 +42,7 @@ import numpy as np
 from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.ir.capabilities import KeepsSecondaryShards
+from meshcast.simulator.ir.capabilities import ConvertsWeights, KeepsSecondaryShards
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps
 from meshcast.simulator.ir.registry import find_scheme
@@ -50,7 +51,7 @@ from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
 from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
-class FSDP(ShardedScheme, KeepsSecondaryShards):
+class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
     paper = Paper("arXiv:2304.11277", "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", 2023)
     names_axes = ("replicate",)
 
@@ -111,10 +112,14 @@ class FSDP(ShardedScheme, KeepsSecondaryShards):
     def has_root(self) -> bool:
         return self.framework.root_stays_gathered and not self.across_microbatches
 
+    @property
+    def converts(self) -> bool:
+        return self.mesh.size(self.gathered_axes) > 1
+
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         root = self.framework.root_stays_gathered and not param.in_layer
         kept = (root or not self.options.reshard) and not self.across_microbatches
-        return () if kept and self.shards_at_rest("parameters", param) else None
+        return () if kept and self.converts else None
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         f, r = setting.n, setting.replicas
@@ -143,7 +148,7 @@ def check_gathers_once(scheme: ShardedScheme, job: Any) -> None:
         raise PlanError(f"{scheme.use}.across_microbatches", rule, remedy, True)
 
 
-def gather_once(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
+def gather_once(scheme: FSDP, stage_ops: StageOps) -> StageOps:
     """Returns `stage_ops` in which the weights of every unit are gathered once per step, during the first forward pass,
     and its gradients reduced once, during the last backward pass.
 
@@ -161,7 +166,7 @@ def gather_once(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
 
     width = BYTES[scheme.framework.weights]
     sizes = stage_ops.of_params([param.count_moved(width) for param in params]).astype(int)
-    gathered = stage_ops.of_params([bool(shards(param)) for param in params]).astype(bool)
+    gathered = stage_ops.of_params([scheme.converts or bool(shards(param)) for param in params]).astype(bool)
     accumulated = stage_ops.of_params([bool(reduces(param)) for param in params]).astype(bool)
     backward = any(unit_run.fragment.backward for unit_run in stage_ops.unit_runs)
     return replace(

@@ -76,6 +76,13 @@ def test_no_single_change_of_the_fields_tried_is_faster() -> None:
         assert not report.fits or report.step_time >= best.forecast.step_time
 
 
+@pytest.mark.parametrize("recompute", ["operators", ["mlp"]])
+def test_plans_that_recompute_by_operator_or_module_have_changes(recompute: str | list[str]) -> None:
+    job = {"model": "llama3-8b", "cluster": "dgx-h100:1", "batch": {"global": 8, "micro": 1, "sequence": 32768}}
+    report = simulate({**job, "plan": {"fsdp": True, "recompute": recompute}})
+    assert not report.fits and len(fitting_changes(report).fitting) == SHOWN
+
+
 @pytest.mark.slow
 def test_pairs_are_tried_where_few_single_changes_fit() -> None:
     job = {"model": "llama3-405b", "cluster": "dgx-h100:16", "batch": {"global": 128, "sequence": 8192}}

@@ -70,11 +70,44 @@ def test_memory_over_time_has_the_peak_of_the_update_and_ends_with_gradients_alo
     assert report.play.peaks[0].left == pytest.approx(2 * count_parameters(report))
 
 
+@pytest.mark.parametrize(
+    ("precision", "whole", "shard"),
+    [
+        ({"gradients": "bf16"}, 2 + 2, 12 + 4),  # and their shards in fp32
+        ({"gradients": "bf16", "moments": "bf16"}, 2 + 2, 8),  # the precision-aware optimizer reads them as they are
+        ({"gradients": "fp32"}, 2 + 4, 12),
+    ],
+)
+def test_megatron_core_updates_with_gradients_in_fp32(precision: dict[str, str], whole: int, shard: int) -> None:
+    """As Llama 3 70B over two replicas in Megatron-Bridge @067f987d (skills/nemo-mbridge-perf-activation-recompute):
+    12.2 bytes a parameter, whatever is recomputed beside MLPs."""
+    compute = {"compute": "bf16", **precision}
+    report = forecast(2, name="megatron-core", precision=compute, plan={"zero": 1, "recompute": "full"})
+    buffers = report.play.resting[0].get("buffers", 0.0)
+    updating = report.play.peaks[0].update - buffers
+    assert updating == pytest.approx((whole + shard / 2) * count_parameters(report), rel=1e-2)
+
+
 @pytest.mark.parametrize(("plan", "gpus", "times"), [({}, 1, 1), ({"zero": 0}, 4, 2), ({"zero": 3}, 4, 1)])
 def test_ddp_has_every_gradient_in_a_bucket_too(plan: dict[str, Any], gpus: int, times: int) -> None:
     report = forecast(gpus, {"global": 2 * gpus, "micro": 1}, plan=plan)
     shards = gpus if plan.get("zero") == 3 else 1
     assert report.play.resting[0]["gradients"] == pytest.approx(times * 2 * count_parameters(report) / shards, rel=1e-3)
+
+
+@pytest.mark.parametrize(("ep", "shards"), [(1, 4), (2, 2), (4, 1)])
+def test_fsdp_keeps_main_weights_alone_of_experts_that_no_other_rank_has(ep: int, shards: int) -> None:
+    """12 bytes for weights and moments in fp32; in bf16 they are whole for their passes alone."""
+    experts = {"experts": 8, "top_k": 2, "expert_ffn": 4096}
+    plan = {"mesh": {"dp": 4}, "views": {"experts": {"edp": 4 // ep, "ep": ep, "etp": 1}}}
+    plan |= {"schemes": [{"use": "data/fsdp", "over": "dp"}, {"use": "expert/all-to-all", "over": "ep"}]}
+    report = forecast(4, name="torchtitan", model={"moe": experts, "tied": False}, plan=plan)
+    own = 6 * 2 * 1024 * 4096 * 8 / ep
+    others = count_parameters(report) - own * ep
+    states = report.play.resting[0]
+    kept = 2 * 2 * 32000 * 1024  # the root unit
+    held = states["parameters"] + states["optimizer"] - kept
+    assert held == pytest.approx(12 * (others / 4 + own / shards), rel=1e-3)
 
 
 @pytest.mark.parametrize("loss", [{"chunk_count": 4}, {"chunk_tokens": 2048}])

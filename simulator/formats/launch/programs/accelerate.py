@@ -33,6 +33,7 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     write_formats,
     write_fsdp,
 )
+from meshcast.simulator.formats.launch.programs.trl import CHUNKED_LOSS
 from meshcast.simulator.formats.launch.quoting import quote_shell
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys
@@ -61,6 +62,10 @@ def interpret(reading: Reading) -> None:
     if not switches & reading.stated.keys():
         why = "no setting of this file recomputes layers; the script, or arguments of the Trainer, may"
         assume_no_recomputation(reading, why)
+    if "max_length" in reading.stated:
+        why = "max_length is a setting of TRL, whose SFT has the logits of 256 tokens at a time since v1.6"
+        for key, value in CHUNKED_LOSS.items():
+            reading.assume(f"framework.set.loss.{key}", value, why)
 
 
 def recognise(file: LaunchFile) -> Evidence:

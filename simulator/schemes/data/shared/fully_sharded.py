@@ -15,7 +15,7 @@ from itertools import groupby, pairwise, takewhile
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from meshcast.simulator.ir.capabilities import KeepsSecondaryShards
+from meshcast.simulator.ir.capabilities import ConvertsWeights, KeepsSecondaryShards
 from meshcast.simulator.ir.modules import Module, Stage, Update
 from meshcast.simulator.ir.ops import (
     BYTES,
@@ -326,15 +326,16 @@ def _gathered_params(
 ) -> list[tuple[Param, GatheredWeights]]:
     """Returns the parameters that are gathered for a pass of a unit."""
     away = bool(scheme.offloaded_to("parameters"))
+    converts = isinstance(scheme, ConvertsWeights) and scheme.converts
     gathered: list[tuple[Param, GatheredWeights]] = []
     for param in fragment.params:
         axes = scheme.shards_at_rest("parameters", param)
-        if axes or away:
+        if axes or away or converts:
             second = scheme.secondary_shards(param) if isinstance(scheme, KeepsSecondaryShards) and not stays else None
             if second is not None and not forward:
                 axes = second
             size = param.count_moved(BYTES[scheme.framework.weights])
-            groups = ((axes, size),) if forward or axes or away else ()
+            groups = ((axes, size),) if axes or away else ()
             gathered.append((param, GatheredWeights(groups, size if second != () else 0)))
     return gathered
 
