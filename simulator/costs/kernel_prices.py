@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from meshcast.simulator.costs.kernels.libraries import (
     training_library,
 )
 from meshcast.simulator.costs.kernels.sections import DENSE, SECTIONS, section_of, section_on
-from meshcast.simulator.ir.ops import Attention, Gemm, Memory
+from meshcast.simulator.ir.ops import Attention, Gemm, Memory, Work
 
 RATES = {
     "kernel": "rate of GEMMs and attention against the calibrated one (power, sustained clocks, launch gaps)",
@@ -88,7 +88,7 @@ class KernelPrices:
         self._rates = traits.all_rates()
         self._eager = traits.eager if gpu.architecture != "cpu" else {}
         self._attention_library = attention_library(traits.attention, gpu.architecture)
-        sections = ["gemm", "attention", "memory", *(["eager"] if self._eager else [])]
+        sections = ("gemm", "attention", "memory")
         self.assumed = tuple(dict.fromkeys(text for name in sections for text in self._find_assumed(name)))
         self.assumed_experts = self._find_assumed("grouped")
 
@@ -112,6 +112,11 @@ class KernelPrices:
         measured = self._calibration.measures_steps or self._gpu.architecture == "cpu"
         stated = None if measured else self._traits.sustained
         return self._calibration.sustained_rate(self._gpu, dtype) if stated is None else stated
+
+    def assumed_eager(self, works: Iterable[Work | None]) -> tuple[str, ...]:
+        """Returns what the calibration had to borrow for operations among `works` that run as several kernels."""
+        several = (isinstance(work, Memory) and make_eager_kernels(work, self._eager) for work in works)
+        return self._find_assumed("eager") if any(several) else ()
 
     def _find_assumed(self, section: str) -> tuple[str, ...]:
         """Returns what the calibration had to borrow for a section."""

@@ -105,9 +105,11 @@ class ExpertLinear(Linear):
 
     Every expert has as many tokens. sorts: which tensors (``ins``, ``outs``) a rank with several experts permutes from
         the order of the source ranks to the order of the experts, or back; empty: none.
+    adds_bias: kernels of their own add its bias to the results; otherwise the grouped GEMM does.
     """
 
     sorts: str = ""
+    adds_bias: bool = False
     view = EXPERTS
 
     def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
@@ -125,12 +127,16 @@ class ExpertLinear(Linear):
         nbytes = at.bytes(*(self.ins if self.sorts == "ins" else self.outs))
         return [Memory("permute", nbytes, nbytes)]
 
+    def _add_bias(self, at: LocalShapes, backward: bool = False) -> list[Work]:
+        nbytes = at.bytes(*self.outs)
+        return [Memory("expert-bias", nbytes, nbytes, backward)] if self.adds_bias else []
+
     def forward(self, at: LocalShapes) -> list[Work]:
-        first, sort = super().forward(at), self._permute(at)
+        first, sort = [*super().forward(at), *self._add_bias(at)], self._permute(at)
         return [*first, *sort] if self.sorts == "outs" else [*sort, *first]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        first, sort = super().backward_inputs(at), self._permute(at)
+        first, sort = [*self._add_bias(at, backward=True), *super().backward_inputs(at)], self._permute(at)
         return [*sort, *first] if self.sorts == "outs" else [*first, *sort]
 
 
@@ -242,3 +248,14 @@ class ExpertActivation(Activation):
     def _what(self) -> str:
         what = super()._what
         return "expert-activation" if what == "activation" else what
+
+
+class ClampedExpertActivation(ExpertActivation):
+    """The same by a kernel that does not clamp: others clamp its inputs before, in a copy that is saved beside them."""
+
+    @property
+    def _what(self) -> str:
+        return "clamped-activation"
+
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+        return [("clamped", at.bytes(*self.ins), "activations")]

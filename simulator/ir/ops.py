@@ -147,8 +147,9 @@ class Attention:
 class Memory:
     """A memory-bound kernel.
 
-    what: norm, rms-norm, residual, activation (gated), expert-activation, gelu, rope, embedding, softmax, dropout, add,
-        cross-entropy, concat, cast, convert, router, permute, conv, scan, adam, bias-gradient, grad-norm, zero-grad
+    what: norm, rms-norm, residual, activation (gated), expert-activation, clamped-activation, expert-bias, gelu, rope,
+        embedding, softmax, dropout, add, cross-entropy, concat, cast, convert, router, permute, conv, scan, adam,
+        bias-gradient, grad-norm, zero-grad
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.

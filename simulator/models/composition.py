@@ -8,7 +8,14 @@ from dataclasses import replace
 from meshcast.simulator.ir.decoder_operators import NormOfHeads
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import CompositeModule, Module, Operator, every_module, replace_children
-from meshcast.simulator.ir.moe_operators import Permute, TopK, Unpermute
+from meshcast.simulator.ir.moe_operators import (
+    ClampedExpertActivation,
+    ExpertActivation,
+    ExpertLinear,
+    Permute,
+    TopK,
+    Unpermute,
+)
 from meshcast.simulator.ir.operators import Activation, CoreAttention, Linear, Norm
 from meshcast.simulator.ir.saved import LESS_ONE, TURNED, Composition
 from meshcast.simulator.models.shapes import ComposedOperation
@@ -25,7 +32,7 @@ def compose(modules: Sequence[Module], model: Transformer, operations: tuple[Com
     def mark(module: Module) -> Module:
         if not isinstance(module, Operator):
             return module
-        written = _find_composition(module, model, operations)
+        module, written = _split_kernels(module, model, operations), _find_composition(module, model, operations)
         products = tuple({parts[tensor.name]: None for tensor in module.ins if tensor.name in parts})
         if not (written or products):
             return module
@@ -54,6 +61,16 @@ def _find_composition(operator: Operator, model: Transformer, operations: tuple[
     elif isinstance(operator, TopK | Permute | Unpermute) and "experts" in operations:
         written = "separate"
     return written
+
+
+def _split_kernels(operator: Operator, model: Transformer, operations: tuple[ComposedOperation, ...]) -> Operator:
+    """Returns an operator of experts with the kernels that clamp its inputs, or add its bias, apart from its own."""
+    moe = model.moe
+    if isinstance(operator, ExpertActivation) and moe and moe.clamped and "clamped-activation" in operations:
+        return ClampedExpertActivation(operator.name, operator.ins, operator.outs, (), modules=operator.modules)
+    if isinstance(operator, ExpertLinear) and operator.sorts == "outs" and "expert-bias" in operations:
+        return replace(operator, adds_bias=model.mlp_bias)
+    return operator
 
 
 def _is_rms_norm(operator: Operator) -> bool:

@@ -13,7 +13,9 @@ from meshcast.simulator.models.adapters import Adapters
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model
 
-ComposedOperation = Literal["rms-norm", "activation", "attention", "experts", "views"]
+ComposedOperation = Literal[
+    "rms-norm", "activation", "attention", "experts", "views", "clamped-activation", "expert-bias"
+]
 """Operations that a framework may write as several of autograd."""
 
 
