@@ -14,7 +14,7 @@ from meshcast.simulator.costs.estimate import FULL, Estimate, Use
 from meshcast.simulator.costs.kernels.decomposition import Decomposition
 from meshcast.simulator.costs.kernels.eager import EagerKernels, EagerPasses, make_eager_kernels
 from meshcast.simulator.costs.kernels.gemm import uses_tensor_cores
-from meshcast.simulator.costs.kernels.grouped import price_group_by_group
+from meshcast.simulator.costs.kernels.grouped import price_group_by_group, take_group
 from meshcast.simulator.costs.kernels.libraries import (
     Relative,
     attention_format,
@@ -128,6 +128,8 @@ class KernelPrices:
         if share < 1:
             groups = tuple((number, tokens / share) for number, tokens in work.groups)
             work = replace(work, m=work.m / share, groups=groups, part=1.0)
+        if len(work.groups) == 1 and work.groups[0][0] == 1:
+            work = take_group(work, work.groups[0][1])
         by_group = work.groups and launches_each_group(work.dtype, self._gpu.architecture)
         price = price_group_by_group(work, self._price_whole_gemm) if by_group else self._price_whole_gemm(work)
         return self._on_fewer(price._replace(seconds=price.seconds * share), work.sms + work.reserved)

@@ -6,12 +6,13 @@ Dims as in `simulator.ir.operators`, experts ``e``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import LocalShapes, Operator
 from meshcast.simulator.ir.operators import Activation, Cast, Linear, SavedCast
-from meshcast.simulator.ir.ops import BYTES, Memory, Work
+from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
 
 EXPERTS = "experts"
 """The view of the mesh that shards the operators of experts."""
@@ -106,10 +107,12 @@ class ExpertLinear(Linear):
     Every expert has as many tokens. sorts: which tensors (``ins``, ``outs``) a rank with several experts permutes from
         the order of the source ranks to the order of the experts, or back; empty: none.
     adds_bias: kernels of their own add its bias to the results; otherwise the grouped GEMM does.
+    one_kernel: the groups are in one kernel, which casts the gradients that the activation's derivative makes.
     """
 
     sorts: str = ""
     adds_bias: bool = False
+    one_kernel: bool = False
     view = EXPERTS
 
     def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
@@ -120,6 +123,9 @@ class ExpertLinear(Linear):
     def _groups(self, at: LocalShapes) -> tuple[tuple[int, int], ...]:
         tokens, _, _, experts = self._sizes(at)
         return ((experts, tokens),)
+
+    def _product(self, at: LocalShapes, m: int, n: int, k: int, layout: str, **how: Any) -> Gemm:
+        return replace(super()._product(at, m, n, k, layout, **how), one_kernel=self.one_kernel)
 
     def _permute(self, at: LocalShapes) -> list[Work]:
         if not self.sorts or not at.axes_of("e") or at.dims(self.weights[0])["e"] == 1:
@@ -137,6 +143,8 @@ class ExpertLinear(Linear):
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         first, sort = [*self._add_bias(at, backward=True), *super().backward_inputs(at)], self._permute(at)
+        if self.one_kernel and self.sorts == "ins":
+            first = [work for work in first if not isinstance(work, Memory)]
         return [*sort, *first] if self.sorts == "outs" else [*first, *sort]
 
 
@@ -259,3 +267,20 @@ class ClampedExpertActivation(ExpertActivation):
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         return [("clamped", at.bytes(*self.ins), "activations")]
+
+
+class KernelsActivation(ExpertActivation):
+    """The same inside the kernels of the grouped GEMMs, which also cast its results."""
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory(self._what, 0, 0)]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory(self._what, 0, 0, backward=True)]
+
+
+class KernelsCast(ExpertCast):
+    """A cast by the kernel that makes its input."""
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("cast", 0, 0)]

@@ -72,6 +72,7 @@ class Gemm:
     sms, reserved: multiprocessors that communicate in a fused kernel, and that are left to kernels beside it.
     scaling: ``row`` for 8-bit operands with one scale a row, which other libraries multiply; otherwise empty.
     part: share of a kernel, of `m` / `part` rows, that this is: it takes that share of the kernel's time.
+    one_kernel: whether its groups are in one kernel; otherwise as the training library launches them.
     """
 
     m: float
@@ -89,6 +90,7 @@ class Gemm:
     reserved: int = 0
     scaling: str = ""
     part: float = 1.0
+    one_kernel: bool = False
 
     @property
     def flops(self) -> float:

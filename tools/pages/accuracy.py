@@ -96,8 +96,7 @@ CAUSES = """\
 
 - Models with experts: releases of Megatron-Bridge within one year differ by up to 1.8 times at the same plan (Qwen3-30B
   on H100, 26.02 and 26.02.01). Before 26.02.01 its micro-batches on H100 and B200 took longer than their kernels and
-  hosts explain: forecasts are up to 50 % too short. From 26.06 on recipes fuse activations and casts of experts into
-  grouped GEMMs, which is not modelled: DeepSeek-V3 is 11 to 14 % too long, of which the bytes saved explain 3.
+  hosts explain: forecasts are up to 50 % too short.
 - GPT-OSS: 2 to 8 % too short, 24 % with all-to-alls over 64 ranks on 8 nodes. Biases and clamps of its experts are
   kernels of their own, counted in Megatron-Core's code (`eager` of its profile); without them it was 21 to 38 % too
   short.
