@@ -123,6 +123,7 @@ def modern_models(
             "every": draw(st.integers(1, 2)),
             "capacity": draw(st.sampled_from([None, 1.0, 1.25])),
             "router_bias": draw(st.booleans()),
+            "clamped": bool(fields.get("gated")) and draw(st.booleans()),
             "residual": bool(shared) and (residual := draw(st.booleans())),
             "shared_gate": bool(shared) and not residual and draw(st.booleans()),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from meshcast.simulator.costs.estimate import FULL, Estimate, Use
 from meshcast.simulator.costs.kernels.decomposition import Decomposition
 from meshcast.simulator.costs.kernels.eager import EagerKernels, EagerPasses, make_eager_kernels
 from meshcast.simulator.costs.kernels.gemm import uses_tensor_cores
-from meshcast.simulator.costs.kernels.grouped import price_group_by_group
+from meshcast.simulator.costs.kernels.grouped import price_group_by_group, take_group
 from meshcast.simulator.costs.kernels.libraries import (
     Relative,
     attention_format,
@@ -23,7 +23,7 @@ from meshcast.simulator.costs.kernels.libraries import (
     training_library,
 )
 from meshcast.simulator.costs.kernels.sections import DENSE, SECTIONS, section_of, section_on
-from meshcast.simulator.ir.ops import Attention, Gemm, Memory
+from meshcast.simulator.ir.ops import Attention, Gemm, Memory, Work
 
 RATES = {
     "kernel": "rate of GEMMs and attention against the calibrated one (power, sustained clocks, launch gaps)",
@@ -88,7 +88,7 @@ class KernelPrices:
         self._rates = traits.all_rates()
         self._eager = traits.eager if gpu.architecture != "cpu" else {}
         self._attention_library = attention_library(traits.attention, gpu.architecture)
-        sections = ["gemm", "attention", "memory", *(["eager"] if self._eager else [])]
+        sections = ("gemm", "attention", "memory")
         self.assumed = tuple(dict.fromkeys(text for name in sections for text in self._find_assumed(name)))
         self.assumed_experts = self._find_assumed("grouped")
 
@@ -113,6 +113,11 @@ class KernelPrices:
         stated = None if measured else self._traits.sustained
         return self._calibration.sustained_rate(self._gpu, dtype) if stated is None else stated
 
+    def assumed_eager(self, works: Iterable[Work | None]) -> tuple[str, ...]:
+        """Returns what the calibration had to borrow for operations among `works` that run as several kernels."""
+        several = (isinstance(work, Memory) and make_eager_kernels(work, self._eager) for work in works)
+        return self._find_assumed("eager") if any(several) else ()
+
     def _find_assumed(self, section: str) -> tuple[str, ...]:
         """Returns what the calibration had to borrow for a section."""
         return self._calibration.kernel_model(self._gpu, section_on(section, self._gpu)).assumed
@@ -123,6 +128,8 @@ class KernelPrices:
         if share < 1:
             groups = tuple((number, tokens / share) for number, tokens in work.groups)
             work = replace(work, m=work.m / share, groups=groups, part=1.0)
+        if len(work.groups) == 1 and work.groups[0][0] == 1:
+            work = take_group(work, work.groups[0][1])
         by_group = work.groups and launches_each_group(work.dtype, self._gpu.architecture)
         price = price_group_by_group(work, self._price_whole_gemm) if by_group else self._price_whole_gemm(work)
         return self._on_fewer(price._replace(seconds=price.seconds * share), work.sms + work.reserved)

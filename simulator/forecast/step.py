@@ -152,8 +152,8 @@ def _assumptions(plan: Plan, costs: Costs, stages: EveryStageOps, program: Progr
     """What the prices of a step had to assume, a sentence each."""
     assumed = (*costs.assumed, *(costs.kernels.assumed_experts if plan.job.model.moe else ()))
     variants = (one for stage in stages for one in variants_of(stage))
-    forward = (op for one in variants for unit_run in one.unit_runs for op in unit_run.fragment.forward)
-    assumed += costs.communication.assumed_exchanges(op.work for op in forward)
+    works = [op.work for one in variants for unit_run in one.unit_runs for op in unit_run.fragment.forward]
+    assumed += (*costs.kernels.assumed_eager(works), *costs.communication.assumed_exchanges(works))
     tasks = dict.fromkeys((*program.tasks, *program.updates))  # slots share their tasks
     assumed += costs.assumed_hosts(work for task in tasks for work, _ in task.host_works)
     return assumed + ((CONTENTION,) if engine == "shared" else ())

@@ -6,12 +6,13 @@ Dims as in `simulator.ir.operators`, experts ``e``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import LocalShapes, Operator
 from meshcast.simulator.ir.operators import Activation, Cast, Linear, SavedCast
-from meshcast.simulator.ir.ops import BYTES, Memory, Work
+from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
 
 EXPERTS = "experts"
 """The view of the mesh that shards the operators of experts."""
@@ -105,9 +106,13 @@ class ExpertLinear(Linear):
 
     Every expert has as many tokens. sorts: which tensors (``ins``, ``outs``) a rank with several experts permutes from
         the order of the source ranks to the order of the experts, or back; empty: none.
+    adds_bias: kernels of their own add its bias to the results; otherwise the grouped GEMM does.
+    one_kernel: the groups are in one kernel, which casts the gradients that the activation's derivative makes.
     """
 
     sorts: str = ""
+    adds_bias: bool = False
+    one_kernel: bool = False
     view = EXPERTS
 
     def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
@@ -119,18 +124,27 @@ class ExpertLinear(Linear):
         tokens, _, _, experts = self._sizes(at)
         return ((experts, tokens),)
 
+    def _product(self, at: LocalShapes, m: int, n: int, k: int, layout: str, **how: Any) -> Gemm:
+        return replace(super()._product(at, m, n, k, layout, **how), one_kernel=self.one_kernel)
+
     def _permute(self, at: LocalShapes) -> list[Work]:
         if not self.sorts or not at.axes_of("e") or at.dims(self.weights[0])["e"] == 1:
             return []
         nbytes = at.bytes(*(self.ins if self.sorts == "ins" else self.outs))
         return [Memory("permute", nbytes, nbytes)]
 
+    def _add_bias(self, at: LocalShapes, backward: bool = False) -> list[Work]:
+        nbytes = at.bytes(*self.outs)
+        return [Memory("expert-bias", nbytes, nbytes, backward)] if self.adds_bias else []
+
     def forward(self, at: LocalShapes) -> list[Work]:
-        first, sort = super().forward(at), self._permute(at)
+        first, sort = [*super().forward(at), *self._add_bias(at)], self._permute(at)
         return [*first, *sort] if self.sorts == "outs" else [*sort, *first]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        first, sort = super().backward_inputs(at), self._permute(at)
+        first, sort = [*self._add_bias(at, backward=True), *super().backward_inputs(at)], self._permute(at)
+        if self.one_kernel and self.sorts == "ins":
+            first = [work for work in first if not isinstance(work, Memory)]
         return [*sort, *first] if self.sorts == "outs" else [*first, *sort]
 
 
@@ -242,3 +256,31 @@ class ExpertActivation(Activation):
     def _what(self) -> str:
         what = super()._what
         return "expert-activation" if what == "activation" else what
+
+
+class ClampedExpertActivation(ExpertActivation):
+    """The same by a kernel that does not clamp: others clamp its inputs before, in a copy that is saved beside them."""
+
+    @property
+    def _what(self) -> str:
+        return "clamped-activation"
+
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+        return [("clamped", at.bytes(*self.ins), "activations")]
+
+
+class KernelsActivation(ExpertActivation):
+    """The same inside the kernels of the grouped GEMMs, which also cast its results."""
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory(self._what, 0, 0)]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory(self._what, 0, 0, backward=True)]
+
+
+class KernelsCast(ExpertCast):
+    """A cast by the kernel that makes its input."""
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("cast", 0, 0)]

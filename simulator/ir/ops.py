@@ -72,6 +72,7 @@ class Gemm:
     sms, reserved: multiprocessors that communicate in a fused kernel, and that are left to kernels beside it.
     scaling: ``row`` for 8-bit operands with one scale a row, which other libraries multiply; otherwise empty.
     part: share of a kernel, of `m` / `part` rows, that this is: it takes that share of the kernel's time.
+    one_kernel: whether its groups are in one kernel; otherwise as the training library launches them.
     """
 
     m: float
@@ -89,6 +90,7 @@ class Gemm:
     reserved: int = 0
     scaling: str = ""
     part: float = 1.0
+    one_kernel: bool = False
 
     @property
     def flops(self) -> float:
@@ -147,8 +149,9 @@ class Attention:
 class Memory:
     """A memory-bound kernel.
 
-    what: norm, rms-norm, residual, activation (gated), expert-activation, gelu, rope, embedding, softmax, dropout, add,
-        cross-entropy, concat, cast, convert, router, permute, conv, scan, adam, bias-gradient, grad-norm, zero-grad
+    what: norm, rms-norm, residual, activation (gated), expert-activation, clamped-activation, expert-bias, gelu, rope,
+        embedding, softmax, dropout, add, cross-entropy, concat, cast, convert, router, permute, conv, scan, adam,
+        bias-gradient, grad-norm, zero-grad
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.

@@ -8,24 +8,34 @@ from dataclasses import replace
 from meshcast.simulator.ir.decoder_operators import NormOfHeads
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import CompositeModule, Module, Operator, every_module, replace_children
-from meshcast.simulator.ir.moe_operators import Permute, TopK, Unpermute
+from meshcast.simulator.ir.moe_operators import (
+    ClampedExpertActivation,
+    ExpertActivation,
+    ExpertCast,
+    ExpertLinear,
+    KernelsActivation,
+    KernelsCast,
+    Permute,
+    TopK,
+    Unpermute,
+)
 from meshcast.simulator.ir.operators import Activation, CoreAttention, Linear, Norm
 from meshcast.simulator.ir.saved import LESS_ONE, TURNED, Composition
-from meshcast.simulator.models.shapes import ComposedOperation
+from meshcast.simulator.models.shapes import Writing
 from meshcast.simulator.models.transformer import Transformer
 
 
-def compose(modules: Sequence[Module], model: Transformer, operations: tuple[ComposedOperation, ...]) -> list[Module]:
+def compose(modules: Sequence[Module], model: Transformer, operations: tuple[Writing, ...]) -> list[Module]:
     """Returns the modules of a unit with the way in which their operators are written.
 
-    operations: those that are several ones of autograd.
+    operations: those that are several ones of autograd, or in one kernel.
     """
     parts = _find_parts(modules) if "views" in operations else {}
 
     def mark(module: Module) -> Module:
         if not isinstance(module, Operator):
             return module
-        written = _find_composition(module, model, operations)
+        module, written = _write_kernels(module, model, operations), _find_composition(module, model, operations)
         products = tuple({parts[tensor.name]: None for tensor in module.ins if tensor.name in parts})
         if not (written or products):
             return module
@@ -41,7 +51,7 @@ def _find_parts(modules: Iterable[Module]) -> dict[str, tuple[Tensor, ...]]:
     return {tensor.name: linear.outs for linear in operators if linear.whole for tensor in linear.outs}
 
 
-def _find_composition(operator: Operator, model: Transformer, operations: tuple[ComposedOperation, ...]) -> str:
+def _find_composition(operator: Operator, model: Transformer, operations: tuple[Writing, ...]) -> str:
     """Returns how an operator is written; empty: as one operation."""
     written = ""
     if _is_rms_norm(operator) and "rms-norm" in operations:
@@ -54,6 +64,22 @@ def _find_composition(operator: Operator, model: Transformer, operations: tuple[
     elif isinstance(operator, TopK | Permute | Unpermute) and "experts" in operations:
         written = "separate"
     return written
+
+
+def _write_kernels(operator: Operator, model: Transformer, operations: tuple[Writing, ...]) -> Operator:
+    """Returns an operator of experts with its kernels: clamps and biases apart, or all in those of grouped GEMMs."""
+    moe = model.moe
+    if "grouped-mlp" in operations:
+        if isinstance(operator, ExpertCast) and operator.has("f"):
+            return KernelsCast(operator.name, operator.ins, operator.outs, (), operator.quantised)
+        if isinstance(operator, ExpertActivation):
+            return KernelsActivation(operator.name, operator.ins, operator.outs, (), modules=operator.modules)
+        return replace(operator, one_kernel=True) if isinstance(operator, ExpertLinear) else operator
+    if isinstance(operator, ExpertActivation) and moe and moe.clamped and "clamped-activation" in operations:
+        return ClampedExpertActivation(operator.name, operator.ins, operator.outs, (), modules=operator.modules)
+    if isinstance(operator, ExpertLinear) and operator.sorts == "outs" and "expert-bias" in operations:
+        return replace(operator, adds_bias=model.mlp_bias)
+    return operator
 
 
 def _is_rms_norm(operator: Operator) -> bool:

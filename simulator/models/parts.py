@@ -85,6 +85,8 @@ class MoEShape(ShapePart):
     dropless."""
     routing: Literal["balanced", "forced-balanced", "natural"] | None = None
     """Routing of a published run: padded to equal load, by a router forced to be even, or by the trained router."""
+    clamped: Flag = False
+    """Both halves of the gated activation are clamped first (gpt-oss)."""
     router_bias: Flag = False
     """The router has one more parameter for each expert: a bias, or the correction of DeepSeek-V3."""
     residual: Flag = False

@@ -13,8 +13,13 @@ from meshcast.simulator.models.adapters import Adapters
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model
 
-ComposedOperation = Literal["rms-norm", "activation", "attention", "experts", "views"]
+ComposedOperation = Literal[
+    "rms-norm", "activation", "attention", "experts", "views", "clamped-activation", "expert-bias"
+]
 """Operations that a framework may write as several of autograd."""
+
+Writing = ComposedOperation | Literal["grouped-mlp"]
+"""These, and ``grouped-mlp``: kernels of grouped GEMMs do all that experts compute."""
 
 
 class LossShape(NamedTuple):
@@ -62,7 +67,7 @@ class Shapes:
     borders: numbers of the layers from which on schemes shard other dims, in ascending order.
     first_layer: of a branch, the number of its first layer, if there are borders.
     encoder_seq: of a decoder, tokens of the encoder's output that its layers attend to; 0: there is no encoder.
-    composed: operations that are written as several of autograd, see `ProcessMemory.composed`.
+    composed: operations that are written as several of autograd (`ProcessMemory.composed`), or in one kernel.
     """
 
     model: Model | Branch
@@ -83,7 +88,7 @@ class Shapes:
     borders: tuple[int, ...] = ()
     first_layer: int = 0
     encoder_seq: int = 0
-    composed: tuple[ComposedOperation, ...] = ()
+    composed: tuple[Writing, ...] = ()
 
     @property
     def token_dims(self) -> dict[str, Dim]:

@@ -31,11 +31,13 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import BatchLossUnit, Stage
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.framework import Framework
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.shorthand import family_degree
 from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.shapes import Writing
 from meshcast.simulator.scheduling.no_flush import extend_to_steady_state
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
@@ -402,7 +404,7 @@ class ModelParts:
             adapters=job.adapters,
             document=job.batch.document,
             fp8_activation_inputs=framework.fp8_activation_inputs,
-            composed=() if framework.compile else framework.memory.composed,
+            composed=_writing(framework, model),
             borders=tuple(sorted({first for scheme in annotated for first in scheme.layer_borders})),
         )
         return plan.architectures.setdefault(architecture, architecture)
@@ -412,6 +414,18 @@ class ModelParts:
         """Builds the modules of the stages for whole sequences and the samples of a backward pass."""
         whole = self.architecture
         return replace(whole, samples=whole.samples // self._plan.schedule.backwards_per_forward)
+
+
+def _writing(framework: Framework, model: Model) -> tuple[Writing, ...]:
+    """Returns how the framework writes the operations of the model.
+
+    A graph of a whole step cannot hold a GEMM for each expert where only the device knows how many tokens it has:
+    Megatron-Core then runs the experts in the grouped kernels of cuDNN (`use_transformer_engine_op_fuser` in
+    megatron/core/transformer/moe/experts.py @core_v0.18.0), which exist for MXFP8 alone.
+    """
+    if framework.cuda_graphs is True and framework.quantised == "mxfp8" and model.moe and model.moe.capacity is None:
+        return ("grouped-mlp",)
+    return () if framework.compile else framework.memory.composed
 
 
 class PlanPasses:

@@ -95,6 +95,10 @@ USUAL_TARGETS = ("qkv",)
 (``recipe.peft.target_modules`` of llama3_8b.py and others)."""
 
 
+GPT_OSS = {"full_every": 2, "qkv_bias": True, "proj_bias": True, "mlp_bias": True, "sinks": True}
+"""Fields of the model gpt-oss that published runs do not have."""
+
+
 class Assumptions:
     """The fields that a forecast assumes because its run does not state them, each with the sigma that it adds."""
 
@@ -223,8 +227,8 @@ def _model(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> dict
         assumptions.add("model.dropout")
     if shape.vocab and shape.vocab % spec.width("tp"):  # padded by the framework
         assumptions.add("model.vocab")
-    if shape.window:  # only gpt-oss states a window, and it has one in every second layer
-        model["full_every"] = 2
+    if shape.window:  # only gpt-oss states a window
+        model |= GPT_OSS | ({"moe": model["moe"] | {"clamped": True}} if shape.moe else {})
     return model
 
 

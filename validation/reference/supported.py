@@ -100,6 +100,7 @@ def check_experts(plan: Plan) -> None:
         "shared_experts": moe.shared_experts > 0,
         "capacity": moe.capacity is not None,
         "router_bias": moe.router_bias,
+        "clamped": moe.clamped,
         "residual": moe.residual,
         "experts_from": bool(moe.experts_from),
     }.items():

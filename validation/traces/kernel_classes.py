@@ -85,6 +85,8 @@ MEMORY = {
     "activation": "activation",
     "bias-gradient": "addition",
     "expert-activation": "activation",
+    "clamped-activation": "activation",
+    "expert-bias": "addition",
     "gelu": "activation",
     "rope": "rope",
     "residual": "addition",

@@ -108,7 +108,8 @@ class EagerCostModel:
 
 EagerOperation = Literal[
     "norm", "rms-norm", "activation", "expert-activation", "rope", "embedding", "cross-entropy", "permute", "unpermute",
-    "router", "bias-gradient", "grad-norm", "convert", "dropout", "scale", "dequantise", "adam",
+    "router", "bias-gradient", "grad-norm", "convert", "dropout", "scale", "dequantise", "adam", "clamped-activation",
+    "expert-bias",
 ]  # fmt: skip
 """Operations that may be several kernels, as `Memory.what` names them; unpermute: sums over the copies of tokens."""
 
@@ -117,6 +118,8 @@ RATE_OF = {
     "rms-norm": "norm_rate",
     "activation": "activation_rate",
     "expert-activation": "activation_rate",
+    "clamped-activation": "activation_rate",
+    "expert-bias": "convert_rate",
     "rope": "rope_rate",
     "embedding": "embedding_rate",
     "cross-entropy": "loss_rate",

@@ -123,15 +123,18 @@ GROUP_SIGMA = 0.16
 def price_group_by_group(work: Gemm, price: Callable[[Gemm], Estimate]) -> Estimate:
     """The estimate of a call that launches one dense GEMM for each group, as Transformer Engine does.
 
-    price: of a dense GEMM.
+    price: of a dense GEMM. One kernel of all groups, which no table has, takes as long as its groups alone.
     """
-    total = sigma = 0.0
-    for number, tokens in work.groups:
-        rows = {"k": tokens} if work.layout == "nt" else {"m": tokens}
-        one = price(replace(work, batch=1, groups=(), **rows))  # type: ignore[arg-type]
-        total += number * one.seconds
-        sigma = max(sigma, one.sigma)
-    return Estimate(GROUP_TIME[work.layout] * total, math.hypot(sigma, GROUP_SIGMA))
+    prices = [(number, price(take_group(work, tokens))) for number, tokens in work.groups]
+    total, sigma = sum(number * one.seconds for number, one in prices), max(one.sigma for _, one in prices)
+    factor = 1.0 if work.one_kernel else GROUP_TIME[work.layout]
+    return Estimate(factor * total, math.hypot(sigma, GROUP_SIGMA))
+
+
+def take_group(work: Gemm, tokens: float) -> Gemm:
+    """Returns the dense GEMM of one group of a call."""
+    rows = {"k": tokens} if work.layout == "nt" else {"m": tokens}
+    return replace(work, batch=1, groups=(), **rows)  # type: ignore[arg-type]
 
 
 # The groups of many calls are arrays of sizes x calls, or of calls alone where all groups of one call are alike.

@@ -193,7 +193,7 @@ class GptOss(Decoder):
 
     def fields(self) -> dict[str, Any]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias, "mlp_bias": True}
-        moe = self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn, "router_bias": True}
+        moe = self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn, "router_bias": True, "clamped": True}
         windows = window_fields(self.window, self.layers, self.layer_types, 2)
         return super().fields() | self.same_fields("head_dim") | biases | windows | {"moe": moe, "sinks": True}
 

@@ -130,6 +130,10 @@ def _check_expert(shape: TransformerFields, moe: MoEShape) -> None:
     if firsts != sorted({*firsts}) or (firsts and firsts[-1] >= shape.layers):
         rule = f"its pairs name layers in ascending order, each once, below {shape.layers}"
         raise ModelError("moe.experts_from", rule, "Write [[first layer, experts], ...]", firsts)
+    if moe.clamped and not shape.gated:
+        raise ModelError(
+            "moe.clamped", "the model's activation is not gated", "Give gated: true, or leave it out", True
+        )
     if moe.residual and not moe.shared_experts:
         rule = "it weighs the shared experts against the routed ones, and there are none"
         raise ModelError("moe.residual", rule, "Give shared_experts: 1, or leave it out", True)

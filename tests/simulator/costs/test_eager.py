@@ -148,3 +148,58 @@ def test_counted_kernels_take_no_further_factor() -> None:
     assert first.estimate(work) == second.estimate(work)
     other = Memory("residual", 168 * MB, 84 * MB)
     assert second.estimate(other).seconds == pytest.approx(2 * first.estimate(other).seconds, rel=0.02)
+
+
+def gpt_oss_memory(framework: str | dict[str, object]) -> dict[tuple[str, bool], Memory]:
+    """Memory-bound kernels of a layer of gpt-oss by kind and pass, on a rank with half of its experts."""
+    job = {
+        "model": {"preset": "gpt-oss-20b", "layers": 2},
+        "cluster": {"gpu": "h100-sxm", "gpus": 2},
+        "framework": framework,
+        "batch": {"global": 2, "sequence": 1024},
+        "plan": {"dp": 2, "ep": 2},
+    }
+    (stage,) = lower_stages(resolve_plan(load_job(job)))[0]
+    ops = [op for run in stage.unit_runs for op in (*run.fragment.forward, *run.fragment.backward)]
+    return {(op.work.what, op.work.backward): op.work for op in ops if isinstance(op.work, Memory)}
+
+
+def test_clamps_and_biases_of_experts_are_counted_kernels_of_megatron_core() -> None:
+    """Bytes an element of what is made: clamps 22 and 46, biases 28 and 40 (see the profile)."""
+    eagerly, elements = load_framework("megatron-core").eager, 4 * 1024 * 2880
+    works = gpt_oss_memory("megatron-core")
+    for what, counted in {"clamped-activation": (22, 46), "expert-bias": (28, 40)}.items():
+        made = [make_eager_kernels(works[what, backward], eagerly) for backward in (False, True)]
+        assert [one and one.nbytes / elements for one in made] == pytest.approx(counted, rel=2e-3)
+    fused = gpt_oss_memory({"name": "megatron-core", "set": {"compile": True}})
+    assert {"clamped-activation", "expert-bias"}.isdisjoint(what for what, _ in fused)
+
+
+def test_a_graph_of_the_whole_step_runs_experts_in_grouped_kernels() -> None:
+    """Of MXFP8: their activation and its casts are in the kernels of the GEMMs, both ways."""
+    job = {
+        "model": {"preset": "qwen3-30b-a3b", "layers": 1},
+        "cluster": {"gpu": "gb200", "gpus": 4},
+        "batch": {"global": 4, "sequence": 1024},
+        "plan": {"dp": 4, "ep": 4},
+        "precision": {"compute": "mxfp8"},
+    }
+
+    def expert_ops(graphs: bool | str) -> dict[str, list[Gemm | Memory]]:
+        framework = {"name": "megatron-core", "set": {"cuda_graphs": graphs}}
+        (stage,) = lower_stages(resolve_plan(load_job(job | {"framework": framework})))[0]
+        ops = [op for run in stage.unit_runs for op in (*run.fragment.forward, *run.fragment.backward)]
+        named: dict[str, list[Gemm | Memory]] = {}
+        for op in ops:
+            if "expert." in op.name and isinstance(op.work, Gemm | Memory):
+                named.setdefault(op.name, []).append(op.work)
+        return named
+
+    whole, apart = expert_ops(True), expert_ops("outside-experts")
+    for found, one_kernel in ((whole, True), (apart, False)):
+        assert {work.one_kernel for works in found.values() for work in works if isinstance(work, Gemm)} == {one_kernel}
+        fused = [*found["cast expert.act"], *found["expert.act"], *found["dexpert.act"]]
+        assert all((work.bytes == 0) == one_kernel for work in fused)
+        kinds = [work.what for work in found["dexpert.up"] if isinstance(work, Memory)]
+        assert ("cast" in kinds) == (not one_kernel)
+        assert "cast" in [work.what for work in found["dexpert.down"] if isinstance(work, Memory)]

@@ -174,3 +174,20 @@ def test_ideal_costs():
     assert ideal.estimate(gather).seconds + ideal.estimate(scatter).seconds == 4
     assert IdealCosts().estimate(Collective("all_gather", 8, ("dp",))).seconds == 0
     assert set(RATES) == {"kernel", "unaligned", "attention", "memory_bound", "communication"}
+
+
+@pytest.mark.parametrize(("node", "dtype"), [("dgx-h100", "bf16"), ("dgx-h100", "fp8"), ("dgx-b200", "bf16")])
+@pytest.mark.parametrize("layout", ["tn", "nn", "nt"])
+def test_groups_cost_time_from_two_on(node: str, dtype: str, layout: str) -> None:
+    """One group is a plain GEMM; several in one kernel take the time of theirs, and launched apart more."""
+    prices = costs_of(node).kernels
+    dense = Gemm(3000, 2048, 4096, dtype=dtype, layout=layout)
+    tokens = dense.k if layout == "nt" else dense.m
+
+    def seconds(count: int, **kernel: bool) -> float:
+        work = replace(dense, batch=count, groups=((count, tokens),), **kernel)  # type: ignore[arg-type]
+        return prices.price(work).seconds / count
+
+    assert seconds(1) == seconds(1, one_kernel=True) == prices.price(dense).seconds
+    if (node, dtype) != ("dgx-h100", "bf16"):  # whose grouped kernels are measured
+        assert seconds(4) > seconds(4, one_kernel=True) == pytest.approx(seconds(1))

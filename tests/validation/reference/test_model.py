@@ -127,6 +127,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("model.moe.shared_experts", {**LLAMA, "moe": {**MODELS["experts"]["moe"], "shared_experts": 1}}, {}),
     ("model.moe.capacity", {**LLAMA, "moe": {**MODELS["experts"]["moe"], "capacity": 1.5}}, {}),
     ("model.moe.router_bias", {**LLAMA, "moe": {**MODELS["experts"]["moe"], "router_bias": True}}, {}),
+    ("model.moe.clamped", {**LLAMA, "moe": {**MODELS["experts"]["moe"], "clamped": True}}, {}),
     ("model.moe", {**GPT, "moe": MODELS["experts"]["moe"]}, {}),
     ("batch.sequence", {**LLAMA, "seq": 15, "moe": MODELS["experts"]["moe"]}, {}),
     ("plan.schemes[3].use", MODELS["experts"], {"gpus": 2, "dp": 2, "ep": 2}),
