@@ -397,7 +397,6 @@ ABOVE: dict[str, dict[str, int]] = {
         "simulator/engine/task_player.py:_Player.advance": 18,
     },
     "local names": {
-        "simulator/costs/calibration/calibration.py:Calibration._compose": 23,
         "simulator/engine/task_player.py:_Player.advance": 37,
         "simulator/costs/collectives/algorithms.py:_exchange_messages": 21,
         "simulator/costs/kernels/attention.py:seconds": 24,

@@ -156,6 +156,7 @@ class Memory:
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
     flops: FLOPs of the matrix products in it; those of all others are neglected.
+    rows: of a kernel with one block a row, the number of rows where they may be too few to fill a GPU; 0: they fill it.
     """
 
     what: str
@@ -164,6 +165,7 @@ class Memory:
     backward: bool = False
     pace: float = 1.0
     flops: float = 0.0
+    rows: int = 0
 
     @property
     def bytes(self) -> float:

@@ -13,18 +13,21 @@ of log(measured / forecast), see `simulator.costs.coefficients.estimate_sigma`. 
 the mean coefficients of the libraries that were measured in its number format, with the sigma of all their rows around
 it; a collective is priced as by plain NCCL.
 
-A coefficient that a file lacks is borrowed: from the nearest GPU of the same architecture or the next family of links,
-then from others close to it, with a larger sigma (`BORROWED`) and a sentence in the report. Two files are written by
-hand: `steps.yaml` has what no table of kernels measures, `assumed.yaml` the coefficients that no table shows. A
-coefficient that no file has is refused.
+A section that no file of a GPU or of a family of links has is borrowed: from the nearest GPU of the same architecture
+or the next family, then from others close to it, with a larger sigma (`BORROWED`) and a sentence in the report. What a
+user's file lacks is that of the shipped file of the same name. What is still missing comes from the nearest other file
+that has half of it or more, together: coefficients of one fit belong together. A report names both.
+
+Two files are written by hand: `steps.yaml` has what no table of kernels measures, `assumed.yaml` the coefficients that
+no table shows. A coefficient that no file has is refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -77,6 +80,10 @@ BORROWED = {"generation": 0.08, "other": 0.15, "maker": 0.25}
 """Sigma that is added (in squares) to borrowed cost models. Large GEMMs of one generation miss the next by 3-10 %; the
 best one of the MI300X reaches 0.51 of its peak, of the H100 0.80 (stas00/ml-engineering @744d01e, accelerator)."""
 
+SHIPPED_VALUE = "as shipped: the calibration in use lacks it"
+SHIPPED_WHOLE = "as shipped: the calibration in use has no such section"
+"""Where coefficients are from that a user's file lacks."""
+
 SHIPPED: Traversable = resources.files("meshcast.simulator.costs.calibration")
 """Where the files lie that ship with meshcast."""
 
@@ -93,6 +100,24 @@ class Found(NamedTuple):
     assumed: tuple[str, ...] = ()
 
 
+class _Source(NamedTuple):
+    """A section of a file, or the same section of the shipped file that a user's file takes the place of.
+
+    Attributes:
+        file: its name.
+        distance: of its hardware from what was asked for, a key of `BORROWED`; "": it is the same.
+        section: its data; {} without one.
+        of_user: whether a user's file has this name.
+        replaced: whether this is the section of the shipped file beneath it.
+    """
+
+    file: str
+    distance: str
+    section: Mapping[str, Any]
+    of_user: bool
+    replaced: bool
+
+
 class _Composed(NamedTuple):
     """A cost model from one or more files.
 
@@ -100,20 +125,17 @@ class _Composed(NamedTuple):
         model: with its coefficients.
         lender: the file that most of it is from.
         distance: of that file's hardware from what was asked for, a key of `BORROWED`; "": it is the same.
-        hidden: coefficients of shipped files, with their values, where the files in use lack them.
-        unmeasured: coefficients of `assumed.yaml`, with their values.
+        gaps: what a user's files lack, with the values that stand for it, by where these are from.
     """
 
     model: Any
     lender: str
     distance: str
-    hidden: tuple[str, ...]
-    unmeasured: tuple[str, ...]
+    gaps: Mapping[str, Sequence[str]]
 
-    def gaps(self, what: str) -> tuple[str, ...]:
-        """What the files in use lack, in sentences. what: the cost model in words."""
-        given = {"as shipped: the calibration in use lacks it": self.hidden, "not measured": self.unmeasured}
-        return tuple(f"{what}: {', '.join(found)} ({why})" for why, found in given.items() if found)
+    def tell_gaps(self, what: str) -> tuple[str, ...]:
+        """Returns what the files in use lack, in sentences. what: the cost model in words."""
+        return tuple(f"{what}: {', '.join(values)} ({origin})" for origin, values in self.gaps.items() if values)
 
 
 class Calibration:
@@ -213,7 +235,7 @@ class Calibration:
                 model = _raise_shares(model, more, most)
                 given += f", up to {more:.3g} times higher for its power"
         borrowed = (given,) if made.distance else ()
-        return Found(model, (*borrowed, *made.gaps(f"{section} kernels of {gpu.name}")))
+        return Found(model, (*borrowed, *made.tell_gaps(f"{section} kernels of {gpu.name}")))
 
     @remembered
     def link_models(self, tier: Tier, library: str = "", kind: str = "", without: str = "") -> Found:
@@ -224,7 +246,7 @@ class Calibration:
         own = family(tier.kind)
         if own == PROCESSES:
             made = self._compose(COST_MODELS["processes"], "processes", [(own, "")], library, kind=kind)
-            return Found(LinkCostModels(made.model, made.model, made.model), made.gaps(tier.kind))
+            return Found(LinkCostModels(made.model, made.model, made.model), made.tell_gaps(tier.kind))
         distance = "generation" if own in FAMILIES else "other"
         first = own, "" if tier.kind == own or own == "pcie" else distance
         lenders = [first, *((name, distance) for name in FAMILIES.get(own, PLAIN))]
@@ -235,19 +257,19 @@ class Calibration:
         }
         given = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {each['ring'].lender}"
         borrowed = (given,) if each["ring"].distance else ()
-        gaps = (text for section, one in each.items() for text in one.gaps(f"{section} over {tier.kind}"))
+        gaps = (text for section, one in each.items() for text in one.tell_gaps(f"{section} over {tier.kind}"))
         return Found(LinkCostModels(*(one.model for one in each.values())), (*borrowed, *gaps))
 
     @remembered
     def network_model(self, tier: Tier, kind: str = "", without: str = "") -> Found:
         """The cost model of the network between nodes: a `NetworkCostModel`."""
         own = family(tier.kind)
-        lenders = [(own, ""), ("infiniband", "other"), ("efa", "other")]
+        lenders = [(own, ""), *((name, "other") for name in ("infiniband", "efa") if name != own)]
         lenders = [(name, distance) for name, distance in lenders if name != without]
         made = self._compose(NetworkCostModel, "network", lenders, "", kind=kind)
         given = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
         borrowed = (given,) if made.distance else ()
-        return Found(made.model, (*borrowed, *made.gaps(tier.kind)))
+        return Found(made.model, (*borrowed, *made.tell_gaps(tier.kind)))
 
     @property
     def measures_steps(self) -> bool:
@@ -285,37 +307,29 @@ class Calibration:
         form: number format of the libraries whose mean stands for an unnamed one; "": none does. Files are read only as
         far as they are needed.
         """
-        read = self._section_reader(section, lenders)
-        measured = ((name, distance) for name, distance in lenders if "common" in read(name))
-        lender, distance = next(measured, ("", ""))
-        if not lender:
+        sources = partial(self._sources, section, lenders)
+        first = next((source for source in sources() if "common" in source.section), None)
+        if not first:
             rule = f"no calibration has a section {section}"
             raise CatalogError("calibration", rule, "Calibrate hardware of its generation", section)
-        of_lenders = (read(name).get("libraries", {}) for name, _ in lenders if library)
-        named = next((libraries[library] for libraries in of_lenders if library in libraries), None)
-        values, hidden, unmeasured = dict[str, float](), list[str](), list[str]()
-        for name, wanted in coefficients(model).items():
-            if named and name in named["coefficients"]:
-                values[name] = float(named["coefficients"][name]["value"])
-                continue
-            borrowed = (_value(read(file), name, wanted.of, form) for file, _ in lenders)
-            value = next((each for each in borrowed if each is not None), wanted.neutral)
-            if value is None:
-                value, is_measured = _fill_gap(section, name, wanted, [file for file, _ in lenders], form)
-                (hidden if is_measured else unmeasured).append(f"{name} {value:g}")
-            values[name] = value
-        sigmas = _sigmas(named, read(lender)["unnamed"], form, kind, BORROWED[distance] if distance else 0.0)
-        return _Composed(model(**values, **sigmas), lender, distance, tuple(hidden), tuple(unmeasured))
+        of_lenders = (source.section.get("libraries", {}) for source in sources() if library)
+        named: Mapping[str, Any] = next((libraries[library] for libraries in of_lenders if library in libraries), {})
+        values = _values(first.section, coefficients(model), form)
+        values |= {name: float(entry["value"]) for name, entry in named.get("coefficients", {}).items()}
+        gaps: dict[str, Sequence[str]] = {SHIPPED_WHOLE: ("every coefficient",)} if first.replaced else {}
+        for origin, more in _fill_gaps(section, sources, first, coefficients(model), values, form):
+            gaps |= {origin: [f"{name} {value:g}" for name, value in more.items()]} if origin else {}
+            values |= more
+        sigmas = _sigmas(named, first.section["unnamed"], form, kind, BORROWED.get(first.distance, 0.0))
+        return _Composed(model(**values, **sigmas), first.file, first.distance, gaps)
 
-    def _section_reader(self, section: str, lenders: Sequence[tuple[str, str]]) -> Callable[[str], Mapping[str, Any]]:
-        """Returns a function that reads a section of a file: of those that ship, where no lender of a folder has it.
-
-        Files of a folder may hold one section, and hide those that ship.
-        """
-        sections = self.sections
-        if not any("common" in sections(name).get(section, {}) for name, _ in lenders):
-            sections = Calibration.shipped().sections
-        return lambda name: sections(name).get(section, {})
+    def _sources(self, section: str, lenders: Sequence[tuple[str, str]]) -> Iterator[_Source]:
+        """Yields a section of the files `lenders`, each followed by that of the shipped file that it replaces."""
+        for name, distance in lenders:
+            in_use, shipped = self.sections(name), Calibration.shipped().sections(name)
+            yield _Source(name, distance, in_use.get(section, {}), in_use is not shipped, False)
+            if in_use is not shipped:
+                yield _Source(name, distance, shipped.get(section, {}), True, True)
 
 
 def _list_files(folder: Path | Traversable) -> set[str]:
@@ -324,7 +338,7 @@ def _list_files(folder: Path | Traversable) -> set[str]:
 
 
 def _sigmas(
-    named: Mapping[str, Any] | None, unnamed: Mapping[str, Any], form: str, kind: str, borrowed: float
+    named: Mapping[str, Any], unnamed: Mapping[str, Any], form: str, kind: str, borrowed: float
 ) -> dict[str, float]:
     """Returns both sigmas of a cost model: of a named library, or of the mean of the others; borrowed: of a lender."""
     sigmas = named or unnamed.get(form) or next(iter(unnamed.values()))
@@ -332,20 +346,57 @@ def _sigmas(
     return {key: math.hypot(float(sigmas[key]), borrowed) for key in ("sigma", "sigma_short")}
 
 
-def _fill_gap(section: str, name: str, wanted: Coefficient, files: Sequence[str], form: str) -> tuple[float, bool]:
-    """A coefficient that no file in use has, and whether it was measured: as in a shipped file that one of a folder
-    hides, not as in `assumed.yaml`. Raises CatalogError where neither has it."""
-    shipped = Calibration.shipped()
-    for file in files:
-        found = _value(shipped.sections(file).get(section, {}), name, wanted.of, form)
-        if found is not None:
-            return found, True
-    entry = shipped.sections(ASSUMED).get(section, {}).get(name)
+def _fill_gaps(
+    section: str,
+    sources: Callable[[], Iterator[_Source]],
+    first: _Source,
+    wanted: Mapping[str, Coefficient],
+    values: Mapping[str, float],
+    form: str,
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yields the coefficients that `values` lacks, and where they are from if a report should name it, else "".
+
+    sources: of all files that lend. first: that of most of `values`. form: number format, see `Calibration._compose`.
+
+    Raises CatalogError where no file has a coefficient.
+    """
+    missing = {name: one for name, one in wanted.items() if name not in values}
+    for beneath in (source for source in sources() if missing and source.file == first.file and source.replaced):
+        more = _values(beneath.section, missing, form)
+        yield SHIPPED_VALUE, more
+        missing = {name: one for name, one in missing.items() if name not in more}
+    while lent := next(_lend(sources, first, missing, form), None):
+        yield (f"as on {lent[0]}: the calibration in use lacks it" if first.of_user else ""), lent[1]
+        missing = {name: one for name, one in missing.items() if name not in lent[1]}
+    yield "", {name: one.neutral for name, one in missing.items() if one.neutral is not None}
+    unmeasured = {name: one for name, one in missing.items() if one.neutral is None}
+    files = dict.fromkeys(source.file for source in sources()) if unmeasured else {}
+    yield "not measured", {name: _read_assumed(section, name, one, files) for name, one in unmeasured.items()}
+
+
+def _lend(
+    sources: Callable[[], Iterator[_Source]], first: _Source, missing: Mapping[str, Coefficient], form: str
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yields files that have some of the coefficients `missing`, with these: at least half of them, then fewer."""
+    others = (source for source in sources() if missing and source.file != first.file)
+    lent = []
+    for other in others:
+        more = _values(other.section, missing, form)
+        if 2 * len(more) >= len(missing):
+            yield other.file, more
+        elif more:
+            lent.append((other.file, more))
+    yield from lent
+
+
+def _read_assumed(section: str, name: str, wanted: Coefficient, files: Iterable[str]) -> float:
+    """Returns a coefficient of `assumed.yaml`. Raises CatalogError where it lacks it, as `files` do."""
+    entry = Calibration.shipped().sections(ASSUMED).get(section, {}).get(name)
     if entry is None:
         rule = f"no file has this coefficient ({wanted.meaning}); looked at {', '.join(files)} and {ASSUMED}"
         remedy = "Calibrate hardware that shows it, or write it into a file of --calibration"
         raise CatalogError(f"calibration {section}.{name}", rule, remedy)
-    return float(entry["value"]), False
+    return float(entry["value"])
 
 
 def _power_ratio(one: GPU, other: GPU) -> float:
@@ -382,6 +433,12 @@ def _unlikeness(one: GPU, other: GPU) -> float:
 def format_of(dtype: str) -> str:
     """The number format in which kernels of `dtype` are measured: 8 bits and fewer are one, all others another."""
     return "fp8" if BYTES[dtype] <= 1 else "bf16"
+
+
+def _values(data: Mapping[str, Any], wanted: Mapping[str, Coefficient], form: str) -> dict[str, float]:
+    """Returns those of the coefficients `wanted` that a section of one file has."""
+    known = ((name, _value(data, name, one.of, form)) for name, one in wanted.items())
+    return {name: value for name, value in known if value is not None}
 
 
 def _value(data: Mapping[str, Any], name: str, of: str, form: str) -> float | None:

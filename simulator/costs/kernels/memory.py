@@ -1,9 +1,10 @@
 """Memory-bound kernels: the slower of issuing the traffic and of moving it.
 
-    seconds = launch + max(issued, moved)
+    seconds = launch + max(issued, moved, row)
     moved   = (read + (1 + write_penalty) written) (1 - hits) / (stream_share HBM) + bytes hits / (l2_rate clock SMs)
     issued  = bytes / (elementwise_rate clock SMs)                                          elementwise kernels
     issued  = bytes / (reduction_rate clock SMs) + read (1 - hits) / (stream_share HBM)     row reductions
+    row     = bytes of a row / (block_rate clock)                                           one block a row
     hits    = l2_hits / (1 + (bytes / (l2_capacity L2))^4)
 
 - A latency of `launch`, then bytes at a rate: few bytes cannot fill the memory system (the latency-bandwidth law of
@@ -19,6 +20,10 @@
   it is still there (`residual_hits`). In a training step nothing is assumed to be found.
 - A reduction reads a whole row before it writes it: its first pass waits for memory, its second one runs from the L2,
   and neither hides the other.
+- Norms, gated activations and rotary embeddings of serving programs start one block for each token. A block issues a
+  few bytes per clock, however idle the GPU: with fewer tokens than blocks fit on it, the kernel takes as long as one
+  row does. Training steps have thousands of tokens.
+- The two passes of a reduction wait for each other once more: `row_reduction`.
 - The kernels of the scan of a Mamba-2 block are Triton programs, bound by neither memory nor tensor cores: `SCAN_RATE`.
   Those of linear attention are priced at the same rate; their matrix products at the peak rate are a lower bound.
 - A cast with one vector a thread has as many blocks as vectors until its grid is full, and loops from there on, with
@@ -69,6 +74,8 @@ class MemoryBoundCostModel:
     rope_rate: float = coefficient("rate of rotary embeddings against gated activations", 0.3, 3.0, 0.9)
     gather_rate: float = coefficient("rate of gathers of rows against gated activations", 0.1, 1.5, 0.3)
     full_reduction: float = coefficient("extra launch of a reduction to one number [s]", 1e-6, 2e-5, 6e-6)
+    row_reduction: float = coefficient("extra latency of a reduction of rows [s]", 0.0, 5e-6, 1e-6)
+    block_rate: float = coefficient("issue rate of one block with a row of its own [bytes/clock]", 1.0, VECTOR, 6.0)
     launch: float = coefficient("latency of a kernel [s]", 5e-7, 1e-5, 2e-6, "library")
     l2_hits: float = coefficient("share found in the L2 of what fits into it", 0.0, 1.0, 0.7, "library")
     reduction_rate: float = coefficient("issue rate of row reductions [bytes/clock/SM]", 3.0, VECTOR, 12.0, "library")
@@ -106,8 +113,7 @@ def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 
     launch = model.launch
     if what in REDUCTIONS:
         issued = nbytes / (model.reduction_rate * clocks) + read * (1.0 - hits) / memory
-        if what == "amax":
-            launch += model.full_reduction
+        launch = launch + (model.full_reduction if what == "amax" else model.row_reduction)
     elif what == "cast":
         rate = model.elementwise_rate * clocks
         issued = minimum(nbytes, FULL_GRID) / rate + maximum(nbytes - FULL_GRID, 0.0) / memory
@@ -118,7 +124,13 @@ def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 
     else:
         rates = {"gelu": model.gelu_rate, "rope": model.rope_rate, "embedding": model.gather_rate}
         issued = nbytes / (model.elementwise_rate * rates.get(what, 1.0) * clocks)
-    return maximum(issued, moved) / speed + launch, launch
+    return maximum(maximum(issued, moved), _row_seconds(work, gpu, model)) / speed + launch, launch
+
+
+def _row_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel) -> Any:
+    """Returns the seconds that one block takes for a row; 0 where `Memory.rows` is."""
+    bytes_of_row = work.bytes / maximum(work.rows, 1.0) * minimum(work.rows, 1.0)
+    return bytes_of_row / (model.block_rate * (gpu.clock or CLOCK))
 
 
 def lower_bound(work: Memory, gpu: GPU) -> Any:

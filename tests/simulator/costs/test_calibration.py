@@ -1,6 +1,6 @@
 """Coefficients: complete, sourced, within their bounds; a missing one is borrowed with a larger sigma."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from statistics import median
 
@@ -298,13 +298,54 @@ def test_measured_values_come_before_stated_ones():
     assert shares == [0.78, 0.5]
 
 
-def test_a_coefficient_that_a_folders_file_hides_is_the_shipped_one_and_named():
-    data = SHIPPED.sections("infiniband")["network"]
-    bare = {**data, "common": {**data["common"], "coefficients": {}}}
-    tier = Tier("infiniband-ndr", 50e9, 0.0)
-    model, (note, _) = SHIPPED.with_file("infiniband", {"network": bare}).network_model(tier)
-    assert model.exposed_fill == SHIPPED.network_model(tier).model.exposed_fill
-    assert note == f"infiniband-ndr: exposed_fill {model.exposed_fill:g} (as shipped: the calibration in use lacks it)"
+def keep(data, *names):
+    """A section with these coefficients of its own alone, doubled."""
+    kept = {name: {**entry, "value": 2 * entry["value"]} for name, entry in data["common"]["coefficients"].items()}
+    return {**data, "common": {**data["common"], "coefficients": {name: kept[name] for name in names}}}
+
+
+def test_what_a_users_links_lack_is_as_shipped_and_named():
+    """A log of one collective determines some coefficients of NVLink 4; the others are not those of NVLink 3."""
+    tier, shipped = Tier("nvlink4", 450e9, 0.0), SHIPPED.sections("nvlink4")
+    mine = SHIPPED.with_file("nvlink4", {"ring": keep(shipped["ring"], "launch")})
+    model, notes = mine.link_models(tier)
+    known = SHIPPED.link_models(tier).model
+    assert replace(model.ring, launch=known.ring.launch) == known.ring
+    assert model.ring.launch == pytest.approx(2 * known.ring.launch)
+    assert (model.all_to_all, model.p2p) == (known.all_to_all, known.p2p)
+    lacking = [name for name in shipped["ring"]["common"]["coefficients"] if name != "launch"]
+    assert all(name in notes[0] for name in lacking) and "as shipped" in notes[0]
+    assert notes[1:] == tuple(
+        f"{section} over nvlink4: every coefficient (as shipped: the calibration in use has no such section)"
+        for section in ("all_to_all", "p2p")
+    )
+
+
+def test_what_the_shipped_file_lacks_too_comes_from_one_other_file_and_is_named():
+    """Layouts of training were measured on neighbours of the H100 and not on it."""
+    gpu = load("gpus", "h100-sxm")
+    mine = SHIPPED.with_file("h100-sxm", {"gemm": keep(SHIPPED.sections("h100-sxm")["gemm"], "launch")})
+    model, notes = mine.kernel_model(gpu, "gemm")
+    known = SHIPPED.kernel_model(gpu, "gemm").model
+    assert replace(model, launch=known.launch) == known
+    kin = SHIPPED.sections("a100-pcie-80")["gemm"]["common"]["coefficients"]
+    assert (model.nn_rate, model.nt_rate) == (kin["nn_rate"]["value"], kin["nt_rate"]["value"])
+    rates = (
+        f"nn_rate {model.nn_rate:g}, nt_rate {model.nt_rate:g} (as on a100-pcie-80: the calibration in use lacks it)"
+    )
+    assert notes[-1] == f"gemm kernels of h100-sxm: {rates}"
+
+
+def test_a_device_in_no_catalog_borrows_from_one_file():
+    """The nearest one, although a farther one has a coefficient more; that one lends what is left."""
+    gpu = load("gpus", "h100-sxm").model_copy(update={"name": "mine"})
+    section = SHIPPED.sections("h200-sxm")["gemm"]
+    model, (of_kin, of_rest) = SHIPPED.with_file("mine", {"gemm": keep(section, "launch")}).kernel_model(gpu, "gemm")
+    near = SHIPPED.sections("h100-sxm")["gemm"]["common"]["coefficients"]
+    lent = {name: entry["value"] for name, entry in near.items() if name != "launch"}
+    assert {name: getattr(model, name) for name in lent} == lent
+    assert of_kin.endswith("(as on h100-sxm: the calibration in use lacks it)")
+    assert "nn_rate" in of_rest and of_rest.endswith("(as on a100-pcie-80: the calibration in use lacks it)")
 
 
 def test_a_coefficient_that_no_file_has_is_refused(monkeypatch):

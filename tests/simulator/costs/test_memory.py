@@ -72,13 +72,25 @@ def test_launch_is_all_that_a_tiny_kernel_takes():
     assert estimate.sigma == pytest.approx(MIDDLE.sigma_short, rel=0.02)
 
 
+@given(st.sampled_from(["norm", "activation", "rope"]), st.integers(2**10, 2**20), st.integers(1, 2**14))
+def test_few_rows_take_as_long_as_one(what, row, rows):
+    """A block a row: on an idle GPU rows are processed side by side, on a full one they wait for each other."""
+    one, some, shared = (
+        memory.seconds(Memory(what, n * row, 0, rows=blocks), H100, MIDDLE)[0]
+        for n, blocks in ((1, 1), (rows, rows), (rows, 0))
+    )
+    assert some == pytest.approx(max(one, shared))
+    assert one >= MIDDLE.launch + row / (MIDDLE.block_rate * H100.clock)
+
+
 def test_fused_kernels_are_streams():
     for gpu in ("a100-sxm-80", "h200-sxm", "b200-sxm"):
         on = load("gpus", gpu)
         for what in set(KINDS) - {"amax", "embedding"}:
             seconds, _ = memory.seconds(Memory(what, 2**30, 2**30), on, FUSED)
             stream = (2.0 + FUSED.write_penalty) * 2**30 / (FUSED.stream_share * on.memory_bandwidth)
-            assert seconds == pytest.approx(stream + FUSED.launch), (gpu, what)
+            launch = FUSED.launch + (FUSED.row_reduction if what in memory.REDUCTIONS else 0.0)
+            assert seconds == pytest.approx(stream + launch), (gpu, what)
 
 
 def test_a_hot_loop_is_faster_until_it_leaves_the_l2():
@@ -193,7 +205,7 @@ def test_large_kernels_against_measurements(tables, gpu):
             some = sample.classes["large"]
             forecast = memory.seconds(sample.parts[0], on, found.make_model(MemoryBoundCostModel, sample.library))[0]
             errors = np.abs(forecast / sample.seconds - 1)[some]
-            assert np.median(errors) <= 0.12, sample.kind
+            assert np.median(errors) <= (0.12 if tables.whole else 0.13), sample.kind  # of six rows
             assert np.quantile(errors, 0.9) <= 0.30, sample.kind
 
 

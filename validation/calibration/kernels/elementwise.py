@@ -14,6 +14,7 @@ from meshcast.validation.calibration.kernels.sample import GPUS, KernelSample
 KERNELS = frozenset({"gpu", "op", "bytes_read", "bytes_written", "time_us", "source"})
 STREAMS = frozenset({"gpu", "op", "TBps", "source"})
 COLUMNS = (KERNELS, STREAMS)
+OPTIONAL = frozenset({"tokens"})
 """Columns that identify the two formats."""
 
 LIBRARIES = (
@@ -40,16 +41,20 @@ ARRAY = 2**28
 ARRAYS = {"copy": (1, 1), "mul": (1, 1), "add": (2, 1), "triad": (2, 1), "dot": (2, 0)}
 """Number of arrays that each kernel of BabelStream reads and writes."""
 
+BLOCK_A_ROW = ("norm", "gated_act", "rope")
+"""Values of column `op` whose kernels start one block for each of the `tokens` of a row."""
+
 LARGE = 16e6
 """Traffic above which launch overhead is a small part of the time [bytes]."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of either format: bytes read and written, seconds, and by row the reason why it cannot be priced."""
+    """Rows of either format: bytes read and written, tokens, seconds, and by row the reason why it cannot be priced."""
 
     read: np.ndarray
     written: np.ndarray
+    tokens: np.ndarray
     seconds: np.ndarray
     refused: dict[int, str]
 
@@ -67,7 +72,8 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
     samples = []
     for (gpu, op, name), own in groups.items():
         index = np.array(own)
-        work = Memory(WORK.get(op, "add"), rows.read[index], rows.written[index])
+        blocks = rows.tokens[index] if op in BLOCK_A_ROW and name == "vllm" else 0
+        work = Memory(WORK.get(op, "add"), rows.read[index], rows.written[index], rows=blocks)  # type: ignore[arg-type]
         large = rows.read[index] + rows.written[index] > LARGE
         classes = {"all": np.ones(len(index), bool)} | ({"large": large} if op in ("norm", "gated_act", "gelu") else {})
         samples.append(KernelSample("memory", gpu, name, (work,), index, rows.seconds[index], op, classes))
@@ -89,7 +95,8 @@ def _kernels(table: pd.DataFrame) -> _Rows:
             refused[at] = f"bytes_read {read[at]:g} and bytes_written {written[at]:g} are not the bytes of a kernel"
         elif not 0 < micro[at] < np.inf:
             refused[at] = f"time_us is {micro[at]:g}, which is no time"
-    return _Rows(read, written, micro * 1e-6, refused)
+    tokens = np.nan_to_num(_numbers(table, "tokens")) if "tokens" in table else 0 * read
+    return _Rows(read, written, tokens, micro * 1e-6, refused)
 
 
 def _streams(table: pd.DataFrame) -> _Rows:
@@ -102,7 +109,7 @@ def _streams(table: pd.DataFrame) -> _Rows:
         elif not 0 < rate[at] < np.inf:
             refused[at] = f"TBps is {rate[at] / 1e12:g}, which is no rate"
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _Rows(moved[:, 0], moved[:, 1], moved.sum(axis=1) / rate, refused)
+        return _Rows(moved[:, 0], moved[:, 1], 0 * rate, moved.sum(axis=1) / rate, refused)
 
 
 def _numbers(table: pd.DataFrame, name: str) -> np.ndarray:
