@@ -10,7 +10,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from meshcast.hardware.documents.input_file import DATA, Unreadable, parse_csv, parse_json, read_text
 from meshcast.hardware.errors import PlanError, nearest
-from meshcast.simulator.ir.routing import REMEDY, Routing, Rows
+from meshcast.simulator.ir.routing import REMEDY, TRAINED, Routing, Rows
 
 MOST_UNEVEN = 10.0
 """Largest exponent of Zipf's law: the second expert then gets a thousandth of the tokens of the first."""
@@ -20,15 +20,15 @@ LARGEST_COUNT = 1e18
 
 REMEDY_OF_TRACE = "Name a JSON file with a list for each step, of counts or of rows of them, or a CSV file of rows"
 
-WORDS = ("balanced", "zipf", "counts", "trace")
+WORDS = ("balanced", *TRAINED, "trained", "zipf", "counts", "trace")
 
 MOST_STEPS = 500
 """Most steps of routing that changes: each is a forecast of its own."""
 
 
 def read_routing(given: Any) -> Routing:
-    """The routing of an option: ``balanced``, ``{zipf: 1.1}``, ``{zipf: 1.1, drift: 0.02, steps: 20, seed: 0}``,
-    ``{counts: FILE}`` or ``{trace: FILE}``.
+    """The routing of an option: ``balanced``, ``natural``, ``loss-free``, ``{trained: natural, documents: 16}``,
+    ``{zipf: 1.1}``, ``{zipf: 1.1, drift: 0.02, steps: 20, seed: 0}``, ``{counts: FILE}`` or ``{trace: FILE}``.
 
     Raises ValueError for any other value, PlanError for a file without valid counts.
     """
@@ -36,33 +36,57 @@ def read_routing(given: Any) -> Routing:
         return given
     if given == "balanced":
         return Routing()
+    if isinstance(given, str) and given in TRAINED:
+        return Routing(trained=given)
     if not isinstance(given, Mapping):
         raise ValueError(ROUTINGS)
-    unknown = [key for key in given if key not in (*WORDS, *_OF_STEPS)]
+    unknown = [key for key in given if key not in (*_READERS, "documents", *_OF_STEPS)]
     if unknown:
         raise ValueError(f"no such routing as {unknown[0]!r}. {nearest(str(unknown[0]), WORDS)}")
-    found = [word for word in WORDS[1:] if word in given]
-    more = {"zipf": [*_OF_STEPS], "trace": ["warmup"]}
+    found = [word for word in _READERS if word in given]
+    more = {"zipf": [*_OF_STEPS], "trace": ["warmup"], "trained": ["documents"]}
     if len(found) != 1 or {*given} - {*found, *more.get(found[0], [])}:
         raise ValueError(ROUTINGS)
     (word,) = found
-    if word == "zipf":
-        return Routing(**{key: _read_number(key, given[key]) for key in given})
-    value = given[word]
-    if not isinstance(value, str):
-        raise ValueError(f"{word} must be the path of a file")
-    if word == "counts":
-        return Routing(counts=read_counts(Path(value)), file=value)
-    trace, warmup = read_trace(Path(value)), _read_number("warmup", given.get("warmup", 0))
+    return _READERS[word](given)
+
+
+def _read_trained(option: Mapping[str, Any]) -> Routing:
+    if option["trained"] not in TRAINED:
+        raise ValueError(f"trained must be one of {', '.join(TRAINED)}")
+    return Routing(trained=option["trained"], documents=_read_number("documents", option.get("documents", 1.0)))
+
+
+def _read_counted(option: Mapping[str, Any]) -> Routing:
+    return Routing(counts=read_counts(Path(_read_path(option, "counts"))), file=option["counts"])
+
+
+def _read_traced(option: Mapping[str, Any]) -> Routing:
+    path = _read_path(option, "trace")
+    trace, warmup = read_trace(Path(path)), _read_number("warmup", option.get("warmup", 0))
     if warmup >= len(trace):
-        raise ValueError(f"warmup must be less than the {len(trace)} steps of {value}")
-    return Routing(trace=trace, file=value, warmup=warmup, steps=len(trace) - warmup)
+        raise ValueError(f"warmup must be less than the {len(trace)} steps of {path}")
+    return Routing(trace=trace, file=path, warmup=warmup, steps=len(trace) - warmup)
+
+
+def _read_zipf(option: Mapping[str, Any]) -> Routing:
+    return Routing(**{key: _read_number(key, option[key]) for key in option})
+
+
+def _read_path(option: Mapping[str, Any], word: str) -> str:
+    path = option[word]
+    if not isinstance(path, str):
+        raise ValueError(f"{word} must be the path of a file")
+    return path
 
 
 ROUTINGS = (
-    "must be balanced, {zipf: exponent}, also with drift, steps, warmup and seed, {counts: file}, or {trace: file}, "
-    "also with warmup"
+    "must be balanced, natural, loss-free, {trained: natural or loss-free}, also with documents, {zipf: exponent}, "
+    "also with drift, steps, warmup and seed, {counts: file}, or {trace: file}, also with warmup"
 )
+
+_READERS = {"trained": _read_trained, "zipf": _read_zipf, "counts": _read_counted, "trace": _read_traced}
+"""Words of which a mapping has one, and what reads it."""
 
 _OF_STEPS = {"drift": (0, 1), "steps": (1, MOST_STEPS), "warmup": (0, MOST_STEPS), "seed": (0, 2**32 - 1)}
 """Keys of Zipf's law over several steps, and their least and largest values."""
@@ -70,7 +94,7 @@ _OF_STEPS = {"drift": (0, 1), "steps": (1, MOST_STEPS), "warmup": (0, MOST_STEPS
 
 def _read_number(key: str, value: Any) -> Any:
     """The value of a key of Zipf's law; raises ValueError."""
-    least, most = _OF_STEPS.get(key, (0, MOST_UNEVEN))
+    least, most = {**_OF_STEPS, "documents": (1, LARGEST_COUNT)}.get(key, (0, MOST_UNEVEN))
     whole = key in ("steps", "warmup", "seed")
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:
@@ -87,7 +111,16 @@ RoutingOption = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"const": "balanced"},
+                {"enum": ["balanced", *TRAINED]},
+                {
+                    "type": "object",
+                    "properties": {
+                        "trained": {"enum": [*TRAINED]},
+                        "documents": {"type": "number", "minimum": 1, "maximum": LARGEST_COUNT},
+                    },
+                    "required": ["trained"],
+                    "additionalProperties": False,
+                },
                 {
                     "type": "object",
                     "properties": {

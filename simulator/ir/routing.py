@@ -1,10 +1,11 @@
 """Routing: how many tokens are routed to each expert, and the load of the ranks that hold the experts.
 
-The routing of a trained router cannot be forecast. The plan says it: ``balanced`` (equal tokens for every expert),
-``{zipf: s}`` (expert j = 0, 1, ... gets tokens in proportion to 1/(j + 1)^s; rank r of P holds the experts from r E/P
-on, so the first rank has the most popular ones), or ``{counts: FILE}`` (tokens counted in a run). It may change from
-step to step: ``{zipf: s, drift: d, steps: n}`` (before each step pairs of experts swap their popularity, a share d of
-all experts) or ``{trace: FILE}`` (counts of each step). Then n steps are forecast, one after another.
+The plan says it: ``balanced`` (equal tokens for every expert, as a benchmark forces them to be), ``natural`` or
+``loss-free`` (what a trained router does in the mean over layers and micro-batches, see `TrainedRouter`), ``{zipf: s}``
+(expert j = 0, 1, ... gets tokens in proportion to 1/(j + 1)^s; rank r of P holds the experts from r E/P on, so the
+first rank has the most popular ones), or ``{counts: FILE}`` (tokens counted in a run). It may change from step to step:
+``{zipf: s, drift: d, steps: n}`` (before each step pairs of experts swap their popularity, a share d of all experts) or
+``{trace: FILE}`` (counts of each step). Then n steps are forecast, one after another.
 
 The *share* of an expert is its number of tokens (from one source rank) over that of even routing, k T/E, for T tokens
 per rank, top k and E experts. The shares of a source rank add up to E.
@@ -16,6 +17,7 @@ import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,57 @@ Rows = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
+class TrainedRouter:
+    """How far the loads of experts lie apart under a trained router.
+
+    The share of an expert in the tokens that are exchanged together, those of D documents, has the variance
+    lasting^2 + topical^2 / D over experts: some experts are popular in all data, and tokens of one document choose
+    alike. The rank of E/P of them has that variance over E/P, and all wait for the busiest rank of each layer: in the
+    mean that is the expected largest of P normal deviates. Which rank it is differs from layer to layer.
+
+    lasting: standard deviation of the shares of experts in all data.
+    topical: standard deviation of the share of an expert in one document around its share in all data.
+    """
+
+    lasting: float
+    topical: float
+
+    def deviation(self, documents: float) -> float:
+        """Standard deviation of the share of an expert in the tokens of so many documents."""
+        return math.hypot(self.lasting, self.topical / math.sqrt(documents))
+
+
+TRAINED = {"natural": TrainedRouter(0.22, 0.18), "loss-free": TrainedRouter(0.017, 0.18)}
+"""Trained routers: kept even by an auxiliary loss (natural), or by a bias that follows the loads of experts.
+
+lasting: the most popular expert of all data gets 1.32 of the mean share in Mixtral-8x7B (8 experts, mean of its 32
+    layers; ajtejankar/mixtral-vis-moe @5c2f185d5, frac_vecs: the shares of experts in 14,042 questions of MMLU's 57
+    subjects), 1.72 and 1.52 with 64 experts and an auxiliary loss, 1.04 and 1.04 with the bias (arXiv 2408.15664,
+    table 2, MaxVio_global): over the expected largest of 8 and 64 normal deviates 0.22, 0.30, 0.22, and 0.017.
+topical: in Mixtral-8x7B 0.18, a subject with its examples as one document. The largest share of 1, 4 and 16 of them is
+    1.42, 1.34 and 1.32 of the mean, by this law 1.41, 1.34 and 1.32.
+A stronger auxiliary loss evens out more: 0.05 with 8 experts at 38,350 steps (shawntan/scattermoe, issue 10).
+"""
+
+LOAD_SIGMA = 0.08
+"""Standard deviation of log(step) for the load of trained routers, of the models above: the busiest of eight ranks, of
+one expert each, has 1.08, 1.31, 1.31 and 1.43 of the mean, a deviation of 0.12, in two thirds of a step."""
+
+DOCUMENT = 1024
+"""Tokens of a document, where a job does not say them (assumed; pages of the web have some 500 to 1,500)."""
+
+
+USUAL_DOCUMENTS = 16
+"""Documents by which the load of a trained router is named, where a job does not ask for it."""
+
+
+def normal_scores(count: int) -> np.ndarray:
+    """Expected values of `count` standard normal deviates, the largest first (Blom's approximation)."""
+    normal = NormalDist()
+    return np.array([normal.inv_cdf((rank - 0.375) / (count + 0.25)) for rank in range(count, 0, -1)])
+
+
+@dataclass(frozen=True)
 class Routing:
     """Routing of tokens to experts; by default even.
 
@@ -46,6 +99,8 @@ class Routing:
     warmup: steps before the first one that is forecast, whose loads policies have seen.
     steps: number of steps that are forecast.
     step: the step that `shares` and `load` are of.
+    trained: kind of trained router, a name of `TRAINED`; empty: none.
+    documents: documents whose tokens a trained router spreads at a time.
     """
 
     zipf: float = 0.0
@@ -57,11 +112,16 @@ class Routing:
     warmup: int = 0
     steps: int = 1
     step: int = 0
+    trained: str = ""
+    documents: float = 1.0
 
     def __str__(self) -> str:
         over = f" of {self.steps} steps" if self.steps > 1 else ""
         if self.counts or self.trace:
             return f"tokens{over} are spread over the experts as {self.file or 'a run'} counts them"
+        if self.trained:
+            balance = "a bias that evens out loads" if self.trained == "loss-free" else "an auxiliary loss"
+            return f"experts are chosen by a trained router with {balance}, {self.documents:,.0f} documents at a time"
         if self.zipf:
             words = f"experts are chosen by Zipf's law with exponent {self.zipf:g}, the most popular ones on one rank"
             drift = f"{self.drift:.1%} of all experts swap their popularity before each{over}"
@@ -94,11 +154,21 @@ class Routing:
                 rule = f"{of} counts tokens from {found} ranks, and {ranks} hold the experts"
                 raise PlanError(where, rule, "Give one row for all, or change the degree", found)
 
-    def shares(self, experts: int) -> np.ndarray:
-        """Shares [source ranks, experts]; one row where all source ranks have the same."""
+    def shares(self, experts: int, ranks: int | None = None) -> np.ndarray:
+        """Shares [source ranks, experts]; one row where all source ranks have the same.
+
+        ranks: that hold the experts, whose loads under a trained router are the expected ones; None: one for each.
+        """
         counts = self.trace[self.step] if self.trace else self.counts
-        rows = np.array(counts or [self._popularity(experts)])
+        popularity = self._trained_shares(experts, ranks or experts) if self.trained else self._popularity(experts)
+        rows = np.array(counts or [popularity])
         return np.asarray(rows * experts / rows.sum(axis=1, keepdims=True))
+
+    def _trained_shares(self, experts: int, ranks: int) -> np.ndarray:
+        """Expected shares of the experts of the busiest rank, the next one, ..., the most popular first in each."""
+        own, deviation = experts // ranks, TRAINED[self.trained].deviation(self.documents)
+        loads = 1 + deviation / math.sqrt(own) * normal_scores(ranks)
+        return np.maximum(loads[:, None] + deviation * normal_scores(own), 0.0).ravel()
 
     def _popularity(self, experts: int) -> np.ndarray:
         """Popularity of every expert by Zipf's law, after the swaps of all steps so far."""
@@ -115,7 +185,7 @@ class Routing:
         Where the first choice of more tokens is on another machine, all other copies choose among the experts of the
         own machine, of `machine` ranks.
         """
-        shares, inside = self.shares(experts), _own_machine(ranks, experts, machine)
+        shares, inside = self.shares(experts, ranks), _own_machine(ranks, experts, machine)
         near = np.where(inside, shares, 0.0)
         far = np.where(inside, 0.0, shares)
         outside = far.sum(axis=1, keepdims=True) / experts
@@ -127,8 +197,8 @@ class Routing:
     def favour_machine(self, ranks: int, experts: int, machine: int, ratio: float) -> Routing:
         """The routing of a router that chooses an expert on the own machine, of `machine` ranks, `ratio` times as often
         as it otherwise would, in relation to the others."""
-        near = self.shares(experts) * np.where(_own_machine(ranks, experts, machine), ratio, 1.0)
-        return replace(self, zipf=0.0, counts=tuple(map(tuple, near.tolist())))
+        near = self.shares(experts, ranks) * np.where(_own_machine(ranks, experts, machine), ratio, 1.0)
+        return replace(self, trained="", zipf=0.0, counts=tuple(map(tuple, near.tolist())))
 
     def exceeding(self, limits: Routing, experts: int, capacity: float) -> float:
         """Part of all choices beyond capacities of `capacity` times the shares of `limits`."""
@@ -138,7 +208,7 @@ class Routing:
 
     def outgoing(self, ranks: int, experts: int, machine: int, replicated: tuple[int, ...] = ()) -> float:
         """Share of all copies that are sent to another machine. replicated: see `load`."""
-        far = np.where(_own_machine(ranks, experts, machine), 0.0, self.shares(experts))
+        far = np.where(_own_machine(ranks, experts, machine), 0.0, self.shares(experts, ranks))
         far[:, list(replicated)] = 0.0
         return float(far.sum() / (ranks * experts))
 
@@ -241,6 +311,8 @@ class ExpertLoad:
     dropped: part of the routed tokens that exceeds the capacity.
     rank_loads: tokens on every rank over the mean of all ranks.
     most_loaded: tokens of the most loaded rank over the mean of all ranks.
+    most_stored: tokens of all layers on the rank that stores most of them, over the mean: of stated loads those of the
+        most loaded rank. Under a trained router another rank is the most loaded in each layer, and they even out.
     expert_loads: shares of the experts of the most loaded rank.
     remote: tokens that leave a rank, mean over ranks, over those of even routing.
     busiest_exchange: largest number of tokens that a rank sends or receives over the mean that ranks send.
@@ -250,6 +322,7 @@ class ExpertLoad:
     dropped: float
     rank_loads: tuple[float, ...]
     most_loaded: float
+    most_stored: float
     expert_loads: tuple[float, ...]
     remote: float
     busiest_exchange: float
@@ -265,7 +338,9 @@ class ExpertLoad:
         filled = [block * math.ceil(share / block * (1 - ROUNDED)) for share in self.kept]
         ranks = [filled[at : at + own] for at in range(0, len(filled), own)]
         most = max(ranks, key=sum)
-        return replace(self, most_loaded=sum(most) / own, expert_loads=tuple(most))
+        load = sum(most) / own
+        stored = self.most_stored / self.most_loaded * load
+        return replace(self, most_loaded=load, most_stored=stored, expert_loads=tuple(most))
 
 
 def _own_machine(ranks: int, experts: int, machine: int) -> np.ndarray:
@@ -287,21 +362,22 @@ _loads_of_places: dict[Hashable, tuple[tuple[float, float], ...]] = {}
 
 
 def _load(routing: Routing, ranks: int, experts: int, capacity: float | None, stated: Placement | None) -> ExpertLoad:
-    shares = routing.shares(experts)
+    shares = routing.shares(experts, ranks)
     found = np.minimum(shares, math.inf if capacity is None else capacity)
     dropped = 1.0 - float(found.sum() / shares.sum())
     kept = tuple(found.mean(axis=0).tolist())
     own = experts // ranks
     if capacity is not None:
-        return ExpertLoad(kept, dropped, (1.0,) * ranks, 1.0, (1.0,) * own, 1.0, 1.0)
+        return ExpertLoad(kept, dropped, (1.0,) * ranks, 1.0, 1.0, (1.0,) * own, 1.0, 1.0)
     placement = stated or Placement.in_order(ranks, experts)
     flow = placement.distribute(found, ranks)
     loads = flow.sum(axis=0)
     rank_loads = loads / loads.mean()
     most = int(np.argmax(rank_loads))
     on_most = placement.arrivals(most, found, ranks)
-    exchange = _exchange_of(flow, own)
-    return ExpertLoad(kept, dropped, tuple(rank_loads.tolist()), float(rank_loads[most]), on_most, *exchange)
+    exchange, most_loaded = _exchange_of(flow, own), float(rank_loads[most])
+    most_stored = 1.0 if routing.trained else most_loaded
+    return ExpertLoad(kept, dropped, tuple(rank_loads.tolist()), most_loaded, most_stored, on_most, *exchange)
 
 
 def _exchange_of(flow: np.ndarray, own: int) -> tuple[float, float]:
@@ -315,7 +391,7 @@ def _exchange_of(flow: np.ndarray, own: int) -> tuple[float, float]:
 
 
 def _loads_by_place(routing: Routing, ranks: int, experts: int) -> tuple[tuple[float, float], ...]:
-    sent = np.broadcast_to(routing.shares(experts), (ranks, experts))
+    sent = np.broadcast_to(routing.shares(experts, ranks), (ranks, experts))
     return tuple(_exchange_of(sent[:, place :: experts // ranks], 1) for place in range(experts // ranks))
 
 

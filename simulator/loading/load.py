@@ -17,6 +17,7 @@ from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES, is_workload_manifest
 from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.routing import LOAD_SIGMA
 from meshcast.simulator.job.batch import Batch
 from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe, load_framework
 from meshcast.simulator.job.fused_attention import find_gpu_without_flash
@@ -26,6 +27,7 @@ from meshcast.simulator.job.program_rules import broken_rules
 from meshcast.simulator.job.remedies import suggest_key
 from meshcast.simulator.job.samples import join_samples
 from meshcast.simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
+from meshcast.simulator.loading.token_routing import fill_routing, has_trained_router
 from meshcast.simulator.models.adapters import TARGETS, Adapters
 from meshcast.simulator.models.load import is_preset, load_model
 from meshcast.simulator.models.model import Model
@@ -184,7 +186,13 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         plan = plan.with_schemes(lambda one: add_tensor_overlap(one.schemes, framework.tensor_overlap))
     if framework.compile if framework.recompute_early_stop == "compiled" else framework.recompute_early_stop:
         plan = plan.with_schemes(lambda one: add_early_stop(one.schemes))
-    batch, plan = join_samples(file.batch, plan, model, base)
+    joined, plan = join_samples(file.batch, plan, model, base)
+    batch = _batch(joined, model, plan)
+    plan = fill_routing(plan, model, batch)
+    if has_trained_router(plan):
+        framework = framework.model_copy(
+            update={"sigmas": {**framework.sigmas, "load of the busiest rank": LOAD_SIGMA}}
+        )
     parts = {"framework": choice, "precision": file.precision}
     as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}
     return Job(
@@ -194,7 +202,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         framework=framework,
         release=choice.release,
         without_flash=old_gpu,
-        batch=_batch(batch, model, plan),
+        batch=batch,
         precision=precision,
         train=_train(file.train, model),
         plan=plan,

@@ -83,8 +83,9 @@ class MoEShape(ShapePart):
     capacity: Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)] | None = None
     """Capacity factor: an expert computes exactly capacity * tokens * top_k / experts tokens, dropped or padded; None:
     dropless."""
-    routing: Literal["balanced", "forced-balanced", "natural"] | None = None
-    """Routing of a published run: padded to equal load, by a router forced to be even, or by the trained router."""
+    routing: Literal["balanced", "forced-balanced", "natural", "loss-free"] | None = None
+    """Routing where the plan does not say it: even (padded, or by a router that is forced to be), or that of a trained
+    router, which an auxiliary loss or a bias keeps nearly even. None: even."""
     clamped: Flag = False
     """Both halves of the gated activation are clamped first (gpt-oss)."""
     router_bias: Flag = False

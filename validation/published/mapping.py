@@ -32,6 +32,7 @@ from meshcast.validation.published.recipes import (
     launched_kernels,
     launched_overlap,
     misprinted_fields,
+    packed_samples,
     recipe_of,
     uneven_layers,
 )
@@ -154,8 +155,9 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
         assumptions.add("token dispatcher")
     for field in chosen:
         assumptions.add(field, f"{field}, chosen" if f"{field}, chosen" in assumptions.sigmas else field)
-    if spec.kind == "sft-packed":  # forecast as one long causal sequence
-        assumptions.add("class")
+    documents = packed_samples(row)
+    if documents is not None or spec.kind == "sft-packed":
+        assumptions.add("batch.documents" if documents is not None else "class")
     if assumptions.value_or_usual("optimizer", spec.optimizer, "adam") not in ("adam", "adamw"):
         assumptions.add("optimizer")
     assumptions.value_or_usual("offload.kind", spec.offload.kind, "none")
@@ -165,7 +167,12 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
         "id": row.id,
         "model": model,
         "cluster": _cluster(row, assumptions),
-        "batch": {"global": spec.batch.total, "micro": _micro(spec, assumptions), "sequence": spec.batch.seq},
+        "batch": {
+            "global": spec.batch.total,
+            "micro": _micro(spec, assumptions),
+            "sequence": spec.batch.seq,
+            **({"documents": documents} if documents is not None else {}),
+        },
         "precision": {
             "compute": spec.precision,
             "gradients": assumptions.value_or_usual("grad_dtype", spec.grad_dtype, None),

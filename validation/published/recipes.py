@@ -191,12 +191,25 @@ LAUNCHED = (
 )
 """Fields that launchers set and the tables of their runs leave open."""
 
+SQUAD_SAMPLE = 200
+"""Tokens of a sample of SQuAD: a paragraph of 120 words, a question, an answer and their template (assumed)."""
+
+PACKS_SQUAD = ("nemo",)
+"""Programs whose runs on packed samples are of SQuAD, each sample with attention of its own: NVIDIA/NeMo, scripts/
+performance/utils.py (prepare_squad_dataset), NVIDIA/dgxc-benchmarking v25.02.02, llama3/finetuning. Those of
+Megatron-Bridge are of random tokens without samples (@067f987df, scripts/performance/argument_parser.py: data mock)."""
+
 LAUNCHED_MOMENTS: dict[tuple[str, str], str] = {
     # NVIDIA-NeMo/Megatron-Bridge @067f987df, src/megatron/bridge/recipes/moonlight/h100/moonlight_16b.py:
     # use_precision_aware_optimizer, exp_avg_dtype, exp_avg_sq_dtype of all pretraining recipes.
     ("megatron-bridge", "Moonlight-16B"): "bf16",
 }
 """Number format of Adam's moments that recipes set, by program and model; sources do not print it."""
+
+
+def packed_samples(row: PublishedRun) -> int | None:
+    """Tokens of the samples that are packed into a sequence of the run; None: sequences are whole."""
+    return SQUAD_SAMPLE if row.spec.kind == "sft-packed" and row.spec.stack in PACKS_SQUAD else None
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,7 @@ probability 1 the logarithm of a likelihood of Student's t is 26 lower."""
 SIGMA = {
     "stack": 0.0,  # whose regime says it
     "stack_version": 0.03,  # releases within a year: 5 to 15 % from the oldest to the newest of dense models
+    "batch.documents": 0.02,  # samples of 200 or 1,000 tokens, of sequences of 4,096
     "class": 0.10,  # packed samples attend within themselves only: attention's share of a step
     "recompute.kind": 0.10,  # none against full is 31 % (26 to 33), and the usual choice is more likely than not
     "recompute.modules": 0.03,  # cores of fused attention are cheap; a program's own list may hold linears

@@ -209,7 +209,11 @@ def compose_job(
     """
     profile, framework = _compose_framework(keys, stated)
     sequence = keys.get("batch.sequence")
-    named = model if model is not None else compose_model(nest(keys, "model"))
+    routing = keys.get("model.moe.routing")
+    shape = {key: value for key, value in keys.items() if key != "model.moe.routing"}
+    named = model if model is not None else compose_model(nest(shape, "model"))
+    if routing is not None:
+        named = _add_routing(named, routing)
     job: dict[str, Any] = {"model": named, "cluster": cluster, "framework": framework}
     job["batch"] = {key: value for key, value in nest(keys, "batch").items() if value is not None}
     precision = nest(keys, "precision").items()
@@ -230,6 +234,12 @@ def compose_job(
     elif {"run.steps", "batch.global"} <= keys.keys() and sequence:
         job["run"] = {"tokens": float(keys["run.steps"] * keys["batch.global"] * sequence)}
     return job
+
+
+def _add_routing(model: Any, routing: str) -> dict[str, Any]:
+    """The model of a job, in any form, that says how its tokens are routed to experts."""
+    fields: dict[str, Any] = {"preset": model} if isinstance(model, str) else dict(model)
+    return {**fields, "moe": {**(fields.get("moe") or {}), "routing": routing}}
 
 
 def _compose_framework(keys: SomeKeys, stated: frozenset[str]) -> tuple[Framework, str | Keys]:

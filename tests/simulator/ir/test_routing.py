@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.simulator.ir.routing import Placement, Routing, _loads, least_capacity
+from meshcast.simulator.ir.routing import TRAINED, Placement, Routing, _loads, least_capacity
 
 PLACES = st.sampled_from([(1, 4), (2, 4), (4, 4), (2, 6), (4, 32), (8, 64), (16, 160)])
 """Ranks, and the experts that they hold."""
@@ -244,3 +244,32 @@ def test_many_experts_are_not_played_one_by_one(monkeypatch: pytest.MonkeyPatch)
     for experts in (4_000, 4_008, 4_016, 4_024, 8):
         assert Routing(zipf=0.5).load(8, experts).most_loaded > 1
         assert sum(len(load.kept) for load in _loads.values()) <= 10_000 + experts
+
+
+# --------------------------------------------------------------------------------------------- trained routers
+
+
+@pytest.mark.parametrize(("ranks", "experts"), [(8, 8), (8, 64), (32, 256)])
+@pytest.mark.parametrize("kind", [*TRAINED])
+def test_the_busiest_rank_of_a_trained_router_is_the_mean_of_drawn_ones(kind: str, ranks: int, experts: int) -> None:
+    """Shares that vary among experts and documents, drawn 2,000 times, against the law."""
+    router, documents, rng = TRAINED[kind], 4, np.random.default_rng(0)
+    lasting = rng.normal(1, router.lasting, (2000, experts))
+    drawn = lasting + rng.normal(0, router.topical / math.sqrt(documents), lasting.shape)
+    loads = drawn.reshape(2000, ranks, -1).mean(axis=2)
+    load = Routing(trained=kind, documents=documents).load(ranks, experts)
+    assert load.most_loaded == pytest.approx(loads.max(axis=1).mean(), rel=0.01)
+    assert sum(load.rank_loads) == pytest.approx(ranks) and sum(load.kept) == pytest.approx(experts)
+    assert load.busiest_exchange == pytest.approx(load.most_loaded) and load.remote == pytest.approx(1)
+    assert load.most_stored == 1
+
+
+def test_trained_routers_have_the_loads_that_were_published() -> None:
+    """The largest share of all data, of Mixtral-8x7B and of the two models of arXiv 2408.15664, table 2."""
+    for kind, experts, published in (
+        ("natural", 8, (1.32,)),
+        ("natural", 64, (1.52, 1.72)),
+        ("loss-free", 64, (1.04,)),
+    ):
+        share = Routing(trained=kind, documents=1e9).load(experts, experts).most_loaded
+        assert min(published) - 0.02 <= share <= max(published) + 0.02

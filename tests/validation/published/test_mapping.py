@@ -303,6 +303,7 @@ def test_windows_slide_in_every_second_layer() -> None:
         ({"mesh__vpp": None, "model__layers": 14}, "mesh.vpp", "pipeline/interleaved-1f1b"),
         ({"batch__micro": None, "batch__global": 8, "schedule": "1f1b", "mesh__vpp": 1}, "batch.micro", ""),
         ({"kind": "sft-packed"}, "class", ""),
+        ({"kind": "sft-packed", "stack": "nemo"}, "batch.documents", ""),
         ({"stack": "megatron-bridge"}, "stack", ""),
         ({"mesh__dp": 4, "mesh__cp": 2}, "mesh.cp", "sequence/megatron-cp"),
     ],

@@ -300,9 +300,7 @@ WITHOUT_INFLUENCE: Verdicts = {
         "attention_dropout_.*|flash_attention_version",
     ),
     **judge(
-        NoInfluence(
-            "it is about how tokens are routed: experts get equal numbers of them, or those of model.moe.imbalance"
-        ),
+        NoInfluence("it is about how tokens are routed: experts get the numbers of model.moe.routing"),
         "moe_aux.*|moe_z_loss.*",
         "moe_router_(load|score|topk_|num_groups|group|pre|bias|dtype|force|quantile|enable_bias).*",
         "moe_per_layer.*|moe_token_drop_policy|moe_input_jitter.*|moe_routing_trace.*|moe_enable_routing.*",

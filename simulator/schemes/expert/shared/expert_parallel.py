@@ -22,7 +22,7 @@ from meshcast.simulator.ir.modules import Module, MoE, Operator, Stage, add_mark
 from meshcast.simulator.ir.moe_operators import EXPERTS, Permute
 from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, StageOps
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.ir.routing import ExpertLoad
+from meshcast.simulator.ir.routing import USUAL_DOCUMENTS, ExpertLoad, Routing
 from meshcast.simulator.ir.scheme import LowerModule, LowerStage, Rule, Scheme, SchemeOptions
 from meshcast.simulator.ir.settings import OptionValues
 
@@ -103,8 +103,9 @@ class ExpertScheme(AdaptsModel, VariesSteps):
         tokens without a slot are dropped. null: that of the model; dropless where it has none.
         """
         routing: RoutingOption = Field(default="balanced", validate_default=True)  # type: ignore[assignment]
-        """How often experts are chosen: balanced, {zipf: exponent} or {counts: FILE}; in steps that differ {zipf:
-        exponent, drift: share, steps: number} or {trace: FILE} (see `simulator.ir.routing`)."""
+        """How often experts are chosen: balanced, natural, loss-free, {zipf: exponent} or {counts: FILE}; in steps that
+        differ {zipf: exponent, drift: share, steps: number} or {trace: FILE} (see `simulator.ir.routing`). Default: as
+        the model says, balanced where it does not."""
 
     @property
     def ranks(self) -> int:
@@ -125,9 +126,15 @@ class ExpertScheme(AdaptsModel, VariesSteps):
 
     def assumptions(self, model: Any) -> Iterable[str]:
         if model.moe is not None:
-            routing = self.options.routing
-            yield str(routing)
-            loads = [routing.load(self.ranks, number, model.moe.capacity) for number in model.moe.expert_counts]
+            routing, capacity, counts = self.options.routing, model.moe.capacity, model.moe.expert_counts
+            loads = [routing.load(self.ranks, number, capacity) for number in counts]
+            is_open = model.moe.routing is None and capacity is None and self.ranks > 1
+            if is_open and all(load.even for load in loads):
+                natural = Routing(trained="natural", documents=USUAL_DOCUMENTS).load(self.ranks, counts[0])
+                busiest = f"the busiest of {self.ranks} ranks {natural.most_loaded - 1:.0%} more"
+                yield f"{routing}; a trained router gives {busiest} (model.moe.routing: natural)"
+            else:
+                yield str(routing)
             if dropped := max(load.dropped for load in loads):
                 yield f"{dropped:.1%} of the choices of an expert find no slot there and are dropped"
 
@@ -242,5 +249,5 @@ def skew_expert_work(fragment: Fragment, operator: Operator, expert_load: Expert
     for i, tensor_use in enumerate(fragment.tensor_uses):
         stem, of_tensor, _ = tensor_use.key.partition("@")
         if of_tensor and f"{stem.removeprefix('d:')}.".startswith(routed):
-            fragment.tensor_uses[i] = replace(tensor_use, nbytes=round(expert_load.most_loaded * tensor_use.nbytes))
+            fragment.tensor_uses[i] = replace(tensor_use, nbytes=round(expert_load.most_stored * tensor_use.nbytes))
     return fragment

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.formats.launch.convert import export_job, import_file, import_text
 from meshcast.simulator.formats.launch.imported_job import ImportedJob, OpenQuestions
 from meshcast.simulator.formats.launch.keys import flatten_job
@@ -677,3 +678,28 @@ def test_adapters_of_primus(framework: str, overrides: str, mode: str) -> None:
     keys = flatten_job(load_job(read(text, "run.yaml", cluster="dgx-h100:2").job))
     assert keys.get("train.mode", "full") == mode
     assert keys.get("train.rank") == (8 if mode == "lora" else None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "routing"),
+    [
+        ("--data-path corpus", "natural"),
+        ("--data-path corpus --moe-router-enable-expert-bias", "loss-free"),
+        ("--data-path corpus --moe-router-force-load-balancing", "balanced"),
+        ("--mock-data", "balanced"),
+    ],
+)
+def test_experts_on_data_are_chosen_by_a_trained_router(flags: str, routing: str) -> None:
+    """Its step is the longer the less even it is, and no longer where every rank holds all experts."""
+    experts = f"{SHAPE} --num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --disable-bias-linear"
+    job = load_job(import_script(f"{experts} --expert-model-parallel-size 8 {flags}").job)
+    entry = next(entry for entry in job.plan.schemes if entry.use == "expert/all-to-all")
+    stated = (entry.model_extra or {}).get("routing", "balanced")
+    assert (stated if isinstance(stated, str) else stated["trained"]) == routing
+    even = load_job(import_script(f"{experts} --expert-model-parallel-size 8 --mock-data").job)
+    steps = [forecast_step(one) for one in (even, job)]
+    assert (steps[1].step_time > 1.001 * steps[0].step_time) is (routing != "balanced")
+    assert steps[1].peak_allocated == pytest.approx(steps[0].peak_allocated, rel=1e-5)
+    assert ("load of the busiest rank" in job.framework.sigmas) is (routing != "balanced")
+    whole = load_job(import_script(f"{experts} --expert-model-parallel-size 1 {flags}").job)
+    assert not any(one.use.startswith("expert/") for one in whole.plan.schemes)

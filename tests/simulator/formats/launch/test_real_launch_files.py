@@ -111,6 +111,8 @@ def test_what_was_imported_can_be_exported_whole(row: dict[str, Any]) -> None:
     form = "megatron-bridge" if row["program"] == "nemo" else row["program"]  # which is where NeMo 2 went
     exported = export_job(job, form, lambda data, folder: load_job(data, base=folder), lambda job: None)
     lost = {"plan.partition"} if job.plan.partition == "by-cost" else set()  # an assumption that no program knows
+    if form == "megatron":  # a benchmark, whose random tokens are spread evenly
+        lost |= {"model.moe.routing", *(f"plan.expert.routing{key}" for key in ("", ".trained", ".documents"))}
     assert exported.unsaid.keys() <= lost
 
 
