@@ -25,7 +25,7 @@ from meshcast.simulator.lowering.scope import count_shards, shards_at_rest, trai
 from meshcast.simulator.lowering.update import by_axes
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.program import Program
-from meshcast.simulator.report.forecast import StartMemory
+from meshcast.simulator.report.forecast import OutsideSteps
 from meshcast.simulator.scheduling.no_flush import peak_weight_versions
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 from meshcast.simulator.schemes.data.shared.reduce_buckets import count_resting_bytes
@@ -254,15 +254,15 @@ def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:
     return elements * float(BYTES[plan.job.framework.weights])
 
 
-def start_of_devices(plan: Plan, every_params: Sequence[DeviceParams]) -> list[StartMemory]:
-    """Returns by device the memory of a rank before its first update."""
+def count_outside_steps(plan: Plan, every_params: Sequence[DeviceParams]) -> list[OutsideSteps]:
+    """Returns by device the memory of a rank outside of its steps."""
     pairs = [(plan.on(device), params) for device, params in enumerate(every_params)]
     keys = [(id(of_device), params.traits) for of_device, params in pairs]
-    known = {key: _count_start(*pair) for key, pair in dict(zip(keys, pairs, strict=True)).items()}
+    known = {key: _count_outside(*pair) for key, pair in dict(zip(keys, pairs, strict=True)).items()}
     return [known[key] for key in keys]
 
 
-def _count_start(plan: Plan, params: DeviceParams) -> StartMemory:
+def _count_outside(plan: Plan, params: DeviceParams) -> OutsideSteps:
     framework, shards = plan.job.framework, _shard_counter(plan)
     states = resident_bytes(plan, params)
     loading, moments = states["parameters"], 0.0
@@ -277,7 +277,24 @@ def _count_start(plan: Plan, params: DeviceParams) -> StartMemory:
         )
         moments = sum(count * nbytes for count, nbytes in kept)
     gathered = sum(nbytes for param, nbytes in whole if shards("parameters", param) > 1)
-    return StartMemory(loading, float(min(moments, states["optimizer"])), float(gathered))
+    saved = _saved_whole(framework, [(param, count) for param, count in params if shards("parameters", param) > 1])
+    return OutsideSteps(loading, float(min(moments, states["optimizer"])), float(gathered), saved)
+
+
+def _saved_whole(framework: Framework, sharded: Sequence[tuple[Param, int]]) -> float:
+    """Returns the bytes of sharded weights that are whole at most while a checkpoint is saved."""
+    if framework.memory.saves == "modules":
+        return float(BYTES[framework.weights] * max((param.size for param, _ in sharded), default=0))
+    if framework.memory.saves == "shards":
+        return 0.0
+    root = sum(count * param.size for param, count in sharded if not param.in_layer)
+    layers: list[dict[str, int]] = [{}]  # of which each has one parameter of a name
+    for param, _ in sharded:
+        if param.in_layer and param.name in layers[-1]:
+            layers.append({})
+        if param.in_layer:
+            layers[-1][param.name] = param.size
+    return float(BYTES[framework.main_weights] * max(root, *(sum(layer.values()) for layer in layers)))
 
 
 def dummy_gradient_bytes(plan: Plan, params: DeviceParams) -> float:

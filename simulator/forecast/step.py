@@ -19,9 +19,9 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.resident_memory import (
     DeviceParams,
+    count_outside_steps,
     offloaded_of_devices,
     resident_of_devices,
-    start_of_devices,
 )
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import device_params
@@ -174,10 +174,10 @@ def play_forecast(
     every_params = device_params(plan, stages, shared.stages)
     offloaded = offloaded_of_devices(plan, every_params)
     resident = resident_of_devices(plan, every_params, program, shared.states)
-    start = partial(start_of_devices, plan, every_params)
+    count_outside = partial(count_outside_steps, plan, every_params)
     tensors = partial(_list_tensors, plan, every_params, resident)
     played = play(program, engine, skip, uses)
-    return Forecast(plan, played, resident, offloaded, assume, start=start, list_tensors=tensors)
+    return Forecast(plan, played, resident, offloaded, assume, count_outside=count_outside, list_tensors=tensors)
 
 
 def _list_tensors(

@@ -227,6 +227,11 @@ class ProcessMemory(FrameworkPart):
     loads_whole_weights: bool = False
     """Before the first step a rank holds the weights of its stage and tensor rank whole, in the compute format, until
     data-parallel ranks have divided them."""
+    saves: Literal["shards", "modules", "units"] = "shards"
+    """Which sharded weights are whole while a checkpoint is saved: none; ``modules``: of one module, in the compute
+    format (`_zero3_consolidated_16bit_state_dict` of DeepSpeed's runtime/engine.py, asked for by
+    ``stage3_gather_16bit_weights_on_model_save``); ``units``: of one unit, in the format of the main weights (FSDP's
+    FULL_STATE_DICT, which goes to the host unit by unit)."""
     frees_behind: bool = False
     """Weights are gathered on a stream of their own, where their places are free again only once the GPU has used them,
     while the host, which nothing holds back, asks for all of a pass before (`free_param` of DeepSpeed's

@@ -102,8 +102,8 @@ class Resharding:
                 scope.tensor_use(tensor, made, gathers[0]),
             ]
             # What weight gradients read is gathered before the gradients of inputs are computed.
-            own = (i for i, op in enumerate(frag.backward) if op not in self.regathers)
-            place = next(i for i in own if phase == "R" or frag.backward[i].phase != "R")
+            others = (i for i, op in enumerate(frag.backward) if op not in self.regathers)
+            place = next(i for i in others if phase == "R" or frag.backward[i].phase != "R")
             frag.backward[place:place] = gathers
             self.regathers.update(gathers)
 

@@ -24,17 +24,19 @@ Assume = Callable[[], Sequence[str]]
 
 
 @dataclass(frozen=True)
-class StartMemory:
-    """Memory of a rank before its first update [bytes].
+class OutsideSteps:
+    """Memory of a rank outside of its steps, and what the phases of steps differ by [bytes].
 
     loading: weights at most, while the model is made and divided among ranks.
     moments: of the optimizer's states what its first update makes.
     gathered: weights that a forward pass gathers, whole.
+    saved: weights that are whole at most while a checkpoint is saved.
     """
 
     loading: float
     moments: float
     gathered: float
+    saved: float
 
 
 def _list_none(device: int) -> StateTensors:
@@ -55,8 +57,8 @@ class Forecast:
     """Looks up the assumptions of the forecast, see `assumed`."""
     regime: Regime = "known"
     """How well the framework and the GPUs are known."""
-    start: Callable[[], Sequence[StartMemory]] = tuple
-    """Counts the memory of every device before its first update, see `memory_at_start`."""
+    count_outside: Callable[[], Sequence[OutsideSteps]] = tuple
+    """Counts the memory of every device outside of its steps, see `outside_steps`."""
     list_tensors: Callable[[int], StateTensors] = _list_none
     """Lists the tensors of the states on a rank of a device."""
     evaluation: Forecast | None = None
@@ -70,14 +72,14 @@ class Forecast:
         return self.assume()
 
     @cached_property
-    def memory_at_start(self) -> Sequence[StartMemory]:
-        """The memory of every device before its first update."""
-        return self.start()
+    def outside_steps(self) -> Sequence[OutsideSteps]:
+        """The memory of every device outside of its steps."""
+        return self.count_outside()
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copies: what was looked up instead of all prices and stages that it is looked up in."""
-        looked_up = {"assumed": self.assumed, "memory_at_start": self.memory_at_start}
-        return self.__dict__ | looked_up | {"assume": tuple, "start": tuple}
+        looked_up = {"assumed": self.assumed, "outside_steps": self.outside_steps}
+        return self.__dict__ | looked_up | {"assume": tuple, "count_outside": tuple}
 
     @cached_property
     def peaks(self) -> list[Peak]:

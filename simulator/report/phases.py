@@ -16,6 +16,13 @@ from meshcast.simulator.program.categories import COMPUTING, KINDS
 from meshcast.simulator.report.forecast import Forecast
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 
+SAVED = {
+    "shards": "shard by shard",
+    "modules": "shard by shard, and gathered weights module by module",
+    "units": "and, gathered, unit by unit",
+}
+"""How checkpoints are saved, in words."""
+
 BUCKETS_BEHIND = 3
 """Buckets of gradients that DeepSpeed's stage 3 reduces behind the host (`max_param_reduce_events`), with the one that
 fills."""
@@ -51,11 +58,11 @@ def list_phases(play: Forecast) -> list[Phase]:
     updates = [peak.update for peak in play.peaks]
     if play.plan.job.forward_only:
         return [_find_fullest(STEP, passes, "forward passes")]
-    starts, resting = play.memory_at_start, [sum(by.values()) for by in play.resting]
-    moments = [start.moments for start in starts]
+    outside, resting = play.outside_steps, [sum(by.values()) for by in play.resting]
+    moments = [device.moments for device in outside]
     first = [total - later for total, later in zip(passes, moments, strict=True)]
     phases = [
-        _find_fullest("loading", [start.loading for start in starts], "weights, while ranks divide them"),
+        _find_fullest("loading", [device.loading for device in outside], "weights, while ranks divide them"),
         _find_fullest("first step", first, "forward and backward passes before the optimizer has moments"),
         _find_fullest(STEP, passes, "forward and backward passes"),
     ]
@@ -64,7 +71,9 @@ def list_phases(play: Forecast) -> list[Phase]:
     if play.evaluation is not None:
         totals = _evaluation_totals(play, play.evaluation)
         phases.append(_find_fullest("evaluation", totals, "forward passes beside the states of training"))
-    return [*phases, _find_fullest("checkpoint", resting, "states, which are copied to the host shard by shard")]
+    saving = [held + device.saved for held, device in zip(resting, outside, strict=True)]
+    what = SAVED[play.plan.job.framework.memory.saves]
+    return [*phases, _find_fullest("checkpoint", saving, f"states, which are copied to the host {what}")]
 
 
 def find_deciding_phase(play: Forecast) -> Phase:
@@ -80,7 +89,7 @@ def heights_of_devices(play: Forecast) -> list[tuple[float, float]]:
         totals = _evaluation_totals(play, play.evaluation)
         heights = [max(pair, (total, 0.0)) for pair, total in zip(heights, totals, strict=True)]
     if play.plan.job.framework.memory.loads_whole_weights and not play.plan.job.forward_only:
-        loads = (start.loading for start in play.memory_at_start)
+        loads = (device.loading for device in play.outside_steps)
         heights = [max(pair, (load, 0.0)) for pair, load in zip(heights, loads, strict=True)]
     return heights
 
@@ -101,7 +110,7 @@ def _count_freed_behind(play: Forecast, device: int) -> float:
     task = next(play.program.tasks[slot] for slot in slots if table.slots[slot].kind == "F")
     seconds = dict(zip(KINDS, task.sums[:, SUMS.index("seconds")].tolist(), strict=True))
     launches = sum(part.count * sum(op.issued for op in part.block.ops) for part in task.parts)
-    gathered = play.memory_at_start[device].gathered
+    gathered = play.outside_steps[device].gathered
     if sum(seconds[kind] for kind in COMPUTING) <= max(seconds["dp"], launches * framework.hidden_launch_s):
         return 0.0
     buckets = (scheme.bucket_elements for scheme in schemes_with(play.plan.schemes, DataScheme))

@@ -174,3 +174,24 @@ def test_runs_that_were_out_of_memory_do_not_fit(source: str) -> None:
     assert not report.fits
     if "#1221" in source:
         assert report.play.peaks[0].total / GIB == pytest.approx(needed, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("zero", "recompute", "measured", "within"),
+    [(2, "full", 43.8, 0.02), (2, "none", 62.3, 0.02), (3, "full", 52.8, 0.06), (3, "none", 75.2, 0.15)],
+)
+def test_stage_3_takes_more_than_stage_2_where_its_host_runs_ahead(
+    zero: int, recompute: str, measured: float, within: float
+) -> None:
+    """A GPT of 7B over four ranks of Ulysses and two replicas, as nvidia-smi shows it (DeepSpeed issue 5305)."""
+    report = simulate(
+        {
+            "model": {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 50257, "seq": 16384, "positions": "learned"},
+            "cluster": "dgx-a100:1",
+            "framework": {"name": "megatron-deepspeed", "set": {"attention": "flash"}},
+            "batch": {"global": 16, "micro": 1, "sequence": 16384},
+            "precision": "fp16",
+            "plan": {"cp": 4, "dp": 2, "cp_scheme": "ulysses", "zero": zero, "recompute": recompute},
+        }
+    )
+    assert report.peak_device / GIB == pytest.approx(measured, rel=within)

@@ -10,7 +10,7 @@ import pytest
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.evaluation import make_evaluation
 from meshcast.simulator.forecast.simulate import simulate
-from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.job.framework import framework_names, load_framework
 from meshcast.simulator.report.phases import find_deciding_phase, heights_of_devices, list_phases
 from meshcast.simulator.report.report import Report
 
@@ -68,9 +68,9 @@ def test_every_replica_of_a_pipeline_evaluates_a_micro_batch_for_each_device() -
     job = make_evaluation(report.play.plan)
     assert job is not None and (job.batch.total, job.batch.micro) == (3 * 4 * 2, 3)
     # Each device has moments of its own parameters: two of three numbers of its optimizer.
-    starts, states = report.play.memory_at_start, [resting["optimizer"] for resting in report.play.resting]
-    assert [start.moments for start in starts] == pytest.approx([2 / 3 * nbytes for nbytes in states])
-    assert starts[0].moments != starts[1].moments
+    outside, states = report.play.outside_steps, [resting["optimizer"] for resting in report.play.resting]
+    assert [own.moments for own in outside] == pytest.approx([2 / 3 * nbytes for nbytes in states])
+    assert outside[0].moments != outside[1].moments
 
 
 def test_losses_that_are_fused_in_training_alone_have_logits_in_evaluations() -> None:
@@ -103,6 +103,18 @@ def test_forecasts_keep_their_phases_when_they_are_pickled() -> None:
 def test_evaluations_without_a_size_or_a_pause_are_refused(evaluation: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match=r"run\.evaluation"):
         forecast(run={"evaluation": evaluation})
+
+
+@pytest.mark.parametrize(("saves", "whole"), [("shards", 0), ("modules", 2 * 32000), ("units", 4 * (32000 + 512))])
+def test_saving_holds_the_weights_that_it_gathers(saves: str, whole: int) -> None:
+    """The table of the vocabulary in 16 bits; or it and that of positions, which are one unit, in 32."""
+    report = forecast(traits={"memory": {"saves": saves}})
+    assert totals(report)["checkpoint"] - sum(report.play.resting[0].values()) == whole * 1024
+
+
+def test_programs_save_as_their_code_does() -> None:
+    kinds = {name: load_framework(name).memory.saves for name in framework_names()}
+    assert {name for name, kind in kinds.items() if kind != "shards"} == {"hf-trainer", "llm-foundry"}
 
 
 SLOW_NETWORK: dict[str, Any] = {
