@@ -76,6 +76,8 @@ class Bucket(FrameworkPart):
 
     elements: float = Field(gt=0, le=1e15)
     elements_per_rank: float = Field(ge=0, le=1e15)
+    in_units: bool = False
+    """Gradients of a unit with sharded weights, such as a layer, are reduced in buckets, too; otherwise together."""
     buffers: int = Field(default=0, ge=0, le=10)
     """Contiguous buffers as large as a bucket, to which every gradient is copied as soon as it is computed
     (`contiguous_gradients` of DeepSpeed's ZeRO); 0: gradients are reduced where they are."""

@@ -84,10 +84,12 @@ def _map(run: PublishedRun, chosen: tuple[str, ...], profile: str | None, change
 
 
 def likely_values(spec: Spec, assumed: tuple[str, ...]) -> Iterator[tuple[str, str, Spec]]:
-    """Other values of fields that were assumed and change memory, the least change of a plan first: the field, the
-    value in words, the spec with it."""
+    """Returns other values of fields that were assumed and change memory, the least change of a plan first: the field,
+    the value in words, the spec with it."""
     if "grad_dtype" in assumed:
         yield "grad_dtype", "bf16", spec.model_copy(update={"grad_dtype": "bf16"})
+    if spec.sharding == "none" and "sharding:convention" in spec.filled:
+        yield "sharding", "zero1", spec.model_copy(update={"sharding": "zero1"})
     if "shard_group" in assumed:
         ranks = spec.width("dp") * spec.width("cp")
         group = 2 * (spec.gpus_per_node or 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshcast.simulator.forecast.simulate import simulate
-from meshcast.simulator.ir.ops import Gemm, Op
+from meshcast.simulator.ir.ops import Collective, Gemm, Op
 from meshcast.simulator.report.report import Report
 from tests.contract.played import play_job
 
@@ -108,6 +108,24 @@ def test_fsdp_keeps_main_weights_alone_of_experts_that_no_other_rank_has(ep: int
     kept = 2 * 2 * 32000 * 1024  # the root unit
     held = states["parameters"] + states["optimizer"] - kept
     assert held == pytest.approx(12 * (others / 4 + own / shards), rel=1e-3)
+
+
+def test_xla_reduces_the_gradients_of_large_matrices_one_by_one() -> None:
+    """As many bytes; beside the largest one that before is being reduced, not those of two layers."""
+
+    def sent(report: Report) -> int:
+        works = [op.work for _, op in play_job(report.job.to_dict()).instances()]
+        return sum(work.nbytes for work in works if isinstance(work, Collective) and work.operation == "reduce_scatter")
+
+    traits: dict[str, Any] = {"name": "maxtext", "plan": {"fsdp": True}, "model": {"vocab": 1024}}
+    apart, together = (
+        forecast(4, framework={"set": {"bucket": {"elements": 1e6, "in_units": each}}}, **traits)
+        for each in (True, False)
+    )
+    whole = [report.play.peaks[0].by["gradients"] - 4 * count_parameters(report) / 4 for report in (apart, together)]
+    matrix = 4 * 4096 * 1024
+    assert whole[0] < 2.5 * matrix and whole[1] > 5 * matrix
+    assert sent(apart) == sent(together) > 0
 
 
 @pytest.mark.parametrize("loss", [{"chunk_count": 4}, {"chunk_tokens": 2048}])

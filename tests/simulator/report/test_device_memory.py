@@ -109,3 +109,20 @@ def test_the_gradient_of_the_embedding_is_made_whole_beside_the_accumulated_one(
     stage = report({"pp": 2}, 2, name="megatron-core").play.peaks[0]
     gradient = TOKENS * HIDDEN * 2
     assert stage.by["workspace"] == 2 * PARAMETERS_OF_TABLE + gradient
+
+
+@pytest.mark.parametrize(("gated", "more"), [(True, 1), (False, 0)])
+def test_swiglu_of_megatron_before_2024_also_saves_the_factor_of_the_gate(gated: bool, more: int) -> None:
+    before, after = (
+        simulate(
+            {
+                "model": {"preset": "llama2-7b", "layers": LAYERS, "gated": gated, "seq": TOKENS},
+                "cluster": {"gpu": "h100-sxm", "gpus": 1},
+                "framework": {"name": "megatron-core", "release": release},
+                "batch": {"global": 1, "micro": 1},
+            }
+        )
+        for release in ("2023-12", "2024-03")
+    )
+    kept = [found.play.peaks[0].by["activations"] for found in (before, after)]
+    assert kept[0] - kept[1] == more * 2 * LAYERS * TOKENS * 11008

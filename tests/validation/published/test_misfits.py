@@ -36,6 +36,15 @@ def test_what_fits_keeps_its_usual_values() -> None:
     assert made["replaced"] == {} and "recompute.kind" in made["assumed"]
 
 
+@pytest.mark.parametrize("filled", [[], ["sharding:convention"]])
+def test_sharding_that_only_convention_says_is_that_with_which_a_run_fits(filled: list[str]) -> None:
+    """Whole states of 8 billion parameters, 18 bytes each."""
+    few = {"mesh__pp": 1, "mesh__vpp": 1, "schedule": None, "mesh__tp": 1, "mesh__dp": 64, "recompute__kind": "full"}
+    made = answer(row(sharding="none", filled=filled, **few))
+    assert made["replaced"] == ({"sharding": "zero1"} if filled else {}) and bool(filled) == made["predicted"]["fits"]
+    assert ("sharding" in made["assumed"]) == bool(filled)
+
+
 def test_stated_fields_are_not_doubted() -> None:
     made = answer(row(**LARGE))
     assert not made["predicted"]["fits"] and made["replaced"] == {}

@@ -43,7 +43,7 @@ from meshcast.simulator.schemes.data.shared.gather_plan import (
     plan_pass,
     whole_pass,
 )
-from meshcast.simulator.schemes.data.shared.reduce_buckets import count_whole_elements, hold_buckets
+from meshcast.simulator.schemes.data.shared.reduce_buckets import count_whole_elements, fill_buckets, hold_buckets
 
 
 @dataclass
@@ -160,11 +160,11 @@ class ShardedScheme(DataScheme):
         return fragment
 
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
-        """Parameters of a unit whose gradients are reduced together, by default all.
+        """Parameters of a unit whose gradients are reduced together, by default all unless the framework says else.
 
         params: with the same reduction axes, in the order in which their gradients are ready.
         """
-        return [list(params)]
+        return fill_buckets(params, self.bucket_elements) if self.framework.bucket.in_units else [list(params)]
 
 
 @dataclass(frozen=True)

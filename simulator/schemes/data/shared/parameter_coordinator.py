@@ -27,6 +27,7 @@ from pydantic import Field
 from meshcast.simulator.ir.ops import Param
 from meshcast.simulator.ir.scheme import SchemeOptions
 from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
+from meshcast.simulator.schemes.data.shared.reduce_buckets import fill_buckets
 
 
 class CoordinatorOptions(SchemeOptions):
@@ -38,19 +39,6 @@ class CoordinatorOptions(SchemeOptions):
     """Elements from which on a module that is needed again is freed and gathered again."""
     reduce_bucket: int = Field(default=500_000_000, ge=0)
     """Elements of gradients that are reduced together; a larger matrix alone."""
-
-
-def fill_buckets(params: Sequence[Param], elements: int) -> list[list[Param]]:
-    """Parameters in buckets of up to so many elements; a larger one alone."""
-    buckets: list[list[Param]] = []
-    room = 0
-    for param in params:
-        if not buckets or param.size > room:
-            buckets.append([])
-            room = elements
-        buckets[-1].append(param)
-        room -= param.size
-    return buckets
 
 
 class CoordinatedScheme(ShardedScheme):

@@ -21,6 +21,19 @@ HELD = "buckets"
 """Key of the buffers and copies that a unit holds."""
 
 
+def fill_buckets(params: Sequence[Param], elements: float) -> list[list[Param]]:
+    """Parameters in buckets of up to so many elements; a larger one alone."""
+    buckets: list[list[Param]] = []
+    room = 0.0
+    for param in params:
+        if not buckets or param.size > room:
+            buckets.append([])
+            room = elements
+        buckets[-1].append(param)
+        room -= param.size
+    return buckets
+
+
 def count_bucket_bytes(scheme: ShardsStates, bucket: float, elements: float) -> float:
     """Returns the bytes of buffers and copies that come and go with a reduction.
 
