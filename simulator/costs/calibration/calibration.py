@@ -52,7 +52,7 @@ ARCHITECTURES = {
     "ada": ("ampere", "hopper"),
     "hopper": ("ampere", "blackwell"),
     "blackwell": ("hopper",),
-    "cdna3": ("hopper",),
+    "cdna3": ("cdna4", "hopper"),
     "cdna4": ("blackwell", "hopper"),
     "cpu": (),
 }
@@ -78,7 +78,8 @@ PLAIN = ("nvlink3", "nvlink4")
 
 BORROWED = {"generation": 0.08, "other": 0.15, "maker": 0.25}
 """Sigma that is added (in squares) to borrowed cost models. Large GEMMs of one generation miss the next by 3-10 %; the
-best one of the MI300X reaches 0.51 of its peak, of the H100 0.80 (stas00/ml-engineering @744d01e, accelerator)."""
+best one of the MI300X reaches 0.51 of its peak, of the MI355X 0.63, of the H100 0.80 (stas00/ml-engineering @744d01e,
+accelerator)."""
 
 SHIPPED_VALUE = "as shipped: the calibration in use lacks it"
 SHIPPED_WHOLE = "as shipped: the calibration in use has no such section"
@@ -197,7 +198,6 @@ class Calibration:
         of multiprocessors. without: a file that is left out.
         """
         order = (gpu.architecture, *ARCHITECTURES.get(gpu.architecture, LATEST))
-        elsewhere = "maker" if gpu.architecture.startswith("cdna") else "other"
         found = []
         for name in self.names():
             if name == without:
@@ -207,7 +207,8 @@ class Calibration:
             elif name in catalog("gpus") and load("gpus", name).architecture in order:
                 other = load("gpus", name)
                 place = order.index(other.architecture)
-                distance = "generation" if place == 0 else elsewhere
+                of_amd = [one.architecture.startswith("cdna") for one in (gpu, other)]
+                distance = "generation" if place == 0 else "other" if of_amd[0] == of_amd[1] else "maker"
                 differs = _capability(gpu) != _capability(other)
                 found.append((bool(distance), place, differs, _unlikeness(gpu, other), name, distance))
         return tuple((name, distance) for *_, name, distance in sorted(found))
@@ -279,19 +280,19 @@ class Calibration:
     def sustained_rate(self, gpu: GPU, dtype: str = "bf16") -> float:
         """Rate of GEMMs and attention in a long training step against the same kernels alone.
 
-        That of the GPU's architecture, or of the nearest one that was observed; lower where the GPU has less power for
-        each multiprocessor than the modules that were observed. dtype: number format of the operands; what 8 bits and
-        fewer lose more, nearer to the power limit, is that of the architecture alone.
+        That of the GPU's architecture, or of the nearest one that was observed, at the power that a GPU has for each
+        multiprocessor against the modules that were observed. dtype: number format of the operands; what 8 bits and
+        fewer lose more, nearer to the power limit, is that of the architecture alone, on modules of all powers.
         """
         known = {**Calibration.shipped().sections(STEPS), **self.sections(STEPS)}
         own = gpu.architecture
         order = (own, *ARCHITECTURES.get(own, LATEST), *LATEST)
         found = next(known[one] for one in order if one in known)["sustained"]
-        if format_of(dtype) == "fp8":
-            found = known.get(own, {}).get("sustained_fp8", found)
         observed = known.get(own, {}).get("power_per_multiprocessor")
         share = gpu.power / gpu.multiprocessors / observed["value"] if observed else 1.0
-        return float(found["value"]) * min(share, 1.0) ** CLOCK_EXPONENT
+        if format_of(dtype) == "fp8" and "sustained_fp8" in known.get(own, {}):
+            return float(known[own]["sustained_fp8"]["value"]) * min(share, 1.0) ** CLOCK_EXPONENT
+        return min(float(found["value"]) * share**CLOCK_EXPONENT, 1.0)
 
     def _compose(
         self,

@@ -14,6 +14,7 @@ TRAINING_LIBRARIES = {
     ("attention", "hopper"): "flash-3",
     ("attention", "blackwell"): "transformer-engine",
     **{("gemm-fp8", architecture): "tensorrt-llm-fp8" for architecture in ("ada", "hopper", "blackwell")},
+    **{("gemm-fp8", architecture): "aiter-fp8" for architecture in ("cdna3", "cdna4")},
     ("gemm", "blackwell"): "transformer-engine",
     ("grouped", "ampere"): "cutlass",
     ("grouped", "hopper"): "cutlass",
@@ -23,7 +24,9 @@ TRAINING_LIBRARIES = {
 tables of measurements have them; otherwise the mean of all libraries is used, most of which serve inference.
 
 GEMMs of Transformer Engine were measured in the layouts of training, weight gradients added in fp32. Those in 8 bits it
-runs by cuBLASLt, as TensorRT-LLM does with one scale a tensor; the other tables are of CUTLASS and of block scales."""
+runs by cuBLASLt, as TensorRT-LLM does with one scale a tensor; the other tables are of CUTLASS and of block scales.
+On CDNA the nearest to one scale a tensor are aiter's kernels with one scale a row; those with block scales take 1.7
+times as long."""
 
 ROWWISE_LIBRARIES = dict.fromkeys(("ada", "hopper", "blackwell"), "sglang-fp8")
 """Libraries of GEMMs in 8 bits with one scale a row of each operand, by GPU architecture. torch._scaled_mm runs these

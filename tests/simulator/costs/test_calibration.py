@@ -235,7 +235,9 @@ def sustained(gpu: str, dtype: str = "bf16") -> float:
 
 def test_a_long_step_takes_something_off():
     assert sustained("h100-sxm") < sustained("a100-sxm-80") < 1
-    assert sustained("mi300x") == sustained("h100-sxm") < sustained("b200-sxm") < 1
+    assert sustained("mi325x") == pytest.approx(sustained("h100-sxm"), rel=1e-3)
+    assert sustained("mi350x") == pytest.approx(sustained("b200-sxm"), rel=1e-3)
+    assert sustained("h100-sxm") < sustained("b200-sxm") < 1
     assert sustained("v100-sxm2-32") == pytest.approx(sustained("a100-sxm-80"), rel=1e-3)
 
 
@@ -244,7 +246,13 @@ def test_the_clock_falls_with_the_cube_root_of_the_power():
     a100 = load("gpus", "a100-sxm-80")
     half = SHIPPED.sustained_rate(a100.model_copy(update={"power": a100.power / 2}))
     assert half == pytest.approx(sustained("a100-sxm-80") * 0.5 ** (1 / 3), rel=1e-3)
-    assert SHIPPED.sustained_rate(a100.model_copy(update={"power": a100.power * 2})) == sustained("v100-sxm2-32")
+    assert SHIPPED.sustained_rate(a100.model_copy(update={"power": a100.power * 2})) == 1.0
+    assert sustained("gb200") == pytest.approx(sustained("b200-sxm") * (1200 / 152 / (1000 / 148)) ** (1 / 3), rel=1e-3)
+    assert sustained("mi300x") == pytest.approx(sustained("mi325x") * 0.75 ** (1 / 3), rel=1e-3)
+
+
+def test_what_eight_bits_lose_is_that_of_boards_of_all_powers():
+    assert {round(sustained(gpu, "fp8"), 3) for gpu in ("b200-sxm", "gb200", "gb300")} == {0.85}
 
 
 def test_what_eight_bits_lose_more_is_lent_to_no_other_architecture():

@@ -34,9 +34,10 @@ LIBRARIES = (
     (r"Aceso", "megatron"),
     (r"cuBLAS", "cublas"),
     (r"ThunderKittens", "thunderkittens"),
+    (r"aiter", "aiter"),
 )
 """Library of the kernels by regular expression of a row's `source`."""
-ALONE = r"DeepGEMM README|cuBLASLt|MAMF|ThunderKittens"
+ALONE = r"DeepGEMM README|cuBLASLt|MAMF|ThunderKittens|aiter"
 """Sources (a regular expression) whose times of 8-bit GEMMs do not include quantisation."""
 KINDS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block"}
 LARGE = 1024
