@@ -64,7 +64,7 @@ from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
 from meshcast.simulator.job.program_rules import Facts, name_padding
-from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.loading.load import load_job, state_recipes
 from meshcast.simulator.report.peak_errors import EVEN, least_room
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-h2", "zb-v", "hanayo")
@@ -274,7 +274,9 @@ def _tensor_facts(space: Space, group: LayerGroup) -> Facts:
     """Returns the tensor scheme of a group, and what overlaps its communication; None for a single rank."""
     if group.tp == 1:
         return {"tensor": None, "tensor_overlap": None, "overlap_tp": False}
-    overlap = space.loaded.framework.tensor_overlap.rpartition("/")[2] if group.overlap_tp else None
+    domain = space.loaded.cluster.domain
+    reaches = space.loaded.cluster.gpus <= domain or domain % group.tp == 0  # tensor ranks are the innermost axis
+    overlap = space.loaded.framework.tensor_overlap.rpartition("/")[2] if group.overlap_tp and reaches else None
     tensor = "megatron-sp" if group.sequence_parallel else "megatron"
     if accompanies_others(group.tensor):
         overlap = plain_name(group.tensor or "")
@@ -296,6 +298,7 @@ class Space:
         self.base, self.names_cluster = base, names_cluster
         self.job, given = split_open_fields(job)
         check_plan(self.job["plan"])
+        self.job = state_recipes(self.job, given, base)
         self.loaded = load_job(self.job, base=base)
         check_job(self.loaded, self.job)
         if not (given or names_cluster or run_open):

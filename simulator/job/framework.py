@@ -6,6 +6,7 @@ Algorithms are schemes; what differs between implementations of the same algorit
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -410,8 +411,9 @@ RENAMED = {
 """Keys of an older release, and what to write now."""
 
 
-BESIDE_TRAITS = ("versions", "generations", "rules")
-"""Keys of a profile's file that date its releases, or say what its program runs; all others are traits."""
+BESIDE_TRAITS = ("versions", "generations", "rules", "recipe")
+"""Keys of a profile's file that date its releases, or say what its program runs or its recipes set; all others are
+traits."""
 
 
 @cache
@@ -427,7 +429,7 @@ def _file(name: str) -> dict[str, Any]:
     if "base" not in own:
         return own
     base = {key: value for key, value in _file(own.pop("base")).items() if key not in BESIDE_TRAITS}
-    return _merge(base, own)
+    return merge_fields(base, own)
 
 
 def framework_base(name: str) -> str | None:
@@ -458,6 +460,14 @@ def framework_rules(name: str) -> dict[str, Any]:
     return {**base, **stated, "has": has, "refuses": refuses} if base or stated else {}
 
 
+@cache
+def framework_recipe(name: str) -> tuple[dict[str, Any], ...]:
+    """What the published recipes of a framework set, as its file states it (`simulator.job.recipe`), behind those of
+    its `base`."""
+    base = framework_base(name)
+    return (*(framework_recipe(base) if base else ()), *_file(name).get("recipe", ()))
+
+
 def load_framework(
     name: str, changes: dict[str, Any] | None = None, release: str | None = None, where: str = "framework"
 ) -> Framework:
@@ -481,11 +491,16 @@ def _load(name: str, changes: dict[str, Any], release: str | None, where: str) -
     if release is not None:
         month = find_month(release, framework_versions(name), f"{where}.release")
         for generation in generations_of(framework_generations(name), month):
-            fields = _merge(fields, generation.set)
-    fields = _merge(fields, changes)
+            fields = merge_fields(fields, generation.set)
+    fields = merge_fields(fields, changes)
     return shared_instance(Framework, fields, lambda: validate_data(Framework, fields, f"{where}.set", PlanError))
 
 
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    both = {k: _merge(base[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(base.get(k), dict)}
+def merge_fields(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested fields with changes, which win."""
+    both = {
+        key: merge_fields(base[key], value)
+        for key, value in changes.items()
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+    }
     return {**base, **changes, **both}

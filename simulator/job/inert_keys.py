@@ -41,6 +41,24 @@ def inert_keys(job: Job) -> list[InertKey]:
     return [*found, *_list_run(job), *_list_noise(written.get("noise"))]
 
 
+DEGREES = {
+    **{name: key.degree for name, key in PLAN_KEYS.items() if key.degree},
+    **{"zero": "dp", "fsdp": "dp", "ep_scheme": "ep"},
+    **{f"overlap.{name}": name for name in ("tp", "pp", "dp")},
+}
+"""Degrees without which keys of a plan, and traits of a framework, have no effect."""
+
+
+def acts(job: Job, key: str) -> bool:
+    """Whether a key of a plan, or a trait of the framework, has the ranks that it is about."""
+    degree = DEGREES.get(key.removeprefix("plan."))
+    if degree is None or job.plan.has_stages:
+        return True
+    experts = job.plan.views.get("experts", {})
+    ranks = experts.get("ep", 1) if degree == "ep" else _size(job, degree)
+    return ranks * (_size(job, "cp") if degree == "dp" else 1) > 1
+
+
 def _size(job: Job, name: str) -> int:
     """Ranks of a degree of the short form, which may be several axes."""
     mesh = job.plan.mesh

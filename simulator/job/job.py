@@ -15,9 +15,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 from meshcast.hardware import GPU, Cluster
 from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
 from meshcast.simulator.job.counts import read_tokens
-from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe
+from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe, merge_fields
 from meshcast.simulator.job.optimizers import OptimizerName
 from meshcast.simulator.job.plan_keys import LayerCount, ShortPlan
+from meshcast.simulator.job.recipe import RecipeValue, nest_traits
 from meshcast.simulator.job.run_keys import (
     CheckpointKind,
     Checkpoints,
@@ -52,6 +53,9 @@ class FrameworkChoice(JobPart):
     the newest that the profile describes."""
     rules: StrictBool = True
     """Whether the job means the program of this name, whose rules then count; false: the profile stands for another."""
+    recipe: StrictBool = True
+    """Whether a job that means a program takes what it leaves open from the program's published recipes; false: from
+    the defaults of its code."""
     set: dict[str, Any] = {}
 
 
@@ -330,6 +334,8 @@ class Job(JobPart):
     cluster: Cluster
     framework: Framework
     release: str | None
+    taken: tuple[RecipeValue, ...] = ()
+    """What the job leaves open and takes from the recipes of its program."""
     without_flash: GPU | None = None
     """A GPU that is too old for the fused attention of the framework, whose attention is therefore unfused."""
     batch: Batch
@@ -350,7 +356,7 @@ class Job(JobPart):
 
     def __eq__(self, other: object) -> bool:
         """Whether both jobs mean the same, in whatever form they were written."""
-        fields = type(self).model_fields.keys() - {"as_written", "folder"}
+        fields = type(self).model_fields.keys() - {"as_written", "folder", "taken"}
         return isinstance(other, Job) and all(getattr(self, name) == getattr(other, name) for name in fields)
 
     @property
@@ -376,17 +382,19 @@ class Job(JobPart):
         """Whether a step runs forward passes alone."""
         return self.train.mode == "forward-only"
 
+    def _framework_choice(self) -> dict[str, Any]:
+        """The traits of the framework that the job states or takes from recipes, and what else it says of it."""
+        written = self.as_written["framework"]
+        taken = nest_traits(self.taken)
+        off = [key for key in ("rules", "recipe") if not written.get(key, True) or (key == "recipe" and taken)]
+        return {"set": merge_fields(taken, written.get("set", {})), **dict.fromkeys(off, False)}
+
     def to_dict(self) -> dict[str, Any]:
         """The job in long form, every default filled."""
         return {
             "model": self.as_written["model"],
             "cluster": self.as_written["cluster"],
-            "framework": {
-                "name": self.framework.name,
-                "release": self.release,
-                "set": self.as_written["framework"].get("set", {}),
-                **({} if self.as_written["framework"].get("rules", True) else {"rules": False}),
-            },
+            "framework": {"name": self.framework.name, "release": self.release, **self._framework_choice()},
             "batch": self.batch.to_dict(),
             "precision": self.precision.model_dump(),
             "optimizer": self.framework.update.optimizer,

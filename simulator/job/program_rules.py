@@ -535,7 +535,7 @@ def shared_facts(job: Job) -> Facts:
         "compute": job.precision.compute,
         "cuda_graphs": framework.cuda_graphs,
         "compiles": framework.compile,
-        "overlap_tp": overlap.tp,
+        "overlap_tp": overlap.tp and "overlap.tp" not in [key for key, *_ in job.taken],
         "overlap_pp": overlap.pp,
     }
 

@@ -13,7 +13,7 @@ from meshcast.simulator.ir.capabilities import ChangesKernels
 from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from meshcast.simulator.ir.scheme import Scheme
-from meshcast.simulator.job.job import Batch, LongPlan, SchemeEntry
+from meshcast.simulator.job.job import Batch, LongPlan, SchemeEntry, StageMesh
 from meshcast.simulator.job.plan_keys import (
     PLAN_KEYS,
     SCHEME_KEYS,
@@ -55,13 +55,25 @@ STOPPING = ("memory/recompute-full", "memory/recompute-operators")
 """Schemes whose recomputation of a layer may stop early."""
 
 
-def add_tensor_overlap(schemes: Schemes, use: str) -> Schemes:
-    """The schemes with `use`, if one is tensor parallelism and none overlaps it."""
+def add_tensor_overlap(stage: StageMesh, use: str, domain: int) -> Schemes:
+    """The schemes of a mesh with `use`, if one is tensor parallelism and none overlaps it, and all of its ranks reach
+    each other. domain: GPUs of a scale-up domain."""
+    schemes = stage.schemes
     uses = [entry.use for entry in schemes]
     tensor = [i for i, use in enumerate(uses) if use.startswith("tensor/") and is_scheme(use)]
-    if not tensor or any(find_scheme(uses[i]).most_axes == 0 for i in tensor):
+    if not tensor or any(find_scheme(uses[i]).most_axes == 0 for i in tensor) or leaves_domain(stage, domain):
         return schemes
     return (*schemes[: tensor[0]], SchemeEntry(use=use), *schemes[tensor[0] :])
+
+
+def leaves_domain(stage: StageMesh, domain: int) -> bool:
+    """Whether ranks of tensor parallelism are in several scale-up domains, of so many GPUs each."""
+    sizes, spans, within = stage.mesh, dict[str, int](), 1
+    for axis in reversed(sizes):
+        within = spans[axis] = within * sizes[axis]
+    entries = [entry for entry in stage.schemes if entry.use.startswith("tensor/") and is_scheme(entry.use)]
+    axes = {axis for entry in entries for axis in find_scheme(entry.use).all_axes(entry.over, entry.model_extra or {})}
+    return within > domain and any(sizes.get(axis, 1) > 1 and domain % spans[axis] != 0 for axis in axes)
 
 
 def add_early_stop(schemes: Schemes) -> Schemes:
@@ -230,6 +242,12 @@ def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
         raise PlanError("plan.schedule", "no such schedule", remedy, schedule) from None
     chunks = stated or kind.Options.model_fields["chunks"].default
     return {"use": f"pipeline/{kind.name}", "over": "pp", "chunks": chunks, **options}
+
+
+def lets_passes_overlap(plan: Mapping[str, object]) -> bool:
+    """Returns whether passes of micro-batches can overlap in a plan in short form: one stage, or several chunks."""
+    stages, chunks = plan.get("pp"), plan.get("chunks")
+    return stages in (None, 1) or chunks not in (None, 1)
 
 
 def usual_schedule(chunks: int) -> str:

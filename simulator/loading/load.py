@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from meshcast.hardware import load_cluster
+from meshcast.hardware import GPU, Cluster, load_cluster
 from meshcast.hardware.documents.explain import valid_keys
 from meshcast.hardware.documents.plain_data import to_plain_data
 from meshcast.hardware.errors import PlanError, shorten
@@ -19,14 +19,29 @@ from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES, is_workload_manif
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.routing import LOAD_SIGMA
 from meshcast.simulator.job.batch import Batch
-from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe, load_framework
+from meshcast.simulator.job.framework import (
+    Format,
+    Framework,
+    QuantisedRecipe,
+    framework_versions,
+    load_framework,
+    merge_fields,
+)
 from meshcast.simulator.job.fused_attention import find_gpu_without_flash
 from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.job.program_rules import broken_rules
+from meshcast.simulator.job.recipe import NO_RECIPE, Recipe, RecipeFacts, fill_plan, find_recipe
+from meshcast.simulator.job.release import find_month
 from meshcast.simulator.job.remedies import suggest_key
 from meshcast.simulator.job.samples import join_samples
-from meshcast.simulator.job.shorthand import add_early_stop, add_tensor_overlap, expand_plan, family_degree
+from meshcast.simulator.job.shorthand import (
+    add_early_stop,
+    add_tensor_overlap,
+    expand_plan,
+    family_degree,
+    lets_passes_overlap,
+)
 from meshcast.simulator.loading.token_routing import fill_routing, has_trained_router
 from meshcast.simulator.models.adapters import TARGETS, Adapters
 from meshcast.simulator.models.load import is_preset, load_model
@@ -163,36 +178,23 @@ def _refuse_stop(job: Job, launch: ImportedJob) -> None:
 def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> Job:
     """The job of a checked file: loads model, cluster and framework, and expands the plan. data: of the file."""
     choice = file.framework
-    framework = load_framework(choice.name, choice.set, choice.release)
+    load_framework(choice.name, choice.set, choice.release)  # its mistakes come first
     cluster = load_cluster(file.cluster, "cluster", base)
     model = load_model(_fill_sequence(file), "model", base)
-    plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model, cluster.gpus_per_node, file.batch))
-    precision = _precision(file, framework, plan)
-    quantised = precision.compute in get_args(QuantisedRecipe)
-    formats = {
-        "weights": "bf16" if quantised else precision.compute,
-        "quantised": precision.compute if quantised else "",
-        "gradients": precision.gradients,
-        "main_weights": precision.main_weights,
-        "moments": precision.moments,
-        "update": _update(file, framework),
-        "adapters": framework.adapters.model_dump() | ({} if file.train.has_adapters else {"weights": ""}),
-    }
-    framework = load_framework(choice.name, choice.set | formats, choice.release)
-    old_gpu = None if "attention" in choice.set else find_gpu_without_flash(framework, cluster)
-    if old_gpu is not None:
-        framework = load_framework(choice.name, choice.set | formats | {"attention": "unfused"}, choice.release)
+    recipe = _find_recipe(file, cluster, model)
+    stated_plan, traits = fill_plan(file.plan, recipe.plan), merge_fields(recipe.traits, choice.set)
+    plan = _resolve_paths(base, expand_plan(stated_plan, cluster.gpus, model, cluster.gpus_per_node, file.batch))
+    framework, precision, old_gpu = _find_framework(file, traits, cluster, plan)
     if framework.overlap.tp:
-        plan = plan.with_schemes(lambda one: add_tensor_overlap(one.schemes, framework.tensor_overlap))
+        plan = plan.with_schemes(lambda stage: add_tensor_overlap(stage, framework.tensor_overlap, cluster.domain))
     if framework.compile if framework.recompute_early_stop == "compiled" else framework.recompute_early_stop:
         plan = plan.with_schemes(lambda one: add_early_stop(one.schemes))
     joined, plan = join_samples(file.batch, plan, model, base)
     batch = _batch(joined, model, plan)
     plan = fill_routing(plan, model, batch)
     if has_trained_router(plan):
-        framework = framework.model_copy(
-            update={"sigmas": {**framework.sigmas, "load of the busiest rank": LOAD_SIGMA}}
-        )
+        sigmas = {**framework.sigmas, "load of the busiest rank": LOAD_SIGMA}
+        framework = framework.model_copy(update={"sigmas": sigmas})
     parts = {"framework": choice, "precision": file.precision}
     as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}
     return Job(
@@ -201,6 +203,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         cluster=cluster,
         framework=framework,
         release=choice.release,
+        taken=recipe.list_taken(choice.set | _state_formats(file), file.plan),
         without_flash=old_gpu,
         batch=batch,
         precision=precision,
@@ -213,6 +216,87 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         folder=base,
         origin=origin,
     )
+
+
+def _find_framework(
+    file: JobFile, traits: Mapping[str, Any], cluster: Cluster, plan: LongPlan
+) -> tuple[Framework, Precision, GPU | None]:
+    """Returns the framework with the number formats of a job, these formats, and a GPU for which its fused attention
+    has no kernel; None: it has one.
+
+    traits: what the job and the recipes that it gets set.
+    """
+    choice = file.framework
+    framework = load_framework(choice.name, {**traits}, choice.release)
+    precision = _precision(file, framework, plan)
+    quantised = precision.compute in get_args(QuantisedRecipe)
+    formats = {
+        "weights": "bf16" if quantised else precision.compute,
+        "quantised": precision.compute if quantised else "",
+        "gradients": precision.gradients,
+        "main_weights": precision.main_weights,
+        "moments": precision.moments,
+        "update": _update(file, framework),
+        "adapters": framework.adapters.model_dump() | ({} if file.train.has_adapters else {"weights": ""}),
+    }
+    framework = load_framework(choice.name, {**traits, **formats}, choice.release)
+    old_gpu = None if "attention" in choice.set else find_gpu_without_flash(framework, cluster)
+    if old_gpu is not None:
+        framework = load_framework(choice.name, {**traits, **formats, "attention": "unfused"}, choice.release)
+    return framework, precision, old_gpu
+
+
+def _find_recipe(file: JobFile, cluster: Cluster, model: Model) -> Recipe:
+    """The settings of recipes that a job gets; none if it means no program, or says everything itself."""
+    choice = file.framework
+    if "name" not in choice.model_fields_set or not (choice.rules and choice.recipe):
+        return NO_RECIPE
+    profile = load_framework(choice.name, release=choice.release)
+    degrees = {name: count for name, count in file.plan.items() if isinstance(count, int)}
+    facts = RecipeFacts(
+        month=find_month(choice.release, framework_versions(choice.name), "framework.release")
+        if choice.release
+        else "",
+        model=model.name,
+        experts=model.moe is not None,
+        gpu=cluster.gpu.name,
+        compute=file.precision.compute or profile.quantised or profile.weights,
+        mode=file.train.mode,
+        degrees={**degrees, "domain": cluster.domain},
+        passes_overlap=lets_passes_overlap(file.plan),
+    )
+    return find_recipe(choice.name, facts)
+
+
+def write_choice(job: Job) -> dict[str, Any]:
+    """Returns the framework of a job that states all traits which it takes from recipes."""
+    stated = job.to_dict()["framework"] | {"recipe": False}
+    return {key: value for key, value in stated.items() if value not in (None, {})}
+
+
+def state_recipes(data: Mapping[str, Any], opened: Iterable[str], base: Path) -> dict[str, Any]:
+    """Returns a job that states what it takes from recipes, but for keys that are opened, so that another plan of it
+    takes no more.
+
+    opened: dotted keys that a search varies. base: folder of relative paths in the job.
+    """
+    job = load_job(data, base=base)
+    if not job.taken:
+        return dict(data)
+    varied = {key.removeprefix("plan.") for key in opened}
+    taken = {key.removeprefix("plan."): value for key, value, _ in job.taken if key.startswith("plan.")}
+    plain = {key: value for key, value in taken.items() if not isinstance(value, Mapping)}
+    plan = fill_plan({**data.get("plan", {}), **dict.fromkeys(varied, True)}, plain)
+    return {
+        **data,
+        "framework": write_choice(job),
+        "plan": {key: value for key, value in plan.items() if key not in varied or key in data.get("plan", {})},
+    }
+
+
+def _state_formats(file: JobFile) -> dict[str, Any]:
+    """The formats that a job states, as traits of the framework."""
+    return file.precision.model_dump(include={"gradients", "main_weights", "moments"}, exclude_none=True)
 
 
 def _fill_sequence(file: JobFile) -> Any:

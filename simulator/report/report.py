@@ -14,8 +14,9 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator.costs.stragglers import slowest_pace
 from meshcast.simulator.engine.steady_state import window
 from meshcast.simulator.ir.routing import Routing
-from meshcast.simulator.job.inert_keys import inert_keys
+from meshcast.simulator.job.inert_keys import acts, inert_keys
 from meshcast.simulator.job.program_rules import BrokenRule, broken_rules
+from meshcast.simulator.job.shorthand import leaves_domain
 from meshcast.simulator.program.flatten import flatten
 from meshcast.simulator.program.join import shift_item
 from meshcast.simulator.program.memory_profile import CATEGORIES
@@ -26,7 +27,14 @@ from meshcast.simulator.report.metrics import Metrics
 from meshcast.simulator.report.peak_errors import FITS
 from meshcast.simulator.report.phases import find_deciding_phase, list_phases
 from meshcast.simulator.report.version import product_version
-from meshcast.simulator.report.words import describe_device, describe_room, format_probability, is_unlike, name_device
+from meshcast.simulator.report.words import (
+    describe_device,
+    describe_room,
+    describe_value,
+    format_probability,
+    is_unlike,
+    name_device,
+)
 from meshcast.simulator.scheduling.schedule import ScheduleItem
 
 if TYPE_CHECKING:
@@ -188,7 +196,9 @@ class Report(Metrics):
         has_experts = any(scheme.family == "expert" for scheme in self.play.plan.every_scheme)
         return [
             f"framework {framework.name}: kernels, overlap, buckets and number formats are its defaults",
+            *self._from_recipes,
             *self._old_attention,
+            *self._no_tensor_overlap,
             f"{framework.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
             *(
@@ -207,6 +217,15 @@ class Report(Metrics):
         ]
 
     @property
+    def _from_recipes(self) -> list[str]:
+        """What the job takes from the recipes of its program, a sentence for each source."""
+        name, by_source = self.job.framework.name, dict[str, list[str]]()
+        for key, value, source in self.job.taken:
+            if acts(self.job, key):
+                by_source.setdefault(source, []).append(f"{key}: {describe_value(value)}")
+        return [f"{', '.join(keys)}, as recipes of {name}: {source}" for source, keys in by_source.items()]
+
+    @property
     def _old_attention(self) -> list[str]:
         """What is said where a GPU is too old for the fused attention of the framework."""
         gpu, least = self.job.without_flash, self.job.framework.attention_since
@@ -215,6 +234,15 @@ class Report(Metrics):
         rule = f"the fused kernels need compute capability {least:.1f}, and {gpu.name} has"
         keep = "framework.set.attention: flash keeps them"
         return [f"unfused attention: {rule} {gpu.compute_capability.value:.1f} ({keep})"]
+
+    @property
+    def _no_tensor_overlap(self) -> list[str]:
+        """What is said where tensor-parallel ranks do not reach each other, so that nothing of theirs overlaps."""
+        domain, plan = self.job.cluster.domain, self.job.plan
+        overlaps = any(entry.use == self.job.framework.tensor_overlap for entry in plan.schemes)
+        if not self.job.framework.overlap.tp or overlaps or not leaves_domain(plan, domain):
+            return []
+        return [f"no overlap of tensor parallelism: its ranks are in several scale-up domains of {domain} GPUs"]
 
     @property
     def _slowest(self) -> float:

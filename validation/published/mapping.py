@@ -17,13 +17,13 @@ from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import load
 from meshcast.simulator.ir.registry import find_scheme, is_scheme
 from meshcast.simulator.job.framework import CommunicationOverlap, load_framework
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan, chosen_scheme
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from meshcast.validation.published.clusters import blocks_launches, known_cluster
 from meshcast.validation.published.recipes import (
     EAGER_LOSS,
     LAUNCHED_DROPOUT,
-    LAUNCHED_MOMENTS,
-    Recipe,
+    LaunchedSettings,
     correct_misprints,
     fill_launched,
     has_eager_loss,
@@ -31,9 +31,9 @@ from meshcast.validation.published.recipes import (
     launched_dropout,
     launched_kernels,
     launched_overlap,
+    launched_settings,
     misprinted_fields,
     packed_samples,
-    recipe_of,
     uneven_layers,
 )
 from meshcast.validation.published.releases import month_of
@@ -63,7 +63,7 @@ SCHEDULES = {
 DISPATCHERS: dict[str, dict[str, Any]] = {
     "": {"use": "expert/all-to-all"},
     "deepep": {"use": "expert/deepep", "dispatch": "bf16", "sms": 20, "most": 1_000},
-    "hybridep": {"use": "expert/hybrid-ep"},
+    **{key: {"use": "expert/hybrid-ep"} for key in ("hybridep", "hybrid-ep")},
 }
 """Expert schemes by the backend of Megatron-Core's flex token dispatcher, with its defaults: tokens in bf16, experts on
 any number of nodes, 20 multiprocessors for DeepEP (``moe_deepep_num_sms``), 16 for HybridEP (``moe_hybridep_num_sms``).
@@ -81,6 +81,15 @@ SHARDING = {
     "fsdp-hybrid": "data/fsdp",
     "fsdp-grad-op": "data/zero-2",
 }
+
+SHARDING_WORDS = {use.partition("/")[2]: word for word, use in reversed(SHARDING.items())}
+"""The words by the names of data schemes; of several the first."""
+
+USUAL_RECOMPUTE = {
+    **{"none": ("none", ("core_attn",)), "full": ("full", ("core_attn",))},
+    "operators": ("selective", ("save_alternate",)),
+}
+"""Kind of recomputation, and modules of the selective one, by what a plan in short form recomputes."""
 
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "vocab", "tied", "norm", "qk_layernorm")
 """Fields without which a model cannot be forecast."""
@@ -150,8 +159,9 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
     defaults, assumptions = stack(spec.stack), Assumptions(spec.model.moe is not None)
     for field in misprinted_fields(row):
         assumptions.add(field)
-    recipe = recipe_of(row, defaults)
-    if recipe.dispatcher != row.token_dispatcher:
+    name = profile or framework(spec.stack)
+    launched = launched_settings(row, name)
+    if launched.dispatcher != row.token_dispatcher and spec.width("ep") > 1:
         assumptions.add("token dispatcher")
     for field in chosen:
         assumptions.add(field, f"{field}, chosen" if f"{field}, chosen" in assumptions.sigmas else field)
@@ -162,7 +172,6 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
         assumptions.add("optimizer")
     assumptions.value_or_usual("offload.kind", spec.offload.kind, "none")
     model = _model(row, defaults, assumptions)
-    moments = LAUNCHED_MOMENTS.get((spec.stack, row.model_name))
     job = {
         "id": row.id,
         "model": model,
@@ -177,14 +186,13 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
             "compute": spec.precision,
             "gradients": assumptions.value_or_usual("grad_dtype", spec.grad_dtype, None),
             "main_weights": assumptions.value_or_usual("main_weights", spec.main_weights, None),
-            **({"moments": moments} if moments else {}),
         },
         "optimizer": "adam",
         "train": _train(row, defaults, assumptions),
-        "plan": _plan(spec, recipe, defaults, assumptions),
+        "plan": _plan(spec, launched, assumptions),
     }
     # Last, because the framework has the sigmas of all assumptions.
-    job["framework"] = _framework(row, recipe, defaults, assumptions, profile or framework(spec.stack))
+    job["framework"] = _framework(row, launched, defaults, assumptions, name)
     if row.measured.peak_memory_gib is not None and spec.memory_kind in (None, "unknown"):
         assumptions.add("memory_kind")
     return MappedJob(job, tuple(sorted(assumptions.fields)))
@@ -300,13 +308,13 @@ def _train(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> dict
 
 
 def _framework(
-    row: PublishedRun, recipe: Recipe, defaults: Stack, assumptions: Assumptions, name: str
+    row: PublishedRun, launched: LaunchedSettings, defaults: Stack, assumptions: Assumptions, name: str
 ) -> dict[str, Any]:
     """Maps the training program to the framework profile `name`, with the settings that the run states."""
     spec, blocking = row.spec, blocks_launches(row)
     release = month_of(row, name)
     profile = load_framework(name, release=release)
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = dict(launched.traits)
     if name != spec.stack:
         assumptions.add("stack")
     assumptions.value_or_usual("stack_version", spec.stack_version, None)
@@ -314,16 +322,16 @@ def _framework(
     compiles = False if spec.compile is None and defaults.never_compiles else spec.compile
     changes["compile"] = assumptions.value_or_usual("compile", compiles, profile.compile)
     assumptions.value_or_usual("cuda_graphs", spec.cuda_graphs, None)
-    changes["cuda_graphs"] = profile.cuda_graphs if recipe.graphs is None else recipe.graphs
-    if library := "cudnn-fp8" if recipe.fp8_attention else launched_attention(row):
+    changes["cuda_graphs"] = launched.graphs
+    if library := launched_attention(row):
         changes["attention_library"] = library
     if defaults.step_overhead_s is not None:
         changes["step_overhead_s"] = defaults.step_overhead_s
-    overlap, launched = {}, launched_overlap(row)
+    overlap, known = dict(launched.traits.get("overlap", {})), launched_overlap(row)
     for axis, value in spec.overlap:
         if spec.width(axis) * (spec.width("cp") if axis == "dp" else 1) == 1:  # gradients are reduced over both
             continue
-        value = launched.get(axis) if value is None else value
+        value = known.get(axis) if value is None else value
         value = assumptions.value_or_usual(f"overlap.{axis}", value, defaults.overlap if name != spec.stack else None)
         if value is not None and axis in CommunicationOverlap.model_fields:
             overlap[axis] = value
@@ -340,20 +348,21 @@ def _framework(
         changes |= {"launch_blocking": True, "cuda_graphs": False}
     changes["sigmas"] = assumptions.widening
     changes["regime"] = regime_of(spec.stack, profile)
-    return {"name": name, "release": release, "set": changes}
+    return {"name": name, "release": release, "recipe": False, "set": changes}
 
 
-def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
+def _plan(spec: Spec, launched: LaunchedSettings, assumptions: Assumptions) -> dict[str, Any]:
     """Makes the plan of the run: mesh and schemes, outermost first."""
     dp, tp, pp, cp = (spec.width(axis) for axis in ("dp", "tp", "pp", "cp"))
     mesh = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
+    short = ShortPlan.model_validate({key: value for key, value in launched.plan.items() if key != "recompute"})
     schemes: list[dict[str, Any]] = []
     if pp > 1:
-        schemes.append(_pipeline(spec, recipe, assumptions))
-    elif recipe.overlaps:
+        schemes.append(_pipeline(spec, launched, assumptions))
+    elif launched.overlaps:
         schemes.append({"use": "pipeline/1f1b", "over": "pp", "overlap_passes": True})
     sharding = (
-        assumptions.value_or_usual("sharding", spec.sharding, defaults.sharding)
+        assumptions.value_or_usual("sharding", spec.sharding, SHARDING_WORDS[chosen_scheme(short, "data")])
         if dp * cp > 1
         else spec.sharding or "none"
     )
@@ -373,16 +382,17 @@ def _plan(spec: Spec, recipe: Recipe, defaults: Stack, assumptions: Assumptions)
             data |= {"over": "shard", "replicate": "replicate"}
     schemes.append(data)
     if cp > 1:
-        if not recipe.context:
+        if not launched.context:
             assumptions.add("mesh.cp")  # a spec does not state the kind of context parallelism
-        schemes.append({"use": recipe.context or defaults.context, "over": "cp"})
+        usual_context = short.cp_scheme or PLAN_KEYS["cp_scheme"].usual
+        schemes.append({"use": launched.context or f"sequence/{usual_context}", "over": "cp"})
     if tp > 1:
-        split = assumptions.value_or_usual("sequence_parallel", spec.sequence_parallel, defaults.sequence_parallel)
+        split = assumptions.value_or_usual("sequence_parallel", spec.sequence_parallel, short.sequence_parallel)
         schemes.append({"use": "tensor/megatron-sp" if split else "tensor/megatron", "over": "tp"})
     plan: dict[str, Any] = {"mesh": mesh, "schemes": schemes}
     if spec.model.moe:
-        plan["views"] = {"experts": _experts(spec, recipe.dispatcher, schemes)}
-    schemes += _memory(spec, defaults, assumptions)
+        plan["views"] = {"experts": _experts(spec, launched.dispatcher, schemes)}
+    schemes += _memory(spec, launched.plan.get("recompute", "none"), assumptions)
     chunks = pp * schemes[0]["chunks"] if pp > 1 else 1
     if _ends_as_layers(spec):
         if spec.pipeline_split is None:
@@ -430,7 +440,7 @@ def possible_chunks(spec: Spec) -> list[int]:
     return [n for n in range(least, each + 1) if each % n == 0 and places % spec.width("pp") == 0]
 
 
-def _pipeline(spec: Spec, recipe: Recipe, assumptions: Assumptions) -> dict[str, Any]:
+def _pipeline(spec: Spec, launched: LaunchedSettings, assumptions: Assumptions) -> dict[str, Any]:
     """Maps the pipeline schedule of the run, with its chunks."""
     chunks = spec.mesh.vpp
     use = f"pipeline/{SCHEDULES.get(spec.schedule or '', spec.schedule)}"
@@ -447,7 +457,7 @@ def _pipeline(spec: Spec, recipe: Recipe, assumptions: Assumptions) -> dict[str,
         assumptions.add("mesh.vpp")
     schedule = assumptions.value_or_usual("schedule", spec.schedule, "interleaved" if chunks > 1 else "1f1b")
     entry = {"use": f"pipeline/{SCHEDULES.get(schedule, schedule)}", "over": "pp", "chunks": chunks}
-    if recipe.overlaps and "overlap_passes" in _options(str(entry["use"])):
+    if launched.overlaps and "overlap_passes" in _options(str(entry["use"])):
         entry["overlap_passes"] = True
     if schedule in ROUNDS_IN_FLIGHT:
         entry["memory_limit"] = ROUNDS_IN_FLIGHT[schedule] * spec.width("pp")
@@ -464,15 +474,16 @@ def _experts(spec: Spec, dispatcher: str, schemes: list[dict[str, Any]]) -> dict
     return {"edp": ranks // (ep * etp), "ep": ep, "etp": etp}
 
 
-def _memory(spec: Spec, defaults: Stack, assumptions: Assumptions) -> list[dict[str, Any]]:
-    """Maps the memory schemes: recomputation and offloading."""
+def _memory(spec: Spec, usual: str | Sequence[str], assumptions: Assumptions) -> list[dict[str, Any]]:
+    """Maps the memory schemes: recomputation and offloading. usual: what is recomputed where the run does not say."""
     found: list[dict[str, Any]] = []
     recompute = spec.recompute
-    kind = assumptions.value_or_usual("recompute.kind", recompute.kind, defaults.recompute)
+    usual_kind, usual_modules = USUAL_RECOMPUTE.get(str(usual), ("selective", usual))
+    kind = assumptions.value_or_usual("recompute.kind", recompute.kind, usual_kind)
     if kind == "full":
         found.append({"use": "memory/recompute-full", "layers": recompute.layers})
     elif kind == "selective":
-        modules = assumptions.value_or_usual("recompute.modules", recompute.modules, list(defaults.selective))
+        modules = assumptions.value_or_usual("recompute.modules", recompute.modules, [*usual_modules])
         save = [word for module in modules for word in KEPT.get(module, ())]
         if save:
             found.append({"use": "memory/recompute-operators", "layers": recompute.layers, "save": save})

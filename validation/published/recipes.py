@@ -1,10 +1,7 @@
 """What public recipes and launchers set and the tables of their runs do not print.
 
-Overlaps: see `LAUNCHED_OVERLAP` and `NO_SUCH_OVERLAP`; other fields: see `LAUNCHED`. The rest is of the performance
-recipes of NVIDIA's Megatron-Bridge, for models with experts.
-
-Read from NVIDIA-NeMo/Megatron-Bridge v0.2.0 to v0.6.0 (2025-11-26 to 2026-08-19), `scripts/performance/configs` and
-`perf_recipes`; containers are named by year and month: 25.11 holds v0.2, 26.02 v0.3, 26.04 v0.4, 26.06 v0.5.
+What a program's recipes set for any job is in its profile (`simulator.job.recipe`); here is what launchers of sources
+set. Overlaps: see `LAUNCHED_OVERLAP` and `NO_SUCH_OVERLAP`; other fields: see `LAUNCHED`.
 """
 
 from __future__ import annotations
@@ -15,17 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshcast.hardware.load import load
+from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.job.recipe import NO_RECIPE, NestedFields, RecipeFacts, find_recipe
 from meshcast.validation.published.releases import month_of
 from meshcast.validation.published.rows import PublishedRun, Spec
-from meshcast.validation.published.stacks import Stack, framework
-
-HYBRID_EP_SINCE, HYBRID_EP_DOMAIN = "2025-11", 8
-"""Release since which all recipes with experts name HybridEP for larger scale-up domains than this."""
-
-STEP_GRAPHS_SINCE = "2026-06"
-"""Release since which recipes in MXFP8 with HybridEP, whose dispatches overlap, capture the whole step in one graph
-(``cuda_graph_impl=full_iteration``), with attention in 8 bits. Others (DeepEP, GPT-OSS within nodes of eight GPUs), and
-those before, capture all but the experts (``transformer_engine``, scope ``attn moe_router moe_preprocess``)."""
+from meshcast.validation.published.stacks import framework, stack
 
 LAUNCHED_OVERLAP: dict[str, dict[str, bool]] = {
     # MooreThreads/SimuMax @1b8ca90b, simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh and
@@ -36,26 +27,8 @@ LAUNCHED_OVERLAP: dict[str, dict[str, bool]] = {
 }
 """Which communication the launchers of a source overlap, by source and axis, where its runs do not say so."""
 
-BRIDGE_READ_SINCE = "2025-11"
-"""First release of Megatron-Bridge whose recipes were read for `BRIDGE_OVERLAPS`."""
-
-BRIDGE_OVERLAPS: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
-    ("2025-11", "2026-02", "DeepSeek-V3|Qwen3-30B", ("h100-sxm",), ""),
-    ("2025-11", "2026-02", "Qwen3-235B", ("h100-sxm", "b200-sxm"), ""),
-    ("2026-02", "2026-08", "Qwen3-235B", ("h100-sxm",), ""),
-    ("2026-02", "2026-04", "Qwen3-235B", ("b300-sxm",), ""),
-    ("2026-02", "2026-04", "Qwen3-30B", ("h100-sxm",), ""),
-    ("2026-04", "2026-08", "GPT-OSS", ("gb200",), ""),
-    ("2026-04", "9999-12", "DeepSeek-V3", ("b200-sxm",), "mxfp8"),
-    ("2026-06", "9999-12", "DeepSeek-V3|Qwen3", ("gb200", "gb300"), "mxfp8"),
-    ("2026-06", "9999-12", "GPT-OSS", ("gb300",), "mxfp8"),
-)
-"""Recipes with experts that set `moe_a2a_overlap` (``overlap_moe_expert_parallel_comm``): the first month, the one
-after the last, the model, its GPUs, and the number format if it is not any. All others leave it off.
-
-source: scripts/performance/configs/*/*workload_base_configs.py of v0.2.0 to v0.5.1 (`*_CONFIG*`), and
-    src/megatron/bridge/perf_recipes of v0.6.0. All runs that state it agree.
-"""
+BRIDGE = "megatron-bridge"
+"""Framework whose recipes with experts capture all but these in graphs, unless dispatches overlap."""
 
 ALWAYS = "always"
 NO_SUCH_OVERLAP = {
@@ -161,9 +134,6 @@ class RecipeSettings:
 
 SELECTIVE: dict[str, Any] = {"kind": "selective"}
 
-BRIDGE_KINDS = ("dense", "moe", "lora", "sft-packed")
-"""Classes of runs of Megatron-Bridge."""
-
 LAUNCHED = (
     # NVIDIA/NeMo-Framework-Launcher, tags 24.01 to 24.09, launcher_scripts/conf/peft/llama/sft.yaml: grad_sync_dtype.
     RecipeSettings("nemo", "sft-packed", None, "2024-11", {"grad_dtype": "bf16"}),
@@ -185,9 +155,6 @@ LAUNCHED = (
         "jax", "dense", "Llama2-70B", "2025-01", {"recompute": SELECTIVE | {"modules": ["save_qkv_out_proj"]}}
     ),
     RecipeSettings("jax", "dense", "Llama3-70B", "2025-05", {"recompute": SELECTIVE | {"modules": ["save_qkv_proj"]}}),
-    # NVIDIA-NeMo/Megatron-Bridge @067f987df, src/megatron/bridge/perf_recipes/_common.py (_benchmark_common) and
-    # recipes/llama/h100/llama3.py (llama3_70b_sft): ddp.grad_reduce_in_fp32 is false. All other runs state it.
-    *(RecipeSettings("megatron-bridge", kind, None, "9999-12", {"grad_dtype": "bf16"}) for kind in BRIDGE_KINDS),
 )
 """Fields that launchers set and the tables of their runs leave open."""
 
@@ -198,13 +165,6 @@ PACKS_SQUAD = ("nemo",)
 """Programs whose runs on packed samples are of SQuAD, each sample with attention of its own: NVIDIA/NeMo, scripts/
 performance/utils.py (prepare_squad_dataset), NVIDIA/dgxc-benchmarking v25.02.02, llama3/finetuning. Those of
 Megatron-Bridge are of random tokens without samples (@067f987df, scripts/performance/argument_parser.py: data mock)."""
-
-LAUNCHED_MOMENTS: dict[tuple[str, str], str] = {
-    # NVIDIA-NeMo/Megatron-Bridge @067f987df, src/megatron/bridge/recipes/moonlight/h100/moonlight_16b.py:
-    # use_precision_aware_optimizer, exp_avg_dtype, exp_avg_sq_dtype of all pretraining recipes.
-    ("megatron-bridge", "Moonlight-16B"): "bf16",
-}
-"""Number format of Adam's moments that recipes set, by program and model; sources do not print it."""
 
 
 def packed_samples(row: PublishedRun) -> int | None:
@@ -257,20 +217,22 @@ FILLED_STAGES = 16
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Settings of a recipe.
+class LaunchedSettings:
+    """What the recipe or the launcher of a run sets.
 
-    dispatcher: backend of the flex token dispatcher; empty: all-to-all.
+    plan: keys of a plan in short form.
+    traits: of the framework, nested as in its profile.
+    dispatcher: expert scheme; empty: all-to-all.
     overlaps: whether dispatches of one micro-batch overlap with another.
-    graphs: `Framework.cuda_graphs`; None: that of the framework.
-    fp8_attention: attention is in 8 bits.
-    context: scheme of context parallelism; empty: the default of the program.
+    graphs: `Framework.cuda_graphs`.
+    context: scheme of context parallelism, if the run has one of its own.
     """
 
+    plan: NestedFields
+    traits: NestedFields
     dispatcher: str
     overlaps: bool
-    graphs: bool | str | None
-    fp8_attention: bool
+    graphs: bool | str
     context: str = ""
 
 
@@ -295,9 +257,7 @@ def launched_overlap(row: PublishedRun) -> dict[str, bool]:
     stack, month = row.spec.stack, month_of(row, framework(row.spec.stack)) or ""
     limits = NO_SUCH_OVERLAP.get(stack, {})
     never = {axis: False for axis, until in limits.items() if until == ALWAYS or "" < month < until}
-    dispatches = _recipe_overlap(row)
-    known = {} if dispatches is None else {"ep": dispatches}
-    return never | known | LAUNCHED_OVERLAP.get(row.source, {})
+    return never | LAUNCHED_OVERLAP.get(row.source, {})
 
 
 def has_eager_loss(row: PublishedRun) -> bool:
@@ -328,20 +288,6 @@ def launched_attention(row: PublishedRun) -> str:
     """
     is_gpt = (row.source, row.spec.stack, row.model_name) == ("dgxc", "nemo", "GPT3-175B")
     return "flash-2" if is_gpt and "" < (month_of(row, "nemo") or "") < NEMO_1_UNTIL else ""
-
-
-def _recipe_overlap(row: PublishedRun) -> bool | None:
-    """Whether the recipe of a run of Megatron-Bridge overlaps token dispatches; None if it was not read."""
-    month, spec = month_of(row, framework(row.spec.stack)) or "", row.spec
-    if spec.stack != "megatron-bridge" or not spec.model.moe or spec.width("ep") == 1 or month < BRIDGE_READ_SINCE:
-        return None
-    return any(
-        since <= month < until
-        and re.match(model, row.model_name)
-        and spec.gpu in gpus_
-        and number_format in ("", spec.precision)
-        for since, until, model, gpus_, number_format in BRIDGE_OVERLAPS
-    )
 
 
 def misprinted_fields(row: PublishedRun) -> tuple[str, ...]:
@@ -377,28 +323,45 @@ def fill_launched(row: PublishedRun) -> PublishedRun:
     return row.model_copy(update={"spec": row.spec.model_copy(update=open_)}) if open_ else row
 
 
-def recipe_of(row: PublishedRun, defaults: Stack) -> Recipe:
-    """The recipe of a run; other programs than Megatron-Bridge have the defaults of their stack."""
-    spec = row.spec
-    if not spec.model.moe or spec.width("ep") == 1 or spec.stack != "megatron-bridge":
+def takes_recipe(row: PublishedRun, name: str) -> bool:
+    """Whether a framework is that of the program of a run, whose recipes then count, and no substitute."""
+    program = row.spec.stack
+    return name == framework(program) and (name == program or bool(stack(program).near))
+
+
+def launched_settings(row: PublishedRun, name: str) -> LaunchedSettings:
+    """What the recipe of a run sets. name: of its framework."""
+    spec, defaults = row.spec, stack(row.spec.stack)
+    recipe = find_recipe(name, _facts_of(row, name)) if takes_recipe(row, name) else NO_RECIPE
+    plan, traits = {**recipe.plan, **defaults.plan}, recipe.traits
+    profile = load_framework(name, traits, month_of(row, name))
+    schedule = plan.get("schedule")
+    overlaps = isinstance(schedule, Mapping) and bool(schedule.get("overlap_passes"))
+    if spec.overlap.ep is not None:
         overlaps = bool(spec.model.moe and spec.overlap.ep)
-        graphs = defaults.cuda_graphs if spec.cuda_graphs is None else spec.cuda_graphs
-        return Recipe(row.token_dispatcher, overlaps, graphs, False, _context_scheme(row))
-    since = month_of(row, framework(spec.stack)) or ""
-    dispatcher = "hybridep" if since >= HYBRID_EP_SINCE and (spec.domain or 1) > HYBRID_EP_DOMAIN else ""
-    whole = since >= STEP_GRAPHS_SINCE and spec.precision == "mxfp8" and bool(spec.cuda_graphs)
-    known = _recipe_overlap(row) if spec.overlap.ep is None else spec.overlap.ep
-    whole &= known is not False and row.token_dispatcher != "deepep"
-    is_gpt_oss = spec.model.window is not None  # no other model states one
-    whole &= not (is_gpt_oss and (spec.domain or 1) <= HYBRID_EP_DOMAIN)
-    crosses = spec.width("ep") * spec.width("tp") > (spec.domain or spec.gpus_per_node or 1)
-    overlaps = whole or (crosses and (spec.mesh.vpp or 1) > 1)
-    kept = spec.model.mla is not None and spec.gpu == "gb200"  # of DeepSeek-V3
-    return Recipe(
-        row.token_dispatcher or dispatcher,
-        overlaps if known is None else known,
-        True if whole else "outside-experts" if spec.cuda_graphs else False,
-        whole and not kept,
+    graphs = profile.cuda_graphs if defaults.cuda_graphs is None else defaults.cuda_graphs
+    if spec.cuda_graphs is not None:
+        graphs = spec.cuda_graphs and (graphs or ("outside-experts" if spec.model.moe and name == BRIDGE else True))
+    if graphs is True and spec.model.moe and name == BRIDGE and not (overlaps and row.token_dispatcher != "deepep"):
+        graphs = "outside-experts"
+    if graphs is not True:
+        traits = {key: value for key, value in traits.items() if key != "attention_library"}
+    dispatcher = row.token_dispatcher or str(plan.get("ep_scheme") or "")
+    return LaunchedSettings(plan, traits, dispatcher, overlaps, graphs, _context_scheme(row))
+
+
+def _facts_of(row: PublishedRun, name: str) -> RecipeFacts:
+    """What decides which settings of recipes a run gets. name: of its framework."""
+    spec = row.spec
+    return RecipeFacts(
+        month=month_of(row, name) or "",
+        model=row.model_name,
+        experts=spec.model.moe is not None,
+        gpu=spec.gpu or "",
+        compute=spec.precision or "",
+        mode="lora" if spec.kind == "lora" else "full",
+        degrees={"domain": spec.domain or 1, "pp": spec.width("pp"), "ep": spec.width("ep")},
+        passes_overlap=spec.width("pp") == 1 or spec.mesh.vpp != 1,  # several, where they are not stated
     )
 
 

@@ -6,7 +6,8 @@ A field that a run leaves open gets the default of its program, is listed as ass
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from meshcast.simulator.costs.regimes import Regime, least_known
@@ -15,14 +16,13 @@ from meshcast.simulator.job.framework import Framework, framework_names
 
 @dataclass(frozen=True)
 class Stack:
-    """Defaults of one training program.
+    """Defaults of one training program, beside what its recipes set (`simulator.job.recipe`).
 
     near: frameworks that come closest to it, the closest first.
-    sharding, recompute, attention, sequence_parallel: its default settings.
-    selective: modules of its selective recompute, or what it keeps (a key of `KEPT`).
+    plan: keys of a plan in short form that its recipes set and those of its framework do not.
+    attention: its default attention.
     overlap: whether communication overlaps computation, if the program has no framework profile of its own.
     dropout: of the models that were trained with it.
-    context: scheme of context parallelism; the default of Megatron-Core's ``cp_comm_type`` is p2p.
     step_overhead_s: constant part of its steps, if it differs from that of its framework profile [s].
     cuda_graphs: whether its steps are CUDA graphs, if that differs from its framework profile.
     fp8_adapters: whether runs in 8 bits with adapters keep frozen weights and inputs of activations in 8 bits.
@@ -30,14 +30,10 @@ class Stack:
     """
 
     near: tuple[str, ...] = ()
-    sharding: str = "zero1"
-    recompute: Literal["none", "selective", "full"] = "none"
-    selective: tuple[str, ...] = ("core_attn",)
+    plan: Mapping[str, object] = field(default_factory=dict)
     attention: Literal["flash", "unfused"] = "flash"
-    sequence_parallel: bool = True
     overlap: bool | None = None
     dropout: float | None = None
-    context: str = "sequence/megatron-cp"
     step_overhead_s: float | None = None
     cuda_graphs: bool | None = None
     fp8_adapters: bool = False
@@ -47,11 +43,6 @@ class Stack:
 FALLBACK = "megatron-core"
 """Framework of programs that have no nearer profile."""
 
-MEGATRON_BASED = frozenset({"megatron-bridge"})
-"""Programs built on Megatron-Core without a profile of their own; it was fitted on their published runs."""
-
-ALL_GATHER = "sequence/all-gather"
-
 KEPT = {
     "save_qkv_out_proj": ("qkv", "proj"),
     "save_qkv_proj": ("qkv",),
@@ -60,10 +51,6 @@ KEPT = {
     "save_alternate": ("attention", "alternate_linear", "all_to_all"),
 }
 """Policies of recomputation that name what is saved, in words of `memory/recompute-operators`."""
-
-FSDP = Stack(near=("llm-foundry",), sharding="fsdp-full", sequence_parallel=False, context=ALL_GATHER)
-
-XLA = Stack(near=("maxtext",), sharding="fsdp-full", recompute="full", sequence_parallel=False, context=ALL_GATHER)
 
 STACKS = {
     # Code based on Megatron-LM compiles functions between GEMMs (jit_fuser), and has no option to compile layers.
@@ -76,53 +63,21 @@ STACKS = {
     "mlperf-nemo": Stack(
         near=("nemo",), step_overhead_s=0.016, cuda_graphs=True, fp8_adapters=True, never_compiles=True
     ),
-    # Its arguments of 2021 and 2022: dropout 0.1, optimizer state not sharded, gradients reduced after the last pass.
-    "megatron-lm-2021": Stack(
-        sharding="none",
-        recompute="full",
-        attention="unfused",
-        sequence_parallel=False,
-        overlap=False,
-        dropout=0.1,
-        never_compiles=True,
-    ),
+    # Its arguments of 2021 and 2022: dropout 0.1, gradients reduced after the last pass.
+    "megatron-lm-2021": Stack(attention="unfused", overlap=False, dropout=0.1, never_compiles=True),
     "megatron-deepspeed": Stack(
-        near=("megatron-lm-2021",),
-        recompute="full",
-        attention="unfused",
-        sequence_parallel=False,
-        overlap=False,
-        dropout=0.1,
-        never_compiles=True,
+        near=("megatron-lm-2021",), attention="unfused", overlap=False, dropout=0.1, never_compiles=True
     ),
-    "gpt-neox": Stack(recompute="full", sequence_parallel=False, overlap=False, never_compiles=True),
-    "llm-foundry": FSDP,
-    # train_config: hybrid sharding, no activation checkpointing.
-    "fms-fsdp": replace(FSDP, sharding="fsdp-hybrid"),
-    "hf-trainer": FSDP,
+    "gpt-neox": Stack(overlap=False, never_compiles=True),
+    **dict.fromkeys(("llm-foundry", "fms-fsdp", "hf-trainer", "torchtitan"), Stack(near=("llm-foundry",))),
     # Names under which the same program is published.
-    "axolotl": replace(FSDP, near=("hf-trainer",)),
-    "accelerate": replace(FSDP, near=("hf-trainer",)),
-    "deepspeed": Stack(sharding="zero3", sequence_parallel=False),
-    # Its selective activation checkpointing is op-level by default.
-    "torchtitan": Stack(
-        near=("llm-foundry",),
-        sharding="fsdp-full",
-        recompute="selective",
-        selective=("save_alternate",),
-        context=ALL_GATHER,
-    ),
-    "colossalai": Stack(sharding="zero2", sequence_parallel=False),
-    "nanotron": Stack(),
-    "internevo": Stack(sequence_parallel=False),  # tensor mode "mtp"
-    "internlm": Stack(near=("internevo",), sequence_parallel=False),
-    # trainer_base.yaml and its examples; MI300X runs FSDP or the distributed optimizer.
-    "primus": Stack(),
+    "axolotl": Stack(near=("hf-trainer",)),
+    "accelerate": Stack(near=("hf-trainer",)),
+    "internlm": Stack(near=("internevo",)),
     # NVIDIA's recipe of MaxText keeps queries, keys and values (NVIDIA/dgxc-benchmarking v25.02.02, maxtext; v24.11.1
     # also the output of attention). MaxText's own default, `full`, keeps nothing.
-    "jax": replace(XLA, selective=("save_qkv_proj",), recompute="selective"),
-    "paxml": XLA,
-    "maxtext": XLA,
+    "jax": Stack(near=("maxtext",), plan={"recompute": ["save_qkv_proj"]}),
+    "paxml": Stack(near=("maxtext",)),
 }
 """Programs with defaults of their own; all others have those of Megatron-Core."""
 
@@ -197,4 +152,4 @@ def regime_of(name: str, profile: Framework) -> Regime:
     """How well a program is known by the profile that stands for it."""
     if name == profile.name:
         return profile.regime
-    return least_known("family" if stack(name).near or name in MEGATRON_BASED else "unknown", profile.regime)
+    return least_known("family" if stack(name).near else "unknown", profile.regime)

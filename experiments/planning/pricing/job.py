@@ -85,7 +85,7 @@ class JobProblem:
     def job_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The job with the ``plan`` and ``batch`` of a planner, and its ``cluster`` if it has one."""
         stated = {key: value for key, value in self.job.to_dict().items() if key not in ("plan", "batch")}
-        stated["framework"]["rules"] = self.job.means_program
+        stated["framework"] |= {"rules": self.job.means_program, "recipe": False}
         stated |= {key: value for key, value in changes.items() if key == "cluster"}
         batch = {key: value for key, value in self.job.to_dict()["batch"].items() if key in ("sequence",)}
         return {**stated, "plan": changes["plan"], "batch": {**batch, **changes["batch"]}}

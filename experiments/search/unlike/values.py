@@ -17,7 +17,7 @@ from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan
-from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.loading.load import load_job, write_choice
 from meshcast.simulator.report.peak_errors import RISK, least_room
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
@@ -107,6 +107,9 @@ class UnlikeFields:
         self.job["batch"] = batch
         stated = {**self.job, "batch": {**batch, "micro": 1}}
         self.loaded = load_job(stated, base=base)
+        if self.loaded.taken:  # plans that are found state everything else
+            self.job["framework"] = write_choice(self.loaded)
+            self.loaded = load_job({**stated, "framework": self.job["framework"]}, base=base)
         _check_unlike_job(self.loaded, batch)
         self.kinds = list_kinds(self.loaded.cluster)
         self.values = self._read_values(given)

@@ -17,7 +17,7 @@ from typing import Any
 from meshcast.hardware import load_cluster
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys
 from meshcast.simulator.ir.registry import find_scheme, is_scheme
-from meshcast.simulator.job.framework import Framework, load_framework
+from meshcast.simulator.job.framework import Framework, framework_recipe, load_framework
 from meshcast.simulator.job.job import Job, LongPlan, SchemeEntry, plan_to_dict
 from meshcast.simulator.job.plan_keys import (
     PLAN_KEYS,
@@ -253,7 +253,8 @@ def _compose_framework(keys: SomeKeys, stated: frozenset[str]) -> tuple[Framewor
     traits = {key: value for key, value in keys.items() if key in stated or usual.get(key, value) != value}
     changes = {"release": release, "set": nest(traits, "framework.set")}
     changes = {key: value for key, value in changes.items() if value}
-    return profile, {"name": name, **changes} if changes else name
+    silent = {"recipe": False} if framework_recipe(name) else {}  # the file says what it sets
+    return profile, {"name": name, **silent, **changes} if silent or changes else name
 
 
 def _format(profile: Framework, key: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.job.framework import FUSED_KERNEL_TIME, load_framework
 
@@ -75,6 +76,18 @@ def test_overlap_of_tensor_parallelism_is_a_scheme_of_the_plan() -> None:
     assert uses == [*before[:at], "tensor/userbuffers", *before[at:]]
     assert [entry.use for entry in load_job(overlapped.to_dict()).plan.schemes] == uses
     assert simulate(overlapped).step_time < simulate(plain).step_time
+
+
+def test_tensor_ranks_in_several_domains_do_not_overlap() -> None:
+    job = with_tensor(tp=True) | {"model": "llama3-70b", "cluster": "dgx-h100:2", "plan": {"tp": 16}}
+    plain = {**job, "framework": {"name": "megatron-core", "recipe": False}}
+    told = "no overlap of tensor parallelism: its ranks are in several scale-up domains of 8 GPUs"
+    assert simulate(job).step_time == simulate(plain).step_time
+    assert told in simulate(job).assumed and told not in simulate(plain).assumed
+    assert told not in simulate({**job, "plan": {"tp": 8}}).assumed
+    named = {**job, "plan": {"tp": 16, "tp_scheme": "userbuffers"}}  # a scheme that a plan names is not replaced
+    with pytest.raises(PlanError, match="scale-up domain of 8"):
+        simulate(named)
 
 
 def test_a_plan_with_its_own_overlap_scheme_keeps_it() -> None:

@@ -79,7 +79,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "tied embedding and output layer do not go with pipeline parallelism",
     ),
     "zb-h1-without-sequence-parallel": (
-        {"plan": {"tp": 2, "pp": 2, "schedule": "zb-h1"}},
+        {"plan": {"tp": 2, "pp": 2, "schedule": "zb-h1", "sequence_parallel": True}},
         "zb-h1 does not go with sequence parallelism",
     ),
     "sharded-gradients-with-pipeline": (

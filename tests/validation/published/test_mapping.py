@@ -239,7 +239,7 @@ def test_the_token_dispatcher_is_that_of_the_recipe(other: str | None, use: str)
         ("NeMo container 26.02", 72, "expert/hybrid-ep"),
         ("NeMo container 25.09", 72, "expert/all-to-all"),
         ("NeMo container 26.02", 8, "expert/all-to-all"),
-        (None, 72, "expert/all-to-all"),
+        (None, 72, "expert/hybrid-ep"),
     ],
 )
 def test_recipes_for_large_nvlink_domains_use_hybrid_ep_by_default(release: str | None, domain: int, use: str) -> None:
@@ -304,7 +304,7 @@ def test_windows_slide_in_every_second_layer() -> None:
         ({"batch__micro": None, "batch__global": 8, "schedule": "1f1b", "mesh__vpp": 1}, "batch.micro", ""),
         ({"kind": "sft-packed"}, "class", ""),
         ({"kind": "sft-packed", "stack": "nemo"}, "batch.documents", ""),
-        ({"stack": "megatron-bridge"}, "stack", ""),
+        ({"stack": "mlperf-nemo"}, "stack", ""),
         ({"mesh__dp": 4, "mesh__cp": 2}, "mesh.cp", "sequence/megatron-cp"),
     ],
 )

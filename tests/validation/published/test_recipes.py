@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from meshcast.simulator import load_job
 from meshcast.validation.published.mapping import map_run
-from meshcast.validation.published.recipes import fill_launched, launched_overlap, recipe_of
+from meshcast.validation.published.recipes import fill_launched, launched_settings
 from meshcast.validation.published.rows import PublishedPlan
-from meshcast.validation.published.stacks import stack
 from tests.validation.published.test_mapping import MOE, row
 
 OPEN: dict[str, Any] = {"recompute__kind": None, "grad_dtype": None}
@@ -104,16 +104,15 @@ def test_a_launcher_that_turns_cudnn_off_has_flash_attention() -> None:
         ("Qwen3-235B-A22B", "b200-sxm", "2025-11", True),
         ("GPT-OSS-120B", "h100-sxm", "2026-04", False),
         ("Nemotron_3_Nano", "h100-sxm", "2026-06", False),
-        ("Qwen3-235B-A22B", "h100-sxm", "2025-09", None),
+        ("Qwen3-235B-A22B", "h100-sxm", "2025-09", False),
+        ("DeepSeek-V3", "h100-sxm", "2025-09", True),
     ],
 )
-def test_recipes_say_which_dispatches_overlap(name: str, gpu: str, month: str, overlaps: bool | None) -> None:
+def test_recipes_say_which_dispatches_overlap(name: str, gpu: str, month: str, overlaps: bool) -> None:
     changes = {"kind": "moe", "model__moe": MOE, "mesh__ep": 8, "mesh__etp": 1, "overlap__ep": None, "gpu": gpu}
     run = row(**changes, stack="megatron-bridge", stack_version=month).model_copy(update={"model": {"name": name}})
-    assert ("overlap.ep" in map_run(run).assumed) == (overlaps is None)
-    assert launched_overlap(run).get("ep") == overlaps
-    if overlaps is not None:
-        assert recipe_of(run, stack("megatron-bridge")).overlaps == overlaps
+    assert launched_settings(run, "megatron-bridge").overlaps == overlaps
+    assert not launched_settings(run, "megatron-core").overlaps  # a substitute has not the recipes of the program
 
 
 def test_an_overlap_that_a_program_lacks_is_not_assumed() -> None:
@@ -122,3 +121,15 @@ def test_an_overlap_that_a_program_lacks_is_not_assumed() -> None:
     for release, is_assumed in (("0.10", False), ("2026-01", True)):
         run = row(kind="moe", model__moe=MOE, mesh__ep=8, mesh__etp=1, overlap__ep=None, stack_version=release)
         assert ("overlap.ep" in map_run(run).assumed) == is_assumed
+
+
+def test_a_run_has_what_a_job_takes_from_the_recipes_of_its_program() -> None:
+    open_ = {"grad_dtype": None, "overlap__tp": None, "recompute": {}}
+    for stack in ("megatron-bridge", "nemo", "torchtitan", "megatron-core"):
+        run = load_job(map_run(row(stack=stack, stack_version=None, sequence_parallel=True, **open_)).job)
+        plan = {"tp": 4, "pp": 2, "chunks": 4}
+        job = load_job({"model": run.as_written["model"], "cluster": "dgx-h100:8", "framework": stack, "plan": plan})
+        assert run.framework.gradients == job.framework.gradients, stack
+        assert run.framework.overlap.tp == job.framework.overlap.tp, stack
+        recomputed = [[one.use for one in each.plan.schemes if "recompute" in one.use] for each in (run, job)]
+        assert recomputed[0] == recomputed[1], stack

@@ -60,7 +60,7 @@ def test_an_unknown_program_is_megatron_core_in_the_unknown_regime() -> None:
         ("accelerate", "hf-trainer", "family"),
         ("internlm", "internevo", "unknown"),
         ("mlperf-nemo", "nemo", "family"),
-        ("megatron-bridge", "megatron-core", "family"),
+        ("megatron-bridge", "megatron-bridge", "family"),
         ("torchtitan", "torchtitan", "family"),
         ("llm-foundry", "llm-foundry", "known"),
         ("nemo", "nemo", "known"),

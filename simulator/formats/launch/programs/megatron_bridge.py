@@ -291,6 +291,7 @@ def interpret(reading: Reading) -> None:
     if gpus and "cluster.gpus" not in reading.keys:
         reading.set_key("cluster.gpus", gpus, "gpus")
     interpret_configuration(reading)
+    reading.set_key("framework.name", "megatron-bridge")
     if reading.take(CHOSEN_RECIPE) is not None and "model.preset" in reading.keys:
         reading.set_key("model.preset", reading.keys["model.preset"], CHOSEN_RECIPE)
     read_loss(reading, is_fused=True)

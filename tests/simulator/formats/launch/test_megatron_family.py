@@ -470,7 +470,13 @@ def test_open_branches_leave_what_they_set_open() -> None:
 )
 def test_overrides_of_megatron_bridge_say_the_job(plan: dict[str, Any]) -> None:
     job = load_job(
-        {"model": "llama3-8b", "cluster": "dgx-h100:2", "framework": "nemo", "batch": {"global": 64}, "plan": plan}
+        {
+            "model": "llama3-8b",
+            "cluster": "dgx-h100:2",
+            "framework": "megatron-bridge",
+            "batch": {"global": 64},
+            "plan": plan,
+        }
     )
     exported = export_job(job, "megatron-bridge", lambda data, folder: load_job(data, base=folder), lambda job: None)
     assert not exported.unsaid
