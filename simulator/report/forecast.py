@@ -51,7 +51,7 @@ class Forecast:
     """Bytes of states off the GPU on a rank of every device, in host memory (``cpu``) and on disks (``nvme``)."""
     assume: Assume = tuple
     """Looks up the assumptions of the forecast, see `assumed`."""
-    regime: Regime = "known"
+    regime: Regime = "program"
     """How well the framework and the GPUs are known."""
     start: Callable[[], Sequence[StartMemory]] = tuple
     """Counts the memory of every device before its first update, see `memory_at_start`."""
