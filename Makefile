@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
-        docs-benchmark docs-job docs-pages docs-peak-errors docs-plots docs-python docs-readme docs-schemes docs-site papers clean help
+        docs-benchmark docs-job docs-pages docs-peak-errors docs-plots docs-python docs-readme docs-regimes docs-schemes docs-site papers clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -80,7 +80,7 @@ golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print 
 
 docs: docs-pages docs-site ## make all of the docs: the pages that come from the code, then the site in site/
 
-docs-pages: docs-catalog docs-excerpts docs-figures docs-job docs-python docs-readme docs-schemes ## write all pages that are made from the code, as below
+docs-pages: docs-catalog docs-excerpts docs-figures docs-job docs-python docs-readme docs-regimes docs-schemes ## write all pages that are made from the code, as below
 
 docs-site: $(SITE) ## build the site of docs/ in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -102,6 +102,9 @@ docs-envelope: $(BASE) ## write what published runs have measured: make docs-env
 
 docs-peak-errors: $(BASE) ## write how far published peaks of memory lie from their forecasts: make docs-peak-errors RUNS="runs.jsonl more.jsonl"
 	$(BIN)/python -m tools.data.peak_errors $(RUNS)
+
+docs-regimes: $(BASE) ## write how far steps of published runs lie from their forecasts: make docs-regimes RUNS="runs.jsonl more.jsonl"
+	$(BIN)/python -m tools.data.regimes $(RUNS)
 
 docs-excerpts: $(DEV) ## write what the commands print into docs/tutorial.md and docs/sweeps.md; a minute
 	$(BIN)/python -m tests.excerpts docs/tutorial.md docs/sweeps.md

@@ -75,6 +75,13 @@ def validate(
             help="fit: list the errors of every one of them, fitted to all others.",
         ),
     ] = None,
+    as_stranger: Annotated[
+        bool,
+        typer.Option(
+            "--as-stranger",
+            help="published: with flags hidden, and without what the source of a run has set by its steps.",
+        ),
+    ] = False,
     family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="claims: of one family.")] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="NAME", help="claims: of one system.")] = None,
     claim: Annotated[
@@ -92,11 +99,13 @@ def validate(
         options = {
             "--plot": plot, "--width": width, "--jobs": workers, "--calibration": calibration,
             "--job": job, "--rank": rank, "--step": step, "--leave-out": leave_out,
+            "--as-stranger": as_stranger or None,
             "--family": family, "--system": system, "--claim": claim, "--slow": slow or None,
         }  # fmt: skip
         is_measurement = kind in ("stages", "distributed") or (kind in MEASURED and _json(paths))
         known = {
-            "pipeline": (), "published": (*DRAWN, "--jobs"), "choice": ("--jobs",), "fit": ("--jobs", "--leave-out"),
+            "pipeline": (), "choice": ("--jobs",), "fit": ("--jobs", "--leave-out"),
+            "published": (*DRAWN, "--jobs", "--as-stranger"),
             "trace": (*DRAWN, *TRACED), "claims": ("--jobs", *OF_CLAIMS),
         }  # fmt: skip
         taken = DRAWN if is_measurement else known.get(kind, (*DRAWN, "--calibration"))
@@ -125,7 +134,7 @@ def validate(
             return
         files = plot_files(plot, pages.PLOTS) if plot is not None else {}
         pairs: dict[str, tuple[Callable[..., tuple[dict[str, Any], int]], Callable[[dict[str, Any]], Any]]] = {
-            "published": (pages.validate_published, pages.published_page),
+            "published": (partial(pages.validate_published, as_stranger=as_stranger), pages.published_page),
             "choice": (_validate_choice, pages.choice_page),
             "fit": (partial(pages.fit_published, leave_out=leave_out), pages.fit_page),
         }

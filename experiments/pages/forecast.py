@@ -200,7 +200,8 @@ def list_unstated(unstated: Sequence[AssumedField]) -> list[RenderableType]:
 
 
 REGIME_WORDS = {
-    "known": "fitted framework profile, calibrated GPU",
+    "source": "runs of this program with these settings on this machine were forecast before",
+    "program": "fitted framework profile, calibrated GPU; runs of this source are not known",
     "family": "framework profile or GPU calibration of a relative",
     "unknown": "no fitted profile of the framework's family, or no calibration of the GPU's architecture",
 }

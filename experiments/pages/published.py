@@ -88,18 +88,28 @@ def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
 # ------------------------------------------------------------------------------------ published runs
 
 
-def validate_published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
-    """Forecasts published runs: the answer, and the number of runs that an interruption has left out."""
+def validate_published(
+    paths: Sequence[Path], workers: int | None = None, as_stranger: bool = False
+) -> tuple[dict[str, Any], int]:
+    """Forecasts published runs: the answer, and the number of runs that an interruption has left out.
+
+    as_stranger: as somebody is told whose runs nobody here has seen.
+    """
     from meshcast.validation.published.answer import answers
     from meshcast.validation.published.baseline import add_baselines
     from meshcast.validation.published.choice import choose_plans, summarize_choices
+    from meshcast.validation.published.fit.as_stranger import forecast_strangers, leave_sources_out
     from meshcast.validation.published.summary import summarize_answers
 
     runs = _read_runs(paths)
-    rows = keep_until_interrupted(progress(answers(runs, workers), len(runs), "runs"))
+    forecasts = (forecast_strangers if as_stranger else answers)(runs, workers)
+    rows = keep_until_interrupted(progress(forecasts, len(runs), "runs"))
+    if as_stranger:
+        rows = leave_sources_out(rows)
     add_baselines(rows)
     choice = summarize_choices(choose_plans(runs, rows))
-    return {"rows": rows, "summary": {**summarize_answers(rows), "choice": choice}}, len(runs) - len(rows)
+    summary = {"as_stranger": as_stranger, **summarize_answers(rows), "choice": choice}
+    return {"rows": rows, "summary": summary}, len(runs) - len(rows)
 
 
 def validate_choice(
@@ -140,7 +150,8 @@ def fit_published(
     """
     from meshcast.validation.published.fit.by_source import compare_sources
     from meshcast.validation.published.fit.derivatives import forecast_derivatives
-    from meshcast.validation.published.fit.refit import list_fitted, measure_residuals, refit_class
+    from meshcast.validation.published.fit.refit import list_fitted, refit_class
+    from meshcast.validation.published.fit.residuals import measure_residuals
     from meshcast.validation.published.rows import PublishedRun
 
     runs = [run for run in _read_runs(paths) if isinstance(run, PublishedRun) and run.step_time is not None]
@@ -152,7 +163,7 @@ def fit_published(
         "rows": len(rows),
         "leave_out": leave_out,
         "classes": refits,
-        "residuals": measure_residuals(rows, {name: of["kept"] for name, of in refits.items()}),
+        "residuals": measure_residuals(rows),
         "sources": compare_sources(rows),
         "shipped": list_fitted(),
     }, len(runs) - len(found)
@@ -193,7 +204,9 @@ def published_page(answer: dict[str, Any]) -> RenderableType:
     """Errors of all runs and of every group, with those of naive forecasts; runs that do not fit; refused runs."""
     summary = answer["summary"]
     runs = "run" if summary["rows"] == 1 else "runs"
-    head = f"{summary['rows']:,} published {runs}: {summary['predicted']:,} forecast, {summary['refused']:,} refused"
+    whose = ", as strangers are told" if summary["as_stranger"] else ""
+    counts = f"{summary['predicted']:,} forecast, {summary['refused']:,} refused"
+    head = f"{summary['rows']:,} published {runs}{whose}: {counts}"
     parts: list[RenderableType] = [Text(head, style="bold"), Text()]
     if summary["rows"] <= FEW:
         parts += [runs_table(answer["rows"]), Text()]
@@ -282,6 +295,26 @@ def _describe_searches(found: dict[str, Any] | None) -> list[Text]:
     return texts
 
 
+def _residuals_table(residuals: Sequence[dict[str, Any]]) -> Table:
+    """How the intervals of every regime hold, and their residuals by class."""
+    table = _table(
+        "residual of steps", ("runs", "sources", "med / p90 %", "inside %", "half %", "sigma %", "shipped %")
+    )
+    for one in residuals:
+        if not one["rows"]:
+            continue
+        name = f"  {one['class']}" if one["class"] else f"{one['regime']}, {one['level']:.0%} of its runs"
+        ends = [
+            " / ".join(format_percent(of[side]) for side in ("below", "above")) if of else ""
+            for of in (one if one["class"] else None, one["shipped"])
+        ]
+        shares = (format_percent(one[key]) for key in ("inside_left_out", "half_width"))
+        errors = f"{format_percent(one['median'])} / {format_percent(one['p90'])}"
+        style = "" if one["class"] else "bold"
+        table.add_row(name, f"{one['rows']:,}", str(one["sources"]), errors, *shares, *ends, style=style)
+    return table
+
+
 def fit_page(answer: dict[str, Any]) -> RenderableType:
     """Trials of the kinds of work, errors in and out of sample, what is kept, residuals, and what ships."""
     kinds = _table("coefficient", ("with %", "without %", "gain %", "+- %", ""))
@@ -304,12 +337,7 @@ def fit_page(answer: dict[str, Any]) -> RenderableType:
         for one in of["effects"]:
             member = one["member"] or f"{one['family']} (family)"
             effects.add_row(f"{name}: {one['kind']}", member, f"{one['value']:+.3f}", f"{one['standard_error']:.3f}")
-    residuals = _table("residual of steps", ("runs", "sources", "5 % to 95 %", "below %", "above %", "shipped %"))
-    for one in answer["residuals"]:
-        ends = " to ".join(f"{100 * quantile:+.1f}" for quantile in one["quantiles"] or ())
-        own = [ends, *(format_percent(one[side]) for side in ("below", "above"))]
-        given = " / ".join(format_percent(one["shipped"][side]) for side in ("below", "above"))
-        residuals.add_row(f"{one['class']}, {one['regime']}", f"{one['rows']:,}", str(one["sources"]), *own, given)
+    residuals = _residuals_table(answer["residuals"])
     constants = _table("source, median / p90 %", ("runs", "shipped", "without it", "constant"))
     for one in answer["sources"]:
         pairs = [_format_pair(one[key]) for key in ("shipped", "without", "constant")]
@@ -324,7 +352,10 @@ def fit_page(answer: dict[str, Any]) -> RenderableType:
     parts.append(effects if effects.rows else Text("no coefficient helps sources that it was not fitted to: none kept"))
     parts += [Text(), residuals]
     parts.append(
-        Text("log(measured / forecast), source or profile left out: quantiles, and sigma of both sides", "dim")
+        Text(
+            "inside: of runs of left-out sources; half: of an interval, median; sigma of both sides and as shipped",
+            "dim",
+        )
     )
     if constants.rows:
         parts += [Text(), constants]

@@ -406,7 +406,7 @@ RENAMED = {
     **dict.fromkeys(("spread", "sigma"), "sigmas: {other: 0.1}, which widens the interval of the regime"),
     "stale_gradients": "update: {stale_gradients: true}",
     "fp8_frozen_weights": "frozen_weights: fp8 under train",
-    **dict.fromkeys(("spread_experts", "sigma_experts"), "regime: known, family or unknown"),
+    **dict.fromkeys(("spread_experts", "sigma_experts"), "regime: source, program, family or unknown"),
 }
 """Keys of an older release, and what to write now."""
 

@@ -55,7 +55,7 @@ class Forecast:
     """Bytes of states off the GPU on a rank of every device, in host memory (``cpu``) and on disks (``nvme``)."""
     assume: Assume = tuple
     """Looks up the assumptions of the forecast, see `assumed`."""
-    regime: Regime = "known"
+    regime: Regime = "program"
     """How well the framework and the GPUs are known."""
     count_outside: Callable[[], Sequence[OutsideSteps]] = tuple
     """Counts the memory of every device outside of its steps, see `outside_steps`."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshcast.hardware.units import GIB
 from meshcast.simulator.costs.kernels.roofline import peak
-from meshcast.simulator.costs.regimes import KERNELS_OF_A_STEP, RESIDUALS, Regime, StepResidual, step_class
+from meshcast.simulator.costs.regimes import KERNELS_OF_A_STEP, Regime, StepResidual, residuals, step_class
 from meshcast.simulator.ir.operators import QUANTISED
 from meshcast.simulator.models import flops
 from meshcast.simulator.program.block import SUMS
@@ -115,13 +115,13 @@ class Metrics:
 
     @property
     def regime(self) -> Regime:
-        """How well the framework and the GPUs are known."""
+        """How well the program, its source and the GPUs are known."""
         return self.play.regime
 
     @property
     def residual(self) -> StepResidual:
         """Distribution of log(measured / forecast) of published steps of this regime and class."""
-        return RESIDUALS[step_class(self.job.model.moe is not None, self.job.adapters is not None), self.regime]
+        return residuals()[step_class(self.job.model.moe is not None, self.job.adapters is not None), self.regime]
 
     @cached_property
     def sigmas(self) -> dict[str, float]:

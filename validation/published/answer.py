@@ -67,21 +67,28 @@ def _answer_chunk(runs: Sequence[PublishedRun | UnreadableLine]) -> list[Answer]
     return found
 
 
-def answer(run: PublishedRun | UnreadableLine, shared_work: SharedWork | None = None) -> Answer:
+Forecaster = Callable[[PublishedRun, SharedWork | None], tuple[MappedJob, Report]]
+"""Makes the job of a run and its forecast."""
+
+
+def answer(
+    run: PublishedRun | UnreadableLine, shared_work: SharedWork | None = None, forecast: Forecaster | None = None
+) -> Answer:
     """Answer to one run: its forecast and what was measured, or status ``refused`` with the reason.
 
+    forecast: default: `forecast_run`.
     If meshcast itself fails, the answer also has the `job` that reproduces it.
     """
     if isinstance(run, UnreadableLine):
         return _refusal_answer(run.id, run.reason) | {"source": None, "gpu": None, "class": None, "stack": None}
-    found = _answer_run(run, shared_work)
+    found = _answer_run(run, shared_work, forecast or forecast_run)
     return found | {"source": run.source, "gpu": run.spec.gpu, "class": run.spec.kind, "stack": run.spec.stack}
 
 
-def _answer_run(run: PublishedRun, shared_work: SharedWork | None) -> Answer:
+def _answer_run(run: PublishedRun, shared_work: SharedWork | None, forecast: Forecaster) -> Answer:
     measured = run.measured.model_dump(exclude_none=True)
     try:
-        job, report = forecast_run(run, shared_work)
+        job, report = forecast(run, shared_work)
         misfit = None if report.fits else explain_misfit(run, report)
         return _forecast_answer(run, job, report) | {"measured": measured, "misfit": misfit}
     except MeshcastError as error:

@@ -304,7 +304,7 @@ def _train(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> dict
     train = {"mode": "lora", "rank": rank, "targets": [TARGETS[word] for word in targets]}
     in_8_bits = defaults.fp8_adapters and spec.precision not in ("bf16", "fp16")
     stored = {"frozen_weights": "fp8"} if in_8_bits else {}
-    return train | stored | ({"dropout": True} if row.source in LAUNCHED_DROPOUT else {})
+    return train | stored | ({"dropout": True} if row.kernel_plugin in LAUNCHED_DROPOUT else {})
 
 
 def _framework(
@@ -347,7 +347,7 @@ def _framework(
     if blocking:
         changes |= {"launch_blocking": True, "cuda_graphs": False}
     changes["sigmas"] = assumptions.widening
-    changes["regime"] = regime_of(spec.stack, profile)
+    changes["regime"] = regime_of(spec.stack, profile, row.source)
     return {"name": name, "release": release, "recipe": False, "set": changes}
 
 

@@ -56,20 +56,20 @@ IN_FP32 = {"products": "fp32"}
 LAUNCHED_KERNELS: dict[str, dict[str, object]] = {
     # foundation-model-stack/fms-acceleration @876e2ed, scripts/benchmarks/scenarios.yaml and accelerate.yaml: no mixed
     # precision, so nothing converts the operands of adapters, which PEFT keeps in fp32.
-    "fmsacc": {"adapters": IN_FP32},
+    "none": {"adapters": IN_FP32},
     # The same with kernels of Unsloth, whose norm and RoPE are one kernel each and whose cross-entropy makes the
     # gradient in place of the fp32 logits (plugins/fused-ops-and-kernels/src/fms_acceleration_foak/kernels/unsloth).
     # Its adapters are PEFT's (framework_plugin_fast_kernels.py: fused_lora "only required for quant-peft").
-    "fmsaccfoak": {
+    "foak-fast-kernels": {
         "adapters": IN_FP32, "eager": FUSED, "loss": {"forward": 14, "backward": 14, "kept": 4, "peak": 8}
     },
     # The same, scripts/benchmarks/scenarios-liger.yaml: fused linear and cross-entropy of Liger.
-    "fmsaccliger": {
+    "foak-fast-kernels-liger": {
         "adapters": IN_FP32, "eager": FUSED,
         "loss": {"forward": 2, "backward": 2, "kept": 0, "peak": 0, "chunk_tokens": "liger"},
     },
 }  # fmt: skip
-"""Kernels that the launchers of a source set, by source."""
+"""Kernels that a launcher sets, by the set of kernels that a run names (`PublishedRun.kernel_plugin`)."""
 
 BIGCODE_LOSS = {"forward": 8, "backward": 14, "kept": 2, "peak": 6}
 """Loss of GPTBigCodeForCausalLM in Transformers 4.48.1, whose logits stay in 16 bits: their shifted copy (4) and the
@@ -77,22 +77,23 @@ log-softmax (4); backward zeros (2), the gradient of the log-softmax (6), and it
 
 
 LOGITS_HELD = "2024-10", {"forward": 14, "backward": 14, "kept": 4, "peak": 10}
-"""Loss of fmsaccfoak since Transformers 4.46: the logits in 16 bits stay in the frame of the model during the loss,
-which makes those in fp32 and their shifted copy (`FastForCausalLMLoss`)."""
+"""Loss of foak-fast-kernels since Transformers 4.46: the logits in 16 bits stay in the frame of the model during the
+loss, which makes those in fp32 and their shifted copy (`FastForCausalLMLoss`)."""
 
 
 def launched_kernels(row: PublishedRun) -> dict[str, object]:
     """The kernels that the launcher of a run sets, as changes of its framework."""
-    kernels = LAUNCHED_KERNELS.get(row.source, {})
-    if row.source in LAUNCHED_KERNELS and row.model_name.startswith("SantaCoder"):
+    kernels = LAUNCHED_KERNELS.get(row.kernel_plugin, {})
+    if kernels and row.model_name.startswith("SantaCoder"):
         return kernels | {"loss": BIGCODE_LOSS}
     since, loss = LOGITS_HELD
-    held = row.source == "fmsaccfoak" and (month_of(row, framework(row.spec.stack)) or "") >= since
+    held = row.kernel_plugin == "foak-fast-kernels" and (month_of(row, framework(row.spec.stack)) or "") >= since
     return kernels | ({"loss": loss} if held else {})
 
 
 LAUNCHED_DROPOUT = frozenset(LAUNCHED_KERNELS)
-"""Sources whose adapters have dropout: scripts/benchmarks/scenarios.yaml of fms-acceleration, lora_dropout: 0.1."""
+"""Sets of kernels whose runs have adapters with dropout: scripts/benchmarks/scenarios.yaml of fms-acceleration,
+lora_dropout: 0.1."""
 
 EAGER_LOSS_UNTIL = {
     # --cross-entropy-loss-fusion is off by default (megatron/core/model_parallel_config.py), and new of 2024-06.

@@ -220,6 +220,12 @@ class PublishedRun(BaseModel):
         return found[1] if found else ""
 
     @property
+    def kernel_plugin(self) -> str:
+        """The set of kernels that the table of fms-acceleration names as ``framework_config``; empty elsewhere."""
+        named = re.search(r"framework_config (\S+)", self.citation)
+        return named[1] if named else ""
+
+    @property
     def fuses_loss(self) -> bool:
         """Whether the source says that the cross-entropy is fused."""
         return "cross-entropy fusion" in (self.plan.other or "")

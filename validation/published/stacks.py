@@ -93,6 +93,15 @@ def framework(name: str) -> str:
     return next((choice for choice in (name, *stack(name).near) if choice in known), FALLBACK)
 
 
+FLAGS = (
+    "grad_dtype", "sequence_parallel", "shard_group", "cuda_graphs", "recompute.modules",
+    "overlap.dp", "overlap.tp", "overlap.pp", "overlap.ep",
+)  # fmt: skip
+"""Fields of a spec that jobs leave to their program."""
+
+UNPRINTED = ("recompute.kind", "recompute.layers", "sharding", "schedule", "optimizer", "compile", "pipeline_split")
+"""Fields of a spec that a stranger states only where the source prints them."""
+
 WRONG = 0.25
 """Probability that a run differs from the default of its program where it states nothing, so that its variance is a
 quarter of that between the values of a field. With it 852 published runs are as likely as without any assumptions; at
@@ -148,8 +157,17 @@ HOST_BOUND_SIGMA = {"cuda_graphs": 0.15, "compile": 0.05}
 """`SIGMA` of models with experts, whose many small kernels wait for the host without CUDA graphs."""
 
 
-def regime_of(name: str, profile: Framework) -> Regime:
-    """How well a program is known by the profile that stands for it."""
+FITTED_SOURCES = frozenset(
+    {
+        "bloom", "deepseek", "dgxc", "foundry", "korthikanti", "llama3", "mbridge", "megatron", "megatronlm", "mlperf",
+        "mtnlg", "nemo", "ptdp", "simumax", "torchtitan", "vtrain-multi",
+    }
+)  # fmt: skip
+"""Sources of published runs to whose steps coefficients were fitted."""
+
+
+def regime_of(name: str, profile: Framework, source: str = "") -> Regime:
+    """Returns how well a program is known by the profile that stands for it, in runs of a source."""
     if name == profile.name:
-        return profile.regime
+        return "source" if profile.regime == "program" and source in FITTED_SOURCES else profile.regime
     return least_known("family" if stack(name).near else "unknown", profile.regime)

@@ -454,7 +454,7 @@ def test_an_answer_has_the_keys_of_the_contract() -> None:
         *["breakdown_s", "hidden_s", "mfu", "hfu", "memory", "limits", "assumed", "warnings", "run", "interval"],
         *["parameters", "active_parameters", "energy"],
     ]
-    assert answer["interval"]["regime"] == "known" and len(answer["interval"]["widest"]) == 3
+    assert answer["interval"]["regime"] == "program" and len(answer["interval"]["widest"]) == 3
     parts = answer["breakdown_s"]
     assert list(parts) == ["compute", "exposed", "bubble", "optimizer", "host", "idle"]
     assert list(parts["compute"]) == ["gemm", "attention", "memory_bound"]

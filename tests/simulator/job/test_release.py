@@ -142,7 +142,7 @@ def test_a_profile_has_the_traits_of_its_base_but_not_its_history() -> None:
 def test_the_engine_of_gpt_neox_is_that_of_deepspeed() -> None:
     neox, base = load_framework("gpt-neox"), load_framework("megatron-deepspeed")
     assert neox.launch_s == base.launch_s and neox.update.stale_gradients and not neox.overlap.dp
-    assert neox.bucket.elements == 1.26e9 and (neox.regime, base.regime) == ("family", "known")
+    assert neox.bucket.elements == 1.26e9 and (neox.regime, base.regime) == ("family", "program")
 
 
 @pytest.mark.parametrize("name", ["megatron-core", "nemo"])

@@ -106,7 +106,7 @@ def sigma(mapped: MappedJob) -> float:
 def test_a_fully_stated_run_assumes_nothing() -> None:
     mapped = map_run(row())
     assert mapped.assumed == ()
-    assert sigma(mapped) == 0.0 and mapped.job["framework"]["set"]["regime"] == "known"
+    assert sigma(mapped) == 0.0 and mapped.job["framework"]["set"]["regime"] == "program"
     job = mapped.job
     assert job["plan"]["mesh"] == {"pp": 2, "dp": 8, "cp": 1, "tp": 4}
     assert list(job["plan"]["mesh"]) == ["pp", "dp", "cp", "tp"]  # the slowest links first

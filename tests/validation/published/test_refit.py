@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
-from meshcast.simulator.costs.regimes import RESIDUALS
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.framework import Framework
 from meshcast.validation.published.fit.by_source import compare_sources
@@ -19,7 +19,6 @@ from meshcast.validation.published.fit.refit import (
     in_sample_errors,
     left_out_errors,
     list_fitted,
-    measure_residuals,
     refit_class,
     source_of,
     source_weights,
@@ -28,11 +27,13 @@ from tests.validation.published.test_mapping import row as published
 
 Row = dict[str, Any]
 SHARES = {"gemm": 0.0, "attention": 0.0, "memory_bound": 0.0, "communication": 0.0, "overhead": 0.0, "launch": 0.0}
+NUMBERS = count()
 GEMM, COMMUNICATION = "GEMMs in 16 bits", "communication"
 
 
 def row(log_ratio: float, source: str = "a", stack: str = "nemo", gpu: str = "h100-sxm", **shares: float) -> Row:
     return {
+        "id": f"{source}-{next(NUMBERS)}",
         "source": source,
         "stack": stack,
         "model": f"{stack}'s",
@@ -42,7 +43,7 @@ def row(log_ratio: float, source: str = "a", stack: str = "nemo", gpu: str = "h1
         "class": "dense",
         "log_ratio": log_ratio,
         "shares": SHARES | shares,
-        "residuals": [{"regime": "known", "log_ratio": log_ratio, "others": 0.0}],
+        "residuals": [{"regime": "source", "log_ratio": log_ratio, "others": 0.0}],
     }
 
 
@@ -140,39 +141,6 @@ def test_a_source_counts_with_the_root_of_its_runs() -> None:
     assert weights[:4].sum() == pytest.approx(2 * weights[4]) and weights.mean() == pytest.approx(1.0)
 
 
-def test_residuals_are_the_shortest_interval_of_nine_of_ten_runs() -> None:
-    """101 runs, evenly at -0.25 to 0.75: an interval that ends 10 % higher is longer, for it is that of a logarithm."""
-    ratios = np.linspace(-0.25, 0.75, 101)
-    rows = [row(float(ratio), gemm=0.5) for ratio in ratios]
-    found = {(one["class"], one["regime"]): one for one in measure_residuals(rows, {"dense": []})}
-    known = found["dense", "known"]
-    assert known["quantiles"] == pytest.approx([-0.2, 0.7])
-    assert (known["below"], known["above"]) == pytest.approx((0.25 / 1.645, 0.65 / 1.645), rel=0.03)
-    # No runs with experts: dense models' of the same regime.
-    assert (found["experts", "known"]["below"], found["experts", "known"]["rows"]) == (known["below"], 0)
-    for one in rows:
-        one["residuals"][0]["others"] = 0.1
-    narrower = measure_residuals(rows, {"dense": []})[0]
-    assert narrower["below"] ** 2 == pytest.approx(known["below"] ** 2 - 0.01)
-
-
-def test_a_slow_tail_is_not_balanced_by_a_side_without_one() -> None:
-    """Of 100 runs 92 lie within 0.05, evenly, and 8 are longer by 0.4: the tail may be outside."""
-    rows = [row(float(ratio), gemm=0.5) for ratio in [*np.linspace(-0.05, 0.05, 92), *[0.4] * 8]]
-    known = measure_residuals(rows, {"dense": []})[0]
-    assert known["quantiles"][1] == pytest.approx(0.4) and known["above"] < 0.05 / 1.64
-    low, high = -1.646 * known["below"], 1.646 * known["above"]
-    assert sum(low <= one["log_ratio"] <= high for one in rows) >= 90
-
-
-def test_a_less_known_regime_has_at_least_the_sides_of_the_better_known() -> None:
-    rows = [row(float(ratio), gemm=0.5) for ratio in np.linspace(-0.2, 0.2, 101)]
-    for one in rows:
-        one["residuals"].append({"regime": "family", "log_ratio": one["log_ratio"] / 4, "others": 0.0})
-    known, family, *_ = measure_residuals(rows, {"dense": []})
-    assert (family["below"], family["above"]) == (known["below"], known["above"]) and known["below"] > 0.1
-
-
 def test_sources_are_compared_with_a_constant_of_the_others() -> None:
     """Source a reaches half of the efficiency of b, which its forecast knows and the constant does not."""
     rows = [row(0.05, "a") | {"efficiency": 0.2, "without_own": 0.1} for _ in range(10)]
@@ -187,10 +155,6 @@ def test_sources_are_compared_with_a_constant_of_the_others() -> None:
 def test_a_source_alone_has_no_constant() -> None:
     (found,) = compare_sources([row(0.0) | {"efficiency": 0.4, "without_own": 0.0} for _ in range(10)])
     assert found["constant"] is None
-
-
-def test_the_table_of_residuals_has_every_class_and_regime() -> None:
-    assert [(one["class"], one["regime"]) for one in measure_residuals([], {})] == list(RESIDUALS)
 
 
 def test_fitted_coefficients_are_fields_of_their_profiles() -> None:
@@ -208,14 +172,14 @@ def test_derivatives_of_a_run_say_what_its_step_consists_of() -> None:
     shares = found["shares"]
     assert found["class"] == "dense" and found["architecture"] == "hopper"
     assert 0.5 < shares["gemm"] < 1 and 0 < shares["communication"] < 0.3 and 0.8 < sum(shares.values()) < 1.1
-    (own,) = found["residuals"]
-    assert own["regime"] == "known" and own["log_ratio"] == found["log_ratio"]
+    (stranger,) = found["residuals"]  # no coefficient was fitted to a source of this name
+    assert stranger["regime"] == "program" and stranger["others"] > 0
     assert derive(published(), SharedWork())["shares"] is None  # no measured step
 
 
 def test_runs_of_a_fitted_profile_are_forecast_without_it_too() -> None:
     run = published(stack="megatron-lm-2021", gpu="a100-sxm-80", measured={"step_time_s": 10.0})
     found = derive(run, SharedWork())["residuals"]
-    assert [one["regime"] for one in found] == ["known", "family", "unknown"]
+    assert [one["regime"] for one in found] == ["program", "family", "unknown"]
     # That of its relative has a longer constant time, so the same measured step is less of a surprise.
     assert RELATIVES["megatron-lm-2021"] == "megatron-deepspeed" and found[1]["log_ratio"] < found[0]["log_ratio"]

@@ -43,7 +43,7 @@ def row(
         "gpu": gpu,
         "class": "dense",
         "stack": "nemo",
-        "regime": "known",
+        "regime": "program",
     }
 
 

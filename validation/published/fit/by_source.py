@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.validation.published.fit.refit import FITTED, FREE, Row, fit
+from meshcast.validation.published.fit.refit import Row, corrections_without_source
 from meshcast.validation.published.summary import error_statistics
 
 FEWEST = 10
@@ -29,6 +29,10 @@ def compare_sources(rows: Sequence[Row]) -> list[dict[str, Any]]:
     `constant`, None if no other source has runs.
     """
     known = [row for row in rows if row["shares"] is not None]
+    without = {
+        row["id"]: float(np.expm1(correction - row["without_own"]))
+        for row, correction in zip(known, corrections_without_source(known), strict=True)
+    }
     found = []
     for source in sorted({row["source"] for row in known}):
         own = [row for row in known if row["source"] == source]
@@ -41,23 +45,10 @@ def compare_sources(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "source": source,
                 "rows": len(own),
                 "shipped": error_statistics(np.expm1([-row["log_ratio"] for row in own]).tolist()),
-                "without": error_statistics(_errors_without(own, rest)),
+                "without": error_statistics([without[row["id"]] for row in own]),
                 "constant": error_statistics(constants) if constants else None,
             }
         )
-    return found
-
-
-def _errors_without(own: Sequence[Row], rest: Sequence[Row]) -> list[float]:
-    """Errors of the runs of a source, with coefficients fitted to those of all others."""
-    found: list[float] = []
-    for name in sorted({row["class"] for row in own}):
-        kinds = FITTED.get(name, ())
-        made = fit([row for row in rest if row["class"] == name], kinds, FREE) if kinds else None
-        for row in own:
-            if row["class"] == name:
-                correction = made.correction(row, kinds) if made else 0.0
-                found.append(float(np.expm1(correction - row["without_own"])))
     return found
 
 

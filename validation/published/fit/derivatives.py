@@ -13,7 +13,7 @@ from copy import deepcopy
 from typing import Any
 
 from meshcast.hardware.errors import MeshcastError
-from meshcast.simulator.costs.regimes import least_known, step_class
+from meshcast.simulator.costs.regimes import Regime, least_known, step_class
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.framework import load_framework
@@ -21,7 +21,7 @@ from meshcast.simulator.report.metrics import REGIME
 from meshcast.simulator.report.report import Report
 from meshcast.validation.published.answer import Answer, map_chunks
 from meshcast.validation.published.baseline import peak_format, seconds_at_peak
-from meshcast.validation.published.fit.own_fits import forecast_without_fits, has_own_fits
+from meshcast.validation.published.fit.own_fits import forecast_stranger, forecast_without_fits, has_own_fits
 from meshcast.validation.published.open_plans import forecast_run
 from meshcast.validation.published.rows import PublishedRun
 from meshcast.validation.published.stacks import FALLBACK
@@ -58,58 +58,82 @@ def _derive_chunk(runs: Sequence[PublishedRun]) -> list[Answer]:
 
 def derive(run: PublishedRun, shared: SharedWork) -> Answer:
     """One row; its shares are None without a forecast or a measured step."""
-    found: Answer = {
+    row, report = _forecast_shares(run, shared)
+    if report is None or run.step_time is None:
+        return row
+    try:
+        unlike = forecast_without_fits(run, shared) if has_own_fits(run) else report
+        residuals = forecast_residuals(run, report, shared)
+    except MeshcastError:
+        return row | {"shares": None}
+    at_peak = seconds_at_peak(report, row["format"])
+    row |= {"efficiency": at_peak / run.step_time if at_peak else None}
+    return row | {"without_own": math.log(run.step_time / unlike.step_time), "residuals": residuals}
+
+
+def forecast_shares(run: PublishedRun, shared: SharedWork) -> Answer:
+    """Returns the row of a run without what other forecasts than that of the run itself say: see `derive`."""
+    return _forecast_shares(run, shared)[0]
+
+
+def _forecast_shares(run: PublishedRun, shared: SharedWork) -> tuple[Answer, Report | None]:
+    row: Answer = {
         "id": run.id,
         "source": run.source,
         "stack": run.spec.stack,
         "model": run.model_name,
         "class": None,
     }
-    found |= {"gpu": run.spec.gpu, "format": peak_format(run.spec.precision), "shares": None}
+    row |= {"gpu": run.spec.gpu, "format": peak_format(run.spec.precision), "shares": None}
     if run.step_time is None:
-        return found
+        return row, None
     try:
         mapped, report = forecast_run(run, shared)
-        job = mapped.job
-        residuals = forecast_residuals(run, report, shared)
-        unlike = forecast_without_fits(run, shared) if has_own_fits(run) else report
-        step, given = report.step_time, job["framework"]
-        framework = load_framework(given["name"], given["set"], given["release"])
-        base = framework.effective_rates
-
-        def share(changes: dict[str, Any]) -> float:
-            changed = deepcopy(job)
-            changed["framework"]["set"] |= changes
-            return math.log(simulate(changed, shared_work=shared).step_time / step) / math.log(FACTOR)
-
-        shares = {
-            name: share({"rates": framework.rates | {name: base.get(name, 1.0) * FACTOR**sign}})
-            for name, sign in RATES.items()
-        }
-        shares["launch"] = share({"launch_s": framework.launch_s * FACTOR})
+        shares = _find_shares(mapped.job, report.step_time, shared)
     except MeshcastError:
-        return found
+        return row, None
+    row["class"] = step_class(report.job.model.moe is not None, report.job.adapters is not None)
+    row |= {"architecture": report.job.cluster.gpu.architecture, "shares": shares}
+    return row | {"log_ratio": math.log(run.step_time / report.step_time)}, report
+
+
+def _find_shares(job: dict[str, Any], step: float, shared: SharedWork) -> dict[str, float]:
+    """Returns the shares of all kinds of work. step: of the job [s]."""
+    stated = job["framework"]
+    framework = load_framework(stated["name"], stated["set"], stated["release"])
+    base = framework.effective_rates
+
+    def share(changes: dict[str, Any]) -> float:
+        changed = deepcopy(job)
+        changed["framework"]["set"] |= changes
+        return math.log(simulate(changed, shared_work=shared).step_time / step) / math.log(FACTOR)
+
+    shares = {
+        name: share({"rates": framework.rates | {name: base.get(name, 1.0) * FACTOR**sign}})
+        for name, sign in RATES.items()
+    }
+    shares["launch"] = share({"launch_s": framework.launch_s * FACTOR})
     shares["overhead"] = framework.step_overhead_s / step
     shares["gemm"] = shares.pop("kernel") - shares["attention"]
-    found["class"] = step_class(report.job.model.moe is not None, report.job.adapters is not None)
-    found |= {"architecture": report.job.cluster.gpu.architecture, "log_ratio": math.log(run.step_time / step)}
-    at_peak = seconds_at_peak(report, found["format"])
-    found |= {"efficiency": at_peak / run.step_time if at_peak else None}
-    found |= {"without_own": math.log(run.step_time / unlike.step_time)}
-    return found | {"shares": shares, "residuals": residuals}
+    return shares
 
 
 def forecast_residuals(run: PublishedRun, report: Report, shared: SharedWork) -> list[Answer]:
-    """Residuals of a run in its regime and, where `RELATIVES` has its profile, in those it would be in without it.
+    """Residuals of a run in its regime, if its source is known, and in those in which strangers tell it.
 
-    Without the profile its program is one of a known family, forecast by the profile of a relative; without its family
-    it is an unknown program, forecast by `FALLBACK`. Each has `regime`, `log_ratio`, the logarithm of
+    report: of the run with all its settings.
+
+    A stranger leaves flags open, and has nothing that the source has set (`forecast_stranger`). Where `RELATIVES` has
+    its profile, strangers tell the run without that, too: its program is then one of a known family, forecast by the
+    profile of a relative, or an unknown one, forecast by `FALLBACK`. Each has `regime`, `log_ratio`, the logarithm of
     measured over forecast, and `others`: sigma of all contributions but that of the regime.
     """
-    found = [(report.regime, report)]
+    reports: list[tuple[Regime, Report]] = [(report.regime, report)] if report.regime == "source" else []
+    stranger = forecast_stranger(run, shared)[1]
+    reports.append((stranger.regime, stranger))
     if near := RELATIVES.get(report.job.framework.name):
-        found.append((least_known("family", report.regime), forecast_run(run, shared, near)[1]))
-        found.append(("unknown", forecast_run(run, shared, FALLBACK)[1]))
+        reports.append((least_known("family", stranger.regime), forecast_stranger(run, shared, near)[1]))
+        reports.append(("unknown", forecast_stranger(run, shared, FALLBACK)[1]))
     assert run.step_time is not None
     return [
         {
@@ -117,5 +141,5 @@ def forecast_residuals(run: PublishedRun, report: Report, shared: SharedWork) ->
             "log_ratio": math.log(run.step_time / one.step_time),
             "others": math.hypot(*(sigma for key, sigma in one.sigmas.items() if key != REGIME)),
         }
-        for regime, one in found
+        for regime, one in reports
     ]

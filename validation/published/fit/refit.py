@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from meshcast.simulator.costs.calibration.calibration import STEPS, Calibration
-from meshcast.simulator.costs.regimes import REGIMES, RESIDUALS, Regime, StepClass
 from meshcast.simulator.job.framework import framework_names, load_framework
-from meshcast.simulator.report.metrics import Z90
+from meshcast.validation.published.stacks import FITTED_SOURCES
 from meshcast.validation.published.summary import error_statistics
 
 Row = dict[str, Any]
@@ -41,12 +40,6 @@ FITTED = {"experts": ("launches",), "dense": ("GEMMs in 16 bits", "GEMMs in 8 bi
 
 LEAST_GAIN = 0.001
 """Fall of the mean |error| of left-out sources below which no coefficient is worth having."""
-
-INSIDE = 0.90
-"""Share of the runs that intervals hold."""
-
-FEW = 50
-"""Runs below which a class of a regime has no residual of its own."""
 
 FAMILIES = {
     **dict.fromkeys(("megatron-core", "nemo", "megatron-bridge", "mlperf-nemo", "primus"), "megatron-core"),
@@ -157,6 +150,27 @@ def left_out_errors(
         for number in own:
             found[number] = np.expm1(made.correction(rows[number], kinds) - rows[number]["log_ratio"])
     return found
+
+
+def corrections_without_source(rows: Sequence[Row]) -> list[float]:
+    """Returns the logarithm by which the step of each run is longer with coefficients that its source did not set.
+
+    Those of `FITTED` are fitted anew to the runs of all other sources that ship in them (`FITTED_SOURCES`). The steps
+    of any other source set none: its runs need no correction.
+    """
+    used = [row for row in rows if row["source"] in FITTED_SOURCES]
+    fits: dict[tuple[str, str], FactorFit] = {}
+    corrections = []
+    for row in rows:
+        kinds, key = FITTED.get(row["class"], ()), (row["class"], row["source"])
+        if not kinds or row["source"] not in FITTED_SOURCES:
+            corrections.append(0.0)
+            continue
+        if key not in fits:
+            others = [one for one in used if one["class"] == row["class"] and one["source"] != row["source"]]
+            fits[key] = fit(others, kinds, FREE)
+        corrections.append(fits[key].correction(row, kinds))
+    return corrections
 
 
 def in_sample_errors(rows: Sequence[Row], kinds: Sequence[str]) -> np.ndarray:
@@ -274,85 +288,6 @@ def _list_groups(rows: Sequence[Row], errors: Mapping[str, np.ndarray], grouping
         statistics = {name: error_statistics(errors[name][own].tolist()) for name in names if name in errors}
         found.append({"group": group, "rows": int(own.sum()), "errors": statistics})
     return found
-
-
-def measure_residuals(rows: Sequence[Row], kept: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """Sigmas of the two sides of the residual of every class and regime, beside the shipped ones.
-
-    kept: kinds of work with factors, by class; runs of a known regime have those fitted to all other sources. Runs of
-        other regimes are forecast without their own profile.
-
-    The sides of an unknown program are equal, for the profile that stands for it may be faster or slower than it. A
-    class with fewer than `FEW` runs has, on each side, the larger of dense models' and of its own in the regime that is
-    better known. No regime is narrower than the better known one: it then has the larger of both on each side.
-    """
-    found: dict[tuple[StepClass, Regime], list[tuple[Row, float, float]]] = {}
-    for name in sorted({row["class"] for row in rows}):
-        own = [row for row in rows if row["class"] == name]
-        left_out = np.log1p(left_out_errors(own, kept[name], source_of))
-        for row, log_error in zip(own, left_out.tolist(), strict=True):
-            for one in row["residuals"]:
-                log_ratio = -log_error if one["regime"] == "known" else one["log_ratio"]
-                found.setdefault((name, one["regime"]), []).append((row, log_ratio, one["others"]))
-    sides: dict[tuple[str, str], tuple[float, float]] = {}
-    table = []
-    for key, shipped in RESIDUALS.items():
-        (name, regime), held = key, found.get(key, [])
-        better = sides.get((name, REGIMES[max(REGIMES.index(regime) - 1, 0)]), (0.0, 0.0))
-        if name == "dense" or len(held) >= FEW:
-            sides[key] = _find_sides(held, is_symmetric=regime == "unknown")
-        else:
-            sides[key] = _larger_sides(sides["dense", regime], better)
-        if sum(sides[key]) < sum(better):
-            sides[key] = _larger_sides(sides[key], better)
-        ratios = [ratio for _, ratio, _ in held]
-        table.append(
-            {
-                "class": name, "regime": regime, "rows": len(held), "sources": len({row["source"] for row, *_ in held}),
-                "quantiles": np.quantile(ratios, (0.05, 0.95)).tolist() if held else None,
-                "below": sides[key][0], "above": sides[key][1],
-                "shipped": {"below": shipped.below, "above": shipped.above},
-            }
-        )  # fmt: skip
-    return table
-
-
-def _larger_sides(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
-    return max(first[0], second[0]), max(first[1], second[1])
-
-
-def _find_sides(held: Sequence[tuple[Row, float, float]], is_symmetric: bool) -> tuple[float, float]:
-    """Sigmas below and above the forecast with which 90 % of the runs lie inside.
-
-    is_symmetric: the sides are equal; otherwise they are those of the shortest interval, for with tails of unlike
-        length the one that leaves 5 % outside on each side is longer than it need be.
-    """
-    if not held:
-        return 0.0, 0.0
-    weights = source_weights([row for row, _, _ in held]) / len(held)
-    others = np.array([sigma for *_, sigma in held])
-    ratios = np.array([ratio for _, ratio, _ in held])
-    if is_symmetric:
-        both = _needed_sigmas(np.abs(ratios), others)
-        order = np.argsort(both)
-        needed = float(both[order][np.searchsorted(np.cumsum(weights[order]), INSIDE)])
-        return needed, needed
-    below, above = (_needed_sigmas(np.maximum(sign * ratios, 0.0), others) for sign in (-1, 1))
-    usual, order = float(np.median(others)), np.argsort(above)
-    found: list[tuple[float, float, float]] = []
-    for low in np.unique([0.0, *below]).tolist():
-        shares = np.cumsum(np.where(below[order] <= low, weights[order], 0.0))
-        if shares[-1] >= INSIDE:
-            high = float(above[order][np.searchsorted(shares, INSIDE)])
-            span = math.exp(Z90 * math.hypot(high, usual)) - math.exp(-Z90 * math.hypot(low, usual))
-            found.append((span, low, high))
-    _, low, high = min(found)
-    return low, high
-
-
-def _needed_sigmas(reaches: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The sigmas with which Z90 x hypot(sigma, others) is as far as each run lies."""
-    return np.sqrt(np.maximum((reaches / Z90) ** 2 - np.square(others), 0.0))
 
 
 def list_fitted() -> list[dict[str, Any]]:
