@@ -295,6 +295,7 @@ def refuse_damage(out: Path, reason: str) -> PlanError:
 
 
 def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
+    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -311,7 +312,7 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
             if any(number is None or number <= before for before, number in pairwise(numbers)):
                 raise refuse_damage(out, "its points are not in their order, each once")
             last = numbers[-1]
-            for name in shown[1 + len(fields) :]:
+            for name in (column.name for column in batch.schema if not pa.types.is_string(column.type)):
                 if pc.any(pc.invert(pc.is_finite(batch[name].cast("float64")))).as_py():
                     raise refuse_damage(out, f"a {name} is no finite number")
             statuses.update(_count_values(batch["status"]))

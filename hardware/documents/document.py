@@ -5,6 +5,7 @@ JSON text is read as JSON: libyaml refuses pairs of surrogates, tabs between val
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
@@ -138,6 +139,8 @@ class Loader(SafeLoader):
         key = self.construct_object(node, deep=True)
         if not isinstance(key, Hashable):
             raise yaml.MarkedYAMLError(problem="found unhashable key", problem_mark=node.start_mark)
+        if isinstance(key, float) and not math.isfinite(key):
+            raise yaml.MarkedYAMLError(problem="a key that is no finite number", problem_mark=node.start_mark)
         return key
 
 
