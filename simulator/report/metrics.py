@@ -237,12 +237,7 @@ class Metrics:
     @property
     def capacity(self) -> float:
         """Memory of one GPU [bytes]: of the smallest, where stages have several kinds."""
-        return min(self.capacities)
-
-    @cached_property
-    def capacities(self) -> list[float]:
-        """Memory of a GPU of every pipeline device [bytes]."""
-        return [float(cluster.gpu.memory) for cluster in self.play.plan.ranks.clusters]
+        return min(float(cluster.gpu.memory) for cluster in self.play.plan.ranks.clusters)
 
     @cached_property
     def usable(self) -> list[float]:
