@@ -29,6 +29,7 @@ class GPU(Strict):
         architecture: generation, in the words of the vendor (``hopper``).
         compute_capability: version of its instructions by NVIDIA (9.0), equal for equal multiprocessors; None: unknown.
         memory: device memory [bytes] that programs, the framework's reserve and the driver share.
+        usable: what the driver leaves of it to programs [bytes] ("total capacity" in messages of PyTorch); None: all.
         memory_bandwidth: nominal bandwidth of device memory [bytes/s].
         l2: size of the last-level cache [bytes].
         multiprocessors: streaming multiprocessors or compute units.
@@ -47,6 +48,7 @@ class GPU(Strict):
     architecture: str
     compute_capability: Fact[float] | None = None
     memory: Bytes
+    usable: Bytes | None = None
     memory_bandwidth: Bandwidth
     l2: Bytes
     multiprocessors: Count
@@ -58,6 +60,11 @@ class GPU(Strict):
     peer_access: Fact[bool] | None = None
     usual_node: str | None = None
     note: str = ""
+
+    @property
+    def for_programs(self) -> float:
+        """Memory that programs can have [bytes]."""
+        return float(self.memory if self.usable is None else self.usable)
 
     def __hash__(self) -> int:  # `peak` is a dict; of all that sweeps vary, or a look-up compares every row
         return hash((self.name, float(self.memory), float(self.memory_bandwidth), *map(float, self.peak.values())))

@@ -401,7 +401,7 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
         cells = [f"{stage['by'][name]:.2f}" if stage["by"][name] else "" for name in names]
         share = stage["peak_allocated_gib"] / capacity
         bar = Text(draw_bar(min(share, 1.0), 10) + (">" if share > 1 else ""), style="green" if share <= 1 else "red")
-        end = f"{stage['peak_allocated_gib'] * GIB / report.capacities[number]:.0%}" if named else bar
+        end = f"{stage['peak_allocated_gib'] * GIB / report.usable[number]:.0%}" if named else bar
         name = stage.get("name", f"stage {stage['stage']}")
         if named:
             name = name.removeprefix("replicas ").removeprefix("replica ").replace(" to ", "-")

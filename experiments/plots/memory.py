@@ -171,7 +171,7 @@ def device_bars(report: Report) -> list[Bar]:
     for device, (peak, need) in enumerate(zip(report.play.peaks, report.needs, strict=True)):
         by = {category: float(peak.by.get(category, 0.0)) for category in CATEGORIES}
         name = name_device(report.play.plan, device)
-        found.append(Bar(device, name, by, need - sum(by.values()) - context, context, report.capacities[device]))
+        found.append(Bar(device, name, by, need - sum(by.values()) - context, context, report.usable[device]))
     return found
 
 

@@ -49,8 +49,11 @@ def _count_workspace(scope: Scope, module: Update, elements: float, shard: float
     workspace, width = module.workspace, module.grad_bytes
     sizes = [param.size for param, _ in module.params]
     if any(shards_at_rest(scope.sharding, "parameters", param) for param, _ in module.params):
-        largest = max(sizes) * shard / sum(count * param.size for param, count in module.params)
-        return round(workspace.most_sharded(elements, min(shard, module.sub_group or shard), largest))
+        cut = shard / sum(count * param.size for param, count in module.params)
+        # A sub-group ends with the parameter that fills it (`_create_fp16_sub_groups` of DeepSpeed's stage3.py).
+        last = cut * max((param.size for param, _ in module.params if param.in_layer), default=max(sizes))
+        updated = min(shard, module.sub_group + last) if module.sub_group else shard
+        return round(workspace.most_sharded(elements, updated, max(sizes) * cut))
     largest = min(max(sizes, default=0), shard)
     return round(workspace.most(shard, largest, (elements - shard) * width, shard * width))
 

@@ -237,12 +237,12 @@ class Metrics:
     @property
     def capacity(self) -> float:
         """Memory of one GPU [bytes]: of the smallest, where stages have several kinds."""
-        return min(self.capacities)
+        return min(float(cluster.gpu.memory) for cluster in self.play.plan.ranks.clusters)
 
     @cached_property
-    def capacities(self) -> list[float]:
-        """Memory of a GPU of every pipeline device [bytes]."""
-        return [float(cluster.gpu.memory) for cluster in self.play.plan.ranks.clusters]
+    def usable(self) -> list[float]:
+        """Memory of a GPU of every pipeline device that its driver leaves to programs [bytes]."""
+        return [cluster.gpu.for_programs for cluster in self.play.plan.ranks.clusters]
 
     @property
     def peak_allocated(self) -> float:
@@ -266,21 +266,21 @@ class Metrics:
         Gradients that are freed and made again from step to step leave their places among activations to the cache.
 
         The allocator returns cached blocks to the GPU before it fails (`release_cached_blocks` in PyTorch's
-        CUDACachingAllocator.cpp), so cached memory ends at the capacity of the GPU.
+        CUDACachingAllocator.cpp), so cached memory ends with what the GPU leaves to programs.
         """
         memory = self.job.framework.memory
         context = memory.context_gib * GIB
         states = [sum(by.values()) for by in self.play.resting]
-        heights = zip(heights_of_devices(self.play), states, self.capacities, strict=True)
+        heights = zip(heights_of_devices(self.play), states, self.usable, strict=True)
         return [
-            max(total + context, min(memory.reserve(total + cached, kept + cached) + context, capacity))
-            for (total, cached), kept, capacity in heights
+            max(total + context, min(memory.reserve(total + cached, kept + cached) + context, usable))
+            for (total, cached), kept, usable in heights
         ]
 
     @cached_property
     def excess(self) -> list[float]:
         """Bytes that every pipeline device needs beyond the memory of its GPU; negative where memory stays free."""
-        return [need - capacity for need, capacity in zip(self.needs, self.capacities, strict=True)]
+        return [need - usable for need, usable in zip(self.needs, self.usable, strict=True)]
 
     @cached_property
     def host_uses(self) -> list[HostUse]:
@@ -291,7 +291,7 @@ class Metrics:
     def missing(self) -> str:
         """The memory that the plan lacks, in words; empty if it fits."""
         if max(self.excess) > 0:
-            gpu = self.capacities[self.excess.index(max(self.excess))]
+            gpu = self.usable[self.excess.index(max(self.excess))]
             return f"{max(self.excess) / GIB:,.1f} GiB more than the {gpu / GIB:.4g} GiB of a GPU"
         lacking = max(self.host_uses, key=lambda use: use.excess, default=None)
         if lacking is None or lacking.excess <= 0:
@@ -311,7 +311,7 @@ class Metrics:
         """How the memory of GPUs and hosts compares with what the plan needs."""
         context = self.job.framework.memory.context_gib * GIB
         held = [total + context for total, _ in heights_of_devices(self.play)]
-        rooms = [capacity / need for need, capacity in zip(held, self.capacities, strict=True)]
+        rooms = [usable / need for need, usable in zip(held, self.usable, strict=True)]
         room = min(*rooms, *(use.room for use in self.host_uses), math.inf)
         return MemoryFit(max(held), room, peak_error_of(self.job.framework))
 

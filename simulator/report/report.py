@@ -115,7 +115,7 @@ class Report(Metrics):
         """The memory that stays free, or that is missing, in words."""
         context = self.job.framework.memory.context_gib * GIB
         spare = -max(self.excess)
-        return describe_room(spare, self.peak_allocated, context, self.capacity) if self.fits else self.missing
+        return describe_room(spare, self.peak_allocated, context, min(self.usable)) if self.fits else self.missing
 
     @property
     def fit_in_words(self) -> str:

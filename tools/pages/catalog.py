@@ -33,6 +33,7 @@ SECTIONS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
             ("architecture", "architecture"),
             ("compute capability", "compute_capability"),
             ("memory", "memory"),
+            ("for programs", "usable"),
             ("memory bandwidth", "memory_bandwidth"),
             ("last-level cache", "l2"),
             ("multi&shy;processors", "multiprocessors"),

@@ -141,7 +141,7 @@ def _forecast_answer(run: PublishedRun, job: MappedJob, report: Report) -> Answe
             "interval_90_s": [low, high],
             "peak_memory_gib": memory,
             "peak_device_gib": report.peak_device / GIB,
-            "capacity_gib": min(report.capacities) / GIB,
+            "capacity_gib": report.capacity / GIB,
             "fits": report.fits,
             "fits_probability": report.fit.probability,
             "room": report.fit.room,

@@ -76,7 +76,7 @@ def _draw(report: Report, bars: list[dict[str, float]], shown: list[str], names:
         tips = [("", "@device"), (memory_name(name), "@gib{0,0.00} GiB"), ("up to here", "@high{0,0.00} GiB")]
         figure.add_tools(HoverTool(renderers=[made], tooltips=tips, visible=False))
         low = high
-    ends = [capacity / GIB for capacity in report.capacities]
+    ends = [capacity / GIB for capacity in report.usable]
     left, right = [device - 0.5 for device in devices], [device + 0.5 for device in devices]
     figure.segment(left, ends, right, ends, line_color=RED, line_width=2)
     figure.y_range.start, figure.y_range.end = 0, 1.08 * max(*low, *ends)

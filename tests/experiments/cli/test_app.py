@@ -119,7 +119,7 @@ def test_strict_exits_with_3_if_a_plan_does_not_fit(job: Path) -> None:
     assert run("predict", job, *longer).exit_code == 0
     result = run("predict", job, *longer, "--strict")
     assert result.exit_code == 3
-    assert "does not fit" in result.stdout and "GiB more than the 80 GiB of a GPU" in result.stderr
+    assert "does not fit" in result.stdout and "GiB more than the 79.19 GiB of a GPU" in result.stderr
     assert json.loads(run("predict", job, *longer, "--strict", "--json").stdout)["status"] == "does-not-fit"
 
 

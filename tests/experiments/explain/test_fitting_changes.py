@@ -120,7 +120,7 @@ def test_why_and_run_begin_with_what_does_not_fit(tmp_path) -> None:
     assert why[1].startswith("It does not fit") and why[2].startswith("lever      --set plan.")
     assert why[3].startswith("fits with  --set plan.")
     lines = run("run", str(path), "--set", "run.seeds=1").stdout.splitlines()
-    assert re.match(r"does not fit, with .* it does: [\d.,]+ GiB more than the 80 GiB of a GPU", lines[1])
+    assert re.match(r"does not fit, with .* it does: [\d.,]+ GiB more than the 79.19 GiB of a GPU", lines[1])
 
 
 def test_a_change_that_fills_a_gpu_is_not_read_as_too_large() -> None:

@@ -69,7 +69,7 @@ def test_the_verdict_of_a_job_is_that_of_the_room_for_its_need() -> None:
     assert verdicts == [judge(each) for each in odds] and odds == sorted(odds, reverse=True)
     assert (verdicts[0], verdicts[-1]) == ("fits", "does-not-fit")
     for one in reports:
-        assert one.fit.room == one.capacity / one.fit.held and one.fits == (one.fit.probability >= 0.5)
+        assert one.fit.room == one.usable[0] / one.fit.held and one.fits == (one.fit.probability >= 0.5)
         memory = one.to_dict()["memory"]
         assert memory["fits_probability"] == one.fit.error.probability(one.fit.room)
         low, high = memory["interval_90_gib"]
