@@ -102,9 +102,10 @@ CAUSES = """\
   short.
 - Grok-1 in 8 bits: 14 to 15 % too short, and right in 16 bits at the same plan. Its ranks hold one expert each, so no
   factor of grouped GEMMs applies; what its casts and hosts take beyond the forecast is not known.
-- Qwen3-235B on H800 (`h800moe`): plans on 8 stages are 12 to 21 % too short, plans on 32 stages up to 18 % too long.
-  Their networks are not the cause: all-to-alls and DeepEP over the same 32 ranks imply the same rest of a layer, 12.1 ms
-  of 2,048 tokens, where 32 stages imply 10.9; and DeepEP's own times on H800 are 5 to 14 % shorter than forecast.
+- Qwen3-235B on H800 (`h800moe`): plans with two tensor ranks on 8 stages are 12 to 21 % too short, those on 32 stages
+  up to 18 % too long. Networks are not the cause: all-to-alls and DeepEP over the same 32 ranks imply the same rest of
+  a layer, 12.1 ms of 2,048 tokens, where 32 stages imply 10.9, and times of DeepEP on H800 are 5 to 14 % below its
+  forecast.
 - Programs of 2023 on H100 (MLPerf v3.0 and v3.1) ran 8 to 26 % slower than those of 2024 with the same settings.
 - The scaling study of Megatron-Core 0.8 (source `megatron`): 6 to 15 % too short. Its open micro-batch and chunks are
   those of the fastest plan. With the only micro-batch that divides all batches of its strong scaling, 1, these eight
