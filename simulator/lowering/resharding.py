@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from meshcast.simulator.ir.layout import PARTIAL, Layout, Tensor, collectives_between, output_layout, required_layout
 from meshcast.simulator.ir.modules import CompositeModule, Module, Operator
-from meshcast.simulator.ir.operators import CoreAttention, Linear, Residual
+from meshcast.simulator.ir.operators import Cast, CoreAttention, Linear, Residual
 from meshcast.simulator.ir.ops import Collective, Fragment, Memory, Op, TensorUse
 from meshcast.simulator.lowering.scope import Scope
 
@@ -138,16 +138,19 @@ class Resharding:
 
     def _gradient_layout(self, child: Module, tensor: Tensor) -> Layout:
         """Returns the layout in which a child makes the gradient of an input, in dims of the input's producer."""
-        if not isinstance(child, Operator) or tensor.name not in self.scope.producer:
+        if not isinstance(child, Operator) or isinstance(child, Cast) or tensor.name not in self.scope.producer:
             return self._required_gradient_layout(tensor.name)
         back = {new: old for old, new in tensor.renamed.items()}
         return {axis: back.get(dim, dim) for axis, dim in output_layout(tensor, self.scope.division(child)).items()}
 
     def _required_gradient_layout(self, name: str) -> Layout:
-        """Returns the layout in which the producer of a tensor needs its gradient; {} if it is outside the unit."""
+        """Returns the layout in which the producer of a tensor needs its gradient, which casts pass on as it is; {} if
+        it is outside the unit."""
         if name not in self.scope.producer:
             return {}
         tensor, operator = self.scope.producer[name]
+        if isinstance(operator, Cast):
+            return self._required_gradient_layout(operator.ins[0].name)
         return required_layout(tensor, self.scope.division(operator))
 
     def _collect(self, reader: Tensor, parts: list[Contribution], ops: list[Op]) -> Contribution:

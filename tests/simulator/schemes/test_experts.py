@@ -137,6 +137,19 @@ def test_divided_experts_gather_their_tokens_and_scatter_their_results() -> None
     assert gemms(layer(played), "expert.down") == [(4 * K * S // 2 // E, H, F // 2, E // 2)]
 
 
+def test_exchanges_of_experts_in_8_bits_are_those_in_16() -> None:
+    """Tokens are cast where the GEMM reads them, and their gradients follow the weight gradients on their way back."""
+
+    def exchanges(quantised: str) -> list[tuple[str, str, tuple[str, ...], int]]:
+        fragment = layer(spread({"dp": 4, "tp": 2}, {"edp": 2, "ep": 2, "etp": 2}, framework={"quantised": quantised}))
+        scatter = next(op for op in fragment.backward if op.name.startswith("reduce_scatter dsent"))
+        assert any(op.phase == "W" and op.name == "wexpert.up" for op in scatter.after)
+        moved = on(fragment.forward, "expert") + on(fragment.backward, "expert")
+        return [(work, name.removesuffix(".fp8"), *rest) for work, name, *rest in moved]
+
+    assert exchanges("fp8-delayed") == exchanges("")
+
+
 @pytest.mark.parametrize("regather", [True, False])
 def test_experts_keep_the_tokens_that_they_have_gathered(regather: bool) -> None:
     """Whatever the framework does with the inputs of other linears; their traffic is the experts'."""

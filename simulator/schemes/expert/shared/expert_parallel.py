@@ -19,7 +19,7 @@ from meshcast.simulator.formats.expert_counts import RoutingOption
 from meshcast.simulator.ir.capabilities import AdaptsModel, VariesSteps
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import Module, MoE, Operator, Stage, add_marks, every_module
-from meshcast.simulator.ir.moe_operators import EXPERTS, Permute
+from meshcast.simulator.ir.moe_operators import EXPERTS, ExpertCast, Permute
 from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, StageOps
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.routing import USUAL_DOCUMENTS, ExpertLoad, Routing
@@ -179,8 +179,10 @@ class ExpertScheme(AdaptsModel, VariesSteps):
         return divided
 
     def layouts(self, operator: Operator) -> Rule:
-        dims = zip(self.axes, ("e", "f"), strict=False)
-        return Rule({part: dim for axis, dim in dims if operator.has(dim) for part in self.mesh.parts(axis)})
+        dims = ((axis, dim, operator.has(dim)) for axis, dim in zip(self.axes, ("e", "f"), strict=False))
+        # Tokens are cast where the GEMM reads them, after ranks that shard an expert have gathered them.
+        kept = isinstance(operator, ExpertCast)
+        return Rule({part: dim * has for axis, dim, has in dims if has or kept for part in self.mesh.parts(axis)})
 
     def expert_load(self, module: MoE) -> ExpertLoad:
         """The load of the ranks that hold the experts of a layer."""
