@@ -69,6 +69,7 @@ from meshcast.simulator.formats.launch.table import (
     write_rows,
 )
 from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
+from meshcast.simulator.models.adapters import PARTS
 
 SECTIONS = [
     *("model", "model.config", "model.optim", "model.data", "train", "training", "ddp", "trainer", "model.arguments"),
@@ -710,7 +711,8 @@ def write(keys: Keys, header: list[str]) -> str:
 def write_adapters(keys: Mapping[str, Value], modules: Mapping[str, str]) -> tuple[int, list[str]]:
     """The rank of adapters, and the linear layers that have them. modules: their targets by name."""
     names = {target: name for name, target in modules.items()}
-    return int(keys.get("train.rank", 32)), [names[target] for target in keys.get("train.targets", names)]
+    targets = ("attn_qkv" if target in PARTS else target for target in keys.get("train.targets", names))
+    return int(keys.get("train.rank", 32)), list(dict.fromkeys(names[target] for target in targets))
 
 
 def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
