@@ -21,6 +21,7 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from meshcast.validation.published.clusters import blocks_launches, known_cluster
 from meshcast.validation.published.recipes import (
     EAGER_LOSS,
+    EVENED_BY_BIAS,
     LAUNCHED_DROPOUT,
     LAUNCHED_MOMENTS,
     Recipe,
@@ -230,6 +231,8 @@ def _model(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> dict
         assumptions.add("model.dropout")
     if shape.vocab and shape.vocab % spec.width("tp"):  # padded by the framework
         assumptions.add("model.vocab")
+    if shape.moe and shape.moe.get("routing") == "natural" and row.model_name in EVENED_BY_BIAS:
+        model["moe"] = {**shape.moe, "routing": "loss-free"}
     if shape.window:  # only gpt-oss states a window, and it has one in every second layer
         model["full_every"] = 2
     return model
