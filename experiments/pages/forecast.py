@@ -207,7 +207,7 @@ REGIME_WORDS = {
 }
 """Meaning of the regimes of a forecast."""
 
-STATED_REGIME = "as framework.set.regime says, which open questions of a launch file set"
+STATED_REGIME = "as framework.set.regime says, which open questions of a launch file or an untuned recipe set"
 
 
 def _describe_interval(report: Report) -> str:

@@ -22,6 +22,9 @@ REMEDY_OF_TRACE = "Name a JSON file with a list for each step, of counts or of r
 
 WORDS = ("balanced", *TRAINED, "trained", "zipf", "counts", "trace")
 
+RoutingFields = Mapping[str, Any]
+"""A routing that is stated as a mapping."""
+
 MOST_STEPS = 500
 """Most steps of routing that changes: each is a forecast of its own."""
 
@@ -51,17 +54,17 @@ def read_routing(given: Any) -> Routing:
     return _READERS[word](given)
 
 
-def _read_trained(option: Mapping[str, Any]) -> Routing:
+def _read_trained(option: RoutingFields) -> Routing:
     if option["trained"] not in TRAINED:
         raise ValueError(f"trained must be one of {', '.join(TRAINED)}")
     return Routing(trained=option["trained"], documents=_read_number("documents", option.get("documents", 1.0)))
 
 
-def _read_counted(option: Mapping[str, Any]) -> Routing:
+def _read_counted(option: RoutingFields) -> Routing:
     return Routing(counts=read_counts(Path(_read_path(option, "counts"))), file=option["counts"])
 
 
-def _read_traced(option: Mapping[str, Any]) -> Routing:
+def _read_traced(option: RoutingFields) -> Routing:
     path = _read_path(option, "trace")
     trace, warmup = read_trace(Path(path)), _read_number("warmup", option.get("warmup", 0))
     if warmup >= len(trace):
@@ -69,11 +72,11 @@ def _read_traced(option: Mapping[str, Any]) -> Routing:
     return Routing(trace=trace, file=path, warmup=warmup, steps=len(trace) - warmup)
 
 
-def _read_zipf(option: Mapping[str, Any]) -> Routing:
+def _read_zipf(option: RoutingFields) -> Routing:
     return Routing(**{key: _read_number(key, option[key]) for key in option})
 
 
-def _read_path(option: Mapping[str, Any], word: str) -> str:
+def _read_path(option: RoutingFields, word: str) -> str:
     path = option[word]
     if not isinstance(path, str):
         raise ValueError(f"{word} must be the path of a file")

@@ -320,7 +320,8 @@ class Framework(FrameworkPart):
     """Factors on the calibrated rates and times of kernels and links: see `simulator.costs`."""
     eager: dict[EagerOperation, EagerPasses] = {}
     """Memory-bound operations that run as several kernels of PyTorch on a GPU, with the number of these and their bytes
-    (`simulator.costs.kernels.eager`); operations without an entry are one fused kernel. Not with `compile`."""
+    (`simulator.costs.kernels.eager`); operations without an entry, and those that are `fused`, are one fused kernel.
+    Not with `compile`."""
     converts_apart: bool = False
     """Kernels of their own convert gradients to the format of the main weights before Adam, and main weights to that of
     the weights after it; otherwise Adam reads and writes both formats."""
@@ -390,7 +391,7 @@ class Framework(FrameworkPart):
     @property
     def kernel_traits(self) -> KernelTraits:
         """Which kernels this framework runs, and at which rates."""
-        eager = {} if self.compile else self.eager
+        eager = {what: passes for what, passes in self.eager.items() if not (self.compile or passes.fused)}
         library, decomposition = self.attention_library, self.gemm_decomposition or None
         return KernelTraits(self.effective_rates, library, decomposition, eager, self.sustained)
 

@@ -30,7 +30,7 @@ from meshcast.simulator.job.run_keys import (
     refuse_two_lengths,
     short_for,
 )
-from meshcast.simulator.models.adapters import Adapters, StoredName, Target
+from meshcast.simulator.models.adapters import MODULES, Adapters, StoredName, Target
 from meshcast.simulator.models.model import Model
 
 
@@ -198,6 +198,13 @@ class RunLength(JobPart):
         return {"tokens": None, "price_per_gpu_hour": None, **stated}
 
 
+def _name_targets(words: object) -> object:
+    """Names linear layers as a job does, where they are named as modules of transformers or of Megatron-Core."""
+    if not isinstance(words, list | tuple):
+        return words
+    return [MODULES.get(word, word) if isinstance(word, str) else word for word in words]
+
+
 class Train(JobPart):
     """Which parameters are trained: all, those of adapters only, or none."""
 
@@ -206,8 +213,8 @@ class Train(JobPart):
     as for evaluation."""
     rank: Count | None = None
     """Rank of the adapters. Default: 16."""
-    targets: tuple[Target, ...] | None = None
-    """Linear layers with an adapter. Default: all."""
+    targets: Annotated[tuple[Target, ...] | None, BeforeValidator(_name_targets)] = None
+    """Linear layers with an adapter, also by the names of modules: q_proj, linear_fc1. Default: all."""
     dropout: StrictBool | None = None
     """Whether the inputs of adapters have dropout. Default: no."""
     frozen_weights: StoredName | None = None

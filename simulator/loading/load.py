@@ -43,7 +43,7 @@ from meshcast.simulator.job.shorthand import (
     lets_passes_overlap,
 )
 from meshcast.simulator.loading.token_routing import fill_routing, has_trained_router
-from meshcast.simulator.models.adapters import TARGETS, Adapters
+from meshcast.simulator.models.adapters import TARGETS, Adapters, join_targets
 from meshcast.simulator.models.load import is_preset, load_model
 from meshcast.simulator.models.model import Model
 
@@ -422,7 +422,7 @@ def _train(train: Train, model: Model) -> Train:
             if (given := getattr(train, key)) is not None:
                 raise PlanError(f"train.{key}", "only adapters have it", "Say mode: lora, or leave it out", given)
         return train
-    targets = TARGETS if train.targets is None else tuple(dict.fromkeys(train.targets))
+    targets = TARGETS if train.targets is None else join_targets(train.targets)
     if not targets:
         raise PlanError("train.targets", "nothing would be trained", f"Name some of {', '.join(TARGETS)}", [])
     Adapters(rank := train.rank or DEFAULT_RANK, targets).check(model)

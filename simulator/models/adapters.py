@@ -19,7 +19,7 @@ References: Hu et al. 2021, arXiv 2106.09685, section 4; Dettmers et al. 2023 (Q
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, get_args
@@ -44,15 +44,44 @@ from meshcast.simulator.ir.ops import STORED_FORMATS
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.transformer import Transformer
 
-Target = Literal["attn_qkv", "attn_proj", "mlp_up", "mlp_down"]
+WholeTarget = Literal["attn_qkv", "attn_proj", "mlp_up", "mlp_down"]
 """The linear layers that can have an adapter."""
 
-TARGETS: tuple[Target, ...] = get_args(Target)
+Part = Literal["attn_q", "attn_k", "attn_v"]
+"""Parts of `attn_qkv` that can have an adapter alone."""
+
+Target = Literal[WholeTarget, Part]
+
+TARGETS: tuple[WholeTarget, ...] = get_args(WholeTarget)
+
+PARTS: dict[str, str] = {"attn_q": "q", "attn_k": "k", "attn_v": "v"}
+"""The output of a linear layer for queries, keys and values that a part is, by its name."""
+
+MODULES: dict[str, Target] = {
+    **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "w_pack", "wqkv", "linear_qkv"), "attn_qkv"),
+    **dict.fromkeys(("q_proj", "linear_q"), "attn_q"),
+    **dict.fromkeys(("k_proj", "linear_k"), "attn_k"),
+    **dict.fromkeys(("v_proj", "linear_v"), "attn_v"),
+    **dict.fromkeys(("o_proj", "out_proj", "dense", "attn.c_proj", "wo", "linear_proj"), "attn_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h", "w1", "w2", "w3", "fc1"), "mlp_up"),
+    **dict.fromkeys(("c_fc", "linear_fc1", "linear_fc1_up", "linear_fc1_gate"), "mlp_up"),
+    **dict.fromkeys(("down_proj", "dense_4h_to_h", "fc2", "c_proj", "linear_fc2"), "mlp_down"),
+}
+"""Linear layers with adapters by the names of modules, in models of transformers and in Megatron-Core."""
+
+
+def join_targets(targets: Iterable[str]) -> tuple[Target, ...]:
+    """The targets without repetition; in place of all parts of a linear layer the whole one."""
+    words = tuple(dict.fromkeys(MODULES.get(word, word) for word in targets))
+    if "attn_qkv" in words or {*words} >= PARTS.keys():
+        words = ("attn_qkv", *(word for word in words if word not in PARTS and word != "attn_qkv"))
+    return words  # type: ignore[return-value]
+
 
 StoredName = Literal["fp8", "int8", "int4", "nf4", "nf4-double"]
 """Names of `STORED_FORMATS`."""
 
-LINEARS: dict[tuple[type[CompositeModule], str], Target] = {
+LINEARS: dict[tuple[type[CompositeModule], str], WholeTarget] = {
     (SelfAttention, "qkv"): "attn_qkv",
     (SelfAttention, "proj"): "attn_proj",
     (MLP, "up"): "mlp_up",
@@ -102,7 +131,7 @@ class Adapters:
 
     def check(self, model: Model) -> None:
         """Raises PlanError if the model does not have one of the targets."""
-        if model.mla and "attn_qkv" in self.targets:
+        if model.mla and {"attn_qkv", *PARTS} & {*self.targets}:
             rule = f"{model.name} has latent attention, which has no linear layer for queries, keys and values"
             raise PlanError("train.targets", rule, "Leave out attn_qkv", list(self.targets))
         if model.ssm:
@@ -127,13 +156,22 @@ class Adapters:
     def _layer_widths(self, model: Transformer) -> int:
         """Widths that the adapters of a layer lead from and to, together."""
         ups, separate = 2 if model.gated else 1, self.kernels.separate
-        widths: dict[Target, int] = {
-            "attn_qkv": (3 if separate else 1) * model.hidden + model.query_width + model.key_width + model.value_width,
+        outputs = {"attn_q": model.query_width, "attn_k": model.key_width, "attn_v": model.value_width}
+        parts = [width for part, width in outputs.items() if self._adapts(part)]
+        widths: dict[str, int] = {
+            "attn_qkv": (len(parts) if separate else 1) * model.hidden + sum(parts),
             "attn_proj": model.output_width + model.hidden,
             "mlp_up": (ups if separate else 1) * model.hidden + ups * model.dense_ffn,
             "mlp_down": model.dense_ffn + model.hidden,
         }
-        return sum(widths[target] for target in self.targets)
+        return sum(width for target, width in widths.items() if self._adapts(target))
+
+    def _adapts(self, target: str) -> bool:
+        """Returns whether a linear layer, or a part of one, has an adapter; one that is fused has one for all parts."""
+        words = {*self.targets} & {"attn_qkv", *PARTS}
+        if target in PARTS:
+            return "attn_qkv" in words or target in words or (bool(words) and not self.kernels.separate)
+        return bool(words) if target == "attn_qkv" else target in self.targets
 
     def insert_into(self, modules: Sequence[Module], inside: type[CompositeModule] = CompositeModule) -> list[Module]:
         """Freezes every operator of a unit's modules and adds adapters to the linear layers that `targets` names.
@@ -148,7 +186,8 @@ class Adapters:
                 continue
             assert isinstance(module, Operator)
             operator = self._freeze(module)
-            if LINEARS.get((inside, module.name.rpartition(".")[2])) in self.targets and isinstance(operator, Linear):
+            target = LINEARS.get((inside, module.name.rpartition(".")[2]), "")
+            if self._adapts(target) and isinstance(operator, Linear):
                 found += self._with_adapter(operator, plain.get(operator.ins[0].name, operator.ins[0]))
             else:
                 found.append(operator)
@@ -162,11 +201,13 @@ class Adapters:
 
     def _with_adapter(self, linear: Linear, x: Tensor) -> list[Module]:
         """Returns a linear layer and the modules of its adapters, which read the input `x` as it is before any cast."""
-        plain = tuple(replace(out, name=f"{out.name}.plain") for out in linear.outs)
+        without = {name for part, name in PARTS.items() if not self._adapts(part)}
+        plain = tuple(out if out.name in without else replace(out, name=f"{out.name}.plain") for out in linear.outs)
         modules: list[Module] = [replace(linear, outs=plain)]
         if not self.kernels.separate:
             return [*modules, *self._adapter(f"{linear.name}.lora", x, plain, linear.outs, linear.grad_dtype)]
-        for before, out in zip(plain, linear.outs, strict=True):
+        pairs = [(before, out) for before, out in zip(plain, linear.outs, strict=True) if before is not out]
+        for before, out in pairs:
             modules += self._adapter(f"{out.name}.lora", x, (before,), (out,), linear.grad_dtype)
         return modules
 

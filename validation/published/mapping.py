@@ -22,6 +22,7 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from meshcast.validation.published.clusters import blocks_launches, known_cluster
 from meshcast.validation.published.recipes import (
     EAGER_LOSS,
+    EVENED_BY_BIAS,
     LAUNCHED_DROPOUT,
     LaunchedSettings,
     correct_misprints,
@@ -242,6 +243,8 @@ def _model(row: PublishedRun, defaults: Stack, assumptions: Assumptions) -> dict
         assumptions.add("model.dropout")
     if shape.vocab and shape.vocab % spec.width("tp"):  # padded by the framework
         assumptions.add("model.vocab")
+    if shape.moe and shape.moe.get("routing") == "natural" and row.model_name in EVENED_BY_BIAS:
+        model["moe"] = {**shape.moe, "routing": "loss-free"}
     if shape.window:  # only gpt-oss states a window
         model |= GPT_OSS | ({"moe": model["moe"] | {"clamped": True}} if shape.moe else {})
     return model

@@ -167,6 +167,10 @@ PACKS_SQUAD = ("nemo",)
 performance/utils.py (prepare_squad_dataset), NVIDIA/dgxc-benchmarking v25.02.02, llama3/finetuning. Those of
 Megatron-Bridge are of random tokens without samples (@067f987df, scripts/performance/argument_parser.py: data mock)."""
 
+EVENED_BY_BIAS = ("DeepSeek-V3",)
+"""Models whose router has a bias that follows the loads of experts, where they were trained (arXiv 2412.19437, section
+2.1.2); rows say `natural` of every trained router."""
+
 
 def packed_samples(row: PublishedRun) -> int | None:
     """Tokens of the samples that are packed into a sequence of the run; None: sequences are whole."""

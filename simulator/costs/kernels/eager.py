@@ -56,6 +56,7 @@ class EagerPasses(BaseModel):
 
     elementwise: its kernels are conversions and products of its formula one by one, not those that were measured, such
         as the one kernel of PyTorch's own RMS norm; they run at the rate of conversions.
+    fused: the framework has one fused kernel in place of them, which runs; a recipe may switch it off.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -63,6 +64,7 @@ class EagerPasses(BaseModel):
     forward: EagerPass
     backward: EagerPass
     elementwise: bool = False
+    fused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,20 @@ from typing import Any, Literal
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.mamba_operators import Scan
-from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.modules import Module, Operator
 from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Attention, Fragment
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.ir.scheme import ClosedForm, Paper, Rule, SchemeOptions
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule, SchemeOptions
 from meshcast.simulator.ir.settings import SequenceSetting
 from meshcast.simulator.schemes.sequence.shared.ring_attention import RingScheme
+
+TENSORS = 4
+"""Tensors that attention takes and gives in a pass: queries, keys, values and outputs, or their gradients."""
+
+PART_LAUNCHES = 0.6
+"""Time of the host to put a part of a document in its place, over that of an op of the framework: two numbers are read
+from the GPU, and an arange and 5 to 8 kernels on single numbers launched, some 75 of 120 us (counted in the code)."""
 
 
 class MegatronCP(RingScheme):
@@ -35,6 +43,9 @@ class MegatronCP(RingScheme):
     class Options(SchemeOptions):
         comm: Literal["p2p", "all_gather", "a2a"] = "p2p"
         """How queries and keys come together."""
+        loops_over_documents: bool = True
+        """With a2a the host puts the parts of packed documents in order one by one, two for each rank: Transformer
+        Engine v2.8 to v2.17 (reorder_seq_chunks_after_a2a_before_attn_thd); not its code of 2026-08-22, @d0067d0da6."""
 
     @property
     def token_order(self) -> str:
@@ -50,6 +61,16 @@ class MegatronCP(RingScheme):
         if isinstance(operator, CoreAttention) and not self.passes_keys and operator.along == "s":
             return "a" if self.options.comm == "a2a" else "s"
         return super().layouts(operator)
+
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
+        fragment = super().lower(module, inner)
+        if not isinstance(module, CoreAttention) or module.document is None or self.ranks == 1:
+            return fragment
+        if self.options.comm == "a2a" and self.options.loops_over_documents:
+            for op in (*fragment.forward, *fragment.backward):
+                if isinstance(op.work, Attention):  # of which every document is a sequence
+                    op.launches += PART_LAUNCHES * TENSORS * 2 * self.ranks * op.work.batch
+        return fragment
 
     def check_job(self, job: Any) -> None:
         super().check_job(job)

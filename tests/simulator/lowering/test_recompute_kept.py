@@ -228,6 +228,19 @@ def test_what_only_makes_the_output_of_a_layer_is_not_computed_again(keep: bool,
     assert [peak.left for peak in early.peaks] == [0]
 
 
+def test_of_the_gate_of_a_frozen_mlp_its_function_alone_is_computed_again() -> None:
+    """Its product, which a frozen linear layer does not save, is not made: one tensor read and one written, of three."""
+    framework = {"name": "hf-trainer", "set": {"compile": False}}
+    described = stopping(True, gated=True, ffn=192) | {"framework": framework}
+    described |= {"train": {"mode": "lora", "rank": 4, "targets": ["attn_qkv"]}}
+    traffic = {}
+    for mode in ("lora", "full"):
+        played = play_job(described if mode == "lora" else {**described, "train": {"mode": "full"}})
+        again = [op.work for _, op in played.instances() if op.phase == "R" and op.name == "re act"]
+        traffic[mode] = sum(work.read + work.write for work in again) / len(again)
+    assert traffic["lora"] == 2 / 3 * traffic["full"]
+
+
 def test_frameworks_that_stop_early_say_so_in_the_plan() -> None:
     described = {
         "model": "llama3-8b",

@@ -61,6 +61,20 @@ def widths(target: Target) -> int:
     return {"attn_qkv": 64 + 64 + 32 + 32, "attn_proj": 64 + 64, "mlp_up": 64 + 2 * 96, "mlp_down": 96 + 64}[target]
 
 
+@pytest.mark.parametrize("parts", [("q",), ("v",), ("q", "v"), ("q", "k", "v")])
+@pytest.mark.parametrize("separate", [True, False])
+def test_queries_keys_and_values_may_have_adapters_alone(parts: tuple[str, ...], separate: bool) -> None:
+    """By the names of their modules; where they share one, it is of all of them."""
+    framework = {"name": "megatron-core", "set": {"adapters": {"separate": separate}}}
+    played = play_job(job([f"{part}_proj" for part in parts], framework=framework))
+    outputs = {"q": 64, "k": 32, "v": 32}
+    wanted = sum(64 + outputs[part] for part in parts) if separate else 64 + 64 + 32 + 32
+    assert adapters_of(played) == 4 * 4 * wanted
+    assert sum(param.size for param in params_of(played.stage_ops(0)) if param.trained) == 4 * 4 * wanted
+    whole = play_job(job(["attn_qkv"], framework=framework))
+    assert (played.times.span < whole.times.span) is (separate and len(parts) < 3)
+
+
 @given(targets=targets_of, rank=st.integers(1, 9))
 def test_an_adapter_has_rank_times_inputs_and_outputs(targets: list[Target], rank: int) -> None:
     played = play_job(job(targets, rank))

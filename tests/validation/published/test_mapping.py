@@ -103,6 +103,13 @@ def sigma(mapped: MappedJob) -> float:
 # ------------------------------------------------------------------------------------ what is stated
 
 
+@pytest.mark.parametrize(("name", "routing"), [("DeepSeek-V3", "loss-free"), ("Mixtral", "natural")])
+def test_trained_routers_are_evened_by_a_bias_or_by_a_loss(name: str, routing: str) -> None:
+    run = row(kind="moe", model__moe={**MOE, "routing": "natural"}, mesh__ep=8, mesh__etp=1)
+    mapped = map_run(run.model_copy(update={"model": {"name": name}}))
+    assert mapped.job["model"]["moe"]["routing"] == routing
+
+
 def test_a_fully_stated_run_assumes_nothing() -> None:
     mapped = map_run(row())
     assert mapped.assumed == ()

@@ -90,6 +90,7 @@ def read_workload(workload: Workload, where: str) -> dict[str, Stated] | None:
     }
     defaults = {name: Stated(value, name, f"{where} ({WORKLOAD})") for name, value in DEFAULTS.items()}
     settings |= {**constant, **defaults, **stated}
+    settings.pop("functional", None)  # set_workload_base_configs tunes it
     for name, value in (_follow_fields(workload, settings)).items():
         settings[name] = Stated(value, name, f"{where} (set_workload_base_configs)")
     return settings

@@ -47,6 +47,7 @@ TRAITS = (
     SettingRow("tp_comm_overlap", "framework.set.overlap.tp", "switch", ON, silent=False),
     SettingRow("overlap_dispatch_backward_with_experts_wgrad", "framework.set.overlap.ep", "switch", ON, silent=False),
     SettingRow("make_vocab_size_divisible_by", "framework.set.vocab_multiple", silent=128),
+    SettingRow("no_rope_fusion", "framework.set.eager.rope.fused", "switch", {True: False, False: True}, silent=True),
 )
 """Traits of the framework that these programs switch on and off."""
 

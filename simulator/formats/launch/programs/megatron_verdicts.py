@@ -23,9 +23,9 @@ APPROXIMATIONS: Verdicts = {
     "batch_invariant.*": Approximation("batch-invariant kernels are forecast as the usual ones", FAST),
     **judge(
         Approximation("kernels are fused as in the profile of the framework", FAST),
-        "no_masked_softmax_fusion|no_scaled_masked_softmax_fusion|no_bias_.*fusion|no_rope_fusion",
+        "no_masked_softmax_fusion|no_scaled_masked_softmax_fusion|no_bias_.*fusion",
         "no_persist.*|no_async_tensor.*|disable_jit_fuser",
-        "(masked_softmax|apply_rope|bias_.*|persist_layer_norm).*_fusion",
+        "(masked_softmax|bias_.*|persist_layer_norm).*_fusion",
     ),
     "spec|model_spec": Approximation("a specification of modules is code: the usual modules are forecast"),
     **judge(

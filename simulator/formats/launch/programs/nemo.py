@@ -69,6 +69,7 @@ from meshcast.simulator.formats.launch.table import (
     write_rows,
 )
 from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
+from meshcast.simulator.models.adapters import PARTS
 
 SECTIONS = [
     *("model", "model.config", "model.optim", "model.data", "train", "training", "ddp", "trainer", "model.arguments"),
@@ -93,6 +94,7 @@ OWN = (
     SettingRow("overlap_param_sync", "framework.set.overlap.updated_weights", "switch", ON),
     SettingRow("tp_comm_overlap", "framework.set.overlap.tp", "switch", ON),
     SettingRow("ub_tp_comm_overlap", "framework.set.overlap.tp", "switch", ON),
+    SettingRow("apply_rope_fusion", "framework.set.eager.rope.fused", "switch", ON),
     SettingRow("make_vocab_size_divisible_by", "framework.set.vocab_multiple"),
     SettingRow("gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", ON),
     SettingRow("use_flash_attention", "framework.set.attention", "switch", {True: "flash", False: "unfused"}),
@@ -130,8 +132,16 @@ PRECISIONS = {
 }
 """Formats by ``trainer.precision``."""
 
-FUSIONS = ("bias_activation_fusion", "bias_dropout_add_fusion", "masked_softmax_fusion", "apply_rope_fusion")
+FUSIONS = ("bias_activation_fusion", "bias_dropout_add_fusion", "masked_softmax_fusion")
 """Fusions that are on by default."""
+
+FUSES_ROPE = ("llama", "nemotron")
+"""Families of models whose rotary embedding Megatron-Bridge fuses in recipes that nobody tuned, too (@067f987df,
+src/megatron/bridge/models/llama/llama_bridge.py, nemotron/nemotron_bridge.py: apply_rope_fusion; Megatron-Core's own
+default is off, megatron/core/transformer/transformer_config.py)."""
+
+SAMPLE = 512
+"""Tokens of a sample of instructions, where samples are packed and the data are not known (assumed)."""
 
 DECISIVE = {
     "tensor_model_parallel_size": "plan.tp",
@@ -464,6 +474,8 @@ def interpret_configuration(reading: Reading) -> None:
         if stated is not None and stated.value is False:
             reading.approximate(stated, "kernels are fused as in the profile of the framework", FAST)
     reading.set_key("framework.name", "nemo")
+    _read_functional_recipe(reading)
+    _read_packed_samples(reading)
     if reading.take_switch("fp8_dot_product_attention"):
         reading.set_key("framework.set.attention_library", "cudnn-fp8", "fp8_dot_product_attention")
     _read_precision(reading)
@@ -508,6 +520,24 @@ def _read_model(reading: Reading) -> None:
     reading.read_rows(replace(row, silent=UNSTATED) for row in (*SHAPE, *CONFIGURATION, *EXPERTS, *LATENT))
     if any(reading.keys[key] != value for key, value in before.items() if key != "model.preset"):
         reading.keys.pop("model.preset", None)
+
+
+def _read_functional_recipe(reading: Reading) -> None:
+    """Reads which kernels are fused, and whether the recipe is one that works and that nobody tuned."""
+    if not reading.take_switch("functional"):
+        return
+    reading.set_key("framework.set.regime", "family", "functional")
+    fuses = str(reading.keys.get("model.preset", "")).startswith(FUSES_ROPE)
+    if "framework.set.eager.rope.fused" not in reading.keys and not fuses:
+        reading.set_key("framework.set.eager.rope.fused", False, "functional")
+
+
+def _read_packed_samples(reading: Reading) -> None:
+    """Reads samples that are packed into sequences, with attention of their own, where schemes have whole sequences."""
+    keys = reading.keys
+    has_keys = keys.get("plan.cp", 1) == 1 or keys.get("plan.sequence.comm", "p2p") != "p2p"
+    if "packed" in reading.stated and has_keys and reading.take_switch("packed"):
+        reading.assume("batch.documents", SAMPLE, "samples are packed, and no file says how long they are")
 
 
 def _set_optimizer_sharding(reading: Reading) -> None:
@@ -681,7 +711,8 @@ def write(keys: Keys, header: list[str]) -> str:
 def write_adapters(keys: Mapping[str, Value], modules: Mapping[str, str]) -> tuple[int, list[str]]:
     """The rank of adapters, and the linear layers that have them. modules: their targets by name."""
     names = {target: name for name, target in modules.items()}
-    return int(keys.get("train.rank", 32)), [names[target] for target in keys.get("train.targets", names)]
+    targets = ("attn_qkv" if target in PARTS else target for target in keys.get("train.targets", names))
+    return int(keys.get("train.rank", 32)), list(dict.fromkeys(names[target] for target in targets))
 
 
 def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:

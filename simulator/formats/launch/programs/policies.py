@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, TRAITS, read_plan, read_recipe
-from meshcast.simulator.formats.launch.programs.trainer import ALL_TARGETS, EVERYWHERE, TARGETS, leave_out_experts
+from meshcast.simulator.formats.launch.programs.trainer import ALL_TARGETS, EVERYWHERE, leave_out_experts
 from meshcast.simulator.formats.launch.programs.trainer_settings import SHORT
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
@@ -23,14 +23,7 @@ from meshcast.simulator.formats.launch.table import (
     read_words,
 )
 from meshcast.simulator.formats.launch.verdicts import Approximation
-
-MODULES = {
-    **TARGETS,
-    **{"linear_qkv": "attn_qkv", "linear_q": "attn_qkv", "linear_k": "attn_qkv", "linear_v": "attn_qkv"},
-    **{"linear_proj": "attn_proj", "linear_fc1": "mlp_up", "linear_fc2": "mlp_down"},
-    **{"linear_fc1_up": "mlp_up", "linear_fc1_gate": "mlp_up"},
-}
-"""Linear layers with adapters by the names of modules in transformers and in Megatron-Core."""
+from meshcast.simulator.models.adapters import MODULES, join_targets
 
 FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 """Number formats by their names."""
@@ -144,5 +137,5 @@ def set_targets(reading: Reading, targets: Sequence[str], stated: Stated | None,
 
     targets: none for all. stated: the setting that an approximation is about. names: of the settings that say so.
     """
-    kept = leave_out_experts(reading, tuple(dict.fromkeys(targets)) or ALL_TARGETS, stated)
+    kept = leave_out_experts(reading, join_targets(targets) or ALL_TARGETS, stated)
     reading.set_key("train.targets", kept, *names)

@@ -49,6 +49,8 @@ class Recipes:
         if row is None:
             return None
         settings = {key: value for key, value in {**self.usual, **row}.items() if key != "path"}
+        if str(row.get("path", "")).startswith("recipes/"):  # those of perf_recipes/ are tuned
+            settings["functional"] = True
         return {key: Stated(value, key, f"recipe {name}") for key, value in settings.items()}
 
 

@@ -42,6 +42,7 @@ from meshcast.simulator.formats.launch.table import (
     read_switch,
     read_words,
 )
+from meshcast.simulator.models.adapters import MODULES, PARTS, join_targets
 
 
 @dataclass(frozen=True)
@@ -490,18 +491,6 @@ LORA_NAMES = (
 RANK_NAMES = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r", "rank")
 TARGET_NAMES = ("lora_target_modules", "lora_target", "target_modules", "lora_target_module", "trainable")
 
-TARGETS = {
-    **dict.fromkeys(
-        ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "w_pack", "wqkv"), "attn_qkv"
-    ),
-    **dict.fromkeys(("o_proj", "out_proj", "dense", "attn.c_proj", "wo"), "attn_proj"),
-    **dict.fromkeys(
-        ("gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h", "w1", "w2", "w3", "fc1", "c_fc"), "mlp_up"
-    ),
-    **dict.fromkeys(("down_proj", "dense_4h_to_h", "fc2", "c_proj"), "mlp_down"),
-}
-"""Linear layers with adapters by the names of modules in models of transformers."""
-
 EVERYWHERE = ("all", "all-linear", "all_linear", "lora_all_linear")
 """Words for adapters on all linear layers."""
 
@@ -562,18 +551,18 @@ def _read_targets(reading: Reading, adapters: Stated | None, names: tuple[str, .
 def _find_targets(reading: Reading, words: list[str], stated: Stated | None) -> tuple[str, ...]:
     """The linear layers that the names of modules mean. stated: the setting that has them."""
     if not words:
-        return ("attn_qkv",)
-    if unknown := [word for word in words if word not in TARGETS]:
+        return ("attn_q", "attn_v")
+    if unknown := [word for word in words if word not in MODULES]:
         why = f"meshcast does not know which layers {', '.join(unknown)} are"
         reading.approximate(stated, why, "the memory and time of adapters err a little")
-    return tuple(dict.fromkeys(TARGETS[word] for word in words if word in TARGETS))
+    return join_targets(word for word in words if word in MODULES)
 
 
 def leave_out_experts(reading: Reading, targets: tuple[str, ...], stated: Stated | None) -> tuple[str, ...]:
     """The layers whose adapters are forecast: not those of experts, and not the projections of latent attention."""
     experts, latent = "model.moe.experts" in reading.keys, "model.mla.kv_lora_rank" in reading.keys
     left_out = {"mlp_up", "mlp_down"} if experts else set()
-    left_out |= {"attn_qkv"} if latent else set()
+    left_out |= {"attn_qkv", *PARTS} if latent else set()
     kept = tuple(name for name in targets if name not in left_out)
     if kept == targets:
         return targets

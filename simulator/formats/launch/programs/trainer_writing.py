@@ -20,6 +20,7 @@ ATTENTIONS = {"flash-2": "flash_attention_2", "flash-3": "flash_attention_3", "s
 
 MODULES = {
     "attn_qkv": ("q_proj", "k_proj", "v_proj"),
+    **{"attn_q": ("q_proj",), "attn_k": ("k_proj",), "attn_v": ("v_proj",)},
     "attn_proj": ("o_proj",),
     "mlp_up": ("gate_proj", "up_proj"),
     "mlp_down": ("down_proj",),

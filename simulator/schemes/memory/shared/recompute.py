@@ -14,7 +14,7 @@ from itertools import chain
 
 from meshcast.simulator.ir.modules import CompositeModule, Layer, Module, Operator, Stage, Unit, every_module
 from meshcast.simulator.ir.operators import Cast
-from meshcast.simulator.ir.ops import Communication, Fragment, Op, TensorUse
+from meshcast.simulator.ir.ops import Communication, Fragment, Memory, Op, TensorUse
 from meshcast.simulator.ir.scheme import LowerModule
 from meshcast.simulator.lowering.rewrite import Rewrite, working_predecessors
 
@@ -82,6 +82,7 @@ def _skip_kept(again: Fragment, kept: Set[str], gradient: Sequence[Op], early_st
     for op in reversed(again.forward):
         # Ops in the middle of an operator write no named tensor.
         if made[op] & wanted or (not made[op] and op in waited):
+            _shorten(op, made[op] & wanted)
             wanted |= read[op] - kept
             waited |= working_predecessors(op)
         else:
@@ -93,6 +94,13 @@ def _skip_kept(again: Fragment, kept: Set[str], gradient: Sequence[Op], early_st
         t for t in again.tensor_uses if t.op not in left and not (t.made and t.op in forward and t.key in kept)
     ]
     dead.apply()
+
+
+def _shorten(op: Op, wanted: Set[str]) -> None:
+    """Leaves of a gated activation its function alone, if that is `wanted`, which it saves, and not their product."""
+    is_saved = bool(wanted) and not any("@" in key for key in wanted)  # tensors have a layout in their keys
+    if is_saved and isinstance(op.work, Memory) and op.work.what == "activation":
+        op.work = Memory("gelu", op.work.read // 2, op.work.write)
 
 
 def discard_outputs(fragment: Fragment, ops: Sequence[Op]) -> None:

@@ -89,7 +89,7 @@ def test_a_recipe_that_nothing_names_is_asked_for() -> None:
 def test_builders_say_what_is_trained() -> None:
     adapted = tune("lora_finetune_single_device", "qlora_llama3_1_8b")
     assert (adapted["train.mode"], adapted["train.rank"]) == ("qlora", 4)
-    assert adapted["train.targets"] == ["attn_qkv", "attn_proj"]
+    assert adapted["train.targets"] == ["attn_q", "attn_proj"]
     assert adapted["train.frozen_weights"] == "nf4-double"
     assert tune("full_finetune_single_device")["train.mode"] == "full"
 
