@@ -72,6 +72,8 @@ class Gemm:
     sms, reserved: multiprocessors that communicate in a fused kernel, and that are left to kernels beside it.
     scaling: ``row`` for 8-bit operands with one scale a row, which other libraries multiply; otherwise empty.
     part: share of a kernel, of `m` / `part` rows, that this is: it takes that share of the kernel's time.
+    tile: of a grouped GEMM whose program fixes its output tiles their rows, the rows that one loads, and (columns,);
+        otherwise empty.
     """
 
     m: float
@@ -89,6 +91,7 @@ class Gemm:
     reserved: int = 0
     scaling: str = ""
     part: float = 1.0
+    tile: tuple[Any, ...] = ()
 
     @property
     def flops(self) -> float:
