@@ -54,6 +54,9 @@ PARTIAL_SUM = 8
 WEIGHT_REUSE = 6.0
 """Minimum number of GEMMs of the same size between two uses of a weight: benchmarks rotate weights through the L2, six
 sets of them in the tables (ai-dynamo/aiconfigurator @095f58a51c4c). 3, 12 and 40 fit no better."""
+RESULT_REUSE = 1.0
+"""Number of GEMMs of the same size between two writes to a result's buffer: every GEMM of a benchmark writes to the same
+one, which stays in the L2 if it fits."""
 EVICTION_SHARPNESS = 6
 """Exponent of the share of operands still in the L2, as the traffic since their last use exceeds its size: almost none,
 as in cyclic accesses. Set by hand; 2 and 3 fit worse."""
@@ -253,7 +256,8 @@ def _traffic_seconds(work: Gemm, gpu: GPU, model: GemmCostModel) -> Any:
     passing = (activation + weight + result) / gpu.l2
     in_l2 = 1 / (1 + (model.reuse_distance * passing) ** EVICTION_SHARPNESS)
     weight_in_l2 = 1 / (1 + (max(model.reuse_distance, WEIGHT_REUSE) * passing) ** EVICTION_SHARPNESS)
+    result_in_l2 = 1 / (1 + (RESULT_REUSE * passing) ** EVICTION_SHARPNESS)
     slow, fast, write = 1 / model.read_share, 1 / model.l2_rate, 1 / model.write_share
     read = activation * (slow + (fast - slow) * in_l2) + weight * (slow + (fast - slow) * weight_in_l2)
-    written = result * (max(write, slow) + (write - max(write, slow)) * in_l2)
+    written = result * (max(write, slow) + (write - max(write, slow)) * result_in_l2)
     return (read + written) / gpu.memory_bandwidth
