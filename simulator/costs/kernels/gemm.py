@@ -22,7 +22,7 @@
 - Batched GEMMs in 16 bits whose rows are no multiple of `ALIGNMENT` bytes run at `UNALIGNED_RATE` of the peak in fp32,
   dense ones on Hopper at `UNALIGNED_DENSE` of the rate of others.
 - Operands in the L2 are read at its bandwidth. An operand is still in the L2 if the traffic since its last use, of
-  `reuse_distance` GEMMs of this size, fits in it.
+  `reuse_distance` GEMMs of this size, fits in it; the buffer of the result was written by the GEMM before.
 - That is a library as it was measured, with its own choice of kernels. Where a decomposition is stated, `busy` is the
   time of the longest block under it, with the best tile (`simulator.costs.kernels.decomposition`).
 """
@@ -54,9 +54,6 @@ PARTIAL_SUM = 8
 WEIGHT_REUSE = 6.0
 """Minimum number of GEMMs of the same size between two uses of a weight: benchmarks rotate weights through the L2, six
 sets of them in the tables (ai-dynamo/aiconfigurator @095f58a51c4c). 3, 12 and 40 fit no better."""
-RESULT_REUSE = 1.0
-"""Number of GEMMs of the same size between two writes to a result's buffer: every GEMM of a benchmark writes to the same
-one, which stays in the L2 if it fits."""
 EVICTION_SHARPNESS = 6
 """Exponent of the share of operands still in the L2, as the traffic since their last use exceeds its size: almost none,
 as in cyclic accesses. Set by hand; 2 and 3 fit worse."""
@@ -256,7 +253,7 @@ def _traffic_seconds(work: Gemm, gpu: GPU, model: GemmCostModel) -> Any:
     passing = (activation + weight + result) / gpu.l2
     in_l2 = 1 / (1 + (model.reuse_distance * passing) ** EVICTION_SHARPNESS)
     weight_in_l2 = 1 / (1 + (max(model.reuse_distance, WEIGHT_REUSE) * passing) ** EVICTION_SHARPNESS)
-    result_in_l2 = 1 / (1 + (RESULT_REUSE * passing) ** EVICTION_SHARPNESS)
+    result_in_l2 = 1 / (1 + passing**EVICTION_SHARPNESS)  # each GEMM of a benchmark writes to the same buffer
     slow, fast, write = 1 / model.read_share, 1 / model.l2_rate, 1 / model.write_share
     read = activation * (slow + (fast - slow) * in_l2) + weight * (slow + (fast - slow) * weight_in_l2)
     written = result * (max(write, slow) + (write - max(write, slow)) * result_in_l2)

@@ -71,23 +71,28 @@ def seconds(work: Gemm, gpu: GPU, model: GroupedGemmCostModel, speed: float = 1.
 
     speed: rate of the multiprocessors against the calibrated one.
     """
-    m, n, k, gradient = work.m, work.n, work.k, work.layout == "nt"
-    groups = work.groups or ((work.batch, k if gradient else m),)
-    best: Any = math.inf
-    for rows, loaded, widths in (work.tile,) if work.tile else TILES:
-        down = work.batch * ceil_div(m, rows) if gradient else _count_tiles(groups, rows)
-        for columns in widths:
-            waves = count_waves(down * ceil_div(n, columns), gpu.multiprocessors, WAVE_ROUNDING)
-            best = minimum(best, waves * (rows * columns + model.tile_edge * (loaded + columns)))
+    gradient = work.layout == "nt"
+    groups = work.groups or ((work.batch, work.k if gradient else work.m),)
     (height, _, (width,)) = TILES[0]
     edge = 1 + model.tile_edge * (1 / height + 1 / width)
     gradient_rate = model.weight_gradient_rate if gradient else 1.0
     rate = model.peak_share * gradient_rate * edge * speed * peak(gpu, work.dtype)
-    compute = best * k * 2 * gpu.multiprocessors / rate
+    compute = _tile_elements(work, groups, gpu, model) * work.k * 2 * gpu.multiprocessors / rate
 
     launch = model.launch + model.group_overhead * work.batch
     moving = combine(compute, _traffic_seconds(work, gpu, model), 2.0)
     return moving + model.row_overhead * _largest_group(groups) + launch, launch
+
+
+def _tile_elements(work: Gemm, groups: tuple[tuple[Any, Any], ...], gpu: GPU, model: GroupedGemmCostModel) -> Any:
+    """Elements of the tiles of one multiprocessor, edges included, with the best tile or that of the program."""
+    best: Any = math.inf
+    for rows, loaded, widths in (work.tile,) if work.tile else TILES:
+        down = work.batch * ceil_div(work.m, rows) if work.layout == "nt" else _count_tiles(groups, rows)
+        for columns in widths:
+            waves = count_waves(down * ceil_div(work.n, columns), gpu.multiprocessors, WAVE_ROUNDING)
+            best = minimum(best, waves * (rows * columns + model.tile_edge * (loaded + columns)))
+    return best
 
 
 def _traffic_seconds(work: Gemm, gpu: GPU, model: GroupedGemmCostModel) -> Any:
