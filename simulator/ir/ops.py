@@ -73,6 +73,8 @@ class Gemm:
     scaling: ``row`` for 8-bit operands with one scale a row, which other libraries multiply; otherwise empty.
     part: share of a kernel, of `m` / `part` rows, that this is: it takes that share of the kernel's time.
     one_kernel: whether its groups are in one kernel; otherwise as the training library launches them.
+    tile: of a grouped GEMM whose program fixes its output tiles their rows, the rows that one loads, and (columns,);
+        otherwise empty.
     """
 
     m: float
@@ -91,6 +93,7 @@ class Gemm:
     scaling: str = ""
     part: float = 1.0
     one_kernel: bool = False
+    tile: tuple[Any, ...] = ()
 
     @property
     def flops(self) -> float:

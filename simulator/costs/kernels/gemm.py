@@ -22,7 +22,7 @@
 - Batched GEMMs in 16 bits whose rows are no multiple of `ALIGNMENT` bytes run at `UNALIGNED_RATE` of the peak in fp32,
   dense ones on Hopper at `UNALIGNED_DENSE` of the rate of others.
 - Operands in the L2 are read at its bandwidth. An operand is still in the L2 if the traffic since its last use, of
-  `reuse_distance` GEMMs of this size, fits in it.
+  `reuse_distance` GEMMs of this size, fits in it; the buffer of the result was written by the GEMM before.
 - That is a library as it was measured, with its own choice of kernels. Where a decomposition is stated, `busy` is the
   time of the longest block under it, with the best tile (`simulator.costs.kernels.decomposition`).
 """
@@ -253,7 +253,8 @@ def _traffic_seconds(work: Gemm, gpu: GPU, model: GemmCostModel) -> Any:
     passing = (activation + weight + result) / gpu.l2
     in_l2 = 1 / (1 + (model.reuse_distance * passing) ** EVICTION_SHARPNESS)
     weight_in_l2 = 1 / (1 + (max(model.reuse_distance, WEIGHT_REUSE) * passing) ** EVICTION_SHARPNESS)
+    result_in_l2 = 1 / (1 + passing**EVICTION_SHARPNESS)  # each GEMM of a benchmark writes to the same buffer
     slow, fast, write = 1 / model.read_share, 1 / model.l2_rate, 1 / model.write_share
     read = activation * (slow + (fast - slow) * in_l2) + weight * (slow + (fast - slow) * weight_in_l2)
-    written = result * (max(write, slow) + (write - max(write, slow)) * in_l2)
+    written = result * (max(write, slow) + (write - max(write, slow)) * result_in_l2)
     return (read + written) / gpu.memory_bandwidth

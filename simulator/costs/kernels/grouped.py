@@ -6,11 +6,12 @@
     waves   = exact + WAVE_ROUNDING (up(exact) - exact),   exact = sum over groups of tiles / multiprocessors
     traffic = parameters / (memory_share HBM) + activations / (activation_rate clock multiprocessors)
 
-with the best of some tiles tm x tn.
+with the best of some tiles tm x tn, or the one that a program fixes (`Gemm.tile`).
 
 - The tiles of all groups are distributed over the multiprocessors at once (persistent kernels: CUTLASS grouped GEMM,
   DeepGEMM), so waves count all tiles; but no tile holds rows of two groups: small and uneven groups pay for padding.
-- A tile loads its operands along its edges, so narrow tiles take longer for their FLOPs (`tile_edge`).
+- A tile loads its operands along its edges, so narrow tiles take longer for their FLOPs (`tile_edge`); rows of the same
+  token are loaded once.
 - The parameters of every group with a row are read once, so kernels with few rows per group are bound by memory; a
   weight gradient (layout nt) writes that many instead, and reads them before when it accumulates.
 - Rows of inputs and results (16 bits before they are quantised) are gathered, padded, scattered or reduced by small
@@ -37,10 +38,9 @@ from meshcast.simulator.costs.estimate import NOTHING, Estimate
 from meshcast.simulator.costs.kernels.roofline import CLOCK, combine, count_waves, lower_bound, peak
 from meshcast.simulator.ir.ops import BYTES, Gemm
 
-TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 256), (64, 128), (32, 128), (16, 128))
-"""Output tiles (rows, columns) that one multiprocessor computes at a time; the first is the largest."""
-ROWS = tuple({rows: None for rows, _ in TILES})
-COLUMNS = tuple({columns: None for _, columns in TILES})
+TILES = ((256, 256, (128,)), (128, 128, (256, 128, 64)), (64, 64, (256, 128)), (32, 32, (128,)), (16, 16, (128,)))
+"""Output tiles that one multiprocessor computes at a time: rows, rows that it loads, and columns of each; the first is
+the largest."""
 
 WAVE_ROUNDING = 0.3
 """Share of the last, partly filled wave that is paid in full; from 0.1 to 0.5 fits differ by less than their errors."""
@@ -71,22 +71,28 @@ def seconds(work: Gemm, gpu: GPU, model: GroupedGemmCostModel, speed: float = 1.
 
     speed: rate of the multiprocessors against the calibrated one.
     """
-    m, n, k, gradient = work.m, work.n, work.k, work.layout == "nt"
-    groups = work.groups or ((work.batch, k if gradient else m),)
-    down = {rows: work.batch * ceil_div(m, rows) if gradient else _count_tiles(groups, rows) for rows in ROWS}
-    across = {columns: ceil_div(n, columns) for columns in COLUMNS}
-    best: Any = math.inf
-    for rows, columns in TILES:
-        waves = count_waves(down[rows] * across[columns], gpu.multiprocessors, WAVE_ROUNDING)
-        best = minimum(best, waves * (rows * columns + model.tile_edge * (rows + columns)))
-    edge = 1 + model.tile_edge * (1 / TILES[0][0] + 1 / TILES[0][1])
+    gradient = work.layout == "nt"
+    groups = work.groups or ((work.batch, work.k if gradient else work.m),)
+    (height, _, (width,)) = TILES[0]
+    edge = 1 + model.tile_edge * (1 / height + 1 / width)
     gradient_rate = model.weight_gradient_rate if gradient else 1.0
     rate = model.peak_share * gradient_rate * edge * speed * peak(gpu, work.dtype)
-    compute = best * k * 2 * gpu.multiprocessors / rate
+    compute = _tile_elements(work, groups, gpu, model) * work.k * 2 * gpu.multiprocessors / rate
 
     launch = model.launch + model.group_overhead * work.batch
     moving = combine(compute, _traffic_seconds(work, gpu, model), 2.0)
     return moving + model.row_overhead * _largest_group(groups) + launch, launch
+
+
+def _tile_elements(work: Gemm, groups: tuple[tuple[Any, Any], ...], gpu: GPU, model: GroupedGemmCostModel) -> Any:
+    """Elements of the tiles of one multiprocessor, edges included, with the best tile or that of the program."""
+    best: Any = math.inf
+    for rows, loaded, widths in (work.tile,) if work.tile else TILES:
+        down = work.batch * ceil_div(work.m, rows) if work.layout == "nt" else _count_tiles(groups, rows)
+        for columns in widths:
+            waves = count_waves(down * ceil_div(work.n, columns), gpu.multiprocessors, WAVE_ROUNDING)
+            best = minimum(best, waves * (rows * columns + model.tile_edge * (loaded + columns)))
+    return best
 
 
 def _traffic_seconds(work: Gemm, gpu: GPU, model: GroupedGemmCostModel) -> Any:
@@ -140,7 +146,7 @@ def take_group(work: Gemm, tokens: float) -> Gemm:
 # The groups of many calls are arrays of sizes x calls, or of calls alone where all groups of one call are alike.
 
 
-def _count_tiles(groups: tuple[tuple[Any, Any], ...], rows: int) -> Any:
+def _count_tiles(groups: tuple[tuple[Any, Any], ...], rows: Any) -> Any:
     """Tiles of `rows` rows that cover the rows of all groups."""
     total: Any = 0
     for count, size in groups:

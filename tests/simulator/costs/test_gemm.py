@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from meshcast.hardware import load
 from meshcast.hardware.errors import CatalogError
+from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.coefficients import coefficients
 from meshcast.simulator.costs.estimate import NOTHING
 from meshcast.simulator.costs.kernels.gemm import GemmCostModel, price, seconds
@@ -111,6 +112,15 @@ def test_two_limits_add_up_or_hide_each_other():
 
 def test_nothing_to_multiply_takes_no_time():
     assert price(Gemm(0, 8, 8), GPU, MODEL) == NOTHING
+
+
+def test_a_result_is_written_to_the_l2_as_long_as_it_fits():
+    """4,096 x 5,120 x 32 on an L40S writes 42 MB in 22 us, twice as fast as its memory could."""
+    gpu = load("gpus", "l40s")
+    model = Calibration.shipped().kernel_model(gpu, "gemm", "sglang").model
+    small, large = (Gemm(m, 5120, 32) for m in (4096, 40960))
+    rates = [work.m * work.n * 2 / seconds(work, gpu, model)[0] for work in (small, large)]
+    assert rates[0] > 1.5 * gpu.memory_bandwidth > 1.5 * rates[1]
 
 
 def test_a_format_that_the_gpu_lacks_is_refused():

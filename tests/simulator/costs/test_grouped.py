@@ -161,6 +161,16 @@ def test_histograms_keep_rows() -> None:
     assert routing.histogram(np.zeros(4)) == ()
 
 
+@pytest.mark.parametrize("distribution", ["balanced", "power_law_1.2"])
+@pytest.mark.parametrize("ranks", [1, 8, 64])
+def test_tokens_that_arrive_at_a_rank(distribution: str, ranks: int) -> None:
+    """As many as its fullest expert has or more, one for each choice at most, and all where it holds all experts."""
+    loads = routing.loads(distribution, 4096, 8, 64, ranks)
+    arrived = routing.count_arrived(distribution, loads, 4096)
+    assert loads.max() <= arrived * (1 + 1e-9) and arrived <= min(4096, loads.sum()) * (1 + 1e-9)
+    assert ranks > 1 or arrived == pytest.approx(4096, rel=0.01)
+
+
 # ------------------------------------------------------------------------------------------------ tables
 
 BLOCK = {
@@ -188,6 +198,23 @@ def test_an_expert_block() -> None:
     # 8192 x 8 / 4 = 16,384 rows of 32 experts; three matrices of 4096 x 768.
     assert up.flops + down.flops == pytest.approx(2 * 16384 * 3 * 4096 * 768)
     assert (up.batch, up.m, up.n, up.k) == (32, 512, 1536, 4096) and (down.n, down.k) == (4096, 768)
+
+
+def test_choices_of_other_ranks_experts_count_where_a_benchmark_gives_them_to_the_first_expert() -> None:
+    (triton,), _ = experts.read(pd.DataFrame([BLOCK | {"source": "AIC sglang 0.5.14 (sglang_fused_moe_triton)"}]))
+    up = triton.parts[0]
+    assert isinstance(up, Gemm) and up.flops == pytest.approx(2 * 8192 * 8 * 4096 * 1536)
+    # Every token arrives, with 2 of 8 choices here; 31 experts have 512 rows, one the rest, tokens times 8.
+    assert up.groups[0][1][0] == pytest.approx(512 + 8192 * 6)
+    height, loaded, _ = up.tile
+    assert loaded / height == pytest.approx(1 - 6 / 8 * 7 / 8)
+
+
+def test_a_fixed_tile_is_no_faster_than_the_best_and_rows_of_one_token_are_loaded_once() -> None:
+    times = [
+        seconds(replace(equal(8, 100), tile=tile), H100, MODEL)[0] for tile in ((), (64, 8, (64,)), (64, 64, (64,)))
+    ]
+    assert times[0] <= times[2] and times[1] < times[2]
 
 
 def test_kinds_and_classes() -> None:

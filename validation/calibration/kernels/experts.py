@@ -6,13 +6,15 @@ measured rank. Tables do not state which kernels a program fuses; that is known 
 
 - trtllm-gen gathers rows within the GEMM, and in bf16 computes the activation there as well; with 8-bit operands its
   other kernels process the rows of all tokens, also of those that experts of other ranks get.
+- Triton's kernels gather rows within the GEMM, too, and have one tile where nobody tuned them. In the benchmark of
+  sglang a rank holds the tokens that chose one of its experts, and its first expert takes their other choices, too.
 - all others permute, activate and unpermute in separate kernels; fp8 operands are quantised on the way.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -103,19 +105,23 @@ def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
     operand = BYTES[form]
     tokens, hidden, inter, topk, experts, tp, _, gated = (rows[name].to_numpy(float) for name in SIZES)
     inner, outer = inter / tp, (1 + gated) * inter / tp
-    counts, sizes = _groups(rows)
+    fused, gathers = name.startswith("trtllm-gen"), name.startswith(UNTUNED)
+    loads = _loads(rows, tokens, elsewhere_too=gathers)
+    counts, sizes = loads.counts, loads.sizes
     chosen, number = (counts * sizes).sum(axis=0), counts.sum(axis=0)
     mean = chosen / np.maximum(number, 1)
+    tile: Any = ()
+    if gathers:
+        tokens, tile = loads.arrived, _tile(loads.arrived, number, operand, loads.distinct)
     groups: Any = ((counts, sizes),)
-    up = Gemm(mean, outer, hidden, number, form, what="experts", groups=groups)
-    down = Gemm(mean, hidden, inner, number, form, what="experts", groups=groups)
-    fused = name.startswith("trtllm-gen")
+    up = Gemm(mean, outer, hidden, number, form, what="experts", groups=groups, tile=tile)
+    down = Gemm(mean, hidden, inner, number, form, what="experts", groups=groups, tile=tile)
     places = tokens * topk if fused and operand < wide else chosen
     parts: list[Work] = [up, down, Memory("permute", places * hidden * wide, tokens * hidden * wide)]
     rounds = np.where(topk > ROUTED, topk, 1) if not fused else 1
     parts.append(Memory("router", rounds * tokens * experts * BYTES["fp32"], tokens * topk * INDEX))
     parts += [Memory("permute", tokens * topk * INDEX, tokens * topk * INDEX)] * (1 if fused else 4)
-    if not fused:
+    if not fused and not gathers:
         parts.append(Memory("permute", tokens * hidden * wide, chosen * hidden * operand))
     elif operand < wide:
         parts.append(Memory("cast", tokens * hidden * wide, tokens * hidden * operand))
@@ -125,15 +131,54 @@ def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
     return _sample(rows, index, name, tuple(parts), kind, tokens)
 
 
-def _groups(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of experts on the measured rank and their loads: sizes x rows each."""
+class _Loads(NamedTuple):
+    """What the experts of the measured rank process, an array of sizes x rows or of rows each.
+
+    Attributes:
+        counts: experts with a number of rows.
+        sizes: that number.
+        arrived: tokens that the rank processes.
+        distinct: share of the rows of an expert that are not the same token again.
+    """
+
+    counts: np.ndarray
+    sizes: np.ndarray
+    arrived: np.ndarray
+    distinct: np.ndarray
+
+
+def _tile(tokens: np.ndarray, experts: np.ndarray, operand: float, distinct: np.ndarray) -> tuple[Any, ...]:
+    """Output tiles of Triton's kernel where no file was tuned for it: small ones for few tokens.
+
+    get_default_config in sglang, python/sglang/srt/layers/moe/fused_moe_triton/fused_moe_triton_config.py.
+    distinct: share of the rows of a tile that are not the same token again.
+    """
+    few = tokens <= experts if operand == BYTES["bf16"] else np.zeros(len(tokens), bool)
+    height, width = np.where(few, 16.0, 64.0), np.where(few, 32.0, 64.0 if operand == BYTES["bf16"] else 128.0)
+    return height, height * distinct, (width,)
+
+
+def _loads(rows: pd.DataFrame, tokens: np.ndarray, elsewhere_too: bool) -> _Loads:
+    """Returns what the experts of the measured rank process.
+
+    elsewhere_too: whether the rank holds the tokens alone that chose one of its experts, and its first expert takes
+    their choices of other ranks' experts, too: the benchmark of sglang's Triton kernels sets these indices to 0
+    (build_rank0_workloads and benchmark_config in collector/sglang/collect_moe.py of ai-dynamo/aiconfigurator
+    @095f58a51c4c).
+    """
     counts, sizes = np.zeros((2, SIZES_OF_GROUPS, len(rows)))
+    arrived, distinct = tokens.copy(), np.ones(len(rows))
     asked = zip(*(rows[name] for name in ("distribution", "num_tokens", "topk", "num_experts", "ep")), strict=True)
-    for column, (distribution, *where) in enumerate(asked):
-        loads = routing.loads(distribution, *map(int, where))
+    for column, (distribution, sent, topk, experts, ranks) in enumerate(asked):
+        loads = routing.loads(distribution, *map(int, (sent, topk, experts, ranks)))
+        if elsewhere_too and ranks > 1:
+            arrived[column] = routing.count_arrived(distribution, loads, sent)
+            more = max(arrived[column] * topk - loads.sum(), 0.0)
+            distinct[column] = 1 - more / max(loads.sum() + more, 1.0) * (1 - 1 / topk)
+            loads = np.sort(np.append(loads[:-1], loads[-1] + more))[::-1]
         for at, (count, size) in enumerate(routing.histogram(loads, SIZES_OF_GROUPS)):
             counts[at, column], sizes[at, column] = count, size
-    return counts, sizes
+    return _Loads(counts, sizes, arrived, distinct)
 
 
 def _product(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
@@ -156,7 +201,8 @@ def _sample(
     shared = rows["shared"].to_numpy(bool) if "shared" in rows else np.zeros(len(index), bool)
     classes = {"all": np.ones(len(index), bool), "tuned-4k": many, "own-4k": many & ~shared}
     gpu, micro = GPUS[rows["gpu"].iloc[0]], rows["time_us"].to_numpy(float)
-    return KernelSample("grouped", gpu, name, parts, index, micro * 1e-6, kind, classes, tuned)
+    own = () if tuned else ("tile_edge",)
+    return KernelSample("grouped", gpu, name, parts, index, micro * 1e-6, kind, classes, tuned, own)
 
 
 def _true(cell: object) -> bool:

@@ -78,6 +78,16 @@ def zipf(tokens: int, topk: int, experts: int, ranks: int, exponent: float) -> n
     return _most_loaded((1.0 + order) ** -exponent, tokens, topk, ranks)
 
 
+def count_arrived(distribution: str, loads: np.ndarray, tokens: float) -> float:
+    """Returns the number of tokens that chose at least one of the experts of a rank, by the loads of these.
+
+    Experts that take turns are chosen apart from each other, others independently of each other.
+    """
+    if distribution == "balanced":
+        return float(min(tokens, loads.sum()))
+    return float(tokens * (1.0 - np.prod(1.0 - np.minimum(loads / tokens, 1.0))))
+
+
 def histogram(loads: np.ndarray, most: int = 8) -> tuple[tuple[float, float], ...]:
     """`loads`, largest first, as at most `most` pairs (number of experts, rows of each), without idle experts.
 
