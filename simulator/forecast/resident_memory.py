@@ -160,8 +160,9 @@ def resident_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
 def offloaded_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """Bytes of the states of one rank in host memory (``cpu``) and on disks (``nvme``).
 
-    An optimizer on the host needs room for the gradients that it is sent, and one that converts them for those as well;
-    DeepSpeed's stage 2 keeps converted ones alone, and a buffer for the weights that it sends back, which is as much.
+    An optimizer on the host needs room for the gradients that it is sent, and one that flattens and converts them for
+    those as well; DeepSpeed's stage 2 keeps converted ones alone, and a buffer for the weights that it sends back,
+    which is as much.
     """
     offloaded = {"cpu": 0.0, "nvme": 0.0}
     for place, nbytes in _own_state_bytes(plan, params).items():
@@ -177,7 +178,8 @@ def offloaded_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
         elements = sum(size / shards("optimizer", param) for param, size in by_axes(params) if param.trained)
         if not _find_offloaded(plan, "gradients"):
             offloaded["cpu"] += BYTES[framework.gradients] * elements
-        for place, share in places.items() if framework.update.converts else ():
+        flattened = framework.update.converts and framework.update.flattens  # on the GPU where they are not
+        for place, share in places.items() if flattened else ():
             offloaded[place] += BYTES[framework.main_weights] * share * elements
     return offloaded
 

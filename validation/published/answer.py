@@ -18,7 +18,7 @@ from meshcast.validation.published.baseline import peak_format, seconds_at_peak
 from meshcast.validation.published.mapping import MappedJob, map_run
 from meshcast.validation.published.misfits import explain_misfit
 from meshcast.validation.published.open_plans import forecast_run
-from meshcast.validation.published.rows import PublishedRun, UnreadableLine
+from meshcast.validation.published.rows import PublishedRun, Spec, UnreadableLine
 
 Answer = dict[str, Any]
 Run = TypeVar("Run")
@@ -127,7 +127,7 @@ def _refusal_answer(name: str | None, reason: str) -> Answer:
 
 def _forecast_answer(run: PublishedRun, job: MappedJob, report: Report) -> Answer:
     step, (low, high) = run.step_time, report.interval_90
-    memory = peak_memory(run.spec.memory_kind, report) / GIB
+    memory = peak_memory(run.spec, report) / GIB
     printed = run.measured.peak_memory_gib
     peak = peak_format(run.spec.precision)
     return {
@@ -157,8 +157,15 @@ def _forecast_answer(run: PublishedRun, job: MappedJob, report: Report) -> Answe
     }
 
 
-def peak_memory(kind: str | None, report: Report) -> float:
-    """Peak memory by the counter that the run used [bytes]; of the whole device if the run does not say."""
+PRINTED = {"megatron-bridge": "torch-allocated"}
+"""Counters that programs print (NVIDIA-NeMo/Megatron-Bridge @067f987df, scripts/performance/utils/evaluate.py:
+mem-max-allocated-gigabytes)."""
+
+
+def peak_memory(spec: Spec, report: Report) -> float:
+    """Returns the peak memory by the counter that the run used [bytes]; if the run does not say, by that which its
+    program prints, else of the whole device."""
+    kind = PRINTED.get(spec.stack) if spec.memory_kind in (None, "unknown") else spec.memory_kind
     if kind == "torch-allocated":
         return report.peak_allocated
     return report.peak_reserved if kind == "torch-reserved" else report.peak_device

@@ -62,7 +62,7 @@ def test_releases_of_megatron_core_have_the_traits_of_their_time() -> None:
     assert at("2022-12") == ("unfused", False, False, False, False, True)
     assert at("2023-01") == ("flash", False, False, False, False, True)
     assert at("2023-02") == ("flash", False, False, False, False, False)
-    assert at("2023-06") == ("flash", True, False, False, False, False)
+    assert at("2023-10") == ("flash", False, False, False, False, False)
     assert at("2023-11") == ("flash", True, True, False, False, False)
     assert at("2023-12") == ("flash", True, True, True, False, False)
     assert at("2025-05") == ("flash", True, True, True, True, False)

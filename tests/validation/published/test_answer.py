@@ -72,14 +72,16 @@ def test_a_line_that_is_no_run_is_refused() -> None:
 
 
 def test_memory_is_forecast_in_the_words_of_the_run(runs: list[PublishedRun]) -> None:
-    def peak(kind: str | None) -> dict[str, Any]:
-        spec = runs[0].spec.model_copy(update={"memory_kind": kind})
+    def peak(kind: str | None, stack: str = runs[0].spec.stack) -> dict[str, Any]:
+        spec = runs[0].spec.model_copy(update={"memory_kind": kind, "stack": stack})
         measured = runs[0].measured.model_copy(update={"peak_memory_gib": 30.0})
         return answer(runs[0].model_copy(update={"spec": spec, "measured": measured}))
 
     found = {kind: peak(kind) for kind in ("torch-allocated", "torch-reserved", "nvidia-smi", "unknown", None)}
     gib = {kind: row["predicted"]["peak_memory_gib"] for kind, row in found.items()}
     assert gib["torch-allocated"] < gib["torch-reserved"] < gib["nvidia-smi"] == gib["unknown"] == gib[None]
+    bridge = {kind: peak(kind, "megatron-bridge")["predicted"]["peak_memory_gib"] for kind in ("unknown", "nvidia-smi")}
+    assert bridge["unknown"] < bridge["nvidia-smi"], "its log prints what tensors took"
     assert found["nvidia-smi"]["memory_error"] == pytest.approx(gib["nvidia-smi"] / 30 - 1)
     assert "memory_kind" in found["unknown"]["assumed"] and "memory_kind" not in found["nvidia-smi"]["assumed"]
 

@@ -87,7 +87,7 @@ def _measure(run: PublishedRun, shared: SharedWork) -> Iterator[Answer]:
 
     def log_ratio(profile: str | None = None, change: Change | None = None) -> float:
         report = forecast_run(run, shared, profile, change)[1]
-        return math.log(printed * GIB / peak_memory(run.spec.memory_kind, report))
+        return math.log(printed * GIB / peak_memory(run.spec, report))
 
     try:
         ratios = log_ratio(), log_ratio(change=forget_fits)
