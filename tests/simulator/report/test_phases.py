@@ -54,7 +54,7 @@ def test_evaluation_holds_forward_passes_of_its_own_batch_beside_the_states_of_t
 
 
 def test_every_replica_of_a_pipeline_evaluates_a_micro_batch_for_each_device() -> None:
-    report = forecast(plan={"dp": 4, "pp": 2}, run={"evaluation": {"micro": 3}})
+    report = forecast(plan={"dp": 4, "pp": 2, "zero": 1}, run={"evaluation": {"micro": 3}})
     job = make_evaluation(report.play.plan)
     assert job is not None and (job.batch.total, job.batch.micro) == (3 * 4 * 2, 3)
     # Each device has moments of its own parameters: two of three numbers of its optimizer.
