@@ -180,8 +180,9 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
     cluster = load_cluster(file.cluster, "cluster", base)
     model = load_model(_fill_sequence(file), "model", base)
     recipe = _find_recipe(file, cluster, model)
-    stated_plan, traits = fill_plan(file.plan, recipe.plan), merge_fields(recipe.traits, choice.set)
-    plan = _resolve_paths(base, expand_plan(stated_plan, cluster.gpus, model, cluster.gpus_per_node, file.batch))
+    plan = expand_plan(fill_plan(file.plan, recipe.plan), cluster.gpus, model, cluster.gpus_per_node, file.batch)
+    plan = _resolve_paths(base, plan)
+    traits = merge_fields(recipe.traits, choice.set)
     framework = load_framework(choice.name, traits, choice.release)
     precision = _precision(file, framework, plan)
     quantised = precision.compute in get_args(QuantisedRecipe)
@@ -244,6 +245,7 @@ def _find_recipe(file: JobFile, cluster: Cluster, model: Model) -> Recipe:
         mode=file.train.mode,
         degrees={**degrees, "domain": cluster.domain},
         passes_overlap=lets_passes_overlap(file.plan),
+        deterministic=bool(choice.set.get("deterministic")),
     )
     return find_recipe(choice.name, facts)
 

@@ -47,7 +47,7 @@ def forecast_run(
         return _forecast_open_plan(run, chosen, lambda row, fields: _map(row, fields, profile, change), shared_work)
 
     job, report = forecast(run)
-    for field, value, spec in likely_values(run.spec, job.assumed) if not report.fits else ():
+    for field, value, spec in likely_values(run.spec, job) if not report.fits else ():
         with suppress(MeshcastError):
             other, found = forecast(run.model_copy(update={"spec": spec}), (field,))
             if found.fits:
@@ -83,11 +83,14 @@ def _map(run: PublishedRun, chosen: tuple[str, ...], profile: str | None, change
     return replace(mapped, job=change(mapped.job)) if change else mapped
 
 
-def likely_values(spec: Spec, assumed: tuple[str, ...]) -> Iterator[tuple[str, str, Spec]]:
+def likely_values(spec: Spec, mapped: MappedJob) -> Iterator[tuple[str, str, Spec]]:
     """Other values of fields that were assumed and change memory, the least change of a plan first: the field, the
-    value in words, the spec with it."""
+    value in words, the spec with it. mapped: the job of the run, whose assumptions they are."""
+    assumed = mapped.assumed
     if "grad_dtype" in assumed:
         yield "grad_dtype", "bf16", spec.model_copy(update={"grad_dtype": "bf16"})
+    if "sharding" in assumed and any(entry["use"] == "data/ddp" for entry in mapped.job["plan"]["schemes"]):
+        yield "sharding", "zero1", spec.model_copy(update={"sharding": "zero1"})
     if "shard_group" in assumed:
         ranks = spec.width("dp") * spec.width("cp")
         group = 2 * (spec.gpus_per_node or 1)

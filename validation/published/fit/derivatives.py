@@ -75,7 +75,7 @@ def derive(run: PublishedRun, shared: SharedWork) -> Answer:
         unlike = forecast_without_fits(run, shared) if has_own_fits(run) else report
         step, given = report.step_time, job["framework"]
         framework = load_framework(given["name"], given["set"], given["release"])
-        base = framework.effective_rates
+        base = framework.kernel_traits.rates
 
         def share(changes: dict[str, Any]) -> float:
             changed = deepcopy(job)
