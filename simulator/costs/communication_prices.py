@@ -28,14 +28,14 @@ class CommunicationPrices:
         assumed: what the calibration had to borrow from other hardware, one sentence each.
     """
 
-    def __init__(self, places: RankPlaces, calibration: Calibration, speed: float = 1.0) -> None:
-        """speed: factor on the rate of all links."""
+    def __init__(self, places: RankPlaces, calibration: Calibration, speed: float = 1.0, rings: bool = False) -> None:
+        """speed: factor on the rate of all links. rings: all-reduces run over rings alone."""
         self._places, self._calibration, self._speed = places, calibration, speed
         cluster = places.cluster
         self._near = cluster.scale_up if cluster.node.scale_up else cluster.host
         scale_up, to_host = (calibration.link_models(tier) for tier in (self._near, cluster.host))
         network = calibration.network_model(cluster.scale_out)
-        self.links = Links(cluster, TierCostModels(scale_up.model, to_host.model, network.model), speed)
+        self.links = Links(cluster, TierCostModels(scale_up.model, to_host.model, network.model), speed, rings=rings)
         self.assumed = (
             *(scale_up.assumed if cluster.scale_up_domain > 1 else ()),
             *(to_host.assumed if cluster.over_host else ()),

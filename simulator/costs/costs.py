@@ -93,7 +93,7 @@ class Costs:
         self._link_speed = traits.all_rates()["communication"]
         self.kernels = KernelPrices(cluster.gpu, traits, self._calibration)
         self.places = RankPlaces(cluster, mesh, known.pairs)
-        self.communication = CommunicationPrices(self.places, self._calibration, self._link_speed)
+        self.communication = CommunicationPrices(self.places, self._calibration, self._link_speed, traits.rings_alone)
         self.assumed = self.kernels.assumed + self.communication.assumed
         self._kernel_prices, self._communication_prices, self._uses = known.kernels, known.communication, known.uses
 

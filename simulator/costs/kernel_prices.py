@@ -20,6 +20,7 @@ from meshcast.simulator.costs.kernels.libraries import (
     attention_format,
     attention_library,
     launches_each_group,
+    slow_down_in_order,
     training_library,
 )
 from meshcast.simulator.costs.kernels.sections import DENSE, SECTIONS, section_of, section_on
@@ -47,6 +48,8 @@ class KernelTraits:
         sustained: rate in a step against the same kernel alone, see `Framework`; None: that of the GPU's architecture.
         alone: kernels run one by one, not at the lower sustained rate of a long training step.
         pace: time of kernels on the slowest GPU over the calibrated time, see `simulator.costs.stragglers`.
+        deterministic: the backward pass of attention adds in one order.
+        rings_alone: all-reduces run over rings, neither trees nor sums in switches.
     """
 
     rates: Mapping[str, float] = field(default_factory=dict)
@@ -56,10 +59,13 @@ class KernelTraits:
     sustained: float | None = None
     alone: bool = False
     pace: float = 1.0
+    deterministic: bool = False
+    rings_alone: bool = False
 
     def __hash__(self) -> int:  # of equal traits; dictionaries have none
         rates, eager = tuple(self.rates.items()), tuple(self.eager)
-        return hash((rates, self.attention, self.decomposition, eager, self.sustained, self.alone, self.pace))
+        switches = self.alone, self.deterministic, self.rings_alone
+        return hash((rates, self.attention, self.decomposition, eager, self.sustained, self.pace, *switches))
 
     def all_rates(self) -> dict[str, float]:
         """Returns the factors by all names of `RATES`.
@@ -144,6 +150,9 @@ class KernelPrices:
         dtype = attention_format(self._traits.attention)
         in_format = replace(work, dtype=dtype) if dtype else work
         price = self._price_kernel(in_format, self._step_rate(in_format) * self._rates["attention"])
+        if self._traits.deterministic and work.backward:
+            slower = slow_down_in_order(self._attention_library.library, work, self._gpu)
+            price = price._replace(seconds=price.seconds * slower)
         return self._on_fewer(price, work.reserved)
 
     def _price_memory(self, work: Memory) -> Estimate:

@@ -330,6 +330,9 @@ class Framework(FrameworkPart):
     machine itself; default: that of the GPU's architecture in published runs, most of them on many nodes."""
     launch_s: float = Field(ge=0, le=1)
     """Time of the host to launch one op [s]: a faster GPU waits for the host."""
+    deterministic: bool = False
+    """What adds in one order: the backward pass of fused attention, and what the program sets besides (the key
+    `when_deterministic` of its file). For example ``--deterministic-mode`` of Megatron-LM."""
     cuda_graphs: bool | Literal["outside-experts"]
     """CUDA graphs: launching ops takes no time of the host. true: the whole step is one graph; ``outside-experts``: the
     host launches the ops of experts, whose numbers of tokens differ from step to step (graphs of Transformer Engine
@@ -383,7 +386,7 @@ class Framework(FrameworkPart):
         return 0.0 if self.cuda_graphs is True or self.launch_blocking else self.launch_s
 
     @property
-    def effective_rates(self) -> dict[str, float]:
+    def _effective_rates(self) -> dict[str, float]:
         """The factors of `rates`, with those of compiled kernels."""
         fused = {"memory_bound": min(FUSED_KERNEL_TIME, self.rates.get("memory_bound", 1.0))} if self.compile else {}
         return self.rates | fused
@@ -393,7 +396,15 @@ class Framework(FrameworkPart):
         """Which kernels this framework runs, and at which rates."""
         eager = {what: passes for what, passes in self.eager.items() if not (self.compile or passes.fused)}
         library, decomposition = self.attention_library, self.gemm_decomposition or None
-        return KernelTraits(self.effective_rates, library, decomposition, eager, self.sustained)
+        return KernelTraits(
+            self._effective_rates,
+            library,
+            decomposition,
+            eager,
+            self.sustained,
+            deterministic=self.deterministic,
+            rings_alone=self.deterministic and bool(_when_deterministic(self.name).get("rings_alone")),
+        )
 
     def __hash__(self) -> int:  # dictionaries have no hash; of all that sweeps vary, or a look-up compares every row
         formats = self.weights, self.gradients, self.main_weights, self.moments, self.attention
@@ -412,9 +423,9 @@ RENAMED = {
 """Keys of an older release, and what to write now."""
 
 
-BESIDE_TRAITS = ("versions", "generations", "rules", "recipe")
-"""Keys of a profile's file that date its releases, or say what its program runs or its recipes set; all others are
-traits."""
+BESIDE_TRAITS = ("versions", "generations", "rules", "recipe", "when_deterministic")
+"""Keys of a profile's file that date its releases, or say what its program runs, its recipes set, or its deterministic
+mode changes; all others are traits."""
 
 
 @cache
@@ -469,6 +480,13 @@ def framework_recipe(name: str) -> tuple[dict[str, Any], ...]:
     return (*(framework_recipe(base) if base else ()), *_file(name).get("recipe", ()))
 
 
+def _when_deterministic(name: str) -> dict[str, Any]:
+    """What a framework has in its deterministic mode: traits under `set`, and whether all-reduces run over rings alone
+    (`rings_alone`); that of its `base` where its file says nothing."""
+    base, stated = framework_base(name), _file(name).get("when_deterministic", {})
+    return stated or (_when_deterministic(base) if base else {})
+
+
 def load_framework(
     name: str, changes: dict[str, Any] | None = None, release: str | None = None, where: str = "framework"
 ) -> Framework:
@@ -493,6 +511,8 @@ def _load(name: str, changes: dict[str, Any], release: str | None, where: str) -
         month = find_month(release, framework_versions(name), f"{where}.release")
         for generation in generations_of(framework_generations(name), month):
             fields = merge_fields(fields, generation.set)
+    if changes.get("deterministic"):
+        fields = merge_fields(fields, _when_deterministic(name).get("set", {}))
     fields = merge_fields(fields, changes)
     return shared_instance(Framework, fields, lambda: validate_data(Framework, fields, f"{where}.set", PlanError))
 

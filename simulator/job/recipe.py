@@ -36,6 +36,7 @@ class RecipeFacts(BaseModel):
     mode: which parameters it trains.
     degrees: of its plan, and under `domain` the GPUs of a scale-up domain.
     passes_overlap: whether passes of micro-batches can overlap: in one stage, or in several chunks of each.
+    deterministic: whether kernels add in one order.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -48,6 +49,7 @@ class RecipeFacts(BaseModel):
     mode: str = "full"
     degrees: dict[str, int] = {}
     passes_overlap: bool = True
+    deterministic: bool = False
 
 
 class RecipeSetting(BaseModel):
@@ -77,6 +79,8 @@ class RecipeSetting(BaseModel):
     """Degrees of which there must not be more."""
     passes_overlap: bool | None = None
     """Whether passes of micro-batches can overlap."""
+    deterministic: bool | None = None
+    """Whether kernels add in one order."""
     set: NestedFields = {}
     """Traits of the framework, nested as in the profile."""
     plan: NestedFields = {}
@@ -95,6 +99,7 @@ class RecipeSetting(BaseModel):
                 not self.modes or facts.mode in self.modes,
                 self.experts in (None, facts.experts),
                 self.passes_overlap in (None, facts.passes_overlap),
+                self.deterministic in (None, facts.deterministic),
                 all(degrees.get(name, 1) > least for name, least in self.above.items()),
                 all(degrees.get(name, 1) <= most for name, most in self.at_most.items()),
             )

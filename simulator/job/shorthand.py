@@ -56,24 +56,31 @@ STOPPING = ("memory/recompute-full", "memory/recompute-operators")
 
 
 def add_tensor_overlap(stage: StageMesh, use: str, domain: int) -> Schemes:
-    """The schemes of a mesh with `use`, if one is tensor parallelism and none overlaps it, and all of its ranks reach
-    each other. domain: GPUs of a scale-up domain."""
+    """The schemes of a mesh with `use`, if one is tensor parallelism over several ranks that all reach each other, and
+    none overlaps it. domain: GPUs of a scale-up domain."""
     schemes = stage.schemes
     uses = [entry.use for entry in schemes]
     tensor = [i for i, use in enumerate(uses) if use.startswith("tensor/") and is_scheme(use)]
-    if not tensor or any(find_scheme(uses[i]).most_axes == 0 for i in tensor) or leaves_domain(stage, domain):
+    overlaps = any(find_scheme(uses[i]).most_axes == 0 for i in tensor)
+    if overlaps or not _tensor_spans(stage) or leaves_domain(stage, domain):
         return schemes
     return (*schemes[: tensor[0]], SchemeEntry(use=use), *schemes[tensor[0] :])
 
 
 def leaves_domain(stage: StageMesh, domain: int) -> bool:
     """Whether ranks of tensor parallelism are in several scale-up domains, of so many GPUs each."""
+    spans = _tensor_spans(stage)
+    return math.prod(stage.mesh.values()) > domain and any(domain % span for span in spans)
+
+
+def _tensor_spans(stage: StageMesh) -> list[int]:
+    """Ranks from the first to behind the last of a group, for every axis of tensor parallelism with several ranks."""
     sizes, spans, within = stage.mesh, dict[str, int](), 1
     for axis in reversed(sizes):
         within = spans[axis] = within * sizes[axis]
     entries = [entry for entry in stage.schemes if entry.use.startswith("tensor/") and is_scheme(entry.use)]
     axes = {axis for entry in entries for axis in find_scheme(entry.use).all_axes(entry.over, entry.model_extra or {})}
-    return within > domain and any(sizes.get(axis, 1) > 1 and domain % spans[axis] != 0 for axis in axes)
+    return [spans[axis] for axis in axes if sizes.get(axis, 1) > 1]
 
 
 def add_early_stop(schemes: Schemes) -> Schemes:

@@ -192,9 +192,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
     joined, plan = join_samples(file.batch, plan, model, base)
     batch = _batch(joined, model, plan)
     plan = fill_routing(plan, model, batch)
-    if has_trained_router(plan):
-        sigmas = {**framework.sigmas, "load of the busiest rank": LOAD_SIGMA}
-        framework = framework.model_copy(update={"sigmas": sigmas})
+    framework = _widen_for_router(framework, plan)
     parts = {"framework": choice, "precision": file.precision}
     as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}
     return Job(
@@ -216,6 +214,13 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> 
         folder=base,
         origin=origin,
     )
+
+
+def _widen_for_router(framework: Framework, plan: LongPlan) -> Framework:
+    """Returns the framework with the sigma of the load that a trained router gives the busiest rank."""
+    if not has_trained_router(plan):
+        return framework
+    return framework.model_copy(update={"sigmas": {**framework.sigmas, "load of the busiest rank": LOAD_SIGMA}})
 
 
 def _find_framework(
@@ -264,6 +269,7 @@ def _find_recipe(file: JobFile, cluster: Cluster, model: Model) -> Recipe:
         mode=file.train.mode,
         degrees={**degrees, "domain": cluster.domain},
         passes_overlap=lets_passes_overlap(file.plan),
+        deterministic=bool(choice.set.get("deterministic")),
     )
     return find_recipe(choice.name, facts)
 

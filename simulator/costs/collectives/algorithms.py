@@ -180,12 +180,12 @@ def _max_bytes(reach: Reach, links: Links, steps: int, nvls: bool) -> dict[str, 
 
 def _all_reduce(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
     switched = links.scale_up.switched and not crosses_host(reach) and reach.nodes.fewest > 1
-    nvls = links.nvls and switched and bool(tuner.generation(links.scale_up.kind).nvls_channel)
+    nvls = links.nvls and not links.rings and switched and bool(tuner.generation(links.scale_up.kind).nvls_channel)
     max_bytes = _max_bytes(reach, links, 2 * (reach.members - 1), nvls)
     algorithms = []
     for name, protocol in _protocols(links.models_within_node(reach).ring, reach, links).items():
         algorithms.append(_reduce_in_rings(reach, links, name, protocol, max_bytes[name]))
-        if reach.nodes.number > 1:
+        if reach.nodes.number > 1 and not links.rings:
             algorithms.append(_reduce_in_trees(reach, links, name, protocol))
     if nvls:
         algorithms += _reduce_in_switches(reach, links, max_bytes[NVLS])

@@ -119,6 +119,7 @@ class Links:
         models: a cost model for each tier.
         speed: rate of all links against the calibrated one; the nominal rate is never exceeded.
         nvls: whether the library may use NVLS (it adds no 8-bit integers).
+        rings: whether all-reduces run over rings alone (``NCCL_ALGO=Ring``).
         sharp: whether the switches of an InfiniBand network form sums, as with NVIDIA's SHARP plug-in.
     """
 
@@ -126,6 +127,7 @@ class Links:
     models: TierCostModels
     speed: float = 1.0
     nvls: bool = True
+    rings: bool = False
     sharp: bool = False
     scale_up: Tier = field(init=False)
     host: Tier = field(init=False)

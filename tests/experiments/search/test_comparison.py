@@ -71,7 +71,7 @@ def test_a_point_is_found_again_in_its_job(job: dict[str, Any], long: bool) -> N
         except MeshcastError:  # such as options that a schedule refuses
             continue
         made = load_job({**made.as_written, "plan": made.to_dict()["plan"]}) if long else made
-        form, read = read_short_form(made), read + 1
+        form, read = read_short_form(made, space.named), read + 1
         assert form.others == {} and find_point(space, form.values) == point
         assert list_outside(space, form) == []
     assert read > 100

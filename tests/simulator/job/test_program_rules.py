@@ -207,6 +207,7 @@ def test_the_programs_with_rules_are_those_of_the_docs() -> None:
     programs = {
         "deepspeed",
         "hf-trainer",
+        "megatron-bridge",
         "megatron-core",
         "megatron-deepspeed",
         "megatron-lm-2021",

@@ -229,7 +229,7 @@ def test_what_only_makes_the_output_of_a_layer_is_not_computed_again(keep: bool,
 
 
 def test_of_the_gate_of_a_frozen_mlp_its_function_alone_is_computed_again() -> None:
-    """Its product, which a frozen linear layer does not save, is not made: one tensor read and one written, of three."""
+    """Its product, which a frozen linear layer does not save, is not made: one tensor read, one written, of three."""
     framework = {"name": "hf-trainer", "set": {"compile": False}}
     described = stopping(True, gated=True, ffn=192) | {"framework": framework}
     described |= {"train": {"mode": "lora", "rank": 4, "targets": ["attn_qkv"]}}

@@ -64,7 +64,7 @@ def test_evaluations_hold_the_copies_in_fp32_that_losses_make() -> None:
 
 
 def test_every_replica_of_a_pipeline_evaluates_a_micro_batch_for_each_device() -> None:
-    report = forecast(plan={"dp": 4, "pp": 2}, run={"evaluation": {"micro": 3}})
+    report = forecast(plan={"dp": 4, "pp": 2, "zero": 1}, run={"evaluation": {"micro": 3}})
     job = make_evaluation(report.play.plan)
     assert job is not None and (job.batch.total, job.batch.micro) == (3 * 4 * 2, 3)
     # Each device has moments of its own parameters: two of three numbers of its optimizer.

@@ -31,6 +31,14 @@ def test_recomputation_that_is_not_stated_is_full_where_nothing_less_fits(stated
     assert f"sigmas.{field}" in report.sigmas and mapped.replaced == ((field, "full"),)
 
 
+def test_states_that_a_run_does_not_shard_are_sharded_where_nothing_else_fits() -> None:
+    large = {"model__layers": 128, "model__ffn": 16384, "mesh__vpp": 1, "schedule": "1f1b"}
+    plain = {"stack": "megatron-lm-2021", "sharding": None, "shard_group": None, "grad_dtype": "fp32"}
+    forecast = answer(row(**large, **plain))
+    assert forecast["replaced"] == {"sharding": "zero1"} and forecast["predicted"]["fits"]
+    assert not answer(row(**large, **{**plain, "sharding": "none"}))["predicted"]["fits"]
+
+
 def test_what_fits_keeps_its_usual_values() -> None:
     made = answer(row(recompute__kind=None))
     assert made["replaced"] == {} and "recompute.kind" in made["assumed"]
@@ -53,4 +61,4 @@ def test_stated_fields_are_not_doubted() -> None:
 
 
 def test_a_profile_in_the_place_of_another_is_named() -> None:
-    assert "megatron-core in the place of megatron-bridge" in answer(row(**LARGE, stack="megatron-bridge"))["misfit"]
+    assert "nemo in the place of mlperf-nemo" in answer(row(**LARGE, stack="mlperf-nemo"))["misfit"]

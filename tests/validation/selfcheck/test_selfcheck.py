@@ -69,7 +69,7 @@ def test_the_order_of_kernels_in_pairs_of_passes_depends_on_their_durations() ->
         {
             "model": {"preset": "llama3-8b", "layers": 16},
             "cluster": {"gpu": "b200-sxm", "gpus": 64, "inter": network, "gpus_per_node": 8},
-            "framework": "llm-foundry",
+            "framework": {"name": "llm-foundry", "recipe": False},
             "batch": {"global": 256, "micro": 2, "sequence": 512},
             "plan": {"tp": 4, "pp": 2, "dp": 8, "recompute": "selective", "zero": 1, "schedule": "dualpipe"},
         }

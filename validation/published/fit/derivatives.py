@@ -101,7 +101,7 @@ def _find_shares(job: dict[str, Any], step: float, shared: SharedWork) -> dict[s
     """Returns the shares of all kinds of work. step: of the job [s]."""
     stated = job["framework"]
     framework = load_framework(stated["name"], stated["set"], stated["release"])
-    base = framework.effective_rates
+    base = framework.kernel_traits.rates
 
     def share(changes: dict[str, Any]) -> float:
         changed = deepcopy(job)

@@ -406,6 +406,8 @@ def _write_kernels(keys: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if keys.get("framework.set.attention_library") == "cudnn" and keys.get("framework.set.attention") == "flash":
         settings["attention_backend"] = "fused"
+    if keys.get("framework.set.deterministic"):
+        settings["deterministic_mode"] = True
     if graphs := keys.get("framework.set.cuda_graphs"):
         settings |= {"cuda_graph_impl": "transformer_engine" if graphs == "outside-experts" else "full_iteration"}
         if graphs == "outside-experts":

@@ -183,6 +183,8 @@ def _read_pipeline(reading: Reading) -> None:
     elif chunks == 1:
         reading.take(*GROUPS)
     _assume_partition(reading, pp * chunks)
+    if reading.take_switch("deterministic_mode"):
+        reading.set_key("framework.set.deterministic", True, "deterministic_mode")
     if reading.take_switch("overlap_moe_expert_parallel_comm"):
         reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
         reading.set_key("framework.set.overlap.ep", True, "overlap_moe_expert_parallel_comm")

@@ -19,7 +19,6 @@ def judge(verdict: Verdict, *patterns: str) -> Verdicts:
 
 
 APPROXIMATIONS: Verdicts = {
-    "deterministic_mode": Approximation("deterministic kernels are forecast as the usual ones", FAST),
     "batch_invariant.*": Approximation("batch-invariant kernels are forecast as the usual ones", FAST),
     **judge(
         Approximation("kernels are fused as in the profile of the framework", FAST),

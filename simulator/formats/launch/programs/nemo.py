@@ -747,6 +747,8 @@ def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
     if (weights, moments) != ("fp32", "fp32"):
         settings |= {"use_precision_aware_optimizer": True, "main_params_dtype": weights}
         settings |= {"exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
+    if keys.get("framework.set.deterministic"):
+        settings["deterministic_mode"] = True
     if graphs := keys.get("framework.set.cuda_graphs"):
         settings["cuda_graph_impl"] = "transformer_engine" if graphs == "outside-experts" else "full_iteration"
         if graphs == "outside-experts":

@@ -71,7 +71,7 @@ VERDICTS: Verdicts = {
         "products of routers alone are repeated always"
     ),
     r"activation_checkpoint\..*": Decision("it says what is recomputed", ("plan.recompute=full",)),
-    r"(debug|training)\.deterministic.*": Approximation("kernels are forecast as the usual ones", TOO_FAST),
+    r"(debug|training)\.deterministic_warn_only": NoInfluence("it is for debugging"),
     r"(debug|training\.debug).*|(comm|override)\..*|compile\.backend": NoInfluence("it is for debugging"),
     BASE: Decision("what it returns does not stand in a file here: put its file beside", ("--assume-defaults",)),
     r"call\.\w+(\.\w+)*": Approximation("what this call does to the configuration is not read"),

@@ -530,7 +530,10 @@ def _read_optimizer(reading: Reading) -> None:
 
 
 def _read_graphs(reading: Reading) -> None:
-    """CUDA graphs, which are the default since 2026-08-13 (@f84224af0)."""
+    """CUDA graphs, which are the default since 2026-08-13 (@f84224af0), and deterministic kernels."""
+    ordered = ("debug.deterministic", "training.deterministic")
+    if reading.take_switch(*ordered):
+        reading.set_key("framework.set.deterministic", True, *ordered)
     today = any(name.startswith("training.num_tokens_per") for name in reading.stated)
     off = reading.take_switch("training.disable_cuda_graphs")
     names = ("training.disable_cuda_graphs",)

@@ -172,6 +172,8 @@ def _write_sections(keys: SomeKeys) -> Keys:
     """The settings of a configuration, those that its release has."""
     in_sequences = _is_until(keys, LAST_IN_SEQUENCES)
     settings = _write_settings(keys) | (_write_sequences(keys) if in_sequences else _write_tokens(keys))
+    if keys.get("framework.set.deterministic"):
+        settings["debug.deterministic"] = True
     if not in_sequences:
         settings["training.disable_cuda_graphs"] = not keys.get("framework.set.cuda_graphs", False)
         if settings.get("parallelism.enable_async_tensor_parallel") and keys.get("framework.set.compile", False):
