@@ -14,6 +14,7 @@ from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.verdicts import ApproximatedSetting
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.open_settings import widen
 from meshcast.simulator.loading.load import load_job
 
 
@@ -64,9 +65,5 @@ def bound_approximations(imported: ImportedJob, job: Job) -> list[BoundedApproxi
 
 
 def widen_interval(job: Job, bounded: Sequence[BoundedApproximation]) -> Job:
-    """The job whose interval holds the errors of these approximations, too."""
-    causes = {entry.setting.shown: min(entry.sigma, 3.0) for entry in bounded if entry.sigma}
-    if not causes:
-        return job
-    framework = job.framework.model_copy(update={"sigmas": {**job.framework.sigmas, **causes}})
-    return job.model_copy(update={"framework": framework})
+    """Returns the job whose interval holds the errors of these approximations in place of usual ones."""
+    return widen(job, {entry.setting.shown: min(entry.sigma, 3.0) for entry in bounded})

@@ -30,6 +30,7 @@ from meshcast.simulator.job.framework import (
 from meshcast.simulator.job.fused_attention import find_gpu_without_flash
 from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.job.open_settings import sigmas_of_import, widen
 from meshcast.simulator.job.program_rules import broken_rules
 from meshcast.simulator.job.recipe import NO_RECIPE, Recipe, RecipeFacts, fill_plan, find_recipe
 from meshcast.simulator.job.release import find_month
@@ -73,6 +74,8 @@ def load_job(
         job = _job(file, data, folder if base is None else Path(base), read.origin)
         if read.launch is not None:
             _refuse_stop(job, read.launch)
+            unfollowed = (entry.shown for entry in read.launch.findings.approximated)
+            job = widen(job, sigmas_of_import(job, read.launch.assumed, unfollowed))
         return job
 
 

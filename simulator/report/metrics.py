@@ -21,6 +21,7 @@ from meshcast.simulator.report.breakdown import Breakdown, breakdown
 from meshcast.simulator.report.energy import StepEnergy, step_energy
 from meshcast.simulator.report.forecast import Forecast
 from meshcast.simulator.report.host_memory import PLACES, HostUse, host_uses
+from meshcast.simulator.report.open_effects import open_effects
 from meshcast.simulator.report.peak_errors import MemoryFit, peak_error_of
 from meshcast.simulator.report.phases import heights_of_devices
 
@@ -125,7 +126,8 @@ class Metrics:
 
     @cached_property
     def sigmas(self) -> dict[str, float]:
-        """Contributions to `sigma`: of the regime, of causes that the framework names, and of every kind of busy time.
+        """Contributions to `sigma`: of the regime, of settings that the job leaves open, of causes that the framework
+        names, and of every kind of busy time.
 
         Errors of kernels of one kind are correlated, so a kind counts with its share of the busy time; those of its
         shapes are not, and average out.
@@ -135,13 +137,18 @@ class Metrics:
         sums = zip(KINDS, self.sums[self.device].tolist(), strict=True)
         return {
             REGIME: self.residual.sigma,
-            **{f"{CAUSE}{name}": sigma for name, sigma in self.job.framework.sigmas.items()},
+            **{f"{CAUSE}{name}": sigma for name, sigma in {**self._open_effects, **self.job.framework.sigmas}.items()},
             **{
                 kind: parts[kind] / busy * weighted / seconds / math.sqrt(KERNELS_OF_A_STEP)
                 for kind, (seconds, weighted, _, _) in sums
                 if seconds and parts[kind]
             },
         }
+
+    @cached_property
+    def _open_effects(self) -> dict[str, float]:
+        """Contributions of the settings that the job leaves open."""
+        return open_effects(self.job, self.breakdown, self.step_time)
 
     @property
     def sigma(self) -> float:

@@ -1,4 +1,7 @@
-"""Writes page and timeline of the README: ``python -m tools.pages.readme`` (``make docs-readme``)."""
+"""Writes page, timeline and figures of the README: ``python -m tools.pages.readme`` (``make docs-readme``).
+
+The figures are those of docs/accuracy.md, as strangers are told.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,32 @@ TIMELINE = Path("docs/images/llama3-70b-timeline.png")
 BLOCK = re.compile(r"(?<=^```text\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 """The only block of plain text in the README."""
 
+ACCURACY = Path("docs/accuracy.md")
+FIGURE = re.compile(
+    r"^\| (all|dense|moe|lora) \| \d+ \| [\d./ ]+ \| ([\d.]+) / ([\d.]+) \| [^|]+ \| (\d+) \|", re.MULTILINE
+)
+"""Rows of the table of classes in the section on strangers: median, 90th percentile, and share inside."""
+SENTENCE = re.compile(r"^As a stranger would be told.*?$", re.MULTILINE)
+
+
+def describe_strangers(page: str) -> str:
+    """Returns the sentence of the README on errors as strangers are told. page: docs/accuracy.md."""
+    section = page.partition("## As a stranger would be told")[2].partition("\n| program |")[0]
+    rows = {name: figures for name, *figures in FIGURE.findall(section)}
+    by_class = ", ".join(
+        f"{word} {rows[name][0]} / {rows[name][1]}"
+        for name, word in (("dense", "dense models"), ("moe", "experts"), ("lora", "adapters"))
+    )
+    return (
+        f"As a stranger would be told, the source of a run left out and its flags hidden: {rows['all'][0]} / "
+        f"{rows['all'][1]} % (median, 90th percentile; {by_class}), and {rows['all'][2]} % inside."
+    )
+
 
 if __name__ == "__main__":
     report = simulate(EXAMPLE)
     printed = render(page(report))
     timeline.draw(report, TIMELINE)
     compress_image(TIMELINE)
-    write_file(README, BLOCK.sub(lambda _: printed, README.read_text("utf-8")))
+    text = BLOCK.sub(lambda _: printed, README.read_text("utf-8"))
+    write_file(README, SENTENCE.sub(lambda _: describe_strangers(ACCURACY.read_text("utf-8")), text))

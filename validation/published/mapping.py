@@ -17,6 +17,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import load
 from meshcast.simulator.ir.registry import find_scheme, is_scheme
 from meshcast.simulator.job.framework import CommunicationOverlap, load_framework
+from meshcast.simulator.job.open_settings import HOST_BOUND_SIGMA, WRONG
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan, chosen_scheme
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from meshcast.validation.published.clusters import blocks_launches, known_cluster
@@ -40,10 +41,8 @@ from meshcast.validation.published.recipes import (
 from meshcast.validation.published.releases import month_of
 from meshcast.validation.published.rows import PublishedRun, RunAdapters, Spec
 from meshcast.validation.published.stacks import (
-    HOST_BOUND_SIGMA,
     KEPT,
     SIGMA,
-    WRONG,
     Stack,
     framework,
     regime_of,
@@ -114,7 +113,7 @@ class Assumptions:
     """The fields that a forecast assumes because its run does not state them, each with the sigma that it adds."""
 
     def __init__(self, experts: bool) -> None:
-        self.sigmas = SIGMA | (HOST_BOUND_SIGMA if experts else {})
+        self.sigmas = SIGMA | ({"cuda_graphs": HOST_BOUND_SIGMA["framework.set.cuda_graphs"]} if experts else {})
         self.fields: dict[str, float] = {}
 
     def add(self, field: str, why: str = "") -> None:
@@ -122,11 +121,15 @@ class Assumptions:
         self.fields[field] = self.sigmas[why or field]
 
     def value_or_usual(self, field: str, value: T | None, usual: T) -> T:
-        """Returns the value of a field; if it is not stated, the usual value, and lists the field as assumed."""
-        if value is None:
+        """Returns the value of a field; if it is not stated, the usual value, and lists the field as assumed.
+
+        Without a usual value the job leaves the field open, and its forecast says what that is worth.
+        """
+        if value is None and usual is None:
+            self.fields[field] = 0.0
+        elif value is None:
             self.add(field)
-            return usual
-        return value
+        return usual if value is None else value
 
     @property
     def widening(self) -> dict[str, float]:
@@ -323,9 +326,9 @@ def _framework(
     assumptions.value_or_usual("stack_version", spec.stack_version, None)
     changes["attention"] = assumptions.value_or_usual("model.attention", spec.model.attention, defaults.attention)
     compiles = False if spec.compile is None and defaults.never_compiles else spec.compile
-    changes["compile"] = assumptions.value_or_usual("compile", compiles, profile.compile)
-    assumptions.value_or_usual("cuda_graphs", spec.cuda_graphs, None)
+    changes["compile"] = assumptions.value_or_usual("compile", compiles, None)
     changes["cuda_graphs"] = launched.graphs
+    assumptions.value_or_usual("cuda_graphs", spec.cuda_graphs, launched.graphs)
     if library := launched_attention(row):
         changes["attention_library"] = library
     if defaults.step_overhead_s is not None:
@@ -351,7 +354,8 @@ def _framework(
         changes |= {"launch_blocking": True, "cuda_graphs": False}
     changes["sigmas"] = assumptions.widening
     changes["regime"] = regime_of(spec.stack, profile, row.source)
-    return {"name": name, "release": release, "recipe": False, "set": changes}
+    stated = {key: value for key, value in changes.items() if value is not None}
+    return {"name": name, "release": release, "recipe": False, "set": stated}
 
 
 def _plan(spec: Spec, launched: LaunchedSettings, assumptions: Assumptions) -> dict[str, Any]:

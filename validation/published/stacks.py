@@ -12,6 +12,8 @@ from typing import Literal
 
 from meshcast.simulator.costs.regimes import Regime, least_known
 from meshcast.simulator.job.framework import Framework, framework_names
+from meshcast.simulator.job.open_settings import SIGMA as OPEN
+from meshcast.simulator.job.plan_keys import PLAN_KEYS
 
 
 @dataclass(frozen=True)
@@ -102,23 +104,17 @@ FLAGS = (
 UNPRINTED = ("recompute.kind", "recompute.layers", "sharding", "schedule", "optimizer", "compile", "pipeline_split")
 """Fields of a spec that a stranger states only where the source prints them."""
 
-WRONG = 0.25
-"""Probability that a run differs from the default of its program where it states nothing, so that its variance is a
-quarter of that between the values of a field. With it 852 published runs are as likely as without any assumptions; at
-probability 1 the logarithm of a likelihood of Student's t is 26 lower."""
-
 SIGMA = {
     "stack": 0.0,  # whose regime says it
-    "stack_version": 0.03,  # releases within a year: 5 to 15 % from the oldest to the newest of dense models
     "batch.documents": 0.02,  # samples of 200 or 1,000 tokens, of sequences of 4,096
     "class": 0.10,  # packed samples attend within themselves only: attention's share of a step
-    "recompute.kind": 0.10,  # none against full is 31 % (26 to 33), and the usual choice is more likely than not
+    "recompute.kind": PLAN_KEYS["recompute"].sigma,
     "recompute.modules": 0.03,  # cores of fused attention are cheap; a program's own list may hold linears
     "schedule": 0.02,  # chunks against none is 6 % (2 to 17) where they are known to exist; they are known here
     "mesh.vpp": 0.01,
     "pipeline_split": 0.04,  # a layer more or less in the slowest stage of a few layers
     "batch.micro": 0.01,
-    "batch.micro, chosen": 0.05,  # neighbouring micro-batches of tuned runs differ by 2 to 8 %
+    "batch.micro, chosen": OPEN["batch.micro"],
     "mesh.vpp, chosen": 0.03,
     "mesh.cp": 0.02,  # a ring hides more: half of a small share
     "sharding": 0.01,  # ZeRO-1 against none is 0.3 % (0 to 2)
@@ -128,34 +124,24 @@ SIGMA = {
     "overlap.pp": 0.01,  # all hops together are at most 4 % of a step
     "overlap.ep": 0.10,  # all-to-all between nodes is 10 to 40 % of a step
     "token dispatcher": 0.02,  # HybridEP against all-to-all in one NVLink domain is -1 to -2 %
-    "sequence_parallel": 0.03,  # on against off is -0.5 % (-4 to 11)
-    "grad_dtype": 0.01,
-    "main_weights": 0.005,
+    "sequence_parallel": PLAN_KEYS["sequence_parallel"].sigma,
     "optimizer": 0.005,  # the update is 0.1 to 3 % of a step
     "model.attention": 0.08,  # kernel generations differ by 3 to 40 %, with the sequence
     "model.positions": 0.005,
     "model.dropout": 0.02,
     "model.vocab": 0.002,
-    "compile": 0.01,
-    "cuda_graphs": 0.01,  # dense layers are long enough to hide the host
+    "cuda_graphs": OPEN["framework.set.cuda_graphs"],
     "offload.kind": 0.01,
     "lora.rank": 0.002,
     "lora.targets": 0.04,  # adapters at all four linears of a layer against queries, keys and values: 7 to 12 %
-    "scale_up_domain": 0.02,
-    "gpus_per_node": 0.01,
-    "inter.kind": 0.01,
-    "inter.gbps_per_gpu": 0.02,  # 400 against 200 Gb/s is 2 % (0 to 5)
     "memory_kind": 0.0,  # says nothing about time
 }
-"""Standard deviation of log(step time) that assuming a field adds, by field.
+"""Standard deviation of log(step time) that assuming a field adds, by field; those that a job shows to be open have
+theirs in its forecast (`simulator.report.open_effects`).
 
 The comments give how the forecasts of some 600 published dense runs change when only this field changes, 10th to 90th
 percentile in parentheses; half of such a range is 1.3 standard deviations.
 """
-
-HOST_BOUND_SIGMA = {"cuda_graphs": 0.15, "compile": 0.05}
-"""`SIGMA` of models with experts, whose many small kernels wait for the host without CUDA graphs."""
-
 
 FITTED_SOURCES = frozenset(
     {

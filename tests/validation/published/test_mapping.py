@@ -11,6 +11,7 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.job.framework import framework_names
+from meshcast.simulator.job.open_settings import list_open_settings, sigma_of_open
 from meshcast.validation.published.mapping import MappedJob, map_run
 from meshcast.validation.published.rows import PublishedHardware, PublishedPlan, PublishedRun
 from meshcast.validation.published.stacks import SIGMA, STACKS, framework
@@ -319,17 +320,25 @@ def test_unstated_fields_are_listed_and_widen_the_interval(changes: dict[str, An
     mapped = map_run(row(**changes))
     assert field in mapped.assumed
     assert not use or use in uses(mapped)
-    assert sigma(mapped) > 0 if SIGMA[field] else field == "stack"
+    # Its cause is named, or the job leaves it open.
+    stated = list_open_settings(load_job(map_run(row(stack=changes.get("stack", "megatron-core"))).job))
+    is_open = set(list_open_settings(load_job(mapped.job))) > set(stated)
+    assert (sigma(mapped) > 0) != is_open if SIGMA.get(field, 1.0) else field == "stack"
 
 
 def test_assumptions_add_up_as_independent_ones_do() -> None:
     mapped = map_run(row(recompute={}, grad_dtype=None))
     assert mapped.assumed == ("grad_dtype", "recompute.kind")
-    # A quarter of runs differs from the default: half of the standard deviation between the values, 0.10 and 0.01.
-    assert mapped.job["framework"]["set"]["sigmas"] == {"grad_dtype": 0.005, "recompute.kind": 0.05}
-    report = simulate(mapped.job)
-    assert report.sigmas["sigmas.recompute.kind"] == 0.05
-    assert report.widest.keys() == {"regime", "sigmas.recompute.kind", "gemm"}
+    # A quarter of runs differs from the default: half of the standard deviation between the values, 0.10.
+    assert mapped.job["framework"]["set"]["sigmas"] == {"recompute.kind": 0.05}
+    causes = {name: value for name, value in simulate(mapped.job).sigmas.items() if name.startswith("sigmas.")}
+    assert causes.keys() == {"sigmas.recompute.kind", "sigmas.precision.gradients"}
+    assert causes["sigmas.recompute.kind"] == 0.05 and 0 < causes["sigmas.precision.gradients"] < 0.01
+
+
+def test_a_fully_stated_run_leaves_its_job_nothing_open() -> None:
+    report = simulate(map_run(row()).job)
+    assert not [name for name in report.sigmas if name.startswith("sigmas.")]
 
 
 def test_irrelevant_fields_are_not_assumed() -> None:
@@ -377,10 +386,9 @@ def test_adapters_are_those_of_the_run_or_the_usual_ones() -> None:
 
 def test_experts_make_unknown_graphs_matter() -> None:
     experts = {"kind": "moe", "model__moe": MOE, "mesh__ep": 8, "mesh__etp": 1, "overlap__ep": False}
-    combine_sigma = {
-        name: sigma(map_run(row(cuda_graphs=None, **changes))) for name, changes in (("a", {}), ("b", experts))
-    }
-    assert combine_sigma["b"] > 2 * combine_sigma["a"]
+    jobs = (load_job(map_run(row(cuda_graphs=None, **changes)).job) for changes in ({}, experts))
+    dense, sparse = (sigma_of_open(job, "framework.set.cuda_graphs") for job in jobs)
+    assert sparse > 2 * dense
 
 
 def test_every_program_has_a_framework() -> None:
