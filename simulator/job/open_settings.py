@@ -44,7 +44,8 @@ percentile in parentheses; half of such a range is 1.3 standard deviations.
 HOST_BOUND_SIGMA = {"framework.set.cuda_graphs": 0.15, "framework.set.compile": 0.05}
 """`SIGMA` of models with experts, whose many small kernels wait for the host without CUDA graphs."""
 
-USUAL = math.sqrt(WRONG * sum(sigma**2 for sigma in SIGMA.values()) / len(SIGMA))
+_OF_SETTINGS = [sigma for key, sigma in SIGMA.items() if key != "framework.name"]
+USUAL = math.sqrt(WRONG * sum(sigma**2 for sigma in _OF_SETTINGS) / len(_OF_SETTINGS))
 """Standard deviation that a setting adds which is approximated or unknown: that of an open one, root mean square."""
 
 OVERLAPS = tuple(f"framework.set.overlap.{axis}" for axis in ("dp", "tp", "pp", "ep"))

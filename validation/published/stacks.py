@@ -124,6 +124,7 @@ SIGMA = {
     "overlap.pp": 0.01,  # all hops together are at most 4 % of a step
     "overlap.ep": 0.10,  # all-to-all between nodes is 10 to 40 % of a step
     "token dispatcher": 0.02,  # HybridEP against all-to-all in one NVLink domain is -1 to -2 %
+    "grad_dtype": 0.01,  # where the memory of a run contradicts the usual one
     "sequence_parallel": PLAN_KEYS["sequence_parallel"].sigma,
     "optimizer": 0.005,  # the update is 0.1 to 3 % of a step
     "model.attention": 0.08,  # kernel generations differ by 3 to 40 %, with the sequence

@@ -13,6 +13,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.job.framework import framework_names
 from meshcast.simulator.job.open_settings import list_open_settings, sigma_of_open
 from meshcast.validation.published.mapping import MappedJob, map_run
+from meshcast.validation.published.open_plans import likely_values
 from meshcast.validation.published.rows import PublishedHardware, PublishedPlan, PublishedRun
 from meshcast.validation.published.stacks import SIGMA, STACKS, framework
 
@@ -334,6 +335,13 @@ def test_assumptions_add_up_as_independent_ones_do() -> None:
     causes = {name: value for name, value in simulate(mapped.job).sigmas.items() if name.startswith("sigmas.")}
     assert causes.keys() == {"sigmas.recompute.kind", "sigmas.precision.gradients"}
     assert causes["sigmas.recompute.kind"] == 0.05 and 0 < causes["sigmas.precision.gradients"] < 0.01
+
+
+def test_every_field_that_a_memory_contradicts_has_a_sigma() -> None:
+    run = row(gpus=128, mesh__dp=16, shard_group=None, grad_dtype=None, recompute={})
+    fields = {field for field, *_ in likely_values(run.spec, map_run(run).assumed)}
+    assert fields == {"grad_dtype", "shard_group", "recompute.kind"} <= SIGMA.keys()
+    assert all(field in map_run(run, (field,)).assumed for field in fields)
 
 
 def test_a_fully_stated_run_leaves_its_job_nothing_open() -> None:
