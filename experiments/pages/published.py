@@ -18,6 +18,9 @@ from meshcast.experiments.plots.style import Width
 from meshcast.simulator.report.words import describe_value
 from meshcast.validation.measurements.jsonl import read_lines
 
+Answer = dict[str, Any]
+"""An answer of ``--json``, or an object in it."""
+
 FEW = 40
 """Maximum number of runs that all get a row of the page."""
 
@@ -44,7 +47,7 @@ PLOTS = ("step-time", "memory")
 # ----------------------------------------------------------------------------------------- pipelines
 
 
-def validate_pipeline(paths: Sequence[Path]) -> tuple[dict[str, Any], RenderableType]:
+def validate_pipeline(paths: Sequence[Path]) -> tuple[Answer, RenderableType]:
     """Plays schedules with given durations: the answer and its table."""
     from meshcast.validation.pipelines.cases import EXAMPLES, answers
 
@@ -55,7 +58,7 @@ def validate_pipeline(paths: Sequence[Path]) -> tuple[dict[str, Any], Renderable
     return {"rows": [{**case, **row} for case, row in zip(described, rows, strict=True)]}, cases_table(cases, rows)
 
 
-UNSTATED: dict[str, Any] = {"v": 1, "t_w": 0, "hop": 0}
+UNSTATED: Answer = {"v": 1, "t_w": 0, "hop": 0}
 """Inputs of a pipeline case that it need not state."""
 
 
@@ -67,7 +70,7 @@ def describe_inputs(case: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {describe_value(given[key])}" for key in (*first, *more))
 
 
-def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
+def cases_table(cases: Sequence[Any], rows: Sequence[Answer]) -> Table:
     """The answers of ``validate pipeline`` as a table."""
     shape, times = number_columns("p", "m", "v"), number_columns("makespan", "bubble %")
     table = ruled_table(Column("schedule", style="bold"), *shape, "times and options", *times, "chunks in flight")
@@ -90,7 +93,7 @@ def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
 
 def validate_published(
     paths: Sequence[Path], workers: int | None = None, as_stranger: bool = False
-) -> tuple[dict[str, Any], int]:
+) -> tuple[Answer, int]:
     """Forecasts published runs: the answer, and the number of runs that an interruption has left out.
 
     as_stranger: as somebody is told whose runs nobody here has seen.
@@ -113,8 +116,8 @@ def validate_published(
 
 
 def validate_choice(
-    paths: Sequence[Path], workers: int | None = None, search: Callable[[Any], dict[str, Any]] | None = None
-) -> tuple[dict[str, Any], int]:
+    paths: Sequence[Path], workers: int | None = None, search: Callable[[Any], Answer] | None = None
+) -> tuple[Answer, int]:
     """Chooses among published plans of one task: the answer, and the number of runs that an interruption left out.
 
     search: searches the plans of a `PlanGroup` and says what it found, under `search` of the group.
@@ -143,7 +146,7 @@ def validate_choice(
 
 def fit_published(
     paths: Sequence[Path], workers: int | None = None, leave_out: str | None = None
-) -> tuple[dict[str, Any], int]:
+) -> tuple[Answer, int]:
     """Refits coefficients to published runs: the answer, and the number of runs that an interruption has left out.
 
     leave_out: source, family or model: the page lists the errors of every one of them.
@@ -176,9 +179,9 @@ def _read_runs(paths: Sequence[Path]) -> list[Any]:
     return read_files(paths) if paths else list(read_shipped())
 
 
-def keep_until_interrupted(steps: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def keep_until_interrupted(steps: Iterable[Answer]) -> list[Answer]:
     """All of some results, or those before an interruption."""
-    found: list[dict[str, Any]] = []
+    found: list[Answer] = []
     try:
         for one in steps:
             found.append(one)
@@ -200,7 +203,7 @@ def progress(steps: Iterable[Any], total: int, what: str) -> Iterator[Any]:
         yield from bar.track(steps, total=total)
 
 
-def published_page(answer: dict[str, Any]) -> RenderableType:
+def published_page(answer: Answer) -> RenderableType:
     """Errors of all runs and of every group, with those of naive forecasts; runs that do not fit; refused runs."""
     summary = answer["summary"]
     runs = "run" if summary["rows"] == 1 else "runs"
@@ -232,7 +235,7 @@ def published_page(answer: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def choice_page(answer: dict[str, Any]) -> RenderableType:
+def choice_page(answer: Answer) -> RenderableType:
     """Regret and rank correlation of every group of plans, then the means of all groups and of each source."""
     summary, groups = answer["summary"], answer["groups"]
     if not groups:
@@ -246,7 +249,7 @@ def choice_page(answer: dict[str, Any]) -> RenderableType:
         Column("chosen", overflow="fold"),
     )
 
-    def add(name: str, of: dict[str, Any], chosen: str, style: str = "") -> None:
+    def add(name: str, of: Answer, chosen: str, style: str = "") -> None:
         rho = "" if of["rho"] is None else f"{of['rho']:.2f}"
         table.add_row(name, f"{of['plans']:,}", *(format_percent(of[key]) for key in keys), rho, chosen, style=style)
 
@@ -271,12 +274,12 @@ def choice_page(answer: dict[str, Any]) -> RenderableType:
     return Group(table, *(Text(remark, "dim") for remark in remarks), *_describe_searches(summary.get("searches")))
 
 
-def _share_right(of: dict[str, Any]) -> str:
+def _share_right(of: Answer) -> str:
     robust = f", robust {of['robust_right']:.0%}" if of.get("robust_right") is not None else ""
     return f"{of['right']:.0%} right{robust}"
 
 
-def _describe_searches(found: dict[str, Any] | None) -> list[Text]:
+def _describe_searches(found: Answer | None) -> list[Text]:
     """How many groups a search of their plans alone answers as the forecasts do, and why others are no search."""
     if found is None:
         return []
@@ -295,7 +298,7 @@ def _describe_searches(found: dict[str, Any] | None) -> list[Text]:
     return texts
 
 
-def _residuals_table(residuals: Sequence[dict[str, Any]]) -> Table:
+def _residuals_table(residuals: Sequence[Answer]) -> Table:
     """How the intervals of every regime hold, and their residuals by class."""
     table = _table(
         "residual of steps", ("runs", "sources", "med / p90 %", "inside %", "half %", "sigma %", "shipped %")
@@ -315,7 +318,7 @@ def _residuals_table(residuals: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def fit_page(answer: dict[str, Any]) -> RenderableType:
+def fit_page(answer: Answer) -> RenderableType:
     """Trials of the kinds of work, errors in and out of sample, what is kept, residuals, and what ships."""
     kinds = _table("coefficient", ("with %", "without %", "gain %", "+- %", ""))
     errors = _table("time error %", ("median", "p90", "bias"))
@@ -365,7 +368,7 @@ def fit_page(answer: dict[str, Any]) -> RenderableType:
     return Group(*parts, Text(), shipped)
 
 
-def _left_out_blocks(answer: dict[str, Any], grouping: str) -> list[RenderableType]:
+def _left_out_blocks(answer: Answer, grouping: str) -> list[RenderableType]:
     """Errors of every source, family or model, shipped and with coefficients fitted to all others."""
     table = _table(f"{grouping} left out", ("runs", "shipped", "p90", "refitted", "p90", "all", "p90"))
     for name, of in answer["classes"].items():
@@ -378,7 +381,7 @@ def _left_out_blocks(answer: dict[str, Any], grouping: str) -> list[RenderableTy
     return [table, Text(f"{remark}; all: all coefficients", "dim")]
 
 
-def _format_pair(statistics: dict[str, Any] | None) -> str:
+def _format_pair(statistics: Answer | None) -> str:
     """Median and 90th percentile of an error."""
     return "" if statistics is None else " / ".join(format_percent(statistics[key]) for key in ("median", "p90"))
 
@@ -391,7 +394,7 @@ def _table(first: str, heads: Sequence[str]) -> Table:
     return table
 
 
-def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
+def runs_table(rows: Sequence[Answer]) -> Table:
     """Measured and forecast step time of every run."""
     numbers = number_columns("measured s", "forecast s", "90% interval", "error %")
     table = ruled_table(Column("run", style="bold", no_wrap=True), "GPU", *numbers)
@@ -409,14 +412,14 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def errors_table(summary: dict[str, Any]) -> Table:
+def errors_table(summary: Answer) -> Table:
     """Errors of the step time [%] by group."""
     heads = "runs", "timed", "median", "mean", "p90", "bias", "inside"
     naive = Lines("naive", "median"), Lines("", "p90"), Lines("blind", "median"), Lines("", "p90")
     numbers = number_columns(*heads, *naive, no_wrap=True, vertical="bottom")
     table = ruled_table(Column("time error %", style="bold", no_wrap=True), *numbers, collapse_padding=True)
 
-    def add(name: str, of: dict[str, Any], style: str = "") -> None:
+    def add(name: str, of: Answer, style: str = "") -> None:
         naive, blind = of["baseline"], of["baseline_from_other_sources"]
         ours = [format_percent(of[key]) for key in ("median", "mean", "p90")] + [format_percent(of["bias"], "+")]
         theirs = [format_percent(each[key]) for each in (naive, blind) for key in ("median", "p90")]
@@ -427,12 +430,12 @@ def errors_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-def memory_table(summary: dict[str, Any]) -> Table:
+def memory_table(summary: Answer) -> Table:
     """Errors of the peak memory [%] by group."""
     numbers = number_columns("compared", "median", "mean", "p90", "bias")
     table = ruled_table(Column("memory error %", style="bold", no_wrap=True), *numbers, collapse_padding=True)
 
-    def add(name: str, of: dict[str, Any], style: str = "") -> None:
+    def add(name: str, of: Answer, style: str = "") -> None:
         held = of["memory"]
         if held["compared"]:
             sizes = [format_percent(held[key]) for key in ("median", "mean", "p90")]
@@ -442,7 +445,7 @@ def memory_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-def _add_groups(table: Table, summary: dict[str, Any], add: Any) -> None:
+def _add_groups(table: Table, summary: Answer, add: Any) -> None:
     """Adds a row for all runs, then for every source, GPU, class, stack and regime."""
     from meshcast.validation.published.summary import GROUPS
 
@@ -456,7 +459,7 @@ def _add_groups(table: Table, summary: dict[str, Any], add: Any) -> None:
             add(f"  {name}", of)
 
 
-def _misfit_blocks(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
+def _misfit_blocks(rows: Sequence[Answer]) -> list[RenderableType]:
     """The runs whose forecast exceeds the memory of their GPU, the furthest first, and the likely reason."""
     table = ruled_table(
         Column("does not fit", style="bold", overflow="fold"),
@@ -477,7 +480,7 @@ def format_percent(value: float | None, sign: str = "", digits: int = 1) -> str:
     return "" if value is None else f"{100 * value:{sign}.{digits}f}"
 
 
-def draw_plots(answer: dict[str, Any], files: dict[str, Path], width: Width = "page") -> None:
+def draw_plots(answer: Answer, files: dict[str, Path], width: Width = "page") -> None:
     """Draws the plots of ``validate published``; that of memory only if a run has a measured peak.
 
     Raises OSError if a file cannot be written.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
@@ -82,7 +81,7 @@ def list_open_settings(job: Job) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _list_open_plan_keys(plan: Mapping[str, Any]) -> list[str]:
+def _list_open_plan_keys(plan: Mapping[str, object]) -> list[str]:
     """Returns the keys that a plan in short form leaves open; one in long form states all of them."""
     if {"mesh", "schemes"} & plan.keys():
         return []
@@ -115,9 +114,9 @@ def sigmas_of_import(job: Job, assumed: Iterable[str], unfollowed: Iterable[str]
     return {key: sigma for key, sigma in found.items() if sigma} | dict.fromkeys(unfollowed, USUAL)
 
 
-def _states(written: Mapping[str, Any], key: str) -> bool:
+def _states(written: Mapping[str, object], key: str) -> bool:
     """Returns whether a job as written states the value of a key."""
-    value: Any = written
+    value: object = written
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value is not None

@@ -227,7 +227,7 @@ def _widen_for_router(framework: Framework, plan: LongPlan) -> Framework:
 
 
 def _find_framework(
-    file: JobFile, traits: Mapping[str, Any], cluster: Cluster, plan: LongPlan
+    file: JobFile, traits: Mapping[str, object], cluster: Cluster, plan: LongPlan
 ) -> tuple[Framework, Precision, GPU | None]:
     """Returns the framework with the number formats of a job, these formats, and a GPU for which its fused attention
     has no kernel; None: it has one.
@@ -277,7 +277,7 @@ def _find_recipe(file: JobFile, cluster: Cluster, model: Model) -> Recipe:
     return find_recipe(choice.name, facts)
 
 
-def write_choice(job: Job) -> dict[str, Any]:
+def write_choice(job: Job) -> dict[str, object]:
     """Returns the framework of a job that states all traits which it takes from recipes."""
     stated = job.to_dict()["framework"] | {"recipe": False}
     return {key: value for key, value in stated.items() if value not in (None, {})}
@@ -303,7 +303,7 @@ def state_recipes(data: Mapping[str, Any], opened: Iterable[str], base: Path) ->
     }
 
 
-def _state_formats(file: JobFile) -> dict[str, Any]:
+def _state_formats(file: JobFile) -> dict[str, object]:
     """The formats that a job states, as traits of the framework."""
     return file.precision.model_dump(include={"gradients", "main_weights", "moments"}, exclude_none=True)
 

@@ -76,6 +76,9 @@ FAMILIES = {
 PLAIN = ("nvlink3", "nvlink4")
 """The same for links that are not listed: rings without NVLS."""
 
+Section = Mapping[str, Any]
+"""Data of a file of coefficients, or of a section of it."""
+
 BORROWED = {"generation": 0.08, "other": 0.15, "maker": 0.25}
 """Sigma that is added (in squares) to borrowed cost models. Large GEMMs of one generation miss the next by 3-10 %; the
 best one of the MI300X reaches 0.51 of its peak, of the MI355X 0.63, of the H100 0.80 (stas00/ml-engineering @744d01e,
@@ -114,7 +117,7 @@ class _Source(NamedTuple):
 
     file: str
     distance: str
-    section: Mapping[str, Any]
+    section: Section
     of_user: bool
     replaced: bool
 
@@ -149,7 +152,7 @@ class Calibration:
         written: files as data, by their names; they take the place of those of the folder.
     """
 
-    def __init__(self, folder: Path | None = None, written: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    def __init__(self, folder: Path | None = None, written: Mapping[str, Section] | None = None) -> None:
         self.folder = folder
         self.written = dict(written or {})
 
@@ -164,7 +167,7 @@ class Calibration:
         """The files of a folder before the shipped ones; None: the shipped ones."""
         return cls(folder) if folder is not None else cls.shipped()
 
-    def with_file(self, name: str, data: Mapping[str, Any]) -> Calibration:
+    def with_file(self, name: str, data: Section) -> Calibration:
         """The same with `data` as the file `name`."""
         return Calibration(self.folder, {**self.written, name: data})
 
@@ -177,7 +180,7 @@ class Calibration:
         return tuple(sorted(listed - {DEVICE[:-5]} | self.written.keys()))
 
     @remembered
-    def sections(self, name: str) -> Mapping[str, Any]:
+    def sections(self, name: str) -> Section:
         """The file `name` as data, {} without one."""
         if name in self.written:
             return self.written[name]
@@ -314,7 +317,7 @@ class Calibration:
             rule = f"no calibration has a section {section}"
             raise CatalogError("calibration", rule, "Calibrate hardware of its generation", section)
         of_lenders = (source.section.get("libraries", {}) for source in sources() if library)
-        named: Mapping[str, Any] = next((libraries[library] for libraries in of_lenders if library in libraries), {})
+        named: Section = next((libraries[library] for libraries in of_lenders if library in libraries), {})
         values = _values(first.section, coefficients(model), form)
         values |= {name: float(entry["value"]) for name, entry in named.get("coefficients", {}).items()}
         gaps: dict[str, Sequence[str]] = {SHIPPED_WHOLE: ("every coefficient",)} if first.replaced else {}
@@ -338,9 +341,7 @@ def _list_files(folder: Path | Traversable) -> set[str]:
     return {file.name[:-5] for file in folder.iterdir() if file.name.endswith(".yaml")}
 
 
-def _sigmas(
-    named: Mapping[str, Any], unnamed: Mapping[str, Any], form: str, kind: str, borrowed: float
-) -> dict[str, float]:
+def _sigmas(named: Section, unnamed: Section, form: str, kind: str, borrowed: float) -> dict[str, float]:
     """Returns both sigmas of a cost model: of a named library, or of the mean of the others; borrowed: of a lender."""
     sigmas = named or unnamed.get(form) or next(iter(unnamed.values()))
     sigmas = sigmas.get("kinds", {}).get(kind, sigmas)
@@ -436,13 +437,13 @@ def format_of(dtype: str) -> str:
     return "fp8" if BYTES[dtype] <= 1 else "bf16"
 
 
-def _values(data: Mapping[str, Any], wanted: Mapping[str, Coefficient], form: str) -> dict[str, float]:
+def _values(data: Section, wanted: Mapping[str, Coefficient], form: str) -> dict[str, float]:
     """Returns those of the coefficients `wanted` that a section of one file has."""
     known = ((name, _value(data, name, one.of, form)) for name, one in wanted.items())
     return {name: value for name, value in known if value is not None}
 
 
-def _value(data: Mapping[str, Any], name: str, of: str, form: str) -> float | None:
+def _value(data: Section, name: str, of: str, form: str) -> float | None:
     """A coefficient in a section of one file: the GPU's, or the mean of its libraries'; None if it has none.
 
     The mean is geometric, or arithmetic where some values are zero.

@@ -236,9 +236,9 @@ def compose_job(
     return job
 
 
-def _add_routing(model: Any, routing: str) -> dict[str, Any]:
+def _add_routing(model: str | SomeKeys, routing: str) -> Keys:
     """The model of a job, in any form, that says how its tokens are routed to experts."""
-    fields: dict[str, Any] = {"preset": model} if isinstance(model, str) else dict(model)
+    fields: Keys = {"preset": model} if isinstance(model, str) else dict(model)
     return {**fields, "moe": {**(fields.get("moe") or {}), "routing": routing}}
 
 

@@ -15,7 +15,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any
 
 import numpy as np
 
@@ -90,7 +89,7 @@ def list_errors(rows: Sequence[Row]) -> list[RegimeError]:
     ]
 
 
-def measure_residuals(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def measure_residuals(rows: Sequence[Row]) -> list[Row]:
     """Returns how the intervals of every regime hold, of all classes and of each, with its residual (see `_describe`).
 
     The level of a regime is the least one with which `INSIDE` of the runs of left-out sources are inside, or nearly.
@@ -153,7 +152,7 @@ def _describe(
     level: float,
     held: Sequence[HeldError],
     sides: Mapping[Key, Sides],
-) -> dict[str, Any]:
+) -> Row:
     """Returns how the intervals of a regime hold, of one class or of all.
 
     `level`: share of the runs behind its widths that they hold. `inside`: of its runs, with these widths;
