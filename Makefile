@@ -80,7 +80,7 @@ golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print 
 
 docs: docs-pages docs-site ## make all of the docs: the pages that come from the code, then the site in site/
 
-docs-pages: docs-catalog docs-excerpts docs-figures docs-job docs-python docs-readme docs-regimes docs-schemes ## write all pages that are made from the code, as below
+docs-pages: docs-catalog docs-excerpts docs-figures docs-job docs-python docs-readme docs-schemes ## write all pages that are made from the code, as below
 
 docs-site: $(SITE) ## build the site of docs/ in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
