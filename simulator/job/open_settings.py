@@ -66,7 +66,7 @@ def list_open_settings(job: Job) -> tuple[str, ...]:
     written, keys = job.as_written, []
     if "name" not in written["framework"]:
         keys.append("framework.name")
-    elif written["framework"].get("release") is None:
+    elif written["framework"].get("release") is None and "framework.name" not in job.framework.sigmas:
         keys.append("framework.release")
     if not job.origin.places:
         keys += [key for key in OF_PROGRAMS if not _states(written, key)]

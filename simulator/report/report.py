@@ -14,6 +14,7 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator.costs.stragglers import slowest_pace
 from meshcast.simulator.engine.steady_state import window
 from meshcast.simulator.ir.routing import Routing
+from meshcast.simulator.job.framework import merge_fields
 from meshcast.simulator.job.inert_keys import acts, inert_keys
 from meshcast.simulator.job.program_rules import BrokenRule, broken_rules
 from meshcast.simulator.job.shorthand import leaves_domain
@@ -279,13 +280,20 @@ class Report(Metrics):
 
     # --------------------------------------------------------------------------------------- JSON
 
+    def _state_job(self) -> dict[str, Any]:
+        """Returns the job in long form, with what it left open as contributions to its interval: it has the same
+        forecast."""
+        job = self.job.to_dict()
+        sigmas = {**self._open_effects, **self.job.framework.sigmas}
+        return job | {"framework": merge_fields(job["framework"], {"set": {"sigmas": sigmas} if sigmas else {}})}
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON answer, in seconds and GiB."""
         values = {
             "id": self.job.id,
             "meshcast": product_version(),
             "status": self.fit.verdict,
-            "job": self.job.to_dict(),
+            "job": self._state_job(),
             **{figure.where: figure.compute(self) for figure in FIGURES.values()},
             "parameters": self.job.model.parameters,
             "active_parameters": self.job.model.active_parameters,

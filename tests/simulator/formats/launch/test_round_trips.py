@@ -130,6 +130,7 @@ def megatron_keys(draw: st.DrawFn, framework: str) -> Keys:
             keys["plan.expert"] = draw(
                 st.sampled_from(["all-to-all", *(["all-gather-dispatch", "hybrid-ep", "deepep"] if whole else [])])
             )
+            keys["model.moe.routing"] = "forced-balanced"  # scripts have random tokens
             if keys["plan.expert"] in ("deepep", "hybrid-ep"):
                 keys["plan.expert.sms"] = draw(st.integers(4, 32))
             if keys["plan.expert"] == "deepep":
