@@ -280,7 +280,7 @@ class Report(Metrics):
 
     # --------------------------------------------------------------------------------------- JSON
 
-    def _state_job(self) -> dict[str, Any]:
+    def _state_job(self) -> dict[str, object]:
         """Returns the job in long form, with what it left open as contributions to its interval: it has the same
         forecast."""
         job = self.job.to_dict()

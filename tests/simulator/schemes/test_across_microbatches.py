@@ -105,7 +105,7 @@ def test_whole_weights_and_gradients_live_as_long_as_they_are_used(schedule: str
 def test_exposed_communication_of_breadth_first_does_not_grow_with_the_micro_batches() -> None:
     def exposed(m: int, **options: Any) -> float:
         wide = job("breadth-first", m, chunks=2, **options)
-        wide["model"] = {**MODEL, "hidden": 4096, "heads": 32, "seq": 512}
+        wide["model"] = {**MODEL, "hidden": 4096, "heads": 32, "seq": 1024}
         return float(simulate(wide).parts["dp"])
 
     assert exposed(16) == pytest.approx(exposed(4), rel=0.05)

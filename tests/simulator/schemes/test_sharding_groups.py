@@ -182,7 +182,7 @@ def test_experts_are_cut_over_the_copies_that_they_have_in_a_group() -> None:
     own, others = (sum(p.size for p in played.held(0) if bool(p.view) == view) for view in (True, False))
     summed = sum(op.work.nbytes for _, op in data_ops(played, "data-replicas"))  # type: ignore[union-attr]
     assert summed == 4 * (own + others // 4)
-    assert sum(played.resting(0).values()) == pytest.approx(18 * own + 16 * others / 4)
+    assert sum(played.resting(0).values()) == pytest.approx(16 * own + 16 * others / 4)
 
 
 # -------------------------------------------------------------------------------------------------- weights that stay
