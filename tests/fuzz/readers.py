@@ -463,7 +463,7 @@ READERS: dict[str, Reader] = {
     ),
     # measurements
     **list_readers("jsonl", "given.jsonl", runs, share=0.3)(
-        "validate published --json --jobs 1 --data FILE", "validate published --jobs 1 FILE"
+        "validate published --json --jobs 1 --data FILE", "validate published --jobs 1 FILE --as-stranger"
     ),
     **list_readers("jsonl", "given.jsonl", of_files(f"{DATA}/published_runs.jsonl", 4), share=0.05)(
         "validate choice --json --jobs 1 --data FILE", "validate fit --json --jobs 1 --data FILE"

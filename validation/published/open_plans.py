@@ -88,7 +88,7 @@ def likely_values(spec: Spec, assumed: tuple[str, ...]) -> Iterator[tuple[str, s
     the value in words, the spec with it."""
     if "grad_dtype" in assumed:
         yield "grad_dtype", "bf16", spec.model_copy(update={"grad_dtype": "bf16"})
-    if spec.sharding == "none" and "sharding:convention" in spec.filled:
+    if "sharding" in assumed or (spec.sharding == "none" and "sharding:convention" in spec.filled):
         yield "sharding", "zero1", spec.model_copy(update={"sharding": "zero1"})
     if "shard_group" in assumed:
         ranks = spec.width("dp") * spec.width("cp")

@@ -183,7 +183,7 @@ def test_all_to_alls_that_go_first_take_their_own_time() -> None:
         moe = {"experts": 16, "top_k": 2, "expert_ffn": 4096, "capacity": 1.0}
         job = {
             "model": {"layers": 12, "hidden": 1024, "heads": 8, "vocab": 1024, "seq": 512, "moe": moe},
-            "cluster": {"gpu": "a100-sxm-40", "gpus": 16, "gpus_per_node": 4, "inter": {"gbps_per_gpu": 25}},
+            "cluster": {"gpu": "a100-sxm-40", "gpus": 16, "gpus_per_node": 4, "inter": {"gbps_per_gpu": 50}},
             "batch": {"global": 64, "micro": 4},
             "plan": {
                 "mesh": {"dp": 16},
