@@ -100,23 +100,6 @@ def test_a_wrong_forecast_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-def test_schedules_that_plan_with_durations_may_keep_less_in_longer_passes() -> None:
-    """Of drawn jobs: with twice the micro-batch `v-zb` chooses another order."""
-    described = {
-        "model": {"layers": 8, "hidden": 8192, "heads": 64, "ffn": 8192, "vocab": 128256, "seq": 1024, "gated": False},
-        "cluster": "dgx-h100:4",
-        "framework": {"name": "hf-trainer", "rules": False},
-        "precision": "fp8-blockwise",
-        "batch": {"global": 16, "micro": 1, "sequence": 1024},
-        "plan": {"tp": 1, "pp": 4, "recompute": "full", "schedule": "v-zb", "dp_scheme": "gemini"},
-    }
-    shared = SharedWork()
-    report = simulate(described, shared_work=shared)
-    larger = simulate({**described, "batch": {"global": 32, "micro": 2, "sequence": 1024}}, shared_work=shared)
-    assert larger.peak_allocated < 0.9 * report.peak_allocated
-    assert memory_grows_with_the_work(described, report, shared) == ""
-
-
 class _Changed:
     """A report with other figures."""
 
