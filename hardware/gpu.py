@@ -62,7 +62,7 @@ class GPU(Strict):
     note: str = ""
 
     @property
-    def for_programs(self) -> float:
+    def program_memory(self) -> float:
         """Memory that programs can have [bytes]."""
         return float(self.memory if self.usable is None else self.usable)
 

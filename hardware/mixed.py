@@ -106,7 +106,7 @@ def _gpu(gpus: list[GPU]) -> GPU:
         host=host,
         peer_access=next((gpu.peer_access for gpu in gpus if gpu.peer_access and not gpu.peer_access.value), None),
         usual_node=slow.usual_node,
-        usable=min(gpus, key=lambda gpu: gpu.for_programs).usable,
+        usable=min(gpus, key=lambda gpu: gpu.program_memory).usable,
         **figures,
     )
 

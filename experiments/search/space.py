@@ -543,7 +543,7 @@ class Space:
     @property
     def capacity(self) -> float:
         """Memory of a GPU that a plan may take by its forecast [bytes]."""
-        return self.loaded.cluster.gpu.for_programs * (1 - self.memory_margin) / self.least_room
+        return self.loaded.cluster.gpu.program_memory * (1 - self.memory_margin) / self.least_room
 
     @cached_property
     def least_room(self) -> float:

@@ -152,7 +152,7 @@ class Resolver:
         from meshcast.simulator.plan.by_memory import adapt_recompute
 
         self.check_divisible(plan)
-        memory = [cluster.gpu.for_programs for cluster in plan.ranks.clusters]
+        memory = [cluster.gpu.program_memory for cluster in plan.ranks.clusters]
         partition = plan.job.plan.partition
         stated = None if partition == "even" else self.layers(plan, partition)
         return adapt_recompute(plan, self.sliced_peaks, self.pricing.price_layers, memory, stated)
@@ -204,7 +204,7 @@ class Resolver:
 
         schemes = schemes_with(plan.schemes, ChoosesTensors)
         stated = [limit for scheme in schemes if (limit := scheme.memory_limit) is not None]
-        memory = [min([cluster.gpu.for_programs, *stated]) for cluster in plan.ranks.clusters]
+        memory = [min([cluster.gpu.program_memory, *stated]) for cluster in plan.ranks.clusters]
         return choose_tensors(plan, self.pricing, memory)
 
 

@@ -249,7 +249,7 @@ class Metrics:
     @cached_property
     def usable(self) -> list[float]:
         """Memory of a GPU of every pipeline device that its driver leaves to programs [bytes]."""
-        return [cluster.gpu.for_programs for cluster in self.play.plan.ranks.clusters]
+        return [cluster.gpu.program_memory for cluster in self.play.plan.ranks.clusters]
 
     @property
     def peak_allocated(self) -> float:

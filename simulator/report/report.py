@@ -280,7 +280,7 @@ class Report(Metrics):
 
     # --------------------------------------------------------------------------------------- JSON
 
-    def _state_job(self) -> dict[str, object]:
+    def state_job(self) -> dict[str, object]:
         """Returns the job in long form, with what it left open as contributions to its interval: it has the same
         forecast."""
         job = self.job.to_dict()
@@ -293,7 +293,7 @@ class Report(Metrics):
             "id": self.job.id,
             "meshcast": product_version(),
             "status": self.fit.verdict,
-            "job": self._state_job(),
+            "job": self.state_job(),
             **{figure.where: figure.compute(self) for figure in FIGURES.values()},
             "parameters": self.job.model.parameters,
             "active_parameters": self.job.model.active_parameters,

@@ -210,7 +210,7 @@ class _Trace:
                 "meshcast": product_version(),
                 "step_time_s": report.step_time,
                 "interval_90_s": list(report.interval_90),
-                "job": report.job.to_dict(),
+                "job": report.state_job(),
             },
         }
 

@@ -250,7 +250,7 @@ def test_of_two_gpus_the_slower_in_each_figure() -> None:
     gpu = load_cluster({"groups": [{"node": "dgx-h100", "nodes": 1}, {"node": "hgx-h20", "nodes": 1}]}).gpu
     h100, h20 = load("gpus", "h100-sxm"), load("gpus", "h20")
     assert (gpu.name, gpu.memory, gpu.memory_bandwidth) == ("h100-sxm+h20", h100.memory, h100.memory_bandwidth)
-    assert gpu.peak == h20.peak and gpu.multiprocessors == 78 and gpu.for_programs == h100.for_programs < gpu.memory
+    assert gpu.peak == h20.peak and gpu.multiprocessors == 78 and gpu.program_memory == h100.program_memory < gpu.memory
     old = load_cluster({"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-2", "nodes": 1}]})
     assert set(old.gpu.peak) == {"fp32", "fp16"} and old.host.kind == "pcie3", "formats that all know"
 

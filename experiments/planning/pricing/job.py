@@ -70,7 +70,7 @@ class JobProblem:
             raise PlanError("cluster", rule, "Give a cluster of equal nodes", [*map(str, self.job.cluster.kinds)])
         self.name = str(self.job.id or self.job.model.name)
         self.memory_risk, self.least_room = memory_risk, least_room(self.job.framework, memory_risk)
-        self.gpus, self.memory = self.job.cluster.gpus, self.job.cluster.gpu.for_programs / self.least_room
+        self.gpus, self.memory = self.job.cluster.gpus, self.job.cluster.gpu.program_memory / self.least_room
         stated = resolve_plan(self.job, self.shared)
         self.microbatches, self.expert_ranks = microbatches or stated.shape.m, stated.mesh.size("ep")
         self.sequences = int(self.job.to_dict()["batch"]["global"])

@@ -76,7 +76,7 @@ class MixedProblem(JobProblem):
         memory_risk: float = EVEN,
     ) -> None:
         super().__init__(job, shared, microbatches, memory_risk)
-        smallest = min(group.node.gpu.for_programs for group in self._groups or [self.job.cluster])
+        smallest = min(group.node.gpu.program_memory for group in self._groups or [self.job.cluster])
         self.memory = smallest / self.least_room
         self.layers = int(self.job.model.layers)
         self.kinds = tuple(self._find_kinds())

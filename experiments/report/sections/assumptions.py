@@ -19,7 +19,7 @@ def make_section(report: Report) -> PageSection:
     sources = list_sources(report)
     before = ["", *(row[0] for row in sources)]  # the name of a file stands beside its first figure only
     rows = [["" if row[0] == above else row[0], *row[1:]] for row, above in zip(sources, before, strict=False)]
-    job = to_yaml(report.job.to_dict(), allow_unicode=True, width=100)
+    job = to_yaml(report.state_job(), allow_unicode=True, width=100)
     body = [
         listing(report.assumed),
         heading("Sources of the hardware's figures"),

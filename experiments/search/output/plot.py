@@ -148,9 +148,9 @@ def _draw_limits(axes: Any, search: PlanSearch) -> None:
     lines = []
     for space in search.jobs:
         gpu, several = space.loaded.cluster.gpu, len({one.capacity for one in search.jobs}) > 1
-        memory, name = gpu.for_programs / GIB, gpu.name if several else "a GPU"
+        memory, name = gpu.program_memory / GIB, gpu.name if several else "a GPU"
         lines.append((memory, f"memory of {name}, {memory:.4g} GiB"))
-        if space.capacity < gpu.for_programs:
+        if space.capacity < gpu.program_memory:
             lines.append((space.capacity / GIB, f"with the margin, {space.capacity / GIB:.4g} GiB"))
     memory, lines = max(height for height, _ in lines), [*dict.fromkeys(lines)]
     axes.set_ylim(0, max(axes.get_ylim()[1], memory * 1.08))

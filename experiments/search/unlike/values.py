@@ -219,7 +219,7 @@ def list_kinds(cluster: Cluster) -> list[NodeKind]:
 
 
 def _kind(name: str, cluster: Cluster, gpus: int) -> NodeKind:
-    return NodeKind(name, cluster, gpus, cluster.scale_up_domain, cluster.gpu.for_programs)
+    return NodeKind(name, cluster, gpus, cluster.scale_up_domain, cluster.gpu.program_memory)
 
 
 def _list_values(field: str, given: Any, every: Sequence[Any], usual: Sequence[Any]) -> list[Any]:

@@ -111,7 +111,7 @@ def test_memory_stays_free(points: list[Point], margin: float, risk: float) -> N
     """The best of all points whose need, times what a risk asks for, lies within the share."""
     found = search(memory_margin=margin, memory_risk=risk)
     room = peak_error_of(found.space.loaded.framework).ratio(1 - risk)
-    capacity = found.space.loaded.cluster.gpu.for_programs * (1 - margin)
+    capacity = found.space.loaded.cluster.gpu.program_memory * (1 - margin)
     fitting = [one.step_time for _, one in points if one is not None and one.held * room <= capacity]
     assert found.certificate.incumbent == pytest.approx(min(fitting, default=math.inf), rel=1e-12)
     assert total(found.certificate) == found.certificate.plans == len(points)
@@ -132,7 +132,7 @@ def test_a_plan_is_left_out_unless_its_risk_is_taken() -> None:
 
 def test_a_forecast_is_held_against_the_risk_and_the_margin() -> None:
     space = open_search(TINY, limits=make_limits(memory_margin=0.5)).space
-    assert space.capacity * space.least_room == pytest.approx(0.5 * space.loaded.cluster.gpu.for_programs)
+    assert space.capacity * space.least_room == pytest.approx(0.5 * space.loaded.cluster.gpu.program_memory)
     for room, held, fits in ((1.001, 0.999, True), (0.999, 0.999, False), (1.001, 1.001, False)):
         forecast = StepAndMemory(1.0, 1.0, 1.0, held * space.capacity, room * space.least_room)
         assert has_memory(space, forecast) is fits
