@@ -23,10 +23,16 @@ def edit_toml(text: str, change: SettingChange) -> str:
     else:
         begin, end = _find_lines(lines, change, key)
         margin = lines[begin][: len(lines[begin]) - len(lines[begin].lstrip())]
-        comment = re.search(r"\s*#[^\"']*$", lines[end - 1])
-        after = f"{margin}{key} = {quote_toml(change.after)}{comment[0] if comment else ''}"
+        after = f"{margin}{key} = {quote_toml(change.after)}{_find_comment(lines[end - 1])}"
         lines[begin:end] = [] if change.after is None else [after]
     return "\n".join(lines) + ("\n" if text.endswith("\n") else "")
+
+
+def _find_comment(line: str) -> str:
+    """Returns the comment that ends a line, with the blanks before it; an empty string if it may be part of a text."""
+    unquoted = line[max(line.rfind('"'), line.rfind("'")) + 1 :]
+    at = unquoted.find("#")
+    return unquoted[len(unquoted[:at].rstrip()) :] if at >= 0 else ""
 
 
 def _find_lines(lines: list[str], change: SettingChange, key: str) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from meshcast.simulator.formats.launch.changed_settings import EditedFiles, appl
 from meshcast.simulator.formats.launch.convert import compare_keys, import_file
 from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
 from meshcast.simulator.formats.launch.edits.shell_edits import edit_script
+from meshcast.simulator.formats.launch.edits.toml_edits import edit_toml
 from meshcast.simulator.formats.launch.keys import flatten_job
 from meshcast.simulator.formats.launch.launch_file import LaunchFile, parse_launch_text
 from meshcast.simulator.formats.launch.table import Stated
@@ -159,6 +160,13 @@ def test_a_flag_is_edited_where_it_stands(change: SettingChange, line: str) -> N
     edited = edit_script(MEGATRON, change)
     assert line in edited and "# --tensor-model-parallel-size 8 was slow" in edited
     assert len([*difflib.unified_diff(MEGATRON.splitlines(), edited.splitlines(), n=0, lineterm="")]) <= 5
+
+
+@pytest.mark.parametrize("behind", ["", "  # fits", "\t# of 8 # or 4"])
+def test_a_comment_stays_behind_its_value(behind: str) -> None:
+    for value in ("2", '"a#b"'):
+        edited = edit_toml(f"key = {value}{behind}\n", SettingChange("key", "job.toml:1", value, 4))
+        assert edited == f"key = 4{behind}\n"
 
 
 OLD = f"""\
