@@ -76,12 +76,12 @@ def check_rows(where: str, rows: Sequence[Row], remedy: str) -> None:
     """Raises PlanError for rows with a figure that is no finite number, or a status that no row has."""
     for number, row in enumerate(rows, 1):
         place = f"{where} row {number}"
-        if row["status"] not in STATUSES:
+        if not isinstance(row["status"], str) or row["status"] not in STATUSES:
             raise PlanError(f"{place} status", f"it is one of {', '.join(STATUSES)}", remedy, row["status"])
-        for name in (name for name in FIGURES if name in row):
-            cell = row[name]
-            is_number = isinstance(cell, int | float) and not isinstance(cell, bool) and abs(cell) <= LARGEST_FIGURE
-            if cell is not None and not is_number:
+        for name, cell in row.items():
+            is_number = isinstance(cell, int | float) and not isinstance(cell, bool)
+            stands = abs(cell) <= LARGEST_FIGURE if is_number else name not in FIGURES or cell is None
+            if not stands:
                 raise PlanError(f"{place} {name}", "it is a finite number, or empty", remedy, cell)
         if row["status"] == "fits" and (left_out := next((name for name in SHOWN if row.get(name) is None), None)):
             raise PlanError(f"{place} {left_out}", "it is empty, and the plan fits", remedy)

@@ -103,14 +103,14 @@ def _forecast(source: Forecaster, run: nccl_tests.Run, nbytes: int) -> ForecastV
 
 def _gpus_of(cluster: Cluster, run: nccl_tests.Run) -> list[int]:
     """Ranks of the run as GPUs of the cluster, node by node."""
-    per_node = cluster.gpus_per_node
-    places = run.places or [divmod(rank, per_node) for rank in range(run.members)]
+    per_node, members = cluster.gpus_per_node, len(run.places) or run.members
+    usual = (divmod(rank, per_node) for rank in range(min(members, cluster.gpus)))
+    places = run.places or [*usual]
     ranks = [machine * per_node + local for machine, local in places]
-    if max(local for _, local in places) >= per_node or max(ranks) >= cluster.gpus:
-        machines = len({machine for machine, _ in places})
+    if members > cluster.gpus or max(local for _, local in places) >= per_node or max(ranks) >= cluster.gpus:
+        machines = len({machine for machine, _ in run.places}) or -(-members // per_node)
         rule = (
-            f"the cluster has {cluster.gpus} GPUs, {per_node} per node; the run used {len(places)} on {machines}"
-            " machines"
+            f"the cluster has {cluster.gpus} GPUs, {per_node} per node; the run used {members} on {machines} machines"
         )
         raise PlanError("job cluster", rule, "Name the cluster on which nccl-tests ran", cluster.name)
     return ranks
