@@ -392,9 +392,10 @@ class Job(JobPart):
     def _framework_choice(self) -> dict[str, Any]:
         """The traits of the framework that the job states or takes from recipes, and what else it says of it."""
         written = self.as_written["framework"]
-        taken = nest_traits(self.taken)
-        off = [key for key in ("rules", "recipe") if not written.get(key, True) or (key == "recipe" and taken)]
-        return {"set": merge_fields(taken, written.get("set", {})), **dict.fromkeys(off, False)}
+        taken = nest_traits((key, value) for key, value, _ in self.taken if not key.startswith("plan."))
+        switches = {"rules": written.get("rules", True), "recipe": written.get("recipe", True) and not taken}
+        off = {key: False for key, is_on in switches.items() if not is_on}
+        return {"set": merge_fields(taken, written.get("set", {})), **off}
 
     def to_dict(self) -> dict[str, Any]:
         """The job in long form, every default filled."""
