@@ -30,7 +30,7 @@ from meshcast.simulator.job.run_keys import (
     refuse_two_lengths,
     short_for,
 )
-from meshcast.simulator.models.adapters import MODULES, Adapters, StoredName, Target
+from meshcast.simulator.models.adapters import Adapters, StoredName, Target, name_targets
 from meshcast.simulator.models.model import Model
 
 
@@ -200,9 +200,8 @@ class RunLength(JobPart):
 
 def _name_targets(words: object) -> object:
     """Names linear layers as a job does, where they are named as modules of transformers or of Megatron-Core."""
-    if not isinstance(words, list | tuple):
-        return words
-    return [MODULES.get(word, word) if isinstance(word, str) else word for word in words]
+    is_list = isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
+    return name_targets(words) if is_list else words  # type: ignore[arg-type]
 
 
 class Train(JobPart):
