@@ -30,7 +30,7 @@ from meshcast.simulator.job.run_keys import (
     refuse_two_lengths,
     short_for,
 )
-from meshcast.simulator.models.adapters import MODULES, Adapters, StoredName, Target
+from meshcast.simulator.models.adapters import Adapters, StoredName, Target, name_targets
 from meshcast.simulator.models.model import Model
 
 
@@ -200,9 +200,8 @@ class RunLength(JobPart):
 
 def _name_targets(words: object) -> object:
     """Names linear layers as a job does, where they are named as modules of transformers or of Megatron-Core."""
-    if not isinstance(words, list | tuple):
-        return words
-    return [MODULES.get(word, word) if isinstance(word, str) else word for word in words]
+    is_list = isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
+    return name_targets(words) if is_list else words  # type: ignore[arg-type]
 
 
 class Train(JobPart):
@@ -392,9 +391,10 @@ class Job(JobPart):
     def _framework_choice(self) -> dict[str, Any]:
         """The traits of the framework that the job states or takes from recipes, and what else it says of it."""
         written = self.as_written["framework"]
-        taken = nest_traits(self.taken)
-        off = [key for key in ("rules", "recipe") if not written.get(key, True) or (key == "recipe" and taken)]
-        return {"set": merge_fields(taken, written.get("set", {})), **dict.fromkeys(off, False)}
+        taken = nest_traits((key, value) for key, value, _ in self.taken if not key.startswith("plan."))
+        switches = {"rules": written.get("rules", True), "recipe": written.get("recipe", True) and not taken}
+        off = {key: False for key, is_on in switches.items() if not is_on}
+        return {"set": merge_fields(taken, written.get("set", {})), **off}
 
     def to_dict(self) -> dict[str, Any]:
         """The job in long form, every default filled."""

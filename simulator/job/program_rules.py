@@ -464,10 +464,39 @@ def broken_rules(job: Job) -> list[BrokenRule]:
 
     Stages and replicas of unlike degrees are not checked: each has facts of its own.
     """
-    if not job.means_program or job.plan.has_stages or job.plan.replicas:
-        return []
-    rules = find_rules(job.framework.name, job.release)
+    rules = _rules_of_job(job)
     return [] if rules is None else [*check_facts(rules, job.framework.name, facts_of_job(job))]
+
+
+SWITCHES = {
+    **{"overlap.tp": "overlap_tp", "overlap.pp": "overlap_pp", "plan.schedule": "overlap_passes"},
+    **{"cuda_graphs": "cuda_graphs", "compile": "compiles"},
+}
+"""Facts that recipes switch on, by the keys of what they set."""
+
+
+def list_refused(job: Job) -> frozenset[str]:
+    """Returns the keys of what a job takes from recipes of its program that this program refuses beside the rest of the
+    job: its recipes never have them together."""
+    switches = {key: SWITCHES[key] for key, *_ in job.taken if key in SWITCHES}
+    rules = _rules_of_job(job) if switches else None
+    if rules is None:
+        return frozenset()
+    facts = facts_of_job(job)
+    conditions = [CONDITIONS[refused.rule] for refused in rules.refuses]
+    broken = [condition for condition in conditions if condition.check(facts)]
+    return frozenset(
+        key
+        for key, fact in switches.items()
+        if any(not condition.check({**facts, fact: False}) for condition in broken)
+    )
+
+
+def _rules_of_job(job: Job) -> ProgramRules | None:
+    """Returns the rules of the program that a job means; None without any, or where stages have facts of their own."""
+    if not job.means_program or job.plan.has_stages or job.plan.replicas:
+        return None
+    return find_rules(job.framework.name, job.release)
 
 
 def facts_of_job(job: Job) -> Facts:
@@ -535,7 +564,7 @@ def shared_facts(job: Job) -> Facts:
         "compute": job.precision.compute,
         "cuda_graphs": framework.cuda_graphs,
         "compiles": framework.compile,
-        "overlap_tp": overlap.tp and "overlap.tp" not in [key for key, *_ in job.taken],
+        "overlap_tp": overlap.tp,
         "overlap_pp": overlap.pp,
     }
 

@@ -7,7 +7,7 @@ is for; a launch file says itself what it sets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cache, reduce
 from typing import Any, Literal, NamedTuple
 
@@ -131,6 +131,17 @@ class Recipe(BaseModel):
         """The keys of a plan in short form that they set."""
         return reduce(fill_plan, (setting.plan for setting in reversed(self.settings)), {})
 
+    def leave_out(self, keys: Set[str]) -> Recipe:
+        """Returns the recipe without what has these keys, which are those of `RecipeValue`."""
+        if not keys:
+            return self
+        settings = []
+        for setting in self.settings:
+            traits = nest_traits((key, value) for key, value in _flatten(setting.set) if key not in keys)
+            plan = {key: value for key, value in setting.plan.items() if f"plan.{key}" not in keys}
+            settings.append(setting.model_copy(update={"set": traits, "plan": plan}))
+        return Recipe(settings=tuple(settings))
+
     def list_taken(self, traits: SomeFields, plan: SomeFields) -> tuple[RecipeValue, ...]:
         """Returns what a job takes. traits: of the framework that it states. plan: as it states it."""
         taken, filled = dict[str, RecipeValue](), fill_plan(plan, self.plan)
@@ -175,14 +186,13 @@ def fill_plan(plan: SomeFields, defaults: SomeFields) -> NestedFields:
     return {**plan, **{key: value for key, value in defaults.items() if key not in closed | options}}
 
 
-def nest_traits(taken: Iterable[RecipeValue]) -> NestedFields:
-    """Returns the traits of the framework among values, nested as in the profile."""
+def nest_traits(traits: Iterable[tuple[str, object]]) -> NestedFields:
+    """Returns traits of the framework by dotted keys, nested as in the profile."""
     nested: NestedFields = {}
-    for key, value, _ in taken:
+    for key, value in traits:
         *parents, last = key.split(".")
-        if parents[:1] != ["plan"]:
-            inner = reduce(lambda fields, parent: fields.setdefault(parent, {}), parents, nested)
-            inner[last] = value
+        inner = reduce(lambda fields, parent: fields.setdefault(parent, {}), parents, nested)
+        inner[last] = value
     return nested
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -31,7 +32,7 @@ from meshcast.simulator.job.fused_attention import find_gpu_without_flash
 from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.job.open_settings import sigmas_of_import, widen
-from meshcast.simulator.job.program_rules import broken_rules
+from meshcast.simulator.job.program_rules import broken_rules, list_refused
 from meshcast.simulator.job.recipe import NO_RECIPE, Recipe, RecipeFacts, fill_plan, find_recipe
 from meshcast.simulator.job.release import find_month
 from meshcast.simulator.job.remedies import suggest_key
@@ -71,7 +72,10 @@ def load_job(
     file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
 
     with locate_errors(*read.origin):
-        job = _job(file, data, folder if base is None else Path(base), read.origin)
+        make = partial(_job, file, data, folder if base is None else Path(base), read.origin)
+        job = make()
+        if refused := list_refused(job):
+            job = make(refused)
         if read.launch is not None:
             _refuse_stop(job, read.launch)
             unfollowed = (entry.shown for entry in read.launch.findings.approximated)
@@ -178,16 +182,19 @@ def _refuse_stop(job: Job, launch: ImportedJob) -> None:
             raise PlanError(key, str(broken), remedy)
 
 
-def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin) -> Job:
-    """The job of a checked file: loads model, cluster and framework, and expands the plan. data: of the file."""
+def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin, refused: Set[str] = frozenset()) -> Job:
+    """The job of a checked file: loads model, cluster and framework, and expands the plan. data: of the file.
+
+    refused: keys of what the job does not take from recipes, see `list_refused`.
+    """
     choice = file.framework
     load_framework(choice.name, choice.set, choice.release)  # its mistakes come first
     cluster = load_cluster(file.cluster, "cluster", base)
     model = load_model(_fill_sequence(file), "model", base)
-    recipe = _find_recipe(file, cluster, model)
-    stated_plan, traits = fill_plan(file.plan, recipe.plan), merge_fields(recipe.traits, choice.set)
-    plan = _resolve_paths(base, expand_plan(stated_plan, cluster.gpus, model, cluster.gpus_per_node, file.batch))
-    framework, precision, old_gpu = _find_framework(file, traits, cluster, plan)
+    recipe = _find_recipe(file, cluster, model).leave_out(refused)
+    plan = expand_plan(fill_plan(file.plan, recipe.plan), cluster.gpus, model, cluster.gpus_per_node, file.batch)
+    plan = _resolve_paths(base, plan)
+    framework, precision, old_gpu = _find_framework(file, merge_fields(recipe.traits, choice.set), cluster, plan)
     if framework.overlap.tp:
         plan = plan.with_schemes(lambda stage: add_tensor_overlap(stage, framework.tensor_overlap, cluster.domain))
     if framework.compile if framework.recompute_early_stop == "compiled" else framework.recompute_early_stop:

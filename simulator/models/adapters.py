@@ -70,9 +70,19 @@ MODULES: dict[str, Target] = {
 """Linear layers with adapters by the names of modules, in models of transformers and in Megatron-Core."""
 
 
+def name_targets(words: Iterable[str]) -> list[str]:
+    """Returns linear layers as a job names them, in place of modules of these names.
+
+    Beside a w3, as in InternLM2, w2 leads back from the wide layers; without one, as in the first Qwen, it leads up.
+    """
+    words = list(words)
+    targets = {**MODULES, "w2": "mlp_down"} if "w3" in words else MODULES
+    return [targets.get(word, word) for word in words]
+
+
 def join_targets(targets: Iterable[str]) -> tuple[Target, ...]:
-    """The targets without repetition; in place of all parts of a linear layer the whole one."""
-    words = tuple(dict.fromkeys(MODULES.get(word, word) for word in targets))
+    """Returns targets, or modules, without repetition; in place of all parts of a linear layer the whole one."""
+    words = tuple(dict.fromkeys(name_targets(targets)))
     if "attn_qkv" in words or {*words} >= PARTS.keys():
         words = ("attn_qkv", *(word for word in words if word not in PARTS and word != "attn_qkv"))
     return words  # type: ignore[return-value]

@@ -10,6 +10,7 @@ import pytest
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.job.framework import framework_names, framework_recipe, load_framework
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
+from meshcast.simulator.job.program_rules import broken_rules
 from meshcast.simulator.job.recipe import Recipe, RecipeFacts, RecipeSetting, fill_plan, find_recipe, recipe_settings
 
 PROGRAMS = [name for name in framework_names() if framework_recipe(name)]
@@ -110,6 +111,31 @@ def test_a_stated_scheme_leaves_no_default_to_its_family() -> None:
     later = RecipeSetting(source="a file of recipes", plan={"zero": 3})
     first = RecipeSetting(source="a file of recipes", plan={"fsdp": True, "recompute": "full"})
     assert Recipe(settings=(first, later)).plan == {"zero": 3, "recompute": "full"}
+
+
+GB200 = {"model": "qwen3-30b-a3b", "cluster": {"gpu": "gb200", "gpus": 64}}
+H100 = {"model": "qwen3-30b-a3b", "cluster": "dgx-h100:2"}
+
+
+@pytest.mark.parametrize(
+    ("key", "job", "change"),
+    [
+        ("overlap.tp", make("nemo", {"tp": 2}), "plan.sequence_parallel=false"),
+        ("overlap.tp", make("torchtitan", {"tp": 8}, model="llama3.1-405b"), "framework.set.compile=false"),
+        ("cuda_graphs", make("megatron-bridge", {"ep": 8}, **GB200), "plan.recompute=full"),
+        (
+            "plan.schedule",
+            make({"name": "megatron-bridge", "release": "0.2"}, {"ep": 8}, **H100),
+            "plan.recompute=full",
+        ),
+    ],
+)
+def test_a_job_takes_nothing_that_its_program_refuses(key: str, job: dict[str, Any], change: str) -> None:
+    assert key in taken_by(job)
+    changed = load_job(job, [change])
+    assert key not in [value.key for value in changed.taken] and broken_rules(changed) == []
+    again = load_job(changed.to_dict())
+    assert again == changed and broken_rules(again) == []
 
 
 def test_a_launch_file_says_itself_what_it_sets(tmp_path: Path) -> None:

@@ -75,6 +75,12 @@ def test_queries_keys_and_values_may_have_adapters_alone(parts: tuple[str, ...],
     assert (played.times.span < whole.times.span) is (separate and len(parts) < 3)
 
 
+def test_the_module_w2_leads_back_beside_a_w3_and_up_without_one() -> None:
+    """As InternLM2 names the linears of its MLP, and as the first Qwen does."""
+    assert load_job(job(["w1", "w2", "w3"])).train.targets == ("mlp_up", "mlp_down")
+    assert load_job(job(["w1", "w2"])).train.targets == ("mlp_up",)
+
+
 @given(targets=targets_of, rank=st.integers(1, 9))
 def test_an_adapter_has_rank_times_inputs_and_outputs(targets: list[Target], rank: int) -> None:
     played = play_job(job(targets, rank))

@@ -535,8 +535,8 @@ def _read_functional_recipe(reading: Reading) -> None:
 def _read_packed_samples(reading: Reading) -> None:
     """Reads samples that are packed into sequences, with attention of their own, where schemes have whole sequences."""
     keys = reading.keys
-    has_keys = keys.get("plan.cp", 1) == 1 or keys.get("plan.sequence.comm", "p2p") != "p2p"
-    if "packed" in reading.stated and has_keys and reading.take_switch("packed"):
+    has_sequences = keys.get("plan.cp", 1) == 1 or keys.get("plan.sequence.comm", "p2p") != "p2p"
+    if "packed" in reading.stated and has_sequences and reading.take_switch("packed"):
         reading.assume("batch.documents", SAMPLE, "samples are packed, and no file says how long they are")
 
 

@@ -128,14 +128,15 @@ def set_rank(reading: Reading, switch: str, rank: int, targets: str) -> None:
     if unknown and not everywhere:
         why = f"meshcast does not know which layers {', '.join(unknown)} are"
         reading.approximate(stated, why, "the memory and time of adapters err a little")
-    named = [] if everywhere else [MODULES[word] for word in words if word in MODULES]
+    named = [] if everywhere else [word for word in words if word in MODULES]
     set_targets(reading, named, stated or reading.take(switch), targets)
 
 
 def set_targets(reading: Reading, targets: Sequence[str], stated: Stated | None, *names: str) -> None:
     """Sets the linear layers with adapters, of a model with experts those that are described.
 
-    targets: none for all. stated: the setting that an approximation is about. names: of the settings that say so.
+    targets: also by the names of modules; none for all. stated: the setting that an approximation is about. names: of
+        the settings that say so.
     """
     kept = leave_out_experts(reading, join_targets(targets) or ALL_TARGETS, stated)
     reading.set_key("train.targets", kept, *names)

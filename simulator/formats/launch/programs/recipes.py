@@ -32,6 +32,7 @@ class Recipes:
     classes: presets by the classes of models.
     trainers, models: settings of modules, and shapes of models, by the names of their files.
     bases: settings by the names of the functions that recipes change.
+    untuned: beginning of the paths of recipes that work and that nobody tuned; empty: the program does not tell them.
     """
 
     source: str
@@ -42,6 +43,7 @@ class Recipes:
     trainers: Mapping[str, Mapping[str, Value]]
     models: Mapping[str, Mapping[str, Value]]
     bases: Mapping[str, Mapping[str, Value]]
+    untuned: str = ""
 
     def find(self, name: str) -> dict[str, Stated] | None:
         """The settings of a recipe, each with its name as its place; None if there is none of this name."""
@@ -49,7 +51,7 @@ class Recipes:
         if row is None:
             return None
         settings = {key: value for key, value in {**self.usual, **row}.items() if key != "path"}
-        if str(row.get("path", "")).startswith("recipes/"):  # those of perf_recipes/ are tuned
+        if self.untuned and str(row.get("path", "")).startswith(self.untuned):
             settings["functional"] = True
         return {key: Stated(value, key, f"recipe {name}") for key, value in settings.items()}
 
@@ -59,7 +61,8 @@ def load_recipes(program: str) -> Recipes:
     """The recipes of a program, by the name of its file."""
     data = json.loads((FOLDER / f"{program}.json").read_text("utf-8"))
     parts = ("recipes", "aliases", "classes", "trainers", "models", "bases")
-    return Recipes(data["source"], data["usual"], *(data.get(part, {}) for part in parts))
+    tables = {part: data.get(part, {}) for part in parts}
+    return Recipes(data["source"], data["usual"], **tables, untuned=data.get("untuned", ""))
 
 
 # ------------------------------------------------------------------------------------- Python files

@@ -221,7 +221,7 @@ def _read_adapters(reading: Reading) -> None:
     stated = reading.take(names[0])
     words = ["o_proj" if word == "output_proj" else word for word in read_words(stated)] if stated is not None else []
     words += ["gate_proj", "down_proj"] if len(names) > 1 else []
-    set_targets(reading, [MODULES[word] for word in words if word in MODULES], stated, *names)
+    set_targets(reading, [word for word in words if word in MODULES], stated, *names)
     why = "the adapter of the output layer is left out"
     reading.approximate(take_on(reading, "model.apply_lora_to_output"), why, LITTLE)
     why = "the magnitudes of DoRA are left out: adapters are forecast as plain LoRA"
