@@ -100,6 +100,23 @@ def test_a_wrong_forecast_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
+def test_schedules_that_plan_with_durations_may_keep_less_in_longer_passes() -> None:
+    """Of drawn jobs: with twice the micro-batch `v-zb` chooses another order."""
+    described = {
+        "model": {"layers": 16, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 128256, "seq": 512, "gated": False},
+        "cluster": "dgx-h100:4",
+        "framework": {"name": "hf-trainer", "rules": False},
+        "precision": "bf16",
+        "batch": {"global": 16, "micro": 1},
+        "plan": {"tp": 2, "pp": 4, "recompute": "full", "schedule": "v-zb", "dp_scheme": "gemini"},
+    }
+    shared = SharedWork()
+    report = simulate(described, shared_work=shared)
+    larger = simulate({**described, "batch": {"global": 32, "micro": 2}}, shared_work=shared)
+    assert larger.peak_allocated < 0.98 * report.peak_allocated
+    assert memory_grows_with_the_work(described, report, shared) == ""
+
+
 class _Changed:
     """A report with other figures."""
 
