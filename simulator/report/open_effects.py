@@ -1,7 +1,8 @@
 """What settings that a job leaves open are worth in its own forecast, as errors of the step.
 
 Communication that overlaps by the default of the program would appear without, and communication that does not would
-hide, in whole or (where chunks of it run beside chunks of GEMMs) in part. Gradients of half the size halve what of
+hide, in whole or (where chunks of it run beside chunks of GEMMs) in part, and no more of it than there is computation
+to hide under. Gradients of half the size halve what of
 their reduction is exposed. Without CUDA graphs, a graph would take the time that the step waits for its host.
 """
 
@@ -11,7 +12,7 @@ import math
 
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.open_settings import GRADIENTS, OVERLAPS, WRONG, list_open_settings, sigma_of_open
-from meshcast.simulator.program.categories import HOST
+from meshcast.simulator.program.categories import COMPUTING, HOST
 from meshcast.simulator.report.breakdown import Breakdown
 
 MOVED = {"dp": 1.0, "pp": 1.0, "tp": 0.5, "ep": 0.5}
@@ -42,7 +43,8 @@ def _moving_seconds(job: Job, key: str, breakdown: Breakdown) -> float | None:
     if key in OVERLAPS:
         axis = key.rpartition(".")[2]
         overlapped = getattr(framework.overlap, axis)
-        return MOVED[axis] * (breakdown.hidden.get(axis, 0.0) if overlapped else -parts[axis])
+        computing = sum(parts[kind] for kind in COMPUTING)
+        return MOVED[axis] * (breakdown.hidden.get(axis, 0.0) if overlapped else -min(parts[axis], computing))
     if key == GRADIENTS:
         return -parts["dp"] / 2 if framework.gradients == "fp32" else parts["dp"]
     if key == "framework.set.cuda_graphs" and not framework.cuda_graphs:

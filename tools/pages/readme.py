@@ -1,6 +1,6 @@
 """Writes page, timeline and figures of the README: ``python -m tools.pages.readme`` (``make docs-readme``).
 
-The figures are those of docs/accuracy.md, as strangers are told.
+The figures are those of docs/accuracy.md, with all settings and as strangers are told.
 """
 
 from __future__ import annotations
@@ -25,7 +25,27 @@ FIGURE = re.compile(
     r"^\| (all|dense|moe|lora) \| \d+ \| [\d./ ]+ \| ([\d.]+) / ([\d.]+) \| [^|]+ \| (\d+) \|", re.MULTILINE
 )
 """Rows of the table of classes in the section on strangers: median, 90th percentile, and share inside."""
-SENTENCE = re.compile(r"^As a stranger would be told.*?$", re.MULTILINE)
+COUNTS = re.compile(r"^([\d,]+) runs, ([\d,]+) forecast, ([\d,]+) compared\.$", re.MULTILINE)
+ALL = re.compile(r"^\| all \| ([\d,]+) \| ([\d.]+) \|", re.MULTILINE)
+"""Row of all runs in a table: their number, and the median of their errors."""
+
+SENTENCES = re.compile(r"^Of [\d,]+ published runs.*\nAs a stranger would be told.*$", re.MULTILINE)
+
+
+def describe_accuracy(page: str) -> str:
+    """Returns the sentences of the README on errors, a line each. page: docs/accuracy.md."""
+    return f"{describe_runs(page)}\n{describe_strangers(page)}"
+
+
+def describe_runs(page: str) -> str:
+    """Returns the sentence of the README on errors of runs with all their settings. page: docs/accuracy.md."""
+    ((runs, forecast, compared),) = COUNTS.findall(page)
+    steps, peaks = (ALL.findall(page.partition(f"\n## {section}\n")[2])[0] for section in ("Step time", "Peak memory"))
+    return (
+        f"Of {runs} published runs of 17 sources, from A100 to GB300 and MI350X, {forecast} could be forecast and "
+        f"{compared} compared: the median error of the step time is {steps[1]} % with all their settings; peak memory "
+        f"of {peaks[0]} runs is {peaks[1]} % off."
+    )
 
 
 def describe_strangers(page: str) -> str:
@@ -48,4 +68,4 @@ if __name__ == "__main__":
     timeline.draw(report, TIMELINE)
     compress_image(TIMELINE)
     text = BLOCK.sub(lambda _: printed, README.read_text("utf-8"))
-    write_file(README, SENTENCE.sub(lambda _: describe_strangers(ACCURACY.read_text("utf-8")), text))
+    write_file(README, SENTENCES.sub(lambda _: describe_accuracy(ACCURACY.read_text("utf-8")), text))

@@ -12,7 +12,7 @@ import pytest
 from meshcast.hardware import load
 from meshcast.simulator.costs.coefficients import coefficients
 from meshcast.simulator.costs.kernels.grouped import GroupedGemmCostModel, price, seconds
-from meshcast.simulator.ir.ops import Gemm
+from meshcast.simulator.ir.ops import Gemm, Memory
 from meshcast.validation.calibration.kernels import experts, routing
 
 H100 = load("gpus", "h100-sxm")
@@ -200,8 +200,33 @@ def test_an_expert_block() -> None:
     assert (up.batch, up.m, up.n, up.k) == (32, 512, 1536, 4096) and (down.n, down.k) == (4096, 768)
 
 
+TRITON = BLOCK | {"source": "AIC sglang 0.5.14 (sglang_fused_moe_triton)"}
+
+
+def test_the_layer_of_sglang_processes_zeros_of_choices_of_other_ranks_experts() -> None:
+    """Of 65,536 choices a quarter are of the rank's experts; all are activated and summed."""
+    (triton,), _ = experts.read(pd.DataFrame([TRITON]))
+    up, _, summed, *_, activated = triton.parts
+    assert isinstance(up, Gemm) and up.flops == pytest.approx(2 * 16384 * 4096 * 1536)
+    assert isinstance(summed, Memory) and summed.read == 65536 * 4096 * 2
+    assert summed.write == (8192 + 49152) * 4096 * 2  # the zeros are of the GEMM that makes the summed rows
+    assert isinstance(activated, Memory) and activated.read == 65536 * 1536 * 2
+
+
+MIXTRAL = {"hidden": 4096, "inter": 14336, "num_experts": 8, "topk": 2}
+
+
+@pytest.mark.parametrize(
+    ("row", "alone"),
+    [({}, False), (MIXTRAL, True), ({"source": "AIC sglang 0.5.10 (sglang_fused_moe_triton)"}, True)],
+)
+def test_a_benchmark_of_kernels_alone_is_told_by_release_and_router(row: dict[str, object], alone: bool) -> None:
+    assert experts.runs_kernels_alone(pd.DataFrame([TRITON | row])).tolist() == [alone]
+
+
 def test_choices_of_other_ranks_experts_count_where_a_benchmark_gives_them_to_the_first_expert() -> None:
-    (triton,), _ = experts.read(pd.DataFrame([BLOCK | {"source": "AIC sglang 0.5.14 (sglang_fused_moe_triton)"}]))
+    source = "AIC sglang 0.5.10 (sglang_fused_moe_triton)"
+    (triton,), _ = experts.read(pd.DataFrame([TRITON | {"source": source}]))
     up = triton.parts[0]
     assert isinstance(up, Gemm) and up.flops == pytest.approx(2 * 8192 * 8 * 4096 * 1536)
     # Every token arrives, with 2 of 8 choices here; 31 experts have 512 rows, one the rest, tokens times 8.

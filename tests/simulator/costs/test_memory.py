@@ -205,7 +205,9 @@ def test_large_kernels_against_measurements(tables, gpu):
             some = sample.classes["large"]
             forecast = memory.seconds(sample.parts[0], on, found.make_model(MemoryBoundCostModel, sample.library))[0]
             errors = np.abs(forecast / sample.seconds - 1)[some]
-            assert np.median(errors) <= (0.12 if tables.whole else 0.13), sample.kind  # of six rows
+            # On H100 the sample has six norms: three that follow an embedding, whose result is still in the L2, and
+            # three slower ones that follow a GEMM. One curve of hits lies between both.
+            assert np.median(errors) <= (0.12 if tables.whole else 0.13), sample.kind
             assert np.quantile(errors, 0.9) <= 0.30, sample.kind
 
 

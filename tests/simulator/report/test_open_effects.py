@@ -85,6 +85,17 @@ def test_an_overlap_counts_with_what_hides_or_would_hide(overlaps: bool) -> None
     assert apart * (1 if overlaps else -1) > 0 and abs(apart) <= abs(seconds) * 1.5
 
 
+def test_no_more_communication_hides_than_there_is_computation() -> None:
+    """Over the slowest network that a job may have a step is all communication, and no overlap halves it."""
+    network = {"gpu": "h100-sxm", "gpus": 16, "gpus_per_node": 1, "inter": {"kind": "infiniband", "gbps_per_gpu": 1e-3}}
+    framework = {"name": "megatron-core", "set": {"overlap": {"dp": False}}}
+    job = load_job(JOB | {"cluster": network, "framework": framework, "plan": {"zero": 0}})
+    job.as_written["framework"]["set"]["overlap"].pop("dp")
+    report = simulate(job)
+    assert report.breakdown.parts["dp"] > 0.999 * report.step_time
+    assert causes(report).get("framework.set.overlap.dp", 0.0) < 0.01
+
+
 def test_graphs_matter_more_where_many_small_kernels_wait_for_the_host() -> None:
     graphs = "framework.set.cuda_graphs"
     sparse = load_job(JOB | {"model": "mixtral-8x7b", "plan": {"tp": 4, "ep": 8, "dp": 8}})

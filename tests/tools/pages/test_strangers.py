@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tools.pages.accuracy import list_strangers
-from tools.pages.readme import describe_strangers
+from tools.pages.readme import ACCURACY, README, describe_accuracy, describe_strangers
 
 
 def answer(kind: str, error: float, program: str = "nemo") -> dict[str, Any]:
@@ -29,3 +29,7 @@ def test_figures_of_strangers_stand_on_the_page_and_in_the_readme() -> None:
         "5.0 / 30.0 % (median, 90th percentile; dense models 5.0 / 5.0, experts 30.0 / 30.0, adapters 3.0 / 3.0), "
         "and 67 % inside."
     )
+
+
+def test_the_readme_says_what_the_page_says() -> None:
+    assert describe_accuracy(ACCURACY.read_text("utf-8")) in README.read_text("utf-8")

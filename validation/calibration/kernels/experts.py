@@ -6,8 +6,10 @@ measured rank. Tables do not state which kernels a program fuses; that is known 
 
 - trtllm-gen gathers rows within the GEMM, and in bf16 computes the activation there as well; with 8-bit operands its
   other kernels process the rows of all tokens, also of those that experts of other ranks get.
-- Triton's kernels gather rows within the GEMM, too, and have one tile where nobody tuned them. In the benchmark of
-  sglang a rank holds the tokens that chose one of its experts, and its first expert takes their other choices, too.
+- Triton's kernels gather rows within the GEMM, too, and have one tile where nobody tuned them. sglang's benchmark runs
+  its whole layer with the tokens of all ranks: choices of other ranks' experts have rows of zeros, which its other
+  kernels process. Or it runs the kernels alone (`runs_kernels_alone`): a rank then holds the tokens that chose one of
+  its experts, and its first expert takes their other choices, too.
 - all others permute, activate and unpermute in separate kernels; fp8 operands are quantised on the way.
 """
 
@@ -42,6 +44,10 @@ LIBRARIES = (
 """Libraries, by patterns of sources."""
 
 UNTUNED = "triton"
+KERNELS_ALONE = r"sglang 0\.5\.10\b"
+"""Sources (a regular expression) whose benchmark runs Triton's kernels alone for every model."""
+PLAIN_ROUTERS = frozenset({(4096, 14336, 8), (6144, 16384, 8), (2816, 704, 128)})
+"""Hidden, inter and experts of models for which later ones do, too: Mixtral 8x7B and 8x22B, and Gemma 4 26B."""
 LEAST = 4096
 """Least tokens of the class "tuned-4k", of programs that tune their kernels to the shape.
 
@@ -106,7 +112,7 @@ def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
     tokens, hidden, inter, topk, experts, tp, _, gated = (rows[name].to_numpy(float) for name in SIZES)
     inner, outer = inter / tp, (1 + gated) * inter / tp
     fused, gathers = name.startswith("trtllm-gen"), name.startswith(UNTUNED)
-    loads = _loads(rows, tokens, elsewhere_too=gathers)
+    loads = _loads(rows, tokens, kernels_alone=runs_kernels_alone(rows) if gathers else np.zeros(len(rows), bool))
     counts, sizes = loads.counts, loads.sizes
     chosen, number = (counts * sizes).sum(axis=0), counts.sum(axis=0)
     mean = chosen / np.maximum(number, 1)
@@ -116,8 +122,9 @@ def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
     groups: Any = ((counts, sizes),)
     up = Gemm(mean, outer, hidden, number, form, what="experts", groups=groups, tile=tile)
     down = Gemm(mean, hidden, inner, number, form, what="experts", groups=groups, tile=tile)
-    places = tokens * topk if fused and operand < wide else chosen
-    parts: list[Work] = [up, down, Memory("permute", places * hidden * wide, tokens * hidden * wide)]
+    places = tokens * topk if gathers or (fused and operand < wide) else chosen
+    zeros = places - chosen if gathers else 0.0  # that the GEMMs write
+    parts: list[Work] = [up, down, Memory("permute", places * hidden * wide, (tokens + zeros) * hidden * wide)]
     rounds = np.where(topk > ROUTED, topk, 1) if not fused else 1
     parts.append(Memory("router", rounds * tokens * experts * BYTES["fp32"], tokens * topk * INDEX))
     parts += [Memory("permute", tokens * topk * INDEX, tokens * topk * INDEX)] * (1 if fused else 4)
@@ -126,7 +133,7 @@ def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
     elif operand < wide:
         parts.append(Memory("cast", tokens * hidden * wide, tokens * hidden * operand))
     if not fused or operand < wide:
-        parts.append(Memory("activation", places * outer * wide, places * inner * operand))
+        parts.append(Memory("activation", places * outer * wide, places * inner * operand + zeros * outer * wide))
     kind = "experts-" + ("fp8-block" if dtype == "fp8_block" else form if operand < wide else "bf16")
     return _sample(rows, index, name, tuple(parts), kind, tokens)
 
@@ -158,20 +165,27 @@ def _tile(tokens: np.ndarray, experts: np.ndarray, operand: float, distinct: np.
     return height, height * distinct, (width,)
 
 
-def _loads(rows: pd.DataFrame, tokens: np.ndarray, elsewhere_too: bool) -> _Loads:
-    """Returns what the experts of the measured rank process.
+def runs_kernels_alone(rows: pd.DataFrame) -> np.ndarray:
+    """Returns whether sglang's benchmark runs its Triton kernels alone, and not its whole layer, by row.
 
-    elsewhere_too: whether the rank holds the tokens alone that chose one of its experts, and its first expert takes
-    their choices of other ranks' experts, too: the benchmark of sglang's Triton kernels sets these indices to 0
+    The rank then holds the tokens alone that chose one of its experts, and indices of other ranks' experts are 0
     (build_rank0_workloads and benchmark_config in collector/sglang/collect_moe.py of ai-dynamo/aiconfigurator
-    @095f58a51c4c).
+    @095f58a51c4c). Since sglang 0.5.14 models whose router is no plain softmax run in the layer, which knows its own
+    experts (use_framework_layer there; the routers are in collector/cases/models).
     """
+    models = zip(rows["hidden"], rows["inter"], rows["num_experts"], strict=True)
+    has_plain_router = np.array([model in PLAIN_ROUTERS for model in models], bool)
+    return has_plain_router | rows["source"].astype(str).str.contains(KERNELS_ALONE).to_numpy(bool)
+
+
+def _loads(rows: pd.DataFrame, tokens: np.ndarray, kernels_alone: np.ndarray) -> _Loads:
+    """Returns what the experts of the measured rank process. kernels_alone: see `runs_kernels_alone`."""
     counts, sizes = np.zeros((2, SIZES_OF_GROUPS, len(rows)))
     arrived, distinct = tokens.copy(), np.ones(len(rows))
     asked = zip(*(rows[name] for name in ("distribution", "num_tokens", "topk", "num_experts", "ep")), strict=True)
     for column, (distribution, sent, topk, experts, ranks) in enumerate(asked):
         loads = routing.loads(distribution, *map(int, (sent, topk, experts, ranks)))
-        if elsewhere_too and ranks > 1:
+        if kernels_alone[column] and ranks > 1:
             arrived[column] = routing.count_arrived(distribution, loads, sent)
             more = max(arrived[column] * topk - loads.sum(), 0.0)
             distinct[column] = 1 - more / max(loads.sum() + more, 1.0) * (1 - 1 / topk)

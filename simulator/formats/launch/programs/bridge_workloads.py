@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from meshcast.simulator.formats.launch.programs.recipes import load_recipes
+from meshcast.simulator.formats.launch.programs.recipes import UNTUNED, load_recipes
 from meshcast.simulator.formats.launch.python_text import Built, Value
 from meshcast.simulator.formats.launch.table import Stated
 
@@ -90,7 +90,7 @@ def read_workload(workload: Workload, where: str) -> dict[str, Stated] | None:
     }
     defaults = {name: Stated(value, name, f"{where} ({WORKLOAD})") for name, value in DEFAULTS.items()}
     settings |= {**constant, **defaults, **stated}
-    settings.pop("functional", None)  # set_workload_base_configs tunes it
+    settings.pop(UNTUNED, None)  # set_workload_base_configs tunes it
     for name, value in (_follow_fields(workload, settings)).items():
         settings[name] = Stated(value, name, f"{where} (set_workload_base_configs)")
     return settings

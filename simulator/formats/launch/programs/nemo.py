@@ -43,6 +43,7 @@ from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, S
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS as MEGATRON_VERDICTS
 from meshcast.simulator.formats.launch.programs.recipes import (
     CHANGED,
+    UNTUNED,
     ask_about_changes,
     ask_for_function,
     find_function,
@@ -474,7 +475,7 @@ def interpret_configuration(reading: Reading) -> None:
         if stated is not None and stated.value is False:
             reading.approximate(stated, "kernels are fused as in the profile of the framework", FAST)
     reading.set_key("framework.name", "nemo")
-    _read_functional_recipe(reading)
+    _read_untuned_recipe(reading)
     _read_packed_samples(reading)
     if reading.take_switch("fp8_dot_product_attention"):
         reading.set_key("framework.set.attention_library", "cudnn-fp8", "fp8_dot_product_attention")
@@ -522,14 +523,14 @@ def _read_model(reading: Reading) -> None:
         reading.keys.pop("model.preset", None)
 
 
-def _read_functional_recipe(reading: Reading) -> None:
+def _read_untuned_recipe(reading: Reading) -> None:
     """Reads which kernels are fused, and whether the recipe is one that works and that nobody tuned."""
-    if not reading.take_switch("functional"):
+    if not reading.take_switch(UNTUNED):
         return
-    reading.set_key("framework.set.regime", "family", "functional")
+    reading.set_key("framework.set.regime", "family", UNTUNED)
     fuses = str(reading.keys.get("model.preset", "")).startswith(FUSES_ROPE)
     if "framework.set.eager.rope.fused" not in reading.keys and not fuses:
-        reading.set_key("framework.set.eager.rope.fused", False, "functional")
+        reading.set_key("framework.set.eager.rope.fused", False, UNTUNED)
 
 
 def _read_packed_samples(reading: Reading) -> None:

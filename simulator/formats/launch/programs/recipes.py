@@ -20,6 +20,9 @@ from meshcast.simulator.formats.launch.table import Stated
 
 FOLDER = Path(__file__).parent / "recipes"
 
+UNTUNED = "untuned recipe"
+"""Setting of recipes that a program ships to work, and that nobody tuned for speed; no file has it."""
+
 
 @dataclass(frozen=True)
 class Recipes:
@@ -52,7 +55,7 @@ class Recipes:
             return None
         settings = {key: value for key, value in {**self.usual, **row}.items() if key != "path"}
         if self.untuned and str(row.get("path", "")).startswith(self.untuned):
-            settings["functional"] = True
+            settings[UNTUNED] = True
         return {key: Stated(value, key, f"recipe {name}") for key, value in settings.items()}
 
 

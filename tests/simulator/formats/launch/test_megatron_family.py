@@ -711,19 +711,19 @@ def test_experts_on_data_are_chosen_by_a_trained_router(flags: str, routing: str
     assert not any(one.use.startswith("expert/") for one in whole.plan.schemes)
 
 
-def test_a_functional_recipe_is_told_from_a_tuned_one() -> None:
+def test_an_untuned_recipe_is_told_from_a_tuned_one() -> None:
     """One that nobody tuned rotates queries and keys in many kernels, and its interval is wider."""
 
     def import_recipe(name: str) -> dict[str, Any]:
         text = f"torchrun --nproc_per_node 8 scripts/training/run_recipe.py --recipe {name}"
         return import_text(text, "file.sh", "megatron-bridge", cluster="dgx-h100:1").job
 
-    functional = import_recipe("qwen3_8b_sft_4gpu_h100_bf16_config")
-    changes = functional["framework"]["set"]
+    untuned = import_recipe("qwen3_8b_sft_4gpu_h100_bf16_config")
+    changes = untuned["framework"]["set"]
     assert changes["regime"] == "family" and changes["eager"] == {"rope": {"fused": False}}
-    assert functional["batch"]["documents"] == 512
-    fused = {**functional, "framework": {**functional["framework"], "set": {}}}
-    steps = [forecast_step(load_job(one)).step_time for one in (functional, fused)]
+    assert untuned["batch"]["documents"] == 512
+    fused = {**untuned, "framework": {**untuned["framework"], "set": {}}}
+    steps = [forecast_step(load_job(one)).step_time for one in (untuned, fused)]
     assert steps[0] > 1.01 * steps[1]
     assert "eager" not in import_recipe("llama3_8b_sft_2gpu_h100_bf16_config")["framework"].get("set", {})
     tuned = import_recipe("qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config")["framework"]
