@@ -25,12 +25,17 @@ NestedFields = dict[str, Any]
 SomeFields = Mapping[str, object]
 
 
+Mixer = Literal["attention", "latent-attention", "state-space"]
+"""What layers mix tokens with: `state-space` where some layers of a model do."""
+
+
 class RecipeFacts(BaseModel):
     """What decides which settings of recipes a job gets.
 
     month: of its release; empty: the newest.
     model: its name.
     experts: whether it has experts.
+    mixer: what its layers mix tokens with, see `Mixer`.
     gpu: name of its GPU.
     compute: format of its products.
     mode: which parameters it trains.
@@ -44,6 +49,7 @@ class RecipeFacts(BaseModel):
     month: str = ""
     model: str = ""
     experts: bool = False
+    mixer: Mixer = "attention"
     gpu: str = ""
     compute: str = ""
     mode: str = "full"
@@ -67,6 +73,8 @@ class RecipeSetting(BaseModel):
     """Beginnings of the names of models, in small letters."""
     experts: bool | None = None
     """Whether the model has experts."""
+    mixers: tuple[Mixer, ...] = ()
+    """What the layers of the model mix tokens with."""
     gpus: tuple[str, ...] = ()
     """Names of GPUs."""
     compute: tuple[str, ...] = ()
@@ -97,6 +105,7 @@ class RecipeSetting(BaseModel):
                 not self.gpus or facts.gpu in self.gpus,
                 not self.compute or facts.compute in self.compute,
                 not self.modes or facts.mode in self.modes,
+                not self.mixers or facts.mixer in self.mixers,
                 self.experts in (None, facts.experts),
                 self.passes_overlap in (None, facts.passes_overlap),
                 self.deterministic in (None, facts.deterministic),
@@ -170,6 +179,11 @@ def find_recipe(name: str, facts: RecipeFacts) -> Recipe:
     """Returns the settings of the recipes of a program that a job of these facts gets."""
     settings = tuple(setting for setting in recipe_settings(name) if setting.is_for(facts))
     return Recipe(settings=settings) if settings else NO_RECIPE
+
+
+def name_mixer(*, latent: object, state_space: object) -> Mixer:
+    """Returns what the layers of a model mix tokens with. latent, state_space: their sizes; None without any."""
+    return "state-space" if state_space else "latent-attention" if latent else "attention"
 
 
 def fill_plan(plan: SomeFields, defaults: SomeFields) -> NestedFields:

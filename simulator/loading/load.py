@@ -33,7 +33,7 @@ from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precis
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.job.open_settings import sigmas_of_import, widen
 from meshcast.simulator.job.program_rules import broken_rules, list_refused
-from meshcast.simulator.job.recipe import NO_RECIPE, Recipe, RecipeFacts, fill_plan, find_recipe
+from meshcast.simulator.job.recipe import NO_RECIPE, Recipe, RecipeFacts, fill_plan, find_recipe, name_mixer
 from meshcast.simulator.job.release import find_month
 from meshcast.simulator.job.remedies import suggest_key
 from meshcast.simulator.job.samples import join_samples
@@ -274,6 +274,7 @@ def _find_recipe(file: JobFile, cluster: Cluster, model: Model) -> Recipe:
         else "",
         model=model.name,
         experts=model.moe is not None,
+        mixer=name_mixer(latent=model.mla, state_space=model.ssm or model.linear_attention),
         gpu=cluster.gpu.name,
         compute=file.precision.compute or profile.quantised or profile.weights,
         mode=file.train.mode,

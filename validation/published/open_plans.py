@@ -18,6 +18,7 @@ from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.report.report import Report
 from meshcast.validation.published.mapping import MappedJob, map_run, possible_chunks, possible_micro_batches
 from meshcast.validation.published.rows import PublishedRun, Spec
+from meshcast.validation.published.stacks import SPLITS_ACTIVATIONS
 
 MOST_MICRO_BATCHES = 6
 """Micro-batches of a run that are tried, the smallest ones: larger ones save little, and seldom fit."""
@@ -96,6 +97,8 @@ def likely_values(spec: Spec, assumed: tuple[str, ...]) -> Iterator[tuple[str, s
         while group <= ranks and ranks % group == 0:
             yield "shard_group", str(group), spec.model_copy(update={"shard_group": group})
             group *= 2
+    if SPLITS_ACTIVATIONS in assumed and spec.width("tp") > 1:
+        yield SPLITS_ACTIVATIONS, "true", spec.model_copy(update={SPLITS_ACTIVATIONS: True})
     for kind in ("selective", "full") if "recompute.kind" in assumed else ():
         yield "recompute.kind", kind, _recompute(spec, kind)
     if "recompute.modules" in assumed and "recompute.kind" not in assumed:

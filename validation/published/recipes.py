@@ -13,7 +13,7 @@ from typing import Any
 
 from meshcast.hardware.load import load
 from meshcast.simulator.job.framework import load_framework
-from meshcast.simulator.job.recipe import NO_RECIPE, NestedFields, RecipeFacts, find_recipe
+from meshcast.simulator.job.recipe import NO_RECIPE, NestedFields, RecipeFacts, find_recipe, name_mixer
 from meshcast.validation.published.releases import month_of
 from meshcast.validation.published.rows import PublishedRun, Spec
 from meshcast.validation.published.stacks import framework, stack
@@ -362,6 +362,7 @@ def _facts_of(row: PublishedRun, name: str) -> RecipeFacts:
         month=month_of(row, name) or "",
         model=row.model_name,
         experts=spec.model.moe is not None,
+        mixer=name_mixer(latent=spec.model.mla, state_space=spec.model.ssm),
         gpu=spec.gpu or "",
         compute=spec.precision or "",
         mode="lora" if spec.kind == "lora" else "full",

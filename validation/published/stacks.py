@@ -104,6 +104,9 @@ FLAGS = (
 UNPRINTED = ("recompute.kind", "recompute.layers", "sharding", "schedule", "optimizer", "compile", "pipeline_split")
 """Fields of a spec that a stranger states only where the source prints them."""
 
+SPLITS_ACTIVATIONS = "sequence_parallel"
+"""Field of a spec by which tensor ranks keep a part of each activation."""
+
 SIGMA = {
     "stack": 0.0,  # whose regime says it
     "batch.documents": 0.02,  # samples of 200 or 1,000 tokens, of sequences of 4,096

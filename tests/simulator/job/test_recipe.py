@@ -79,6 +79,7 @@ RELEASES = {"24.07": "fp32", "25.02": "bf16"}
     [
         ({"models": ["qwen3"]}, {"model": "Qwen3-30B-A3B"}),
         ({"experts": True}, {"experts": True}),
+        ({"mixers": ["latent-attention"]}, {"mixer": "latent-attention"}),
         ({"gpus": ["gb200"]}, {"gpu": "gb200"}),
         ({"compute": ["mxfp8"]}, {"compute": "mxfp8"}),
         ({"modes": ["lora"]}, {"mode": "lora"}),

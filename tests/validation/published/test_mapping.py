@@ -338,9 +338,9 @@ def test_assumptions_add_up_as_independent_ones_do() -> None:
 
 
 def test_every_field_that_a_memory_contradicts_has_a_sigma() -> None:
-    run = row(gpus=128, mesh__dp=16, shard_group=None, grad_dtype=None, recompute={})
+    run = row(gpus=128, mesh__dp=16, shard_group=None, grad_dtype=None, sequence_parallel=None, recompute={})
     fields = {field for field, *_ in likely_values(run.spec, map_run(run).assumed)}
-    assert fields == {"grad_dtype", "shard_group", "recompute.kind"} <= SIGMA.keys()
+    assert fields == {"grad_dtype", "shard_group", "sequence_parallel", "recompute.kind"} <= SIGMA.keys()
     assert all(field in map_run(run, (field,)).assumed for field in fields)
 
 
