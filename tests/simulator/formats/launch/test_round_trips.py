@@ -199,6 +199,7 @@ def torchtitan_keys(draw: st.DrawFn) -> tuple[Keys, Any]:
         keys["plan.partition"] = "even" if not more and draw(st.booleans()) else uneven if more else "even"
     if shape.moe is not None and draw(st.booleans()):
         keys |= {"plan.ep": 2, "plan.etp": draw(st.sampled_from([1, tp] if toml else [1]))}
+        keys["model.moe.routing"] = draw(st.sampled_from(["loss-free", "forced-balanced"]))
         keys["plan.expert"] = "all-to-all"
     keys["plan.recompute"] = draw(st.sampled_from(["none", "operators", "full"]))
     if keys["plan.recompute"] == "full" and toml and draw(st.booleans()):
