@@ -116,8 +116,8 @@ def import_text(
 
 
 FORCED = ("moe_router_force_load_balancing", "debug.moe_force_load_balance")
-"""Switches that spread tokens over experts evenly, for benchmarks: of Megatron-Core, and of torchtitan (config/configs.py
-@b5bcd76c6)."""
+"""Switches that spread tokens over experts evenly, for benchmarks: of Megatron-Core, and of torchtitan @b5bcd76c6
+(config/configs.py)."""
 
 RANDOM = ("mock_data", "mock")
 """Switches of tokens that are random, which a router spreads nearly evenly."""
