@@ -34,7 +34,8 @@ WORDS = {
     "expert_ffn": "moe_ffn_hidden_size moe_intermediate_size",
     "compute": "dtype mixed_precision params_dtype",
     "megatron-core": "megatron megatron-lm mcore megatron-bridge",
-    "hf-trainer": "accelerate transformers trl axolotl",
+    "hf-trainer": "accelerate transformers trl",
+    "llama-factory": "llamafactory",
     "all-to-all": "alltoall",
     "all-gather": "allgather all_gather",
 }

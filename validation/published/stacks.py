@@ -72,8 +72,8 @@ STACKS = {
     ),
     "gpt-neox": Stack(overlap=False, never_compiles=True),
     **dict.fromkeys(("llm-foundry", "fms-fsdp", "hf-trainer", "torchtitan"), Stack(near=("llm-foundry",))),
+    **dict.fromkeys(("axolotl", "llama-factory"), Stack(near=("hf-trainer",))),
     # Names under which the same program is published.
-    "axolotl": Stack(near=("hf-trainer",)),
     "accelerate": Stack(near=("hf-trainer",)),
     "internlm": Stack(near=("internevo",)),
     # NVIDIA's recipe of MaxText keeps queries, keys and values (NVIDIA/dgxc-benchmarking v25.02.02, maxtext; v24.11.1

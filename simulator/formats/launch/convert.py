@@ -88,6 +88,7 @@ def import_file(
         reading.keys |= shape
         _ask_about_script(reading)
         program.interpret(reading)
+        _fill_routing(reading, program)
         return _fill_reading(reading, program, cluster, model, gpus, changed)
 
     filled = read_filled()
@@ -112,6 +113,25 @@ def import_text(
     """
     file = parse_launch_text(text, where, Path(where).suffix.lower() or find_format(form).suffix, folder, options)
     return import_file(file, changes, cluster, model, gpus, form)
+
+
+FORCED = ("moe_router_force_load_balancing", "debug.moe_force_load_balance")
+"""Switches that spread tokens over experts evenly, for benchmarks: of Megatron-Core, and of torchtitan @b5bcd76c6
+(config/configs.py)."""
+
+RANDOM = ("mock_data", "mock")
+"""Switches of tokens that are random, which a router spreads nearly evenly."""
+
+
+def _fill_routing(reading: Reading, program: LaunchFormat) -> None:
+    """Sets how tokens are routed to experts of several ranks: on data, as a router that learns does."""
+    keys = reading.keys
+    if "model.moe.experts" not in keys or keys.get("plan.ep", 1) == 1:
+        return
+    if reading.take_switch(*FORCED):
+        reading.set_key("model.moe.routing", "forced-balanced", *FORCED)
+    elif program.routing and not reading.take_switch(*RANDOM) and keys.get("model.moe.routing") is None:
+        reading.set_key("model.moe.routing", program.routing)
 
 
 def _ask_about_script(reading: Reading) -> None:

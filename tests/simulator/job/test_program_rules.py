@@ -194,6 +194,7 @@ RULES = {name: rules for name in framework_names() if (rules := find_rules(name)
 """The rules of every program that has some, of its newest release."""
 
 OLDEST = "2021-01"
+ON_THE_TRAINER = ("hf-trainer", "axolotl", "llama-factory")
 REFUSED = {
     (name, refused.rule)
     for name in RULES
@@ -205,6 +206,8 @@ REFUSED = {
 def test_the_programs_with_rules_are_those_of_the_docs() -> None:
     text = (Path(__file__).parents[3] / "docs" / "framework.md").read_text("utf-8").partition("## Rules of programs")[2]
     programs = {
+        "axolotl",
+        "llama-factory",
         "deepspeed",
         "hf-trainer",
         "megatron-bridge",
@@ -226,7 +229,7 @@ def test_every_rule_of_a_program_has_a_job_that_breaks_it(program: str, rule: st
     stated, words = BROKEN[rule]
     broken = broken_rules(make(program, stated))
     assert any(words in one.words and one.stops and "@" in one.source for one in broken), broken
-    sound = make(program, {"plan": {"fsdp": True} if program in ("torchtitan", "hf-trainer") else {}})
+    sound = make(program, {"plan": {"fsdp": True} if program in ("torchtitan", *ON_THE_TRAINER) else {}})
     assert broken_rules(sound) == []
 
 

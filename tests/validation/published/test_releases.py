@@ -56,7 +56,7 @@ def test_an_unknown_program_is_megatron_core_in_the_unknown_regime() -> None:
     [
         ("jax", "maxtext", "unknown"),
         ("paxml", "maxtext", "unknown"),
-        ("axolotl", "hf-trainer", "family"),
+        ("axolotl", "axolotl", "family"),
         ("accelerate", "hf-trainer", "family"),
         ("internlm", "internevo", "unknown"),
         ("mlperf-nemo", "nemo", "family"),

@@ -74,6 +74,7 @@ PROGRAM = TrainerProgram(
     compute="bf16",
     loads="compute",
     reentrant=False,
+    framework="axolotl",
 )
 """``bf16: auto`` is bf16 on every GPU that has it, and weights are loaded in that format."""
 

@@ -85,6 +85,7 @@ PROGRAM = TrainerProgram(
     checkpointing=True,
     checkpointing_names=("gradient_checkpointing", "activation_checkpointing"),
     reentrant=True,
+    framework="llama-factory",
 )
 """model_args.py: ``disable_gradient_checkpointing`` and ``use_reentrant_gc``; data_args.py: ``cutoff_len``; adapter.py:
 trained weights are cast to fp32."""
@@ -286,9 +287,7 @@ def _read_tuning(reading: Reading) -> None:
         if reading.keys.get("precision.compute") == "fp32" and take_on(reading, "bf16", "fp16") is None:
             # patcher.py: frozen weights have the format of the checkpoint, and so has the computation.
             reading.assume("precision.compute", "bf16", "the format of the checkpoint, without bf16 and fp16")
-            if (
-                reading.keys["framework.name"] == "hf-trainer"
-            ):  # without autocast products have the format of the adapters
+            if reading.keys["framework.name"] != "deepspeed":  # without autocast products have the adapters' format
                 reading.set_key("framework.set.adapters.products", "fp32")
             if reading.keys["plan.data"] == "ddp":  # adapter.py: trained weights are cast to fp32
                 reading.set_key("precision.gradients", "fp32")

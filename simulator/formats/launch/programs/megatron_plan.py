@@ -384,10 +384,6 @@ def _read_experts(reading: Reading) -> None:
         reading.set_key("plan.etp", etp or keys["plan.tp"], "expert_tensor_parallel_size")
     if keys["plan.ep"] == 1:
         return
-    if reading.take_switch(FORCED):
-        reading.set_key("model.moe.routing", "forced-balanced", FORCED)
-    elif not reading.take_switch("mock_data", "mock"):  # a router that learns
-        reading.set_key("model.moe.routing", "natural")
     if kind == "flex" or deep:
         _set_backend(reading, backend, sms)
     elif kind == "allgather" and keys.get("plan.etp", 1) > 1:
@@ -400,9 +396,6 @@ def _read_experts(reading: Reading) -> None:
         stated = reading.take("moe_token_dispatcher_type")
         reading.ask(stated, f"{kind!r} is no dispatcher that meshcast knows", "plan.expert=all-to-all")
 
-
-FORCED = "moe_router_force_load_balancing"
-"""The switch that spreads tokens over experts evenly, for benchmarks."""
 
 DISPATCHER_NAMES = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep")
 
@@ -552,7 +545,7 @@ def _write_experts(keys: Mapping[str, Any]) -> dict[str, Any]:
         return settings
     scheme = keys.get("plan.expert", "all-to-all")
     if keys.get("model.moe.routing") == "forced-balanced":
-        settings[FORCED] = True
+        settings["moe_router_force_load_balancing"] = True
     backend = next((word for word, ours in BACKENDS.items() if ours == scheme), None)
     if backend is not None:
         settings |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": backend}

@@ -757,4 +757,5 @@ def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
     return settings
 
 
-NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, write, VERDICTS)
+# Recipes have MockDataModule unless a file names data (NVIDIA/NeMo, nemo/collections/llm/recipes).
+NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, write, VERDICTS, routing="")

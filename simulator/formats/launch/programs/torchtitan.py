@@ -266,4 +266,5 @@ TORCHTITAN = LaunchFormat(
     VERDICTS,
     write_suffix=lambda keys: ".toml" if reads_toml(keys) else ".py",
     override=override_setting,
+    routing="loss-free",  # expert_bias follows the loads (torchtitan/models/common/moe.py, load_balance_coeff)
 )

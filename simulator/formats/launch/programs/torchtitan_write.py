@@ -174,6 +174,8 @@ def _write_sections(keys: SomeKeys) -> Keys:
     settings = _write_settings(keys) | (_write_sequences(keys) if in_sequences else _write_tokens(keys))
     if keys.get("framework.set.deterministic"):
         settings["debug.deterministic"] = True
+    if keys.get("plan.ep", 1) > 1 and keys.get("model.moe.routing") == "forced-balanced":
+        settings["debug.moe_force_load_balance"] = True
     if not in_sequences:
         settings["training.disable_cuda_graphs"] = not keys.get("framework.set.cuda_graphs", False)
         if settings.get("parallelism.enable_async_tensor_parallel") and keys.get("framework.set.compile", False):

@@ -176,8 +176,7 @@ def interpret(reading: Reading) -> None:
     if (config := reading.take("config")) is not None:
         why = "it names a configuration, which says model and plan and is not beside the script"
         reading.ask(config, why, "model=llama3-8b")
-    reading.assume("framework.name", "torchtitan", "there is no profile of torchtune, which shards as torchtitan does")
-    reading.set_key("framework.set.regime", "unknown")
+    reading.set_key("framework.name", "torchtune")
     _read_model(reading)
     reading.read_rows(ROWS)
     _read_processes(reading, recipe)

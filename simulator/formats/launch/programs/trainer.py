@@ -58,6 +58,7 @@ class TrainerProgram:
     checkpointing: whether layers are recomputed. checkpointing_names: of the switches.
     reentrant: whether its checkpoints are reentrant, which recompute to the end of a layer; None: as the profile.
     fsdp_version: of FSDP, where the file does not say it.
+    framework: its profile, where DeepSpeed does not run.
     packs: what of a batch is padding or packed, as a question about `batch.documents` may put it.
     """
 
@@ -74,6 +75,7 @@ class TrainerProgram:
     )
     reentrant: bool | None = None
     fsdp_version: int = 1
+    framework: str = "hf-trainer"
 
 
 # -------------------------------------------------------------------------------------------- settings
@@ -244,7 +246,7 @@ ABBREVIATED = re.compile(
 def _read_sharding(reading: Reading, program: TrainerProgram) -> None:
     """Reads DeepSpeed, FSDP, or plain data parallelism: arguments of the Trainer count more than Accelerate's file."""
     kind = reading.take_word("accelerate.distributed_type")
-    reading.set_key("framework.name", "hf-trainer")
+    reading.set_key("framework.name", program.framework)
     if any(name.startswith("deepspeed.") for name in reading.stated):
         read_zero(reading)
     elif has_fsdp(reading):

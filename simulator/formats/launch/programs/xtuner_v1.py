@@ -93,7 +93,7 @@ def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
     reading.take(TRAINER)
     _read_model(reading)
-    reading.set_key("framework.name", "hf-trainer")
+    reading.set_key("framework.name", "xtuner")
     reading.set_key("plan.data", "fsdp", "fsdp_cfg")
     reading.take("fsdp_cfg")
     reading.read_rows(ROWS)

@@ -199,6 +199,7 @@ def torchtitan_keys(draw: st.DrawFn) -> tuple[Keys, Any]:
         keys["plan.partition"] = "even" if not more and draw(st.booleans()) else uneven if more else "even"
     if shape.moe is not None and draw(st.booleans()):
         keys |= {"plan.ep": 2, "plan.etp": draw(st.sampled_from([1, tp] if toml else [1]))}
+        keys["model.moe.routing"] = draw(st.sampled_from(["loss-free", "forced-balanced"]))
         keys["plan.expert"] = "all-to-all"
     keys["plan.recompute"] = draw(st.sampled_from(["none", "operators", "full"]))
     if keys["plan.recompute"] == "full" and toml and draw(st.booleans()):
@@ -254,7 +255,7 @@ def deepspeed_keys(draw: st.DrawFn) -> tuple[Keys, Any]:
 def trainer_keys(draw: st.DrawFn, framework: str, form: str) -> tuple[Keys, Any]:
     """The keys of a job that a program on Hugging Face's Trainer can run, and its model."""
     mesh = form != "llamafactory"  # which has no tensor and context parallelism
-    tp, cp = (draw(st.sampled_from([1, 2])) if mesh and framework == "hf-trainer" else 1 for _ in range(2))
+    tp, cp = (draw(st.sampled_from([1, 2])) if mesh and framework != "deepspeed" else 1 for _ in range(2))
     keys: Keys = {"framework.name": framework, "plan.tp": tp, "plan.cp": cp, "plan.dp": 8, "plan.pp": 1}
     keys |= {"batch.micro": draw(st.integers(1, 4)), "batch.sequence": 1024 * draw(st.integers(1, 4))}
     keys["batch.global"] = keys["batch.micro"] * 8 * draw(st.integers(1, 8))
@@ -322,12 +323,15 @@ def test_jobs_of_deepspeed(drawn: tuple[Keys, Any]) -> None:
     assert_round_trip(compose(*drawn), "deepspeed")
 
 
-@pytest.mark.parametrize("framework", ["hf-trainer", "deepspeed"])
+PROFILES = {"accelerate": "hf-trainer", "llamafactory": "llama-factory", "axolotl": "axolotl"}
+
+
+@pytest.mark.parametrize("framework", ["", "deepspeed"])
 @pytest.mark.parametrize("form", ["accelerate", "llamafactory", "axolotl"])
 @given(st.data())
 @examples(100)
 def test_jobs_of_programs_on_the_trainer(form: str, framework: str, data: st.DataObject) -> None:
-    assert_round_trip(compose(*data.draw(trainer_keys(framework, form))), form)
+    assert_round_trip(compose(*data.draw(trainer_keys(framework or PROFILES[form], form))), form)
 
 
 @pytest.mark.parametrize("name", thinned([one for one in presets() if not load_model(one).branches], keep=3))
