@@ -229,11 +229,20 @@ def compose_job(
     loaded = load_model(named, base=folder)
     if plan := compose_plan(keys, loaded, gpus.gpus, gpus.gpus_per_node, stated, plan_changes or {}):
         job["plan"] = plan
-    if keys.get("run.tokens"):
-        job["run"] = {"tokens": keys["run.tokens"]}
-    elif {"run.steps", "batch.global"} <= keys.keys() and sequence:
-        job["run"] = {"tokens": float(keys["run.steps"] * keys["batch.global"] * sequence)}
+    if run := _compose_run(keys, sequence):
+        job["run"] = run
     return job
+
+
+def _compose_run(keys: SomeKeys, sequence: int | None) -> Keys:
+    """Returns how long a run is, and the size of its evaluations, as far as keys say it."""
+    evaluation = nest(keys, "run.evaluation")
+    run: Keys = {"evaluation": evaluation} if evaluation else {}
+    if keys.get("run.tokens"):
+        run["tokens"] = keys["run.tokens"]
+    elif {"run.steps", "batch.global"} <= keys.keys() and sequence:
+        run["tokens"] = float(keys["run.steps"] * keys["batch.global"] * sequence)
+    return run
 
 
 def _add_routing(model: str | SomeKeys, routing: str) -> Keys:

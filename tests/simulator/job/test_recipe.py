@@ -126,7 +126,7 @@ H100 = {"model": "qwen3-30b-a3b", "cluster": "dgx-h100:2"}
         ("cuda_graphs", make("megatron-bridge", {"ep": 8}, **GB200), "plan.recompute=full"),
         (
             "plan.schedule",
-            make({"name": "megatron-bridge", "release": "0.2"}, {"ep": 8}, **H100),
+            make({"name": "megatron-bridge", "release": "0.3"}, {"ep": 8}, **H100),
             "plan.recompute=full",
         ),
     ],

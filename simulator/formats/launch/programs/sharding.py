@@ -51,7 +51,10 @@ FIELDS = {
     **{name: f"stage3_{name}" for name in ("max_live_parameters", "max_reuse_distance", "prefetch_bucket_size")},
     **{"param_persistence_threshold": "stage3_param_persistence_threshold"},
     **{"model_persistence_threshold": "stage3_model_persistence_threshold"},
-    **{"gather_16bit_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save"},
+    **{
+        name: "stage3_gather_16bit_weights_on_model_save"
+        for name in ("gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+    },
 }
 """Settings of ZeRO by the names of DeepSpeed's fields, which it takes, too (DeepSpeedConfigModel: populate_by_name)."""
 
@@ -129,6 +132,7 @@ DEEPSPEED_SECTION = {
     "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
     "offload_param_device": "zero_optimization.offload_param.device",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
 }
 """Settings of DeepSpeed by those of Accelerate's section."""
 
@@ -169,6 +173,14 @@ COORDINATOR = (
 PERSISTENCE = SettingRow(f"{Z}.stage3_param_persistence_threshold", "plan.data.persistence", "number", silent=100_000)
 
 SUB_GROUP = SettingRow(f"{Z}.sub_group_size", "framework.set.update.sub_group", "number")
+SAVING = SettingRow(
+    f"{Z}.stage3_gather_16bit_weights_on_model_save",
+    "framework.set.memory.saves",
+    "switch",
+    {True: "modules", False: "shards"},
+)
+"""Whether stage 3 gathers weights for a checkpoint (`_zero3_consolidated_16bit_state_dict` of runtime/engine.py)."""
+
 OVERLAP = SettingRow(f"{Z}.overlap_comm", "framework.set.overlap.dp", "switch", ON)
 
 QUANTISED = (("qwz", "weights"), ("qgz", "gradients"))
@@ -307,11 +319,12 @@ def _read_coordinator(reading: Reading, stage: int) -> None:
 
 
 def _read_sub_groups(reading: Reading, stage: int) -> None:
-    """Reads the size of the groups of parameters that stage 3 updates one after another."""
+    """Reads the size of the groups of parameters that stage 3 updates one after another, and how it saves."""
     if stage == 3:
-        reading.read_rows([SUB_GROUP])
-    elif SUB_GROUP.name in reading.stated:
-        reading.ignore(reading.take(SUB_GROUP.name), "stage 3 alone updates by groups")
+        reading.read_rows([SUB_GROUP, SAVING])
+    for row, why in ((SUB_GROUP, "updates by groups"), (SAVING, "gathers weights to save them")):
+        if stage < 3 and row.name in reading.stated:
+            reading.ignore(reading.take(row.name), f"stage 3 alone {why}")
 
 
 CHAT = {
@@ -388,6 +401,7 @@ def read_fsdp(reading: Reading, version: int = 1) -> None:
         reading.set_key("plan.data.backward_prefetch", ahead, *prefetch)
     _read_units(reading)
     _read_wrapping(reading)
+    _read_saving(reading)
     _read_fsdp_offload(reading, words)
 
 
@@ -424,6 +438,17 @@ def _read_wrapping(reading: Reading) -> None:
     why = "without auto_wrap transformers before release 5 wraps the whole model as one unit; layers are forecast"
     errs = "the forecast needs less memory, and overlaps more"
     reading.approximate(stated, why, errs, {"plan.data.reshard": False})
+
+
+STATE_DICTS = {"full_state_dict": "units", "sharded_state_dict": "shards", "local_state_dict": "shards"}
+"""How checkpoints are saved, by the state dict of FSDP."""
+
+
+def _read_saving(reading: Reading) -> None:
+    """Reads whether FSDP gathers weights for a checkpoint."""
+    names = _fsdp_names("state_dict_type")
+    if (saves := STATE_DICTS.get(reading.take_word(*names))) is not None:
+        reading.set_key("framework.set.memory.saves", saves, *names)
 
 
 def _read_units(reading: Reading) -> None:

@@ -57,8 +57,9 @@ PROGRAM = TrainerProgram(
     compute="bf16",
     loads="compute",
     checkpointing=True,
+    evaluated=1,
 )
-"""trainers/arguments.py: a micro-batch of 1, checkpointing; model_args.py: the format of the checkpoint, in which it is
+"""trainers/arguments.py: micro-batches of 1, checkpointing; model_args.py: the format of the checkpoint, in which it is
 loaded, is that of the computation."""
 
 ACCUMULATED = 16

@@ -337,6 +337,38 @@ def test_a_shell_a_yaml_and_a_json_file_are_the_same_job(tmp_path: Path, rows: d
     assert keys_of(shell) == keys_of(files[0]) == keys_of(files[1])
 
 
+@pytest.mark.parametrize(
+    ("settings", "micro"),
+    [
+        ({"eval_strategy": "steps", "per_device_eval_batch_size": 2}, 2),
+        ({"evaluation_strategy": "epoch"}, 8),
+        ({"eval_strategy": "no", "per_device_eval_batch_size": 2}, None),
+        ({"per_device_eval_batch_size": 2}, None),
+    ],
+)
+def test_evaluations_run_as_many_sequences_as_the_file_says(
+    tmp_path: Path, settings: dict[str, Any], micro: int | None
+) -> None:
+    job = import_settings(tmp_path, TRAINER | settings).job
+    assert job.get("run", {}).get("evaluation") == (micro and {"micro": micro})
+
+
+@pytest.mark.parametrize(
+    ("settings", "saves"),
+    [
+        ({"stage3_gather_16bit_weights_on_model_save": True}, "modules"),
+        ({"gather_16bit_weights_on_model_save": False}, "shards"),
+        ({"stage3_gather_fp16_weights_on_model_save": True}, "modules"),
+        ({"stage": 2, "stage3_gather_16bit_weights_on_model_save": True}, "shards"),
+        ({}, "shards"),
+    ],
+)
+def test_stage_3_saves_as_its_file_says(tmp_path: Path, settings: dict[str, Any], saves: str) -> None:
+    file = ZERO_3 | {"zero_optimization": {**ZERO_3["zero_optimization"], **settings}}  # type: ignore[dict-item]
+    job = import_settings(tmp_path, TRAINER | {"deepspeed": "ds.json"}, ds=file).job
+    assert load_job(job).framework.memory.saves == saves
+
+
 # ------------------------------------------------------------------------------------------------ commands
 
 ARGUMENTS = (
