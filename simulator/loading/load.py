@@ -158,13 +158,16 @@ def read_job_of_file(
 ) -> ReadJob:
     """Reads the job of a launch file that is read; see `read_launch_job`."""
     from meshcast.simulator.formats.launch.changes import apply_changes
-    from meshcast.simulator.formats.launch.convert import import_file
+    from meshcast.simulator.formats.launch.convert import GIVEN, import_file
 
     changes = _split_changes(changes)
     imported = import_file(file, changes, gpus=gpus, form=form)
-    data = apply_changes(imported.job, changes, _apply_change)
-    bounding = [(entry, apply_changes(job, changes, _apply_change)) for entry, job in imported.bounding]
-    changed = {change.partition("=")[0].strip() for change in changes}
+    names = [change.partition("=")[0].strip() for change in changes]
+    # What the file is read with is in its job, to which the file may have added, such as how tokens are routed.
+    applied = [change for change, name in zip(changes, names, strict=True) if name not in GIVEN]
+    data = apply_changes(imported.job, applied, _apply_change)
+    bounding = [(entry, apply_changes(job, applied, _apply_change)) for entry, job in imported.bounding]
+    changed = {*names}
     places = {key: place for key, place in imported.places.items() if key not in changed}
     return ReadJob(
         data, "", file.where, file.folder, replace(imported, job=data, places=places, bounding=tuple(bounding))

@@ -88,7 +88,6 @@ def import_file(
         reading.keys |= shape
         _ask_about_script(reading)
         program.interpret(reading)
-        _fill_routing(reading, program)
         return _fill_reading(reading, program, cluster, model, gpus, changed)
 
     filled = read_filled()
@@ -123,10 +122,14 @@ RANDOM = ("mock_data", "mock")
 """Switches of tokens that are random, which a router spreads nearly evenly."""
 
 
-def _fill_routing(reading: Reading, program: LaunchFormat) -> None:
-    """Sets how tokens are routed to experts of several ranks: on data, as a router that learns does."""
+def _fill_routing(reading: Reading, program: LaunchFormat, model: Any) -> None:
+    """Sets how tokens are routed to experts of several ranks: on data, as a router that learns does.
+
+    model: what the file names; None where its keys state a shape.
+    """
     keys = reading.keys
-    if "model.moe.experts" not in keys or keys.get("plan.ep", 1) == 1:
+    moe = load_model(model, base=reading.file.folder).moe if model is not None else keys.get("model.moe.experts")
+    if not moe or keys.get("plan.ep", 1) == 1:
         return
     if reading.take_switch(*FORCED):
         reading.set_key("model.moe.routing", "forced-balanced", *FORCED)
@@ -199,6 +202,7 @@ def _fill_reading(
         sequence = load_model(model, base=file.folder).seq
         reading.ask_key("batch.sequence", sequence, "the file states no length of sequences")
     _fill_sharding(reading, loaded.gpus, loaded.gpus_per_node, changed)
+    _fill_routing(reading, program, model)
     return FilledReading(reading, model, cluster, microbatches)
 
 

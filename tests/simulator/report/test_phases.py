@@ -114,7 +114,8 @@ def test_saving_holds_the_weights_that_it_gathers(saves: str, whole: int) -> Non
 
 def test_programs_save_as_their_code_does() -> None:
     kinds = {name: load_framework(name).memory.saves for name in framework_names()}
-    assert {name for name, kind in kinds.items() if kind != "shards"} == {"hf-trainer", "llm-foundry"}
+    gathering = {"hf-trainer", "axolotl", "llama-factory", "llm-foundry"}
+    assert {name for name, kind in kinds.items() if kind != "shards"} == gathering
 
 
 SLOW_NETWORK: dict[str, Any] = {

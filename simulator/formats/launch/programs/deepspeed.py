@@ -21,6 +21,7 @@ from meshcast.simulator.formats.launch.programs.sharding import (
     COORDINATOR,
     PERSISTENCE,
     QUANTISED,
+    SAVING,
     SEQUENCE_FORMAT,
     Z,
     read_zero,
@@ -124,7 +125,7 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
         settings[f"{Z}.mics_shard_size"] = dp // keys.get("plan.replicate", 1)
     if stage == 3 and data != "mics":
         settings.pop(BUCKET.name, None)
-        settings |= write_rows(COORDINATOR, keys)
+        settings |= write_rows((*COORDINATOR, SAVING), keys)
     if data == "zero-3":
         settings |= write_rows([PERSISTENCE], keys)
     compute = keys.get("precision.compute")

@@ -10,7 +10,7 @@ import re
 from meshcast.simulator.formats.launch.keys import compose_model, nest
 from meshcast.simulator.formats.launch.programs.deepspeed import write_settings
 from meshcast.simulator.formats.launch.programs.optimizers import MOMENT_COPIES
-from meshcast.simulator.formats.launch.programs.sharding import FSDP
+from meshcast.simulator.formats.launch.programs.sharding import FSDP, STATE_DICTS
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys
 from meshcast.simulator.ir.ops import STORED_FORMATS
 from meshcast.simulator.models.load import find_preset, preset_source
@@ -40,7 +40,8 @@ USUAL_DROPOUT = 0.05
 
 def name_model(keys: SomeKeys) -> str | None:
     """The id on the hub of a preset of the shape of a model, or the preset; None where only a config.json says it."""
-    model = compose_model(nest(keys, "model"))
+    shape = {key: value for key, value in keys.items() if key != "model.moe.routing"}  # which no id says
+    model = compose_model(nest(shape, "model"))
     if not isinstance(model, str):
         return None
     hub = re.search(r"Hugging Face ([\w.-]+/[\w.-]+)", preset_source(model))
@@ -125,6 +126,9 @@ def write_fsdp(keys: SomeKeys, version: str = "version") -> Keys:
         section["offload_params"] = True
     if not keys.get("framework.set.memory.each_rank_loads", True):
         section["cpu_ram_efficient_loading"] = True
+    names = {saves: name for name, saves in reversed(STATE_DICTS.items())}
+    if (name := names.get(keys.get("framework.set.memory.saves", ""))) is not None:
+        section["state_dict_type"] = name.upper()
     return section
 
 
