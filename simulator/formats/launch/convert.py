@@ -122,7 +122,7 @@ RANDOM = ("mock_data", "mock")
 """Switches of tokens that are random, which a router spreads nearly evenly."""
 
 
-def _fill_routing(reading: Reading, program: LaunchFormat, model: Any) -> None:
+def _fill_routing(reading: Reading, program: LaunchFormat, model: str | SomeKeys | None) -> None:
     """Sets how tokens are routed to experts of several ranks: on data, as a router that learns does.
 
     model: what the file names; None where its keys state a shape.
