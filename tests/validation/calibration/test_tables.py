@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from meshcast.hardware.errors import PlanError
+from meshcast.validation.calibration.kernels.sample import describe_cell
 from meshcast.validation.calibration.tables import summary as summaries
 from meshcast.validation.calibration.tables.rows import RowForecasts, SampleComparison
 from meshcast.validation.calibration.tables.table import expand_source, read
@@ -210,3 +211,7 @@ def test_an_unreadable_file_is_reported(tmp_path, text, words):
 def test_rows_of_tables_count_refused_ones(file):
     got = summaries.summary([held(sized(4))], 6, {})
     assert (got["rows"], got["predicted"], got["refused"]) == (6, 4, 2)
+
+
+def test_an_empty_cell_is_called_empty() -> None:
+    assert [describe_cell(figure) for figure in (float("nan"), 0.0, 2.5)] == ["is empty", "is 0", "is 2.5"]

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from meshcast.simulator.ir.ops import Memory
-from meshcast.validation.calibration.kernels.sample import GPUS, KernelSample
+from meshcast.validation.calibration.kernels.sample import GPUS, KernelSample, describe_cell
 
 KERNELS = frozenset({"gpu", "op", "bytes_read", "bytes_written", "time_us", "source"})
 STREAMS = frozenset({"gpu", "op", "TBps", "source"})
@@ -92,9 +92,10 @@ def _kernels(table: pd.DataFrame) -> _Rows:
         if op not in WORK:
             refused[at] = f"the operation {op} is not known"
         elif not (read[at] >= 0 and written[at] >= 0 and 0 < read[at] + written[at] < np.inf):
-            refused[at] = f"bytes_read {read[at]:g} and bytes_written {written[at]:g} are not the bytes of a kernel"
+            cells = f"bytes_read {describe_cell(read[at])}, bytes_written {describe_cell(written[at])}"
+            refused[at] = f"{cells}: no bytes of a kernel"
         elif not 0 < micro[at] < np.inf:
-            refused[at] = f"time_us is {micro[at]:g}, which is no time"
+            refused[at] = f"time_us {describe_cell(micro[at])}, which is no time"
     tokens = np.nan_to_num(_numbers(table, "tokens")) if "tokens" in table else 0 * read
     return _Rows(read, written, tokens, micro * 1e-6, refused)
 
@@ -107,7 +108,7 @@ def _streams(table: pd.DataFrame) -> _Rows:
         if op not in ARRAYS:
             refused[at] = f"the stream {op} is not known"
         elif not 0 < rate[at] < np.inf:
-            refused[at] = f"TBps is {rate[at] / 1e12:g}, which is no rate"
+            refused[at] = f"TBps {describe_cell(rate[at] / 1e12)}, which is no rate"
     with np.errstate(divide="ignore", invalid="ignore"):
         return _Rows(moved[:, 0], moved[:, 1], 0 * rate, moved.sum(axis=1) / rate, refused)
 

@@ -24,7 +24,7 @@ import pandas as pd
 from meshcast.hardware import load
 from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
 from meshcast.validation.calibration.kernels import routing
-from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
+from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample, describe_cell
 
 BLOCKS = frozenset({"gpu", "dtype", "num_tokens", "topk", "num_experts", "ep", "distribution", "time_us", "source"})
 PRODUCTS = frozenset({"gpu", "dtype", "groups", "m_per_group", "pass", "out_dtype", "time_us", "source"})
@@ -264,8 +264,8 @@ def _refuse(row: dict[Any, Any], names: tuple[str, ...]) -> str:
     if DTYPES[row["dtype"]] not in load("gpus", GPUS[row["gpu"]]).peak:
         return f"{row['gpu']} has no peak rate in {DTYPES[row['dtype']]}"
     if odd := [n for n in names if n != "gated" and not (row[n] >= 1 and row[n] % 1 == 0)]:
-        return f"{', '.join(f'{n} = {row[n]:g}' for n in odd)}: must be whole numbers above 0"
-    return "" if 0 < row["time_us"] < np.inf else f"time_us is {row['time_us']:g}, which is no time"
+        return f"{', '.join(f'{n} {describe_cell(row[n])}' for n in odd)}: must be whole numbers above 0"
+    return "" if 0 < row["time_us"] < np.inf else f"time_us {describe_cell(row['time_us'])}, which is no time"
 
 
 def _refuse_block(row: dict[Any, Any]) -> str:

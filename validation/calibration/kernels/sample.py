@@ -57,3 +57,8 @@ GPUS = {
 
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8", "fp8_block": "fp8"}
 """Number formats, by their names in tables."""
+
+
+def describe_cell(figure: float) -> str:
+    """Returns what a cell of a table holds, for a sentence that says why its row is refused."""
+    return "is empty" if np.isnan(figure) else f"is {figure:g}"
