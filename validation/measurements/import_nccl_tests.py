@@ -104,8 +104,7 @@ def _forecast(source: Forecaster, run: nccl_tests.Run, nbytes: int) -> ForecastV
 def _gpus_of(cluster: Cluster, run: nccl_tests.Run) -> list[int]:
     """Ranks of the run as GPUs of the cluster, node by node."""
     per_node, members = cluster.gpus_per_node, len(run.places) or run.members
-    usual = (divmod(rank, per_node) for rank in range(min(members, cluster.gpus)))
-    places = run.places or [*usual]
+    places = run.places or [divmod(rank, per_node) for rank in range(min(members, cluster.gpus))]
     ranks = [machine * per_node + local for machine, local in places]
     if members > cluster.gpus or max(local for _, local in places) >= per_node or max(ranks) >= cluster.gpus:
         machines = len({machine for machine, _ in run.places}) or -(-members // per_node)

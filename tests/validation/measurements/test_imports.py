@@ -95,6 +95,12 @@ def test_notes_of_a_run(put: Any) -> None:
     assert "somebody" not in measurement.to_json(import_nccl_tests(put(json.dumps(document()))))
 
 
+def test_more_ranks_than_the_cluster_has_are_refused_before_they_are_listed(put: Any) -> None:
+    bare = "".join(line for line in TABLE.splitlines(keepends=True) if " Rank " not in line)
+    with pytest.raises(PlanError, match=f"the run used {10**12} on"):
+        import_nccl_tests(put(bare), JOB, members=10**12)
+
+
 @pytest.mark.parametrize(
     ("text", "job", "words"),
     [

@@ -447,8 +447,12 @@ STATE_DICTS = {"full_state_dict": "units", "sharded_state_dict": "shards", "loca
 def _read_saving(reading: Reading) -> None:
     """Reads whether FSDP gathers weights for a checkpoint."""
     names = _fsdp_names("state_dict_type")
-    if (saves := STATE_DICTS.get(reading.take_word(*names))) is not None:
-        reading.set_key("framework.set.memory.saves", saves, *names)
+    word = reading.take_word(*names)
+    if word in STATE_DICTS:
+        reading.set_key("framework.set.memory.saves", STATE_DICTS[word], *names)
+    elif word:
+        why = f"{word!r} is no state dict of FSDP: {', '.join(STATE_DICTS)}"
+        reading.approximate(reading.take(*names), why, "the peak of saving a checkpoint may be another one")
 
 
 def _read_units(reading: Reading) -> None:

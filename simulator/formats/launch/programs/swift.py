@@ -57,7 +57,7 @@ PROGRAM = TrainerProgram(
     compute="bf16",
     loads="compute",
     checkpointing=True,
-    evaluated=1,
+    evaluation_micro=1,
 )
 """trainers/arguments.py: micro-batches of 1, checkpointing; model_args.py: the format of the checkpoint, in which it is
 loaded, is that of the computation."""

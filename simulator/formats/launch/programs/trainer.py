@@ -59,7 +59,7 @@ class TrainerProgram:
     reentrant: whether its checkpoints are reentrant, which recompute to the end of a layer; None: as the profile.
     fsdp_version: of FSDP, where the file does not say it.
     framework: its profile, where DeepSpeed does not run.
-    evaluated: sequences of a micro-batch of an evaluation, where the file does not say it.
+    evaluation_micro: sequences of a micro-batch of an evaluation, where the file does not say it.
     packs: what of a batch is padding or packed, as a question about `batch.documents` may put it.
     """
 
@@ -77,7 +77,7 @@ class TrainerProgram:
     reentrant: bool | None = None
     fsdp_version: int = 1
     framework: str = "hf-trainer"
-    evaluated: int = 8
+    evaluation_micro: int = 8
 
 
 # -------------------------------------------------------------------------------------------- settings
@@ -633,8 +633,8 @@ def double_samples(reading: Reading, stated: Stated | None) -> None:
         why = f"a sample is a pair of texts: {micro} of them are forecast as {2 * micro} sequences of full length"
         shown = origin if isinstance(origin, Stated) else stated
         reading.approximate(shown, why, "the step of shorter texts is shorter; its sequences are twice its samples")
-        if (evaluated := reading.keys.get("run.evaluation.micro")) is not None:
-            reading.set_key("run.evaluation.micro", 2 * evaluated, "eval_strategy", "evaluation_strategy")
+        if (sequences := reading.keys.get("run.evaluation.micro")) is not None:
+            reading.set_key("run.evaluation.micro", 2 * sequences, "eval_strategy", "evaluation_strategy")
         if (total := reading.keys.get("batch.global")) is not None:
             reading.set_key("batch.global", 2 * total, "deepspeed.train_batch_size")
 
@@ -670,7 +670,7 @@ def _read_evaluation(reading: Reading, program: TrainerProgram) -> None:
     switches = "eval_strategy", "evaluation_strategy"
     if reading.take_word(*switches) in ("steps", "epoch"):
         names = "per_device_eval_batch_size", "per_gpu_eval_batch_size"
-        micro = reading.take_count(*names, decisive=False) or program.evaluated
+        micro = reading.take_count(*names, decisive=False) or program.evaluation_micro
         reading.set_key("run.evaluation.micro", micro, *switches, *names)
 
 

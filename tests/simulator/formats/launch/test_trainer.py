@@ -369,6 +369,15 @@ def test_stage_3_saves_as_its_file_says(tmp_path: Path, settings: dict[str, Any]
     assert load_job(job).framework.memory.saves == saves
 
 
+@pytest.mark.parametrize(("word", "saves"), [("SHARDED_STATE_DICT", "shards"), ("FULL_STATE_DICT", "units")])
+def test_fsdp_saves_as_its_file_says(tmp_path: Path, word: str, saves: str) -> None:
+    settings = TRAINER | {"fsdp": "full_shard auto_wrap", "fsdp_config": {"state_dict_type": word}}
+    assert import_settings(tmp_path, settings).job["framework"]["set"]["memory"]["saves"] == saves
+    (tmp_path / "other").mkdir()
+    unknown = import_settings(tmp_path / "other", settings | {"fsdp_config": {"state_dict_type": f"{word}S"}})
+    assert any("no state dict of FSDP" in entry.why for entry in unknown.findings.approximated)
+
+
 # ------------------------------------------------------------------------------------------------ commands
 
 ARGUMENTS = (
