@@ -123,7 +123,7 @@ def test_odd_rows_are_refused_with_the_reason(tmp_path):
     [
         ("attention", {"heads": 6}, "cannot share"),
         ("attention", {"head_dim": 0}, "width of heads"),
-        ("grouped", {"groups": 0}, "groups = 0"),
+        ("grouped", {"groups": 0}, "groups is 0"),
         ("experts", {"ep": 256}, "cannot be divided evenly"),
         ("experts", {"topk": 129}, "more than 128 experts"),
         ("experts", {"num_experts": 10**9}, "above 4096"),
