@@ -104,14 +104,10 @@ class Tensor:
 
     def local_dims(self, layout: Layout, mesh: Mesh) -> dict[str, int | Fraction]:
         """Returns the local size of every dim."""
-        found = {}
-        for name, dim in self.dims.items():
-            parts = 1
-            for axis, sharded in layout.items():
-                if sharded == name:
-                    parts *= mesh.size(axis)
-            found[name] = dim.local(parts) if parts > 1 else dim.size
-        return found
+        parts: dict[str, int] = {}
+        for axis, name in layout.items():
+            parts[name] = parts.get(name, 1) * mesh.size(axis)
+        return {name: dim.local(parts[name]) if parts.get(name, 1) > 1 else dim.size for name, dim in self.dims.items()}
 
     def local(self, layout: Layout, mesh: Mesh) -> int:
         """Returns the local number of elements."""

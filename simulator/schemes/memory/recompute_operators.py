@@ -10,12 +10,12 @@ which torchtitan saves queries, values, attention, gate and the MLP's output, ke
 - `alternate_linear`: outputs of every second matrix product, from the first one on, in the order in which a layer
   computes them. The product of a router is not counted, and never saved.
 - `qkv`, `proj`: outputs of these linear layers of attention (`save_qkv_out_proj` in Praxis).
-- `reduce_scatter`: results of reduce-scatters of tensor parallelism, and with them the products before. torchtitan
-  saves them, but without a compiler repeats those products all the same; by default both are repeated.
+- `reduce_scatter`: results of reduce-scatters of tensor parallelism. A compiler does not repeat the products before.
 - `all_to_all`: results of the dispatch and the combine of expert parallelism.
 
 The grouped products of experts are in none of these lists: PyTorch's list of compute-intensive operators has no
-`_grouped_mm`. Without a compiler, saved results are stored whether or not a backward pass reads them, as that of the
+`_grouped_mm`. Without a compiler, products that are not saved are repeated, whether or not
+anything reads them, and saved results are stored whether or not a backward pass reads them, as that of the
 last linear layer of an MLP (`_CachingTorchDispatchMode` in torch/utils/checkpoint.py).
 
 With `early_stop` recomputation ends with the last tensor that the backward pass reads, as in `memory/recompute-full`.
@@ -60,7 +60,9 @@ class RecomputeOperators(MemoryScheme):
     )
 
     class Options(SchemeOptions):
-        save: tuple[OperatorName, ...] = Field(default=("attention", "alternate_linear", "all_to_all"), min_length=1)
+        save: tuple[OperatorName, ...] = Field(
+            default=("attention", "alternate_linear", "reduce_scatter", "all_to_all"), min_length=1
+        )
         """Operators whose results are kept and not computed again."""
         layers: int | None = Field(default=None, ge=0)
         """Layers of each stage, from the first on, that are recomputed; null: all."""
@@ -79,8 +81,11 @@ class RecomputeOperators(MemoryScheme):
         if not isinstance(module, Unit) or self.role not in module.marks:
             return inner(module)
         names = self._saved_names(module)
-        fragment = recompute(module, inner, lambda one: self._saved_keys(one, names), self.options.early_stop)
-        if not self.framework.compile and fragment.backward:
+        compiled = self.framework.compile
+        fragment = recompute(
+            module, inner, lambda part: self._saved_keys(part, names), self.options.early_stop, compiled
+        )
+        if not compiled and fragment.backward:
             # Results that no backward op reads stay in memory until the backward pass of the layer ends.
             saved = self._saved_keys(fragment, names)
             stored = [use for use in fragment.tensor_uses if use.made and use.key in saved]

@@ -32,18 +32,28 @@ FIRST = [("deepseek", "none", "bf16"), ("gpt-2", "operators", "bf16"), ("gemma-2
 FIRST += [("qwen3-moe", "none", "bf16"), ("opt", "none", "fp32"), ("falcon", "full", "bf16"), ("phi", "none", "bf16")]
 
 
-def plan_of(family: str, policy: str, precision: str) -> Plan:
+DIVIDED = [(family, policy) for family in ("llama", "qwen3", "mistral", "opt", "nemotron") for policy in POLICIES]
+"""Families that torchtitan's division of layers serves, with what keeps memory at a time."""
+
+
+def plan_of(family: str, policy: str, precision: str, ranks: int = 1) -> Plan:
     """The plan of a job of Transformers' own trainer."""
     attention = "unfused" if family in UNFUSED else "flash"
     job: dict[str, Any] = {
         "model": FAMILIES[family],
-        "cluster": {"node": "dgx-h100", "nodes": 1, "gpus": 1},
+        "cluster": {"node": "dgx-h100", "nodes": 1, "gpus": ranks},
         "framework": {"name": "hf-trainer", "set": {"attention": attention}},
         "precision": dict.fromkeys(("compute", "gradients", "main_weights"), precision),
         "batch": {"micro": 2},
-        "plan": {"recompute": policy},
+        "plan": {"recompute": policy, "tp": ranks, "tp_scheme": "megatron-sp"},
     }
     return resolve_plan(load_job(job))
+
+
+def kept_on_a_rank(plan: Plan) -> float:
+    """Bytes that a layer of a plan keeps."""
+    (layer,) = [run for run in make_lowering(plan).run(plan.model_parts.stage(0)).unit_runs if run.name == "layer"]
+    return saved(layer)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +64,13 @@ def test_a_layer_keeps_the_bytes_that_torch_tracks(
     family: str, policy: str, precision: str, apart: ProcessPoolExecutor
 ) -> None:
     plan = plan_of(family, policy, precision)
-    (layer,) = [run for run in make_lowering(plan).run(plan.model_parts.stage(0)).unit_runs if run.name == "layer"]
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     tracked = apart.submit(kept_by_a_layer, plan.job.model, family not in UNFUSED, policy, dtype)
-    assert tracked.result() == saved(layer)
+    assert tracked.result() == kept_on_a_rank(plan)
+
+
+@pytest.mark.parametrize(("family", "policy"), thinned(DIVIDED, [("qwen3", "none"), ("opt", "operators")]))
+def test_so_does_a_layer_that_tensor_ranks_divide(family: str, policy: str, apart: ProcessPoolExecutor) -> None:
+    plan = plan_of(family, policy, "bf16", ranks=2)
+    tracked = apart.submit(kept_by_a_layer, plan.job.model, True, policy, torch.bfloat16, 2)
+    assert tracked.result() == kept_on_a_rank(plan)

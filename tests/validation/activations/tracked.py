@@ -9,6 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from meshcast.simulator.models.load import load_model
@@ -16,12 +25,15 @@ from meshcast.simulator.models.model import Model
 from tests.validation.activations.layers import TABLES, Decoder, Layer, attend
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-KEPT = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,)
+KEPT = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+)
 
 
 def every_second_product(router: int) -> Callable[[], Any]:
-    """The policy of torchtitan's per-op selective checkpoints: results of fused attention, and of every second matrix
-    product but the router's, whose weight has `router` columns."""
+    """The policy of torchtitan's per-op selective checkpoints: results of fused attention, of reduce-scatters, and of
+    every second matrix product but the router's, whose weight has `router` columns."""
     products = 0
 
     def choose(context: Any, op: Any, *args: Any, **options: Any) -> CheckpointPolicy:
@@ -41,10 +53,24 @@ def core_again(*given: Any) -> Tensor:
     return result
 
 
-def kept_by_layers(model: Model, fused: bool, policy: str, layers: int) -> int:
+def divide(layer: Layer, mesh: DeviceMesh) -> None:
+    """Divides a layer among the ranks of `mesh` as torchtitan does, with sequence parallelism."""
+    gathered = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+    scattered = RowwiseParallel(output_layouts=Shard(1))
+    plan = {"attention": gathered, "attention.out": scattered, "mlp": gathered, "mlp.down": scattered}
+    plan |= dict.fromkeys(("attention.qkv.*", "mlp.ups.*"), ColwiseParallel())
+    plan |= {"attention.norms.*": SequenceParallel(sequence_dim=1, use_local_output=True), "norm*": SequenceParallel()}
+    parallelize_module(
+        layer, mesh, {key: style for key, style in plan.items() if "norms" not in key or layer.attention.norms}
+    )
+
+
+def kept_by_layers(model: Model, fused: bool, policy: str, layers: int, mesh: DeviceMesh | None) -> int:
     """Bytes that live after the forward pass of so many layers."""
     stack = nn.ModuleList(Layer(model, fused, core_again if policy == "selective" else attend) for _ in range(layers))
-    x = torch.ones(2, model.seq, model.hidden, requires_grad=True)
+    for layer in stack if mesh else ():
+        divide(layer, mesh)
+    x = torch.ones(2, model.seq // (mesh.size() if mesh else 1), model.hidden, requires_grad=True)
     router = model.moe.experts if model.moe else 0
     y, tracker = x, MemTracker()
     tracker.track_external(stack, x)
@@ -59,15 +85,23 @@ def kept_by_layers(model: Model, fused: bool, policy: str, layers: int) -> int:
     return sum(held[kind] for kind in (_MemRefType.ACT, _MemRefType.TEMP, _MemRefType.OTH))
 
 
-def kept_by_a_layer(model: Model, fused: bool, policy: str, dtype: torch.dtype) -> int:
-    """Bytes that every further layer keeps."""
+def kept_by_a_layer(model: Model, fused: bool, policy: str, dtype: torch.dtype, ranks: int = 1) -> int:
+    """Bytes that every further layer keeps on one of so many ranks, whose collectives do nothing."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     TABLES.clear()
+    mesh = None
+    if ranks > 1:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        torch.distributed.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+        mesh = init_device_mesh("cpu", (ranks,))
     try:
-        _, first, second = (kept_by_layers(model, fused, policy, layers) for layers in (1, 1, 2))
+        _, first, second = (kept_by_layers(model, fused, policy, layers, mesh) for layers in (1, 1, 2))
     finally:
         torch.set_default_dtype(before)
+        if mesh:
+            torch.distributed.destroy_process_group()
     return second - first
 
 
@@ -92,7 +126,6 @@ def tracked_peak(shape: dict[str, Any], ranks: int) -> int:
     """The largest sum of bytes in the second step, whose optimizer has its states, of ranks whose collectives do
     nothing."""
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -14,7 +14,7 @@ from itertools import chain
 
 from meshcast.simulator.ir.modules import CompositeModule, Layer, Module, Operator, Stage, Unit, every_module
 from meshcast.simulator.ir.operators import Cast
-from meshcast.simulator.ir.ops import Communication, Fragment, Memory, Op, TensorUse
+from meshcast.simulator.ir.ops import Communication, Fragment, Gemm, Memory, Op, TensorUse
 from meshcast.simulator.ir.scheme import LowerModule
 from meshcast.simulator.lowering.rewrite import Rewrite, working_predecessors
 
@@ -24,6 +24,7 @@ def recompute(
     inner: LowerModule,
     saved_keys: Callable[[Fragment], Set[str]] | None = None,
     early_stop: bool = False,
+    compiled: bool = True,
 ) -> Fragment:
     """Lowers `module` so that its inside is freed after the forward pass and computed again when the gradient has
     arrived.
@@ -33,13 +34,16 @@ def recompute(
     saved_keys: returns the keys of memory inside that is kept, too, of the lowered module; ops that only make kept
         memory are not repeated.
     early_stop: whether ops that only make outputs of the module are not repeated either.
+    compiled: whether a compiler leaves out the matrix products whose results nothing reads; without it all that are not
+        kept are repeated.
     """
     first, again = inner(module), inner(module)
     if not first.backward:  # nothing of it is trained, nor below it
         return first
     gradient = list(again.grad_entry.values())
     if saved_keys is not None or early_stop:
-        _skip_kept(again, saved_keys(again) if saved_keys else set(), gradient, early_stop)
+        kept = saved_keys(again) if saved_keys else set()
+        _skip_kept(again, kept, gradient, early_stop, compiled)
     for mark in again.entry.values():
         mark.after += gradient
     for op in again.forward:
@@ -66,9 +70,9 @@ def recompute(
     )
 
 
-def _skip_kept(again: Fragment, kept: Set[str], gradient: Sequence[Op], early_stop: bool) -> None:
-    """Removes from `again` the forward ops that make only what is `kept`, or what those read. Ops that waited for them
-    wait for the `gradient`.
+def _skip_kept(again: Fragment, kept: Set[str], gradient: Sequence[Op], early_stop: bool, compiled: bool) -> None:
+    """Removes from `again` the forward ops that make only what is `kept`, and those that make what only these read,
+    but for matrix products that are not `compiled`. Ops that waited for them wait for the `gradient`.
     """
     made, read = defaultdict[Op, set[str]](set), defaultdict[Op, set[str]](set)
     for tensor_use in again.tensor_uses:
@@ -81,7 +85,8 @@ def _skip_kept(again: Fragment, kept: Set[str], gradient: Sequence[Op], early_st
     left: set[Op] = set()
     for op in reversed(again.forward):
         # Ops in the middle of an operator write no named tensor.
-        if made[op] & wanted or (not made[op] and op in waited):
+        dispatched = not compiled and bool(waited) and isinstance(op.work, Gemm) and not made[op] <= kept
+        if made[op] & wanted or dispatched or (not made[op] and op in waited):
             _shorten(op, made[op] & wanted)
             wanted |= read[op] - kept
             waited |= working_predecessors(op)
