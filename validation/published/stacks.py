@@ -50,7 +50,7 @@ KEPT = {
     "save_qkv_proj": ("qkv",),
     "save_out_proj": ("proj",),
     "save_dot_only": ("linear",),
-    "save_alternate": ("attention", "alternate_linear", "all_to_all"),
+    "save_alternate": ("attention", "alternate_linear", "reduce_scatter", "all_to_all"),
 }
 """Policies of recomputation that name what is saved, in words of `memory/recompute-operators`."""
 

@@ -401,7 +401,7 @@ def _read_checkpointing(reading: Reading) -> None:
     elif mode == "selective":
         reading.set_key("plan.recompute", "operators", *names, *option_names)
         if of_layers and release < MESSAGES_SAVED_SINCE and "model.moe.experts" in reading.keys:
-            reading.set_key("plan.recompute.save", ("attention", "alternate_linear"))
+            reading.set_key("plan.recompute.save", ("attention", "alternate_linear", "reduce_scatter"))
     else:
         budget = reading.take("activation_checkpoint.memory_budget")
         why = "what the compiler recomputes within a budget of memory is not known"
