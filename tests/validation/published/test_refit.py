@@ -161,8 +161,8 @@ def test_fitted_coefficients_are_fields_of_their_profiles() -> None:
     found = list_fitted()
     fields = {one["coefficient"].split(".")[0] for one in found if "sustained" not in one["coefficient"]}
     assert fields == {"rates", "launch_s", "step_overhead_s", "memory"} <= set(Framework.model_fields)
-    rate = next(one for one in found if "llm-foundry" in one["of"])
-    assert rate["value"] == 2.0 and "90 A100 runs" in rate["fitted_to"]
+    rate = next(one for one in found if one["coefficient"] == "rates.memory_bound")
+    assert rate["value"] == 1.2 and "20 published runs" in rate["fitted_to"] and "megatron-core" in rate["of"]
     assert {"ampere", "hopper"} <= {name for one in found for name in one["of"]}
 
 
