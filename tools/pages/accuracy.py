@@ -74,7 +74,6 @@ FITTED = """\
 - `launch_s` of `megatron-deepspeed`: 74 steps of BLOOM's tests.
 - Misaligned batched GEMMs: the steps of BLOOM's tests whose heads are no multiple of 8.
 - Triton's attention on Hopper: 40 runs of LLM Foundry.
-- `rates` of the profile `llm-foundry`: its own runs.
 - Memory and step overhead of `megatron-deepspeed`: 60 readings and logs of BLOOM's tests.
 - Sigmas of regimes and of assumed fields: residuals of these runs ([refitting](published-runs.md#refitting)).
 

@@ -10,9 +10,11 @@ import pytest
 
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.framework import Framework
+from meshcast.validation.published.fit import refit
 from meshcast.validation.published.fit.by_source import compare_sources
 from meshcast.validation.published.fit.derivatives import RELATIVES, derive
 from meshcast.validation.published.fit.refit import (
+    FREE,
     choose_kinds,
     family_of,
     fit,
@@ -101,16 +103,28 @@ def test_a_fit_without_the_family_has_no_coefficient_of_it() -> None:
 def test_ridge_shrinks_as_computed_by_hand() -> None:
     """One run, share 0.5, log ratio r: precision of the data w / 0.05^2, of the priors 1 / 0.10^2 and 1 / 0.05^2.
 
-    The sum of both effects has prior variance 0.10^2 + 0.05^2 = 0.0125; errors have variance 0.0025 / w with the robust
-    weight w = 5 / (4 + (left / 0.05)^2). The family has 0.01 / 0.0125 = 80 % of the sum.
+    The sum of both effects has prior variance 0.10^2 + 0.05^2 = 0.0125, the effect of the source 0.03^2 = 0.0009;
+    errors have variance 0.0025 / w with the robust weight w = 5 / (4 + (left / 0.05)^2). The family has 0.01 / 0.0125 =
+    80 % of the sum.
     """
     made = fit([row(0.1, communication=0.5)], [COMMUNICATION])
     family, member = made.effects[COMMUNICATION, "megatron-core"], made.effects[COMMUNICATION, "megatron-core", "nemo"]
     total = family + member
-    robust = 5 / (4 + ((0.1 - 0.5 * total) / 0.05) ** 2)
+    source = total * 0.0009 / (0.0125 * 0.5)
+    robust = 5 / (4 + ((0.1 - 0.5 * total - source) / 0.05) ** 2)
     noise = 0.0025 / robust
-    assert total == pytest.approx(0.0125 * 0.5 * 0.1 / (0.25 * 0.0125 + noise), rel=1e-6)
+    assert total == pytest.approx(0.0125 * 0.5 * 0.1 / (0.25 * 0.0125 + 0.0009 + noise), rel=1e-6)
     assert family / total == pytest.approx(0.8)
+
+
+def test_a_source_that_is_slow_throughout_says_little_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two sources one takes exp(0.15) as long as forecast, whatever its shares; its effect is no correction."""
+    rows = [one | {"log_ratio": one["log_ratio"] + 0.15 * (one["source"] == "0")} for one in planted(0.0, sources=2)]
+    made = fit(rows, [COMMUNICATION], FREE)
+    found = sum(made.effects.values())
+    assert made.correction(rows[0], [COMMUNICATION]) == pytest.approx(rows[0]["shares"]["communication"] * found)
+    monkeypatch.setattr(refit, "SOURCE", 1e-6)
+    assert 0 < found < 0.6 * sum(fit(rows, [COMMUNICATION], FREE).effects.values())
 
 
 def test_a_member_without_runs_has_the_effect_of_its_family() -> None:
@@ -161,8 +175,8 @@ def test_fitted_coefficients_are_fields_of_their_profiles() -> None:
     found = list_fitted()
     fields = {one["coefficient"].split(".")[0] for one in found if "sustained" not in one["coefficient"]}
     assert fields == {"rates", "launch_s", "step_overhead_s", "memory"} <= set(Framework.model_fields)
-    rate = next(one for one in found if "llm-foundry" in one["of"])
-    assert rate["value"] == 2.0 and "90 A100 runs" in rate["fitted_to"]
+    rate = next(one for one in found if one["coefficient"] == "rates.memory_bound")
+    assert rate["value"] == 1.2 and "20 published runs" in rate["fitted_to"] and "megatron-core" in rate["of"]
     assert {"ampere", "hopper"} <= {name for one in found for name in one["of"]}
 
 

@@ -61,7 +61,6 @@ OWN_FITS: dict[str, tuple[OwnFit, ...]] = {
         OwnFit("", "step_overhead_s", lambda: load_framework("megatron-core").step_overhead_s),
     ),
     "foundry": (
-        OwnFit(FOUNDRY, "rates.memory_bound", lambda: load_framework("megatron-core").rates["memory_bound"]),
         # Triton by its authors' range, against the fitted rate.
         OwnFit(
             FOUNDRY,
