@@ -132,6 +132,14 @@ def test_power_law_routing(exponent: float) -> None:
     assert 1.5 * 2048 < fullest.sum() < 8 * 4096 and len(fullest) == 8
 
 
+@pytest.mark.parametrize("tokens", [1, 4, 48, 640])
+def test_power_laws_keep_every_row(tokens: int) -> None:
+    """Also where fewer rows than experts round to none each; the rank of one of two has at least half of them."""
+    whole = routing.power_law(tokens, 8, 384, 1, 1.2)
+    assert whole.sum() == pytest.approx(tokens * 8) and whole[0] <= tokens
+    assert tokens * 4 <= routing.power_law(tokens, 8, 384, 2, 1.2).sum() < tokens * 8
+
+
 def test_power_law_by_hand() -> None:
     # 2 experts of 2: both get every token, however popular they are.
     assert routing.power_law(1000, 2, 2, 1, 1.2) == pytest.approx([1000, 1000], rel=0.01)
@@ -222,6 +230,22 @@ MIXTRAL = {"hidden": 4096, "inter": 14336, "num_experts": 8, "topk": 2}
 )
 def test_a_benchmark_of_kernels_alone_is_told_by_release_and_router(row: dict[str, object], alone: bool) -> None:
     assert experts.runs_kernels_alone(pd.DataFrame([TRITON | row])).tolist() == [alone]
+
+
+NEMOTRON = {"hidden": 2688, "inter": 1856, "num_experts": 128, "topk": 6, "tp": 1}
+
+
+@pytest.mark.parametrize(
+    ("release", "change", "matrices"), [("0.5.14", NEMOTRON, 1), ("0.5.10", NEMOTRON, 2), ("0.5.14", {"tp": 1}, 2)]
+)
+def test_experts_of_nemotron_have_no_gate_since_the_benchmark_knows_that(
+    release: str, change: dict[str, object], matrices: int
+) -> None:
+    row = BLOCK | change | {"source": f"AIC sglang {release} (sglang_flashinfer_cutlass_moe)"}
+    (sample,), _ = experts.read(pd.DataFrame([row]))
+    up = sample.parts[0]
+    assert isinstance(up, Gemm) and up.n == matrices * row["inter"]  # type: ignore[operator]
+    assert up.tile and not sample.tuned  # on Hopper FlashInfer's kernels have their first tile
 
 
 def test_choices_of_other_ranks_experts_count_where_a_benchmark_gives_them_to_the_first_expert() -> None:
