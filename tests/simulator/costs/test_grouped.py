@@ -266,6 +266,13 @@ def test_a_fixed_tile_is_no_faster_than_the_best_and_rows_of_one_token_are_loade
     assert times[0] <= times[2] and times[1] < times[2]
 
 
+def test_an_untuned_kernel_has_small_tiles_for_no_more_tokens_than_the_rank_has_experts() -> None:
+    """However few of these get a token."""
+    rows = [TRITON | {"num_tokens": tokens, "topk": 1} for tokens in (20, 33)]
+    samples = [experts.read(pd.DataFrame([row]))[0][0] for row in rows]
+    assert [sample.parts[0].tile[0].item() for sample in samples] == [16, 64]  # type: ignore[union-attr]
+
+
 def test_kinds_and_classes() -> None:
     rows = [
         BLOCK | {"dtype": "fp8", "num_tokens": 4095},

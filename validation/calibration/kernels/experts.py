@@ -125,7 +125,7 @@ def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
     dtype = rows["dtype"].iloc[0]
     form, wide = DTYPES[dtype], BYTES["bf16"]
     operand = BYTES[form]
-    tokens, hidden, inter, topk, experts, tp, _, gated = (rows[name].to_numpy(float) for name in SIZES)
+    tokens, hidden, inter, topk, experts, tp, ep, gated = (rows[name].to_numpy(float) for name in SIZES)
     gated = np.where(_is_of(rows, UNGATED) & _has_source(rows, KNOWS_UNGATED), 0.0, gated)
     inner, outer = inter / tp, (1 + gated) * inter / tp
     fused, gathers = name.startswith("trtllm-gen"), name.startswith(UNTUNED)
@@ -135,7 +135,7 @@ def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
     mean = chosen / np.maximum(number, 1)
     tile: Any = ()
     if gathers:
-        tokens, tile = loads.arrived, _tile(loads.arrived, number, operand, loads.distinct)
+        tokens, tile = loads.arrived, _tile(loads.arrived, experts / ep, operand, loads.distinct)
     elif name == "flashinfer":
         tile = FIRST_TILE
     groups: Any = ((counts, sizes),)
@@ -177,7 +177,7 @@ def _tile(tokens: np.ndarray, experts: np.ndarray, operand: float, distinct: np.
     """Output tiles of Triton's kernel where no file was tuned for it: small ones for few tokens.
 
     get_default_config in sglang, python/sglang/srt/layers/moe/fused_moe_triton/fused_moe_triton_config.py.
-    distinct: share of the rows of a tile that are not the same token again.
+    experts: of the rank. distinct: share of the rows of a tile that are not the same token again.
     """
     few = tokens <= experts if operand == BYTES["bf16"] else np.zeros(len(tokens), bool)
     height, width = np.where(few, 16.0, 64.0), np.where(few, 32.0, 64.0 if operand == BYTES["bf16"] else 128.0)
