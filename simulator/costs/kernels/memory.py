@@ -57,6 +57,12 @@ what the memory could do: loads are waited for, while few blocks share a multipr
 1.3 B parameters on A100, H200 and GB200 (state-spaces/mamba, issue 904), which say 3.4, 4.6 and 5.4 with chunks of 256
 tokens."""
 
+BLOCK_CAST_RATE = 7.7
+"""Rate of casts to 8 bits with a scale for each 128 elements that load one element at a time [bytes per clock and
+multiprocessor], as other kernels that do so. GEMMs of tables whose n is 256 or less take 2.06 ps an element on H100 and
+2.08 on H200, which differ in their memory alone (TensorRT-LLM), and 1.74 ps on B300 (sglang 0.5.10). All 835, 835 and
+459 GEMMs of these libraries say 8, 8 and 7 (ai-dynamo/aiconfigurator @095f58a51c4c)."""
+
 SCAN_SIGMA = 0.3
 """Standard deviation of the logarithm of that rate: its spread over these GPUs, and the unknown rest of their steps."""
 
@@ -92,6 +98,8 @@ def fuse(model: MemoryBoundCostModel) -> MemoryBoundCostModel:
 
 
 REDUCTIONS = frozenset({"norm", "rms-norm", "softmax", "amax"})
+SLOW = {"scan": SCAN_RATE, "block-cast": BLOCK_CAST_RATE}
+"""Rates of kernels that no coefficient describes [bytes per clock and multiprocessor]."""
 VECTORISED = frozenset({"residual", "add"})
 """PyTorch's own kernels: measured as streams in every library."""
 
@@ -117,8 +125,8 @@ def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 
     elif what == "cast":
         rate = model.elementwise_rate * clocks
         issued = minimum(nbytes, FULL_GRID) / rate + maximum(nbytes - FULL_GRID, 0.0) / memory
-    elif what == "scan":
-        issued = nbytes / (SCAN_RATE * clocks)
+    elif what in SLOW:
+        issued = nbytes / (SLOW[what] * clocks)
     elif what in VECTORISED:
         issued = 0.0
     else:

@@ -163,6 +163,14 @@ def test_quantising_is_a_part_of_rows_that_hold_it():
     assert isinstance(cast, Memory) and (cast.read, cast.write) == (4 * 4096 * 1024, 4096 * 1024)
 
 
+def test_casts_by_blocks_load_one_element_at_a_time_in_some_libraries():
+    """TensorRT-LLM's on Hopper alone, and those of an older sglang."""
+    sources = ["AIC trtllm 1", "AIC trtllm 1", "AIC sglang 0.5.10 (x)", "AIC sglang 0.5.14 (x)"]
+    rows = table(gpu=["h100", "b200", "b300", "h100"], dtype="fp8_block", source=sources)
+    casts = [sample.parts[0].what for sample in reader.read(rows)[0]]
+    assert casts == ["block-cast", "cast", "block-cast", "cast"]
+
+
 def test_layouts_of_training_are_read():
     rows = table(batch=2, layout=["TN", "NT"], accumulate=["False", True], out_dtype=["bf16", "float32"])
     samples, refused = reader.read(rows)

@@ -132,6 +132,14 @@ def test_power_law_routing(exponent: float) -> None:
     assert 1.5 * 2048 < fullest.sum() < 8 * 4096 and len(fullest) == 8
 
 
+@pytest.mark.parametrize("tokens", [1, 4, 48, 640])
+def test_power_laws_keep_every_row(tokens: int) -> None:
+    """Also where fewer rows than experts round to none each; the rank of one of two has at least half of them."""
+    whole = routing.power_law(tokens, 8, 384, 1, 1.2)
+    assert whole.sum() == pytest.approx(tokens * 8) and whole[0] <= tokens
+    assert tokens * 4 <= routing.power_law(tokens, 8, 384, 2, 1.2).sum() < tokens * 8
+
+
 def test_power_law_by_hand() -> None:
     # 2 experts of 2: both get every token, however popular they are.
     assert routing.power_law(1000, 2, 2, 1, 1.2) == pytest.approx([1000, 1000], rel=0.01)
@@ -224,6 +232,22 @@ def test_a_benchmark_of_kernels_alone_is_told_by_release_and_router(row: dict[st
     assert experts.runs_kernels_alone(pd.DataFrame([TRITON | row])).tolist() == [alone]
 
 
+NEMOTRON = {"hidden": 2688, "inter": 1856, "num_experts": 128, "topk": 6, "tp": 1}
+
+
+@pytest.mark.parametrize(
+    ("release", "change", "matrices"), [("0.5.14", NEMOTRON, 1), ("0.5.10", NEMOTRON, 2), ("0.5.14", {"tp": 1}, 2)]
+)
+def test_experts_of_nemotron_have_no_gate_since_the_benchmark_knows_that(
+    release: str, change: dict[str, object], matrices: int
+) -> None:
+    row = BLOCK | change | {"source": f"AIC sglang {release} (sglang_flashinfer_cutlass_moe)"}
+    (sample,), _ = experts.read(pd.DataFrame([row]))
+    up = sample.parts[0]
+    assert isinstance(up, Gemm) and up.n == matrices * row["inter"]  # type: ignore[operator]
+    assert up.tile and not sample.tuned  # on Hopper FlashInfer's kernels have their first tile
+
+
 def test_choices_of_other_ranks_experts_count_where_a_benchmark_gives_them_to_the_first_expert() -> None:
     source = "AIC sglang 0.5.10 (sglang_fused_moe_triton)"
     (triton,), _ = experts.read(pd.DataFrame([TRITON | {"source": source}]))
@@ -240,6 +264,13 @@ def test_a_fixed_tile_is_no_faster_than_the_best_and_rows_of_one_token_are_loade
         seconds(replace(equal(8, 100), tile=tile), H100, MODEL)[0] for tile in ((), (64, 8, (64,)), (64, 64, (64,)))
     ]
     assert times[0] <= times[2] and times[1] < times[2]
+
+
+def test_an_untuned_kernel_has_small_tiles_for_no_more_tokens_than_the_rank_has_experts() -> None:
+    """However few of these get a token."""
+    rows = [TRITON | {"num_tokens": tokens, "topk": 1} for tokens in (20, 33)]
+    samples = [experts.read(pd.DataFrame([row]))[0][0] for row in rows]
+    assert [sample.parts[0].tile[0].item() for sample in samples] == [16, 64]  # type: ignore[union-attr]
 
 
 def test_kinds_and_classes() -> None:

@@ -51,6 +51,13 @@ def test_more_bytes_take_longer(what, nbytes, factor):
     assert many > few
 
 
+def test_casts_that_load_one_element_at_a_time_do_not_see_the_memory():
+    times = [
+        memory.seconds(Memory("block-cast", 2e9, 1e9), load("gpus", gpu), MIDDLE)[0] for gpu in ("h100-sxm", "h200-sxm")
+    ]
+    assert times[0] == times[1]
+
+
 def test_no_bytes_take_no_time():
     assert memory.price(Memory("adam", 0, 0), H100, MIDDLE) == NOTHING
 

@@ -10,12 +10,14 @@ measured rank. Tables do not state which kernels a program fuses; that is known 
   its whole layer with the tokens of all ranks: choices of other ranks' experts have rows of zeros, which its other
   kernels process. Or it runs the kernels alone (`runs_kernels_alone`): a rank then holds the tokens that chose one of
   its experts, and its first expert takes their other choices, too.
+- FlashInfer's CUTLASS kernels have one tile where nobody tuned them, too (`FIRST_TILE`).
 - all others permute, activate and unpermute in separate kernels; fp8 operands are quantised on the way.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,12 +46,26 @@ LIBRARIES = (
 """Libraries, by patterns of sources."""
 
 UNTUNED = "triton"
+FIRST_TILE = 128, 128, (16,)
+"""Output tile of CUTLASS's grouped kernels on Hopper that nobody tuned, as sglang runs those of FlashInfer: the first
+candidate (get_candidate_tiles_sm90 in cutlass_heuristic.cpp of NVIDIA/TensorRT-LLM, which FlashInfer has a copy of)."""
+NOT_TUNED = (UNTUNED, "flashinfer")
+"""Libraries, by the beginnings of their names, whose kernels were not tuned to the sizes of a table."""
 KERNELS_ALONE = r"sglang 0\.5\.10\b"
 """Sources (a regular expression) whose benchmark runs Triton's kernels alone for every model."""
 PLAIN_ROUTERS = frozenset({(4096, 14336, 8), (6144, 16384, 8), (2816, 704, 128)})
 """Hidden, inter and experts of models for which later ones do, too: Mixtral 8x7B and 8x22B, and Gemma 4 26B."""
+UNGATED = frozenset({(2688, 1856, 128), (2048, 5120, 512), (8192, 5120, 512)})
+"""Hidden, inter and experts of the Nemotron-H models, whose experts have two matrices and a squared ReLU.
+
+The column `gated` says so for TensorRT-LLM alone. Benchmarks since sglang 0.5.14 run these experts likewise
+(sglang_moe_is_gated in collector/cases/models/NemotronHForCausalLM_cases.yaml of ai-dynamo/aiconfigurator
+@095f58a51c4c); three matrices would be read at 1.2 times the memory bandwidth of a B200.
+"""
+KNOWS_UNGATED = r"sglang 0\.5\.14\b"
+"""Sources (a regular expression) whose benchmark knows that."""
 LEAST = 4096
-"""Least tokens of the class "tuned-4k", of programs that tune their kernels to the shape.
+"""Least tokens of the class "tuned-4k", of all programs but Triton's: those that tune their kernels, and FlashInfer's.
 
 The class "own-4k" has those of them whose kernels were tuned for the model itself. The benchmark of TensorRT-LLM keeps
 tuned kernels in files named by number format, hidden, inter / tp and num_experts / ep. Where two models of a table
@@ -109,7 +125,8 @@ def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
     dtype = rows["dtype"].iloc[0]
     form, wide = DTYPES[dtype], BYTES["bf16"]
     operand = BYTES[form]
-    tokens, hidden, inter, topk, experts, tp, _, gated = (rows[name].to_numpy(float) for name in SIZES)
+    tokens, hidden, inter, topk, experts, tp, ep, gated = (rows[name].to_numpy(float) for name in SIZES)
+    gated = np.where(_is_of(rows, UNGATED) & _has_source(rows, KNOWS_UNGATED), 0.0, gated)
     inner, outer = inter / tp, (1 + gated) * inter / tp
     fused, gathers = name.startswith("trtllm-gen"), name.startswith(UNTUNED)
     loads = _loads(rows, tokens, kernels_alone=runs_kernels_alone(rows) if gathers else np.zeros(len(rows), bool))
@@ -118,7 +135,9 @@ def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
     mean = chosen / np.maximum(number, 1)
     tile: Any = ()
     if gathers:
-        tokens, tile = loads.arrived, _tile(loads.arrived, number, operand, loads.distinct)
+        tokens, tile = loads.arrived, _tile(loads.arrived, experts / ep, operand, loads.distinct)
+    elif name == "flashinfer":
+        tile = FIRST_TILE
     groups: Any = ((counts, sizes),)
     up = Gemm(mean, outer, hidden, number, form, what="experts", groups=groups, tile=tile)
     down = Gemm(mean, hidden, inner, number, form, what="experts", groups=groups, tile=tile)
@@ -158,7 +177,7 @@ def _tile(tokens: np.ndarray, experts: np.ndarray, operand: float, distinct: np.
     """Output tiles of Triton's kernel where no file was tuned for it: small ones for few tokens.
 
     get_default_config in sglang, python/sglang/srt/layers/moe/fused_moe_triton/fused_moe_triton_config.py.
-    distinct: share of the rows of a tile that are not the same token again.
+    experts: of the rank. distinct: share of the rows of a tile that are not the same token again.
     """
     few = tokens <= experts if operand == BYTES["bf16"] else np.zeros(len(tokens), bool)
     height, width = np.where(few, 16.0, 64.0), np.where(few, 32.0, 64.0 if operand == BYTES["bf16"] else 128.0)
@@ -173,9 +192,17 @@ def runs_kernels_alone(rows: pd.DataFrame) -> np.ndarray:
     @095f58a51c4c). Since sglang 0.5.14 models whose router is no plain softmax run in the layer, which knows its own
     experts (use_framework_layer there; the routers are in collector/cases/models).
     """
-    models = zip(rows["hidden"], rows["inter"], rows["num_experts"], strict=True)
-    has_plain_router = np.array([model in PLAIN_ROUTERS for model in models], bool)
-    return has_plain_router | rows["source"].astype(str).str.contains(KERNELS_ALONE).to_numpy(bool)
+    return _is_of(rows, PLAIN_ROUTERS) | _has_source(rows, KERNELS_ALONE)
+
+
+def _is_of(rows: pd.DataFrame, models: Collection[tuple[int, int, int]]) -> np.ndarray:
+    """Returns whether the experts of a row are those of one of some models, by their hidden, inter and number."""
+    sizes = zip(rows["hidden"], rows["inter"], rows["num_experts"], strict=True)
+    return np.array([size in models for size in sizes], bool)
+
+
+def _has_source(rows: pd.DataFrame, pattern: str) -> np.ndarray:
+    return rows["source"].astype(str).str.contains(pattern).to_numpy(bool)
 
 
 def _loads(rows: pd.DataFrame, tokens: np.ndarray, kernels_alone: np.ndarray) -> _Loads:
@@ -210,12 +237,12 @@ def _product(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
 def _sample(
     rows: pd.DataFrame, index: np.ndarray, name: str, parts: tuple[Work, ...], kind: str, tokens: np.ndarray
 ) -> KernelSample:
-    tuned = not name.startswith(UNTUNED)
-    many = (tokens >= LEAST) & tuned
+    tuned = not name.startswith(NOT_TUNED)
+    many = (tokens >= LEAST) & (not name.startswith(UNTUNED))
     shared = rows["shared"].to_numpy(bool) if "shared" in rows else np.zeros(len(index), bool)
     classes = {"all": np.ones(len(index), bool), "tuned-4k": many, "own-4k": many & ~shared}
     gpu, micro = GPUS[rows["gpu"].iloc[0]], rows["time_us"].to_numpy(float)
-    own = () if tuned else ("tile_edge",)
+    own = ("tile_edge",) if name.startswith(UNTUNED) else ()
     return KernelSample("grouped", gpu, name, parts, index, micro * 1e-6, kind, classes, tuned, own)
 
 
@@ -252,7 +279,7 @@ def _tuned_for_another(rows: pd.DataFrame) -> pd.Series:
                 models.setdefault((hidden, inter / tp, experts / ep), set()).add((inter, experts))
     names = zip(rows["hidden"], rows["inter"] / rows["tp"], rows["num_experts"] / rows["ep"], strict=True)
     several = pd.Series([len(models[name]) > 1 for name in names], index=rows.index, dtype=bool)
-    return several & rows["source"].astype(str).str.contains(CACHED) & (rows["dtype"] != "fp8_block")
+    return several & _has_source(rows, CACHED) & (rows["dtype"] != "fp8_block")
 
 
 def _refuse(row: dict[Any, Any], names: tuple[str, ...]) -> str:

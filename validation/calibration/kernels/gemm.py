@@ -39,6 +39,9 @@ LIBRARIES = (
 """Library of the kernels by regular expression of a row's `source`."""
 ALONE = r"DeepGEMM README|cuBLASLt|MAMF|ThunderKittens|aiter"
 """Sources (a regular expression) whose times of 8-bit GEMMs do not include quantisation."""
+BY_ELEMENT = r"sglang 0\.5\.10\b"
+"""Sources (a regular expression) whose casts with a scale for each 128 elements load one element at a time, as those of
+TensorRT-LLM do on Hopper (fp8_quantize_1x128; later GPUs run another kernel)."""
 KINDS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block"}
 LARGE = 1024
 """Minimum m, n and k of the class "large"."""
@@ -52,6 +55,7 @@ class _Same:
         gpu, dtype: as the table names them.
         library: library of the kernels.
         alone: whether the times do not include quantisation of the activation.
+        by_element: whether its source is one of `BY_ELEMENT`.
         how: layout, accumulate and out_dtype of GEMMs of training; None for inference.
     """
 
@@ -59,6 +63,7 @@ class _Same:
     dtype: str
     library: str
     alone: bool
+    by_element: bool
     how: tuple[str, bool, str] | None
 
 
@@ -83,12 +88,14 @@ def _same(row: dict[Any, Any], layouts: bool) -> _Same:
     how = None
     if layouts:
         how = str(row["layout"]).lower(), str(row["accumulate"]).lower() == "true", _format(row["out_dtype"])
-    return _Same(row["gpu"], row["dtype"], library(source, row["dtype"]), bool(re.search(ALONE, source)), how)
+    alone, by_element = (bool(re.search(pattern, source)) for pattern in (ALONE, BY_ELEMENT))
+    return _Same(row["gpu"], row["dtype"], library(source, row["dtype"]), alone, by_element, how)
 
 
 def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> KernelSample:
     m, n, k, micro = (table[name].to_numpy(float)[index] for name in ("m", "n", "k", "time_us"))
     form: Any = DTYPES[same.dtype]
+    gpu = load("gpus", GPUS[same.gpu])
     parts: list[Work] = []
     if same.how:
         batch, (layout, accumulate, out) = table["batch"].to_numpy(float)[index], same.how
@@ -96,10 +103,11 @@ def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> KernelSample
     else:
         product, kind = Gemm(m, n, k, dtype=form), KINDS.get(same.dtype, "bf16")  # type: ignore[arg-type]
         if BYTES[form] == 1 and not same.alone:
-            parts += _quantise(m * k, same.library)
+            by_element = same.by_element or (gpu.architecture == "hopper" and same.library.startswith("tensorrt-llm"))
+            parts += _quantise(m * k, same.library, by_element)
     classes = {"all": np.ones(len(index), bool), "large": (m >= LARGE) & (n >= LARGE) & (k >= LARGE)}
     every, seconds = (*parts, product), micro * 1e-6
-    section = section_of(product, load("gpus", GPUS[same.gpu]))
+    section = section_of(product, gpu)
     return KernelSample(section, GPUS[same.gpu], same.library, every, index, seconds, kind, classes)
 
 
@@ -109,15 +117,17 @@ def library(source: str, dtype: str) -> str:
     return name and name + ("-" + KINDS[dtype] if KINDS.get(dtype, "").startswith("fp8") else "")
 
 
-def _quantise(elements: Any, name: str) -> list[Work]:
+def _quantise(elements: Any, name: str, by_element: bool) -> list[Work]:
     """Returns the kernels that quantise an activation from 16 to 8 bits.
 
+    by_element: whether casts with a scale for each 128 elements load one element at a time.
     One scale for the whole tensor needs its maximum first, in a kernel of its own; with one scale for each token
     (sgl-kernel's per-token quantisation) one kernel reads every token twice, for the maximum and for the cast.
     """
     wide, narrow = elements * BYTES["bf16"], elements * BYTES["fp8"]
     largest: list[Work] = [Memory("amax", wide, 0 * narrow)] if name == "tensorrt-llm-fp8" else []
-    return [*largest, Memory("cast", 2 * wide if name == "sglang-fp8" else wide, narrow)]
+    cast = "block-cast" if by_element and name.endswith("-block") else "cast"
+    return [*largest, Memory(cast, 2 * wide if name == "sglang-fp8" else wide, narrow)]
 
 
 def _format(dtype: Any) -> str:

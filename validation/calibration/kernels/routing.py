@@ -5,9 +5,9 @@ and the rank with the most rows is measured.
 
 - balanced: experts take turns, so that loads differ by one row at most.
 - power law with exponent a: the popularity x of an expert is drawn with density x^-a between 1 and 0.8 tokens (0.01 and
-  2 where there are fewer rows than experts), and loads are proportional to it. No expert gets a token twice: what
-  exceeds `tokens` goes to the least loaded experts of each rank, rank after rank (collector/helper.py in
-  ai-dynamo/aiconfigurator @095f58a51c4c).
+  2 where there are fewer rows than experts), and loads are proportional to it, in whole rows. No expert gets a token
+  twice: what exceeds `tokens` goes to the least loaded experts of each rank, rank after rank, and so does what rounding
+  loses, or it is taken from the most loaded ones (collector/helper.py in ai-dynamo/aiconfigurator @095f58a51c4c).
 - Zipf with exponent s: the i-th expert is i^-s as popular as the first; the rank that holds it is random.
 
 Random routings are represented by their mean: the largest load of the rank, the second largest, ... over many routings
@@ -125,9 +125,25 @@ def _most_loaded(popularity: np.ndarray, tokens: int, topk: int, ranks: int) -> 
         loads = np.minimum(loads, tokens)
         for routing in np.flatnonzero(above):
             loads[routing] = _fill_up(loads[routing].reshape(ranks, -1), above[routing], tokens).ravel()
-    split = loads.reshape(len(loads), ranks, -1)
+    split = _correct_sums(loads.reshape(len(loads), ranks, -1), rows, tokens)
     best = split[np.arange(len(split)), split.sum(axis=2).argmax(axis=1)]
     return np.sort(best, axis=1)[:, ::-1].mean(axis=0)
+
+
+def _correct_sums(loads: np.ndarray, rows: int, most: float) -> np.ndarray:
+    """Returns `loads` (routings x ranks x experts) with `rows` rows in each routing, where rounding lost or added some.
+
+    Ranks take turns to give one more row to their least loaded expert below `most`, or one less to the most loaded one.
+    """
+    changes = np.rint(rows - loads.sum(axis=(1, 2)))
+    count, signs = np.abs(changes), np.sign(changes)[:, None]
+    turns = count[:, None] // loads.shape[1] + (np.arange(loads.shape[1]) < count[:, None] % loads.shape[1])
+    for turn in range(int(turns.max())):
+        least = np.where(loads < most, loads, np.inf).argmin(axis=2)
+        expert = np.where(signs > 0, least, loads.argmax(axis=2))[..., None]
+        added = np.where(turn < turns, signs, 0.0)[..., None]
+        np.put_along_axis(loads, expert, np.take_along_axis(loads, expert, axis=2) + added, axis=2)
+    return loads
 
 
 def _fill_up(loads: np.ndarray, rows: float, most: float) -> np.ndarray:
