@@ -189,19 +189,23 @@ class UpdateMemory(FrameworkPart):
     """Where weights are sharded, the elements that are updated at once (`sub_group_size` of DeepSpeed's ZeRO-3);
     0: all of a rank."""
 
-    def make_workspace(self, framework: Framework, sharded: bool, apart: bool) -> UpdateWorkspace:
+    def make_workspace(self, framework: Framework, sharded: bool, apart: bool, grouped: bool) -> UpdateWorkspace:
         """Returns what the update holds beside the states.
 
         framework: whose formats they have.
         sharded: whether optimizer states are.
         apart: whether gradients of the last micro-batch were whole beside those of the ones before.
+        grouped: whether both matrices and vectors are trained, which are groups of their own, as vectors do not decay.
+            Contiguous gradients of all groups lie in one tensor (`copy_grads_in_partition` of DeepSpeed's
+            stage_1_and_2.py), of which the later group still has views while the first is updated.
         """
         main, gradients = framework.main_weights, framework.gradients
         reads_any = framework.moments != main or framework.weight_remainders
         converted = BYTES[main] if self.converts and gradients != main and not reads_any else 0
         flat = BYTES[gradients if sharded else main] if self.flattens and converted else 0
         copies, scan = self.moment_copies * BYTES[framework.moments], self.scan * (framework.weights == "fp16")
-        return UpdateWorkspace(int(flat), int(converted), int(copies), self.norm, scan, int(BYTES[gradients]) * apart)
+        last, shared = int(BYTES[gradients]) * apart, grouped and framework.bucket.buffers > 0
+        return UpdateWorkspace(int(flat), int(converted), int(copies), self.norm, scan, last, shared)
 
     @property
     def states(self) -> OptimizerStates:
