@@ -268,10 +268,12 @@ def _count_outside(plan: Plan, params: DeviceParams) -> OutsideSteps:
     framework, shards = plan.job.framework, _shard_counter(plan)
     states = resident_bytes(plan, params)
     loading, moments = states["parameters"], 0.0
-    plain = StoredFormat(BYTES[framework.weights])
+    plain, loads = StoredFormat(BYTES[framework.weights]), framework.memory.loads
     whole = [(param, size * (param.stored or plain).nbytes) for param, size in by_axes(params)]
-    if framework.memory.loads_whole_weights:
-        loading = max(loading, sum(nbytes for _, nbytes in whole))
+    if loads != "shards":
+        cast = BYTES["fp32"] - BYTES[framework.weights] if loads == "fp32" else 0
+        casts = sum(size * cast for param, size in by_axes(params) if param.trained)
+        loading = max(loading, sum(nbytes for _, nbytes in whole) + casts)
     if not framework.update.moments_at_start and not _find_offloaded(plan, "optimizer"):
         trained = ((param, size) for param, size in by_axes(params) if param.trained)
         kept = (

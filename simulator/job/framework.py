@@ -231,9 +231,10 @@ class ProcessMemory(FrameworkPart):
     """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
     each_rank_loads: bool = False
     """Every rank reads the whole model into host memory before weights go to the GPU."""
-    loads_whole_weights: bool = False
-    """Before the first step a rank holds the weights of its stage and tensor rank whole, in the compute format, until
-    data-parallel ranks have divided them."""
+    loads: Literal["shards", "compute", "fp32"] = "shards"
+    """What a rank holds of the weights before the first step: its shards; ``compute``: the weights of its stage and
+    tensor rank whole, in the compute format, until data-parallel ranks have divided them; ``fp32``: trained ones in
+    fp32, which the engine then converts (`init_adapter` of LLaMA-Factory's model/adapter.py, on the GPU)."""
     saves: Literal["shards", "modules", "units"] = "shards"
     """Which sharded weights are whole while a checkpoint is saved: none; ``modules``: of one module, in the compute
     format (`_zero3_consolidated_16bit_state_dict` of DeepSpeed's runtime/engine.py, asked for by
