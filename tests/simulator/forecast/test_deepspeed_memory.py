@@ -31,7 +31,7 @@ def forecast(name: str = "deepspeed", gpus: int = 4, seq: int = 8192, **job: Any
     framework = {"name": name, "set": traits}
     batch = {"global": gpus * job.pop("passes", 1) // job["plan"].get("cp", 1), "micro": 1, "sequence": seq}
     cluster = {"gpu": "a100-sxm-80", "gpus": gpus}
-    return simulate({"model": SHAPE, "cluster": cluster, "framework": framework, "batch": batch, **job})
+    return simulate({"model": SHAPE, "cluster": cluster, "framework": framework, "batch": batch} | job)
 
 
 def parameters(report: Report) -> float:
@@ -114,6 +114,14 @@ def test_accumulated_gradients_are_freed_with_the_last_group_that_has_views_of_t
     work = matrices.play.program.updates[0].memory.peak
     trained = matrices.play.resting[0]["optimizer"] / 12
     assert work == pytest.approx((4 + 8 - 2) * trained, rel=1e-2)
+
+
+@pytest.mark.parametrize(("gpus", "buffers", "shares"), [(4, 1, 1), (64, 1, 4), (64, 0, 1)])
+def test_contiguous_gradients_are_whole_of_every_parameter_of_a_share(gpus: int, buffers: int, shares: int) -> None:
+    """An embedding of 3.4 shares of 64 ranks."""
+    report = forecast(gpus=gpus, buffers=buffers, plan={"zero": 2}, model={**SHAPE, "vocab": 4096, "tied": True})
+    held = sum(report.play.resting[0].get(name, 0.0) for name in ("gradients", "buffers"))
+    assert held == pytest.approx(2 * parameters(report) / gpus * shares, rel=1e-3)
 
 
 def test_the_norm_of_the_largest_gradient_is_taken_in_a_wider_format() -> None:
