@@ -24,9 +24,9 @@ OTHER_ORDER = 1e-2
 by their durations (Graham's anomalies; see `simulator.program.block.interleave` for what bounds them). So, too, where
 gradients are summed together that are ready at one tick of a clock."""
 
-OTHER_PAIRS = 5e-2
-"""Share of what a device holds at its peak, without buffers of messages, by which longer passes may lower it where they
-run in pairs: the peak may lie at another kernel."""
+OTHER_PAIRS = 2e-2
+"""Share of a peak by which longer passes may lower it where they run in pairs, whose kernels lie in another order then:
+of 609 drawn jobs one peak was lower, by 0.9 %."""
 
 TICKING = "data/horovod"
 """The data scheme with such a clock."""
@@ -114,11 +114,8 @@ def faster_is_not_slower(described: Described, report: Report, shared: SharedWor
 
 def memory_grows_with_the_work(described: Described, report: Report, shared: SharedWork) -> str:
     """Twice as many samples in a micro-batch, at as many micro-batches, never need less memory in the same order of
-    passes; a schedule that plans with durations may plan another one for longer passes.
-
-    Kernels of paired passes lie in another order, too: longer ones leave fewer messages waiting for a slow network, so
-    that the buffers of messages do not count there.
-    """
+    passes; a schedule that plans with durations may plan another one for longer passes, and kernels of paired passes
+    lie in another one, too."""
     larger = copy.deepcopy(described)
     larger["batch"] |= {key: 2 * described["batch"][key] for key in ("global", "micro") if key in larger["batch"]}
     try:
@@ -126,17 +123,10 @@ def memory_grows_with_the_work(described: Described, report: Report, shared: Sha
     except MeshcastError:
         return ""
     orders = [forecast.play.step.program.timetable.orders for forecast in (report, other)]
-    near, held = CLOSE, [report.peak_allocated, other.peak_allocated]
-    if report.play.plan.schedule.pairs_passes:
-        near, held = OTHER_PAIRS, [_hold_without_buffers(report), _hold_without_buffers(other)]
-    if held[1] >= held[0] * (1 - near) or orders[0] != orders[1]:
+    near = OTHER_PAIRS if report.play.plan.schedule.pairs_passes else CLOSE
+    if other.peak_allocated >= report.peak_allocated * (1 - near) or orders[0] != orders[1]:
         return ""
-    return f"{held[1]!r} bytes with twice the micro-batch, {held[0]!r} as written"
-
-
-def _hold_without_buffers(report: Report) -> float:
-    """Returns what the fullest device holds at its peak beside buffers of messages [bytes]."""
-    return max(peak.total - peak.by.get("buffers", 0.0) for peak in report.play.peaks)
+    return f"{other.peak_allocated!r} bytes with twice the micro-batch, {report.peak_allocated!r} as written"
 
 
 ENGINES = "SimPy and every rank give the same step"
