@@ -81,7 +81,8 @@ class Bucket(FrameworkPart):
     """Gradients of a unit with sharded weights, such as a layer, are reduced in buckets, too; otherwise together."""
     buffers: int = Field(default=0, ge=0, le=10)
     """Contiguous buffers as large as a bucket, to which every gradient is copied as soon as it is computed
-    (`contiguous_gradients` of DeepSpeed's ZeRO); 0: gradients are reduced where they are."""
+    (`contiguous_gradients` of DeepSpeed's ZeRO), and from there to one tensor of all that a rank updates; 0: gradients
+    are reduced where they are."""
     doubled: bool = False
     """With `overlap.dp` there is one more, unless weights are sharded (`overlap_comm`)."""
     copies: int = Field(default=0, ge=0, le=10)
