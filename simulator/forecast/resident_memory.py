@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def resident_of_devices(
         holders = schemes_with(own.schemes, HoldsBuffers)
         buffers: float = max(sum(scheme.buffer_bytes(each.job) for scheme in holders) for each in own.passes.classes)
         if not plan.job.forward_only:
-            buffers += dummy_gradient_bytes(plan, params)
+            buffers += dummy_gradient_bytes(plan, params) + cut_gradient_bytes(own, params)
             data_schemes = schemes_with(own.schemes, DataScheme)
             buffers += sum(count_resting_bytes(scheme, scheme.bucket_elements) for scheme in data_schemes)
         if buffers:
@@ -268,10 +269,12 @@ def _count_outside(plan: Plan, params: DeviceParams) -> OutsideSteps:
     framework, shards = plan.job.framework, _shard_counter(plan)
     states = resident_bytes(plan, params)
     loading, moments = states["parameters"], 0.0
-    plain = StoredFormat(BYTES[framework.weights])
+    plain, loads = StoredFormat(BYTES[framework.weights]), framework.memory.loads
     whole = [(param, size * (param.stored or plain).nbytes) for param, size in by_axes(params)]
-    if framework.memory.loads_whole_weights:
-        loading = max(loading, sum(nbytes for _, nbytes in whole))
+    if loads != "shards":
+        cast = BYTES["fp32"] - BYTES[framework.weights] if loads == "fp32" else 0
+        casts = sum(size * cast for param, size in by_axes(params) if param.trained)
+        loading = max(loading, sum(nbytes for _, nbytes in whole) + casts)
     if not framework.update.moments_at_start and not _find_offloaded(plan, "optimizer"):
         trained = ((param, size) for param, size in by_axes(params) if param.trained)
         kept = (
@@ -307,6 +310,19 @@ def dummy_gradient_bytes(plan: Plan, params: DeviceParams) -> float:
         return 0.0
     shapes = {(param.name, param.matrix) for param, _ in params if param.trained and param.matrix}
     return BYTES[framework.weights] * float(sum(elements for _, elements in shapes))
+
+
+def cut_gradient_bytes(plan: Plan, params: DeviceParams) -> float:
+    """Bytes of gradients that a rank holds of others' shares: contiguous gradients are those of all parameters of which
+    it has a part, whole (`copy_grads_in_partition` of DeepSpeed's stage_1_and_2.py). The largest one, the embedding, is
+    the first in the order in which they are divided; of smaller ones than a share nothing is counted."""
+    framework, shards = plan.job.framework, _shard_counter(plan)
+    if not (framework.bucket.buffers and framework.update.flattens) or _find_offloaded(plan, "gradients"):
+        return 0.0
+    whole = [(param, size) for param, size in by_axes(params) if param.trained and shards("parameters", param) == 1]
+    share = sum(size / shards("gradients", param) for param, size in whole)
+    largest = max((param.size for param, _ in whole if shards("gradients", param) > 1), default=0)
+    return BYTES[framework.gradients] * max(0.0, math.ceil(largest / share) * share - share) if share else 0.0
 
 
 def stashed_weight_bytes(plan: Plan, params: DeviceParams, versions: int) -> float:

@@ -222,15 +222,17 @@ def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[Gradien
         changed = [(BYTES[source], BYTES[target]) for source, target in formats if source != target]
         convert = sum(one for one, _ in changed), sum(one for _, one in changed)
         read = write = main
+    trained = tuple((param, count) for param, count in params if param.trained)
+    grouped = len({bool(param.shape) for param, _ in trained}) > 1
     return Update(
         f"update {device}",
-        tuple((param, count) for param, count in params if param.trained),
+        trained,
         BYTES[framework.gradients],
         read + main + moments,
         write + moments,
         shared,
         convert,
-        framework.update.make_workspace(framework, sharded, adds_apart(plan.on(device))),
+        framework.update.make_workspace(framework, sharded, adds_apart(plan.on(device)), grouped),
         framework.update.sub_group,
         plan.schedule.flush,
         range(plan.job.cluster.gpus) if unlike else None,

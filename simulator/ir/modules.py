@@ -239,6 +239,8 @@ class UpdateWorkspace:
     norm: of the largest gradient, whose norm is taken.
     scan: of all gradients of sharded weights, in which infinities are looked for.
     apart: of whole weights' gradients that are updated: those of the last micro-batch, freed before the update.
+    shared: whether the gradients of whole weights that are updated lie in one tensor with those of another group of
+        parameters, which holds it until that group is updated behind.
     """
 
     flat: int = 0
@@ -247,6 +249,7 @@ class UpdateWorkspace:
     norm: int = 0
     scan: int = 0
     apart: int = 0
+    shared: bool = False
 
     def most_sharded(self, elements: float, updated: float, largest: float) -> float:
         """Returns the most bytes that are held at once where weights are sharded, whose gradients stay.
@@ -264,9 +267,9 @@ class UpdateWorkspace:
         updated: elements that are updated.
         largest: elements of the largest gradient.
         others: bytes of gradients that other ranks update, which are freed first where gradients are flattened.
-        freed: bytes of the gradients that are updated, which are freed once they are flat.
+        freed: bytes of the gradients that are updated, which are freed once they are flat, unless they are shared.
         """
-        others, freed = (others, freed) if self.flat else (0.0, 0.0)
+        others, freed = (others, 0.0 if self.shared else freed) if self.flat else (0.0, 0.0)
         others += updated * self.apart
         flattening, updating = updated * (self.flat + self.converted), updated * (self.converted + self.copies) - freed
         return max(largest * self.norm, flattening - others, updating - others)

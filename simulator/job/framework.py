@@ -81,7 +81,8 @@ class Bucket(FrameworkPart):
     """Gradients of a unit with sharded weights, such as a layer, are reduced in buckets, too; otherwise together."""
     buffers: int = Field(default=0, ge=0, le=10)
     """Contiguous buffers as large as a bucket, to which every gradient is copied as soon as it is computed
-    (`contiguous_gradients` of DeepSpeed's ZeRO); 0: gradients are reduced where they are."""
+    (`contiguous_gradients` of DeepSpeed's ZeRO), and from there to one tensor of all that a rank updates; 0: gradients
+    are reduced where they are."""
     doubled: bool = False
     """With `overlap.dp` there is one more, unless weights are sharded (`overlap_comm`)."""
     copies: int = Field(default=0, ge=0, le=10)
@@ -189,19 +190,23 @@ class UpdateMemory(FrameworkPart):
     """Where weights are sharded, the elements that are updated at once (`sub_group_size` of DeepSpeed's ZeRO-3);
     0: all of a rank."""
 
-    def make_workspace(self, framework: Framework, sharded: bool, apart: bool) -> UpdateWorkspace:
+    def make_workspace(self, framework: Framework, sharded: bool, apart: bool, grouped: bool) -> UpdateWorkspace:
         """Returns what the update holds beside the states.
 
         framework: whose formats they have.
         sharded: whether optimizer states are.
         apart: whether gradients of the last micro-batch were whole beside those of the ones before.
+        grouped: whether both matrices and vectors are trained, which are groups of their own, as vectors do not decay.
+            Contiguous gradients of all groups lie in one tensor (`copy_grads_in_partition` of DeepSpeed's
+            stage_1_and_2.py), of which the later group still has views while the first is updated.
         """
         main, gradients = framework.main_weights, framework.gradients
         reads_any = framework.moments != main or framework.weight_remainders
         converted = BYTES[main] if self.converts and gradients != main and not reads_any else 0
         flat = BYTES[gradients if sharded else main] if self.flattens and converted else 0
         copies, scan = self.moment_copies * BYTES[framework.moments], self.scan * (framework.weights == "fp16")
-        return UpdateWorkspace(int(flat), int(converted), int(copies), self.norm, scan, int(BYTES[gradients]) * apart)
+        last, shared = int(BYTES[gradients]) * apart, grouped and framework.bucket.buffers > 0
+        return UpdateWorkspace(int(flat), int(converted), int(copies), self.norm, scan, last, shared)
 
     @property
     def states(self) -> OptimizerStates:
@@ -227,9 +232,10 @@ class ProcessMemory(FrameworkPart):
     """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
     each_rank_loads: bool = False
     """Every rank reads the whole model into host memory before weights go to the GPU."""
-    loads_whole_weights: bool = False
-    """Before the first step a rank holds the weights of its stage and tensor rank whole, in the compute format, until
-    data-parallel ranks have divided them."""
+    loads: Literal["shards", "compute", "fp32"] = "shards"
+    """What a rank holds of the weights before the first step: its shards; ``compute``: the weights of its stage and
+    tensor rank whole, in the compute format, until data-parallel ranks have divided them; ``fp32``: trained ones in
+    fp32, which the engine then converts (`init_adapter` of LLaMA-Factory's model/adapter.py, on the GPU)."""
     saves: Literal["shards", "modules", "units"] = "shards"
     """Which sharded weights are whole while a checkpoint is saved: none; ``modules``: of one module, in the compute
     format (`_zero3_consolidated_16bit_state_dict` of DeepSpeed's runtime/engine.py, asked for by

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshcast.hardware.remembered import remembered_by
-from meshcast.simulator.ir.ops import Attention, Fragment, Gemm, Host, Op, Param, UnitRun, Work
+from meshcast.simulator.ir.ops import COMPUTE, Attention, Fragment, Gemm, Host, Op, Param, UnitRun, Work
 from meshcast.simulator.lowering.lower import drop_backward
 from meshcast.simulator.program.categories import KINDS, axis_of, kind_of
 from meshcast.simulator.program.memory_profile import (
@@ -376,13 +376,16 @@ def leave_multiprocessors(part: PricedBlock, taken: int, price: Price) -> Priced
 def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
     """Merges two passes, one copy of each, into one block by list scheduling: the op that can begin earliest is issued
     next. Of ops that a busy stream holds back alike the first is the one whose inputs were made first, or the one from
-    which the longest path leads to the end of its pass: of these two orders the shorter one is kept.
+    which the longest path leads to the end of its pass: of these two orders the shorter one is kept. Every stream has
+    its ops in that order; what is beside the kernels is issued behind those that precede it in its pass, whether its
+    stream is busy or not.
 
     Returns also, for each pass, where its places are in the joint block.
     """
     parts = (one, other)
     paths = [_longest_paths(part) for part in parts]
-    issued = min((_list_schedule(parts, priority) for priority in (None, paths)), key=lambda found: found[0])[1]
+    listed = min((_list_schedule(parts, priority) for priority in (None, paths)), key=lambda found: found[0])[1]
+    issued = _issue_ahead(parts, listed)
     where: tuple[dict[int, int], dict[int, int]] = ({INPUT: INPUT}, {INPUT: INPUT})
     for number, (i, place) in enumerate(issued):
         where[i][place] = number
@@ -431,6 +434,39 @@ def _list_schedule(
         if not places:
             del queues[at], made[at]
     return max(seconds for ends in seen for seconds in ends), issued
+
+
+def _issue_ahead(parts: tuple[PricedBlock, PricedBlock], listed: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns an order of ops, pass and place, in which the host waits for no network: an op beside the kernels is
+    issued as soon as the kernels of its pass that precede it are, and what it waits for, if it is the next of its
+    stream."""
+    blocks = [part.block for part in parts]
+    queues = defaultdict[str, list[tuple[int, int]]](list)
+    for i, place in reversed(listed):
+        queues[blocks[i].ops[place].stream].append((i, place))
+    kernels = queues.pop(COMPUTE, [])
+    following = [sorted((place for j, place in kernels if j == i), reverse=True) for i in (0, 1)]
+    issued: dict[tuple[int, int], None] = {}
+
+    def issue(op: tuple[int, int], queue: list[tuple[int, int]]) -> None:
+        issued[op] = None
+        queue.pop()
+
+    def may_follow(i: int, place: int) -> bool:
+        passed = not following[i] or place < following[i][-1]
+        return passed and all((i, other) in issued for other in blocks[i].after[place])
+
+    for op in listed:
+        if op in issued:
+            continue
+        stream = blocks[op[0]].ops[op[1]].stream
+        issue(op, kernels if stream == COMPUTE else queues[stream])
+        if stream == COMPUTE:
+            following[op[0]].pop()
+        while ready := [queue for queue in queues.values() if queue and may_follow(*queue[-1])]:
+            for queue in ready:
+                issue(queue[-1], queue)
+    return list(issued)
 
 
 def _queues(block: Block) -> dict[str, list[int]]:

@@ -88,7 +88,7 @@ def heights_of_devices(play: Forecast) -> list[tuple[float, float]]:
     if play.evaluation is not None:
         totals = _evaluation_totals(play, play.evaluation)
         heights = [max(pair, (total, 0.0)) for pair, total in zip(heights, totals, strict=True)]
-    if play.plan.job.framework.memory.loads_whole_weights and not play.plan.job.forward_only:
+    if play.plan.job.framework.memory.loads != "shards" and not play.plan.job.forward_only:
         loads = (device.loading for device in play.outside_steps)
         heights = [max(pair, (load, 0.0)) for pair, load in zip(heights, loads, strict=True)]
     return heights

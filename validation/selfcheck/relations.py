@@ -14,6 +14,7 @@ from meshcast.simulator.forecast.program import plans_orders
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.forecast.step import fixed_order_step, forecast_step
+from meshcast.simulator.ir.capabilities import ShardsStates, schemes_with
 from meshcast.simulator.job.hardware_figures import hardware_figures
 from meshcast.simulator.report.report import Report
 from meshcast.validation.published.baseline import peak_format, seconds_at_peak
@@ -25,8 +26,9 @@ by their durations (Graham's anomalies; see `simulator.program.block.interleave`
 gradients are summed together that are ready at one tick of a clock."""
 
 OTHER_PAIRS = 5e-2
-"""Share of what a device holds at its peak, without buffers of messages, by which longer passes may lower it where they
-run in pairs: the peak may lie at another kernel."""
+"""Share of a peak by which longer passes may lower it where they run in pairs and gather weights: kernels lie in
+another order then, and other weights are whole beside a gradient. Of 1,109 drawn jobs five peaks were lower, by up to
+4.6 %."""
 
 TICKING = "data/horovod"
 """The data scheme with such a clock."""
@@ -114,11 +116,8 @@ def faster_is_not_slower(described: Described, report: Report, shared: SharedWor
 
 def memory_grows_with_the_work(described: Described, report: Report, shared: SharedWork) -> str:
     """Twice as many samples in a micro-batch, at as many micro-batches, never need less memory in the same order of
-    passes; a schedule that plans with durations may plan another one for longer passes.
-
-    Kernels of paired passes lie in another order, too: longer ones leave fewer messages waiting for a slow network, so
-    that the buffers of messages do not count there.
-    """
+    passes; a schedule that plans with durations may plan another one for longer passes, and kernels of paired passes
+    that gather weights may lie in another one."""
     larger = copy.deepcopy(described)
     larger["batch"] |= {key: 2 * described["batch"][key] for key in ("global", "micro") if key in larger["batch"]}
     try:
@@ -126,17 +125,12 @@ def memory_grows_with_the_work(described: Described, report: Report, shared: Sha
     except MeshcastError:
         return ""
     orders = [forecast.play.step.program.timetable.orders for forecast in (report, other)]
-    near, held = CLOSE, [report.peak_allocated, other.peak_allocated]
-    if report.play.plan.schedule.pairs_passes:
-        near, held = OTHER_PAIRS, [_hold_without_buffers(report), _hold_without_buffers(other)]
-    if held[1] >= held[0] * (1 - near) or orders[0] != orders[1]:
+    plan = report.play.plan
+    gathers = any(scheme.gathered_axes for scheme in schemes_with(plan.every_scheme, ShardsStates))
+    near = OTHER_PAIRS if plan.schedule.pairs_passes and gathers else CLOSE
+    if other.peak_allocated >= report.peak_allocated * (1 - near) or orders[0] != orders[1]:
         return ""
-    return f"{held[1]!r} bytes with twice the micro-batch, {held[0]!r} as written"
-
-
-def _hold_without_buffers(report: Report) -> float:
-    """Returns what the fullest device holds at its peak beside buffers of messages [bytes]."""
-    return max(peak.total - peak.by.get("buffers", 0.0) for peak in report.play.peaks)
+    return f"{other.peak_allocated!r} bytes with twice the micro-batch, {report.peak_allocated!r} as written"
 
 
 ENGINES = "SimPy and every rank give the same step"

@@ -87,9 +87,11 @@ def test_a_step_decides_where_the_first_one_needs_as_much() -> None:
 def test_whole_weights_may_decide_while_they_are_loaded() -> None:
     model = {"layers": 192, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 1024, "seq": 128}
     job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 64}}
-    whole, shards = (forecast(**job, traits={"memory": {"loads_whole_weights": way}}) for way in (True, False))
+    ways = ("compute", "fp32", "shards")
+    whole, cast, shards = (forecast(**job, traits={"memory": {"loads": way}}) for way in ways)
     parameters = whole.play.plan.job.model.parameters
     assert totals(whole)["loading"] == pytest.approx(2 * parameters)
+    assert totals(cast)["loading"] == pytest.approx(4 * parameters)
     assert totals(shards)["loading"] == pytest.approx(2 * parameters / 64, rel=1e-1)
     assert whole.peak_allocated == totals(whole)["loading"] > shards.peak_allocated
 

@@ -167,6 +167,7 @@ def interpret(reading: Reading) -> None:
     _read_workers(reading)
     _read_kernels(reading)
     _read_tuning(reading)
+    _read_casts(reading)
     _read_stage(reading)
     if MEGATRON & reading.stated.keys():
         _read_megatron(reading)
@@ -302,6 +303,19 @@ def _read_tuning(reading: Reading) -> None:
     for name in ("badam", "galore", "apollo", "adam_mini", "muon"):
         if (optimizer := take_on(reading, f"use_{name}")) is not None:
             set_optimizer(reading, optimizer, name)
+
+
+WHOLE_WEIGHTS = ("ddp", "zero-1", "zero-2", "zero-offload")
+"""Schemes whose ranks have all weights."""
+
+
+def _read_casts(reading: Reading) -> None:
+    """Reads that all weights are cast to fp32 on the GPU, to which they were loaded (`device_map` of patcher.py), until
+    the engine of DeepSpeed converts them; ranks of stage 3 load shards."""
+    engine, whole = reading.keys["framework.name"], reading.keys["plan.data"] in WHOLE_WEIGHTS
+    full = reading.keys.get("train.mode", "full") == "full"
+    if engine == "deepspeed" and whole and full and take_on(reading, "pure_bf16") is None:
+        reading.set_key("framework.set.memory.loads", "fp32", "finetuning_type")
 
 
 def _read_stage(reading: Reading) -> None:

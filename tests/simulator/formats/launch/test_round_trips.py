@@ -284,6 +284,8 @@ def trainer_keys(draw: st.DrawFn, framework: str, form: str) -> tuple[Keys, Any]
         keys["framework.set.recompute_early_stop"] = draw(st.booleans())
     if draw(st.booleans()):
         keys |= {"train.mode": "lora", "train.rank": draw(st.integers(1, 128)), "train.targets": ["attn_qkv", "mlp_up"]}
+    elif form == "llamafactory" and framework == "deepspeed" and keys["plan.data"] not in ("zero-3", "zero-infinity"):
+        keys["framework.set.memory.loads"] = "fp32"  # whatever its files say
     keys["run.steps"] = draw(st.integers(1, 10**6))
     return keys, draw(st.sampled_from(["llama3-8b", "qwen2.5-7b", "mistral-7b"]))
 

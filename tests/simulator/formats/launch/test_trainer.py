@@ -148,6 +148,23 @@ def test_how_gradients_are_reduced_is_taken_from_the_configuration(tmp_path: Pat
     assert written["seq_parallel_communication_data_type"] == "bf16"
 
 
+@pytest.mark.parametrize(
+    ("changes", "stage", "loads"),
+    [
+        ({}, 2, "fp32"),
+        ({}, 3, "shards"),
+        ({"pure_bf16": True}, 2, "shards"),
+        ({"finetuning_type": "lora"}, 2, "shards"),
+    ],
+)
+def test_llamafactory_casts_whole_weights_to_fp32(
+    tmp_path: Path, changes: dict[str, Any], stage: int, loads: str
+) -> None:
+    zero = {"zero_optimization": {"stage": stage}}
+    keys = keys_of(import_settings(tmp_path, FACTORY | {"deepspeed": "zero.json"} | changes, zero=zero))
+    assert keys.get("framework.set.memory.loads", "shards") == loads
+
+
 def test_a_companion_that_is_not_there_is_asked_for_by_name(tmp_path: Path) -> None:
     with pytest.raises(OpenQuestions, match=r"run\.yaml:\d+ deepspeed: it names a file, zero\.json"):
         import_settings(tmp_path, TRAINER | {"deepspeed": "zero.json"})
