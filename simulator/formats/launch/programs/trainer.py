@@ -23,6 +23,7 @@ from meshcast.simulator.formats.launch.programs.evaluations import MICRO, Evalua
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import (
     ACCELERATE_KEYS,
+    FSDP,
     has_fsdp,
     name_launch_flags,
     name_settings,
@@ -379,11 +380,13 @@ def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
         return
     kwargs = [f"{name}_kwargs" for name in ("gradient_checkpointing", "activation_checkpointing")]
     names = [f"{name}.use_reentrant" for name in kwargs]
-    reentrant = reading.take(*names)
-    if reentrant is not None and not is_null(reentrant.value):
-        reading.set_key("framework.set.recompute_early_stop", not read_switch(reentrant), *names)
-    elif program.reentrant is not None:
-        reading.set_key("framework.set.recompute_early_stop", not program.reentrant)
+    stated = reading.take(*names)
+    is_stated = stated is not None and not is_null(stated.value)
+    reentrant = read_switch(stated) if stated is not None and is_stated else program.reentrant
+    if reentrant is not None:
+        reading.set_key("framework.set.recompute_early_stop", not reentrant, *(names if is_stated else ()))
+        if reading.keys.get("plan.data") == FSDP:
+            reading.set_key("framework.set.memory.hooks_hold_inputs", reentrant)
     every = reading.take_count(*(f"{name}.every_n_layers" for name in kwargs)) or 1
     if every > 1 and (layers := reading.keys.get("model.layers")):
         reading.set_key(
