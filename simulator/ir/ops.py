@@ -514,6 +514,7 @@ class StageOps:
     message_shares: ranks that hold the same results and send one share of them each.
     shared_gradients: bytes of gradients on a rank that are summed with those of other devices while passes run.
     batch_loss: the loss of a whole batch; its `nbytes` are of outputs that the stage makes, `nbytes_in` of others.
+    held: what units of a backward pass leave in memory up to its end, in bytes and by category.
     """
 
     unit_runs: list[UnitRun] = field(default_factory=list)
@@ -525,6 +526,7 @@ class StageOps:
     message_shares: int = 1
     shared_gradients: int = 0
     batch_loss: UnitRun | None = None
+    held: tuple[tuple[float, str], ...] = ()
 
     @property
     def message_nbytes(self) -> int:

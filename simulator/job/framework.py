@@ -245,6 +245,11 @@ class ProcessMemory(FrameworkPart):
     """Weights are gathered on a stream of their own, where their places are free again only once the GPU has used them,
     while the host, which nothing holds back, asks for all of a pass before (`free_param` of DeepSpeed's
     runtime/zero/partition_parameters.py; `limit_all_gathers` makes that of FSDP wait)."""
+    hooks_hold_inputs: bool = False
+    """Hooks of PyTorch's FSDP1 on units whose weights are frozen hold the inputs of these units, which reentrant
+    checkpoints detach, and the gradients of the inputs to the end of the backward pass
+    (`_register_post_backward_reshard_only_hook` of torch/distributed/fsdp/_runtime_utils.py: `register_multi_grad_hook`
+    keeps the node that accumulates the gradient). Non-reentrant checkpoints have no such nodes."""
     composed: tuple[ComposedOperation, ...] = ()
     """Operations that are several ones of PyTorch, each of which saves what its own derivative reads
     (`simulator.ir.saved`): RMS norms in fp32, activation functions with their gate, attention (the softmax in fp32, or

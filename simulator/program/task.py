@@ -229,6 +229,8 @@ def make_task(
     if growth is not None and growth.freed and kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS):
         gradients = sum(count * growth(param) for param, count in stage_ops.params() if param.trained)
         task.results += ((gradients, "gradients"),)
+    if kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS):
+        task.results += stage_ops.held
     if kind == ActionKind.INPUT_GRADIENTS and inputs and not any(part.block.ops for part in found):
         # The weight gradients that follow need what arrives, also where no input gradient is computed of it.
         found.insert(0, price_block(one_op(Op("gradient arrives", COMPUTE, None, [], "B")), 1, price))

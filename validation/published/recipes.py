@@ -55,7 +55,7 @@ IN_FP32 = {"products": "fp32"}
 
 LAUNCHED_KERNELS: dict[str, dict[str, object]] = {
     # foundation-model-stack/fms-acceleration @876e2ed, scripts/benchmarks/scenarios.yaml and accelerate.yaml: no mixed
-    # precision, so nothing converts the operands of adapters, which PEFT keeps in fp32.
+    # precision but in `AUTOCAST`, so nothing converts the operands of adapters, which PEFT keeps in fp32.
     "none": {"adapters": IN_FP32},
     # The same with kernels of Unsloth, whose norm and RoPE are one kernel each and whose cross-entropy makes the
     # gradient in place of the fp32 logits (plugins/fused-ops-and-kernels/src/fms_acceleration_foak/kernels/unsloth).
@@ -81,9 +81,16 @@ LOGITS_HELD = "2024-10", {"forward": 14, "backward": 14, "kept": 4, "peak": 10}
 loss, which makes those in fp32 and their shifted copy (`FastForCausalLMLoss`)."""
 
 
+AUTOCAST = "refs/a100_80gb_liger.csv"
+"""The table whose runs have mixed precision (scripts/benchmarks/scenarios-liger.yaml: ``bf16: True``), which converts
+the operands of adapters; scenarios.yaml and scenarios-granite.yaml have none."""
+
+
 def launched_kernels(row: PublishedRun) -> dict[str, object]:
     """The kernels that the launcher of a run sets, as changes of its framework."""
     kernels = LAUNCHED_KERNELS.get(row.kernel_plugin, {})
+    if AUTOCAST in row.citation:
+        kernels = {name: traits for name, traits in kernels.items() if name != "adapters"}
     if kernels and row.model_name.startswith("SantaCoder"):
         return kernels | {"loss": BIGCODE_LOSS}
     since, loss = LOGITS_HELD

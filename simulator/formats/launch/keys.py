@@ -86,6 +86,9 @@ def flatten_job(job: Job) -> Keys:
     if job.run.tokens is not None:
         steps = job.run.tokens / (keys["batch.global"] * keys.get("batch.sequence", 1))
         keys |= {"run.steps": int(steps)} if steps == int(steps) else {"run.tokens": job.run.tokens}
+    if (evaluation := job.run.evaluation) is not None and evaluation.micro is not None:
+        sizes = {"micro": evaluation.micro, "sequence": evaluation.sequence or job.batch.longest}
+        keys |= flatten("run.evaluation", sizes)
     if job.noise is not None:
         keys |= flatten("noise", job.noise.model_dump())
     return keys

@@ -44,7 +44,7 @@ from pydantic import Field
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.capabilities import ConvertsWeights, KeepsSecondaryShards
 from meshcast.simulator.ir.modules import Stage
-from meshcast.simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps
+from meshcast.simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps, UnitRun
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
@@ -89,12 +89,14 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
 
     @property
     def lowering_key(self) -> Hashable:
-        return super().lowering_key, self.across_microbatches, self.framework.root_stays_gathered
+        traits = self.framework.root_stays_gathered, self.holds_inputs
+        return super().lowering_key, self.across_microbatches, *traits
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         if self.across_microbatches:
             return gather_once(self, inner(stage))
-        return super().lower_stage(stage, inner)
+        stage_ops = super().lower_stage(stage, inner)
+        return hold_inputs(stage_ops) if self.holds_inputs else stage_ops
 
     def accumulation_shards(self, param: Param) -> tuple[str, ...]:
         return () if self.across_microbatches else super().accumulation_shards(param)
@@ -107,6 +109,13 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
         if not forward and not self.options.backward_prefetch:
             return 0
         return super().prefetch_depth(forward) if self.options.prefetch is None else self.options.prefetch
+
+    @property
+    def holds_inputs(self) -> bool:
+        """Whether inputs of recomputed units with frozen weights stay to the end of a backward pass."""
+        return (
+            self.framework.memory.hooks_hold_inputs and not self.framework.gathers_apart and self.layers_per_unit == 1
+        )
 
     @property
     def has_root(self) -> bool:
@@ -133,6 +142,38 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
             kept = 0 if self.options.reshard or self.across_microbatches else 2
             at_rest = 0 if self.options.offload else 16 / f
             yield ClosedForm("state_bytes_per_parameter", at_rest + kept, "weights, gradients, two moments in fp32")
+
+
+RECOMPUTED = "recompute scheme"
+"""The mark of layers that a recompute scheme computes again: its role."""
+
+
+def hold_inputs(stage_ops: StageOps) -> StageOps:
+    """Returns `stage_ops` in which recomputed units with frozen weights free neither their inputs nor the gradients of
+    these in a backward pass, which frees all of them at its end.
+
+    The gradient of the input of a unit is that of the output of the unit before.
+    """
+    runs: list[UnitRun] = []
+    inputs = gradients = 0.0
+    follows = False  # whether the unit behind holds its input
+    for unit_run in reversed(stage_ops.unit_runs):
+        taken, left = unit_run.keys
+        holds = RECOMPUTED in unit_run.marks and not all(param.trained for param in unit_run.fragment.params)
+        if not (holds and taken and unit_run.fragment.backward):
+            runs.append(unit_run)
+            follows = False
+            continue
+        for count, behind in ((1, follows), (unit_run.count - 1, True)):
+            if count:
+                keys = (taken, f"d:{left}") if behind else (taken,)
+                later = (*unit_run.freed_later, *keys)
+                runs.append(replace(unit_run, fragment=unit_run.fragment.copy(), count=count, freed_later=later))
+                inputs += count * unit_run.nbytes_in
+                gradients += count * unit_run.nbytes * behind
+        follows = True
+    held = tuple((nbytes, name) for nbytes, name in ((inputs, "activations"), (gradients, "workspace")) if nbytes)
+    return replace(stage_ops, unit_runs=runs[::-1], held=held)
 
 
 Axes = tuple[str, ...]

@@ -73,6 +73,25 @@ def test_every_replica_of_a_pipeline_evaluates_a_micro_batch_for_each_device() -
     assert outside[0].moments != outside[1].moments
 
 
+@pytest.mark.parametrize(
+    ("plan", "framework"),
+    [
+        ({"zero": 3}, "deepspeed"),
+        ({"fsdp": True, "recompute": "full"}, "hf-trainer"),
+        ({"tp": 2, "pp": 2, "zero": 1, "recompute": "full"}, "megatron-core"),
+        ({"pp": 2, "dp": 4, "chunks": 2, "zero": 0}, "megatron-core"),
+        ({"zero": 1, "offload": ["optimizer"], "recompute": "full"}, "deepspeed"),
+    ],
+)
+def test_evaluations_of_the_micro_batches_of_training_hold_less_than_its_steps(
+    plan: dict[str, Any], framework: str
+) -> None:
+    """Launch files that evaluate as they train need state no evaluation."""
+    batch = {"global": 64, "micro": 4, "sequence": 512}
+    phases = totals(forecast(plan=plan, framework=framework, batch=batch, run={"evaluation": {"micro": 4}}))
+    assert phases["evaluation"] < max(phases["step"], phases.get("update", 0.0))
+
+
 def test_losses_that_are_fused_in_training_alone_have_logits_in_evaluations() -> None:
     traits = {"loss": {"forward": 2, "backward": 2, "kept": 0, "chunk_tokens": "liger"}}
     report = forecast(traits=traits, run={"evaluation": {"micro": 1}})

@@ -78,6 +78,14 @@ def test_a_loss_is_fused_where_a_program_or_a_source_says_so() -> None:
     assert "loss" not in map_run(row(stack="megatron-bridge")).job["framework"]["set"]
 
 
+@pytest.mark.parametrize(("table", "products"), [("a100_80gb.csv", "fp32"), ("a100_80gb_liger.csv", "")])
+def test_autocast_converts_the_operands_of_adapters(table: str, products: str) -> None:
+    lora = {"rank": 16, "targets": ["qkv", "proj"]}
+    run = row(kind="lora", stack="hf-trainer", lora=lora)
+    cited = run.model_copy(update={"cited": f"scripts/benchmarks/refs/{table} framework_config foak-fast-kernels"})
+    assert map_run(cited).job["framework"]["set"].get("adapters", {}).get("products", "") == products
+
+
 def test_gpt_3_has_the_dropout_of_its_launcher() -> None:
     run = row(stack="nemo", stack_version="24.07", model__norm="layernorm")
     gpt = map_run(run.model_copy(update={"model": {"name": "GPT3-20B"}}))

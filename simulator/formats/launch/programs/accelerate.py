@@ -30,6 +30,7 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     shards_by_deepspeed,
     shards_by_fsdp,
     write_deepspeed,
+    write_evaluation,
     write_formats,
     write_fsdp,
 )
@@ -170,7 +171,7 @@ def write_arguments(keys: SomeKeys) -> Keys:
         settings |= {"use_lora": True, "lora_r": keys.get("train.rank", 16), "lora_target_modules": ",".join(modules)}
     if keys.get("run.steps"):
         settings["max_steps"] = keys["run.steps"]
-    return settings
+    return settings | write_evaluation(keys)
 
 
 ACCELERATE = LaunchFormat(

@@ -12,6 +12,13 @@ from dataclasses import replace
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.evaluations import (
+    MICRO,
+    SEQUENCE,
+    EvaluationSettings,
+    has_any,
+    read_evaluation,
+)
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import set_replicas, state_fsdp
 from meshcast.simulator.formats.launch.programs.trainer import (
@@ -75,6 +82,7 @@ PROGRAM = TrainerProgram(
     loads="compute",
     reentrant=False,
     framework="axolotl",
+    evaluation=None,
 )
 """``bf16: auto`` is bf16 on every GPU that has it, and weights are loaded in that format."""
 
@@ -93,7 +101,7 @@ AXOLOTL_VERDICTS = list_verdicts(
         LOADING,
     ),
     ("experimental_* qlora_sharded* lora_on_cpu peft_init* use_tensorboard", LOADING),
-    ("evals_per_epoch saves_per_epoch do_bench* bench_* loss_watchdog* use_wandb use_mlflow use_comet gradio*", NAMES),
+    ("saves_per_epoch do_bench* bench_* loss_watchdog* use_wandb use_mlflow use_comet gradio*", NAMES),
     ("use_otel* otel* use_trackio profiler* axolotl_config* num_dataset_shards* generat* dynamic_checkpoint*", NAMES),
     ("world_size", NAMES),
     (
@@ -102,7 +110,7 @@ AXOLOTL_VERDICTS = list_verdicts(
     ),
     ("simpo_* cpo_alpha kto_* rl_beta dpo_* beta neftune* dion_* qgalore* galore_* torchdistx_path", OPTIMISATION),
     ("torch_compile_*", NoInfluence("the profile of a compiler has its defaults")),
-    ("eval_sequence_len batch_flattening max_prompt_len use_pose pose_*", PADDING),
+    ("batch_flattening max_prompt_len use_pose pose_*", PADDING),
     (
         "liger_rope liger_rms_norm* liger_layer_norm liger_swiglu liger_glu_activation liger_use_token*"
         " liger_kernel_impl lora_*_kernel flash_attn_* use_kernels unsloth_*"
@@ -153,6 +161,7 @@ def interpret(reading: Reading) -> None:
     _read_degrees(reading)
     _read_kernels(reading)
     _read_adapters(reading)
+    _read_evaluation(reading)
     _read_reinforcement(reading)
     quantised = reading.take("model_quantization_config")
     if quantised is not None and take_on(reading, "model_quantization_config_kwargs.dequantize") is None:
@@ -161,6 +170,22 @@ def interpret(reading: Reading) -> None:
     if (packing := take_on(reading, "sample_packing")) is not None:
         why = "sequences are forecast as one text each, not as packed documents (state batch.documents)"
         reading.approximate(packing, why, "the time of attention is too long")
+
+
+EVALUATION = EvaluationSettings(("eval_batch_size",), sequence="eval_sequence_len")
+"""``eval_batch_size`` is ``micro_batch_size`` without a word (utils/config/__init__.py, normalize_config)."""
+
+TIMES = ("evals_per_epoch", "eval_steps", "eval_strategy", "evaluation_strategy")
+"""Settings that say when there are evaluations; the Trainer has none without them."""
+
+
+def _read_evaluation(reading: Reading) -> None:
+    """Reads how many sequences an evaluation runs at once (core/builders/base.py,
+    _configure_save_and_eval_strategy)."""
+    lists = any(name.startswith("test_datasets") for name in reading.stated)
+    aside = has_any(reading.take("val_set_size", decisive=False), False) or lists
+    runs = aside and any(take_on(reading, name) is not None for name in TIMES)
+    read_evaluation(reading, EVALUATION, runs, *TIMES, "val_set_size")
 
 
 def _rename(reading: Reading) -> None:
@@ -340,7 +365,15 @@ def write(keys: Keys, header: list[str]) -> str:
     settings |= _write_sizes(keys) | _write_sharding(keys)
     if keys.get("run.steps"):
         settings["max_steps"] = keys["run.steps"]
+    if (micro := keys.get(MICRO)) is not None:
+        settings |= {"val_set_size": USUAL_SHARE, "eval_strategy": "epoch", "eval_batch_size": micro}
+        length = keys.get(SEQUENCE, keys["batch.sequence"])
+        settings |= {"eval_sequence_len": length} if length != keys["batch.sequence"] else {}
     return write_yaml(settings, header)
+
+
+USUAL_SHARE = 0.05
+"""Share of the samples that is set aside, where a job says that there are evaluations: that of Axolotl's examples."""
 
 
 def _write_adapters(keys: SomeKeys) -> Keys:

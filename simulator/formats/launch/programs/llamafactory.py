@@ -63,6 +63,7 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     shards_by_deepspeed,
     shards_by_fsdp,
     write_deepspeed,
+    write_evaluation,
     write_formats,
     write_fsdp,
 )
@@ -391,7 +392,7 @@ def write(keys: Keys, header: list[str]) -> str:
     settings |= _write_megatron(keys) if is_megatron else _write_sharding(keys)
     if keys.get("run.steps"):
         settings["max_steps"] = keys["run.steps"]
-    return write_yaml(settings, header)
+    return write_yaml(settings | write_evaluation(keys), header)
 
 
 def _write_first(keys: SomeKeys) -> Keys:

@@ -16,6 +16,12 @@ from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import DemandedVariable, Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.evaluations import (
+    MICRO,
+    EvaluationSettings,
+    has_any,
+    read_evaluation,
+)
 from meshcast.simulator.formats.launch.programs.megatron_model import (
     COMMAND_LINE,
     EXPERTS,
@@ -155,6 +161,16 @@ def interpret(reading: Reading) -> None:
             reading.set_key("run.steps", max(1, samples // keys["batch.global"]), "train_samples")
     every = reading.take_count("save_interval", decisive=False)
     reading.set_checkpoints(every, reading.take_switch("async_save"), "save_interval")
+    runs = has_any(reading.take("eval_iters", decisive=False), True)
+    read_evaluation(reading, EVALUATION, runs, "eval_iters", "eval_interval")
+
+
+EVALUATION = EvaluationSettings(("eval_micro_batch_size",))
+"""Evaluations run behind the last step at least, unless ``--eval-iters`` is 0; of other micro-batches than training
+since April 2026 (@d85365bd23)."""
+
+APART_SINCE = "2026-04"
+"""The first release whose evaluations have micro-batches of their own."""
 
 
 def refuse_other_models(reading: Reading) -> None:
@@ -367,7 +383,17 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
         settings["use_precision_aware_optimizer"] = True
         if "exp_avg_dtype" in settings:
             settings["exp_avg_sq_dtype"] = settings["exp_avg_dtype"]
-    return settings | _write_kernels(keys) | _write_loss(keys)
+    return settings | _write_kernels(keys) | _write_loss(keys) | _write_evaluation(keys)
+
+
+def _write_evaluation(keys: SomeKeys) -> Keys:
+    """The micro-batches of evaluations, and a global batch where that of training does not hold them evenly."""
+    is_old = keys.get("framework.name") == BEFORE_CORE or str(keys.get("framework.release", APART_SINCE)) < APART_SINCE
+    if is_old or (micro := keys.get(MICRO)) is None:
+        return {}
+    settings: Keys = {"eval_interval": 1000, "eval_micro_batch_size": micro}
+    sequences = micro * keys.get("plan.dp", 1)
+    return settings if keys["batch.global"] % sequences == 0 else settings | {"eval_global_batch_size": sequences}
 
 
 def _name_recomputation(settings: Keys, release: str) -> Keys:

@@ -17,6 +17,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.bridge_workloads import WORKLOAD, find_workload, read_workload
+from meshcast.simulator.formats.launch.programs.evaluations import MICRO
 from meshcast.simulator.formats.launch.programs.megatron import read_gpus
 from meshcast.simulator.formats.launch.programs.megatron_plan import read_loss
 from meshcast.simulator.formats.launch.programs.nemo import (
@@ -323,6 +324,8 @@ def write(keys: Keys, header: list[str]) -> str:
     for name, value in settings.items():
         sections.setdefault(PLACES.get(name, "model"), {})[name] = list(value) if isinstance(value, tuple) else value
     sections["dataset"]["seq_length"] = settings["seq_length"]
+    if (micro := keys.get(MICRO)) is not None:
+        sections["validation"] = {"eval_micro_batch_size": micro}
     body: dict[str, Value] = {section: inner for section, inner in sections.items() if inner}
     compute = keys.get("precision.compute", "bf16")
     recipe = next((name for name, ours in RECIPES.items() if ours == compute), None)

@@ -21,7 +21,6 @@ from meshcast.simulator.formats.launch.programs.trainer import set_recomputation
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
     DATA,
     EITHER,
-    EVALUATION,
     LITTLE,
     LOADING,
     LONG,
@@ -299,7 +298,7 @@ def _read_states(reading: Reading) -> None:
 VERDICTS = list_verdicts(
     ("general* logging* metrics_logging* profiler* s3_upload* lighteval*", NAMES),
     ("checkpoints*", SAVING),
-    ("tokens.val_check_interval tokens.limit_*", EVALUATION),
+    ("tokens.val_check_interval tokens.limit_*", NoInfluence("nothing calls DistributedTrainer.validation_step")),
     ("data_stages* tokenizer*", DATA),
     ("optimizer.*", OPTIMISATION),
     ("model.init_method* experimental_*", LOADING),

@@ -19,6 +19,7 @@ from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.launches import Launch
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.evaluations import EvaluationSettings, has_any, read_evaluation
 from meshcast.simulator.formats.launch.programs.megatron_model import (
     CONFIGURATION,
     EXPERTS,
@@ -78,6 +79,10 @@ SECTIONS = [
     *("comm_overlap", "dist", "mixed_precision", "trainer.plugins", "model.config.optim", "trainer.strategy.fsdp"),
 ]
 """Sections whose settings are known by their names alone."""
+
+EVALUATION = EvaluationSettings(("validation.eval_micro_batch_size", "model.data.validation_ds.micro_batch_size"))
+"""Of Megatron-Bridge (training/config.py, ``validation``), and of a fine-tuning with NeMo 1; those of training without
+a word, as all of NeMo 2 are."""
 
 SAMPLES = "model.data.train_ds.max_seq_length"
 """Setting of the longest sample of a fine-tuning with NeMo 1."""
@@ -498,6 +503,9 @@ def interpret_configuration(reading: Reading) -> None:
     )
     asynchronous = reading.take_switch("checkpoint.async_save", "ckpt_async_save", "dist_ckpt_async_save")
     reading.set_checkpoints(reading.take_count(*intervals, decisive=False), asynchronous, *intervals)
+    numbers = ("limit_val_batches", "validation.eval_iters", "eval_iters")
+    runs = has_any(reading.take(*numbers, decisive=False), True)
+    read_evaluation(reading, EVALUATION, runs, *numbers, "val_check_interval", "validation.eval_interval")
 
 
 def _read_model(reading: Reading) -> None:

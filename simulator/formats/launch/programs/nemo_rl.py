@@ -16,6 +16,7 @@ from meshcast.simulator.formats.launch.flat_settings import flatten_file
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.launches import Launch
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.evaluations import EvaluationSettings, has_any, read_evaluation
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS as MEGATRON_VERDICTS
 from meshcast.simulator.formats.launch.programs.nemo import read_overrides
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
@@ -179,7 +180,19 @@ def interpret(reading: Reading) -> None:
     else:
         _read_dtensor(reading)
     _read_packing(reading)
+    _read_evaluation(reading)
     _read_algorithm(reading)
+
+
+def _read_evaluation(reading: Reading) -> None:
+    """Reads the micro-batches of evaluations of fine-tuning (algorithms/sft.py, dpo.py and rm.py); those of others
+    generate."""
+    sections = {name.partition(".")[0] for name in reading.stated}
+    section = next((name for name in ("sft", "dpo", "rm") if name in sections), None)
+    if section is not None:
+        period = f"{section}.val_period"
+        runs = has_any(reading.take(period, decisive=False), False)
+        read_evaluation(reading, EvaluationSettings((f"{section}.val_micro_batch_size",), 1), runs, period)
 
 
 def _read_megatron(reading: Reading) -> None:

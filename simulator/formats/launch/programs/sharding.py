@@ -401,7 +401,7 @@ def read_fsdp(reading: Reading, version: int = 1) -> None:
         reading.set_key("plan.data.backward_prefetch", ahead, *prefetch)
     _read_units(reading)
     _read_wrapping(reading)
-    _read_saving(reading)
+    _read_saving(reading, version)
     _read_fsdp_offload(reading, words)
 
 
@@ -444,13 +444,14 @@ STATE_DICTS = {"full_state_dict": "units", "sharded_state_dict": "shards", "loca
 """How checkpoints are saved, by the state dict of FSDP."""
 
 
-def _read_saving(reading: Reading) -> None:
-    """Reads whether FSDP gathers weights for a checkpoint."""
+def _read_saving(reading: Reading, version: int) -> None:
+    """Reads whether FSDP gathers weights for a checkpoint: without a word FSDP 1 does, and FSDP 2 does not
+    (huggingface/accelerate @16cb6eb8, src/accelerate/utils/dataclasses.py, set_state_dict_type)."""
     names = _fsdp_names("state_dict_type")
-    word = reading.take_word(*names)
+    word = reading.take_word(*names) or ("full_state_dict" if version == 1 else "sharded_state_dict")
     if word in STATE_DICTS:
         reading.set_key("framework.set.memory.saves", STATE_DICTS[word], *names)
-    elif word:
+    else:
         why = f"{word!r} is no state dict of FSDP: {', '.join(STATE_DICTS)}"
         reading.approximate(reading.take(*names), why, "the peak of saving a checkpoint may be another one")
 

@@ -16,6 +16,7 @@ from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.flat_settings import flatten_file
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.evaluations import EvaluationSettings, has_any, read_evaluation
 from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import name_settings
 from meshcast.simulator.formats.launch.programs.swift_settings import (
@@ -37,6 +38,7 @@ from meshcast.simulator.formats.launch.programs.swift_settings import (
     weigh_settings,
 )
 from meshcast.simulator.formats.launch.programs.trainer import (
+    EVALUATION_NAMES,
     LIGER_LOSS,
     TrainerProgram,
     read_training,
@@ -57,7 +59,7 @@ PROGRAM = TrainerProgram(
     compute="bf16",
     loads="compute",
     checkpointing=True,
-    evaluation_micro=1,
+    evaluation=None,
 )
 """trainers/arguments.py: micro-batches of 1, checkpointing; model_args.py: the format of the checkpoint, in which it is
 loaded, is that of the computation."""
@@ -132,8 +134,27 @@ def interpret(reading: Reading) -> None:
     _read_tuning(reading, is_second)
     if take_on(reading, "use_liger_kernel") is not None:
         set_chunked_loss(reading, LIGER_LOSS, "use_liger_kernel")
+    _read_evaluation(reading, is_second)
     read_task(reading)
     read_preferences(reading)
+
+
+def _read_evaluation(reading: Reading, is_second: bool) -> None:
+    """Reads how many sequences an evaluation runs at once, as often as checkpoints, where samples are set aside for it.
+
+    is_second: of release 2, which sets 1 % aside by itself (llm/utils/argument.py, ``dataset_test_ratio``).
+    """
+    aside = has_any(reading.take(*SHARES, decisive=False), is_second)
+    aside = aside or any(take_on(reading, name) is not None for name in SAMPLES)
+    runs = aside and reading.take_word(*SWITCHES) != "no"
+    read_evaluation(reading, EvaluationSettings(EVALUATION_NAMES, 1), runs, *SWITCHES, *SHARES, *SAMPLES)
+
+
+SWITCHES = ("eval_strategy", "evaluation_strategy")
+SHARES = ("split_dataset_ratio", "dataset_test_ratio")
+SAMPLES = ("val_dataset", "cached_val_dataset")
+"""Settings for when there are evaluations, for the share of the samples that they have, and for samples of their own
+(arguments/sft_args.py, ``_val_dataset_exists`` and ``_init_eval_strategy``)."""
 
 
 def _read_attention(reading: Reading) -> None:

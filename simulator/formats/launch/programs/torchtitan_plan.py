@@ -8,6 +8,7 @@ from itertools import pairwise
 from meshcast.hardware.documents.input_file import is_file
 from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.keys import flatten_model
+from meshcast.simulator.formats.launch.programs.evaluations import MICRO, EvaluationSettings, read_evaluation
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS
 from meshcast.simulator.formats.launch.reading import Reading, date_release
 from meshcast.simulator.formats.launch.table import ON, SettingRow, is_null, read_number, read_words
@@ -134,8 +135,25 @@ def interpret_settings(reading: Reading) -> None:
         every = reading.take_count("checkpoint.interval") or 500
         mode = reading.take_word("checkpoint.async_mode")
         reading.set_checkpoints(every, mode.startswith("async"), "checkpoint.interval", "checkpoint.enable")
+    _read_evaluation(reading)
     _read_graphs(reading)
     _read_gpus(reading)
+
+
+EVALUATION = EvaluationSettings(("validation.local_batch_size",), 8, "validation.seq_len", 2048)
+"""Of releases that read TOML (config/job_config.py, ``Validation``, since @acd5ba8ed of 2025-07-09); those of
+configurations in Python validate on the batches of training (components/validate.py)."""
+
+
+def _read_evaluation(reading: Reading) -> None:
+    """Reads validation, whose batches a pipeline divides into as many micro-batches as those of training."""
+    of_python = "config" in reading.stated
+    switch = "validator.enable" if of_python else "validation.enable"
+    settings = EvaluationSettings(()) if of_python else EVALUATION
+    read_evaluation(reading, settings, reading.take_switch(switch), switch)
+    if (local := reading.keys.get(MICRO)) is not None and "batch.drained" in reading.keys:
+        pieces = reading.keys["batch.drained"] // reading.keys["batch.micro"]
+        reading.set_key(MICRO, max(1, local // pieces), *EVALUATION.micro, switch)
 
 
 def _date_release(reading: Reading) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from meshcast.simulator.formats.launch.programs.evaluations import MICRO, SEQUENCE
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS, REMOVED, STOCK_CONFIGS
 from meshcast.simulator.formats.launch.programs.torchtitan_plan import (
     CONFIG_RELEASES,
@@ -33,6 +34,9 @@ RESIDENT = ("zero-1", "zero-2", "zero-offload")
 
 COMPONENTS_SINCE = "2025-08"
 """The first release that compiles layers and loss apart (@08b8b244f)."""
+
+VALIDATES_SINCE = "2025-07"
+"""The first release that validates (@acd5ba8ed)."""
 
 FUNCTION = "meshcast_job"
 """The function of a Python file that is written, for ``--config``."""
@@ -286,6 +290,10 @@ def _write_sequences(keys: SomeKeys) -> Keys:
             keys.get("precision.gradients", "fp32"), "float32"
         ),
     }
+    if (micro := keys.get(MICRO)) is not None and keys["framework.release"] >= VALIDATES_SINCE:
+        pieces = settings["training.local_batch_size"] // keys["batch.micro"] if pp > 1 else 1
+        settings |= {"validation.enable": True, "validation.local_batch_size": micro * pieces}
+        settings["validation.seq_len"] = keys.get(SEQUENCE, keys["batch.sequence"])
     if pp > 1 and keys["framework.release"] < MICROBATCH_SIZES_SINCE:
         settings[PIECES["number"]] = settings["training.local_batch_size"] // keys["batch.micro"]
     elif pp > 1:

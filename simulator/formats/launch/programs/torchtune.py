@@ -20,6 +20,7 @@ from meshcast.simulator.formats.launch.flat_settings import flatten_file
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.evaluations import EvaluationSettings, read_evaluation
 from meshcast.simulator.formats.launch.programs.nemo import read_overrides
 from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
 from meshcast.simulator.formats.launch.programs.policies import set_targets, shard
@@ -188,6 +189,9 @@ def interpret(reading: Reading) -> None:
     _read_kernels(reading)
     _read_further_models(reading, recipe)
     _read_saving(reading)
+    every = reading.take("run_val_every_n_steps", decisive=False)
+    runs = every is not None and not is_null(every.value)  # batch_size_val is batch_size without a word
+    read_evaluation(reading, EvaluationSettings(("batch_size_val",)), runs, "run_val_every_n_steps")
 
 
 def _read_model(reading: Reading) -> None:
@@ -375,7 +379,7 @@ VERDICTS = list_verdicts(
     ("output_dir metric_logger* log_* profiler*", NAMES),
     ("*checkpointer* resume_from_checkpoint save_* use_distributed_state_dict", SAVING),
     ("tokenizer* dataset* collate_fn shuffle dataloader* datasets", DATA),
-    ("*_val dataset_val* run_val_every_n_steps batch_size_val", EVALUATION),
+    ("*_val dataset_val*", EVALUATION),
     ("epochs max_steps_per_epoch total_epochs", LENGTH),
     ("seed device cudnn_deterministic_mode nnodes nproc_per_node", START),
     ("low_cpu_ram base_model_path", LOADING),

@@ -19,9 +19,11 @@ from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.flat_settings import flatten_file, split_objects
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.launches import Launch
+from meshcast.simulator.formats.launch.programs.evaluations import MICRO, EvaluationSettings, read_evaluation
 from meshcast.simulator.formats.launch.programs.optimizers import read_optimizer
 from meshcast.simulator.formats.launch.programs.sharding import (
     ACCELERATE_KEYS,
+    FSDP,
     has_fsdp,
     name_launch_flags,
     name_settings,
@@ -44,6 +46,10 @@ from meshcast.simulator.formats.launch.table import (
 )
 from meshcast.simulator.models.adapters import MODULES, PARTS, join_targets
 
+EVALUATION_NAMES = ("per_device_eval_batch_size", "per_gpu_eval_batch_size")
+EVALUATION = EvaluationSettings(EVALUATION_NAMES, 8)
+"""Settings of the micro-batch of evaluations; 8 sequences without a word (training_args.py)."""
+
 
 @dataclass(frozen=True)
 class TrainerProgram:
@@ -59,7 +65,7 @@ class TrainerProgram:
     reentrant: whether its checkpoints are reentrant, which recompute to the end of a layer; None: as the profile.
     fsdp_version: of FSDP, where the file does not say it.
     framework: its profile, where DeepSpeed does not run.
-    evaluation_micro: sequences of a micro-batch of an evaluation, where the file does not say it.
+    evaluation: settings of the micro-batches of evaluations; None: the program reads them itself.
     packs: what of a batch is padding or packed, as a question about `batch.documents` may put it.
     """
 
@@ -77,7 +83,7 @@ class TrainerProgram:
     reentrant: bool | None = None
     fsdp_version: int = 1
     framework: str = "hf-trainer"
-    evaluation_micro: int = 8
+    evaluation: EvaluationSettings | None = EVALUATION
 
 
 # -------------------------------------------------------------------------------------------- settings
@@ -165,7 +171,8 @@ def read_training(reading: Reading, program: TrainerProgram) -> None:
     read_optimizer(reading, "deepspeed.optimizer.type", "optim")
     _read_compilation(reading)
     _read_length(reading)
-    _read_evaluation(reading, program)
+    if program.evaluation is not None:
+        _read_evaluation(reading, program.evaluation)
     _read_processes(reading)
 
 
@@ -373,11 +380,13 @@ def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
         return
     kwargs = [f"{name}_kwargs" for name in ("gradient_checkpointing", "activation_checkpointing")]
     names = [f"{name}.use_reentrant" for name in kwargs]
-    reentrant = reading.take(*names)
-    if reentrant is not None and not is_null(reentrant.value):
-        reading.set_key("framework.set.recompute_early_stop", not read_switch(reentrant), *names)
-    elif program.reentrant is not None:
-        reading.set_key("framework.set.recompute_early_stop", not program.reentrant)
+    stated = reading.take(*names)
+    is_stated = stated is not None and not is_null(stated.value)
+    reentrant = read_switch(stated) if stated is not None and is_stated else program.reentrant
+    if reentrant is not None:
+        reading.set_key("framework.set.recompute_early_stop", not reentrant, *(names if is_stated else ()))
+        if reading.keys.get("plan.data") == FSDP:
+            reading.set_key("framework.set.memory.hooks_hold_inputs", reentrant)
     every = reading.take_count(*(f"{name}.every_n_layers" for name in kwargs)) or 1
     if every > 1 and (layers := reading.keys.get("model.layers")):
         reading.set_key(
@@ -633,8 +642,11 @@ def double_samples(reading: Reading, stated: Stated | None) -> None:
         why = f"a sample is a pair of texts: {micro} of them are forecast as {2 * micro} sequences of full length"
         shown = origin if isinstance(origin, Stated) else stated
         reading.approximate(shown, why, "the step of shorter texts is shorter; its sequences are twice its samples")
-        if (sequences := reading.keys.get("run.evaluation.micro")) is not None:
-            reading.set_key("run.evaluation.micro", 2 * sequences, "eval_strategy", "evaluation_strategy")
+        if (sequences := reading.keys.get(MICRO)) is not None:
+            evaluated = reading.origins[MICRO]
+            reading.set_key(
+                MICRO, 2 * sequences, *(name for name in reading.stated if reading.stated[name] is evaluated)
+            )
         if (total := reading.keys.get("batch.global")) is not None:
             reading.set_key("batch.global", 2 * total, "deepspeed.train_batch_size")
 
@@ -662,16 +674,14 @@ def _read_length(reading: Reading) -> None:
         reading.set_checkpoints(read_count(saved), False, "save_steps")
 
 
-def _read_evaluation(reading: Reading, program: TrainerProgram) -> None:
-    """Reads how many sequences an evaluation between steps runs at once.
+def _read_evaluation(reading: Reading, settings: EvaluationSettings) -> None:
+    """Reads how many sequences an evaluation runs at once, between steps or behind the last one (``do_eval``).
 
     Without a function that computes metrics the Trainer keeps losses alone (`evaluate`: prediction_loss_only).
     """
     switches = "eval_strategy", "evaluation_strategy"
-    if reading.take_word(*switches) in ("steps", "epoch"):
-        names = "per_device_eval_batch_size", "per_gpu_eval_batch_size"
-        micro = reading.take_count(*names, decisive=False) or program.evaluation_micro
-        reading.set_key("run.evaluation.micro", micro, *switches, *names)
+    runs = reading.take_word(*switches) in ("steps", "epoch") or take_on(reading, "do_eval") is not None
+    read_evaluation(reading, settings, runs, *switches, "do_eval")
 
 
 def _read_processes(reading: Reading) -> None:

@@ -9,6 +9,7 @@ import re
 
 from meshcast.simulator.formats.launch.keys import compose_model, nest
 from meshcast.simulator.formats.launch.programs.deepspeed import write_settings
+from meshcast.simulator.formats.launch.programs.evaluations import MICRO
 from meshcast.simulator.formats.launch.programs.optimizers import MOMENT_COPIES
 from meshcast.simulator.formats.launch.programs.sharding import FSDP, STATE_DICTS
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys
@@ -143,6 +144,12 @@ def name_strategy(keys: SomeKeys) -> str:
 def is_hybrid(keys: SomeKeys) -> bool:
     """Whether shards have copies."""
     return bool(keys.get("plan.replicate", 1) > 1)
+
+
+def write_evaluation(keys: SomeKeys) -> Keys:
+    """Evaluations, of micro-batches of their own; none where a job does not say it."""
+    micro = keys.get(MICRO)
+    return {} if micro is None else {"eval_strategy": "steps", "per_device_eval_batch_size": micro}
 
 
 def write_deepspeed(keys: SomeKeys) -> Keys:

@@ -19,6 +19,7 @@ from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs import xtuner_v1
+from meshcast.simulator.formats.launch.programs.evaluations import EvaluationSettings, read_evaluation
 from meshcast.simulator.formats.launch.programs.recipes import load_recipes
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
@@ -54,7 +55,13 @@ USUAL = 2048
 """Tokens of a sequence with --assume-defaults where a configuration does not say it: those of most that xtuner has."""
 
 PROGRAM = TrainerProgram(
-    micro=1, sequence=USUAL, sequence_names=("max_length",), loads="compute", checkpointing=True, reentrant=True
+    micro=1,
+    sequence=USUAL,
+    sequence_names=("max_length",),
+    loads="compute",
+    checkpointing=True,
+    reentrant=True,
+    evaluation=None,
 )
 """model/sft.py: ``use_activation_checkpointing``; weights have 16 bits where FlashAttention runs."""
 
@@ -274,7 +281,8 @@ def interpret(reading: Reading) -> None:
     has_adapters = any(name.startswith("lora.") for name in reading.stated)
     program = PROGRAM
     if is_huggingface:  # prepare_model_for_kbit_training alone recomputes
-        program = replace(PROGRAM, micro=8, checkpointing=has_adapters and bits < 16)
+        recomputes = has_adapters and bits < 16
+        program = replace(PROGRAM, micro=8, checkpointing=recomputes, evaluation=TrainerProgram.evaluation)
     is_sharded = _read_stage(reading)
     if not is_huggingface:
         _read_formats(reading, is_sharded)
@@ -287,6 +295,11 @@ def interpret(reading: Reading) -> None:
             reading.set_key("plan.sequence", "ulysses", "sequence_parallel_size")
             set_attention(reading, "flash_attention_2", "sequence_parallel_size")
     _read_weights(reading, bits, has_adapters)
+    if not is_huggingface:
+        loop = reading.take("val_cfg.type")  # of mmengine: ValLoop, with a data loader of its own
+        read_evaluation(
+            reading, EvaluationSettings(("val_dataloader.batch_size",), 1), loop is not None, "val_cfg.type"
+        )
     _read_kind(reading)
 
 
