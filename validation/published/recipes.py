@@ -13,6 +13,7 @@ from typing import Any
 
 from meshcast.hardware.load import load
 from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.job.program_rules import CONDITIONS
 from meshcast.simulator.job.recipe import NO_RECIPE, NestedFields, RecipeFacts, find_recipe, name_mixer
 from meshcast.validation.published.releases import month_of
 from meshcast.validation.published.rows import PublishedRun, Spec
@@ -346,7 +347,7 @@ def launched_settings(row: PublishedRun, name: str) -> LaunchedSettings:
     plan, traits = {**recipe.plan, **defaults.plan}, recipe.traits
     profile = load_framework(name, traits, month_of(row, name))
     schedule = plan.get("schedule")
-    overlaps = isinstance(schedule, Mapping) and bool(schedule.get("overlap_passes"))
+    overlaps = isinstance(schedule, Mapping) and bool(schedule.get("overlap_passes")) and can_overlap_passes(spec)
     if spec.overlap.ep is not None:
         overlaps = bool(spec.model.moe and spec.overlap.ep)
     graphs = profile.cuda_graphs if defaults.cuda_graphs is None else defaults.cuda_graphs
@@ -358,6 +359,12 @@ def launched_settings(row: PublishedRun, name: str) -> LaunchedSettings:
         traits = {key: value for key, value in traits.items() if key != "attention_library"}
     dispatcher = row.token_dispatcher or str(plan.get("ep_scheme") or "")
     return LaunchedSettings(plan, traits, dispatcher, overlaps, graphs, _context_scheme(row))
+
+
+def can_overlap_passes(spec: Spec) -> bool:
+    """Whether Megatron-Core lets passes of micro-batches overlap; stages whose chunks are not stated have several."""
+    degrees = {"pp": spec.width("pp"), "ep": spec.width("ep"), "virtual_stages": spec.mesh.vpp or 0}
+    return not CONDITIONS["overlapped-passes"].check({**degrees, "overlap_passes": True, "recomputation": ""})
 
 
 def _facts_of(row: PublishedRun, name: str) -> RecipeFacts:
@@ -372,7 +379,6 @@ def _facts_of(row: PublishedRun, name: str) -> RecipeFacts:
         compute=spec.precision or "",
         mode="lora" if spec.kind == "lora" else "full",
         degrees={"domain": spec.domain or 1, "pp": spec.width("pp"), "ep": spec.width("ep")},
-        passes_overlap=spec.width("pp") == 1 or spec.mesh.vpp != 1,  # several, where they are not stated
     )
 
 
