@@ -168,6 +168,10 @@ PACKS_SQUAD = ("nemo",)
 performance/utils.py (prepare_squad_dataset), NVIDIA/dgxc-benchmarking v25.02.02, llama3/finetuning. Those of
 Megatron-Bridge are of random tokens without samples (@067f987df, scripts/performance/argument_parser.py: data mock)."""
 
+DISPATCHED_WITH = {"dualpipe": "deepseek"}
+"""Dispatchers by the schedules that they were published with: in 8 bits to at most four nodes, copied by 20
+multiprocessors (arXiv 2412.19437, sections 3.2.1 and 3.2.2)."""
+
 EVENED_BY_BIAS = ("DeepSeek-V3",)
 """Models whose router has a bias that follows the loads of experts, where they were trained (arXiv 2412.19437, section
 2.1.2); rows say `natural` of every trained router."""
@@ -357,7 +361,8 @@ def launched_settings(row: PublishedRun, name: str) -> LaunchedSettings:
         graphs = "outside-experts"
     if graphs is not True:
         traits = {key: value for key, value in traits.items() if key != "attention_library"}
-    dispatcher = row.token_dispatcher or str(plan.get("ep_scheme") or "")
+    stated = row.token_dispatcher or str(plan.get("ep_scheme") or "")
+    dispatcher = stated or DISPATCHED_WITH.get(spec.schedule or "", "")
     return LaunchedSettings(plan, traits, dispatcher, overlaps, graphs, _context_scheme(row))
 
 
