@@ -216,9 +216,17 @@ QUANTISED = {
     "fp8-blockwise": QuantisedFormat("fp8", 2, 2),
     "mxfp8": QuantisedFormat("fp8", 2, 2 + 2 / 32),
     "nvfp4": QuantisedFormat("fp4", 4, 1 + 2 / 16),  # blocks of 16, and one scale a tensor
+    "nvfp4-apart": QuantisedFormat("fp4", 6, 1 + 2 / 16),  # a kernel for rows, and one for the rotated columns
     "fp8": QuantisedFormat("fp8", 2, 2),
 }
-"""Recipes of NVIDIA Transformer Engine (docs, FP8 and FP4 primer) by their names in ``precision.compute``."""
+"""Recipes of NVIDIA Transformer Engine (docs, FP8 and FP4 primer) by their names in ``precision.compute``, and as its
+older releases cast by them."""
+
+CAST_APART = {"nvfp4": "nvfp4-apart"}
+"""Recipes by which older releases cast rows and columns with a kernel each, by the newer ones: the maxima, the rows and
+the columns, after a Hadamard transform, are read one by one (NVIDIA/TransformerEngine v2.8 to v2.13,
+pytorch/csrc/quantizer.cpp, NVFP4Quantizer::quantize_impl); row_cast_col_hadamard_transform_cast_fusion.cu reads rows
+and columns at once (@523801df7 of 2026-03-16)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -254,8 +254,8 @@ class ProcessMemory(FrameworkPart):
     """Operations that are several ones of PyTorch, each of which saves what its own derivative reads
     (`simulator.ir.saved`): RMS norms in fp32, activation functions with their gate, attention (the softmax in fp32, or
     the copy of a fused result), routing and weighing of experts, clamps before the activation of experts, the addition
-    of their biases; ``views``: queries, keys and values of one product are saved as views, which keep all of it. Not
-    with `compile`."""
+    of their biases, casts to 4 bits (`CAST_APART` of `simulator.ir.operators`); ``views``: queries, keys and values of
+    one product are saved as views, which keep all of it. Not with `compile`."""
 
     def reserve(self, total: float, states: float) -> float:
         """Returns the bytes that the caching allocator reserves for `total` bytes of tensors, of which `states` stay

@@ -40,7 +40,6 @@ class RecipeFacts(BaseModel):
     compute: format of its products.
     mode: which parameters it trains.
     degrees: of its plan, and under `domain` the GPUs of a scale-up domain.
-    passes_overlap: whether passes of micro-batches can overlap: in one stage, or in several chunks of each.
     deterministic: whether kernels add in one order.
     """
 
@@ -54,7 +53,6 @@ class RecipeFacts(BaseModel):
     compute: str = ""
     mode: str = "full"
     degrees: dict[str, int] = {}
-    passes_overlap: bool = True
     deterministic: bool = False
 
 
@@ -85,8 +83,6 @@ class RecipeSetting(BaseModel):
     """Degrees of the plan, or GPUs of a scale-up `domain`, of which there must be more."""
     at_most: dict[str, int] = {}
     """Degrees of which there must not be more."""
-    passes_overlap: bool | None = None
-    """Whether passes of micro-batches can overlap."""
     deterministic: bool | None = None
     """Whether kernels add in one order."""
     set: NestedFields = {}
@@ -107,7 +103,6 @@ class RecipeSetting(BaseModel):
                 not self.modes or facts.mode in self.modes,
                 not self.mixers or facts.mixer in self.mixers,
                 self.experts in (None, facts.experts),
-                self.passes_overlap in (None, facts.passes_overlap),
                 self.deterministic in (None, facts.deterministic),
                 all(degrees.get(name, 1) > least for name, least in self.above.items()),
                 all(degrees.get(name, 1) <= most for name, most in self.at_most.items()),

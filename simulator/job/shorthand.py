@@ -251,12 +251,6 @@ def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
     return {"use": f"pipeline/{kind.name}", "over": "pp", "chunks": chunks, **options}
 
 
-def lets_passes_overlap(plan: Mapping[str, object]) -> bool:
-    """Returns whether passes of micro-batches can overlap in a plan in short form: one stage, or several chunks."""
-    stages, chunks = plan.get("pp"), plan.get("chunks")
-    return stages in (None, 1) or chunks not in (None, 1)
-
-
 def usual_schedule(chunks: int) -> str:
     """Returns the schedule of a plan that names none."""
     return "interleaved-1f1b" if chunks > 1 else str(PLAN_KEYS[SCHEME_KEYS["pipeline"]].usual)

@@ -42,7 +42,6 @@ from meshcast.simulator.job.shorthand import (
     add_tensor_overlap,
     expand_plan,
     family_degree,
-    lets_passes_overlap,
 )
 from meshcast.simulator.loading.token_routing import fill_routing, has_trained_router
 from meshcast.simulator.models.adapters import TARGETS, Adapters, join_targets
@@ -282,7 +281,6 @@ def _find_recipe(file: JobFile, cluster: Cluster, model: Model) -> Recipe:
         compute=file.precision.compute or profile.quantised or profile.weights,
         mode=file.train.mode,
         degrees={**degrees, "domain": cluster.domain},
-        passes_overlap=lets_passes_overlap(file.plan),
         deterministic=bool(choice.set.get("deterministic")),
     )
     return find_recipe(choice.name, facts)

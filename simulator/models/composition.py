@@ -19,7 +19,7 @@ from meshcast.simulator.ir.moe_operators import (
     TopK,
     Unpermute,
 )
-from meshcast.simulator.ir.operators import Activation, CoreAttention, Linear, Norm
+from meshcast.simulator.ir.operators import CAST_APART, Activation, Cast, CoreAttention, Linear, Norm
 from meshcast.simulator.ir.saved import LESS_ONE, TURNED, Composition
 from meshcast.simulator.models.shapes import Writing
 from meshcast.simulator.models.transformer import Transformer
@@ -67,8 +67,11 @@ def _find_composition(operator: Operator, model: Transformer, operations: tuple[
 
 
 def _write_kernels(operator: Operator, model: Transformer, operations: tuple[Writing, ...]) -> Operator:
-    """Returns an operator of experts with its kernels: clamps and biases apart, or all in those of grouped GEMMs."""
+    """Returns an operator with its kernels: casts of rows and columns apart, clamps and biases of experts apart, or all
+    of experts in those of grouped GEMMs."""
     moe = model.moe
+    if "cast" in operations and isinstance(operator, Cast | Linear) and operator.quantised in CAST_APART:
+        operator = replace(operator, quantised=CAST_APART[operator.quantised])
     if "grouped-mlp" in operations:
         if isinstance(operator, ExpertCast) and operator.has("f"):
             return KernelsCast(operator.name, operator.ins, operator.outs, (), operator.quantised)

@@ -14,7 +14,7 @@ from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model
 
 ComposedOperation = Literal[
-    "rms-norm", "activation", "attention", "experts", "views", "clamped-activation", "expert-bias"
+    "rms-norm", "activation", "attention", "experts", "views", "clamped-activation", "expert-bias", "cast"
 ]
 """Operations that a framework may write as several of autograd."""
 

@@ -25,7 +25,7 @@ from meshcast.simulator.ir.modules import Operator, walk
 from meshcast.simulator.ir.operators import QUANTISED
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.ir.scheme import Scheme, SequenceScheme
-from meshcast.simulator.job.framework import Format
+from meshcast.simulator.job.framework import Format, QuantisedRecipe
 from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.models.branches import share_tokens
 from meshcast.simulator.plan.plan import Plan
@@ -69,7 +69,7 @@ def check_formats(plan: Plan) -> None:
         rule = f"{gpu.name} has no GEMMs with a scale per block of 32 elements; GPUs that have them also have fp4"
         raise PlanError("precision.compute", rule, "Use fp8-blockwise or fp8-tensorwise", framework.quantised)
     if number not in gpu.peak:
-        words = [word for word, one in QUANTISED.items() if one.dtype in gpu.peak]
+        words = [word for word in get_args(QuantisedRecipe) if QUANTISED[word].dtype in gpu.peak]
         known = ", ".join([*(word for word in get_args(Format) if word in gpu.peak), *words])
         rule = f"{gpu.name} has no peak rate for GEMMs in {number}"
         raise PlanError("precision.compute", rule, f"Use one of {known}", plan.job.precision.compute)

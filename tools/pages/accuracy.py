@@ -140,8 +140,8 @@ CAUSES = """\
 - LoRA on Blackwell in MLPerf v5.1: 7 to 18 % too long, while v5.0 is 2 % too short at the same plans. Its code since
   fuses what lies between the GEMMs (`USE_TE_OPS`), which is not modelled. Both rounds compute attention in 8 bits; with
   the kernels of serving that `cudnn-fp8` stands for, B200 would be 4 % too short in v5.0 and 11 % too long in v5.1.
-- NVFP4 in Megatron-Bridge: 7 to 20 % too short, in MLPerf 2 to 7 %. MLPerf turns the Hadamard transform of activations
-  and the scales of square blocks off (`NVTE_NVFP4_DISABLE_RHT`); neither is modelled.
+- NVFP4 in Megatron-Bridge: 2 to 14 % too short, the more the older the release; casts with a Hadamard transform have no
+  measured rate. MLPerf, which turns the transform off (`NVTE_NVFP4_DISABLE_RHT`), is within 5 % but for LoRA.
 - MI300X in LoRA: 30 to 40 % too short on two and four nodes.
 - PaxML: 31 to 35 % too short; the profile of MaxText stands for it. MaxText in 8 bits with sequences of 8,192 tokens:
   18 to 23 % too long.

@@ -64,7 +64,10 @@ def _system(rows: Sequence[dict[str, Any]]) -> list[str]:
         for row in rows
     ]  # fmt: skip
     table = _table(("claim", "says", "ours", "theirs", "verdict", "source"), cells)
-    notes = "\n".join(f"- `{row['id']}`: {row['note']}" for row in rows if row["note"])
+    of_note: dict[str, list[str]] = {}
+    for row in rows:
+        of_note.setdefault(row["note"], []).append(f"`{row['id']}`")
+    notes = "\n".join(f"- {', '.join(ids)}: {note}" for note, ids in of_note.items() if note)
     return [f"### {first['system']}\n\n{paper}\n", table, *([notes + "\n"] if notes else [])]
 
 

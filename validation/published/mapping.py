@@ -63,10 +63,12 @@ SCHEDULES = {
 DISPATCHERS: dict[str, dict[str, Any]] = {
     "": {"use": "expert/all-to-all"},
     "deepep": {"use": "expert/deepep", "dispatch": "bf16", "sms": 20, "most": 1_000},
+    "deepseek": {"use": "expert/deepep", "sms": 20},
     **{key: {"use": "expert/hybrid-ep"} for key in ("hybridep", "hybrid-ep")},
 }
 """Expert schemes by the backend of Megatron-Core's flex token dispatcher, with its defaults: tokens in bf16, experts on
 any number of nodes, 20 multiprocessors for DeepEP (``moe_deepep_num_sms``), 16 for HybridEP (``moe_hybridep_num_sms``).
+``deepseek``: as in its own program, with the defaults of the scheme.
 """
 
 ROUNDS_IN_FLIGHT = {"zb-1p": 1, "zb-2p": 2}

@@ -13,6 +13,7 @@ from typing import Any
 
 from meshcast.hardware.load import load
 from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.job.program_rules import CONDITIONS
 from meshcast.simulator.job.recipe import NO_RECIPE, NestedFields, RecipeFacts, find_recipe, name_mixer
 from meshcast.validation.published.releases import month_of
 from meshcast.validation.published.rows import PublishedRun, Spec
@@ -174,6 +175,10 @@ PACKS_SQUAD = ("nemo",)
 performance/utils.py (prepare_squad_dataset), NVIDIA/dgxc-benchmarking v25.02.02, llama3/finetuning. Those of
 Megatron-Bridge are of random tokens without samples (@067f987df, scripts/performance/argument_parser.py: data mock)."""
 
+DISPATCHED_WITH = {"dualpipe": "deepseek"}
+"""Dispatchers by the schedules that they were published with: in 8 bits to at most four nodes, copied by 20
+multiprocessors (arXiv 2412.19437, sections 3.2.1 and 3.2.2)."""
+
 EVENED_BY_BIAS = ("DeepSeek-V3",)
 """Models whose router has a bias that follows the loads of experts, where they were trained (arXiv 2412.19437, section
 2.1.2); rows say `natural` of every trained router."""
@@ -221,8 +226,13 @@ MISPRINTS = (
         {"batch": {"micro": 1}, "recompute": {"kind": "selective", "modules": ["layernorm", "moe_act"]}},
         ("batch.micro", "recompute.kind", "recompute.modules"),
     ),
+    # Tables do not print the overlap of tensor ranks; runs have that of scripts/performance/utils/overrides.py. Those
+    # in 4 bits have none: configs/llama3/llama3_llm_pretrain.py and configs/llama31/llama31_llm_pretrain.py of v0.2.0,
+    # and those of each later release, set tp_comm_overlap = False where the precision is nvfp4.
+    Misprint(r"mbridge-.*-nvfp4-", {"overlap": {"tp": False}}, ()),
 )
-"""What tables misprint. All are fields without which the run would not have fitted."""
+"""What tables misprint, fields without which the run would not have fitted, and what other recipes than the run's say.
+"""
 
 FILLED_STAGES = 16
 """Most stages that the recipes' table of layouts fills one after another."""
@@ -348,7 +358,7 @@ def launched_settings(row: PublishedRun, name: str) -> LaunchedSettings:
     plan, traits = {**recipe.plan, **defaults.plan}, recipe.traits
     profile = load_framework(name, traits, month_of(row, name))
     schedule = plan.get("schedule")
-    overlaps = isinstance(schedule, Mapping) and bool(schedule.get("overlap_passes"))
+    overlaps = isinstance(schedule, Mapping) and bool(schedule.get("overlap_passes")) and can_overlap_passes(spec)
     if spec.overlap.ep is not None:
         overlaps = bool(spec.model.moe and spec.overlap.ep)
     graphs = profile.cuda_graphs if defaults.cuda_graphs is None else defaults.cuda_graphs
@@ -358,8 +368,15 @@ def launched_settings(row: PublishedRun, name: str) -> LaunchedSettings:
         graphs = "outside-experts"
     if graphs is not True:
         traits = {key: value for key, value in traits.items() if key != "attention_library"}
-    dispatcher = row.token_dispatcher or str(plan.get("ep_scheme") or "")
+    stated = row.token_dispatcher or str(plan.get("ep_scheme") or "")
+    dispatcher = stated or DISPATCHED_WITH.get(spec.schedule or "", "")
     return LaunchedSettings(plan, traits, dispatcher, overlaps, graphs, _context_scheme(row))
+
+
+def can_overlap_passes(spec: Spec) -> bool:
+    """Whether Megatron-Core lets passes of micro-batches overlap; stages whose chunks are not stated have several."""
+    degrees = {"pp": spec.width("pp"), "ep": spec.width("ep"), "virtual_stages": spec.mesh.vpp or 0}
+    return not CONDITIONS["overlapped-passes"].check({**degrees, "overlap_passes": True, "recomputation": ""})
 
 
 def _facts_of(row: PublishedRun, name: str) -> RecipeFacts:
@@ -374,7 +391,6 @@ def _facts_of(row: PublishedRun, name: str) -> RecipeFacts:
         compute=spec.precision or "",
         mode="lora" if spec.kind == "lora" else "full",
         degrees={"domain": spec.domain or 1, "pp": spec.width("pp"), "ep": spec.width("ep")},
-        passes_overlap=spec.width("pp") == 1 or spec.mesh.vpp != 1,  # several, where they are not stated
     )
 
 

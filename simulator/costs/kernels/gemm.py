@@ -39,7 +39,7 @@ from meshcast.hardware.gpu import GPU
 from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
 from meshcast.simulator.costs.kernels.decomposition import Decomposition, loop_seconds
-from meshcast.simulator.costs.kernels.roofline import combine, count_waves, lower_bound, peak
+from meshcast.simulator.costs.kernels.roofline import combine, count_waves, kernel_peak, lower_bound, peak
 from meshcast.simulator.ir.ops import BYTES, Gemm
 
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (64, 32))
@@ -221,7 +221,7 @@ def _unit_seconds(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> t
     """Computes the seconds of a multiprocessor for one element of a tile, of an operand, and of a partial sum."""
     number = gpu.multiprocessors
     layout_rate = {"nn": model.nn_rate, "nt": model.nt_rate}.get(work.layout, 1.0)
-    rate = model.peak_share * layout_rate * speed * peak(gpu, work.dtype)
+    rate = model.peak_share * layout_rate * speed * kernel_peak(gpu, work.dtype)
     element = 2 * LARGEST_TILE / (LARGEST_TILE + model.tile_overhead) * number / rate
     read = BYTES[work.dtype] / READ_RATE * number / gpu.memory_bandwidth
     return element, read, PARTIAL_SUM / model.partial_sum_rate * number / gpu.memory_bandwidth

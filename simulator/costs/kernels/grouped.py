@@ -35,7 +35,7 @@ import numpy as np
 from meshcast.hardware.gpu import GPU
 from meshcast.simulator.costs.coefficients import ceil_div, coefficient, estimate_sigma, maximum, minimum
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
-from meshcast.simulator.costs.kernels.roofline import CLOCK, combine, count_waves, lower_bound, peak
+from meshcast.simulator.costs.kernels.roofline import CLOCK, combine, count_waves, kernel_peak, lower_bound
 from meshcast.simulator.ir.ops import BYTES, Gemm
 
 TILES = ((256, 256, (128,)), (128, 128, (256, 128, 64)), (64, 64, (256, 128)), (32, 32, (128,)), (16, 16, (128,)))
@@ -76,7 +76,7 @@ def seconds(work: Gemm, gpu: GPU, model: GroupedGemmCostModel, speed: float = 1.
     (height, _, (width,)) = TILES[0]
     edge = 1 + model.tile_edge * (1 / height + 1 / width)
     gradient_rate = model.weight_gradient_rate if gradient else 1.0
-    rate = model.peak_share * gradient_rate * edge * speed * peak(gpu, work.dtype)
+    rate = model.peak_share * gradient_rate * edge * speed * kernel_peak(gpu, work.dtype)
     compute = _tile_elements(work, groups, gpu, model) * work.k * 2 * gpu.multiprocessors / rate
 
     launch = model.launch + model.group_overhead * work.batch

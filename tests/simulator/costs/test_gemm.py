@@ -14,7 +14,7 @@ from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.coefficients import coefficients
 from meshcast.simulator.costs.estimate import NOTHING
 from meshcast.simulator.costs.kernels.gemm import GemmCostModel, price, seconds
-from meshcast.simulator.costs.kernels.roofline import combine, count_waves, lower_bound
+from meshcast.simulator.costs.kernels.roofline import FOUR_BIT_SHARE, combine, count_waves, lower_bound
 from meshcast.simulator.ir.ops import Gemm, Memory
 from meshcast.validation.calibration.fit import fit
 from meshcast.validation.calibration.kernels import gemm as reader
@@ -99,6 +99,14 @@ def test_a_warm_activation_is_read_from_the_cache():
     thin = Gemm(8192, 32, 1024)
     warm, cold = (seconds(thin, GPU, replace(MODEL, reuse_distance=b))[0] for b in (0.5, 20.0))
     assert warm < 0.9 * cold
+
+
+@pytest.mark.parametrize("name", ["b200-sxm", "gb300"])
+def test_long_gemms_in_4_bits_reach_less_of_their_peak(name):
+    gpu, model = load("gpus", name), replace(MODEL, power_limited_rate=1.0)
+    times = [seconds(Gemm(2**17, 2**15, 2**15, 1, dtype, "tn"), gpu, model)[0] for dtype in ("fp8", "fp4")]
+    ratio = float(gpu.peak["fp4"] / gpu.peak["fp8"])
+    assert times[0] / times[1] == pytest.approx(FOUR_BIT_SHARE * ratio, rel=0.03)
 
 
 def test_layouts_differ_by_their_rates():

@@ -85,7 +85,6 @@ RELEASES = {"24.07": "fp32", "25.02": "bf16"}
         ({"modes": ["lora"]}, {"mode": "lora"}),
         ({"above": {"domain": 8}}, {"degrees": {"domain": 72}}),
         ({"at_most": {"pp": 1}}, {}),
-        ({"passes_overlap": False}, {"passes_overlap": False}),
         ({"since": "2025-11"}, {}),
     ],
 )
@@ -128,6 +127,11 @@ H100 = {"model": "qwen3-30b-a3b", "cluster": "dgx-h100:2"}
             "plan.schedule",
             make({"name": "megatron-bridge", "release": "0.3"}, {"ep": 8}, **H100),
             "plan.recompute=full",
+        ),
+        (
+            "plan.schedule",
+            make({"name": "megatron-bridge", "release": "0.3"}, {"ep": 8, "pp": 2, "chunks": 2}, **H100),
+            "plan.chunks=1",
         ),
     ],
 )

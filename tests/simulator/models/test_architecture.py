@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -14,6 +14,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.operators import QUANTISED
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, UnitRun
+from meshcast.simulator.job.framework import QuantisedRecipe
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.model import Model
 from tests.contract.measure import params_of, saved
@@ -204,7 +205,7 @@ def test_norms_of_the_embedding_and_of_queries_and_keys() -> None:
 
 # --------------------------------------------------------------------------------------------- fp8 and fp4
 
-WORDS = pytest.mark.parametrize("word", QUANTISED)
+WORDS = pytest.mark.parametrize("word", get_args(QuantisedRecipe))
 
 
 @WORDS
@@ -243,6 +244,18 @@ def test_operands_are_cast_once_each(word: str) -> None:
     assert cast == ["ddown", "dup", "dproj", "dqkv"]
     latent = [op.name for op in ops(run(precision=word, mla=MLA)) if op.name.startswith("cast norm1")]
     assert len(latent) == 1, "both latents are made from it"
+
+
+def test_older_releases_read_operands_in_4_bits_once_more() -> None:
+    """A kernel casts the rows, another the rotated columns; in 8 bits nothing changes."""
+
+    def read(word: str, *composed: str) -> list[int]:
+        played = run(precision=word, framework={"memory": {"composed": [*composed]}})
+        works = [op.work for op in ops(played)]
+        return [work.read for work in works if isinstance(work, Memory) and work.what == "cast"]
+
+    assert [3 * size for size in read("nvfp4")] == [2 * size for size in read("nvfp4", "cast")] != []
+    assert read("mxfp8") == read("mxfp8", "cast")
 
 
 def test_fewer_bits_are_kept_and_gathered() -> None:

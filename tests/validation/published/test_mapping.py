@@ -242,6 +242,15 @@ def test_the_token_dispatcher_is_that_of_the_recipe(other: str | None, use: str)
     resolve_plan(load_job(mapped.job))
 
 
+@pytest.mark.parametrize(("schedule", "use"), [("dualpipe", "expert/deepep"), ("1f1b", "expert/all-to-all")])
+def test_runs_of_dualpipe_dispatch_as_it_was_published(schedule: str, use: str) -> None:
+    run = row(
+        kind="moe", model__moe=MOE, mesh__ep=2, mesh__etp=1, mesh__pp=2, mesh__vpp=None, schedule=schedule, gpus=16
+    )
+    mapped = map_run(run)
+    assert "dispatch" not in entry(mapped, use) and ("token dispatcher" in mapped.assumed) == (use == "expert/deepep")
+
+
 @pytest.mark.parametrize(
     ("release", "domain", "use"),
     [
