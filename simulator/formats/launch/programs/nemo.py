@@ -141,8 +141,13 @@ FUSES_ROPE = ("llama", "nemotron")
 src/megatron/bridge/models/llama/llama_bridge.py, nemotron/nemotron_bridge.py: apply_rope_fusion; Megatron-Core's own
 default is off, megatron/core/transformer/transformer_config.py)."""
 
-SAMPLE = 512
-"""Tokens of a sample of instructions, where samples are packed and the data are not known (assumed)."""
+SAMPLE = 200
+"""Tokens of a packed sample, where the data are not known: as of SQuAD, on which recipes of NeMo 2 and Megatron-Bridge
+train. They take 8 packs of 2,048 (NeMo, recipes/finetune_default.py) to 4,096 tokens (Bridge v0.4.0, recipes/llama/
+llama3.py) in place of 128 samples: 128 to 256 tokens each; a paragraph of 120 words and a question are 200."""
+
+DATA = re.compile(r"paths|data_prefix|dataset_root|(.*\.)?file_names")
+"""Settings that name data, of NeMo 1 and of modules of data of NeMo 2."""
 
 DECISIVE = {
     "tensor_model_parallel_size": "plan.tp",
@@ -342,6 +347,8 @@ def read_nemo_recipe(name: str, kind: str, arguments: Mapping[str, Stated], stat
             "global_batch_size": replace(packed, value=8),
             "seq_length": replace(packed, value=4096),
         }
+    if kind == "finetune":  # default_finetune_recipe
+        settings["data"] = Stated("SquadDataModule", "data", f"recipe {name}")
     return {**settings, **changes}
 
 
@@ -538,7 +545,16 @@ def _read_packed_samples(reading: Reading) -> None:
     keys = reading.keys
     has_sequences = keys.get("plan.cp", 1) == 1 or keys.get("plan.sequence.comm", "p2p") != "p2p"
     if "packed" in reading.stated and has_sequences and reading.take_switch("packed"):
-        reading.assume("batch.documents", SAMPLE, "samples are packed, and no file says how long they are")
+        why = f"samples are packed, and no file says how long they are: {SAMPLE} tokens, as of SQuAD"
+        reading.assume("batch.documents", SAMPLE, why)
+
+
+def names_data(reading: Reading) -> bool:
+    """Returns whether a file names the data of its training; recipes for pre-training have MockDataModule (NVIDIA/NeMo,
+    nemo/collections/llm/recipes)."""
+    names = ("data_impl", "data", *filter(DATA.fullmatch, reading.stated))
+    words = [str(stated.value).lower() for name in names if (stated := reading.take(name, decisive=False)) is not None]
+    return any(word not in ("none", "mmap", "[]") for word in words) and not any("mock" in word for word in words)
 
 
 def _set_optimizer_sharding(reading: Reading) -> None:
@@ -757,5 +773,4 @@ def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
     return settings
 
 
-# Recipes have MockDataModule unless a file names data (NVIDIA/NeMo, nemo/collections/llm/recipes).
-NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, write, VERDICTS, routing="")
+NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, write, VERDICTS, names_data=names_data)

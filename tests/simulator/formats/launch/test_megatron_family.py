@@ -711,6 +711,31 @@ def test_experts_on_data_are_chosen_by_a_trained_router(flags: str, routing: str
     assert not any(one.use.startswith("expert/") for one in whole.plan.schemes)
 
 
+@pytest.mark.parametrize(
+    ("kind", "data", "routing"),
+    [
+        ("pretrain", "", None),
+        ("pretrain", "recipe.data = run.Config(PreTrainingDataModule, paths=['corpus'], seq_length=4096)", "natural"),
+        ("pretrain", "recipe.data = run.Config(MockDataModule, seq_length=4096)", None),
+        ("finetune", "", "natural"),  # on SQuAD
+        ("finetune", "recipe.data = run.Config(MockDataModule, seq_length=4096)", None),
+    ],
+)
+def test_a_file_of_nemo_that_names_data_has_a_trained_router(kind: str, data: str, routing: str | None) -> None:
+    recipe = f"recipe = llm.mixtral_8x7b.{kind}_recipe()\n{data}\n"
+    found = read(f"from nemo.collections import llm\nimport nemo_run as run\n{recipe}", "run.py")
+    model = found.job["model"]
+    assert (model.get("moe") or {}).get("routing") == routing if isinstance(model, dict) else routing is None
+
+
+@pytest.mark.parametrize(("data", "routing"), [("data_prefix: [1.0, corpus]", "natural"), ("data_impl: mock", None)])
+def test_a_file_of_nemo_1_names_its_data(data: str, routing: str | None) -> None:
+    experts = "num_moe_experts: 8, moe_router_topk: 2, expert_model_parallel_size: 8"
+    shape = "num_layers: 4, hidden_size: 1024, num_attention_heads: 16, ffn_hidden_size: 4096, encoder_seq_length: 2048"
+    text = f"trainer: {{devices: 8, num_nodes: 1, precision: bf16}}\nmodel: {{{shape}, {experts}, data: {{{data}}}}}\n"
+    assert read(text, "run.yaml").job["model"]["moe"].get("routing") == routing
+
+
 def test_an_untuned_recipe_is_told_from_a_tuned_one() -> None:
     """One that nobody tuned rotates queries and keys in many kernels, and its interval is wider."""
 
@@ -721,7 +746,7 @@ def test_an_untuned_recipe_is_told_from_a_tuned_one() -> None:
     untuned = import_recipe("qwen3_8b_sft_4gpu_h100_bf16_config")
     changes = untuned["framework"]["set"]
     assert changes["regime"] == "family" and changes["eager"] == {"rope": {"fused": False}}
-    assert untuned["batch"]["documents"] == 512
+    assert untuned["batch"]["documents"] == 200
     fused = {**untuned, "framework": {**untuned["framework"], "set": {}}}
     steps = [forecast_step(load_job(one)).step_time for one in (untuned, fused)]
     assert steps[0] > 1.01 * steps[1]
