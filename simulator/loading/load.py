@@ -45,7 +45,8 @@ from meshcast.simulator.job.shorthand import (
     lets_passes_overlap,
 )
 from meshcast.simulator.loading.token_routing import fill_routing, has_trained_router
-from meshcast.simulator.models.adapters import TARGETS, Adapters, join_targets
+from meshcast.simulator.models.adapter_targets import TARGETS, name_targets, usual_targets
+from meshcast.simulator.models.adapters import Adapters
 from meshcast.simulator.models.load import is_preset, load_model
 from meshcast.simulator.models.model import Model
 
@@ -442,7 +443,7 @@ def _train(train: Train, model: Model) -> Train:
             if (given := getattr(train, key)) is not None:
                 raise PlanError(f"train.{key}", "only adapters have it", "Say mode: lora, or leave it out", given)
         return train
-    targets = TARGETS if train.targets is None else join_targets(train.targets)
+    targets = usual_targets(model) if train.targets is None else name_targets(train.targets, model)
     if not targets:
         raise PlanError("train.targets", "nothing would be trained", f"Name some of {', '.join(TARGETS)}", [])
     Adapters(rank := train.rank or DEFAULT_RANK, targets).check(model)

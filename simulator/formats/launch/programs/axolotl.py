@@ -42,12 +42,12 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     list_verdicts,
 )
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
-    MODULES,
     USUAL_DROPOUT,
     count_frozen_bits,
     count_passes,
     fuses_loss,
     has_adapters,
+    name_adapted_modules,
     name_attention,
     name_model,
     name_optimizer,
@@ -110,7 +110,7 @@ AXOLOTL_VERDICTS = list_verdicts(
         Approximation("fused kernels are forecast as those of transformers", LONG),
     ),
     (
-        "peft_use_dora lora_target_parameters lora_rank_pattern* peft_layers_* peft_layer_replication*",
+        "peft_use_dora lora_rank_pattern* peft_layers_* peft_layer_replication*",
         Approximation("adapters of plain LoRA are forecast on all layers", LITTLE),
     ),
     ("plugins", NoInfluence("what plugins change is in their settings")),
@@ -344,7 +344,7 @@ def write(keys: Keys, header: list[str]) -> str:
 
 
 def _write_adapters(keys: SomeKeys) -> Keys:
-    modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
+    modules = name_adapted_modules(keys)
     settings: Keys = {"adapter": "lora", "lora_r": keys.get("train.rank", 16), "lora_target_modules": modules}
     if keys.get("train.dropout"):
         settings["lora_dropout"] = USUAL_DROPOUT

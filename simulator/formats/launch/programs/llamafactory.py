@@ -47,12 +47,12 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     list_verdicts,
 )
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
-    MODULES,
     USUAL_DROPOUT,
     count_frozen_bits,
     count_passes,
     fuses_loss,
     has_adapters,
+    name_adapted_modules,
     name_attention,
     name_model,
     name_optimizer,
@@ -408,7 +408,7 @@ def _write_megatron(keys: SomeKeys) -> Keys:
 def _write_tuning(keys: SomeKeys) -> Keys:
     if not has_adapters(keys):
         return {"finetuning_type": "full"}
-    modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
+    modules = name_adapted_modules(keys)
     settings: Keys = {"finetuning_type": "lora", "lora_rank": keys.get("train.rank", 16)}
     settings["lora_target"] = ",".join(modules)
     if keys.get("train.dropout"):

@@ -56,6 +56,7 @@ from meshcast.simulator.formats.launch.programs.recipes import (
     read_options,
     read_python_settings,
 )
+from meshcast.simulator.formats.launch.programs.trainer import set_targets
 from meshcast.simulator.formats.launch.python_text import Built, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
@@ -70,7 +71,7 @@ from meshcast.simulator.formats.launch.table import (
     write_rows,
 )
 from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
-from meshcast.simulator.models.adapters import PARTS
+from meshcast.simulator.models.adapter_targets import DOWNS, PARTS, UPS
 
 SECTIONS = [
     *("model", "model.config", "model.optim", "model.data", "train", "training", "ddp", "trainer", "model.arguments"),
@@ -574,15 +575,23 @@ def ask_for_recipe(reading: Reading) -> None:
         reading.ask(None, why, *answers)
 
 
-CORE_MODULES = {"linear_qkv": "attn_qkv", "linear_proj": "attn_proj", "linear_fc1": "mlp_up", "linear_fc2": "mlp_down"}
-"""Linear layers with adapters, by their names in Megatron-Core."""
+USUAL_MODULES = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+"""Linear layers with adapters that LoRA has by default (NVIDIA/NeMo, nemo/collections/llm/peft/lora.py;
+NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/peft/lora.py)."""
 
-FORMER_MODULES = {
-    **{"attention_qkv": "attn_qkv", "attention_dense": "attn_proj", "mlp_fc1": "mlp_up", "mlp_fc2": "mlp_down"},
+CORE_MODULES: dict[str, str] = {
+    **{"attn_qkv": "linear_qkv", "attn_q": "linear_q_proj", "attn_proj": "linear_proj"},
+    **{"attn_q_down": "linear_q_down_proj", "attn_q_up": "linear_q_up_proj"},
+    **{"attn_kv_down": "linear_kv_down_proj", "attn_kv_up": "linear_kv_up_proj"},
+    **{"mixer_in": "in_proj", "mixer_out": "out_proj"},
+    **{**dict.fromkeys(UPS, "linear_fc1"), **dict.fromkeys(DOWNS, "linear_fc2")},
 }
-"""The same by their names in NeMo 1."""
+"""Names in Megatron-Core of linear layers with adapters."""
 
-ADAPTED = CORE_MODULES | FORMER_MODULES
+FORMER_MODULES: dict[str, str] = {
+    **{"attn_qkv": "attention_qkv", "attn_proj": "attention_dense", "mlp_up": "mlp_fc1", "mlp_down": "mlp_fc2"},
+}
+"""The same in NeMo 1."""
 
 
 def read_adapters(reading: Reading) -> None:
@@ -601,14 +610,8 @@ def read_adapters(reading: Reading) -> None:
     reading.set_key("train.rank", reading.take_count(*ranks) or 32, *ranks)
     targets = ("target_modules", "peft.target_modules", "model.peft.lora_tuning.target_modules")
     stated = reading.take(*targets)
-    words = [ADAPTED[word] for word in read_words(stated) if word in ADAPTED] if stated is not None else []
-    if "model.moe.experts" in reading.keys:
-        words = [word for word in words or ADAPTED.values() if word.startswith("attn")]
-        reading.approximate(reading.take(*names), "adapters of experts are left out", FAST)
-    if "model.mla.kv_lora_rank" in reading.keys:  # which has no layer of that name
-        words = [word for word in words or ADAPTED.values() if word != "attn_qkv"]
-    if words:
-        reading.set_key("train.targets", tuple(dict.fromkeys(words)), *targets)
+    words = read_words(stated) if stated is not None and not is_null(stated.value) else USUAL_MODULES
+    set_targets(reading, words, stated, *targets)
 
 
 def _read_precision(reading: Reading) -> None:
@@ -726,10 +729,11 @@ def write(keys: Keys, header: list[str]) -> str:
 
 
 def write_adapters(keys: Mapping[str, Value], modules: Mapping[str, str]) -> tuple[int, list[str]]:
-    """The rank of adapters, and the linear layers that have them. modules: their targets by name."""
-    names = {target: name for name, target in modules.items()}
-    targets = ("attn_qkv" if target in PARTS else target for target in keys.get("train.targets", names))
-    return int(keys.get("train.rank", 32)), list(dict.fromkeys(names[target] for target in targets))
+    """The rank of adapters, and the linear layers that have them. modules: their names by target."""
+    targets = ("attn_qkv" if target in PARTS and target not in modules else target for target in keys["train.targets"])
+    return int(keys.get("train.rank", 32)), list(
+        dict.fromkeys(modules[target] for target in targets if target in modules)
+    )
 
 
 def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:

@@ -22,7 +22,7 @@ from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.nemo import read_overrides
 from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
-from meshcast.simulator.formats.launch.programs.policies import set_targets, shard
+from meshcast.simulator.formats.launch.programs.policies import shard
 from meshcast.simulator.formats.launch.programs.sharding import set_replicas
 from meshcast.simulator.formats.launch.programs.trainer import (
     approximate_reference,
@@ -33,6 +33,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_chunked_loss,
     set_quantised_weights,
     set_recomputation,
+    set_targets,
     take_on,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
@@ -54,7 +55,6 @@ from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.references import fill_references
 from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null, read_number, read_words
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
-from meshcast.simulator.models.adapters import MODULES
 from meshcast.simulator.models.load import load_model
 
 LLAMA = {"gated": True, "positions": "rope", "tied": False, "norm": "rmsnorm"}
@@ -220,7 +220,7 @@ def _read_adapters(reading: Reading) -> None:
     stated = reading.take(names[0])
     words = ["o_proj" if word == "output_proj" else word for word in read_words(stated)] if stated is not None else []
     words += ["gate_proj", "down_proj"] if len(names) > 1 else []
-    set_targets(reading, [word for word in words if word in MODULES], stated, *names)
+    set_targets(reading, words, stated, *names)
     why = "the adapter of the output layer is left out"
     reading.approximate(take_on(reading, "model.apply_lora_to_output"), why, LITTLE)
     why = "the magnitudes of DoRA are left out: adapters are forecast as plain LoRA"

@@ -85,7 +85,7 @@ TRL_VERDICTS = list_verdicts(
     ("label_smoothing disable_dropout reference_free", OPTIMISATION),
     ("bnb_4bit_* use_bnb_nested_quant lora_modules_to_save ignore_bias_buffers", LOADING),
     ("benchmarks callbacks", NAMES),
-    ("use_dora lora_target_parameters", Approximation("adapters of plain LoRA are forecast", SHORT)),
+    ("use_dora", Approximation("adapters of plain LoRA are forecast", SHORT)),
     ("sync_ref_model ref_model_* precompute_ref*", NoInfluence("the reference model is left out in any case")),
     (
         "use_vllm vllm_* num_generations* generation_* temperature top_p top_k min_p",

@@ -235,8 +235,6 @@ def test_recipes_have_models_of_the_size_that_their_names_claim(program: str) ->
 
 @pytest.mark.parametrize("name", some([(name,) for name in load_recipes("megatron_bridge").recipes], of=12))
 def test_a_recipe_of_megatron_bridge_is_a_job(name: str) -> None:
-    if "_peft_" in name and load_model(load_recipes("megatron_bridge").recipes[name]["model"]).ssm:
-        pytest.skip("adapters of state-space layers are refused")
     found = read("train: {}\nmodel: {}\nddp: {}\nlogger: {log_interval: 1}\n", "over.yaml", f"--recipe {name}")
     row = load_recipes("megatron_bridge").recipes[name]
     keys = flatten_job(load_job(found.job))
