@@ -222,6 +222,10 @@ class Train(JobPart):
     """Format in which the matrices of linear layers under adapters are stored; embedding, output layer, norms and
     biases keep that of the computation. Default: nf4-double with qlora, otherwise that of the computation."""
 
+    reference: StrictBool | Literal["model", "adapters-off"] | None = None
+    """A frozen reference runs a forward pass over every micro-batch, as in DPO and KTO: a copy of the model, or the
+    trained one without its adapters, which true chooses where there are some. Default: there is none."""
+
     @property
     def has_adapters(self) -> bool:
         """Whether adapters alone are trained."""
@@ -407,7 +411,7 @@ class Job(JobPart):
             "batch": self.batch.to_dict(),
             "precision": self.precision.model_dump(),
             "optimizer": self.framework.update.optimizer,
-            **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train.mode != "full" else {}),
+            **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train != Train() else {}),
             "plan": plan_to_dict(self.plan),
             "run": self.run.to_dict(),
             **({"noise": self.noise.model_dump()} if self.noise else {}),

@@ -438,8 +438,9 @@ def _train(train: Train, model: Model) -> Train:
 
     Raises PlanError for options of adapters without adapters, and for targets that the model does not have.
     """
+    train = train.model_copy(update={"reference": _choose_reference(train)})
     if not train.has_adapters:
-        for key in train.model_fields_set - {"mode"}:
+        for key in train.model_fields_set - {"mode", "reference"}:
             if (given := getattr(train, key)) is not None:
                 raise PlanError(f"train.{key}", "only adapters have it", "Say mode: lora, or leave it out", given)
         return train
@@ -449,6 +450,20 @@ def _train(train: Train, model: Model) -> Train:
     Adapters(rank := train.rank or DEFAULT_RANK, targets).check(model)
     stored = train.frozen_weights or ("nf4-double" if train.mode == "qlora" else None)
     return train.model_copy(update={"rank": rank, "targets": targets, "frozen_weights": stored})
+
+
+def _choose_reference(train: Train) -> str | None:
+    """Returns what the reference of a training is: the trained model without its adapters where it has some, unless the
+    job names a copy; None: there is no reference."""
+    if not train.reference:
+        return None
+    if train.mode == "forward-only":
+        raise PlanError("train.reference", "a forward-only job trains nothing", "Leave it out", train.reference)
+    if train.reference == "adapters-off" and not train.has_adapters:
+        rule = "it is the trained model without its adapters, and there are none"
+        raise PlanError("train.reference", rule, "Say model, or mode: lora", train.reference)
+    usual = "adapters-off" if train.has_adapters else "model"
+    return usual if train.reference is True else str(train.reference)
 
 
 def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:

@@ -19,7 +19,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     LIGER_LOSS,
     WHOLE_LOGITS,
     TrainerProgram,
-    approximate_reference,
+    approximate_divergence,
     double_samples,
     follow_file,
     read_trainer_file,
@@ -28,6 +28,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_attention,
     set_chunked_loss,
     set_quantised_weights,
+    set_reference,
     take_on,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
@@ -285,7 +286,9 @@ def _read_reinforcement(reading: Reading) -> None:
         if kind != "kto":
             double_samples(reading, stated)
         if kind in ("dpo", "ipo", "kto"):
-            approximate_reference(reading, stated)
+            set_reference(reading, stated)
+        if kind == "kto":
+            approximate_divergence(reading, stated)
     if take_on(reading, "reward_model", "process_reward_model") is not None:
         double_samples(reading, reading.take("reward_model"))
 

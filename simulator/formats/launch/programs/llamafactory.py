@@ -21,8 +21,8 @@ from meshcast.simulator.formats.launch.programs.sharding import FSDP, offload_ch
 from meshcast.simulator.formats.launch.programs.trainer import (
     LIGER_LOSS,
     TrainerProgram,
+    approximate_divergence,
     approximate_freezing,
-    approximate_reference,
     double_samples,
     follow_file,
     list_names,
@@ -32,6 +32,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_attention,
     set_chunked_loss,
     set_quantised_weights,
+    set_reference,
     take_on,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
@@ -313,8 +314,10 @@ def _read_stage(reading: Reading) -> None:
     elif stage in (*PREFERENCES, "rm"):
         if stage in ("dpo", "rm"):
             double_samples(reading, stated)
-        if stage in PREFERENCES:
-            approximate_reference(reading, stated)
+        if stage in PREFERENCES and reading.take_word("pref_loss") not in ("orpo", "simpo"):
+            set_reference(reading, stated)
+        if stage == "kto":
+            approximate_divergence(reading, stated)
 
 
 # ------------------------------------------------------------------------------------------ recognising

@@ -25,7 +25,6 @@ from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
 from meshcast.simulator.formats.launch.programs.policies import shard
 from meshcast.simulator.formats.launch.programs.sharding import set_replicas
 from meshcast.simulator.formats.launch.programs.trainer import (
-    approximate_reference,
     chunk_logits,
     double_samples,
     offload_checkpoints,
@@ -33,6 +32,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_chunked_loss,
     set_quantised_weights,
     set_recomputation,
+    set_reference,
     set_targets,
     take_on,
 )
@@ -357,7 +357,7 @@ def _read_further_models(reading: Reading, recipe: str) -> None:
     stated = reading.take("recipe")
     if "dpo" in recipe:
         double_samples(reading, stated)
-        approximate_reference(reading, stated)
+        set_reference(reading, stated)
     elif "knowledge_distillation" in recipe:
         why = "the teacher is left out: its weights, and its forward pass over the batch"
         reading.approximate(stated, why, "the step is too short, and the memory too small by the teacher's weights")

@@ -31,7 +31,7 @@ from meshcast.simulator.formats.launch.programs.sharding import (
     read_fsdp,
     read_zero,
 )
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, is_off
 from meshcast.simulator.formats.launch.table import (
     Keys,
     SomeKeys,
@@ -630,11 +630,32 @@ def double_samples(reading: Reading, stated: Stated | None) -> None:
             reading.set_key("batch.global", 2 * total, "deepspeed.train_batch_size")
 
 
-def approximate_reference(reading: Reading, stated: Stated | None) -> None:
-    """Lists that the reference model is left out."""
-    why = "the reference model is left out: its weights in 16 bits, and its forward pass over the batch"
-    errs = "the step is too short by a forward pass, and the memory too small by up to 2 bytes a parameter"
-    reading.approximate(stated, why, errs)
+PRECOMPUTED = ("precompute_ref_log_probs", "precompute_ref_log_prob")
+"""Switches of a reference that reads all samples before the training."""
+
+REFERENCE_MODELS = ("ref_model", "ref_model_name_or_path", "rl_adapter_ref_model")
+"""Settings for a reference that is a model of its own, beside adapters, too."""
+
+
+def set_reference(reading: Reading, stated: Stated | None) -> None:
+    """Sets the reference that a training compares with: the model without its adapters if it has some, unless a file
+    names a copy (huggingface/trl @f2cd5771, trl/trainer/dpo_trainer.py; hiyouga/LLaMA-Factory @ff6d4d12e, src/
+    llamafactory/train/trainer_utils.py, create_ref_model; axolotl-ai-cloud/axolotl @067b021c8, src/axolotl/train.py).
+
+    stated: the setting that says so.
+    """
+    named = reading.take(*REFERENCE_MODELS)
+    if reading.take_switch(*PRECOMPUTED):
+        return
+    names = [name for name, entry in reading.stated.items() if entry is stated]
+    is_copy = named is not None and not is_off(named)
+    reading.set_key("train.reference", "model" if is_copy else True, *(REFERENCE_MODELS if is_copy else names))
+
+
+def approximate_divergence(reading: Reading, stated: Stated | None) -> None:
+    """Lists the passes of KTO that are left out (trl/trainer/kto_trainer.py, _compute_kl_logps)."""
+    why = "two forward passes over shuffled pairs, which estimate the divergence, are left out"
+    reading.approximate(stated, why, "the step is too short by them")
 
 
 # ----------------------------------------------------------------------------------- length, processes

@@ -304,6 +304,36 @@ def test_a_pair_of_texts_is_two_sequences(tmp_path: Path) -> None:
     assert pairs["batch.micro"] == 2 * single["batch.micro"] and pairs["batch.global"] == 2 * single["batch.global"]
 
 
+LORA = {"finetuning_type": "lora"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reference"),
+    [
+        (FACTORY | {"stage": "dpo"}, "model"),
+        (FACTORY | LORA | {"stage": "dpo"}, "adapters-off"),
+        (FACTORY | LORA | {"stage": "dpo", "ref_model": "m"}, "model"),
+        (FACTORY | LORA | {"stage": "dpo", "pref_loss": "orpo"}, None),
+        (FACTORY | {"stage": "kto"}, "model"),
+        (FACTORY | {"stage": "rm"}, None),
+        (AXOLOTL | {"rl": "dpo"}, "model"),
+        (AXOLOTL | {"rl": "dpo", "precompute_ref_log_probs": True}, None),
+        (AXOLOTL | {"rl": "ipo", "adapter": "lora", "lora_target_linear": True}, "adapters-off"),
+        (AXOLOTL | {"rl": "dpo", "adapter": "lora", "lora_target_linear": True, "rl_adapter_ref_model": True}, "model"),
+        (AXOLOTL | {"rl": "orpo"}, None),
+        (TRL | {"beta": 0.1, "rpo_alpha": 1.0}, "model"),
+        (TRL | {"beta": 0.1, "rpo_alpha": 1.0, "use_peft": True}, "adapters-off"),
+        (TRL | {"beta": 0.1, "precompute_ref_log_probs": True}, None),
+    ],
+)
+def test_a_training_on_preferences_has_a_reference(
+    tmp_path: Path, settings: dict[str, Any], reference: str | None
+) -> None:
+    found = import_settings(tmp_path, settings)
+    assert keys_of(found).get("train.reference") == reference
+    assert not any("reference model is left out" in entry.why for entry in found.findings.approximated)
+
+
 # ------------------------------------------------------------------------------------------- the four classes
 
 
