@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshcast.hardware.load import load
-from meshcast.simulator.formats.launch.programs.nemo import SAMPLE
+from meshcast.simulator.formats.launch.programs.nemo import SAMPLE_TOKENS
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.job.recipe import NO_RECIPE, NestedFields, RecipeFacts, find_recipe, name_mixer
 from meshcast.validation.published.releases import month_of
@@ -172,7 +172,7 @@ EVENED_BY_BIAS = ("DeepSeek-V3",)
 
 def packed_samples(row: PublishedRun) -> int | None:
     """Tokens of the samples that are packed into a sequence of the run; None: sequences are whole."""
-    return SAMPLE if row.spec.kind == "sft-packed" and row.spec.stack in PACKS_SQUAD else None
+    return SAMPLE_TOKENS["squad"] if row.spec.kind == "sft-packed" and row.spec.stack in PACKS_SQUAD else None
 
 
 @dataclass(frozen=True)

@@ -142,10 +142,13 @@ FUSES_ROPE = ("llama", "nemotron")
 src/megatron/bridge/models/llama/llama_bridge.py, nemotron/nemotron_bridge.py: apply_rope_fusion; Megatron-Core's own
 default is off, megatron/core/transformer/transformer_config.py)."""
 
-SAMPLE = 200
-"""Tokens of a packed sample, where the data are not known: as of SQuAD, on which recipes of NeMo 2 and Megatron-Bridge
-train. They take 8 packs of 2,048 (NeMo, recipes/finetune_default.py) to 4,096 tokens (Bridge v0.4.0, recipes/llama/
-llama3.py) in place of 128 samples: 128 to 256 tokens each; a paragraph of 120 words and a question are 200."""
+SAMPLE_TOKENS = {"squad": 200, "tulu3": 370}
+"""Tokens of a packed sample, by the data.
+
+Recipes train on SQuAD: 8 packs of 2,048 (NeMo, recipes/finetune_default.py) to 4,096 tokens (Megatron-Bridge v0.4.0,
+recipes/llama/llama3.py) are 128 samples, 128 to 256 tokens each; a paragraph of 120 words and a question are 200.
+Tulu 3, a mixture of instructions: 345, 379 and 392, by the samples of a pack in three cards of Megatron-Bridge
+(@067f987df, examples/model_verification_cards: glm5-2, moonlight-16b-a3b, gpt-oss-20b)."""
 
 DATA = re.compile(r"paths|data_prefix|dataset_root|(.*\.)?file_names")
 """Settings that name data, of NeMo 1 and of modules of data of NeMo 2."""
@@ -189,7 +192,7 @@ VERDICTS: Verdicts = {
         "pad_samples_to_global.*|index_.*|warmup.*|constant_steps|max_lr|path|random_seed|splits?|restore_.*|reset_lr.*|blend.*",
         "num_sanity.*|fn|bf16|fp16|enabled|scheduler|strategy|ddp|config|persistent_workers|pin_memory",
         "memmap.*|cache_.*|hf_tokenizer.*|should_pad_vocab|vocab_size_.*|use_hf.*|label_key|answer_only.*",
-        "truncation.*|dataset_kwargs.*|setup_optimizers|progress_.*|plugins|trainer|data|optim|model|train",
+        "truncation.*|dataset_kwargs.*|setup_optimizers|progress_.*|plugins|trainer|data|dataset|optim|model|train",
         "precision_plugin|use_sharp|seq_len_interpolation.*|replace_progress.*",
     ),
     **judge(
@@ -546,8 +549,10 @@ def _read_packed_samples(reading: Reading) -> None:
     keys = reading.keys
     has_sequences = keys.get("plan.cp", 1) == 1 or keys.get("plan.sequence.comm", "p2p") != "p2p"
     if "packed" in reading.stated and has_sequences and reading.take_switch("packed"):
-        why = f"samples are packed, and no file says how long they are: {SAMPLE} tokens, as of SQuAD"
-        reading.assume("batch.documents", SAMPLE, why)
+        word = reading.take_word("dataset", "data") or "squad"
+        named = next((name for name in SAMPLE_TOKENS if name in word), "tulu3")
+        why = f"samples are packed, and no file says how long they are: as those of {named}"
+        reading.assume("batch.documents", SAMPLE_TOKENS[named], why)
 
 
 def names_data(reading: Reading) -> bool:

@@ -737,14 +737,16 @@ def test_a_file_of_nemo_1_names_its_data(data: str, routing: str | None) -> None
 def test_an_untuned_recipe_is_told_from_a_tuned_one() -> None:
     """One that nobody tuned rotates queries and keys in many kernels, and its interval is wider."""
 
-    def import_recipe(name: str) -> dict[str, Any]:
-        text = f"torchrun --nproc_per_node 8 scripts/training/run_recipe.py --recipe {name}"
+    def import_recipe(name: str, more: str = "") -> dict[str, Any]:
+        text = f"torchrun --nproc_per_node 8 scripts/training/run_recipe.py --recipe {name} {more}"
         return import_text(text, "file.sh", "megatron-bridge", cluster="dgx-h100:1").job
 
     untuned = import_recipe("qwen3_8b_sft_4gpu_h100_bf16_config")
     changes = untuned["framework"]["set"]
     assert changes["regime"] == "family" and changes["eager"] == {"rope": {"fused": False}}
-    assert untuned["batch"]["documents"] == 200
+    assert untuned["batch"]["documents"] == 200  # of SQuAD
+    mixture = import_recipe("qwen3_8b_sft_4gpu_h100_bf16_config", "--dataset tulu3")
+    assert mixture["batch"]["documents"] == 370
     fused = {**untuned, "framework": {**untuned["framework"], "set": {}}}
     steps = [forecast_step(load_job(one)).step_time for one in (untuned, fused)]
     assert steps[0] > 1.01 * steps[1]
