@@ -44,7 +44,9 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
 )
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
     USUAL_DROPOUT,
+    compares_pairs,
     count_frozen_bits,
+    count_pairs,
     count_passes,
     fuses_loss,
     has_adapters,
@@ -315,6 +317,7 @@ CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugi
 
 def write(keys: Keys, header: list[str]) -> str:
     """A YAML file, with the configurations of DeepSpeed and FSDP inside."""
+    is_compared, keys = compares_pairs(keys), count_pairs(keys)
     settings: Keys = {
         "base_model": name_model(keys) or "config.json",
         "sequence_len": keys["batch.sequence"],
@@ -332,6 +335,9 @@ def write(keys: Keys, header: list[str]) -> str:
     if offloads(keys, "activations"):
         settings["activation_offloading"] = True
     settings |= _write_adapters(keys) if has_adapters(keys) else {}
+    if is_compared:
+        settings["rl"] = "dpo"
+        settings |= {"rl_adapter_ref_model": True} if has_adapters(keys) and keys["train.reference"] == "model" else {}
     if fuses_loss(keys):
         is_cut = keys.get("framework.set.loss.recomputed")
         settings["plugins"] = [CUT_CROSS_ENTROPY if is_cut else LIGER]

@@ -49,7 +49,9 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
 )
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
     USUAL_DROPOUT,
+    compares_pairs,
     count_frozen_bits,
+    count_pairs,
     count_passes,
     fuses_loss,
     has_adapters,
@@ -348,12 +350,15 @@ def write(keys: Keys, header: list[str]) -> str:
     """A YAML file, with the configurations of DeepSpeed and FSDP inside; for release 1 where sequences are sharded."""
     if keys.get("plan.cp", 1) > 1 and shards_by_fsdp(keys):
         return write_yaml(_write_first(keys), header)
+    is_compared, keys = compares_pairs(keys), count_pairs(keys)
     settings: Keys = {
         "model_name_or_path": name_model(keys) or "config.json",
-        "stage": "sft",
+        "stage": "dpo" if is_compared else "sft",
         "do_train": True,
     }
     settings |= _write_tuning(keys)
+    if is_compared and has_adapters(keys) and keys["train.reference"] == "model":
+        settings["ref_model"] = settings["model_name_or_path"]
     settings |= {
         "template": "default",
         "cutoff_len": keys["batch.sequence"],

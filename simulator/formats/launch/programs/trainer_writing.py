@@ -70,6 +70,19 @@ def name_attention(keys: SomeKeys) -> str | None:
     return ATTENTIONS.get(keys.get("framework.set.attention_library", ""))
 
 
+def compares_pairs(keys: SomeKeys) -> bool:
+    """Whether a training compares pairs of texts with a reference: a micro-batch has whole pairs."""
+    return bool(keys.get("train.reference")) and keys["batch.micro"] % 2 == 0 and keys["batch.global"] % 2 == 0
+
+
+def count_pairs(keys: Keys) -> Keys:
+    """Returns the keys of a job with samples in its batch, of which each is two sequences where it compares pairs."""
+    if not compares_pairs(keys):
+        return keys
+    sizes = ("batch.micro", "batch.global", "run.evaluation.micro")
+    return {**keys, **{name: keys[name] // 2 for name in sizes if name in keys}}
+
+
 def recomputes(keys: SomeKeys) -> bool:
     """Whether all layers are recomputed."""
     return bool(keys.get("plan.recompute") == "full")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from meshcast.simulator.formats.launch.convert import import_file
+from meshcast.simulator.formats.launch.convert import export_job, import_file
 from meshcast.simulator.formats.launch.detect import detect_program
 from meshcast.simulator.formats.launch.imported_job import ImportedJob, OpenQuestions
 from meshcast.simulator.formats.launch.keys import flatten_job
@@ -332,6 +332,10 @@ def test_a_training_on_preferences_has_a_reference(
     found = import_settings(tmp_path, settings)
     assert keys_of(found).get("train.reference") == reference
     assert not any("reference model is left out" in entry.why for entry in found.findings.approximated)
+    if reference is not None and found.form in ("axolotl", "llamafactory"):
+        job = load_job(found.job, base=Path())
+        unsaid = export_job(job, found.form, lambda data, folder: load_job(data, base=folder), lambda job: None).unsaid
+        assert not {key for key in unsaid if key.startswith(("train.", "batch."))}
 
 
 # ------------------------------------------------------------------------------------------- the four classes
