@@ -1,4 +1,10 @@
-"""The forward passes of an evaluation between the steps of a training run, as a job of its own."""
+"""The forward passes of an evaluation between the steps of a training run, and of a reference in every step, as jobs
+of their own.
+
+DPO and KTO compare the trained model with a frozen one (Rafailov et al. 2023, arXiv 2305.18290, equation 7). Behind the
+forward pass of a micro-batch the reference reads the same tokens, without gradients and without recomputation
+(huggingface/trl @f2cd5771, trl/trainer/dpo_trainer.py, _compute_loss).
+"""
 
 from __future__ import annotations
 
@@ -27,3 +33,12 @@ def make_evaluation(plan: Plan) -> Job | None:
         loss = load_framework(job.framework.name, release=job.release).loss
         changes["framework"] = job.framework.model_copy(update={"loss": loss})
     return job.model_copy(update=changes)
+
+
+def make_reference(plan: Plan) -> Job | None:
+    """Returns the job of the forward passes of a reference over the batch of a step; None where there is none."""
+    job = plan.job
+    if not job.train.reference:
+        return None
+    run = job.run.model_copy(update={"evaluation": None})
+    return job.model_copy(update={"train": Train(mode="forward-only"), "run": run})

@@ -26,10 +26,19 @@ def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: S
     )
 
 
-def host_waits(plan: Plan) -> bool:
-    """Whether the host waits for routers: it launches the kernels of experts, whose tokens none are dropped."""
-    moe, framework = plan.job.model.moe, plan.job.framework
-    if moe is None or not framework.hidden_launch_s:
-        return False
-    capacities = [scheme.capacity(moe) for scheme in plan.schemes if isinstance(scheme, ExpertScheme)]
-    return (capacities or [moe.capacity])[0] is None
+def host_waits(plan: Plan) -> frozenset[str]:
+    """Returns the operations at which the host waits for the GPU, by the names of `Memory`.
+
+    ``router``: it launches the kernels of experts, whose tokens none are dropped. Of packed documents it
+    reads the lengths before operations whose kernels do not find them (``rope``).
+    """
+    job, framework = plan.job, plan.job.framework
+    waits = set[str]()
+    if not framework.hidden_launch_s:
+        return frozenset()
+    if (moe := job.model.moe) is not None:
+        capacities = [scheme.capacity(moe) for scheme in plan.schemes if isinstance(scheme, ExpertScheme)]
+        waits |= {"router"} if (capacities or [moe.capacity])[0] is None else set()
+    if job.batch.documents is not None:
+        waits |= {what for what, passes in framework.kernel_traits.eager.items() if passes.reads_documents}
+    return frozenset(waits)

@@ -14,7 +14,7 @@ from meshcast.simulator.costs.estimate import Uses
 from meshcast.simulator.costs.regimes import least_known
 from meshcast.simulator.engine.play import Engine, play
 from meshcast.simulator.engine.reserved_memory import StateTensors
-from meshcast.simulator.forecast.evaluation import make_evaluation
+from meshcast.simulator.forecast.evaluation import make_evaluation, make_reference
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.resident_memory import (
@@ -127,6 +127,9 @@ def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tu
     forecast = replace(play_forecast(plan, stages, program, assume, engine, skip, uses, shared), regime=regime)
     if job := make_evaluation(plan):
         forecast = replace(forecast, evaluation=_play_plan(resolve_plan(job, shared), engine, skip, shared)[0])
+    if job := make_reference(plan):
+        reference = _play_plan(resolve_plan(job, shared), engine, skip, shared)[0]
+        forecast = replace(forecast, reference=reference, resting=_add_weights(forecast, reference))
     if plan.schedule.reorders_at_run_time:
         forecast = replace(forecast, rebuild=partial(_rebuild_program, plan, shared))
     if plan.passes.period == 1:
@@ -134,6 +137,14 @@ def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tu
     usual = build_program(plan, prices, shared, periodic=False)[1]
     share, other = 1 / plan.passes.period, play_forecast(plan, stages, usual, assume, engine, skip, uses, shared)
     return forecast, [(share, forecast), (1 - share, other)]
+
+
+def _add_weights(forecast: Forecast, reference: Forecast) -> list[dict[str, float]]:
+    """Returns what every device holds through the step with the weights of a reference that is a model of its own."""
+    if forecast.plan.job.train.reference != "model":
+        return list(forecast.resting)
+    both = zip(forecast.resting, reference.resting, strict=True)
+    return [{**states, "parameters": states["parameters"] + weights["parameters"]} for states, weights in both]
 
 
 def fixed_order_step(plan: Plan, shared: SharedWork) -> float:

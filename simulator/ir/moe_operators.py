@@ -6,12 +6,12 @@ Dims as in `simulator.ir.operators`, experts ``e``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from meshcast.simulator.ir.layout import Tensor
-from meshcast.simulator.ir.modules import LocalShapes, Operator
-from meshcast.simulator.ir.operators import Activation, Cast, Linear, SavedCast
+from meshcast.simulator.ir.modules import LocalShapes, Module, Operator
+from meshcast.simulator.ir.operators import Activation, Cast, Elementwise, Linear, PromotedSum, SavedCast, Sum
 from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
 
 EXPERTS = "experts"
@@ -284,3 +284,39 @@ class KernelsCast(ExpertCast):
 
     def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("cast", 0, 0)]
+
+
+class RoutedLinear(Linear):
+    """A linear layer of all experts of a rank together, over their tokens."""
+
+    view = EXPERTS
+
+
+class RoutedElementwise(Elementwise):
+    """A kernel over the tokens of a rank's experts."""
+
+    view = EXPERTS
+
+
+class RoutedSum(Sum):
+    """A sum of results of experts."""
+
+    view = EXPERTS
+
+
+class RoutedPromotedSum(PromotedSum):
+    """A sum of results of experts in the wider of their number formats."""
+
+    view = EXPERTS
+
+
+ROUTED: dict[type[Module], type[Operator]] = {
+    **{Linear: RoutedLinear, Elementwise: RoutedElementwise, Sum: RoutedSum, PromotedSum: RoutedPromotedSum},
+}
+"""Operators on the ranks of experts, in place of those of all ranks."""
+
+
+def move_to_experts(module: Module) -> Module:
+    """Returns an operator as it runs on the ranks of experts."""
+    kind = ROUTED.get(type(module))
+    return module if kind is None else kind(**{field.name: getattr(module, field.name) for field in fields(module)})

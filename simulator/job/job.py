@@ -30,7 +30,7 @@ from meshcast.simulator.job.run_keys import (
     refuse_two_lengths,
     short_for,
 )
-from meshcast.simulator.models.adapters import Adapters, StoredName, Target, name_targets
+from meshcast.simulator.models.adapters import Adapters, StoredName
 from meshcast.simulator.models.model import Model
 
 
@@ -198,10 +198,9 @@ class RunLength(JobPart):
         return {"tokens": None, "price_per_gpu_hour": None, **stated}
 
 
-def _name_targets(words: object) -> object:
-    """Names linear layers as a job does, where they are named as modules of transformers or of Megatron-Core."""
-    is_list = isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
-    return name_targets(words) if is_list else words  # type: ignore[arg-type]
+def _list_word(words: object) -> object:
+    """Lists a word by itself, such as all-linear."""
+    return (words,) if isinstance(words, str) else words
 
 
 class Train(JobPart):
@@ -212,13 +211,20 @@ class Train(JobPart):
     as for evaluation."""
     rank: Count | None = None
     """Rank of the adapters. Default: 16."""
-    targets: Annotated[tuple[Target, ...] | None, BeforeValidator(_name_targets)] = None
-    """Linear layers with an adapter, also by the names of modules: q_proj, linear_fc1. Default: all."""
+    targets: Annotated[tuple[StrictStr, ...] | None, BeforeValidator(_list_word)] = None
+    """Linear layers with an adapter: attn_qkv or its parts attn_q, attn_k, attn_v, attn_proj; attn_q_down, attn_q_up,
+    attn_kv_down and attn_kv_up of latent attention; mixer_in and mixer_out of Mamba-2; mlp_up, mlp_down, shared_up,
+    shared_down, expert_up, expert_down, router, shared_gate; also by the names of modules, which may mean several:
+    q_proj, kv_a_proj_with_mqa, linear_fc1, all-linear. Default: all but router and shared_gate."""
     dropout: StrictBool | None = None
     """Whether the inputs of adapters have dropout. Default: no."""
     frozen_weights: StoredName | None = None
     """Format in which the matrices of linear layers under adapters are stored; embedding, output layer, norms and
     biases keep that of the computation. Default: nf4-double with qlora, otherwise that of the computation."""
+
+    reference: StrictBool | Literal["model", "adapters-off"] | None = None
+    """A frozen reference runs a forward pass over every micro-batch, as in DPO and KTO: a copy of the model, or the
+    trained one without its adapters, which true chooses where there are some. Default: there is none."""
 
     @property
     def has_adapters(self) -> bool:
@@ -405,7 +411,7 @@ class Job(JobPart):
             "batch": self.batch.to_dict(),
             "precision": self.precision.model_dump(),
             "optimizer": self.framework.update.optimizer,
-            **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train.mode != "full" else {}),
+            **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train != Train() else {}),
             "plan": plan_to_dict(self.plan),
             "run": self.run.to_dict(),
             **({"noise": self.noise.model_dump()} if self.noise else {}),

@@ -44,7 +44,8 @@ from meshcast.simulator.job.shorthand import (
     family_degree,
 )
 from meshcast.simulator.loading.token_routing import fill_routing, has_trained_router
-from meshcast.simulator.models.adapters import TARGETS, Adapters, join_targets
+from meshcast.simulator.models.adapter_targets import TARGETS, name_targets, usual_targets
+from meshcast.simulator.models.adapters import Adapters
 from meshcast.simulator.models.load import is_preset, load_model
 from meshcast.simulator.models.model import Model
 
@@ -435,17 +436,32 @@ def _train(train: Train, model: Model) -> Train:
 
     Raises PlanError for options of adapters without adapters, and for targets that the model does not have.
     """
+    train = train.model_copy(update={"reference": _choose_reference(train)})
     if not train.has_adapters:
-        for key in train.model_fields_set - {"mode"}:
+        for key in train.model_fields_set - {"mode", "reference"}:
             if (given := getattr(train, key)) is not None:
                 raise PlanError(f"train.{key}", "only adapters have it", "Say mode: lora, or leave it out", given)
         return train
-    targets = TARGETS if train.targets is None else join_targets(train.targets)
+    targets = usual_targets(model) if train.targets is None else name_targets(train.targets, model)
     if not targets:
         raise PlanError("train.targets", "nothing would be trained", f"Name some of {', '.join(TARGETS)}", [])
     Adapters(rank := train.rank or DEFAULT_RANK, targets).check(model)
     stored = train.frozen_weights or ("nf4-double" if train.mode == "qlora" else None)
     return train.model_copy(update={"rank": rank, "targets": targets, "frozen_weights": stored})
+
+
+def _choose_reference(train: Train) -> str | None:
+    """Returns what the reference of a training is: the trained model without its adapters where it has some, unless the
+    job names a copy; None: there is no reference."""
+    if not train.reference:
+        return None
+    if train.mode == "forward-only":
+        raise PlanError("train.reference", "a forward-only job trains nothing", "Leave it out", train.reference)
+    if train.reference == "adapters-off" and not train.has_adapters:
+        rule = "it is the trained model without its adapters, and there are none"
+        raise PlanError("train.reference", rule, "Say model, or mode: lora", train.reference)
+    usual = "adapters-off" if train.has_adapters else "model"
+    return usual if train.reference is True else str(train.reference)
 
 
 def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:

@@ -39,7 +39,7 @@ class Lowering:
     accumulated: format in which gradients are accumulated; empty: that of the weights.
     forward_only: units have no backward passes, and no weights are trained.
     captured: CUDA graphs launch all ops but those of experts.
-    host_waits: the host waits for routers, so its launches are ops.
+    host_waits: operations at which the host waits for the GPU, so that its launches are ops.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Lowering:
         forward_only: bool = False,
         accumulated: str = "",
         captured: bool = False,
-        host_waits: bool = False,
+        host_waits: frozenset[str] = frozenset(),
     ) -> None:
         self.schemes, self.fused_gradients, self.forward_only = tuple(schemes), fused_gradients, forward_only
         self.accumulated, self.host_waits = accumulated, host_waits
         mesh = mesh.with_joined(scheme.over for scheme in schemes_with(schemes, AnnotatesOperators))
-        self.scope = Scope(mesh, schemes, regather, captured, host_waits)
+        self.scope = Scope(mesh, schemes, regather, captured, "router" in host_waits)
         self._known: LoweredUnits = known if known is not None else {}
         traits = regather, fused_gradients, accumulated, forward_only, captured, host_waits
         ordered = tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views))
@@ -111,7 +111,9 @@ class Lowering:
 
     def _launch_on_host(self, unit_run: UnitRun) -> UnitRun:
         key = "launched", unit_run.fragment
-        made = self.shared_run(key, lambda: replace(unit_run, fragment=launch_on_host(unit_run.fragment)))
+        made = self.shared_run(
+            key, lambda: replace(unit_run, fragment=launch_on_host(unit_run.fragment, self.host_waits))
+        )
         return replace(unit_run, fragment=made.fragment)
 
     def _lower_unit(self, unit: Unit) -> UnitRun:
@@ -194,8 +196,10 @@ def drop_backward(unit_run: UnitRun) -> UnitRun:
     return replace(unit_run, fragment=kept, allocated_before=found, freed_later=left)
 
 
-def launch_on_host(fragment: Fragment) -> Fragment:
+def launch_on_host(fragment: Fragment, waits: frozenset[str]) -> Fragment:
     """Returns the fragment with an op on the stream of the host before each of its ops, which waits for it.
+
+    waits: operations at which the host itself waits, of `Memory`.
 
     Where no token is dropped, the host must know how many tokens each expert has before it can launch their kernels: it
     waits for the router, and all that was launched before it has ended (`cudaStreamSynchronize` in the token
@@ -205,22 +209,29 @@ def launch_on_host(fragment: Fragment) -> Fragment:
         host      launch norm | launch router | (waits)      | launch permute | launch dispatch | ...
         compute                 norm            router                          permute
 
+    Of packed documents it reads the lengths before it rotates queries and keys without a fused kernel, so it waits for
+    all that was launched before (`tolist` in _apply_rotary_pos_emb_thd, megatron/core/models/common/embeddings/
+    rope_utils.py of Megatron-Core to core_v0.19.0).
+
     Without such waits the times of all launches are known beforehand, and the engine adds them up (`Program.host`).
     """
     made = fragment.copy()
     for issued in (made.forward, made.backward):
-        issued[:] = [one for op in issued for one in _launch(op)]
+        issued[:] = [one for op in issued for one in _launch(op, waits)]
     return made
 
 
-def _launch(op: Op) -> list[Op]:
-    """Returns an op between its launch and, if the host reads its result, the end of the wait for it."""
-    if not op.issued:
-        launched = [op]
-    else:
+def _launch(op: Op, waits: frozenset[str]) -> list[Op]:
+    """Returns an op between its launch and the host's wait: for what it reads, or for its result."""
+    is_forward = isinstance(op.work, Memory) and not op.work.backward and op.phase in "FR"
+    wait = op.work.what if is_forward and op.work.what in waits else ""  # type: ignore[union-attr]
+    launched, before = [op], list(op.after)
+    if op.issued:
         launch = Op(f"launch {op.name}", HOST_STREAM, HostLaunch(op.launches), [], op.phase, op.when)
         op.after, op.launches = [*op.after, launch], 0.0
         launched = [launch, op]
-    if isinstance(op.work, Memory) and op.work.what == "router" and not op.work.backward and op.phase in "FR":
+    if wait and wait != "router":
+        launched.insert(0, Op(f"wait before {op.name}", HOST_STREAM, HostLaunch(0.0), before, op.phase, op.when))
+    elif wait:
         launched.append(Op(f"wait for {op.name}", HOST_STREAM, HostLaunch(0.0), [op], op.phase, op.when))
     return launched

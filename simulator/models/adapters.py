@@ -19,85 +19,52 @@ References: Hu et al. 2021, arXiv 2106.09685, section 4; Dettmers et al. 2023 (Q
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.mamba_operators import Mamba
 from meshcast.simulator.ir.modules import (
     LOWEST,
     MLP,
     CompositeModule,
     Layer,
     Module,
+    MoE,
     Operator,
     Projector,
     SelfAttention,
+    SharedExperts,
     Unit,
 )
+from meshcast.simulator.ir.moe_operators import ExpertLinear, move_to_experts
 from meshcast.simulator.ir.operators import Cast, Elementwise, Head, Linear, PromotedSum, Sum
 from meshcast.simulator.ir.ops import STORED_FORMATS
+from meshcast.simulator.models.adapter_targets import PARTS, LinearShape, Target, list_all_linears
 from meshcast.simulator.models.model import Model
-from meshcast.simulator.models.transformer import Transformer
-
-WholeTarget = Literal["attn_qkv", "attn_proj", "mlp_up", "mlp_down"]
-"""The linear layers that can have an adapter."""
-
-Part = Literal["attn_q", "attn_k", "attn_v"]
-"""Parts of `attn_qkv` that can have an adapter alone."""
-
-Target = Literal[WholeTarget, Part]
-
-TARGETS: tuple[WholeTarget, ...] = get_args(WholeTarget)
-
-PARTS: dict[str, str] = {"attn_q": "q", "attn_k": "k", "attn_v": "v"}
-"""The output of a linear layer for queries, keys and values that a part is, by its name."""
-
-MODULES: dict[str, Target] = {
-    **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "w_pack", "wqkv", "linear_qkv"), "attn_qkv"),
-    **dict.fromkeys(("q_proj", "linear_q"), "attn_q"),
-    **dict.fromkeys(("k_proj", "linear_k"), "attn_k"),
-    **dict.fromkeys(("v_proj", "linear_v"), "attn_v"),
-    **dict.fromkeys(("o_proj", "out_proj", "dense", "attn.c_proj", "wo", "linear_proj"), "attn_proj"),
-    **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h", "w1", "w2", "w3", "fc1"), "mlp_up"),
-    **dict.fromkeys(("c_fc", "linear_fc1", "linear_fc1_up", "linear_fc1_gate"), "mlp_up"),
-    **dict.fromkeys(("down_proj", "dense_4h_to_h", "fc2", "c_proj", "linear_fc2"), "mlp_down"),
-}
-"""Linear layers with adapters by the names of modules, in models of transformers and in Megatron-Core."""
-
-
-def name_targets(words: Iterable[str]) -> list[str]:
-    """Returns linear layers as a job names them, in place of modules of these names.
-
-    Beside a w3, as in InternLM2, w2 leads back from the wide layers; without one, as in the first Qwen, it leads up.
-    """
-    words = list(words)
-    targets = {**MODULES, "w2": "mlp_down"} if "w3" in words else MODULES
-    return [targets.get(word, word) for word in words]
-
-
-def join_targets(targets: Iterable[str]) -> tuple[Target, ...]:
-    """Returns targets, or modules, without repetition; in place of all parts of a linear layer the whole one."""
-    words = tuple(dict.fromkeys(name_targets(targets)))
-    if "attn_qkv" in words or {*words} >= PARTS.keys():
-        words = ("attn_qkv", *(word for word in words if word not in PARTS and word != "attn_qkv"))
-    return words  # type: ignore[return-value]
-
 
 StoredName = Literal["fp8", "int8", "int4", "nf4", "nf4-double"]
 """Names of `STORED_FORMATS`."""
 
-LINEARS: dict[tuple[type[CompositeModule], str], WholeTarget] = {
-    (SelfAttention, "qkv"): "attn_qkv",
-    (SelfAttention, "proj"): "attn_proj",
-    (MLP, "up"): "mlp_up",
-    (MLP, "down"): "mlp_down",
+LINEARS: dict[type[CompositeModule], dict[str, Target]] = {
+    SelfAttention: {
+        **{"qkv": "attn_qkv", "proj": "attn_proj", "q": "attn_q", "q.latent.down": "attn_q_down", "q.up": "attn_q_up"},
+        **{"kv.latent.down": "attn_kv_down", "kv.up": "attn_kv_up"},
+    },
+    Mamba: {"in_proj": "mixer_in", "out_proj": "mixer_out"},
+    MLP: {"up": "mlp_up", "down": "mlp_down"},
+    SharedExperts: {"shared.up": "shared_up", "shared.down": "shared_down"},
+    MoE: {
+        **{"expert.up": "expert_up", "expert.down": "expert_down", "router": "router", "shared.gate": "shared_gate"},
+    },
 }
-"""Target that each linear layer is, by its composite module and the last part of its name."""
+"""Target that each linear layer is, by its composite module and its name, without a prefix."""
+
 
 PLAIN_LAUNCHES = 0.37
 """Time of the host for a linear layer of PyTorch, as those of adapters are, over that for one of Transformer Engine: 33
@@ -118,6 +85,9 @@ class AdapterKernels(BaseModel):
     """Queries, keys, values, gate and up have an adapter each; otherwise those of one GEMM share one."""
     eager: bool = False
     """Conversions, dropout, the scale and the sum are kernels of their own."""
+    of_each_expert: bool = False
+    """Every routed expert has an adapter, as in PEFT; otherwise those of a rank share one, over all of its tokens
+    (`share_expert_adapters` of Megatron-Bridge's LoRA, src/megatron/bridge/peft/lora.py @067f987df)."""
 
 
 FUSED = AdapterKernels()
@@ -134,54 +104,50 @@ class Adapters:
     """
 
     rank: int
-    targets: tuple[Target, ...] = TARGETS
+    targets: tuple[str, ...]
     dropout: bool = False
     kernels: AdapterKernels = FUSED
     stored: str = ""
 
     def check(self, model: Model) -> None:
-        """Raises PlanError if the model does not have one of the targets."""
-        if model.mla and {"attn_qkv", *PARTS} & {*self.targets}:
-            rule = f"{model.name} has latent attention, which has no linear layer for queries, keys and values"
-            raise PlanError("train.targets", rule, "Leave out attn_qkv", list(self.targets))
-        if model.ssm:
-            rule = f"{model.name} has state-space layers, and adapters of these are not supported"
-            raise PlanError("train.mode", rule, "Use full", "lora")
+        """Raises PlanError if the model has layers whose adapters are not described."""
         if model.cross_attention:
             rule = f"{model.name} is an encoder with a decoder, and adapters of these are not supported"
             raise PlanError("train.mode", rule, "Use full", "lora")
         if model.linear_attention:
             rule = f"{model.name} has layers with linear attention, and adapters of these are not supported"
             raise PlanError("train.mode", rule, "Use full", "lora")
-        if model.moe and {"mlp_up", "mlp_down"} & {*self.targets}:
-            rule = f"{model.name} has experts, and adapters of routed experts are not supported"
-            raise PlanError("train.targets", rule, "Keep attn_qkv and attn_proj", list(self.targets))
 
     def parameters(self, model: Model) -> int:
-        """Counts the parameters of all adapters."""
-        layers = model.layers + model.mtp
-        every = [(model, layers), *((branch, branch.layers) for branch in model.branches)]
-        return self.rank * sum(count * self._layer_widths(shape) for shape, count in every)
+        """Counts the parameters of all adapters; one that the experts of a rank share counts once."""
+        return sum(
+            count * self._count(linear) * (linear.experts if linear.experts and self.kernels.of_each_expert else 1)
+            for count, linear in list_all_linears(model)
+        )
 
-    def _layer_widths(self, model: Transformer) -> int:
-        """Widths that the adapters of a layer lead from and to, together."""
-        ups, separate = 2 if model.gated else 1, self.kernels.separate
-        outputs = {"attn_q": model.query_width, "attn_k": model.key_width, "attn_v": model.value_width}
-        parts = [width for part, width in outputs.items() if self._adapts(part)]
-        widths: dict[str, int] = {
-            "attn_qkv": (len(parts) if separate else 1) * model.hidden + sum(parts),
-            "attn_proj": model.output_width + model.hidden,
-            "mlp_up": (ups if separate else 1) * model.hidden + ups * model.dense_ffn,
-            "mlp_down": model.dense_ffn + model.hidden,
-        }
-        return sum(width for target, width in widths.items() if self._adapts(target))
+    def active_parameters(self, model: Model) -> float:
+        """Counts the parameters of adapters that a token meets: of experts once for each of its own."""
+        choices = model.moe.top_k * (model.moe.capacity or 1.0) if model.moe else 1.0
+        counted = list_all_linears(model)
+        return sum(count * self._count(linear) * (choices if linear.experts else 1.0) for count, linear in counted)
+
+    def _count(self, linear: LinearShape) -> int:
+        """Counts the parameters of the adapters of a linear layer, of experts those of one."""
+        if not self._adapts(linear.target):
+            return 0
+        outs, separate = list(linear.outs), self.kernels.separate and not linear.whole
+        if linear.target == "attn_qkv" and separate:
+            names = (*PARTS, *("attn_qkv",) * (len(outs) - len(PARTS)))  # beside them a gate
+            outs = [width for part, width in zip(names, outs, strict=True) if self._adapts_part(part)]
+        return self.rank * ((len(outs) if separate else 1) * linear.inner + sum(outs))
 
     def _adapts(self, target: str) -> bool:
-        """Returns whether a linear layer, or a part of one, has an adapter; one that is fused has one for all parts."""
-        words = {*self.targets} & {"attn_qkv", *PARTS}
-        if target in PARTS:
-            return "attn_qkv" in words or target in words or (bool(words) and not self.kernels.separate)
-        return bool(words) if target == "attn_qkv" else target in self.targets
+        """Returns whether a linear layer has an adapter, of all of its outputs or of some."""
+        return target in self.targets or (target == "attn_qkv" and not PARTS.keys().isdisjoint(self.targets))
+
+    def _adapts_part(self, part: str) -> bool:
+        """Returns whether an output of the layer for queries, keys and values has an adapter of its own."""
+        return part in self.targets or "attn_qkv" in self.targets
 
     def insert_into(self, modules: Sequence[Module], inside: type[CompositeModule] = CompositeModule) -> list[Module]:
         """Freezes every operator of a unit's modules and adds adapters to the linear layers that `targets` names.
@@ -196,9 +162,9 @@ class Adapters:
                 continue
             assert isinstance(module, Operator)
             operator = self._freeze(module)
-            target = LINEARS.get((inside, module.name.rpartition(".")[2]), "")
-            if self._adapts(target) and isinstance(operator, Linear):
-                found += self._with_adapter(operator, plain.get(operator.ins[0].name, operator.ins[0]))
+            target = _find_target(inside, module.name)
+            if isinstance(operator, Linear) and target is not None and self._adapts(target):
+                found += self._with_adapter(operator, target, plain.get(operator.ins[0].name, operator.ins[0]))
             else:
                 found.append(operator)
         return found
@@ -209,39 +175,50 @@ class Adapters:
             return replace(operator, frozen=True, stored=STORED_FORMATS[self.stored])
         return replace(operator, frozen=True)
 
-    def _with_adapter(self, linear: Linear, x: Tensor) -> list[Module]:
-        """Returns a linear layer and the modules of its adapters, which read the input `x` as it is before any cast."""
-        without = {name for part, name in PARTS.items() if not self._adapts(part)}
-        plain = tuple(out if out.name in without else replace(out, name=f"{out.name}.plain") for out in linear.outs)
+    def _with_adapter(self, linear: Linear, target: Target, x: Tensor) -> list[Module]:
+        """Returns a linear layer and its adapters, which read the input `x` as it is before any cast."""
+        separate = self.kernels.separate and not linear.whole
+        without: set[str] = set()
+        if target == "attn_qkv" and separate:
+            parts = {name: part for part, name in PARTS.items()}
+            names = [out.name.rpartition(".")[2] for out in linear.outs]
+            without = {name for name in names if not self._adapts_part(parts.get(name, target))}
+        outs = [(out, out.name.rpartition(".")[2] not in without) for out in linear.outs]
+        plain = tuple(replace(out, name=f"{out.name}.plain") if adapted else out for out, adapted in outs)
         modules: list[Module] = [replace(linear, outs=plain)]
-        if not self.kernels.separate:
-            return [*modules, *self._adapter(f"{linear.name}.lora", x, plain, linear.outs, linear.grad_dtype)]
-        pairs = [(before, out) for before, out in zip(plain, linear.outs, strict=True) if before is not out]
-        for before, out in pairs:
-            modules += self._adapter(f"{out.name}.lora", x, (before,), (out,), linear.grad_dtype)
+        if not separate:
+            return [*modules, *self._adapter(f"{linear.name}.lora", linear, x, plain, linear.outs)]
+        for before, (out, adapted) in zip(plain, outs, strict=True):
+            modules += self._adapter(f"{out.name}.lora", linear, x, (before,), (out,)) if adapted else []
         return modules
 
     def _adapter(
-        self, name: str, x: Tensor, plain: tuple[Tensor, ...], outs: tuple[Tensor, ...], grad_dtype: str
+        self, name: str, linear: Linear, x: Tensor, plain: tuple[Tensor, ...], outs: tuple[Tensor, ...]
     ) -> list[Module]:
         """Returns the modules of an adapter. plain, outs: outputs of the linear layer without and with it."""
-        kernels = self.kernels
-        launches = 1.0 if kernels.eager else PLAIN_LAUNCHES
-        dtype = kernels.products or x.dtype
-        ahead, source = self._read_input(name, x, dtype)
+        ahead, source = self._read_input(name, x, self.kernels.products or x.dtype)
+        added = tuple(replace(out, name=f"{out.name}.lora", dtype=self.kernels.products or x.dtype) for out in outs)
+        modules = [*ahead, *self._multiply(name, linear, source, added), *self._add(name, plain, added, outs)]
+        return [move_to_experts(module) for module in modules] if isinstance(linear, ExpertLinear) else modules
+
+    def _multiply(self, name: str, linear: Linear, x: Tensor, outs: tuple[Tensor, ...]) -> list[Module]:
+        """Returns the products of an input with A and then with B. outs: results of the latter."""
+        is_grouped = isinstance(linear, ExpertLinear) and self.kernels.of_each_expert
+        experts = {"e": linear.weights[0].dims["e"]} if is_grouped else {}
         rows = {dim: size for dim, size in x.dims.items() if outs[0].has(dim)}
         inner = {dim: size for dim, size in x.dims.items() if not outs[0].has(dim)}
-        latent = Tensor(f"{name}.x", {**rows, "rank": Dim(self.rank)}, dtype)
-        a = Tensor(f"{name}.a", {**inner, "rank": Dim(self.rank)}, dtype)
-        added = tuple(replace(out, name=f"{out.name}.lora", dtype=dtype) for out in outs)
-        columns = [{dim: size for dim, size in out.dims.items() if dim not in rows} for out in added]
-        b = tuple(Tensor(f"{name}.b{i}", {"rank": Dim(self.rank), **wide}, dtype) for i, wide in enumerate(columns))
-        return [
-            *ahead,
-            Linear(f"{name}.a", (source,), (latent,), (a,), grad_dtype, launches=launches),
-            Linear(f"{name}.b", (latent,), added, b, grad_dtype, launches=launches),
-            *self._add(name, plain, added, outs),
-        ]
+        narrow, dtype = {"rank": Dim(self.rank)}, outs[0].dtype
+        columns = [{dim: size for dim, size in out.dims.items() if dim not in rows} for out in outs]
+        latent = Tensor(f"{name}.x", rows | narrow, dtype)
+        a = Tensor(f"{name}.a", experts | inner | narrow, dtype)
+        b = tuple(Tensor(f"{name}.b{i}", experts | narrow | wide, dtype) for i, wide in enumerate(columns))
+        kind = ExpertLinear if is_grouped else Linear
+        products = (
+            kind(f"{name}.a", (x,), (latent,), (a,), linear.grad_dtype),
+            kind(f"{name}.b", (latent,), outs, b, linear.grad_dtype),
+        )
+        launches = 1.0 if self.kernels.eager else PLAIN_LAUNCHES
+        return [replace(product, launches=launches, modules=linear.modules) for product in products]
 
     def _read_input(self, name: str, x: Tensor, dtype: str) -> tuple[list[Module], Tensor]:
         """Returns the kernels between the input of a linear layer and the products of its adapter, and what they make.
@@ -282,6 +259,12 @@ class Adapters:
             modules.append(PromotedSum(f"{name}.add", (before, scaled), (wide,), frozen=True))
             modules.append(Elementwise(f"{name}.round", (wide,), (out,), (), "convert", frozen=True))
         return modules
+
+
+def _find_target(inside: type[CompositeModule], name: str) -> Target | None:
+    """Returns what a linear layer is to adapters, by its composite module and its name; None: it can have none."""
+    targets = LINEARS.get(inside, {})
+    return next((target for end, target in targets.items() if name == end or name.endswith(f".{end}")), None)
 
 
 def freeze(modules: Sequence[Module]) -> list[Module]:

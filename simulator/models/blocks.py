@@ -306,7 +306,7 @@ class BlockBuilder(Shapes):
         return Mamba(
             "mamba",
             (
-                *self.linear("in_proj", x, projected, *weights),
+                *self.linear("in_proj", x, projected, *weights, whole=True),
                 SSDScan("scan", projected, (scanned,), (*convolution, *of_heads), ssm.chunk, ssm.state),
                 Norm("gated_norm", (scanned,), (normed,), scales, modules=("norm",)),
                 *self.linear("out_proj", normed, (y,), self.weight("wssm.out", a=inner, h=self.hidden_dim)),

@@ -335,7 +335,7 @@ def needed_flops(
             n for part, n in _without_padding(model, seq, causal=True).items() if part not in ("attention", "scan")
         ),
     }
-    return whole - frozen[convention]() + 6.0 * adapters.parameters(model)
+    return whole - frozen[convention]() + 6.0 * adapters.active_parameters(model)
 
 
 def _frozen(model: Model, seq: int) -> list[tuple[Branch, float]]:

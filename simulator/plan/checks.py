@@ -253,6 +253,14 @@ def check_noise(plan: Plan) -> None:
         raise PlanError("noise", rule, "Leave it out, or use pipeline/1f1b")
 
 
+def check_reference(plan: Plan) -> None:
+    """The passes of a reference are forecast behind those of a step from an empty to an empty pipeline."""
+    kind = plan.job.train.reference
+    if kind and (plan.job.noise is not None or not plan.schedule.barrier or plan.passes.period > 1):
+        rule = "a step with a reference ends with a barrier of the pipeline, and is forecast without noise"
+        raise PlanError("train.reference", rule, "Leave it out, or use pipeline/1f1b without noise", kind)
+
+
 def check_period(plan: Plan) -> None:
     """Steps of a period end with an update; they are forecast as their mean, without noise and with a barrier after
     each."""
@@ -444,6 +452,7 @@ ALWAYS = (
     check_frames,
     check_projected_keys,
     check_noise,
+    check_reference,
     check_period,
     check_steps,
 )

@@ -54,7 +54,7 @@ def step_energy(forecast: Forecast, seconds: float) -> StepEnergy:
     plan = forecast.plan
     run, gpus = plan.job.run, [cluster.gpu for cluster in plan.ranks.clusters]
     models = [power_model(gpu) for gpu in gpus]
-    added = _added_joules(forecast, models)
+    added = np.sum([_added_joules(part, models) for part in forecast.parts], axis=0)
     watts = np.array([model.idle_watts for model in models]) + added / seconds
     watts = np.minimum(watts, [model.limit for model in models])
     every = [overhead(gpu, run.node_watts_per_gpu, run.pue) for gpu in gpus]
@@ -76,7 +76,7 @@ def _name_assumed(models: list[PowerModel], every: list[Overhead]) -> tuple[str,
 
 
 def _added_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:
-    """Energy of a GPU of every pipeline device in a step beyond its idle power [J].
+    """Energy of a GPU of every pipeline device in what was played beyond its idle power [J].
 
     Ops count for as long as they take alone. What is left of the step is waiting for other stages, if there are some:
     where communication overlaps computation it is longer by that overlap, which this leaves out.
@@ -88,7 +88,7 @@ def _added_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:
     added = np.minimum(kernels, most) + others
     if forecast.program.devices > 1:
         busy = forecast.sums[..., SUMS.index("lasting")].sum(axis=1)
-        waiting = np.maximum(forecast.seconds - busy, 0.0)
+        waiting = np.maximum(forecast.played_seconds - busy, 0.0)
         added += waiting * [model.waiting * model.limit for model in models]
     return added
 

@@ -63,6 +63,8 @@ class Forecast:
     """Lists the tensors of the states on a rank of a device."""
     evaluation: Forecast | None = None
     """The forward passes of an evaluation between steps, where the job states their size."""
+    reference: Forecast | None = None
+    """The forward passes of a reference in every step, if there is one; its weights are in `resting`."""
     rebuild: Callable[[Sequence[Sequence[ScheduleItem]]], Program] | None = None
     """Builds the program of the same step for other orders; only of schedules that decide at run time."""
 
@@ -110,9 +112,20 @@ class Forecast:
         return window(table, self.step.done, self.plan.shape.m) if table.update_interval else None
 
     @property
-    def seconds(self) -> float:
-        """Duration of a step [s]: from an empty to an empty pipeline, or without a flush from batch to batch."""
+    def played_seconds(self) -> float:
+        """Duration of what was played [s]: from an empty to an empty pipeline, or without a flush from batch to
+        batch."""
         return self.window.seconds if self.window else self.step.span
+
+    @property
+    def seconds(self) -> float:
+        """Duration of a step [s], the passes of a reference included."""
+        return self.played_seconds + (self.reference.played_seconds if self.reference is not None else 0.0)
+
+    @property
+    def parts(self) -> tuple[Forecast, ...]:
+        """What is played one after the other in a step: the training, and the passes of a reference."""
+        return (self,) if self.reference is None else (self, self.reference)
 
     @cached_property
     def sums(self) -> np.ndarray:

@@ -93,7 +93,7 @@ class Metrics:
     @cached_property
     def sums(self) -> np.ndarray:
         """`SUMS` over the ops of a step, on every device."""
-        return self._mean(lambda play: play.sums)
+        return self._mean(lambda play: np.sum([part.sums for part in play.parts], axis=0))
 
     @cached_property
     def device(self) -> int:
@@ -106,7 +106,15 @@ class Metrics:
     def breakdown(self) -> Breakdown:
         """Account of `seconds` on the slowest device."""
         device = self.device
-        return self._mean(lambda one: breakdown(one.program, one.seconds, one.occupancy(device), device, one.sums))
+
+        def account(play: Forecast) -> Breakdown:
+            first, *others = (
+                breakdown(part.program, part.played_seconds, part.occupancy(device), device, part.sums)
+                for part in play.parts
+            )
+            return sum(others, first)
+
+        return self._mean(account)
 
     @cached_property
     def parts(self) -> dict[str, float]:
@@ -191,13 +199,14 @@ class Metrics:
     def flops_per_token(self, convention: str) -> float:
         """FLOPs of the model for one token by `palm` or `causal`: those of the passes that the job has.
 
-        Of micro-batches of unlike length the mean over tokens, each in a sequence as long as those of its class without
-        padding.
+        The pass of a reference counts. Of micro-batches of unlike length the mean over tokens, each in a sequence as
+        long as those of its class without padding.
         """
-        job = self.job
+        job, reference = self.job, self.job.train.reference
 
         def count_flops(seq: int) -> float:
-            return flops.needed_flops(convention, job.model, seq, job.adapters, job.forward_only)
+            needed = flops.needed_flops(convention, job.model, seq, job.adapters, job.forward_only)
+            return needed + (flops.needed_flops(convention, job.model, seq, forward_only=True) if reference else 0.0)
 
         if not job.batch.lengths:
             return count_flops(job.batch.sequence or job.model.seq)

@@ -35,7 +35,7 @@ STEP, UPDATE = "step", "update"
 class Phase:
     """A phase of a run on the pipeline device where it needs most memory.
 
-    name: ``loading``, ``first step``, ``step``, ``update``, ``evaluation`` or ``checkpoint``.
+    name: ``loading``, ``first step``, ``step``, ``reference``, ``update``, ``evaluation`` or ``checkpoint``.
     device: number of the device.
     total: memory of tensors at its peak [bytes].
     about: what it holds.
@@ -66,6 +66,9 @@ def list_phases(play: Forecast) -> list[Phase]:
         _find_fullest("first step", first, "forward and backward passes before the optimizer has moments"),
         _find_fullest(STEP, passes, "forward and backward passes"),
     ]
+    if play.reference is not None:
+        about = "forward passes of the reference, while activations wait for the backward pass"
+        phases.append(_find_fullest("reference", _reference_totals(play, play.reference), about))
     if any(updates):
         phases.append(_find_fullest(UPDATE, updates, "weights, gradients and states in the optimizer's step"))
     if play.evaluation is not None:
@@ -87,6 +90,9 @@ def heights_of_devices(play: Forecast) -> list[tuple[float, float]]:
     heights = [(peak.total, peak.cached + _count_freed_behind(play, device)) for device, peak in enumerate(play.peaks)]
     if play.evaluation is not None:
         totals = _evaluation_totals(play, play.evaluation)
+        heights = [max(pair, (total, 0.0)) for pair, total in zip(heights, totals, strict=True)]
+    if play.reference is not None:
+        totals = _reference_totals(play, play.reference)
         heights = [max(pair, (total, 0.0)) for pair, total in zip(heights, totals, strict=True)]
     if play.plan.job.framework.memory.loads != "shards" and not play.plan.job.forward_only:
         loads = (device.loading for device in play.outside_steps)
@@ -123,6 +129,14 @@ def _evaluation_totals(play: Forecast, evaluation: Forecast) -> list[float]:
     """Returns by device what forward passes hold beside the states of training [bytes]."""
     beside = zip(evaluation.peaks, evaluation.resting, play.resting, strict=True)
     return [peak.total - sum(weights.values()) + sum(states.values()) for peak, weights, states in beside]
+
+
+def _reference_totals(play: Forecast, reference: Forecast) -> list[float]:
+    """Returns by device what the forward passes of a reference hold, beside the states of training and what waits for
+    the backward pass [bytes]."""
+    waiting = (peak.by.get("activations", 0.0) + peak.by.get("logits", 0.0) for peak in play.peaks)
+    beside = zip(_evaluation_totals(play, reference), waiting, strict=True)
+    return [total + kept for total, kept in beside]
 
 
 def _find_fullest(name: str, totals: Sequence[float], about: str) -> Phase:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshcast.hardware.load import load
+from meshcast.simulator.formats.launch.programs.nemo import SAMPLE_TOKENS
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.job.program_rules import CONDITIONS
 from meshcast.simulator.job.recipe import NO_RECIPE, NestedFields, RecipeFacts, find_recipe, name_mixer
@@ -167,9 +168,6 @@ LAUNCHED = (
 )
 """Fields that launchers set and the tables of their runs leave open."""
 
-SQUAD_SAMPLE = 200
-"""Tokens of a sample of SQuAD: a paragraph of 120 words, a question, an answer and their template (assumed)."""
-
 PACKS_SQUAD = ("nemo",)
 """Programs whose runs on packed samples are of SQuAD, each sample with attention of its own: NVIDIA/NeMo, scripts/
 performance/utils.py (prepare_squad_dataset), NVIDIA/dgxc-benchmarking v25.02.02, llama3/finetuning. Those of
@@ -186,7 +184,7 @@ EVENED_BY_BIAS = ("DeepSeek-V3",)
 
 def packed_samples(row: PublishedRun) -> int | None:
     """Tokens of the samples that are packed into a sequence of the run; None: sequences are whole."""
-    return SQUAD_SAMPLE if row.spec.kind == "sft-packed" and row.spec.stack in PACKS_SQUAD else None
+    return SAMPLE_TOKENS["squad"] if row.spec.kind == "sft-packed" and row.spec.stack in PACKS_SQUAD else None
 
 
 @dataclass(frozen=True)

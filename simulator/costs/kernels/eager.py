@@ -57,6 +57,7 @@ class EagerPasses(BaseModel):
     elementwise: its kernels are conversions and products of its formula one by one, not those that were measured, such
         as the one kernel of PyTorch's own RMS norm; they run at the rate of conversions.
     fused: the framework has one fused kernel in place of them, which runs; a recipe may switch it off.
+    reads_documents: the host reads the lengths of packed documents on the GPU before it launches them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -65,6 +66,7 @@ class EagerPasses(BaseModel):
     backward: EagerPass
     elementwise: bool = False
     fused: bool = False
+    reads_documents: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ def _fill_routing(reading: Reading, program: LaunchFormat, model: str | SomeKeys
         return
     if reading.take_switch(*FORCED):
         reading.set_key("model.moe.routing", "forced-balanced", *FORCED)
-    elif program.routing and not reading.take_switch(*RANDOM) and keys.get("model.moe.routing") is None:
+    elif program.names_data(reading) and not reading.take_switch(*RANDOM) and keys.get("model.moe.routing") is None:
         reading.set_key("model.moe.routing", program.routing)
 
 

@@ -226,7 +226,8 @@ def compose_job(
         job["precision"] = written
     if keys.get("optimizer", "adam") != "adam":
         job["optimizer"] = keys["optimizer"]
-    if (train := nest(keys, "train")).get("mode", "full") != "full" or "train.mode" in stated:
+    train = nest(keys, "train")
+    if train.get("mode", "full") != "full" or "train.mode" in stated or "reference" in train:
         job["train"] = train
     gpus = load_cluster(cluster, base=folder)
     loaded = load_model(named, base=folder)

@@ -55,7 +55,8 @@ class LaunchFormat:
     read_variable: a variable of the environment that a file sets, by its name.
     remark: lines of a header on what a file that is written is, and is not.
     write_suffix: the suffix of a file that is written from the keys of a job, if it is not always `suffix`.
-    routing: of its routers on data; empty: it trains on random tokens where a file names no data.
+    routing: of its routers on data.
+    names_data: whether a file trains on data that it names or leaves to a command; otherwise on random tokens.
     override: the change of a file or of its command line that changes a setting, beside those that the file states.
     """
 
@@ -72,4 +73,5 @@ class LaunchFormat:
     remark: Callable[[Keys], list[str]] = lambda keys: []
     write_suffix: Callable[[Keys], str] | None = None
     routing: str = "natural"
+    names_data: Callable[[Reading], bool] = lambda reading: True
     override: Callable[[SettingChange, LaunchFile, Mapping[str, Stated]], SettingChange] = lambda change, *_: change

@@ -34,7 +34,11 @@ TENSORS = 4
 
 PART_LAUNCHES = 0.6
 """Time of the host to put a part of a document in its place, over that of an op of the framework: two numbers are read
-from the GPU, and an arange and 5 to 8 kernels on single numbers launched, some 75 of 120 us (counted in the code)."""
+from the GPU, and an arange and 5 to 8 kernels on single numbers launched, some 75 of 120 us (counted in the code).
+
+With a2a the host goes through the parts of packed documents one by one, two for each rank, in all releases that take
+documents: Transformer Engine v2.10 to v2.17 (reorder_seq_chunks_after_a2a_before_attn_thd). v2.9 refuses them; v2.18 of
+2026-08-04 has no loop, and neither Megatron-Core nor Megatron-Bridge v0.6.0 (2026-08-19) builds on it."""
 
 
 class MegatronCP(RingScheme):
@@ -43,9 +47,6 @@ class MegatronCP(RingScheme):
     class Options(SchemeOptions):
         comm: Literal["p2p", "all_gather", "a2a"] = "p2p"
         """How queries and keys come together."""
-        loops_over_documents: bool = True
-        """With a2a the host puts the parts of packed documents in order one by one, two for each rank: Transformer
-        Engine v2.8 to v2.17 (reorder_seq_chunks_after_a2a_before_attn_thd); not its code of 2026-08-22, @d0067d0da6."""
 
     @property
     def token_order(self) -> str:
@@ -66,7 +67,7 @@ class MegatronCP(RingScheme):
         fragment = super().lower(module, inner)
         if not isinstance(module, CoreAttention) or module.document is None or self.ranks == 1:
             return fragment
-        if self.options.comm == "a2a" and self.options.loops_over_documents:
+        if self.options.comm == "a2a":
             for op in (*fragment.forward, *fragment.backward):
                 if isinstance(op.work, Attention):  # of which every document is a sequence
                     op.launches += PART_LAUNCHES * TENSORS * 2 * self.ranks * op.work.batch

@@ -92,3 +92,22 @@ def test_engines_agree(graphs: Any) -> None:
     for other in found[1:]:
         assert other.step_time == pytest.approx(found[0].step_time, rel=1e-9)
         assert other.parts == pytest.approx(found[0].parts, rel=1e-6, abs=1e-9)
+
+
+def packed(launch: float, documents: int | None = 128, fused: bool = False) -> dict[str, Any]:
+    """The same layers without experts, with documents in a sequence and rotary embedding."""
+    dense = job(launch, positions="rope")
+    dense["model"] = {key: value for key, value in dense["model"].items() if key != "moe"}
+    dense["framework"]["set"]["eager"] = {"rope": {"fused": fused}}
+    dense["batch"] |= {"documents": documents}
+    return dense | {"plan": {"mesh": {"dp": 2}, "schemes": [{"use": "data/ddp", "over": "dp"}]}}
+
+
+def test_the_host_waits_for_all_before_it_reads_the_lengths_of_documents() -> None:
+    """Once a layer, where several kernels rotate: a GPU that is slower than the host then waits for its launches."""
+    waits = [name for name in launches(play_job(packed(1e-4))) if name.startswith("wait")]
+    assert waits == ["wait before rope"]
+    assert not launches(play_job(packed(1e-4, fused=True))) and not launches(play_job(packed(1e-4, documents=None)))
+    pairs = [[simulate(packed(launch, fused=fused)).step_time for launch in (0.0, 2e-6)] for fused in (False, True)]
+    (waiting, more), (fused, same) = pairs
+    assert more - waiting > 5 * (same - fused) > 0

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory
 from meshcast.simulator.loading.load import load_job
-from meshcast.simulator.models.adapters import PLAIN_LAUNCHES, TARGETS, Target
+from meshcast.simulator.models.adapter_targets import Target
+from meshcast.simulator.models.adapters import PLAIN_LAUNCHES
 from meshcast.simulator.models.flops import causal, needed_flops, palm
 from tests.contract.measure import params_of, sent, side_ops_of
 from tests.contract.played import Played, play_job
@@ -21,6 +22,9 @@ from tests.strategies import examples
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "vocab": 128, "seq": 32, "ffn": 96}
 ONE = {"batch": {"global": 1}, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "plan": {}}
 GATED = MODEL | {"positions": "rope", "norm": "rmsnorm", "gated": True, "tied": False}
+
+TARGETS: tuple[Target, ...] = ("attn_qkv", "attn_proj", "mlp_up", "mlp_down")
+"""The linear layers of a dense model."""
 
 SHARDS = {"data/ddp": (1, 1), "data/zero-1": (1, 2), "data/fsdp": (2, 2)}
 """Number of ranks, of two, over which weights and optimizer states of adapters are sharded."""
@@ -89,6 +93,88 @@ def test_an_adapter_has_rank_times_inputs_and_outputs(targets: list[Target], ran
     held = params_of(played.stage_ops(0))
     assert sum(param.size for param in held if param.trained) == wanted
     assert sum(param.size for param in held if not param.trained) == played.plan.job.model.parameters
+
+
+NARROW = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "vocab": 128, "seq": 32, "ffn": 96}
+NARROW |= {"positions": "rope", "norm": "rmsnorm", "gated": True, "tied": False}
+EXPERTS = {"experts": 4, "top_k": 2, "expert_ffn": 16}
+LATENT = {"kv_heads": 4, "mla": {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope": 8, "qk_rope": 4, "v": 16}}
+SHARED = {"moe": EXPERTS | {"shared_experts": 1, "first_dense": 1}}
+SHAPES: dict[str, Any] = {
+    "mixtral": {"moe": EXPERTS},
+    "qwen2_moe": {"moe": EXPERTS | {"shared_experts": 1, "shared_ffn": 32, "shared_gate": True}, "qkv_bias": True},
+    "deepseek_v2": LATENT | SHARED | {"layers": 3, "mla": LATENT["mla"] | {"q_lora_rank": None}},
+    "deepseek_v3": LATENT | {"layers": 3, "moe": SHARED["moe"] | {"router_bias": True}},
+    "hybrid": {
+        "layers": 4,
+        "ssm": {"pattern": "M*-E", "heads": 8, "head_dim": 16, "state": 8, "groups": 2},
+        "moe": EXPERTS,
+    },
+}
+"""Narrow models of the types of Transformers, and a hybrid."""
+
+MLPS = ["gate_proj", "up_proj", "down_proj"]
+UPPER = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_b_proj"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "targets", "parameters"),
+    [
+        ("mixtral", "all-linear", 8856),
+        ("mixtral", ["q_proj", "v_proj"], 1344),
+        ("qwen2_moe", "all-linear", 10974),
+        ("qwen2_moe", MLPS, 7488),
+        ("deepseek_v2", "all-linear", 12564),
+        ("deepseek_v2", MLPS, 8640),
+        ("deepseek_v2", ["q_proj", "v_proj"], 1008),
+        ("deepseek_v2", UPPER, 2916),
+        ("deepseek_v3", "all-linear", 12996),
+        ("deepseek_v3", MLPS, 8640),
+        ("deepseek_v3", UPPER, 3564),
+    ],
+)
+def test_adapters_are_as_many_as_peft_makes(shape: str, targets: list[str] | str, parameters: int) -> None:
+    """Trainable parameters of LoraConfig(r=3) on models of these sizes, by PEFT 0.18.0 and Transformers 4.57.1."""
+    train = {"mode": "lora", "rank": 3, "targets": targets}
+    loaded = load_job(job(None, model=NARROW | SHAPES[shape], train=train, framework="hf-trainer"))
+    assert loaded.adapters is not None and loaded.adapters.parameters(loaded.model) == parameters
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("each", [True, False])
+@pytest.mark.parametrize("over", ["ddp", "tp", "ep"])
+def test_adapters_on_any_linear_layer(shape: str, each: bool, over: str) -> None:
+    """All that are counted are built, trained and freed; experts of a rank share one, or each has its own."""
+    model = NARROW | SHAPES[shape]
+    config = job(None, model=model, train={"mode": "lora", "rank": 3, "targets": "all-linear"})
+    config |= mesh_of(dp=2, tp=2) if over == "tp" else {}
+    if over == "ep":
+        schemes = [{"use": "data/zero-1", "over": "dp"}, {"use": "expert/all-to-all", "over": "ep"}]
+        config["plan"] = {"mesh": {"dp": 2}, "views": {"experts": {"edp": 1, "ep": 2}}, "schemes": schemes}
+    adapters = {"separate": each, "of_each_expert": each, "eager": each}
+    played = play_job(config | {"framework": {"name": "megatron-core", "set": {"adapters": adapters}}})
+    held = sum(param.size for param in params_of(played.stage_ops(0)) if param.trained)
+    layers = sum(kind.experts for kind in played.plan.job.model.kinds.elements())
+    experts = layers * 3 * 4 * 3 * (64 + 16)
+    assert [peak.left for peak in played.peaks] == [0]
+    if over == "ddp":
+        assert held == adapters_of(played)
+    elif over == "ep":
+        assert held == adapters_of(played) - (experts // 2 if each else 0)
+    else:
+        assert adapters_of(played) / 2 < held < adapters_of(played)
+    loaded = played.plan.job
+    assert loaded.adapters is not None
+    assert (loaded.adapters.active_parameters(loaded.model) < adapters_of(played)) is each
+
+
+def test_of_experts_whose_gemms_permute_no_adapters_are_known() -> None:
+    schemes = [{"use": "data/zero-1", "over": "dp"}, {"use": "expert/comet", "over": "ep"}]
+    plan = {"mesh": {"dp": 2}, "views": {"experts": {"edp": 1, "ep": 2}}, "schemes": schemes}
+    config = job(None, model=NARROW | SHAPES["mixtral"], train={"mode": "lora"}, plan=plan)
+    with pytest.raises(PlanError, match="permute"):
+        play_job(config)
+    assert play_job(config | {"train": {"mode": "lora", "targets": ["attn_proj"]}}).peaks
 
 
 @given(targets=targets_of, tp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 2]), use=st.sampled_from(list(SHARDS)))
@@ -269,7 +355,12 @@ def test_the_buckets_hold_adapters_only() -> None:
         ({"mode": "full", "rank": 8}, {}, "train.rank"),
         ({"targets": ["attn_qkv"]}, {}, "train.targets"),
         ({"mode": "lora", "targets": []}, {}, "train.targets"),
-        ({"mode": "lora"}, {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 16}}, "train.targets"),
+        (
+            {"mode": "lora", "targets": ["mlp_up"]},
+            {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 16}},
+            "train.targets",
+        ),
+        ({"mode": "lora", "targets": ["in_proj"]}, {}, "train.targets"),
         (
             {"mode": "lora", "targets": ["attn_qkv"]},
             {"kv_heads": 4, "mla": {"kv_lora_rank": 16, "qk_nope": 8, "qk_rope": 4, "v": 6}},

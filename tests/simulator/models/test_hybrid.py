@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import MeshcastError, ModelError, PlanError
+from meshcast.hardware.errors import ModelError, PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
 from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
@@ -234,16 +234,14 @@ def test_refused_plans(case: str) -> None:
     assert words in str(refused.value) and "pad_heads" not in str(refused.value)
 
 
-def test_adapters_are_refused() -> None:
-    job = {
-        "model": MODEL,
-        "cluster": "dgx-h100:1",
-        "batch": {"global": 8},
-        "train": {"mode": "lora"},
-        "plan": {"dp": 8},
-    }
-    with pytest.raises(MeshcastError, match="state-space layers, and adapters"):
-        simulate(job)
+def test_blocks_of_a_hybrid_have_adapters() -> None:
+    """By the names of modules of Megatron-Core and of Transformers alike."""
+    job = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 8}, "plan": {"dp": 8}}
+    named = [["mixer.in_proj", "mixer.out_proj"], ["in_proj", "out_proj"], ["mixer_in", "mixer_out"]]
+    steps = {simulate(job | {"train": {"mode": "lora", "targets": words}}).step_time for words in named}
+    whole = simulate(job | {"train": {"mode": "lora"}})
+    assert len(steps) == 1 and whole.step_time > max(steps)
+    assert {"mixer_in", "mixer_out", "attn_qkv"} <= {*(whole.job.train.targets or ())}
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
 
 
-def job_of(cp: int, documents: int, loops: bool = True, comm: str = "a2a", micro: int = 1) -> Job:
+def job_of(cp: int, documents: int, comm: str = "a2a", micro: int = 1) -> Job:
     """Two layers on GPUs that share sequences, with documents of so many tokens."""
     schemes = [{"use": "data/zero-1", "over": "dp"}]
-    schemes += [{"use": "sequence/megatron-cp", "over": "cp", "comm": comm, "loops_over_documents": loops}]
+    schemes += [{"use": "sequence/megatron-cp", "over": "cp", "comm": comm}]
     return load_job(
         {
             "model": {"preset": "qwen3-8b", "layers": 2},
@@ -30,5 +30,4 @@ def test_the_host_puts_every_part_of_a_document_in_its_place(cp: int, micro: int
     steps = [forecast_step(job_of(cp, documents, micro=micro)).step_time for documents in (64, 128)]
     parts = 2 * 2 * 4 * 2 * cp * micro * (8192 / 64 - 8192 / 128)
     assert steps[0] - steps[1] == pytest.approx(0.6 * parts * 120e-6, rel=0.01)
-    assert forecast_step(job_of(cp, 64, loops=False, micro=micro)).step_time < 0.2 * steps[0]
     assert forecast_step(job_of(cp, 64, comm="all_gather", micro=micro)).step_time < 0.2 * steps[0]

@@ -18,10 +18,10 @@ from meshcast.simulator.formats.launch.programs.trainer import (
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import VERDICTS
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
-    MODULES,
     count_passes,
     has_adapters,
     is_second_fsdp,
+    name_adapted_modules,
     name_attention,
     name_model,
     name_optimizer,
@@ -167,7 +167,7 @@ def write_arguments(keys: SomeKeys) -> Keys:
     if keys.get("framework.set.compile"):
         settings["torch_compile"] = True
     if has_adapters(keys):
-        modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
+        modules = name_adapted_modules(keys)
         settings |= {"use_lora": True, "lora_r": keys.get("train.rank", 16), "lora_target_modules": ",".join(modules)}
     if keys.get("run.steps"):
         settings["max_steps"] = keys["run.steps"]

@@ -26,7 +26,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     LIGER_LOSS,
     WHOLE_LOGITS,
     TrainerProgram,
-    approximate_reference,
+    approximate_divergence,
     double_samples,
     follow_file,
     read_trainer_file,
@@ -35,6 +35,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_attention,
     set_chunked_loss,
     set_quantised_weights,
+    set_reference,
     take_on,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
@@ -49,12 +50,14 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     list_verdicts,
 )
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
-    MODULES,
     USUAL_DROPOUT,
+    compares_pairs,
     count_frozen_bits,
+    count_pairs,
     count_passes,
     fuses_loss,
     has_adapters,
+    name_adapted_modules,
     name_attention,
     name_model,
     name_optimizer,
@@ -118,7 +121,7 @@ AXOLOTL_VERDICTS = list_verdicts(
         Approximation("fused kernels are forecast as those of transformers", LONG),
     ),
     (
-        "peft_use_dora lora_target_parameters lora_rank_pattern* peft_layers_* peft_layer_replication*",
+        "peft_use_dora lora_rank_pattern* peft_layers_* peft_layer_replication*",
         Approximation("adapters of plain LoRA are forecast on all layers", LITTLE),
     ),
     ("plugins", NoInfluence("what plugins change is in their settings")),
@@ -310,7 +313,9 @@ def _read_reinforcement(reading: Reading) -> None:
         if kind != "kto":
             double_samples(reading, stated)
         if kind in ("dpo", "ipo", "kto"):
-            approximate_reference(reading, stated)
+            set_reference(reading, stated)
+        if kind == "kto":
+            approximate_divergence(reading, stated)
     if take_on(reading, "reward_model", "process_reward_model") is not None:
         double_samples(reading, reading.take("reward_model"))
 
@@ -337,6 +342,7 @@ CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugi
 
 def write(keys: Keys, header: list[str]) -> str:
     """A YAML file, with the configurations of DeepSpeed and FSDP inside."""
+    is_compared, keys = compares_pairs(keys), count_pairs(keys)
     settings: Keys = {
         "base_model": name_model(keys) or "config.json",
         "sequence_len": keys["batch.sequence"],
@@ -354,6 +360,9 @@ def write(keys: Keys, header: list[str]) -> str:
     if offloads(keys, "activations"):
         settings["activation_offloading"] = True
     settings |= _write_adapters(keys) if has_adapters(keys) else {}
+    if is_compared:
+        settings["rl"] = "dpo"
+        settings |= {"rl_adapter_ref_model": True} if has_adapters(keys) and keys["train.reference"] == "model" else {}
     if fuses_loss(keys):
         is_cut = keys.get("framework.set.loss.recomputed")
         settings["plugins"] = [CUT_CROSS_ENTROPY if is_cut else LIGER]
@@ -377,7 +386,7 @@ USUAL_SHARE = 0.05
 
 
 def _write_adapters(keys: SomeKeys) -> Keys:
-    modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
+    modules = name_adapted_modules(keys)
     settings: Keys = {"adapter": "lora", "lora_r": keys.get("train.rank", 16), "lora_target_modules": modules}
     if keys.get("train.dropout"):
         settings["lora_dropout"] = USUAL_DROPOUT

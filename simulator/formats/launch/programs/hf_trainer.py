@@ -20,7 +20,6 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     TARGET_NAMES,
     TrainerProgram,
     approximate_loading,
-    approximate_reference,
     double_samples,
     follow_file,
     list_names,
@@ -28,6 +27,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     read_training,
     set_adapters,
     set_quantised_weights,
+    set_reference,
     take_on,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import SHORT, VERDICTS
@@ -148,8 +148,8 @@ def _read_pairs(reading: Reading, entry: str) -> None:
         return
     shown = stated or Stated(name, name, reading.file.where)
     double_samples(reading, shown)
-    if not re.search("reward|(^|[/_])r[mw]", name) or stated is not None:
-        approximate_reference(reading, shown)
+    if "dpo" in name.lower() or stated is not None:  # ORPO, SimPO and CPO have none
+        set_reference(reading, shown)
 
 
 OVERRIDES = {

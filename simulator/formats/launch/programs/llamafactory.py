@@ -21,8 +21,8 @@ from meshcast.simulator.formats.launch.programs.sharding import FSDP, offload_ch
 from meshcast.simulator.formats.launch.programs.trainer import (
     LIGER_LOSS,
     TrainerProgram,
+    approximate_divergence,
     approximate_freezing,
-    approximate_reference,
     double_samples,
     follow_file,
     list_names,
@@ -32,6 +32,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_attention,
     set_chunked_loss,
     set_quantised_weights,
+    set_reference,
     take_on,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
@@ -47,12 +48,14 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     list_verdicts,
 )
 from meshcast.simulator.formats.launch.programs.trainer_writing import (
-    MODULES,
     USUAL_DROPOUT,
+    compares_pairs,
     count_frozen_bits,
+    count_pairs,
     count_passes,
     fuses_loss,
     has_adapters,
+    name_adapted_modules,
     name_attention,
     name_model,
     name_optimizer,
@@ -328,8 +331,10 @@ def _read_stage(reading: Reading) -> None:
     elif stage in (*PREFERENCES, "rm"):
         if stage in ("dpo", "rm"):
             double_samples(reading, stated)
-        if stage in PREFERENCES:
-            approximate_reference(reading, stated)
+        if stage in PREFERENCES and reading.take_word("pref_loss") not in ("orpo", "simpo"):
+            set_reference(reading, stated)
+        if stage == "kto":
+            approximate_divergence(reading, stated)
 
 
 # ------------------------------------------------------------------------------------------ recognising
@@ -360,12 +365,15 @@ def write(keys: Keys, header: list[str]) -> str:
     """A YAML file, with the configurations of DeepSpeed and FSDP inside; for release 1 where sequences are sharded."""
     if keys.get("plan.cp", 1) > 1 and shards_by_fsdp(keys):
         return write_yaml(_write_first(keys), header)
+    is_compared, keys = compares_pairs(keys), count_pairs(keys)
     settings: Keys = {
         "model_name_or_path": name_model(keys) or "config.json",
-        "stage": "sft",
+        "stage": "dpo" if is_compared else "sft",
         "do_train": True,
     }
     settings |= _write_tuning(keys)
+    if is_compared and has_adapters(keys) and keys["train.reference"] == "model":
+        settings["ref_model"] = settings["model_name_or_path"]
     settings |= {
         "template": "default",
         "cutoff_len": keys["batch.sequence"],
@@ -423,7 +431,7 @@ def _write_megatron(keys: SomeKeys) -> Keys:
 def _write_tuning(keys: SomeKeys) -> Keys:
     if not has_adapters(keys):
         return {"finetuning_type": "full"}
-    modules = [name for target in keys.get("train.targets", MODULES) for name in MODULES[target]]
+    modules = name_adapted_modules(keys)
     settings: Keys = {"finetuning_type": "lora", "lora_rank": keys.get("train.rank", 16)}
     settings["lora_target"] = ",".join(modules)
     if keys.get("train.dropout"):

@@ -112,8 +112,8 @@ OPTIONS = {
 }
 """Options of the scripts that run recipes, and the settings that they change."""
 
-CHOSEN = ("recipe", "model", "mode", "model_recipe_name", "task", "gpu", "compute_dtype", "dataset", "config_file")
-"""Options that choose the recipe, or the data."""
+CHOSEN = ("recipe", "model", "mode", "model_recipe_name", "task", "gpu", "compute_dtype", "config_file")
+"""Options that choose the recipe."""
 
 
 CHOOSING = ("recipe", "model_recipe_name", "model")

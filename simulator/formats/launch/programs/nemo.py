@@ -57,6 +57,7 @@ from meshcast.simulator.formats.launch.programs.recipes import (
     read_options,
     read_python_settings,
 )
+from meshcast.simulator.formats.launch.programs.trainer import set_targets
 from meshcast.simulator.formats.launch.python_text import Built, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
@@ -71,7 +72,7 @@ from meshcast.simulator.formats.launch.table import (
     write_rows,
 )
 from meshcast.simulator.formats.launch.verdicts import Approximation, NoInfluence, Verdicts
-from meshcast.simulator.models.adapters import PARTS
+from meshcast.simulator.models.adapter_targets import DOWNS, PARTS, UPS
 
 SECTIONS = [
     *("model", "model.config", "model.optim", "model.data", "train", "training", "ddp", "trainer", "model.arguments"),
@@ -146,8 +147,16 @@ FUSES_ROPE = ("llama", "nemotron")
 src/megatron/bridge/models/llama/llama_bridge.py, nemotron/nemotron_bridge.py: apply_rope_fusion; Megatron-Core's own
 default is off, megatron/core/transformer/transformer_config.py)."""
 
-SAMPLE = 512
-"""Tokens of a sample of instructions, where samples are packed and the data are not known (assumed)."""
+SAMPLE_TOKENS = {"squad": 200, "tulu3": 370}
+"""Tokens of a packed sample, by the data.
+
+Recipes train on SQuAD: 8 packs of 2,048 (NeMo, recipes/finetune_default.py) to 4,096 tokens (Megatron-Bridge v0.4.0,
+recipes/llama/llama3.py) are 128 samples, 128 to 256 tokens each; a paragraph of 120 words and a question are 200.
+Tulu 3, a mixture of instructions: 345, 379 and 392, by the samples of a pack in three cards of Megatron-Bridge
+(@067f987df, examples/model_verification_cards: glm5-2, moonlight-16b-a3b, gpt-oss-20b)."""
+
+DATA = re.compile(r"paths|data_prefix|dataset_root|(.*\.)?file_names")
+"""Settings that name data, of NeMo 1 and of modules of data of NeMo 2."""
 
 DECISIVE = {
     "tensor_model_parallel_size": "plan.tp",
@@ -188,7 +197,7 @@ VERDICTS: Verdicts = {
         "pad_samples_to_global.*|index_.*|warmup.*|constant_steps|max_lr|path|random_seed|splits?|restore_.*|reset_lr.*|blend.*",
         "num_sanity.*|fn|bf16|fp16|enabled|scheduler|strategy|ddp|config|persistent_workers|pin_memory",
         "memmap.*|cache_.*|hf_tokenizer.*|should_pad_vocab|vocab_size_.*|use_hf.*|label_key|answer_only.*",
-        "truncation.*|dataset_kwargs.*|setup_optimizers|progress_.*|plugins|trainer|data|optim|model|train",
+        "truncation.*|dataset_kwargs.*|setup_optimizers|progress_.*|plugins|trainer|data|dataset|optim|model|train",
         "precision_plugin|use_sharp|seq_len_interpolation.*|replace_progress.*",
     ),
     **judge(
@@ -347,6 +356,8 @@ def read_nemo_recipe(name: str, kind: str, arguments: Mapping[str, Stated], stat
             "global_batch_size": replace(packed, value=8),
             "seq_length": replace(packed, value=4096),
         }
+    if kind == "finetune":  # default_finetune_recipe
+        settings["data"] = Stated("SquadDataModule", "data", f"recipe {name}")
     return {**settings, **changes}
 
 
@@ -546,7 +557,18 @@ def _read_packed_samples(reading: Reading) -> None:
     keys = reading.keys
     has_sequences = keys.get("plan.cp", 1) == 1 or keys.get("plan.sequence.comm", "p2p") != "p2p"
     if "packed" in reading.stated and has_sequences and reading.take_switch("packed"):
-        reading.assume("batch.documents", SAMPLE, "samples are packed, and no file says how long they are")
+        word = reading.take_word("dataset", "data") or "squad"
+        named = next((name for name in SAMPLE_TOKENS if name in word), "tulu3")
+        why = f"samples are packed, and no file says how long they are: as those of {named}"
+        reading.assume("batch.documents", SAMPLE_TOKENS[named], why)
+
+
+def names_data(reading: Reading) -> bool:
+    """Returns whether a file names the data of its training; recipes for pre-training have MockDataModule (NVIDIA/NeMo,
+    nemo/collections/llm/recipes)."""
+    names = ("data_impl", "data", *filter(DATA.fullmatch, reading.stated))
+    words = [str(stated.value).lower() for name in names if (stated := reading.take(name, decisive=False)) is not None]
+    return any(word not in ("none", "mmap", "[]") for word in words) and not any("mock" in word for word in words)
 
 
 def _set_optimizer_sharding(reading: Reading) -> None:
@@ -566,15 +588,23 @@ def ask_for_recipe(reading: Reading) -> None:
         reading.ask(None, why, *answers)
 
 
-CORE_MODULES = {"linear_qkv": "attn_qkv", "linear_proj": "attn_proj", "linear_fc1": "mlp_up", "linear_fc2": "mlp_down"}
-"""Linear layers with adapters, by their names in Megatron-Core."""
+USUAL_MODULES = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+"""Linear layers with adapters that LoRA has by default (NVIDIA/NeMo, nemo/collections/llm/peft/lora.py;
+NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/peft/lora.py)."""
 
-FORMER_MODULES = {
-    **{"attention_qkv": "attn_qkv", "attention_dense": "attn_proj", "mlp_fc1": "mlp_up", "mlp_fc2": "mlp_down"},
+CORE_MODULES: dict[str, str] = {
+    **{"attn_qkv": "linear_qkv", "attn_q": "linear_q_proj", "attn_proj": "linear_proj"},
+    **{"attn_q_down": "linear_q_down_proj", "attn_q_up": "linear_q_up_proj"},
+    **{"attn_kv_down": "linear_kv_down_proj", "attn_kv_up": "linear_kv_up_proj"},
+    **{"mixer_in": "in_proj", "mixer_out": "out_proj"},
+    **{**dict.fromkeys(UPS, "linear_fc1"), **dict.fromkeys(DOWNS, "linear_fc2")},
 }
-"""The same by their names in NeMo 1."""
+"""Names in Megatron-Core of linear layers with adapters."""
 
-ADAPTED = CORE_MODULES | FORMER_MODULES
+FORMER_MODULES: dict[str, str] = {
+    **{"attn_qkv": "attention_qkv", "attn_proj": "attention_dense", "mlp_up": "mlp_fc1", "mlp_down": "mlp_fc2"},
+}
+"""The same in NeMo 1."""
 
 
 def read_adapters(reading: Reading) -> None:
@@ -593,14 +623,8 @@ def read_adapters(reading: Reading) -> None:
     reading.set_key("train.rank", reading.take_count(*ranks) or 32, *ranks)
     targets = ("target_modules", "peft.target_modules", "model.peft.lora_tuning.target_modules")
     stated = reading.take(*targets)
-    words = [ADAPTED[word] for word in read_words(stated) if word in ADAPTED] if stated is not None else []
-    if "model.moe.experts" in reading.keys:
-        words = [word for word in words or ADAPTED.values() if word.startswith("attn")]
-        reading.approximate(reading.take(*names), "adapters of experts are left out", FAST)
-    if "model.mla.kv_lora_rank" in reading.keys:  # which has no layer of that name
-        words = [word for word in words or ADAPTED.values() if word != "attn_qkv"]
-    if words:
-        reading.set_key("train.targets", tuple(dict.fromkeys(words)), *targets)
+    words = read_words(stated) if stated is not None and not is_null(stated.value) else USUAL_MODULES
+    set_targets(reading, words, stated, *targets)
 
 
 def _read_precision(reading: Reading) -> None:
@@ -718,10 +742,11 @@ def write(keys: Keys, header: list[str]) -> str:
 
 
 def write_adapters(keys: Mapping[str, Value], modules: Mapping[str, str]) -> tuple[int, list[str]]:
-    """The rank of adapters, and the linear layers that have them. modules: their targets by name."""
-    names = {target: name for name, target in modules.items()}
-    targets = ("attn_qkv" if target in PARTS else target for target in keys.get("train.targets", names))
-    return int(keys.get("train.rank", 32)), list(dict.fromkeys(names[target] for target in targets))
+    """The rank of adapters, and the linear layers that have them. modules: their names by target."""
+    targets = ("attn_qkv" if target in PARTS and target not in modules else target for target in keys["train.targets"])
+    return int(keys.get("train.rank", 32)), list(
+        dict.fromkeys(modules[target] for target in targets if target in modules)
+    )
 
 
 def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
@@ -765,5 +790,4 @@ def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
     return settings
 
 
-# Recipes have MockDataModule unless a file names data (NVIDIA/NeMo, nemo/collections/llm/recipes).
-NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, write, VERDICTS, routing="")
+NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, write, VERDICTS, names_data=names_data)

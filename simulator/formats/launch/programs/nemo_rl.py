@@ -32,9 +32,9 @@ from meshcast.simulator.formats.launch.programs.policies import (
     set_rank,
 )
 from meshcast.simulator.formats.launch.programs.trainer import (
-    approximate_reference,
     double_samples,
     set_recomputation,
+    set_reference,
     take_on,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
@@ -291,7 +291,10 @@ def _read_algorithm(reading: Reading) -> None:
         )
         double_samples(reading, stated)
         if "dpo" in sections:
-            approximate_reference(reading, stated)
+            set_reference(reading, stated)
+            why = "weights of the reference are forecast on the GPU; they come from the host for its pass"
+            errs = "the memory is too large by these weights, and the step too short by the copies"
+            reading.approximate(stated, why, errs)
 
 
 OWN_VERDICTS: Verdicts = {

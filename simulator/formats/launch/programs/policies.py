@@ -5,12 +5,12 @@ Source: NVIDIA/Megatron-LM @d98e8a64dd, megatron/core; pytorch, torch/distribute
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, TRAITS, read_plan, read_recipe
-from meshcast.simulator.formats.launch.programs.trainer import ALL_TARGETS, EVERYWHERE, leave_out_experts
+from meshcast.simulator.formats.launch.programs.trainer import EVERYWHERE, set_targets
 from meshcast.simulator.formats.launch.programs.trainer_settings import SHORT
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
@@ -23,7 +23,7 @@ from meshcast.simulator.formats.launch.table import (
     read_words,
 )
 from meshcast.simulator.formats.launch.verdicts import Approximation
-from meshcast.simulator.models.adapters import MODULES, join_targets
+from meshcast.simulator.models.adapter_targets import ALL_LINEAR
 
 FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 """Number formats by their names."""
@@ -124,19 +124,4 @@ def set_rank(reading: Reading, switch: str, rank: int, targets: str) -> None:
     stated = reading.take(targets)
     words = [word.lower() for word in read_words(stated)] if stated is not None and not is_null(stated.value) else []
     everywhere = not words or bool({*words} & {*EVERYWHERE, "true"})
-    unknown = [word for word in words if word not in MODULES]
-    if unknown and not everywhere:
-        why = f"meshcast does not know which layers {', '.join(unknown)} are"
-        reading.approximate(stated, why, "the memory and time of adapters err a little")
-    named = [] if everywhere else [word for word in words if word in MODULES]
-    set_targets(reading, named, stated or reading.take(switch), targets)
-
-
-def set_targets(reading: Reading, targets: Sequence[str], stated: Stated | None, *names: str) -> None:
-    """Sets the linear layers with adapters, of a model with experts those that are described.
-
-    targets: also by the names of modules; none for all. stated: the setting that an approximation is about. names: of
-        the settings that say so.
-    """
-    kept = leave_out_experts(reading, join_targets(targets) or ALL_TARGETS, stated)
-    reading.set_key("train.targets", kept, *names)
+    set_targets(reading, [ALL_LINEAR] if everywhere else words, stated or reading.take(switch), targets)

@@ -70,7 +70,7 @@ def load_recipes(program: str) -> Recipes:
 
 # ------------------------------------------------------------------------------------- Python files
 
-SHOWN = ("mixed_precision", "plugins", "trainer.plugins", "peft", "comm_overlap", "model", "model.config")
+SHOWN = ("mixed_precision", "plugins", "trainer.plugins", "peft", "comm_overlap", "model", "model.config", "data")
 """Fields whose class says something beside its own fields."""
 
 NOTHING = re.compile(

@@ -122,6 +122,8 @@ def _read_tuning(reading: Reading) -> None:
     stated, kind = reading.take("tuner_type"), reading.take_word("tuner_type") or "full"
     if kind in ADAPTERS:
         set_adapters(reading, stated, 8, ("lora_rank",), "target_modules", everywhere=True)
+        if "model.moe.experts" in reading.keys:  # a grouped linear layer has grouped adapters
+            reading.set_key("framework.set.adapters.of_each_expert", True)
     else:
         reading.set_key("train.mode", "full", "tuner_type")
 

@@ -16,10 +16,11 @@ from meshcast.simulator.formats.launch.launches import Launch
 from meshcast.simulator.formats.launch.program import Evidence
 from meshcast.simulator.formats.launch.programs.trainer import (
     STARTERS,
-    approximate_reference,
+    approximate_divergence,
     double_samples,
     read_environment,
     read_trainer_file,
+    set_reference,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
     DATA,
@@ -130,7 +131,7 @@ SHARED_VERDICTS = list_verdicts(
         "PYTORCH_* NCCL_* OMP_* TORCH_* HF_* USE_HF MODELSCOPE_* WANDB_* SWIFT_* *PIXELS *FRAMES FPS*",
         NoInfluence("a variable of libraries, with which meshcast forecasts their defaults"),
     ),
-    ("ref_model reward_model value_model", NoInfluence("the models beside the one that is trained are left out")),
+    ("reward_model value_model", NoInfluence("the models beside the one that is trained are left out")),
     (
         "teacher_*",
         Approximation("a step of the model alone is forecast, without a teacher", SHORT),
@@ -306,4 +307,6 @@ def read_preferences(reading: Reading) -> None:
     if kind in PAIRS:
         double_samples(reading, stated)
     if kind in REFERENCES and not reading.take_switch("reference_free"):
-        approximate_reference(reading, stated or Stated(kind, "rlhf", reading.file.where))
+        set_reference(reading, stated or Stated(kind, "rlhf", reading.file.where))
+    if kind == "kto":
+        approximate_divergence(reading, stated)

@@ -23,10 +23,9 @@ from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.evaluations import EvaluationSettings, read_evaluation
 from meshcast.simulator.formats.launch.programs.nemo import read_overrides
 from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
-from meshcast.simulator.formats.launch.programs.policies import set_targets, shard
+from meshcast.simulator.formats.launch.programs.policies import shard
 from meshcast.simulator.formats.launch.programs.sharding import set_replicas
 from meshcast.simulator.formats.launch.programs.trainer import (
-    approximate_reference,
     chunk_logits,
     double_samples,
     offload_checkpoints,
@@ -34,6 +33,8 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_chunked_loss,
     set_quantised_weights,
     set_recomputation,
+    set_reference,
+    set_targets,
     take_on,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
@@ -55,7 +56,6 @@ from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.references import fill_references
 from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null, read_number, read_words
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
-from meshcast.simulator.models.adapters import MODULES
 from meshcast.simulator.models.load import load_model
 
 LLAMA = {"gated": True, "positions": "rope", "tied": False, "norm": "rmsnorm"}
@@ -224,7 +224,7 @@ def _read_adapters(reading: Reading) -> None:
     stated = reading.take(names[0])
     words = ["o_proj" if word == "output_proj" else word for word in read_words(stated)] if stated is not None else []
     words += ["gate_proj", "down_proj"] if len(names) > 1 else []
-    set_targets(reading, [word for word in words if word in MODULES], stated, *names)
+    set_targets(reading, words, stated, *names)
     why = "the adapter of the output layer is left out"
     reading.approximate(take_on(reading, "model.apply_lora_to_output"), why, LITTLE)
     why = "the magnitudes of DoRA are left out: adapters are forecast as plain LoRA"
@@ -361,7 +361,7 @@ def _read_further_models(reading: Reading, recipe: str) -> None:
     stated = reading.take("recipe")
     if "dpo" in recipe:
         double_samples(reading, stated)
-        approximate_reference(reading, stated)
+        set_reference(reading, stated)
     elif "knowledge_distillation" in recipe:
         why = "the teacher is left out: its weights, and its forward pass over the batch"
         reading.approximate(stated, why, "the step is too short, and the memory too small by the teacher's weights")

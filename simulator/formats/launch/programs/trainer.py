@@ -11,7 +11,7 @@ FSDP with mixed precision); huggingface/peft, src/peft/utils/constants.py (modul
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +33,7 @@ from meshcast.simulator.formats.launch.programs.sharding import (
     read_fsdp,
     read_zero,
 )
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, is_off
 from meshcast.simulator.formats.launch.table import (
     Keys,
     SomeKeys,
@@ -44,7 +44,7 @@ from meshcast.simulator.formats.launch.table import (
     read_switch,
     read_words,
 )
-from meshcast.simulator.models.adapters import MODULES, PARTS, join_targets
+from meshcast.simulator.models.adapter_targets import ALL_LINEAR, know_module
 
 EVALUATION_NAMES = ("per_device_eval_batch_size", "per_gpu_eval_batch_size")
 EVALUATION = EvaluationSettings(EVALUATION_NAMES, 8)
@@ -508,9 +508,8 @@ TARGET_NAMES = ("lora_target_modules", "lora_target", "target_modules", "lora_ta
 EVERYWHERE = ("all", "all-linear", "all_linear", "lora_all_linear")
 """Words for adapters on all linear layers."""
 
-
-ALL_TARGETS = ("attn_qkv", "attn_proj", "mlp_up", "mlp_down")
-"""Linear layers of a dense model."""
+PARAMETER_NAMES = ("lora_target_parameters", "target_parameters")
+"""Settings of PEFT for adapters of parameters that are no linear layers, such as those of fused experts."""
 
 
 DROPOUT_NAMES = ("lora_dropout", "lora.lora_dropout", "model.lora_dropout")
@@ -556,35 +555,27 @@ def _read_targets(reading: Reading, adapters: Stated | None, names: tuple[str, .
     words = [word.lower() for word in read_words(stated)] if stated is not None else []
     words = [word for word in words if word not in ("none", "null")]
     on_all = (not words and everywhere) or bool(set(words) & set(EVERYWHERE))
-    targets = ALL_TARGETS if on_all else _find_targets(reading, words, stated)
-    kept = leave_out_experts(reading, targets, stated or adapters)
-    if kept and (stated is not None or kept != ALL_TARGETS):
-        reading.set_key("train.targets", kept, *names)
+    modules = [ALL_LINEAR] if on_all else words or ["q_proj", "v_proj"]
+    parameters = reading.take(*PARAMETER_NAMES)
+    if parameters is not None and not is_null(parameters.value):
+        modules = [*(modules if words or on_all else ()), *(word.lower() for word in read_words(parameters))]
+        why = "adapters of experts are forecast on their tokens; PEFT adds A B to the weights of all experts"
+        errs = "the step is too short, and the memory too small by a copy of these weights"
+        reading.approximate(parameters, why, errs)
+    set_targets(reading, modules, stated or adapters, *names, *PARAMETER_NAMES)
 
 
-def _find_targets(reading: Reading, words: list[str], stated: Stated | None) -> tuple[str, ...]:
-    """The linear layers that the names of modules mean. stated: the setting that has them."""
-    if not words:
-        return ("attn_q", "attn_v")
-    if unknown := [word for word in words if word not in MODULES]:
+def set_targets(reading: Reading, words: Sequence[str], stated: Stated | None, *names: str) -> None:
+    """Sets the linear layers with adapters.
+
+    words: names of modules. stated: the setting that an approximation is about. names: of the settings that say so.
+    """
+    known = [name for word in words if (name := know_module(word)) is not None]
+    if unknown := [word for word in words if know_module(word) is None]:
         why = f"meshcast does not know which layers {', '.join(unknown)} are"
         reading.approximate(stated, why, "the memory and time of adapters err a little")
-    return join_targets(word for word in words if word in MODULES)
-
-
-def leave_out_experts(reading: Reading, targets: tuple[str, ...], stated: Stated | None) -> tuple[str, ...]:
-    """The layers whose adapters are forecast: not those of experts, and not the projections of latent attention."""
-    experts, latent = "model.moe.experts" in reading.keys, "model.mla.kv_lora_rank" in reading.keys
-    left_out = {"mlp_up", "mlp_down"} if experts else set()
-    left_out |= {"attn_qkv", *PARTS} if latent else set()
-    kept = tuple(name for name in targets if name not in left_out)
-    if kept == targets:
-        return targets
-    kept = kept or ("attn_proj",)
-    why = f"adapters of {' and '.join(kept)} are forecast, not those of experts and of latent attention"
-    shown = stated or Stated("lora", "adapters", reading.file.where)
-    reading.approximate(shown, why, "the step is too short, and the memory too small by these adapters")
-    return kept
+    if known:
+        reading.set_key("train.targets", tuple(known), *names)
 
 
 def approximate_loading(reading: Reading, stated: Stated | None) -> None:
@@ -651,11 +642,32 @@ def double_samples(reading: Reading, stated: Stated | None) -> None:
             reading.set_key("batch.global", 2 * total, "deepspeed.train_batch_size")
 
 
-def approximate_reference(reading: Reading, stated: Stated | None) -> None:
-    """Lists that the reference model is left out."""
-    why = "the reference model is left out: its weights in 16 bits, and its forward pass over the batch"
-    errs = "the step is too short by a forward pass, and the memory too small by up to 2 bytes a parameter"
-    reading.approximate(stated, why, errs)
+PRECOMPUTED = ("precompute_ref_log_probs", "precompute_ref_log_prob")
+"""Switches of a reference that reads all samples before the training."""
+
+REFERENCE_MODELS = ("ref_model", "ref_model_name_or_path", "rl_adapter_ref_model")
+"""Settings for a reference that is a model of its own, beside adapters, too."""
+
+
+def set_reference(reading: Reading, stated: Stated | None) -> None:
+    """Sets the reference that a training compares with: the model without its adapters if it has some, unless a file
+    names a copy (huggingface/trl @f2cd5771, trl/trainer/dpo_trainer.py; hiyouga/LLaMA-Factory @ff6d4d12e, src/
+    llamafactory/train/trainer_utils.py, create_ref_model; axolotl-ai-cloud/axolotl @067b021c8, src/axolotl/train.py).
+
+    stated: the setting that says so.
+    """
+    named = reading.take(*REFERENCE_MODELS)
+    if reading.take_switch(*PRECOMPUTED):
+        return
+    names = [name for name, entry in reading.stated.items() if entry is stated]
+    is_copy = named is not None and not is_off(named)
+    reading.set_key("train.reference", "model" if is_copy else True, *(REFERENCE_MODELS if is_copy else names))
+
+
+def approximate_divergence(reading: Reading, stated: Stated | None) -> None:
+    """Lists the passes of KTO that are left out (trl/trainer/kto_trainer.py, _compute_kl_logps)."""
+    why = "two forward passes over shuffled pairs, which estimate the divergence, are left out"
+    reading.approximate(stated, why, "the step is too short by them")
 
 
 # ----------------------------------------------------------------------------------- length, processes

@@ -14,19 +14,29 @@ from meshcast.simulator.formats.launch.programs.optimizers import MOMENT_COPIES
 from meshcast.simulator.formats.launch.programs.sharding import FSDP, STATE_DICTS
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys
 from meshcast.simulator.ir.ops import STORED_FORMATS
+from meshcast.simulator.models.adapter_targets import DOWNS, UPS
 from meshcast.simulator.models.load import find_preset, preset_source
 
 ATTENTIONS = {"flash-2": "flash_attention_2", "flash-3": "flash_attention_3", "sdpa": "sdpa"}
 """``attn_implementation`` by the library of attention."""
 
-MODULES = {
+MODULES: dict[str, tuple[str, ...]] = {
     "attn_qkv": ("q_proj", "k_proj", "v_proj"),
     **{"attn_q": ("q_proj",), "attn_k": ("k_proj",), "attn_v": ("v_proj",)},
     "attn_proj": ("o_proj",),
-    "mlp_up": ("gate_proj", "up_proj"),
-    "mlp_down": ("down_proj",),
+    **{"attn_q_down": ("q_a_proj",), "attn_q_up": ("q_b_proj",)},
+    **{"attn_kv_down": ("kv_a_proj_with_mqa",), "attn_kv_up": ("kv_b_proj",)},
+    **{"mixer_in": ("in_proj",), "mixer_out": ("out_proj",)},
+    **dict.fromkeys(UPS, ("gate_proj", "up_proj")),
+    **dict.fromkeys(DOWNS, ("down_proj",)),
+    **{"router": ("gate",), "shared_gate": ("shared_expert_gate",)},
 }
 """Modules of models of transformers by the targets of adapters."""
+
+
+def name_adapted_modules(keys: SomeKeys) -> list[str]:
+    """Returns the modules of transformers that have adapters."""
+    return list(dict.fromkeys(name for target in keys.get("train.targets", ()) for name in MODULES[target]))
 
 
 OPTIMIZER_WORDS = {
@@ -59,6 +69,19 @@ def name_attention(keys: SomeKeys) -> str | None:
     if keys.get("framework.set.attention") == "unfused":
         return "eager"
     return ATTENTIONS.get(keys.get("framework.set.attention_library", ""))
+
+
+def compares_pairs(keys: SomeKeys) -> bool:
+    """Whether a training compares pairs of texts with a reference: a micro-batch has whole pairs."""
+    return bool(keys.get("train.reference")) and keys["batch.micro"] % 2 == 0 and keys["batch.global"] % 2 == 0
+
+
+def count_pairs(keys: Keys) -> Keys:
+    """Returns the keys of a job with samples in its batch, of which each is two sequences where it compares pairs."""
+    if not compares_pairs(keys):
+        return keys
+    sizes = ("batch.micro", "batch.global", "run.evaluation.micro")
+    return {**keys, **{name: keys[name] // 2 for name in sizes if name in keys}}
 
 
 def recomputes(keys: SomeKeys) -> bool:

@@ -20,8 +20,8 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     RANK_NAMES,
     TARGET_NAMES,
     TrainerProgram,
+    approximate_divergence,
     approximate_loading,
-    approximate_reference,
     double_samples,
     follow_file,
     list_names,
@@ -30,6 +30,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_adapters,
     set_chunked_loss,
     set_quantised_weights,
+    set_reference,
     take_on,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
@@ -85,8 +86,8 @@ TRL_VERDICTS = list_verdicts(
     ("label_smoothing disable_dropout reference_free", OPTIMISATION),
     ("bnb_4bit_* use_bnb_nested_quant lora_modules_to_save ignore_bias_buffers", LOADING),
     ("benchmarks callbacks", NAMES),
-    ("use_dora lora_target_parameters", Approximation("adapters of plain LoRA are forecast", SHORT)),
-    ("sync_ref_model ref_model_* precompute_ref*", NoInfluence("the reference model is left out in any case")),
+    ("use_dora", Approximation("adapters of plain LoRA are forecast", SHORT)),
+    ("sync_ref_model ref_model_* precompute_ref*", NoInfluence("the reference has the same size")),
     (
         "use_vllm vllm_* num_generations* generation_* temperature top_p top_k min_p",
         NoInfluence("rollouts are left out"),
@@ -141,7 +142,9 @@ def interpret(reading: Reading) -> None:
     if trainer in PAIRS:
         double_samples(reading, None)
     if trainer in REFERENCES:
-        approximate_reference(reading, Stated(trainer, trainer, reading.file.where))
+        set_reference(reading, Stated(trainer, trainer, reading.file.where))
+    if trainer == "kto":
+        approximate_divergence(reading, Stated(trainer, trainer, reading.file.where))
     _read_adapters(reading)
 
 

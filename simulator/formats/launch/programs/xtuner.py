@@ -23,7 +23,6 @@ from meshcast.simulator.formats.launch.programs.evaluations import EvaluationSet
 from meshcast.simulator.formats.launch.programs.recipes import load_recipes
 from meshcast.simulator.formats.launch.programs.trainer import (
     TrainerProgram,
-    approximate_reference,
     double_samples,
     read_environment,
     read_trainer_file,
@@ -31,6 +30,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_adapters,
     set_attention,
     set_quantised_weights,
+    set_reference,
     take_on,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
@@ -438,7 +438,7 @@ def _read_kind(reading: Reading) -> None:
     if kind in ("DPO", "ORPO", "RewardModel") and packed is None:
         double_samples(reading, stated)
     if kind == "DPO":
-        approximate_reference(reading, stated)
+        set_reference(reading, stated)
     elif kind in ("LLaVAModel", "InternVL_V1_5", "OpenAIModel"):
         why = "the language model alone is forecast, without the encoder of images"
         reading.approximate(stated, why, "the forecast is too fast, and needs less memory")

@@ -241,12 +241,13 @@ def skew_expert_work(fragment: Fragment, operator: Operator, expert_load: Expert
     # With the dot that ends the name: a tensor's cast has its name and a number format.
     routed = tuple(f"{tensor.name}." for tensor in (*operator.ins, *operator.outs) if tensor.has("e"))
     for op in (*fragment.forward, *fragment.backward):
-        if isinstance(op.work, Gemm):
+        if isinstance(op.work, Gemm) and op.work.groups:
             ((_, mean),) = op.work.groups
             groups = tuple((1, share * mean) for share in expert_load.expert_loads if share)
             op.work = replace(op.work, groups=groups, pace=expert_load.most_loaded)
-        elif isinstance(op.work, Memory) and (op.phase != "W" or op.work.what == "permute"):
-            # Other kernels of phase W read weights only.
+        elif isinstance(op.work, Gemm) or (
+            isinstance(op.work, Memory) and (op.phase != "W" or op.work.what == "permute")
+        ):  # other kernels of phase W read weights only
             op.work = replace(op.work, pace=expert_load.most_loaded)
     for i, tensor_use in enumerate(fragment.tensor_uses):
         stem, of_tensor, _ = tensor_use.key.partition("@")

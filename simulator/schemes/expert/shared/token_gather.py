@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any
 
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.layout import Tensor
-from meshcast.simulator.ir.modules import Module, MoE, Stage, replace_children
+from meshcast.simulator.ir.modules import Module, MoE, Operator, Stage, replace_children
 from meshcast.simulator.ir.moe_operators import (
+    EXPERTS,
     ExpertCast,
     ExpertLinear,
     ExpertPermute,
@@ -31,6 +33,9 @@ from meshcast.simulator.schemes.expert.shared.fused_exchange import FusedRound
 
 def fuse_permutations(block: MoE, kind: type[FusedExpertLinear] = FusedExpertLinear) -> MoE:
     """The block with its permutations inside the GEMMs of the experts, which are of this kind."""
+    if any(isinstance(child, Operator) and child.view == EXPERTS and child.has("rank") for child in block.children):
+        rule = "adapters of experts read tokens that are permuted, and these GEMMs permute themselves"
+        raise PlanError("train.targets", rule, "Leave out expert_up and expert_down, or use expert/all-to-all")
     (permute,) = (child for child in block.children if isinstance(child, Permute))
     (unpermute,) = (child for child in block.children if isinstance(child, Unpermute))
     (tokens,), (copies,), (results, weights) = permute.ins, permute.outs, unpermute.ins

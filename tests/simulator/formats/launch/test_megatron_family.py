@@ -235,8 +235,6 @@ def test_recipes_have_models_of_the_size_that_their_names_claim(program: str) ->
 
 @pytest.mark.parametrize("name", some([(name,) for name in load_recipes("megatron_bridge").recipes], of=12))
 def test_a_recipe_of_megatron_bridge_is_a_job(name: str) -> None:
-    if "_peft_" in name and load_model(load_recipes("megatron_bridge").recipes[name]["model"]).ssm:
-        pytest.skip("adapters of state-space layers are refused")
     found = read("train: {}\nmodel: {}\nddp: {}\nlogger: {log_interval: 1}\n", "over.yaml", f"--recipe {name}")
     row = load_recipes("megatron_bridge").recipes[name]
     keys = flatten_job(load_job(found.job))
@@ -711,17 +709,44 @@ def test_experts_on_data_are_chosen_by_a_trained_router(flags: str, routing: str
     assert not any(one.use.startswith("expert/") for one in whole.plan.schemes)
 
 
+@pytest.mark.parametrize(
+    ("kind", "data", "routing"),
+    [
+        ("pretrain", "", None),
+        ("pretrain", "recipe.data = run.Config(PreTrainingDataModule, paths=['corpus'], seq_length=4096)", "natural"),
+        ("pretrain", "recipe.data = run.Config(MockDataModule, seq_length=4096)", None),
+        ("finetune", "", "natural"),  # on SQuAD
+        ("finetune", "recipe.data = run.Config(MockDataModule, seq_length=4096)", None),
+    ],
+)
+def test_a_file_of_nemo_that_names_data_has_a_trained_router(kind: str, data: str, routing: str | None) -> None:
+    recipe = f"recipe = llm.mixtral_8x7b.{kind}_recipe()\n{data}\n"
+    found = read(f"from nemo.collections import llm\nimport nemo_run as run\n{recipe}", "run.py")
+    model = found.job["model"]
+    assert (model.get("moe") or {}).get("routing") == routing if isinstance(model, dict) else routing is None
+
+
+@pytest.mark.parametrize(("data", "routing"), [("data_prefix: [1.0, corpus]", "natural"), ("data_impl: mock", None)])
+def test_a_file_of_nemo_1_names_its_data(data: str, routing: str | None) -> None:
+    experts = "num_moe_experts: 8, moe_router_topk: 2, expert_model_parallel_size: 8"
+    shape = "num_layers: 4, hidden_size: 1024, num_attention_heads: 16, ffn_hidden_size: 4096, encoder_seq_length: 2048"
+    text = f"trainer: {{devices: 8, num_nodes: 1, precision: bf16}}\nmodel: {{{shape}, {experts}, data: {{{data}}}}}\n"
+    assert read(text, "run.yaml").job["model"]["moe"].get("routing") == routing
+
+
 def test_an_untuned_recipe_is_told_from_a_tuned_one() -> None:
     """One that nobody tuned rotates queries and keys in many kernels, and its interval is wider."""
 
-    def import_recipe(name: str) -> dict[str, Any]:
-        text = f"torchrun --nproc_per_node 8 scripts/training/run_recipe.py --recipe {name}"
+    def import_recipe(name: str, more: str = "") -> dict[str, Any]:
+        text = f"torchrun --nproc_per_node 8 scripts/training/run_recipe.py --recipe {name} {more}"
         return import_text(text, "file.sh", "megatron-bridge", cluster="dgx-h100:1").job
 
     untuned = import_recipe("qwen3_8b_sft_4gpu_h100_bf16_config")
     changes = untuned["framework"]["set"]
     assert changes["regime"] == "family" and changes["eager"] == {"rope": {"fused": False}}
-    assert untuned["batch"]["documents"] == 512
+    assert untuned["batch"]["documents"] == 200  # of SQuAD
+    mixture = import_recipe("qwen3_8b_sft_4gpu_h100_bf16_config", "--dataset tulu3")
+    assert mixture["batch"]["documents"] == 370
     fused = {**untuned, "framework": {**untuned["framework"], "set": {}}}
     steps = [forecast_step(load_job(one)).step_time for one in (untuned, fused)]
     assert steps[0] > 1.01 * steps[1]

@@ -114,7 +114,9 @@ def test_a_longest_sequence_is_asked_for_and_overrides_count() -> None:
 
 
 def test_pairs_of_preferences_are_two_sequences() -> None:
-    assert tune("full_dpo_distributed")["batch.micro"] == 2 * tune("full_finetune_distributed")["batch.micro"]
+    pairs = tune("full_dpo_distributed")
+    assert pairs["batch.micro"] == 2 * tune("full_finetune_distributed")["batch.micro"]
+    assert pairs["train.reference"] == "model"
 
 
 def test_generation_inside_the_loop_is_refused() -> None:

@@ -176,11 +176,12 @@ def test_a_process_with_several_gpus_is_refused(tmp_path: Path, visible: int, pr
         assert load_job(import_text(tmp_path, text).job, base=Path()).cluster.gpus == visible
 
 
-def test_adapters_of_a_model_with_experts_leave_out_the_experts_and_say_so(tmp_path: Path) -> None:
+def test_adapters_of_a_model_with_experts_are_on_them_too(tmp_path: Path) -> None:
     settings = {**MEGATRON, "tuner_type": "lora", "expert_model_parallel_size": 8, "target_modules": "all-linear"}
     found = import_text(tmp_path, write_command("megatron sft", settings, NPROC_PER_NODE=8), "model=qwen3-30b-a3b")
-    assert keys_of(found)["train.targets"] == ["attn_qkv", "attn_proj"]
-    assert "experts" in {entry.shown: entry.why for entry in found.findings.approximated}["--target_modules"]
+    keys = keys_of(found)
+    assert {"attn_qkv", "attn_proj", "expert_up", "expert_down"} <= {*keys["train.targets"]}
+    assert keys["framework.set.adapters.of_each_expert"]
 
 
 # ------------------------------------------------------------------------------------------------ xtuner

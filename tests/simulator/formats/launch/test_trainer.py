@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from meshcast.simulator.formats.launch.convert import import_file
+from meshcast.simulator.formats.launch.convert import export_job, import_file
 from meshcast.simulator.formats.launch.detect import detect_program
 from meshcast.simulator.formats.launch.imported_job import ImportedJob, OpenQuestions
 from meshcast.simulator.formats.launch.keys import flatten_job
@@ -319,6 +319,40 @@ def test_an_unknown_optimizer_is_asked_about(tmp_path: Path) -> None:
 def test_a_pair_of_texts_is_two_sequences(tmp_path: Path) -> None:
     single, pairs = (keys_of(import_settings(tmp_path, FACTORY | {"stage": stage})) for stage in ("sft", "dpo"))
     assert pairs["batch.micro"] == 2 * single["batch.micro"] and pairs["batch.global"] == 2 * single["batch.global"]
+
+
+LORA = {"finetuning_type": "lora"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reference"),
+    [
+        (FACTORY | {"stage": "dpo"}, "model"),
+        (FACTORY | LORA | {"stage": "dpo"}, "adapters-off"),
+        (FACTORY | LORA | {"stage": "dpo", "ref_model": "m"}, "model"),
+        (FACTORY | LORA | {"stage": "dpo", "pref_loss": "orpo"}, None),
+        (FACTORY | {"stage": "kto"}, "model"),
+        (FACTORY | {"stage": "rm"}, None),
+        (AXOLOTL | {"rl": "dpo"}, "model"),
+        (AXOLOTL | {"rl": "dpo", "precompute_ref_log_probs": True}, None),
+        (AXOLOTL | {"rl": "ipo", "adapter": "lora", "lora_target_linear": True}, "adapters-off"),
+        (AXOLOTL | {"rl": "dpo", "adapter": "lora", "lora_target_linear": True, "rl_adapter_ref_model": True}, "model"),
+        (AXOLOTL | {"rl": "orpo"}, None),
+        (TRL | {"beta": 0.1, "rpo_alpha": 1.0}, "model"),
+        (TRL | {"beta": 0.1, "rpo_alpha": 1.0, "use_peft": True}, "adapters-off"),
+        (TRL | {"beta": 0.1, "precompute_ref_log_probs": True}, None),
+    ],
+)
+def test_a_training_on_preferences_has_a_reference(
+    tmp_path: Path, settings: dict[str, Any], reference: str | None
+) -> None:
+    found = import_settings(tmp_path, settings)
+    assert keys_of(found).get("train.reference") == reference
+    assert not any("reference model is left out" in entry.why for entry in found.findings.approximated)
+    if reference is not None and found.form in ("axolotl", "llamafactory"):
+        job = load_job(found.job, base=Path())
+        unsaid = export_job(job, found.form, lambda data, folder: load_job(data, base=folder), lambda job: None).unsaid
+        assert not {key for key in unsaid if key.startswith(("train.", "batch."))}
 
 
 # ------------------------------------------------------------------------------------------- the four classes
