@@ -109,7 +109,8 @@ def node_models(
 def price(sample: CollectiveSample, models: TierCostModels) -> RowForecasts:
     """The forecasts of a sample by these cost models."""
     seconds, launch = predict(sample, models)
-    return RowForecasts(seconds, launch, estimate_sigma(model_of(sample, models), seconds, launch) + 0 * seconds)
+    sigma = estimate_sigma(model_of(sample, models), seconds, launch) + 0 * seconds
+    return RowForecasts(seconds, launch, links_of(sample, models).combine_sigmas(sigma, sample.reach))
 
 
 def model_of(sample: CollectiveSample, models: TierCostModels) -> Any:
