@@ -31,7 +31,7 @@ from meshcast.validation.calibration.tables import table
 from meshcast.validation.calibration.tables.rows import Z90, RowForecasts
 
 
-class Cell(NamedTuple):
+class BorrowedSection(NamedTuple):
     """A section of one GPU, of a family of links or of a network, priced by others.
 
     distance: of the lender, a key of `BORROWED`.
@@ -64,7 +64,7 @@ class FarCalibration(Calibration):
         return next(having, "") == self.distance
 
 
-def price_borrowed(samples: Sequence[Any]) -> Iterator[tuple[Cell, Any, RowForecasts]]:
+def price_borrowed(samples: Sequence[Any]) -> Iterator[tuple[BorrowedSection, Any, RowForecasts]]:
     """Yields samples with forecasts by coefficients of other hardware."""
     of_kernels = [FarCalibration(distance) for distance in LEFT_OUT]
     for sample in samples:
@@ -73,11 +73,11 @@ def price_borrowed(samples: Sequence[Any]) -> Iterator[tuple[Cell, Any, RowForec
                 models = collectives.tier_models(Calibration.shipped(), sample, without=True)
                 kind = "network" if sample.operation == "network" else "links"
                 hardware = family(sample.network if kind == "network" else sample.link)
-                yield Cell(kind, sample.operation, hardware), sample, collectives.price(sample, models)
+                yield BorrowedSection(kind, sample.operation, hardware), sample, collectives.price(sample, models)
                 continue
             for calibration in of_kernels:
                 if calibration.lends(sample):
-                    cell = Cell(calibration.distance, sample.operation, sample.gpu)
+                    cell = BorrowedSection(calibration.distance, sample.operation, sample.gpu)
                     yield cell, sample, kernels.price(calibration, sample)
         except CatalogError:  # nothing else has such a section
             continue
@@ -97,7 +97,7 @@ def needed_sigma(cells: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
 
 def measure_borrowed(samples: Sequence[Any]) -> Iterator[tuple[str, int, int, float]]:
     """Yields every distance with its cells, rows, and the sigma that they need."""
-    rows: dict[Cell, list[tuple[np.ndarray, np.ndarray]]] = {}
+    rows: dict[BorrowedSection, list[tuple[np.ndarray, np.ndarray]]] = {}
     for cell, sample, priced in price_borrowed(samples):
         sigma = np.sqrt(np.maximum(priced.sigma**2 - BORROWED[cell.distance] ** 2, 0.0))
         rows.setdefault(cell, []).append((np.log(sample.seconds / priced.seconds), sigma + 0 * sample.seconds))

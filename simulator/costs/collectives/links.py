@@ -166,18 +166,15 @@ class Links:
         own = 1.0 / (self.host.bandwidth * min(1.0, share * self.speed))
         return max(own, senders / (self.cluster.staging * min(1.0, self.speed))) if self.cluster.staged else own
 
-    def combine_sigmas(self, sigma: Any, reach: Reach) -> Any:
-        """Returns the sigma of a group's time: that of its cost model, a number or an array, with those of its place.
-
-        The latter are of the rate of the host's memory where the group sends through it, and of the rate of links
-        between blocks of nodes.
-        """
+    def place_sigma(self, reach: Reach) -> float:
+        """Sigma of a group's place: of the rate of the host's memory where it sends through that, and of the rate of
+        links between blocks of nodes."""
         variance = 0.0
         if self.cluster.staged and crosses_host(reach):
             variance += (STAGING_SIGMA if self.cluster.node.staging is None else STATED_STAGING_SIGMA) ** 2
         if any(level.blocks for level in reach.levels):
             variance += BLOCK_LINK_SIGMA**2
-        return (sigma * sigma + variance) ** 0.5 if variance else sigma
+        return math.sqrt(variance)
 
     def port_rate(self, reach: Reach) -> float:
         """Nominal rate of a member to the network [bytes/s]: that of the ports that it has, through its link to the

@@ -143,16 +143,16 @@ def _fit_others(calibration: Calibration, name: str, section: str, pairs: Pairs)
 
 
 def _price_unseen(
-    calibration: Calibration, section: str, found: Fit, blind: Mapping[str, Fit], pairs: Pairs, library: str | None
+    calibration: Calibration, section: str, whole: Fit, blind: Mapping[str, Fit], pairs: Pairs, library: str | None
 ) -> list[tuple[CollectiveSample, RowForecasts]]:
-    """Samples priced by the fits `blind`, which have not seen their machine, or by `found` where other machines have
+    """Samples priced by the fits `blind`, which have not seen their machine, or by `whole` where other machines have
     fewer than `FEWEST` rows of their library. library: whose coefficients, see `_price`."""
     counts = {machine: _count_rows([pair for pair in pairs if _machine(*pair) != machine]) for machine in blind}
     prices = []
     for sample, source in pairs:
         machine, name = _machine(sample, source), sample.library if library is None else library
         is_known = section == NETWORK or not name or counts.get(machine, {}).get(name, 0) >= FEWEST
-        used = blind.get(machine, found) if is_known else found
+        used = blind.get(machine, whole) if is_known else whole
         prices.append((sample, _price(calibration, sample, section, used, library)))
     return prices
 

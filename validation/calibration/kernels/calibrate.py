@@ -101,26 +101,22 @@ def _fit_section(
     for form in made["unnamed"]:
         similar = [sample for sample in samples if _format(sample) == form]
         similar = [sample for sample in similar if sample.tuned] or similar
-        made["unnamed"][form] = sigmas_of_all(_price_by_others(calibration, gpu, data, section, made, similar))
+        made["unnamed"][form] = sigmas_of_all(
+            _price_by_others(calibration, gpu, {**data, section: made}, section, similar)
+        )
     return made
 
 
 def _price_by_others(
-    calibration: Calibration,
-    gpu: str,
-    data: Mapping[str, Any],
-    section: str,
-    made: Mapping[str, Any],
-    samples: Sequence[KernelSample],
+    calibration: Calibration, gpu: str, data: Mapping[str, Any], section: str, samples: Sequence[KernelSample]
 ) -> list[tuple[KernelSample, RowForecasts]]:
     """Samples of one number format priced as kernels of an unnamed library: by the mean of the libraries of this format
-    other than their own, or with their own where it is alone. made: the section, of the file whose other sections are
-    `data`."""
-    similar = {sample.library: made["libraries"][sample.library] for sample in samples}
+    other than their own, or with their own where it is alone. data: of the file."""
+    similar = {sample.library: data[section]["libraries"][sample.library] for sample in samples}
     prices = []
     for library in similar:
         others = {name: entry for name, entry in similar.items() if name != library} or similar
-        known = _with_gpu(calibration, gpu, {**data, section: {**made, "libraries": others}})
+        known = _with_gpu(calibration, gpu, {**data, section: {**data[section], "libraries": others}})
         own = [sample for sample in samples if sample.library == library]
         prices += [(sample, price(known, sample, library="")) for sample in own]
     return prices

@@ -17,6 +17,9 @@ FEWEST = 10
 Prices = Sequence[tuple[Rows, RowForecasts]]
 """Rows with their forecasts."""
 
+Sigmas = dict[str, Any]
+"""`sigma` and `sigma_short`, and these by kind of rows under `kinds` where there are several."""
+
 
 @dataclass(frozen=True)
 class LibraryErrors:
@@ -56,7 +59,7 @@ def count_errors(samples: Sequence[Rows], prices: Sequence[RowForecasts]) -> tup
     return len(far), float(np.median(far)), float(np.quantile(far, 0.9))
 
 
-def sigmas_by_library(prices: Prices) -> dict[str, dict[str, Any]]:
+def sigmas_by_library(prices: Prices) -> dict[str, Sigmas]:
     """Returns the sigmas of the rows of every library, and of each of their kinds where there are several.
 
     A kind of which a library has fewer than `FEWEST` rows has the larger of the library's sigmas and of those of this
@@ -68,18 +71,19 @@ def sigmas_by_library(prices: Prices) -> dict[str, dict[str, Any]]:
     }
 
 
-def _sigmas_by_kind(own: Prices, every: Prices) -> dict[str, Any]:
+def _sigmas_by_kind(own: Prices, every: Prices) -> Sigmas:
     """Returns the sigmas of the rows of a library. every: rows of all libraries."""
-    found: dict[str, Any] = dict(sigmas_of_all(own))
+    of_all = sigmas_of_all(own)
+    library: Sigmas = dict(of_all)
     kinds = sorted({rows.kind for rows, _ in own})
     for kind in kinds if len(kinds) > 1 else ():
         similar = [pair for pair in own if pair[0].kind == kind]
         sigmas = sigmas_of_all(similar)
         if sum(len(rows.index) for rows, _ in similar) < FEWEST:
             sigmas = sigmas_of_all([pair for pair in every if pair[0].kind == kind])
-            sigmas = {key: max(sigma, found[key]) for key, sigma in sigmas.items()}
-        found.setdefault("kinds", {})[kind] = sigmas
-    return found
+            sigmas = {key: max(sigma, of_all[key]) for key, sigma in sigmas.items()}
+        library.setdefault("kinds", {})[kind] = sigmas
+    return library
 
 
 def sigmas_of_all(prices: Prices) -> dict[str, float]:
