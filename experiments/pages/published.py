@@ -299,22 +299,23 @@ def _describe_searches(found: Answer | None) -> list[Text]:
 
 
 def _residuals_table(residuals: Sequence[Answer]) -> Table:
-    """How the intervals of every regime hold, and their residuals by class."""
+    """How the intervals of every regime hold, of all classes and of each, and their residuals."""
     table = _table(
-        "residual of steps", ("runs", "sources", "med / p90 %", "inside %", "half %", "sigma %", "shipped %")
+        "residual of steps", ("runs", "sources", "med / p90 %", "inside %", "half %", "bias, sigma %", "shipped %")
     )
-    for one in residuals:
-        if not one["rows"]:
+    for row in residuals:
+        if not row["rows"]:
             continue
-        name = f"  {one['class']}" if one["class"] else f"{one['regime']}, {one['level']:.0%} of its runs"
+        of_all = not row["class"]
+        name = f"{row['regime']}, {row['level']:.1%} of its runs" if of_all else f"  {row['class']}"
         ends = [
-            " / ".join(format_percent(of[side]) for side in ("below", "above")) if of else ""
-            for of in (one if one["class"] else None, one["shipped"])
+            f"{format_percent(residual['bias'], '+')} {format_percent(residual['sigma'])}" if of_all else ""
+            for residual in (row["residual"], row["shipped"])
         ]
-        shares = (format_percent(one[key]) for key in ("inside_left_out", "half_width"))
-        errors = f"{format_percent(one['median'])} / {format_percent(one['p90'])}"
-        style = "" if one["class"] else "bold"
-        table.add_row(name, f"{one['rows']:,}", str(one["sources"]), errors, *shares, *ends, style=style)
+        shares = (format_percent(row[key]) for key in ("inside_left_out", "half_width"))
+        errors = f"{format_percent(row['median'])} / {format_percent(row['p90'])}"
+        style = "bold" if of_all else ""
+        table.add_row(name, f"{row['rows']:,}", str(row["sources"]), errors, *shares, *ends, style=style)
     return table
 
 

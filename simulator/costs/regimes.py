@@ -28,7 +28,7 @@ REGIMES: tuple[Regime, ...] = ("source", "program", "family", "unknown")
 """All regimes, the best known first."""
 
 CLASSES: tuple[StepClass, ...] = ("dense", "experts", "adapters")
-"""All classes of jobs that have residuals of their own."""
+"""All classes of jobs."""
 
 GPU_REGIMES: dict[str, Regime] = {"": "source", "generation": "family"}
 """Best regime of a GPU by the distance of its calibration (`Calibration.lenders`); any other is unknown."""
@@ -39,7 +39,7 @@ shapes of a step their errors average out to sigma / sqrt(16). Of 852 published 
 largest without any kernel errors, 4 below that at 16 shapes and 54 below it at one."""
 
 FILE = "regimes.yaml"
-"""Residuals of every class and regime, written by ``make docs-regimes`` (`validation.published.fit.residuals`)."""
+"""Residuals of every regime, written by ``make docs-regimes`` (`validation.published.fit.residuals`)."""
 
 ROOM = resources.files("meshcast.simulator.costs")
 
@@ -48,26 +48,21 @@ ROOM = resources.files("meshcast.simulator.costs")
 class StepResidual:
     """Distribution of log(measured / forecast) of steps.
 
-    below, above: standard deviations of its two sides: nine of ten lie from -1.645 below to 1.645 above, which need not
-        leave as many outside on one side as on the other.
+    bias: its middle, which is not that of the forecast where the profile of another program stands for the job's.
+    sigma: standard deviation of a normal distribution around it that has nine of ten runs inside as many of its own.
     rows: published runs behind them.
     """
 
-    below: float
-    above: float
+    bias: float
+    sigma: float
     rows: int
-
-    @property
-    def sigma(self) -> float:
-        """Standard deviation, of both sides together."""
-        return ((self.below**2 + self.above**2) / 2) ** 0.5
 
 
 @cache
-def residuals() -> dict[tuple[StepClass, Regime], StepResidual]:
-    """Returns the residuals of every class and regime, without assumptions and kernels."""
+def residuals() -> dict[Regime, StepResidual]:
+    """Returns the residuals of every regime, without assumptions and kernels."""
     table = read_yaml(ROOM / FILE).data
-    return {(name, regime): StepResidual(**table[name][regime]) for name in CLASSES for regime in REGIMES}
+    return {regime: StepResidual(**table[regime]) for regime in REGIMES}
 
 
 def least_known(*regimes: Regime) -> Regime:

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshcast.hardware.units import GIB
 from meshcast.simulator.costs.kernels.roofline import peak
-from meshcast.simulator.costs.regimes import KERNELS_OF_A_STEP, Regime, StepResidual, residuals, step_class
+from meshcast.simulator.costs.regimes import KERNELS_OF_A_STEP, Regime, StepResidual, residuals
 from meshcast.simulator.ir.operators import QUANTISED
 from meshcast.simulator.models import flops
 from meshcast.simulator.program.block import SUMS
@@ -38,6 +38,12 @@ CAUSE = "sigmas."
 
 NAMED = 3
 """Contributions to the width of the interval that a report names."""
+
+
+def interval_90(step: float, bias: float, sigma: float) -> tuple[float, float]:
+    """Returns the 90 % interval of a step [s] whose log(measured / forecast) has this middle and standard deviation."""
+    middle, reach = step * math.exp(bias), math.exp(Z90 * sigma)
+    return middle / reach, middle * reach
 
 
 class Metrics:
@@ -129,8 +135,8 @@ class Metrics:
 
     @property
     def residual(self) -> StepResidual:
-        """Distribution of log(measured / forecast) of published steps of this regime and class."""
-        return residuals()[step_class(self.job.model.moe is not None, self.job.adapters is not None), self.regime]
+        """Distribution of log(measured / forecast) of published steps of this regime."""
+        return residuals()[self.regime]
 
     @cached_property
     def sigmas(self) -> dict[str, float]:
@@ -165,10 +171,8 @@ class Metrics:
 
     @cached_property
     def interval_90(self) -> tuple[float, float]:
-        """Interval that should hold nine of ten measured steps [s]; its sides differ, for real runs have slow tails."""
-        others = [sigma for name, sigma in self.sigmas.items() if name != REGIME]
-        below, above = (Z90 * math.hypot(side, *others) for side in (self.residual.below, self.residual.above))
-        return self.step_time * math.exp(-below), self.step_time * math.exp(above)
+        """Interval that should hold nine of ten measured steps [s]."""
+        return interval_90(self.step_time, self.residual.bias, self.sigma)
 
     @property
     def widest(self) -> dict[str, float]:

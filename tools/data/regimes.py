@@ -1,4 +1,4 @@
-"""Writes how far steps lie from their forecast, by class and regime, from files of published runs.
+"""Writes how far steps lie from their forecast, by regime, from files of published runs.
 
 python -m tools.data.regimes runs.jsonl more.jsonl
 
@@ -16,26 +16,24 @@ import yaml
 
 from meshcast.experiments.pages.published import progress
 from meshcast.hardware.documents.output_file import write_file
-from meshcast.simulator.costs.regimes import CLASSES, FILE, REGIMES, ROOM
+from meshcast.simulator.costs.regimes import FILE, ROOM
 from meshcast.validation.published.fit.derivatives import forecast_derivatives
 from meshcast.validation.published.fit.residuals import measure_residuals
 from meshcast.validation.published.rows import PublishedRun, read_files
 
 HEAD = """\
-# Standard deviations of log(measured / forecast) of steps below and above the forecast, by class of model and regime,
-# without assumptions and kernels. Made by `make docs-regimes`; do not edit it. `rows` published runs;
-# validation/published/fit/residuals.py says how.
+# Bias and standard deviation of log(measured / forecast) of steps by regime, without assumptions and kernels. Made by
+# `make docs-regimes`; do not edit it. `rows` published runs; validation/published/fit/residuals.py says how.
 """
 
 
 def write_table(residuals: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Writes the table."""
-    sides = {
-        (one["class"], one["regime"]): {key: round(one[key], 3) for key in ("below", "above")} | {"rows": one["rows"]}
-        for one in residuals
-        if one["class"]
+    table = {
+        row["regime"]: {key: round(value, 3) for key, value in row["residual"].items()} | {"rows": row["rows"]}
+        for row in residuals
+        if not row["class"]
     }
-    table = {name: {regime: sides[name, regime] for regime in REGIMES} for name in CLASSES}
     write_file(file, HEAD + yaml.safe_dump(table, default_flow_style=None, sort_keys=False, width=200))
 
 

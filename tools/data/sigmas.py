@@ -5,10 +5,10 @@ against the nearest of them. With the fields F that lie outside of it, the error
 
     log(measured / forecast) ~ Student's t,   scale^2 = Q^2 (b^2 + sum over F of s(f)^2)
 
-where b is the sigma of the interval on the side of the error, and Q makes the 90 % interval of the t distribution that
-of a normal one. The s(f) >= 0 are the widening that the interval needs beyond its own sigma: most likely values, with
-the weights of sources of `refit`. Each field is fitted alone first. It is kept if its gain in log-likelihood is more
-than `LEAST_GAIN`, also without any one source; the kept ones are then fitted together.
+around the bias of their regime, where b is the sigma of the interval, and Q makes the 90 % interval of the t
+distribution that of a normal one. The s(f) >= 0 are the widening that the interval needs beyond its own sigma: most
+likely values, with the weights of sources of `refit`. Each field is fitted alone first. It is kept if its gain in
+log-likelihood is more than `LEAST_GAIN`, also without any one source; the kept ones are then fitted together.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ LEAST_GAIN = 2.0
 class HeldRun:
     """A run held against the combinations of other sources.
 
-    log_ratio: logarithm of measured over forecast.
-    base: sigma of its interval on the side of the error.
+    log_ratio: logarithm of measured over forecast, less the bias of its regime.
+    base: sigma of its interval.
     outside: fields outside of the nearest combination.
     """
 
@@ -96,8 +96,7 @@ def hold_runs(runs: Sequence[SurveyedRun]) -> list[HeldRun]:
             for run in own if known else ():
                 if run.plan.source == source:
                     _, outside = find_nearest(run.plan.fields, known)
-                    base = math.hypot(run.sides[run.log_ratio > 0], run.others)
-                    found.append(HeldRun(source, run.log_ratio, base, tuple(outside)))
+                    found.append(HeldRun(source, run.log_ratio - run.bias, run.sigma, tuple(outside)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,21 +74,31 @@ def _round(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
 
 
+def nine_of_ten(values: np.ndarray) -> float:
+    """Returns what nine of ten further values stay below: of n the 0.9 (n + 1)th, of fewer than ten the largest.
+
+    A further value is as likely to be of any rank among all n + 1 (Vovk et al., "Algorithmic Learning in a Random
+    World", 2005).
+    """
+    rank = min(math.ceil(0.9 * (len(values) + 1)), len(values)) - 1
+    return float(np.partition(values, rank)[rank])
+
+
 def find_sigmas(forecast: np.ndarray, measured: np.ndarray, launch: np.ndarray) -> dict[str, float]:
     """The two sigmas of a cost model whose 90% intervals hold nine of ten rows, long and short ones.
 
     See `simulator.costs.coefficients.estimate_sigma`. All arrays in seconds; launch: the part of `forecast` that does
-    not depend on the work.
+    not depend on the work. Forecasts should be those of a fit that has not seen the rows, where there is one.
     """
     far, share = np.abs(np.log(measured / forecast)) / Z90, np.clip(launch / forecast, 0.0, 1.0)
     short = share >= SHORT
-    ends = [float(np.quantile(far, 0.9))] * 2
+    ends = [nine_of_ten(far)] * 2
     least = LEAST * ends[0]
     for _ in range(30):  # each end from the rows near it, given the other one
         for end, rows, part in ((0, ~short, 1 - share), (1, short, share)):
             if rows.any():
                 left = (far - ends[1 - end] * (1 - part))[rows] / part[rows]
-                ends[end] = max(least, float(np.quantile(left, 0.9)))
+                ends[end] = max(least, nine_of_ten(left))
     return {"sigma": _round(ends[0]), "sigma_short": _round(ends[1] if short.any() else ends[0])}
 
 

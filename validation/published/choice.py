@@ -197,7 +197,7 @@ def held_out_distances(group: Sequence[SurveyedRun], runs: Sequence[SurveyedRun]
 
 def upper_end(run: SurveyedRun, distance: Distance) -> float:
     """The upper end of the 90 % interval of a forecast [s], wider by its distance from what was run."""
-    return run.step_time * math.exp(Z90 * math.hypot(run.sides[1], run.others, distance.sigma))
+    return run.step_time * math.exp(run.bias + Z90 * math.hypot(run.sigma, distance.sigma))
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:

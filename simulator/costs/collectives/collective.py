@@ -50,7 +50,7 @@ def price(work: Collective, reach: Reach, links: Links) -> Estimate:
     group = find_group(work.operation, reach, links)
     time, _ = choose_algorithm(work.nbytes, group)
     sigma = estimate_sigma(group.model, time, group.overhead)
-    return Estimate(time, math.hypot(sigma, links.staging_sigma(reach), links.block_sigma(reach)))
+    return Estimate(time, math.hypot(sigma, links.place_sigma(reach)))
 
 
 def seconds(work: Collective, reach: Reach, links: Links) -> tuple[Any, Any]:

@@ -166,15 +166,15 @@ class Links:
         own = 1.0 / (self.host.bandwidth * min(1.0, share * self.speed))
         return max(own, senders / (self.cluster.staging * min(1.0, self.speed))) if self.cluster.staged else own
 
-    def staging_sigma(self, reach: Reach) -> float:
-        """Sigma of the rate at which a group sends through the memory of the host."""
-        if not self.cluster.staged or not crosses_host(reach):
-            return 0.0
-        return STAGING_SIGMA if self.cluster.node.staging is None else STATED_STAGING_SIGMA
-
-    def block_sigma(self, reach: Reach) -> float:
-        """Sigma of the rate of links between blocks of nodes that a group crosses."""
-        return BLOCK_LINK_SIGMA if any(level.blocks for level in reach.levels) else 0.0
+    def place_sigma(self, reach: Reach) -> float:
+        """Sigma of a group's place: of the rate of the host's memory where it sends through that, and of the rate of
+        links between blocks of nodes."""
+        variance = 0.0
+        if self.cluster.staged and crosses_host(reach):
+            variance += (STAGING_SIGMA if self.cluster.node.staging is None else STATED_STAGING_SIGMA) ** 2
+        if any(level.blocks for level in reach.levels):
+            variance += BLOCK_LINK_SIGMA**2
+        return math.sqrt(variance)
 
     def port_rate(self, reach: Reach) -> float:
         """Nominal rate of a member to the network [bytes/s]: that of the ports that it has, through its link to the

@@ -31,7 +31,7 @@ def price(nbytes: int, reach: Reach, links: Links) -> Estimate:
     model = links.models.network if reach.nodes.number > 1 else links.models_within_node(reach).p2p
     busy, latency = seconds(nbytes, reach, links)
     sigma = estimate_sigma(model, busy + latency, latency)
-    return Estimate(busy, math.hypot(sigma, links.staging_sigma(reach), links.block_sigma(reach)), latency)
+    return Estimate(busy, math.hypot(sigma, links.place_sigma(reach)), latency)
 
 
 def seconds(nbytes: Any, reach: Reach, links: Links) -> tuple[Any, float]:

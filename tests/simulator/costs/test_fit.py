@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from meshcast.simulator.costs.coefficients import ceil_div, coefficient, coefficients, estimate_sigma, maximum, minimum
 from meshcast.validation.calibration.fit import fit
-from meshcast.validation.calibration.write import find_sigmas, make_section, text
+from meshcast.validation.calibration.tables.calibrated import sigmas_by_library
+from meshcast.validation.calibration.tables.rows import RowForecasts
+from meshcast.validation.calibration.write import find_sigmas, make_section, nine_of_ten, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,32 @@ def test_sigmas_hold_nine_of_ten_rows():
     far = np.abs(np.log(measured / seconds)) / (1.645 * estimate_sigma(model, seconds, launch))
     for some in (share > 0.3, share < 0.3):
         assert np.mean(far[some] <= 1) == pytest.approx(0.9, abs=0.025)
+
+
+@pytest.mark.parametrize(("count", "rank"), [(4, 4), (9, 9), (10, 10), (19, 18), (99, 90)])
+def test_nine_of_ten_further_values_lie_below_the_rank_that_leaves_a_tenth_above(count, rank):
+    assert nine_of_ten(np.arange(count, 0, -1)) == rank
+
+
+def test_a_kind_of_few_rows_has_the_larger_of_the_sigmas_of_its_library_and_of_its_kind():
+    """Five backward rows of `b` are 0.02 off; those of `a` lie 0.4 off, the forward rows of both 0.1."""
+    groups = [
+        ("a", "forward", 0.1, 40),
+        ("a", "backward", 0.4, 40),
+        ("b", "forward", 0.1, 40),
+        ("b", "backward", 0.02, 5),
+    ]
+    found = sigmas_by_library([priced_rows(*group) for group in groups])
+    narrow, wide = 0.1 / 1.645, 0.4 / 1.645
+    assert found["b"]["sigma"] == pytest.approx(narrow, rel=0.01)
+    assert found["b"]["kinds"]["forward"]["sigma"] == pytest.approx(narrow, rel=0.01)
+    assert found["a"]["kinds"]["backward"]["sigma"] == found["b"]["kinds"]["backward"]["sigma"]
+    assert found["b"]["kinds"]["backward"]["sigma"] == pytest.approx(wide, rel=0.01)
+
+
+def priced_rows(library, kind, far, count):
+    rows = SimpleNamespace(library=library, kind=kind, index=np.arange(count), seconds=np.full(count, np.exp(far)))
+    return rows, RowForecasts(np.ones(count), np.zeros(count), np.zeros(count))
 
 
 def test_unmeasured_coefficients_are_left_out():

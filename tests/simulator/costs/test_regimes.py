@@ -41,7 +41,7 @@ def forecast(framework: Any = "megatron-core", gpu: str = "h100-sxm", **changes:
 def test_the_least_known_of_framework_and_gpu_decides(framework: str, gpu: str, regime: str) -> None:
     report = forecast(framework, gpu)
     assert report.regime == regime
-    assert report.residual is residuals()["dense", regime]  # type: ignore[index]
+    assert report.residual is residuals()[regime]  # type: ignore[index]
     assert report.to_dict()["interval"] == {"regime": regime, "widest": report.widest}
 
 
@@ -51,14 +51,14 @@ def test_the_regime_of_a_gpu_is_that_of_the_calibration_in_use() -> None:
 
 @pytest.mark.parametrize("regime", REGIMES)
 def test_the_interval_of_a_regime_has_the_documented_width(regime: str) -> None:
-    """Without any other contribution: from exp(-1.645 below) to exp(1.645 above) times the step."""
+    """From exp(bias - 1.645 sigma) to exp(bias + 1.645 sigma) times the step."""
     report = forecast({"name": "megatron-core", "set": {"regime": regime}})
-    residual = residuals()["dense", regime]  # type: ignore[index]
+    residual = residuals()[regime]  # type: ignore[index]
     causes = {name: sigma for name, sigma in report.sigmas.items() if name != "regime"}
     others = math.hypot(*causes.values())
-    low, high = report.interval_90
-    assert math.log(report.step_time / low) == pytest.approx(Z90 * math.hypot(residual.below, others))
-    assert math.log(high / report.step_time) == pytest.approx(Z90 * math.hypot(residual.above, others))
+    low, high = (math.log(end / report.step_time) for end in report.interval_90)
+    reach = Z90 * math.hypot(residual.sigma, others)
+    assert (low, high) == pytest.approx((residual.bias - reach, residual.bias + reach)) and low < 0 < high
     kernels = (sigma for name, sigma in causes.items() if not name.startswith("sigmas."))
     assert math.hypot(*kernels) < 0.03  # they add little to what whole steps say
 
@@ -70,10 +70,8 @@ def test_stated_causes_widen_the_interval_as_independent_errors_do() -> None:
     assert wider.interval_90[0] < plain.interval_90[0] and wider.interval_90[1] > plain.interval_90[1]
 
 
-def test_experts_and_adapters_have_residuals_of_their_own() -> None:
-    assert step_class(True, False) == "experts" and step_class(False, True) == "adapters"
-    adapted = forecast("primus", train={"mode": "lora"})
-    assert adapted.residual is residuals()["adapters", "family"]
+def test_classes_of_jobs() -> None:
+    assert [step_class(*flags) for flags in ((False, False), (True, False), (False, True))] == [*CLASSES]
 
 
 def test_the_least_known_regime() -> None:
@@ -81,6 +79,5 @@ def test_the_least_known_regime() -> None:
 
 
 def test_a_less_known_regime_is_no_narrower() -> None:
-    for name in CLASSES:
-        spans = [one.below + one.above for one in (residuals()[name, regime] for regime in REGIMES)]
-        assert spans == sorted(spans)
+    sigmas = [residuals()[regime].sigma for regime in REGIMES]
+    assert sigmas == sorted(sigmas)

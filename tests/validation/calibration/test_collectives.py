@@ -1,13 +1,18 @@
 """Tables of collectives: read rows, refused rows, and the cost models against all measured ones."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from meshcast.hardware.cluster import STAGING_SIGMA, STATED_STAGING_SIGMA
+from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.calibration.cost_models import LINK_MODELS, family
+from meshcast.simulator.costs.coefficients import estimate_sigma
 from meshcast.simulator.costs.collectives.links import LinkCostModels, NetworkCostModel, TierCostModels
+from meshcast.validation.calibration.collectives.calibrate import calibrate
 from meshcast.validation.calibration.collectives.fit import (
     MODELS,
     fit_links,
@@ -17,7 +22,8 @@ from meshcast.validation.calibration.collectives.fit import (
     start_model,
 )
 from meshcast.validation.calibration.collectives.reader import COLUMNS, read
-from meshcast.validation.calibration.collectives.sample import lower_bound, predict
+from meshcast.validation.calibration.collectives.sample import lower_bound, model_of, predict, price, tier_models
+from meshcast.validation.calibration.write import Z90
 
 ROW = {
     "gpu": "h100",
@@ -195,3 +201,34 @@ def test_cost_models_fit_the_public_tables(tables):
         farther = 1.8 if (name, gpu) == ("alltoall-large", "l40s") else 1.0
         most = [farther * goal for goal in goals[name]]
         assert np.median(of) <= most[0] and np.quantile(of, 0.9) <= most[1], (name, gpu)
+
+
+def test_sigmas_are_of_rows_whose_machine_the_fit_has_not_seen():
+    """Two machines reach 0.6 and 0.9 of their links: either is 1.5 times off by the other, and its own rows are not."""
+    sizes = [2**size for size in range(22, 32)]
+    samples = [one_of_machine(gpu, nbytes, sizes) for gpu, nbytes in (("h100", 0.9), ("h200", 0.6))]
+    table = SimpleNamespace(samples=samples, source=lambda sample: sample.gpu)
+    ring = calibrate(Calibration.shipped(), [table], "nvlink4").data["ring"]
+    (sigmas,) = ring["libraries"].values()
+    assert sigmas["sigma"] * Z90 > 0.9 * np.log(1.5)
+    alone = SimpleNamespace(samples=samples[:1], source=lambda sample: sample.gpu)
+    (seen,) = calibrate(Calibration.shipped(), [alone], "nvlink4").data["ring"]["libraries"].values()
+    assert seen["sigma"] < 0.4 * sigmas["sigma"]
+
+
+def one_of_machine(gpu, share, sizes):
+    """An all-gather of eight GPUs that reach a share of their links."""
+    times = {size: size * 7 / 8 / 450e9 / share * 1e6 for size in sizes}
+    rows = [{"gpu": gpu, "op": "all_gather", "bytes": size, "time_us": time} for size, time in times.items()]
+    (sample,), _ = read(table(*rows))
+    return sample
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_rows_through_the_memory_of_the_host_have_its_sigma_too(gpus):
+    sample = one(gpu="l40s", interconnect="PCIe4 x16", gpus=gpus)
+    models = tier_models(Calibration.shipped(), sample)
+    plain = estimate_sigma(model_of(sample, models), *predict(sample, models))
+    staged = STAGING_SIGMA if sample.cluster.node.staging is None else STATED_STAGING_SIGMA
+    expected = np.hypot(plain, staged if sample.cluster.staged else 0.0)
+    assert price(sample, models).sigma == pytest.approx(expected)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,15 @@ from meshcast.validation.calibration.tables.calibrated import (
     CalibrationResult,
     LibraryErrors,
     count_errors,
-    sigmas_by_kind,
+    sigmas_by_library,
     sigmas_of_all,
 )
 from meshcast.validation.calibration.tables.rows import RowForecasts
 from meshcast.validation.calibration.tables.table import Table
 from meshcast.validation.calibration.write import make_section
+
+Pairs = Sequence[tuple[CollectiveSample, str]]
+"""Samples with their sources."""
 
 
 def names(tables: Sequence[Table]) -> list[str]:
@@ -63,27 +67,44 @@ def _name(sample: CollectiveSample) -> str:
 def calibrate(
     calibration: Calibration, tables: Sequence[Table], name: str, leave_out: bool = True
 ) -> CalibrationResult:
-    """The calibration of one family. calibration: of other links. leave_out: also fit it without each of its GPUs."""
+    """The calibration of one family.
+
+    The sigmas are of rows whose machine was left out of the fit, where others have enough rows of their library.
+
+    calibration: of other links. leave_out: also tell the errors of the rows of each machine without it.
+    """
     data: dict[str, Any] = {}
     errors: list[LibraryErrors] = []
     for section in MODELS:
         pairs = [(s, source) for s, source in _samples(tables) if (_name(s), s.operation) == (name, section)]
-        counts: dict[str, int] = {}
-        for sample, _ in pairs:
-            counts[sample.library] = counts.get(sample.library, 0) + len(sample.index)
+        counts = _count_rows(pairs)
         pairs = [(s, source) for s, source in pairs if section == NETWORK or counts[s.library] >= FEWEST]
         if not pairs:
             continue
         samples = [sample for sample, _ in pairs]
         found = _fit(calibration, name, section, samples)
-        data[section] = _make_section(calibration, section, found, pairs)
+        blind = _fit_others(calibration, name, section, pairs)
+        data[section] = _make_section(calibration, section, found, blind, pairs)
         for library in sorted({sample.library for sample in samples}):
             own = [sample for sample in samples if sample.library == library]
             prices = [_price(calibration, sample, section, found) for sample in own]
             errors.append(LibraryErrors(section, library, *count_errors(own, prices), None, None))
         if leave_out:
-            errors += _errors_without_gpus(calibration, name, section, samples, found)
+            errors += _errors_without_machines(calibration, section, found, blind, pairs)
     return CalibrationResult(name, data, errors)
+
+
+def _count_rows(pairs: Pairs) -> dict[str, int]:
+    """Returns the rows of every library."""
+    counts: dict[str, int] = {}
+    for sample, _ in pairs:
+        counts[sample.library] = counts.get(sample.library, 0) + len(sample.index)
+    return counts
+
+
+def _machine(sample: CollectiveSample, source: str) -> str:
+    """Returns what a sample shares with all rows of its machine: within nodes the GPU, of a network the source."""
+    return source if sample.operation == NETWORK else sample.gpu
 
 
 def _fit(calibration: Calibration, name: str, section: str, samples: Sequence[CollectiveSample]) -> Fit:
@@ -111,35 +132,59 @@ def _price(
     return RowForecasts(seconds, launch, np.zeros(len(seconds)))
 
 
-def _make_section(
-    calibration: Calibration, section: str, found: Fit, pairs: Sequence[tuple[CollectiveSample, str]]
-) -> dict[str, Any]:
-    samples = [sample for sample, _ in pairs]
-    libraries = sorted(found.libraries) if section != NETWORK else ["any"]
-    # What passes through the memory of a host shows the spread of hosts.
-    direct = [sample for sample in samples if not sample.cluster.staged] or samples
-    of = {lib: [s for s in direct if lib in ("any", s.library)] for lib in libraries}
-    own = {lib: sigmas_by_kind([(s, _price(calibration, s, section, found)) for s in some]) for lib, some in of.items()}
-    rows = {lib: sum(len(s.index) for s in samples if lib in ("any", s.library)) for lib in libraries}
-    sources = {lib: "; ".join(dict.fromkeys(o for s, o in pairs if lib in ("any", s.library))) for lib in libraries}
-    prices = [(sample, _price(calibration, sample, section, found, "")) for sample in direct]
-    unnamed = {"any": sigmas_of_all(prices)}
-    return make_section(MODELS[section], found, own, unnamed, rows, dict.fromkeys(libraries, "any"), sources)
-
-
-def _errors_without_gpus(
-    calibration: Calibration, name: str, section: str, samples: Sequence[CollectiveSample], found: Fit
-) -> list[LibraryErrors]:
-    """Errors of the rows of each GPU when only those of the others are fitted."""
-    errors = []
-    for gpu in sorted({sample.gpu for sample in samples}):
-        rest = [sample for sample in samples if sample.gpu != gpu]
-        own = [sample for sample in samples if sample.gpu == gpu]
+def _fit_others(calibration: Calibration, name: str, section: str, pairs: Pairs) -> dict[str, Fit]:
+    """Returns, for every machine, the fit to the samples of all others, where there are any."""
+    fits = {}
+    for machine in sorted({_machine(*pair) for pair in pairs}):
+        rest = [pair for pair in pairs if _machine(*pair) != machine]
         if rest:
-            blind = _fit(calibration, name, section, rest)
-            seen, unseen = (
-                count_errors(own, [_price(calibration, sample, section, one) for sample in own])
-                for one in (found, blind)
-            )
-            errors.append(LibraryErrors(section, f"all on {gpu}", *seen, *unseen[1:]))
+            fits[machine] = _fit(calibration, name, section, [sample for sample, _ in rest])
+    return fits
+
+
+def _price_unseen(
+    calibration: Calibration, section: str, whole: Fit, blind: Mapping[str, Fit], pairs: Pairs, library: str | None
+) -> list[tuple[CollectiveSample, RowForecasts]]:
+    """Samples priced by the fits `blind`, which have not seen their machine, or by `whole` where other machines have
+    fewer than `FEWEST` rows of their library. library: whose coefficients, see `_price`."""
+    counts = {machine: _count_rows([pair for pair in pairs if _machine(*pair) != machine]) for machine in blind}
+    prices = []
+    for sample, source in pairs:
+        machine, name = _machine(sample, source), sample.library if library is None else library
+        is_known = section == NETWORK or not name or counts.get(machine, {}).get(name, 0) >= FEWEST
+        used = blind.get(machine, whole) if is_known else whole
+        prices.append((sample, _price(calibration, sample, section, used, library)))
+    return prices
+
+
+def _make_section(
+    calibration: Calibration, section: str, found: Fit, blind: Mapping[str, Fit], pairs: Pairs
+) -> dict[str, Any]:
+    # What passes through the memory of a host shows the spread of hosts.
+    direct = [pair for pair in pairs if not pair[0].cluster.staged] or pairs
+    named = _price_unseen(calibration, section, found, blind, direct, None)
+    if section == NETWORK:
+        named, pairs = [(_as_any(sample), price) for sample, price in named], [(_as_any(s), o) for s, o in pairs]
+    own, rows = sigmas_by_library(named), dict(sorted(_count_rows(pairs).items()))
+    unnamed = {"any": sigmas_of_all(_price_unseen(calibration, section, found, blind, direct, ""))}
+    sources = {library: "; ".join(dict.fromkeys(o for s, o in pairs if s.library == library)) for library in rows}
+    return make_section(MODELS[section], found, own, unnamed, rows, dict.fromkeys(rows, "any"), sources)
+
+
+def _as_any(sample: CollectiveSample) -> CollectiveSample:
+    """Returns a sample of a network as that of any library: it is the network's time, whoever called the collective."""
+    return replace(sample, library="any")
+
+
+def _errors_without_machines(
+    calibration: Calibration, section: str, found: Fit, blind: Mapping[str, Fit], pairs: Pairs
+) -> list[LibraryErrors]:
+    """Errors of the rows of each machine when only those of the others are fitted."""
+    errors = []
+    for machine, fit in blind.items():
+        own = [sample for sample, source in pairs if _machine(sample, source) == machine]
+        seen, unseen = (
+            count_errors(own, [_price(calibration, sample, section, one) for sample in own]) for one in (found, fit)
+        )
+        errors.append(LibraryErrors(section, f"all on {machine}", *seen, *unseen[1:]))
     return errors

@@ -109,7 +109,11 @@ def node_models(
 def price(sample: CollectiveSample, models: TierCostModels) -> RowForecasts:
     """The forecasts of a sample by these cost models."""
     seconds, launch = predict(sample, models)
-    return RowForecasts(seconds, launch, estimate_sigma(model_of(sample, models), seconds, launch) + 0 * seconds)
+    place, sigma = (
+        links_of(sample, models).place_sigma(sample.reach),
+        estimate_sigma(model_of(sample, models), seconds, launch),
+    )
+    return RowForecasts(seconds, launch, np.hypot(sigma, place) + 0 * seconds)
 
 
 def model_of(sample: CollectiveSample, models: TierCostModels) -> Any:

@@ -19,9 +19,10 @@ from meshcast.validation.calibration.tables.calibrated import (
     CalibrationResult,
     LibraryErrors,
     count_errors,
-    sigmas_by_kind,
+    sigmas_by_library,
     sigmas_of_all,
 )
+from meshcast.validation.calibration.tables.rows import RowForecasts
 from meshcast.validation.calibration.tables.table import Table
 from meshcast.validation.calibration.write import make_section
 
@@ -88,9 +89,7 @@ def _fit_section(
     values = _known_values(calibration, gpu, section, samples) if prior else {}
     found = _fit(model, samples, lambda sample, one: by[sample](one).seconds, values)
     prices = [(sample, by[sample](found.make_model(model, sample.library))) for sample in samples]
-    own = {
-        library: sigmas_by_kind([pair for pair in prices if pair[0].library == library]) for library in found.libraries
-    }
+    own = sigmas_by_library(prices)
     rows = {library: sum(len(s.index) for s in samples if s.library == library) for library in own}
     sources = {library: "; ".join(dict.fromkeys(o for s, o in pairs if s.library == library)) for library in own}
     formats = {sample.library: _format(sample) for sample in samples}
@@ -99,12 +98,28 @@ def _fit_section(
     for sample in samples:
         if not sample.tuned:
             made["libraries"][sample.library]["tuned"] = False
-    known = _with_gpu(calibration, gpu, {**data, section: made})
     for form in made["unnamed"]:
         similar = [sample for sample in samples if _format(sample) == form]
         similar = [sample for sample in similar if sample.tuned] or similar
-        made["unnamed"][form] = sigmas_of_all([(sample, price(known, sample, library="")) for sample in similar])
+        made["unnamed"][form] = sigmas_of_all(
+            _price_by_others(calibration, gpu, {**data, section: made}, section, similar)
+        )
     return made
+
+
+def _price_by_others(
+    calibration: Calibration, gpu: str, data: Mapping[str, Any], section: str, samples: Sequence[KernelSample]
+) -> list[tuple[KernelSample, RowForecasts]]:
+    """Samples of one number format priced as kernels of an unnamed library: by the mean of the libraries of this format
+    other than their own, or with their own where it is alone. data: of the file."""
+    similar = {sample.library: data[section]["libraries"][sample.library] for sample in samples}
+    prices = []
+    for library in similar:
+        others = {name: entry for name, entry in similar.items() if name != library} or similar
+        known = _with_gpu(calibration, gpu, {**data, section: {**data[section], "libraries": others}})
+        own = [sample for sample in samples if sample.library == library]
+        prices += [(sample, price(known, sample, library="")) for sample in own]
+    return prices
 
 
 def _known_values(

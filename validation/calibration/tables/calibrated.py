@@ -14,6 +14,12 @@ from meshcast.validation.calibration.write import find_sigmas
 FEWEST = 10
 """Rows of a library, a link or a network below which nothing is fitted to it."""
 
+Prices = Sequence[tuple[Rows, RowForecasts]]
+"""Rows with their forecasts."""
+
+Sigmas = dict[str, Any]
+"""`sigma` and `sigma_short`, and these by kind of rows under `kinds` where there are several."""
+
 
 @dataclass(frozen=True)
 class LibraryErrors:
@@ -53,22 +59,34 @@ def count_errors(samples: Sequence[Rows], prices: Sequence[RowForecasts]) -> tup
     return len(far), float(np.median(far)), float(np.quantile(far, 0.9))
 
 
-def sigmas_by_kind(prices: Sequence[tuple[Rows, RowForecasts]]) -> dict[str, Any]:
-    """The sigmas of a library's rows, and of each of their kinds where there are several."""
-    kinds: dict[str, list[tuple[Rows, RowForecasts]]] = {}
-    for pair in prices:
-        kinds.setdefault(pair[0].kind, []).append(pair)
-    found: dict[str, Any] = dict(sigmas_of_all(prices))
-    if len(kinds) > 1:
-        found["kinds"] = {
-            kind: sigmas_of_all(own)
-            for kind, own in sorted(kinds.items())
-            if sum(len(rows.index) for rows, _ in own) >= FEWEST
-        }
-    return found
+def sigmas_by_library(prices: Prices) -> dict[str, Sigmas]:
+    """Returns the sigmas of the rows of every library, and of each of their kinds where there are several.
+
+    A kind of which a library has fewer than `FEWEST` rows has the larger of the library's sigmas and of those of this
+    kind in all libraries.
+    """
+    return {
+        library: _sigmas_by_kind([pair for pair in prices if pair[0].library == library], prices)
+        for library in sorted({rows.library for rows, _ in prices})
+    }
 
 
-def sigmas_of_all(prices: Sequence[tuple[Rows, RowForecasts]]) -> dict[str, float]:
+def _sigmas_by_kind(own: Prices, every: Prices) -> Sigmas:
+    """Returns the sigmas of the rows of a library. every: rows of all libraries."""
+    of_all = sigmas_of_all(own)
+    library: Sigmas = dict(of_all)
+    kinds = sorted({rows.kind for rows, _ in own})
+    for kind in kinds if len(kinds) > 1 else ():
+        similar = [pair for pair in own if pair[0].kind == kind]
+        sigmas = sigmas_of_all(similar)
+        if sum(len(rows.index) for rows, _ in similar) < FEWEST:
+            sigmas = sigmas_of_all([pair for pair in every if pair[0].kind == kind])
+            sigmas = {key: max(sigma, of_all[key]) for key, sigma in sigmas.items()}
+        library.setdefault("kinds", {})[kind] = sigmas
+    return library
+
+
+def sigmas_of_all(prices: Prices) -> dict[str, float]:
     """The sigmas of all rows together."""
     columns = zip(*((p.seconds, s.seconds, p.launch) for s, p in prices), strict=True)
     return find_sigmas(*(np.concatenate(column) for column in columns))

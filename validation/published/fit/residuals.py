@@ -1,9 +1,10 @@
-"""Widths of intervals: how far measured steps lie from their forecast, by class and regime.
+"""Intervals: how far measured steps lie from their forecast, by regime.
 
 Runs of known sources have all their settings. Runs of other regimes are told by strangers: their source is left out,
-and flags are hidden. The two sides of a residual are those of the shortest interval that holds a share of the runs, for
-with tails of unlike length one that leaves as many outside on each side is longer than it need be. Those of an unknown
-program are equal, for the profile that stands for it may be faster or slower than it.
+and flags are hidden. Coefficients were fitted to steps of known sources and programs: their residuals have no bias. A
+profile that stands for that of another program is of a better tuned one as a rule: steps are longer than it says
+(`BIASED`). The classes of models have one residual: none of them needs another for as many runs of left-out sources to
+be inside.
 
 Widths that hold nine of ten of the runs that they are set on hold fewer of a source that is left out. So that share is
 raised (`LEVELS`) until nine of ten runs of left-out sources are inside, a regime after another.
@@ -12,15 +13,16 @@ raised (`LEVELS`) until nine of ten runs of left-out sources are inside, a regim
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
+from typing import NamedTuple
 
 import numpy as np
 
 from meshcast.simulator.costs.regimes import CLASSES, REGIMES, Regime, StepClass, residuals
 from meshcast.simulator.report.metrics import Z90
-from meshcast.validation.published.fit.refit import Row, corrections_without_source, source_weights
+from meshcast.validation.published.fit.refit import FREEDOM, Row, corrections_without_source, source_weights
 from meshcast.validation.published.summary import error_statistics
 
 INSIDE = 0.90
@@ -29,14 +31,29 @@ INSIDE = 0.90
 TOLERANCE = 0.02
 """What that share may lack: a few runs of the hundreds of a regime, for which intervals would be much wider."""
 
-LEVELS = tuple(round(0.88 + 0.01 * step, 2) for step in range(11))
+LEVELS = tuple(round(0.85 + 0.005 * step, 3) for step in range(29))
 """Shares of the runs behind a width that it may hold."""
 
-FEW = 50
-"""Runs below which a class of a regime has no residual of its own."""
+BIASED: tuple[Regime, ...] = ("family", "unknown")
+"""Regimes whose steps are longer than forecast, by 0.05 and 0.10 in the logarithm, and so without any one source (by
+0.03 or more, and 0.07 or more). Those of the others are as long, within 0.006."""
 
-Sides = tuple[float, float]
-Key = tuple[StepClass, Regime]
+T_SCALE = Z90 / 2.132
+"""Scale of a t distribution with `FREEDOM` degrees of freedom over the standard deviation of a normal one with the same
+5 % and 95 % quantiles."""
+
+LEAST_SIGMA = 0.01
+"""Least sigma of a regime in the search for its bias."""
+
+ROUNDS = 30
+"""Times that weights of runs and the most likely bias are found from one another."""
+
+
+class RegimeResidual(NamedTuple):
+    """Middle and standard deviation of log(measured / forecast) of the runs of a regime, without `others`."""
+
+    bias: float
+    sigma: float
 
 
 @dataclass(frozen=True)
@@ -53,25 +70,13 @@ class RegimeError:
     log_ratio: float
     others: float
 
-    @property
-    def key(self) -> Key:
-        """Class and regime."""
-        return self.row["class"], self.regime
-
-    def ends(self, sides: Sides) -> Sides:
-        """Returns how far the interval reaches below and above the forecast, as logarithms."""
-        below, above = (Z90 * math.hypot(side, self.others) for side in sides)
-        return below, above
-
-    def is_inside(self, sides: Sides) -> bool:
+    def is_inside(self, residual: RegimeResidual) -> bool:
         """Returns whether the measured step lies in the interval."""
-        below, above = self.ends(sides)
-        return -below <= self.log_ratio <= above
+        return abs(self.log_ratio - residual.bias) <= Z90 * math.hypot(residual.sigma, self.others)
 
-    def half_width(self, sides: Sides) -> float:
+    def half_width(self, residual: RegimeResidual) -> float:
         """Returns half of the interval, as a share of the forecast."""
-        below, above = self.ends(sides)
-        return (math.exp(above) - math.exp(-below)) / 2
+        return math.exp(residual.bias) * math.sinh(Z90 * math.hypot(residual.sigma, self.others))
 
 
 HeldError = tuple[RegimeError, bool]
@@ -94,31 +99,27 @@ def measure_residuals(rows: Sequence[Row]) -> list[Row]:
 
     The level of a regime is the least one with which `INSIDE` of the runs of left-out sources are inside, or nearly.
     """
-    errors = list_errors(rows)
-    levels: dict[Regime, float] = {}
-    left_out: dict[Regime, list[HeldError]] = {}
+    errors, described, narrowest = list_errors(rows), list[Row](), 0.0
     for regime in REGIMES:
-        trials = {level: hold_left_out(errors, levels | {regime: level}) for level in LEVELS}
-        levels[regime] = next(
-            (level for level in LEVELS if share_inside(trials[level]) >= INSIDE - TOLERANCE), LEVELS[-1]
-        )
-        left_out[regime] = trials[levels[regime]]
-    sides = find_sides(errors, levels)
-    return [
-        _describe(regime, name, levels[regime], left_out[regime], sides)
-        for regime in REGIMES
-        for name in (None, *CLASSES)
-    ]
+        held = [error for error in errors if error.regime == regime]
+        for level in LEVELS:
+            judged = hold_left_out(held, level)
+            if share_inside(judged) >= INSIDE - TOLERANCE:
+                break
+        residual = find_residual(held, level)
+        # No regime is narrower than the better known one.
+        narrowest = max(narrowest, residual.sigma)
+        residual = residual._replace(sigma=narrowest)
+        described += [_describe(regime, name, level, judged, residual) for name in (None, *CLASSES)]
+    return described
 
 
-def hold_left_out(errors: Sequence[RegimeError], levels: Mapping[Regime, float]) -> list[HeldError]:
-    """Returns the runs of the last regime of `levels`, and whether they are inside with widths of all other sources."""
-    (regime,) = [*levels][-1:]
-    held = [error for error in errors if error.regime == regime]
+def hold_left_out(held: Sequence[RegimeError], level: float) -> list[HeldError]:
+    """Returns the runs of a regime, and whether they are inside with widths of all other sources."""
     judged = []
     for source in sorted({error.row["source"] for error in held}):
-        sides = find_sides([error for error in errors if error.row["source"] != source], levels)
-        judged += [(error, error.is_inside(sides[error.key])) for error in held if error.row["source"] == source]
+        residual = find_residual([error for error in held if error.row["source"] != source], level)
+        judged += [(error, error.is_inside(residual)) for error in held if error.row["source"] == source]
     return judged
 
 
@@ -127,87 +128,49 @@ def share_inside(held: Sequence[HeldError]) -> float:
     return fmean(inside for _, inside in held) if held else INSIDE
 
 
-def find_sides(errors: Sequence[RegimeError], levels: Mapping[Regime, float]) -> dict[Key, Sides]:
-    """Returns the sigmas of both sides of every class and regime that `levels` has.
+def find_residual(held: Sequence[RegimeError], level: float) -> RegimeResidual:
+    """Returns the residual of a regime with which a share of its runs lies inside; a source counts with the root of its
+    runs."""
+    if not held:
+        return RegimeResidual(0.0, 0.0)
+    weights = source_weights([error.row for error in held])
+    ratios, others = np.array([(error.log_ratio, error.others) for error in held]).T
+    bias = find_bias(ratios, others, weights) if held[0].regime in BIASED else 0.0
+    needed = np.sqrt(np.maximum(((ratios - bias) / Z90) ** 2 - others**2, 0.0))
+    order = np.argsort(needed)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return RegimeResidual(bias, float(needed[order][min(int(np.searchsorted(reached, level)), len(held) - 1)]))
 
-    A class with fewer than `FEW` runs has, on each side, the larger of dense models' and of its own in the regime that
-    is better known. No regime is narrower than the better known one: it then has the larger of both on each side.
-    """
-    sides: dict[Key, Sides] = {}
-    for name in CLASSES:
-        better = 0.0, 0.0
-        for regime, level in levels.items():
-            held = [error for error in errors if error.key == (name, regime)]
-            if name == "dense" or len(held) >= FEW:
-                own = _sides_of(held, level, is_symmetric=regime == "unknown")
-            else:
-                own = _larger_sides(sides["dense", regime], better)
-            sides[name, regime] = better = _larger_sides(own, better) if sum(own) < sum(better) else own
-    return sides
+
+def find_bias(ratios: np.ndarray, others: np.ndarray, weights: np.ndarray) -> float:
+    """Returns the most likely middle of logarithms of measured over forecast, by Student's t."""
+    bias, variance = float(np.average(ratios, weights=weights)), float(np.var(ratios))
+    for _ in range(ROUNDS):
+        scales = T_SCALE**2 * (others**2 + variance)
+        counts = weights * (FREEDOM + 1) / (FREEDOM + (ratios - bias) ** 2 / scales)
+        bias = float(np.average(ratios, weights=counts / scales))
+        spare = counts @ (((ratios - bias) / T_SCALE) ** 2 - others**2) / weights.sum()
+        variance = max(float(spare), LEAST_SIGMA**2)
+    return bias
 
 
 def _describe(
-    regime: Regime,
-    name: StepClass | None,
-    level: float,
-    held: Sequence[HeldError],
-    sides: Mapping[Key, Sides],
+    regime: Regime, name: StepClass | None, level: float, held: Sequence[HeldError], residual: RegimeResidual
 ) -> Row:
     """Returns how the intervals of a regime hold, of one class or of all.
 
     `level`: share of the runs behind its widths that they hold. `inside`: of its runs, with these widths;
-    `inside_left_out`: each source with widths of all others. `half_width`: the median half of an interval. `below`,
-    `above`: sigmas of both sides, of a class; `shipped`: those that ship. The others are statistics of
-    forecast / measured - 1.
+    `inside_left_out`: each source with widths of all others. `half_width`: the median half of an interval. `residual`:
+    of the regime; `shipped`: that which ships. The others are statistics of forecast / measured - 1.
     """
     held = [(error, inside) for error, inside in held if name in (None, error.row["class"])]
     errors = [error for error, _ in held]
-    shipped = asdict(residuals()[name, regime]) if name else None
-    below, above = sides[name, regime] if name else (None, None)
     return {
         "regime": regime, "class": name, "level": level, "rows": len(held),
         "sources": len({error.row["source"] for error in errors}),
-        "inside": fmean(error.is_inside(sides[error.key]) for error in errors) if errors else None,
+        "inside": fmean(error.is_inside(residual) for error in errors) if errors else None,
         "inside_left_out": share_inside(held) if held else None,
-        "half_width": median(error.half_width(sides[error.key]) for error in errors) if errors else None,
-        "below": below, "above": above, "shipped": shipped,
+        "half_width": median(error.half_width(residual) for error in errors) if errors else None,
+        "residual": residual._asdict(), "shipped": asdict(residuals()[regime]),
         **error_statistics([math.expm1(-error.log_ratio) for error in errors]),
     }  # fmt: skip
-
-
-def _larger_sides(first: Sides, second: Sides) -> Sides:
-    return max(first[0], second[0]), max(first[1], second[1])
-
-
-def _sides_of(held: Sequence[RegimeError], level: float, is_symmetric: bool) -> Sides:
-    """Returns the sigmas below and above the forecast with which a share of the runs lies inside.
-
-    is_symmetric: the sides are equal; otherwise they are those of the shortest interval, for with tails of unlike
-        length the one that leaves equal shares outside on each side is longer than it need be.
-    """
-    if not held:
-        return 0.0, 0.0
-    weights = source_weights([error.row for error in held]) / len(held)
-    others = np.array([error.others for error in held])
-    ratios = np.array([error.log_ratio for error in held])
-    if is_symmetric:
-        both = _needed_sigmas(np.abs(ratios), others)
-        order = np.argsort(both)
-        needed = float(both[order][np.searchsorted(np.cumsum(weights[order]), level)])
-        return needed, needed
-    below, above = (_needed_sigmas(np.maximum(sign * ratios, 0.0), others) for sign in (-1, 1))
-    usual, order = float(np.median(others)), np.argsort(above)
-    choices: list[tuple[float, float, float]] = []
-    for low in np.unique([0.0, *below]).tolist():
-        shares = np.cumsum(np.where(below[order] <= low, weights[order], 0.0))
-        if shares[-1] >= level:
-            high = float(above[order][np.searchsorted(shares, level)])
-            span = math.exp(Z90 * math.hypot(high, usual)) - math.exp(-Z90 * math.hypot(low, usual))
-            choices.append((span, low, high))
-    _, low, high = min(choices)
-    return low, high
-
-
-def _needed_sigmas(reaches: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Returns the sigmas with which Z90 x hypot(sigma, others) is as far as each run lies."""
-    return np.sqrt(np.maximum((reaches / Z90) ** 2 - np.square(others), 0.0))

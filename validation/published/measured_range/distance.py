@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshcast.simulator.plan.plan import Plan
-from meshcast.simulator.report.metrics import REGIME, Z90, Metrics
+from meshcast.simulator.report.metrics import Metrics, interval_90
 from meshcast.validation.published.measured_range.combinations import (
     Combination,
     find_nearest,
@@ -115,6 +115,4 @@ def measure_distance(task: TrainingTask, fields: PlanFields, known: Sequence[Com
 
 def widened_interval(metrics: Metrics, distance: Distance) -> tuple[float, float]:
     """The 90 % interval of a step [s], wider by the fields outside of what was run."""
-    others = [sigma for name, sigma in metrics.sigmas.items() if name != REGIME] + [distance.sigma]
-    below, above = (Z90 * math.hypot(side, *others) for side in (metrics.residual.below, metrics.residual.above))
-    return metrics.step_time * math.exp(-below), metrics.step_time * math.exp(above)
+    return interval_90(metrics.step_time, metrics.residual.bias, math.hypot(metrics.sigma, distance.sigma))

@@ -9,7 +9,6 @@ from typing import Any
 
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.report.metrics import REGIME
 from meshcast.simulator.report.report import Report
 from meshcast.validation.published.answer import Answer, map_chunks
 from meshcast.validation.published.measured_range.combinations import MeasuredPlan
@@ -27,8 +26,8 @@ class SurveyedRun:
     gpu, number, kind: keys of the envelope: GPU, number format of the GEMMs, class of model.
     mfu, causal, hfu: measured utilisation, in the convention of PaLM, with half of attention, and of the hardware.
     log_ratio: logarithm of measured over forecast step time.
-    others: sigma of the forecast without that of its regime.
-    sides: sigmas of the regime below and above the forecast.
+    bias: of its regime.
+    sigma: of the forecast.
     step_time: forecast [s].
     fits: whether the forecast fits in memory.
     packed: samples are packed, and attend within themselves.
@@ -47,8 +46,8 @@ class SurveyedRun:
     causal: float
     hfu: float
     log_ratio: float
-    others: float
-    sides: tuple[float, float]
+    bias: float
+    sigma: float
     step_time: float
     fits: bool
     measured: PublishedFigures
@@ -96,8 +95,8 @@ def _describe(run: PublishedRun, job: dict[str, Any], report: Report) -> Surveye
         causal=report.mfu["causal"] * faster,
         hfu=report.hfu * faster,
         log_ratio=-math.log(faster),
-        others=math.hypot(*(sigma for key, sigma in report.sigmas.items() if key != REGIME)),
-        sides=(report.residual.below, report.residual.above),
+        bias=report.residual.bias,
+        sigma=report.sigma,
         step_time=report.step_time,
         fits=report.fits,
         measured=run.measured,
