@@ -36,7 +36,7 @@ class MeshcastError(Exception):
     def __init__(self, where: str, rule: str, remedy: str, value: Any = None) -> None:
         self.where, self.value = cut_middle(where), value
         self.rule, self.remedy = (
-            _LONG_WORD.sub(lambda word: cut_middle(word[0], 200), text) for text in (rule, remedy)
+            _LONG_WORD.sub(lambda word: cut_middle(word[0], 200), _LONG_SPACE.sub(" ", text)) for text in (rule, remedy)
         )
         super().__init__(str(self))
 
@@ -68,8 +68,9 @@ class MeshcastError(Exception):
         return type(self), (self.where, self.rule, self.remedy, self.value)
 
 
-_LONG_WORD = re.compile(r"\S{1000,}")
-"""A name in a file that may have any length, but would hide the sentence that quotes it."""
+_LONG_WORD, _LONG_SPACE = re.compile(r"\S{1000,}"), re.compile(r"\s{100,}")
+"""A name in a file, and the space in or around it, that may have any length, but would hide the sentence that quotes
+it."""
 
 MOST_LETTERS = 1_000
 """Longest text that the error object of ``--json`` repeats in full."""

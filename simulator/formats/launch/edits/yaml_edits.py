@@ -27,8 +27,12 @@ class SettingEntry(NamedTuple):
 
 
 def edit_yaml(text: str, change: SettingChange) -> str:
-    """Returns the file with a setting changed. Raises PlanError for one that is not found where it is stated."""
-    root = yaml.compose(text, yaml.SafeLoader)
+    """Returns the file with a setting changed. Raises PlanError for one that is not found where it is stated, and for
+    text that libyaml alone reads, such as tabs between a key and its value."""
+    try:
+        root = yaml.compose(text, yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise change.refuse() from error
     if not isinstance(root, yaml.MappingNode):
         raise change.refuse()
     name = f"{ENVIRONMENT_SECTION}.{change.variable}" if change.variable else change.name

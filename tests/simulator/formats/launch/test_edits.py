@@ -14,6 +14,7 @@ from meshcast.simulator.formats.launch.convert import compare_keys, import_file
 from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
 from meshcast.simulator.formats.launch.edits.shell_edits import edit_script
 from meshcast.simulator.formats.launch.edits.toml_edits import edit_toml
+from meshcast.simulator.formats.launch.edits.yaml_edits import edit_yaml
 from meshcast.simulator.formats.launch.keys import flatten_job
 from meshcast.simulator.formats.launch.launch_file import LaunchFile, parse_launch_text
 from meshcast.simulator.formats.launch.table import Stated
@@ -256,3 +257,6 @@ def test_what_is_written_in_another_way_is_named() -> None:
     elsewhere = SettingChange("zero_optimization.stage", "ds.json:3", 2, 3)
     with pytest.raises(PlanError, match="not edited in place"):
         apply_setting_changes(EditedFiles(titan(TITAN)), [elsewhere])
+    tabbed = SettingChange("mixed_precision", "job.yaml:1", "bf16", "fp16")
+    with pytest.raises(PlanError, match="not edited in place"):
+        edit_yaml("mixed_precision:\t bf16\n", tabbed)  # libyaml alone reads it
