@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from meshcast.simulator.costs.costs import Costs
-from meshcast.simulator.costs.regimes import least_known, residuals, step_class
+from meshcast.simulator.costs.regimes import least_known, residuals
 from meshcast.simulator.engine.task_time import task_seconds
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.ir.ops import Collective, Work
@@ -53,6 +53,5 @@ def _forecast_task(task: Task, program: Program, forecaster: Forecaster) -> Fore
     job = forecaster.plan.job
     terms = (weighted / max(float(busy.sum()), 1e-30)).tolist()
     regime = least_known(job.framework.regime, forecaster.costs.regime)
-    residual = residuals()[step_class(job.model.moe is not None, job.adapters is not None), regime]
-    sigma = math.hypot(residual.sigma, *job.framework.sigmas.values(), *terms)
+    sigma = math.hypot(residuals()[regime].sigma, *job.framework.sigmas.values(), *terms)
     return with_interval(task_seconds(task, program.host), sigma)

@@ -112,10 +112,10 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
 
     @property
     def holds_inputs(self) -> bool:
-        """Whether inputs of recomputed units with frozen weights stay to the end of a backward pass."""
-        return (
-            self.framework.memory.hooks_hold_inputs and not self.framework.gathers_apart and self.layers_per_unit == 1
-        )
+        """Whether inputs of recomputed units with frozen weights stay to the end of a backward pass; a model on one GPU
+        is not wrapped."""
+        hooks = self.framework.memory.hooks_hold_inputs and not self.framework.gathers_apart
+        return hooks and self.layers_per_unit == 1 and self.mesh.size(self.over) > 1
 
     @property
     def has_root(self) -> bool:

@@ -370,7 +370,7 @@ def test_every_node_of_the_catalog_can_be_priced(node):
         inner, outer = (costs.estimate(Collective(operation, GIB, (axis,))) for axis in ("tp", "dp"))
         # Both cards of a bridged pair reach other pairs, and all GPUs of an island in the group other islands.
         assert inner.seconds > 0.5 * GIB / tier.bandwidth / min(2, cluster.node.domain)
-        assert 0 < inner.sigma < (1.2 if unknown else 0.5)
+        assert 0 < inner.sigma < (1.25 if unknown else 0.65)
         assert outer.seconds > 0.5 * GIB / cluster.scale_out.bandwidth / (cluster.node.local_gpus // 4)
     owns = {section_on(one, cluster.gpu) for one in ("gemm", "attention", "memory")} <= set(
         SHIPPED.sections(cluster.gpu.name)

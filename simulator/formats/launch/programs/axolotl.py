@@ -374,11 +374,16 @@ def write(keys: Keys, header: list[str]) -> str:
     settings |= _write_sizes(keys) | _write_sharding(keys)
     if keys.get("run.steps"):
         settings["max_steps"] = keys["run.steps"]
-    if (micro := keys.get(MICRO)) is not None:
-        settings |= {"val_set_size": USUAL_SHARE, "eval_strategy": "epoch", "eval_batch_size": micro}
-        length = keys.get(SEQUENCE, keys["batch.sequence"])
-        settings |= {"eval_sequence_len": length} if length != keys["batch.sequence"] else {}
-    return write_yaml(settings, header)
+    return write_yaml(settings | _write_evaluation(keys), header)
+
+
+def _write_evaluation(keys: SomeKeys) -> Keys:
+    """Evaluations, of micro-batches of their own; none where a job does not say it."""
+    if (micro := keys.get(MICRO)) is None:
+        return {}
+    settings: Keys = {"val_set_size": USUAL_SHARE, "eval_strategy": "epoch", "eval_batch_size": micro}
+    length = keys.get(SEQUENCE, keys["batch.sequence"])
+    return settings | ({"eval_sequence_len": length} if length != keys["batch.sequence"] else {})
 
 
 USUAL_SHARE = 0.05
