@@ -1,0 +1,52 @@
+"""Recorded allocations are played through the model of the allocator."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.data.snapshots import read_snapshot, replay
+
+MIB = 1 << 20
+OWN, SHARED = 30 * MIB, 20 * MIB
+"""Bytes of a segment of its own, and of one that tensors of 1 to 10 MiB share."""
+
+
+def event(action: str, addr: int, size: int) -> dict[str, Any]:
+    return {"action": action, "addr": addr, "size": size, "stream": 0}
+
+
+HELD = {"device": 0, "address": 0, "total_size": OWN, "blocks": [{"size": OWN, "state": "active_allocated"}]}
+"""A tensor that was there before the first event and stays."""
+FREED = {"device": 0, "address": OWN, "total_size": SHARED, "blocks": [{"size": SHARED, "state": "inactive"}]}
+EVENTS = [
+    event("segment_free", 9 * OWN, OWN),  # cached before the history begins
+    event("segment_alloc", OWN, SHARED),
+    event("alloc", OWN, 3 * MIB),
+    event("alloc", OWN + 3 * MIB, 4 * MIB),
+    event("free_completed", OWN, 3 * MIB),
+    event("alloc", OWN, 2 * MIB),
+    event("free_completed", OWN, 2 * MIB),
+    event("free_completed", OWN + 3 * MIB, 4 * MIB),
+]
+
+
+def test_the_peak_is_that_of_what_was_there_and_what_came() -> None:
+    peak = replay(EVENTS, [HELD, FREED])
+    assert peak.recorded == peak.modelled == OWN + SHARED
+
+
+def test_returns_between_allocations_are_refused() -> None:
+    with pytest.raises(ValueError, match="given back"):
+        replay([*EVENTS, event("segment_free", OWN, SHARED)], [HELD])
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "snapshot.pickle"
+    file.write_bytes(pickle.dumps({"segments": os.getcwd}))
+    with pytest.raises(pickle.UnpicklingError, match="getcwd"):
+        read_snapshot(file)
