@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -77,7 +78,7 @@ class SpaceOptimum(NamedTuple):
     forecast: bool = False
 
 
-class Planner:
+class Planner(ABC):
     """A published planner: its space, its objective and its search.
 
     Customise by: choose_plan; bound_space where `choose_plan` proves nothing.
@@ -112,9 +113,9 @@ class Planner:
         with limiting_time(budget.seconds):
             return self.bound_space(problem, proposal, budget)
 
+    @abstractmethod
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         """See `plan`."""
-        raise NotImplementedError
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """See `find_space_optimum`; by default the proof of the proposal."""

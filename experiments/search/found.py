@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -70,7 +71,7 @@ def has_memory(job: SearchedJob, forecast: StepAndMemory) -> bool:
     return forecast.room >= job.least_room and forecast.held <= job.capacity
 
 
-class PlanSearch:
+class PlanSearch(ABC):
     """The plans that a search has found.
 
     jobs: of the search, one for each cluster. shared: work that forecasts share. known: the best plans so far.
@@ -106,9 +107,9 @@ class PlanSearch:
         front = {one.values: one for one in reversed(fitting) if self.known.is_kept(one.values)}
         return [*reversed(front.values())]
 
+    @abstractmethod
     def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
         """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then."""
-        raise NotImplementedError
 
     def note(self, values: tuple[float, ...]) -> None:
         """Adds the objectives of a plan that fits."""

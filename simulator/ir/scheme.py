@@ -202,6 +202,10 @@ class SequenceScheme(Scheme):
     family = "sequence"
 
 
+RECOMPUTES = "recompute scheme"
+"""The role of schemes that compute activations again, and the mark of the units that they do it for."""
+
+
 class MemoryScheme(Scheme):
     """Base class of recomputation and offloading, which have no axes."""
 

@@ -217,7 +217,7 @@ def launch_on_host(fragment: Fragment, waits: frozenset[str]) -> Fragment:
     """
     made = fragment.copy()
     for issued in (made.forward, made.backward):
-        issued[:] = [one for op in issued for one in _launch(op, waits)]
+        issued[:] = [part for op in issued for part in _launch(op, waits)]
     return made
 
 

@@ -55,12 +55,12 @@ class FarCalibration(Calibration):
 
     def lenders(self, gpu: GPU, without: str = "") -> tuple[tuple[str, str], ...]:
         """Returns the files whose coefficients a GPU may use, nearest first."""
-        return tuple(one for one in super().lenders(gpu, without) if one[1] not in LEFT_OUT[self.distance])
+        return tuple(lender for lender in super().lenders(gpu, without) if lender[1] not in LEFT_OUT[self.distance])
 
     def lends(self, sample: Any) -> bool:
         """Returns whether the file that lends a sample's section is at this distance."""
         lenders = self.lenders(load("gpus", sample.gpu))
-        having = (one for name, one in lenders if "common" in self.sections(name).get(sample.operation, {}))
+        having = (distance for name, distance in lenders if "common" in self.sections(name).get(sample.operation, {}))
         return next(having, "") == self.distance
 
 

@@ -60,8 +60,8 @@ def replay(events: Sequence[Event], segments: Sequence[Mapping[str, Any]]) -> Re
     before, reserved = _find_beginning(events, segments)
     is_expandable = any(event["action"] == "segment_map" for event in events)
     allocator, blocks = CachingAllocator(expandable=is_expandable), dict[int, CachedBlock]()
-    for address, nbytes in sorted(before.items()):
-        blocks[address] = allocator.allocate(nbytes)
+    for address, (nbytes, stream) in sorted(before.items()):
+        blocks[address] = allocator.allocate(nbytes, stream)
     recorded = modelled = 0
     for event in events:
         action = event["action"]
@@ -77,14 +77,16 @@ def replay(events: Sequence[Event], segments: Sequence[Mapping[str, Any]]) -> Re
     return ReplayedPeak(recorded, modelled)
 
 
-def _find_beginning(events: Sequence[Event], segments: Sequence[Mapping[str, Any]]) -> tuple[dict[int, int], int]:
-    """Returns the sizes of what was allocated before the first event, by address, and what was reserved [bytes]."""
-    live: dict[int, int] = {}
+def _find_beginning(
+    events: Sequence[Event], segments: Sequence[Mapping[str, Any]]
+) -> tuple[dict[int, tuple[int, str]], int]:
+    """Returns, by address, size and stream of what was allocated before the first event, and the reserved bytes."""
+    live: dict[int, tuple[int, str]] = {}
     for segment in segments:
         address = segment["address"]
         for block in segment["blocks"]:
             if block["state"].startswith("active"):
-                live[address] = block.get("requested_size", block["size"])
+                live[address] = block.get("requested_size", block["size"]), str(segment["stream"])
             address += block["size"]
     reserved = sum(segment["total_size"] for segment in segments)
     for event in reversed(events):
@@ -92,7 +94,7 @@ def _find_beginning(events: Sequence[Event], segments: Sequence[Mapping[str, Any
         if event["action"] == "alloc":
             live.pop(event["addr"], None)
         elif event["action"] == "free_completed":
-            live[event["addr"]] = event["size"]
+            live[event["addr"]] = event["size"], str(event["stream"])
     return live, reserved
 
 

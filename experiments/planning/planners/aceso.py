@@ -12,6 +12,7 @@ stage recomputes all or nothing.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -121,7 +122,7 @@ class PricedState(NamedTuple):
         return max(self.lacking), self.value
 
 
-class StageWalk:
+class StageWalk(ABC):
     """The search, whatever prices the stages: for one number of stages after another.
 
     Customise by: choose_option, split_seconds, layers_to_move.
@@ -146,18 +147,18 @@ class StageWalk:
             Primitive("tensor parallelism for replicas", 0, -1, 1, lambda state, at: self._trade(state, at, "tensor")),
         )
 
+    @abstractmethod
     def choose_option(self, stage: StageState, behind: int) -> tuple[int, float, int]:
         """Returns what a stage lacks of memory before `behind` others (0: it fits), its seconds and its option."""
-        raise NotImplementedError
 
+    @abstractmethod
     def split_seconds(self, stage: StageState, seconds: float) -> tuple[float, float, float]:
         """Returns seconds of a stage for its work alone, lost to small kernels and collectives, and recomputing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def layers_to_move(self, stage: StageState, behind: int, step: int, wanted: float) -> int:
         """Returns the fewest layers without which a stage fits and takes no longer than wanted; one if none are enough,
         none if it has no other. step: 1 if they leave at its end, -1 at its begin."""
-        raise NotImplementedError
 
     @property
     def visited(self) -> int:

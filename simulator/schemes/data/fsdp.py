@@ -46,7 +46,7 @@ from meshcast.simulator.ir.capabilities import ConvertsWeights, KeepsSecondarySh
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps, UnitRun
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
+from meshcast.simulator.ir.scheme import RECOMPUTES, ClosedForm, LowerStage, Paper, SchemeOptions
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
 from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
@@ -144,10 +144,6 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
             yield ClosedForm("state_bytes_per_parameter", at_rest + kept, "weights, gradients, two moments in fp32")
 
 
-RECOMPUTED = "recompute scheme"
-"""The mark of layers that a recompute scheme computes again: its role."""
-
-
 def hold_inputs(stage_ops: StageOps) -> StageOps:
     """Returns `stage_ops` in which recomputed units with frozen weights free neither their inputs nor the gradients of
     these in a backward pass, which frees all of them at its end.
@@ -159,7 +155,7 @@ def hold_inputs(stage_ops: StageOps) -> StageOps:
     follows = False  # whether the unit behind holds its input
     for unit_run in reversed(stage_ops.unit_runs):
         taken, left = unit_run.keys
-        holds = RECOMPUTED in unit_run.marks and not all(param.trained for param in unit_run.fragment.params)
+        holds = RECOMPUTES in unit_run.marks and not all(param.trained for param in unit_run.fragment.params)
         if not (holds and taken and unit_run.fragment.backward):
             runs.append(unit_run)
             follows = False

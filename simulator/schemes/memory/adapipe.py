@@ -26,13 +26,22 @@ from pydantic import Field
 from meshcast.simulator.ir.capabilities import AdaptsRecompute
 from meshcast.simulator.ir.modules import Module, Stage, Unit
 from meshcast.simulator.ir.ops import Fragment, StageOps
-from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, Scheme, SchemeOptions
+from meshcast.simulator.ir.scheme import (
+    RECOMPUTES,
+    ClosedForm,
+    LowerModule,
+    LowerStage,
+    MemoryScheme,
+    Paper,
+    Scheme,
+    SchemeOptions,
+)
 from meshcast.simulator.ir.settings import LayerSetting
 from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
 
 class AdaPipe(MemoryScheme, AdaptsRecompute):
-    role = "recompute scheme"
+    role = RECOMPUTES
     paper = Paper(
         "https://doi.org/10.1145/3620666.3651359",
         "AdaPipe: Optimizing Pipeline Parallelism with Adaptive Recomputation and Partitioning",

@@ -28,7 +28,15 @@ from meshcast.simulator.ir.capabilities import HoldsStates, RequiresRoles
 from meshcast.simulator.ir.modules import Module, Stage, Update
 from meshcast.simulator.ir.ops import BYTES, Fragment, StageOps
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
+from meshcast.simulator.ir.scheme import (
+    RECOMPUTES,
+    ClosedForm,
+    LowerModule,
+    LowerStage,
+    MemoryScheme,
+    Paper,
+    SchemeOptions,
+)
 from meshcast.simulator.ir.settings import LayerSetting
 from meshcast.simulator.lowering.offload import offload_activations, update_on_host
 from meshcast.simulator.schemes.memory.shared.recompute import mark_layers
@@ -57,7 +65,7 @@ class Offload(MemoryScheme, HoldsStates):
     def check_job(self, job: Any) -> None:
         others = [(entry.use, find_scheme(entry.use)) for entry in job.plan.schemes if entry.use != self.use]
         needing = [(use, kind.required_roles) for use, kind in others if issubclass(kind, RequiresRoles)]
-        again = [use for use, roles in needing if "recompute scheme" in roles]
+        again = [use for use, roles in needing if RECOMPUTES in roles]
         if again and "activations" in self.options.what:
             rule = f"activations are copied back during the backward pass, and {again[0]} recomputes before it"
             raise PlanError("plan.schemes", rule, "Use another schedule, for example pipeline/1f1b", self.use)

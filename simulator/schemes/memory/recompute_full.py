@@ -26,14 +26,22 @@ from pydantic import Field
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import Module, Stage, Unit
 from meshcast.simulator.ir.ops import Collective, Fragment, HostCopy, Memory, Op, StageOps, TensorUse, UnitRun
-from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
+from meshcast.simulator.ir.scheme import (
+    RECOMPUTES,
+    ClosedForm,
+    LowerModule,
+    LowerStage,
+    MemoryScheme,
+    Paper,
+    SchemeOptions,
+)
 from meshcast.simulator.ir.settings import LayerSetting
 from meshcast.simulator.lowering.offload import IN, OUT
 from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
 
 class RecomputeFull(MemoryScheme):
-    role = "recompute scheme"
+    role = RECOMPUTES
     paper = Paper("arXiv:1604.06174", "Training Deep Nets with Sublinear Memory Cost", 2016)
 
     class Options(SchemeOptions):

@@ -42,7 +42,15 @@ from meshcast.simulator.ir.modules import Module, Stage, Unit
 from meshcast.simulator.ir.moe_operators import ExpertLinear
 from meshcast.simulator.ir.operators import Linear
 from meshcast.simulator.ir.ops import Collective, Communication, Fragment, Gemm, Op, StageOps
-from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
+from meshcast.simulator.ir.scheme import (
+    RECOMPUTES,
+    ClosedForm,
+    LowerModule,
+    LowerStage,
+    MemoryScheme,
+    Paper,
+    SchemeOptions,
+)
 from meshcast.simulator.ir.settings import LayerSetting
 from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
@@ -52,7 +60,7 @@ ROUTER = "router"
 
 
 class RecomputeOperators(MemoryScheme):
-    role = "recompute scheme"
+    role = RECOMPUTES
     paper = Paper(
         "https://pytorch.org/blog/activation-checkpointing-techniques/",
         "Current and New Activation Checkpointing Techniques in PyTorch",

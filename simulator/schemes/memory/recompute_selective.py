@@ -28,7 +28,15 @@ from pydantic import Field
 
 from meshcast.simulator.ir.modules import Module, Stage, Unit, add_marks
 from meshcast.simulator.ir.ops import Fragment, StageOps
-from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
+from meshcast.simulator.ir.scheme import (
+    RECOMPUTES,
+    ClosedForm,
+    LowerModule,
+    LowerStage,
+    MemoryScheme,
+    Paper,
+    SchemeOptions,
+)
 from meshcast.simulator.ir.settings import LayerSetting
 from meshcast.simulator.schemes.memory.shared.recompute import (
     AGAIN,
@@ -46,7 +54,7 @@ ModuleName = Literal[
 
 
 class RecomputeSelective(MemoryScheme):
-    role = "recompute scheme"
+    role = RECOMPUTES
     paper = Paper("arXiv:2205.05198", "Reducing Activation Recomputation in Large Transformer Models", 2022)
 
     class Options(SchemeOptions):

@@ -21,7 +21,7 @@ References: Athlur et al. 2022, arXiv 2111.04007.
 from collections.abc import Callable, Iterable, Sequence
 
 from meshcast.simulator.ir.capabilities import RequiresRoles
-from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.ir.scheme import RECOMPUTES, ClosedForm, Paper
 from meshcast.simulator.scheduling.greedy import pass_dependencies, schedule_greedily
 from meshcast.simulator.scheduling.schedule import (
     Action,
@@ -39,7 +39,7 @@ PRIORITY = "WBRF"
 class Varuna(Schedule, RequiresRoles):
     paper = Paper("arXiv:2111.04007", "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", 2021)
     reorders_at_run_time = True
-    required_roles = ("recompute scheme",)
+    required_roles = (RECOMPUTES,)
 
     def unused_roles(self, shape: PipelineShape, stage: int) -> tuple[str, ...]:
         return self.required_roles if stage == shape.p - 1 else ()

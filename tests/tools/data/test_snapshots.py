@@ -20,9 +20,21 @@ def event(action: str, addr: int, size: int) -> dict[str, Any]:
     return {"action": action, "addr": addr, "size": size, "stream": 0}
 
 
-HELD = {"device": 0, "address": 0, "total_size": OWN, "blocks": [{"size": OWN, "state": "active_allocated"}]}
+HELD = {
+    "device": 0,
+    "stream": 0,
+    "address": 0,
+    "total_size": OWN,
+    "blocks": [{"size": OWN, "state": "active_allocated"}],
+}
 """A tensor that was there before the first event and stays."""
-FREED = {"device": 0, "address": OWN, "total_size": SHARED, "blocks": [{"size": SHARED, "state": "inactive"}]}
+FREED = {
+    "device": 0,
+    "stream": 0,
+    "address": OWN,
+    "total_size": SHARED,
+    "blocks": [{"size": SHARED, "state": "inactive"}],
+}
 EVENTS = [
     event("segment_free", 9 * OWN, OWN),  # cached before the history begins
     event("segment_alloc", OWN, SHARED),
@@ -38,6 +50,11 @@ EVENTS = [
 def test_the_peak_is_that_of_what_was_there_and_what_came() -> None:
     peak = replay(EVENTS, [HELD, FREED])
     assert peak.recorded == peak.modelled == OWN + SHARED
+
+
+def test_what_was_there_leaves_its_room_to_tensors_of_its_stream() -> None:
+    again = [event("free_completed", 0, OWN), event("alloc", 0, OWN)]
+    assert replay(again, [HELD]).modelled == OWN
 
 
 def test_returns_between_allocations_are_refused() -> None:

@@ -119,7 +119,7 @@ def test_ridge_shrinks_as_computed_by_hand() -> None:
 
 def test_a_source_that_is_slow_throughout_says_little_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two sources one takes exp(0.15) as long as forecast, whatever its shares; its effect is no correction."""
-    rows = [one | {"log_ratio": one["log_ratio"] + 0.15 * (one["source"] == "0")} for one in planted(0.0, sources=2)]
+    rows = [row | {"log_ratio": row["log_ratio"] + 0.15 * (row["source"] == "0")} for row in planted(0.0, sources=2)]
     made = fit(rows, [COMMUNICATION], FREE)
     found = sum(made.effects.values())
     assert made.correction(rows[0], [COMMUNICATION]) == pytest.approx(rows[0]["shares"]["communication"] * found)
@@ -175,7 +175,7 @@ def test_fitted_coefficients_are_fields_of_their_profiles() -> None:
     found = list_fitted()
     fields = {one["coefficient"].split(".")[0] for one in found if "sustained" not in one["coefficient"]}
     assert fields == {"rates", "launch_s", "step_overhead_s", "memory"} <= set(Framework.model_fields)
-    rate = next(one for one in found if one["coefficient"] == "rates.memory_bound")
+    rate = next(entry for entry in found if entry["coefficient"] == "rates.memory_bound")
     assert rate["value"] == 1.2 and "20 published runs" in rate["fitted_to"] and "megatron-core" in rate["of"]
     assert {"ampere", "hopper"} <= {name for one in found for name in one["of"]}
 

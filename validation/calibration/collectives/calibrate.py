@@ -184,7 +184,8 @@ def _errors_without_machines(
     for machine, fit in blind.items():
         own = [sample for sample, source in pairs if _machine(sample, source) == machine]
         seen, unseen = (
-            count_errors(own, [_price(calibration, sample, section, one) for sample in own]) for one in (found, fit)
+            count_errors(own, [_price(calibration, sample, section, fitted) for sample in own])
+            for fitted in (found, fit)
         )
         errors.append(LibraryErrors(section, f"all on {machine}", *seen, *unseen[1:]))
     return errors
