@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement, permutations, product
 
 from meshcast.experiments.planning.cores.elimination import bound_objective, eliminate
-from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh, write_plan
+from meshcast.experiments.planning.operator_planner import LayoutPlanner, physical_mesh, write_plan
 from meshcast.experiments.planning.planner import Proposal, SpaceOptimum
 from meshcast.experiments.planning.problem import Allowed, Dims, Problem, SearchBudget
 
@@ -91,12 +92,12 @@ def group_levels(widths: Sequence[int], inside: int) -> list[list[int]]:
     return [*groups.values()]
 
 
-class LevelPlanner(OperatorPlanner):
+class LevelPlanner(LayoutPlanner):
     """Customise by: widths; allows where the space is smaller."""
 
+    @abstractmethod
     def widths(self, problem: Problem) -> list[int]:
         """Parts that every level divides the devices into, the outermost first; their product is their number."""
-        raise NotImplementedError
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         """The plan after all levels.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -12,29 +13,37 @@ from meshcast.experiments.planning.table import Assignment, FactorTable, Optimum
 from meshcast.hardware.errors import PlanError
 
 
-class OperatorPlanner(Planner):
-    """Chooses the layouts of all operators; the best of its meshes counts.
-
-    Customise by: solve; allows and meshes where the space is smaller.
+class LayoutPlanner(Planner):
+    """Chooses layouts of operators. Customise by: choose_plan; allows where the space is smaller.
 
     dims: dims that it may shard; empty: all.
     """
 
     modes = ("ours",)
     dims: ClassVar[frozenset[str]] = frozenset()
-    method: ClassVar[str] = ""
 
     def allows(self, name: str, layout: Dims) -> bool:
         """Whether an operator may have a layout."""
         return not self.dims or all(not dim or dim in self.dims for _, dim in layout)
 
+
+class OperatorPlanner(LayoutPlanner):
+    """Chooses the layouts of all operators; the best of its meshes counts.
+
+    Customise by: solve; allows and meshes where the space is smaller.
+
+    method: how it proves an optimum.
+    """
+
+    method: ClassVar[str] = ""
+
     def meshes(self, problem: Problem) -> Iterator[Mapping[str, int]]:
         """The meshes that it tries: by default one axis inside a node and one over the nodes."""
         yield physical_mesh(problem)
 
+    @abstractmethod
     def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
         """Returns the best assignment of a table; None if it has none."""
-        raise NotImplementedError
 
     def price_fitting(self, table: FactorTable, problem: Problem, assignment: Assignment, visited: int) -> Optimum:
         """Returns an assignment that was found, with an infinite value if it does not fit into the memory."""
