@@ -28,7 +28,17 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tests.fuzz.command_process import BLOWS, ROOT, CommandProcess, Ended, Moment, check_end, send
+from tests.fuzz.command_process import (
+    BLOWS,
+    ROOT,
+    SAMPLE,
+    CommandProcess,
+    Ended,
+    Moment,
+    Patience,
+    check_end,
+    send,
+)
 from tests.fuzz.outputs import (
     NO_ROOM,
     NOT_WRITABLE,
@@ -335,7 +345,7 @@ def kill_on_cluster(harness: Harness, rng: random.Random, folder: Path, table: s
             continue
         with place.start(*place.draw_workers(rng), stop=harness.moment(rng, place)) as victim:
             victim.reach()
-            send(rng.choice([nanny.pid for nanny in harness.cluster.workers.values() if nanny.pid]), signal.SIGKILL)
+            send(rng.choice(list_workers(harness)), signal.SIGKILL)
             harness.counts["kill Dask worker"] += 1
             ended = victim.end()
         assert ended.code == 0, f"exit code {ended.code} after the kill of a Dask worker: {ended.stderr}"
@@ -553,6 +563,15 @@ def start_cluster(harness: Harness) -> str:
             n_workers=2, threads_per_worker=1, silence_logs=logging.CRITICAL, **options
         )
     return str(harness.cluster.scheduler_address).replace("tcp://", "dask://")
+
+
+def list_workers(harness: Harness) -> list[int]:
+    """Returns the processes of the Dask workers; waits while none has been started again after a kill."""
+    patience = Patience()
+    while not (processes := [nanny.pid for nanny in harness.cluster.workers.values() if nanny.pid]):
+        assert not patience.is_over(), "no Dask worker is started again"
+        time.sleep(SAMPLE)
+    return processes
 
 
 def run_attack(harness: Harness, seed: int, kind: str | None = None, victim: str | None = None) -> tuple[str, str, str]:
