@@ -18,6 +18,7 @@ from meshcast.hardware.load import validate_data
 from meshcast.simulator.job.framework import framework_recipe, merge_fields
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, keys_alike
 from meshcast.simulator.job.release import Month
+from meshcast.simulator.models.load import ModelSizes, find_preset_of_sizes, is_preset
 
 NestedFields = dict[str, Any]
 """Fields of a framework, nested as in its profile, or keys of a plan in short form."""
@@ -174,6 +175,20 @@ def find_recipe(name: str, facts: RecipeFacts) -> Recipe:
     """Returns the settings of the recipes of a program that a job of these facts gets."""
     settings = tuple(setting for setting in recipe_settings(name) if setting.is_for(facts))
     return Recipe(settings=settings) if settings else NO_RECIPE
+
+
+def name_as_recipes(program: str, name: str, sizes: ModelSizes) -> str:
+    """Returns the name by which the recipes of a program know a model: its own, or that of the preset of its sizes."""
+    known = _models_of_recipes(program)
+    if not known or name.lower().startswith(known) or is_preset(name):
+        return name
+    return find_preset_of_sizes(sizes, known) or name
+
+
+@cache
+def _models_of_recipes(program: str) -> tuple[str, ...]:
+    """Returns the beginnings of the names of all models that some recipe of a program is for."""
+    return tuple(dict.fromkeys(model for setting in recipe_settings(program) for model in setting.models))
 
 
 def name_mixer(*, latent: object, state_space: object) -> Mixer:

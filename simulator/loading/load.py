@@ -33,7 +33,15 @@ from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precis
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.job.open_settings import sigmas_of_import, widen
 from meshcast.simulator.job.program_rules import broken_rules, list_refused
-from meshcast.simulator.job.recipe import NO_RECIPE, Recipe, RecipeFacts, fill_plan, find_recipe, name_mixer
+from meshcast.simulator.job.recipe import (
+    NO_RECIPE,
+    Recipe,
+    RecipeFacts,
+    fill_plan,
+    find_recipe,
+    name_as_recipes,
+    name_mixer,
+)
 from meshcast.simulator.job.release import find_month
 from meshcast.simulator.job.remedies import suggest_key
 from meshcast.simulator.job.samples import join_samples
@@ -46,7 +54,7 @@ from meshcast.simulator.job.shorthand import (
 from meshcast.simulator.loading.token_routing import fill_routing, has_trained_router
 from meshcast.simulator.models.adapter_targets import TARGETS, name_targets, usual_targets
 from meshcast.simulator.models.adapters import Adapters
-from meshcast.simulator.models.load import is_preset, load_model
+from meshcast.simulator.models.load import ModelSizes, is_preset, load_model
 from meshcast.simulator.models.model import Model
 
 if TYPE_CHECKING:
@@ -275,7 +283,7 @@ def _find_recipe(file: JobFile, cluster: Cluster, model: Model) -> Recipe:
         month=find_month(choice.release, framework_versions(choice.name), "framework.release")
         if choice.release
         else "",
-        model=model.name,
+        model=name_as_recipes(choice.name, model.name, ModelSizes.of(model)),
         experts=model.moe is not None,
         mixer=name_mixer(latent=model.mla, state_space=model.ssm or model.linear_attention),
         gpu=cluster.gpu.name,

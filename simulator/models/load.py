@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
 from meshcast.hardware.errors import ModelError, nearest
@@ -106,6 +106,35 @@ def preset_source(name: str) -> str:
     if name not in ALIASES and name not in presets():
         raise ModelError("model", "no preset has this name", nearest(name, presets()), name)
     return str(_preset(ALIASES.get(name, name))["source"])
+
+
+class ModelSizes(NamedTuple):
+    """What tells one model from another, whatever they are called; 0: it has no experts.
+
+    Attributes:
+        layers: their number.
+        hidden: width of a token.
+        heads: of queries.
+        experts: of a layer.
+        top_k: experts of a token.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    experts: int = 0
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, model: Model) -> ModelSizes:
+        experts = (model.moe.experts, model.moe.top_k) if model.moe else ()
+        return cls(model.layers, model.hidden, model.heads, *experts)
+
+
+def find_preset_of_sizes(sizes: ModelSizes, beginnings: tuple[str, ...]) -> str | None:
+    """Returns the preset of these sizes, of those whose names have such beginnings; None if there is none."""
+    candidates = (name for name in presets() if name.startswith(beginnings))
+    return next((name for name in candidates if ModelSizes.of(load_model(name)) == sizes), None)
 
 
 def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model:

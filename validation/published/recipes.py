@@ -15,7 +15,8 @@ from meshcast.hardware.load import load
 from meshcast.simulator.formats.launch.programs.nemo import SAMPLE_TOKENS
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.job.program_rules import CONDITIONS
-from meshcast.simulator.job.recipe import NO_RECIPE, NestedFields, RecipeFacts, find_recipe, name_mixer
+from meshcast.simulator.job.recipe import NO_RECIPE, NestedFields, RecipeFacts, find_recipe, name_as_recipes, name_mixer
+from meshcast.simulator.models.load import ModelSizes
 from meshcast.validation.published.releases import month_of
 from meshcast.validation.published.rows import PublishedRun, Spec
 from meshcast.validation.published.stacks import framework, stack
@@ -379,10 +380,12 @@ def can_overlap_passes(spec: Spec) -> bool:
 
 def _facts_of(row: PublishedRun, name: str) -> RecipeFacts:
     """What decides which settings of recipes a run gets. name: of its framework."""
-    spec = row.spec
+    spec, moe = row.spec, row.spec.model.moe or {}
+    sizes = spec.model.layers or 0, spec.model.hidden or 0, spec.model.heads or 0
+    model = ModelSizes(*sizes, moe.get("experts", 0), moe.get("top_k", 0))
     return RecipeFacts(
         month=month_of(row, name) or "",
-        model=row.model_name,
+        model=name_as_recipes(name, row.model_name, model),
         experts=spec.model.moe is not None,
         mixer=name_mixer(latent=spec.model.mla, state_space=spec.model.ssm),
         gpu=spec.gpu or "",

@@ -71,6 +71,15 @@ def test_recipes_are_those_of_the_release() -> None:
     assert formats == RELEASES
 
 
+def test_recipes_know_a_model_by_its_sizes() -> None:
+    """Whatever a model is called: its own recipe, and that of no model of other sizes."""
+    named, renamed, wider = (
+        taken_by(make("torchtitan", model={"preset": "llama3-405b", **changes}))
+        for changes in ({}, {"name": "ours"}, {"name": "ours", "hidden": 8192})
+    )
+    assert named == renamed != wider
+
+
 RELEASES = {"24.07": "fp32", "25.02": "bf16"}
 
 
