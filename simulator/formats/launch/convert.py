@@ -123,13 +123,15 @@ RANDOM = ("mock_data", "mock")
 
 
 def _fill_routing(reading: Reading, program: LaunchFormat, model: str | SomeKeys | None) -> None:
-    """Sets how tokens are routed to experts of several ranks: on data, as a router that learns does.
+    """Sets how tokens are routed to experts that have several ranks, by the file or by a change of the plan: on data, as
+    a router that learns does.
 
     model: what the file names; None where its keys state a shape.
     """
     keys = reading.keys
     moe = load_model(model, base=reading.file.folder).moe if model is not None else keys.get("model.moe.experts")
-    if not moe or keys.get("plan.ep", 1) == 1:
+    has_ranks = keys.get("plan.ep", 1) > 1 or not reading.answers.keys().isdisjoint(("plan", "plan.ep"))
+    if not moe or not has_ranks:
         return
     if reading.take_switch(*FORCED):
         reading.set_key("model.moe.routing", "forced-balanced", *FORCED)

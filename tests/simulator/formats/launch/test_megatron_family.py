@@ -706,7 +706,11 @@ def test_experts_on_data_are_chosen_by_a_trained_router(flags: str, routing: str
     assert steps[1].peak_allocated == pytest.approx(steps[0].peak_allocated, rel=1e-5)
     assert ("load of the busiest rank" in job.framework.sigmas) is (routing != "balanced")
     whole = load_job(import_script(f"{experts} --expert-model-parallel-size 1 {flags}").job)
-    assert not any(one.use.startswith("expert/") for one in whole.plan.schemes)
+    assert not any(scheme.use.startswith("expert/") for scheme in whole.plan.schemes)
+    for change in ("plan={ep: 8}", "plan.ep=[1, 8]"):  # ranks that only the user gives them
+        imported = import_script(f"{experts} {flags}", change).job
+        stated = imported["model"].get("moe", {}).get("routing") or "balanced"
+        assert (stated in ("natural", "loss-free")) is (routing != "balanced")
 
 
 @pytest.mark.parametrize(
