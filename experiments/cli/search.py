@@ -32,8 +32,8 @@ from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.documents.output_file import write_file
 
 if TYPE_CHECKING:
-    from meshcast.experiments.search.found import PlanSearch
-    from meshcast.experiments.search.result import SearchResult
+    from meshcast.experiments.search.certificate.result import SearchResult
+    from meshcast.experiments.search.frontier.plan_search import PlanSearch
     from meshcast.simulator.costs.calibration.calibration import Calibration
 
 
@@ -115,8 +115,9 @@ def search(
         margin = _read_share(
             "--memory-margin", memory_margin, "a margin is a share of the memory of a GPU", "Write 10% or 0.1"
         )
-        from meshcast.experiments.search.comparison.compare import compare_plans, load_plans
-        from meshcast.experiments.search.find import (
+        from meshcast.experiments.search.certificate.comparison import compare_plans, load_plans
+        from meshcast.experiments.search.output.page import page, run_with_progress
+        from meshcast.experiments.search.search_job import (
             check_options,
             check_options_of_unlike,
             check_risk,
@@ -125,7 +126,6 @@ def search(
             open_unlike,
             read_objectives,
         )
-        from meshcast.experiments.search.output.page import page, run_with_progress
         from meshcast.hardware.errors import PlanError
 
         check_options(gap, top, workers, "--")
@@ -178,7 +178,7 @@ def search(
             emit(result.to_dict())
         else:
             from meshcast.experiments.pages.forecast import show
-            from meshcast.experiments.search.comparison.page import comparison_page
+            from meshcast.experiments.search.certificate.comparison_page import comparison_page
 
             show(page(result))
             if result.compared:
@@ -189,7 +189,7 @@ def search(
 @contextmanager
 def ending_count() -> Iterator[None]:
     """Ends the command with a message of its own if it is interrupted before the search begins."""
-    from meshcast.experiments.search.found import CountInterrupted
+    from meshcast.experiments.search.frontier.plan_search import CountInterrupted
 
     try:
         yield
@@ -214,13 +214,13 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
     changes: to make first, such as ``plan.tp=auto``.
     Raises OutOfMemory if no plan of the space fits: with exit code 3 if `strict`.
     """
-    from meshcast.experiments.search.fields import has_open_fields
+    from meshcast.experiments.search.space.fields import has_open_fields
     from meshcast.simulator.loading.load import read_job
 
     if not has_open_fields(read_job(job, changes).data):
         return None
-    from meshcast.experiments.search.find import open_search
     from meshcast.experiments.search.output.page import run_with_progress
+    from meshcast.experiments.search.search_job import open_search
     from meshcast.hardware.errors import OutOfMemory
 
     with ending_count():

@@ -10,14 +10,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshcast.experiments.search.certificate import Certificate
-from meshcast.experiments.search.found import PlanSearch
-from meshcast.experiments.search.objectives import NEAR, OF_RUNS
+from meshcast.experiments.search.certificate.result import RankedPlan, SearchResult, rank
+from meshcast.experiments.search.certificate.smallest_need import find_smallest
+from meshcast.experiments.search.frontier.certificate import Certificate
+from meshcast.experiments.search.frontier.objectives import NEAR, OF_RUNS
+from meshcast.experiments.search.frontier.plan_runs import PlanRuns
+from meshcast.experiments.search.frontier.plan_search import PlanSearch
+from meshcast.experiments.search.frontier.workers import run_search
 from meshcast.experiments.search.output.progress import SearchProgress
-from meshcast.experiments.search.output.smallest import find_smallest
-from meshcast.experiments.search.result import RankedPlan, SearchResult, rank
-from meshcast.experiments.search.runs.simulated import PlanRuns
-from meshcast.experiments.search.workers import run_search
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.figures import parts_of_step
 from meshcast.simulator.report.peak_errors import EVEN

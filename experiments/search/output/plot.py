@@ -25,8 +25,8 @@ from meshcast.experiments.plots.sheet import (
     text_width,
     time_unit,
 )
-from meshcast.experiments.search.found import FoundPlan, PlanSearch
-from meshcast.experiments.search.result import SearchResult
+from meshcast.experiments.search.certificate.result import SearchResult
+from meshcast.experiments.search.frontier.plan_search import FoundPlan, PlanSearch
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.words import describe_value, format_seconds
 

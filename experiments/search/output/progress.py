@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from meshcast.experiments.pages.say import say
-from meshcast.experiments.search.certificate import Certificate
-from meshcast.experiments.search.objectives import OF_RUNS
+from meshcast.experiments.search.frontier.certificate import Certificate
+from meshcast.experiments.search.frontier.objectives import OF_RUNS
 from meshcast.simulator.report.words import format_seconds
 
 SECONDS_BETWEEN_LINES = 10.0

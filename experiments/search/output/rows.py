@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshcast.experiments.search.fields import CLUSTER
-from meshcast.experiments.search.found import FoundPlan, PlanSearch
-from meshcast.experiments.search.result import RankedPlan
+from meshcast.experiments.search.certificate.result import RankedPlan
+from meshcast.experiments.search.frontier.plan_search import FoundPlan, PlanSearch
+from meshcast.experiments.search.space.fields import CLUSTER
 from meshcast.experiments.sweeps.simulated_runs import forecast_run, simulates_runs
 from meshcast.experiments.sweeps.store import Row, arrow_types, column_type, row_schema, to_cell
 from meshcast.hardware.documents.output_file import replacing

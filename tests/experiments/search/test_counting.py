@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 import meshcast
-from meshcast.experiments.search import workers
-from meshcast.experiments.search.certificate import Certificate
-from meshcast.experiments.search.find import make_limits, open_search
-from meshcast.experiments.search.found import CountInterrupted
-from meshcast.experiments.search.limits import LimitedSpace, Limits
-from meshcast.experiments.search.space import Space
+from meshcast.experiments.search.frontier import workers
+from meshcast.experiments.search.frontier.certificate import Certificate
+from meshcast.experiments.search.frontier.plan_search import CountInterrupted
+from meshcast.experiments.search.search_job import make_limits, open_search
+from meshcast.experiments.search.space.limits import LimitedSpace, Limits
+from meshcast.experiments.search.space.space import Space
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY
 
@@ -118,9 +118,9 @@ def test_an_interrupted_count_proves_nothing(monkeypatch: pytest.MonkeyPatch, tm
     job.write_text(yaml.safe_dump(TINY), "utf-8")
     words = "meshcast: interrupted before the search began, while its plans were counted; nothing is proven yet"
     for place in (
-        "meshcast.experiments.search.space.Space.size",
-        "meshcast.experiments.search.workers.share_groups",
-        "meshcast.experiments.search.find.UnlikeFields",
+        "meshcast.experiments.search.space.space.Space.size",
+        "meshcast.experiments.search.frontier.workers.share_groups",
+        "meshcast.experiments.search.search_job.UnlikeFields",
     ):
         with monkeypatch.context() as patched:
             patched.setattr(place, interrupt)

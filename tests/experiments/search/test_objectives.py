@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 import meshcast
-from meshcast.experiments.search import workers
-from meshcast.experiments.search.find import open_search
-from meshcast.experiments.search.objectives import ClusterUse, FoundPlans
-from meshcast.experiments.search.search import Search
-from meshcast.experiments.search.workers import run_on_workers, share_groups
+from meshcast.experiments.search.frontier import workers
+from meshcast.experiments.search.frontier.branch_and_bound import Search
+from meshcast.experiments.search.frontier.objectives import ClusterUse, FoundPlans
+from meshcast.experiments.search.frontier.workers import run_on_workers, share_groups
+from meshcast.experiments.search.search_job import open_search
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.step import StepAndMemory
 from tests.experiments.cli.samples import run

@@ -14,12 +14,12 @@ import yaml
 
 import meshcast
 from meshcast.experiments.runs.seeds import RunSimulator
-from meshcast.experiments.search.find import open_search
-from meshcast.experiments.search.found import FoundPlan
-from meshcast.experiments.search.objectives import NEAR
-from meshcast.experiments.search.runs.choices import INTERVALS, RunChoices, list_changes
-from meshcast.experiments.search.runs.simulated import differ, student_90
-from meshcast.experiments.search.search import Search
+from meshcast.experiments.search.frontier.branch_and_bound import Search
+from meshcast.experiments.search.frontier.objectives import NEAR
+from meshcast.experiments.search.frontier.plan_runs import differ, student_90
+from meshcast.experiments.search.frontier.plan_search import FoundPlan
+from meshcast.experiments.search.search_job import open_search
+from meshcast.experiments.search.space.run_choices import INTERVALS, RunChoices, list_changes
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.runs.answer import RunAnswer

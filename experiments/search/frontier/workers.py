@@ -1,0 +1,262 @@
+"""One search on several processes, which tell each other what they have found.
+
+Groups of layers with equal degrees share lowered layers and prices, so they stay on one process. Every process has its
+own queue and ends when no bound in it is better than the best plans of all of them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from meshcast.experiments.runs.seeds import open_simulator
+from meshcast.experiments.search.frontier.branch_and_bound import Search
+from meshcast.experiments.search.frontier.certificate import COUNTS, Certificate
+from meshcast.experiments.search.frontier.clusters import SearchedCluster
+from meshcast.experiments.search.frontier.plan_search import CountInterrupted, FoundPlan, PlanSearch
+from meshcast.experiments.search.space.space import LayerGroup
+from meshcast.hardware.errors import Defect, MeshcastError
+from meshcast.simulator.forecast.workers import count_cores
+
+Groups = list[tuple[SearchedCluster, LayerGroup]]
+
+PLANS_OF_A_PROCESS = 20_000
+"""Points below which a process of their own is not worth its start."""
+
+
+def run_search(search: PlanSearch, workers: int | None, progress: Callable[[Certificate], None]) -> Certificate:
+    """Runs a search. workers: number of processes, one a core if None; a search of unlike plans takes one."""
+    if isinstance(search, Search):
+        return run_on_workers(search, workers or count_cores(), progress)
+    return search.run(progress)
+
+
+def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate], None]) -> Certificate:
+    """Runs a search on several processes, as far as it is large enough; see `Search.run`. By runs, one process searches
+    and all of them simulate."""
+    if search.certificate.runs is not None:  # the order of the simulated plans decides which ones are simulated
+        with open_simulator(workers) as search.simulator:
+            return search.run(progress)
+    search.count(progress)
+    began = time.process_time() - search.certificate.cpu
+    wanted = min(workers, 1 + search.certificate.plans // PLANS_OF_A_PROCESS)
+    try:
+        search.begin()
+        shares = share_groups(search, wanted)
+    except KeyboardInterrupt:
+        raise CountInterrupted from None
+    search.certificate.cpu = time.process_time() - began
+    if len(shares) < 2 or "fork" not in multiprocessing.get_all_start_methods():
+        return search.run(progress)
+    with _note_interrupts() as interrupts, _start_processes(search, shares) as connections:
+        return _Parent(search, connections, progress).run(interrupts)
+
+
+def share_groups(search: Search, workers: int) -> list[Groups]:
+    """The groups of every process: those of equal tensor-parallel degree on one. Most work is where bounds are
+    smallest, so the degrees are dealt out in the order of their kernels, back and forth."""
+    found = defaultdict[Any, Groups](list)
+    for cluster, group in search.list_groups():
+        found[id(cluster), group.tp].append((cluster, group))
+    if workers == 1:
+        return [[one for groups in found.values() for one in groups]]
+    shares = [Groups() for _ in range(workers)]
+    for number, groups in enumerate(sorted(found.values(), key=partial(_least_value, search))):
+        turn, at = divmod(number, workers)
+        shares[workers - 1 - at if turn % 2 else at] += groups
+    return [one for one in shares if one]
+
+
+def _least_value(search: Search, groups: Groups) -> float:
+    """The smallest bound of groups that differ in their micro-batches from the first one, by their kernels."""
+    cluster, first = groups[0]
+    same = [group for other, group in groups if group == first._replace(micro=group.micro)]
+    return min(search.known.bounds(cluster.bounds.prices.bound_kernels(one), 0.0, cluster.use)[0] for one in same)
+
+
+@contextmanager
+def _start_processes(search: Search, shares: Sequence[Groups]) -> Iterator[list[Connection]]:
+    context = multiprocessing.get_context("fork")
+    pairs = [context.Pipe() for _ in shares]
+    processes = []
+    for (_, theirs), groups in zip(pairs, shares, strict=True):
+        process = context.Process(target=_run_share, args=(search, groups, theirs, pairs), daemon=True)
+        process.start()
+        processes.append(process)
+    for _, theirs in pairs:
+        theirs.close()
+    try:
+        yield [ours for ours, _ in pairs]
+    finally:
+        for ours, _ in pairs:
+            ours.close()
+        for process in processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.terminate()
+
+
+def _run_share(search: Search, groups: Groups, connection: Connection, pairs: Sequence[Any]) -> None:
+    """What a process does: its share of the search, with messages to the first process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
+    for ours, theirs in pairs:
+        ours.close()
+        if theirs is not connection:
+            theirs.close()
+    link = _Link(connection)
+    search.certificate = replace(search.certificate, excluded=dict.fromkeys(search.certificate.excluded, 0), cpu=0.0)
+    with suppress(OSError, EOFError):  # the first process is gone
+        try:
+            search.run(link.report, groups, link)
+            connection.send(("end", (search.certificate, search.forecasts, search.open_bounds)))
+        except (OSError, EOFError):
+            raise
+        except MeshcastError as error:
+            connection.send(("error", error))
+        except Exception as error:
+            connection.send(("error", Defect.of(error, "search")))
+
+
+@contextmanager
+def _note_interrupts() -> Iterator[list[bool]]:
+    """Notes Ctrl-C in a list, where it would end the process in the middle of a message."""
+    noted: list[bool] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    previous = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(True)
+        if callable(previous):  # it may have its own account of interrupts
+            with suppress(KeyboardInterrupt):
+                previous(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+class _Link:
+    """The connection of a process to the first one."""
+
+    EVERY = 0.1
+    """CPU time between two reports of progress [s]."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection, self._reported = connection, 0.0
+
+    def send(self, values: tuple[float, ...]) -> None:
+        self.connection.send(("found", values))
+
+    def receive(self) -> Iterator[tuple[float, ...]]:
+        while self.connection.poll():
+            kind, values = self.connection.recv()
+            if kind == "stop":
+                raise KeyboardInterrupt
+            yield values
+
+    def report(self, found: Certificate) -> None:
+        """Tells the first process how far the search is."""
+        if found.cpu - self._reported >= self.EVERY:
+            self._reported = found.cpu
+            self.connection.send(("progress", replace(found, ratios=[], fields={})))
+
+
+class _Parent:
+    """The first process: joins what the others have found."""
+
+    def __init__(
+        self, search: Search, connections: Sequence[Connection], progress: Callable[[Certificate], None]
+    ) -> None:
+        self.search, self.progress = search, progress
+        self.whole = search.certificate
+        self.parts: dict[Connection, Certificate | None] = dict.fromkeys(connections)
+        self.ended: dict[Connection, tuple[list[FoundPlan], np.ndarray]] = {}
+
+    def run(self, interrupts: list[bool]) -> Certificate:
+        """Takes messages until all processes have ended. interrupts: one is added at every Ctrl-C."""
+        stopped = False
+        while len(self.ended) < len(self.parts):
+            self._take_messages()
+            try:
+                if not stopped:
+                    self.progress(self._sum())
+            except KeyboardInterrupt:
+                interrupts.append(True)
+            if interrupts and not stopped:
+                stopped = True
+                self._tell("stop", ())
+        return self._end()
+
+    def _tell(self, kind: str, content: Any, but: Connection | None = None) -> None:
+        """Sends a message to all processes that run, but for one."""
+        for one in self.parts:
+            if one is not but and one not in self.ended:
+                with suppress(OSError):  # it has ended a moment ago
+                    one.send((kind, content))
+
+    def _take_messages(self) -> None:
+        waiting = [one for one in self.parts if one not in self.ended]
+        for one in wait(waiting, timeout=0.2):
+            assert isinstance(one, Connection)
+            try:
+                kind, content = one.recv()
+            except EOFError:
+                raise Defect("search", "a process of the search ended early", "Try again with --workers 1") from None
+            if kind == "error":
+                raise content
+            if kind == "found":
+                self.search.known.add(content)
+                self._tell(kind, content, one)
+            elif kind == "progress":
+                self.parts[one] = content
+            else:
+                self.parts[one], *rest = content
+                self.ended[one] = rest[0], rest[1]
+
+    def _sum(self) -> Certificate:
+        """The certificate of all processes so far."""
+        parts, whole = [one for one in self.parts.values() if one is not None], self.whole
+        counts = {name: sum(getattr(one, name) for one in parts) for name in COUNTS}
+        excluded = {name: count + sum(one.excluded[name] for one in parts) for name, count in whole.excluded.items()}
+        best = min(parts, key=lambda one: one.incumbent, default=whole)
+        return replace(
+            whole,
+            **counts,
+            excluded=excluded,
+            step=min((one.step for one in parts), default=whole.step),
+            incumbent=best.incumbent,
+            # Nothing is known of a process that has not reported yet.
+            open_bound=min(one.open_bound for one in parts) if len(parts) == len(self.parts) else 0.0,
+            ratios=[ratio for one in parts for ratio in one.ratios],
+            cpu=whole.cpu + sum(one.cpu for one in parts),
+            complete=all(one.complete for one in parts) and len(self.ended) == len(self.parts),
+        )
+
+    def _end(self) -> Certificate:
+        """Joins the plans of all processes, and what they leave open."""
+        search, found = self.search, self._sum()
+        search.forecasts = [plan for plans, _ in self.ended.values() for plan in plans]
+        search.certificate = found
+        if search.best:
+            found.step = search.best[0].forecast.step_time
+        if len(found.objectives) > 1:
+            found.front_gap = search.known.gap(np.concatenate([bounds for _, bounds in self.ended.values()]))
+        if found.complete and found.invalid and found.invalid == found.admitted:
+            search.explain_rule()
+        return found
