@@ -722,6 +722,7 @@ REPLACED = {
     "told": "given or options",
     "workshop": "shared_work",
     "spread": "sigma",
+    "unlike": "heterogeneous",
 }
 """Names that were replaced by the field's terms, with the term."""
 

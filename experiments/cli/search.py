@@ -90,13 +90,15 @@ def search(
             "--compare", metavar="PLAN", help="A job file whose plan is held against the best one; repeatable."
         ),
     ] = None,
-    unlike: Annotated[
+    heterogeneous: Annotated[
         bool,
-        typer.Option("--unlike", help="Search stages and replicas of unlike degrees, also on several kinds of nodes."),
+        typer.Option(
+            "--heterogeneous", help="Search stages and replicas of different degrees, also on several kinds of nodes."
+        ),
     ] = False,
     runs: Annotated[
         int | None,
-        typer.Option("--runs", metavar="N", help="With --unlike: most runs of equal stages of a pipeline."),
+        typer.Option("--runs", metavar="N", help="With --heterogeneous: most runs of equal stages of a pipeline."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the plans that were forecast as .parquet rows.")
@@ -118,12 +120,12 @@ def search(
         from meshcast.experiments.search.certificate.comparison import compare_plans, load_plans
         from meshcast.experiments.search.output.page import page, run_with_progress
         from meshcast.experiments.search.search_job import (
+            check_heterogeneous_options,
             check_options,
-            check_options_of_unlike,
             check_risk,
             make_limits,
+            open_heterogeneous,
             open_search,
-            open_unlike,
             read_objectives,
         )
         from meshcast.hardware.errors import PlanError
@@ -143,16 +145,20 @@ def search(
             check_place(out, "--out")
             check_rows_place(out)
         wanted: PlanSearch
-        if unlike:
-            check_options_of_unlike(limits, robust, compare or (), runs, objectives, "--")
+        if heterogeneous:
+            check_heterogeneous_options(limits, robust, compare or (), runs, objectives, "--")
             with ending_count():
                 if change:
-                    raise PlanError("--set", "a search of unlike plans changes no fields", "Write them into the file")
-                wanted = open_unlike(job, gap, top, objectives, limits, runs)
+                    raise PlanError(
+                        "--set", "a search of heterogeneous plans changes no fields", "Write them into the file"
+                    )
+                wanted = open_heterogeneous(job, gap, top, objectives, limits, runs)
             result = run_with_progress(wanted)
         else:
             if runs is not None:
-                raise PlanError("--runs", "only pipelines of unlike stages have runs", "Add --unlike", runs)
+                raise PlanError(
+                    "--runs", "only pipelines of heterogeneous stages have runs", "Add --heterogeneous", runs
+                )
             changes = tuple(change or ())
             wanted = ordinary = open_search(job, gap, top, objectives=objectives, limits=limits, changes=changes)
             given = load_plans(ordinary, compare or ())

@@ -13,8 +13,8 @@ from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.objectives import OF_RUNS, check_objectives, simulates_runs
 from meshcast.experiments.search.frontier.plan_search import CountInterrupted
 from meshcast.experiments.search.frontier.workers import run_on_workers
-from meshcast.experiments.search.heterogeneous.block_search import UnlikeSearch
-from meshcast.experiments.search.heterogeneous.open_fields import UnlikeFields
+from meshcast.experiments.search.heterogeneous.block_search import HeterogeneousSearch
+from meshcast.experiments.search.heterogeneous.open_fields import HeterogeneousFields
 from meshcast.experiments.search.space.fields import (
     CLUSTER,
     check_open_job,
@@ -67,7 +67,7 @@ def search(
     robust: bool = False,
     workers: int | None = None,
     compare: Sequence[Source] = (),
-    unlike: bool = False,
+    heterogeneous: bool = False,
     runs: int | None = None,
     base: str | Path | None = None,
     calibration: Calibration | None = None,
@@ -91,9 +91,9 @@ def search(
     workers: number of processes; one for each core that this process may use if None. A small space takes one.
     compare: jobs of the same model, cluster and batch whose plans are held against the best one: `compared` of the
         result.
-    unlike: whether plans are searched whose stages, or whose replicas, have unlike degrees; also on clusters of several
-        kinds of nodes. runs: most runs of equal stages of their pipelines; as many as there are kinds of nodes, two at
-        least, if None.
+    heterogeneous: whether plans are searched whose stages, or whose replicas, have different degrees; also on clusters
+        of several kinds of nodes. runs: most runs of equal stages of their pipelines; as many as there are kinds of
+        nodes, two at least, if None.
     base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
     calibration: the coefficients of all costs; by default those that ship with meshcast.
     watch: called with the certificate after every step of the search.
@@ -105,13 +105,15 @@ def search(
     check_options(within, top, workers)
     limits = make_limits(where, memory_margin, near_measured, any_program, memory_risk)
     objectives = read_objectives(objective, robust)
-    if unlike:
-        check_options_of_unlike(limits, robust, compare, runs, objectives)
-        found = open_unlike(job, within, top, objectives, limits, runs, base=base, calibration=calibration)
+    if heterogeneous:
+        check_heterogeneous_options(limits, robust, compare, runs, objectives)
+        found = open_heterogeneous(job, within, top, objectives, limits, runs, base=base, calibration=calibration)
         proven = found.run(watch)
         return ShownSearchResult(rank(found), proven, tuple(found.forecasts), top=top)
     if runs is not None:
-        raise PlanError("runs", "only pipelines of unlike stages have runs", "Leave it out, or add unlike=True", runs)
+        raise PlanError(
+            "runs", "only pipelines of heterogeneous stages have runs", "Leave it out, or add heterogeneous=True", runs
+        )
     made = open_search(job, within, top, objectives=objectives, limits=limits, base=base, calibration=calibration)
     given = load_plans(made, compare, made.space.base)
     certificate = run_on_workers(made, workers or count_cores(), watch)
@@ -233,7 +235,7 @@ def check_clusters(spaces: Sequence[Space]) -> None:
         known.append((content, given))
 
 
-def check_options_of_unlike(
+def check_heterogeneous_options(
     limits: Limits,
     robust: bool,
     compare: Sequence[object],
@@ -241,21 +243,22 @@ def check_options_of_unlike(
     objectives: tuple[str, ...],
     dashes: str = "",
 ) -> None:
-    """Refuses options that a search of unlike plans does not have. dashes: before their names in error messages."""
+    """Refuses options that a search of heterogeneous plans does not have. dashes: before their names in error
+    messages."""
     given = {"where": limits.where, "near_measured": limits.near_measured, "robust": robust, "compare": compare}
     for name, stated in given.items():
         if stated:
             place = dashes + (name.replace("_", "-") if dashes else name)
-            raise PlanError(place, "a search of unlike plans does not have this option", "Leave it out")
+            raise PlanError(place, "a search of heterogeneous plans does not have this option", "Leave it out")
     if simulates_runs(objectives):
-        rule = "a search of unlike plans compares steps, and this is an objective of runs"
+        rule = "a search of heterogeneous plans compares steps, and this is an objective of runs"
         raise PlanError(f"{dashes}objective", rule, "Write time, or search plans that are alike", ",".join(objectives))
     if runs is not None and (not isinstance(runs, int) or isinstance(runs, bool) or runs < 1):
         rule, remedy = "it is a number of runs of stages, 1 or more", "Leave it out for the default"
         raise PlanError(f"{dashes}runs", rule, remedy, runs)
 
 
-def open_unlike(
+def open_heterogeneous(
     job: str | Path | Mapping[str, Any],
     within: float,
     top: int,
@@ -265,18 +268,18 @@ def open_unlike(
     *,
     base: str | Path | None = None,
     calibration: Calibration | None = None,
-) -> UnlikeSearch:
-    """The search of the unlike plans of a job, before it runs. Raises CountInterrupted if it is interrupted."""
+) -> HeterogeneousSearch:
+    """The search of the heterogeneous plans of a job, before it runs. Raises CountInterrupted if it is interrupted."""
     read = read_job(job)
     folder, origin = read.folder if base is None else Path(base), read.origin
     with locate_errors(*origin):
         check_open_job(read.data)
         if isinstance(read.data.get(CLUSTER), list):
-            rule = "a search of unlike plans has one cluster"
+            rule = "a search of heterogeneous plans has one cluster"
             raise PlanError(CLUSTER, rule, "Write one of them", read.data[CLUSTER])
         try:
-            fields = UnlikeFields(read.data, folder, limits.memory_margin, limits.memory_risk)
-            return UnlikeSearch(fields, within, top, objectives, SharedWork(calibration), origin, runs)
+            fields = HeterogeneousFields(read.data, folder, limits.memory_margin, limits.memory_risk)
+            return HeterogeneousSearch(fields, within, top, objectives, SharedWork(calibration), origin, runs)
         except KeyboardInterrupt:
             raise CountInterrupted from None
 

@@ -1,4 +1,4 @@
-"""Best-first search of plans whose stages, or whose replicas, have unlike degrees.
+"""Best-first search of plans whose stages, or whose replicas, have different degrees.
 
 Blocks of plans are bounded one after another; what may still be among the best waits for its forecast in the order of
 the bounds. The search ends when no bound is left that is better than the best plans found.
@@ -16,7 +16,7 @@ import numpy as np
 from meshcast.experiments.search.frontier.branch_and_bound import PlanSearch
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.objectives import ClusterUse, FoundPlans
-from meshcast.experiments.search.heterogeneous.open_fields import UnlikeFields
+from meshcast.experiments.search.heterogeneous.open_fields import HeterogeneousFields
 from meshcast.experiments.search.heterogeneous.plan_blocks import BlockMaker, PlanBlock
 from meshcast.experiments.search.heterogeneous.stage_units import StageUnits
 from meshcast.hardware.errors import PlanError
@@ -27,8 +27,8 @@ TRIED = 3
 """Plans of a block that are forecast at once, as long as no plan is known that fits."""
 
 
-class UnlikeSearch(PlanSearch):
-    """A search of unlike plans.
+class HeterogeneousSearch(PlanSearch):
+    """A search of heterogeneous plans.
 
     fields: the job and the values of its open fields. runs: most runs of stages of a pipeline; as many as there are
     kinds of nodes, two at least, by default. within, top, objectives, shared, origin: see `Search`.
@@ -37,7 +37,7 @@ class UnlikeSearch(PlanSearch):
 
     def __init__(
         self,
-        fields: UnlikeFields,
+        fields: HeterogeneousFields,
         within: float = 0.0,
         top: int = 10,
         objectives: tuple[str, ...] = ("time",),
@@ -46,7 +46,7 @@ class UnlikeSearch(PlanSearch):
         runs: int | None = None,
     ) -> None:
         if len(objectives) > 1:
-            rule = "a search of unlike plans has one objective"
+            rule = "a search of heterogeneous plans has one objective"
             raise PlanError("objective", rule, "Write one of them", ",".join(objectives))
         kinds = len(fields.kinds)
         if runs is not None and runs < kinds:

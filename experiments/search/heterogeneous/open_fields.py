@@ -1,4 +1,4 @@
-"""What a job leaves open to a search of unlike plans: the kinds of nodes, and the values of every field."""
+"""What a job leaves open to a search of heterogeneous plans: the kinds of nodes, and the values of every field."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CLOSED = {
     "mesh": "plans are in short form",
     "schemes": "plans are in short form",
 }
-"""Keys of a plan that a search of unlike plans does not vary, and why they may not be stated."""
+"""Keys of a plan that a search of heterogeneous plans does not vary, and why they may not be stated."""
 
 IDLE = {**{key: field.default for key, field in ShortPlan.model_fields.items()}, "chunks": 1}
 """Values of keys that say what is so anyway."""
@@ -70,7 +70,7 @@ class NodeKind:
 
 
 class FieldValues(NamedTuple):
-    """Values of the fields of a search of unlike plans.
+    """Values of the fields of a search of heterogeneous plans.
 
     tp, dp, pp, ep: degrees; None: whatever divides. recompute: of a stage. micro: sequences of a micro-batch, on all
     data-parallel ranks of a stage together.
@@ -86,14 +86,14 @@ class FieldValues(NamedTuple):
     micro: tuple[int, ...]
 
 
-class UnlikeFields:
+class HeterogeneousFields:
     """A job without its open fields, and the values of these.
 
     job: as plain data; what a search finds is missing from its plan. loaded: the job with a plan of its own.
     kinds: of nodes, in the order of their ranks. open: the fields that vary.
     memory_margin: share of the memory of every GPU that must stay free.
     memory_risk: most probability of lacking memory that a plan may have.
-    Raises PlanError for a job that a search of unlike plans does not take.
+    Raises PlanError for a job that a search of heterogeneous plans does not take.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class UnlikeFields:
         if self.loaded.taken:  # plans that are found state everything else
             self.job["framework"] = write_choice(self.loaded)
             self.loaded = load_job({**stated, "framework": self.job["framework"]}, base=base)
-        _check_unlike_job(self.loaded, batch)
+        _check_heterogeneous_job(self.loaded, batch)
         self.kinds = list_kinds(self.loaded.cluster)
         self.values = self._read_values(given)
         if memory_margin and len({kind.memory for kind in self.kinds}) > 1:
-            rule = "a margin is a share of the memory of a GPU, and the kinds of nodes have unlike memory"
+            rule = "a margin is a share of the memory of a GPU, and the kinds of nodes have different memory"
             raise PlanError("memory_margin", rule, "Leave it out", memory_margin)
         varying = {
             "plan.stages": True,
@@ -166,7 +166,7 @@ class UnlikeFields:
         for key, reason in CLOSED.items():
             value = tuple(plan[key]) if isinstance(plan.get(key), list) else plan.get(key)
             if value is not None and value != IDLE.get(key):
-                raise PlanError(f"plan.{key}", f"with --unlike {reason}", "Leave it out", plan[key])
+                raise PlanError(f"plan.{key}", f"with --heterogeneous {reason}", "Leave it out", plan[key])
         self.job["plan"] = {key: value for key, value in plan.items() if key not in (*fields, *CLOSED, AUTO)}
         return {name: plan.get(name, opened.get(name)) for name in fields}
 
@@ -180,11 +180,11 @@ class UnlikeFields:
         tensor = [n for n in range(1, domain + 1) if domain % n == 0 and model.heads % n == 0]
         schedules = [*map(schedule_name, _list_values("plan.schedule", given["schedule"], SCHEDULES, ("1f1b",)))]
         if wrong := [one for one in schedules if one not in SCHEDULES]:
-            rule = f"with --unlike a schedule is one of {', '.join(SCHEDULES)}"
+            rule = f"with --heterogeneous a schedule is one of {', '.join(SCHEDULES)}"
             raise PlanError("plan.schedule", rule, "Write one of them, or leave it out", wrong[0])
         zero = _numbers("plan.zero", given["zero"], STATES, (1,), least=0)
         if wrong := [one for one in zero if one not in STATES]:
-            rule = "with --unlike states are not sharded, or as in ZeRO-1: zero is 0 or 1"
+            rule = "with --heterogeneous states are not sharded, or as in ZeRO-1: zero is 0 or 1"
             raise PlanError("plan.zero", rule, "Write one of them, or leave it out", wrong[0])
         words = PLAN_KEYS["recompute"].auto
         recompute = _list_values("plan.recompute", given["recompute"], words, ("none",))
@@ -247,7 +247,7 @@ def _numbers(field: str, given: Any, every: Any, usual: Any, least: int = 1) -> 
     return tuple(values)
 
 
-def _check_unlike_job(job: Job, batch: Mapping[str, Any]) -> None:
+def _check_heterogeneous_job(job: Job, batch: Mapping[str, Any]) -> None:
     check_batch(batch)
     reasons = {
         "model": ("a model is one chain of layers", bool(job.model.branches)),
@@ -257,4 +257,4 @@ def _check_unlike_job(job: Job, batch: Mapping[str, Any]) -> None:
     }
     for where, (rule, broken) in reasons.items():
         if broken:
-            raise PlanError(where, f"in a search of unlike plans {rule}", "Use `meshcast sweep` for others")
+            raise PlanError(where, f"in a search of heterogeneous plans {rule}", "Use `meshcast sweep` for others")

@@ -1,4 +1,4 @@
-"""Lower bounds of the time and the memory of many pipelines whose stages have unlike degrees.
+"""Lower bounds of the time and the memory of many pipelines whose stages have different degrees.
 
 As for stages that are alike (`simulator.bounds.schedule_bound`): a device cannot start before a micro-batch has come
 through the stages before it, runs its passes one after another, and cannot end before the last gradient has gone back

@@ -1,8 +1,8 @@
-"""The plans of a search of unlike plans in blocks, each counted and bounded at once.
+"""The plans of a search of heterogeneous plans in blocks, each counted and bounded at once.
 
-*Stages*: one pipeline of runs of stages with unlike degrees. *Replicas*: a pipeline of its own on every kind of nodes,
-or two on nodes of one kind. *Equal degrees*: on several kinds of nodes, stages of equal degrees, whose replicas share
-the batch evenly or by speed.
+*Stages*: one pipeline of runs of stages with different degrees. *Replicas*: a pipeline of its own on every kind of
+nodes, or two on nodes of one kind. *Equal degrees*: on several kinds of nodes, stages of equal degrees, whose replicas
+share the batch evenly or by speed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from meshcast.experiments.search.heterogeneous.open_fields import MOST_OF_A_RANK, UnlikeFields
+from meshcast.experiments.search.heterogeneous.open_fields import MOST_OF_A_RANK, HeterogeneousFields
 from meshcast.experiments.search.heterogeneous.pipeline_bounds import (
     DeviceLines,
     OptionTable,
@@ -81,7 +81,7 @@ class StepValues(NamedTuple):
 class BlockMaker:
     """Makes the blocks of a job, and keeps what several of them need. runs: most runs of a pipeline."""
 
-    def __init__(self, fields: UnlikeFields, units: StageUnits, runs: int) -> None:
+    def __init__(self, fields: HeterogeneousFields, units: StageUnits, runs: int) -> None:
         self.fields, self.units, self.runs = fields, units, runs
         layers, gpus = fields.loaded.model.layers, fields.loaded.cluster.gpus
         most, framework = min(layers, gpus), fields.loaded.framework

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.search.heterogeneous.open_fields import MOST_OF_A_RANK, UnlikeFields
+from meshcast.experiments.search.heterogeneous.open_fields import MOST_OF_A_RANK, HeterogeneousFields
 from meshcast.experiments.search.heterogeneous.stage_units import RunOption
 
 ROWS = 400_000
@@ -31,7 +31,7 @@ class Runs(NamedTuple):
         return Runs(self.option[rows], self.stages[rows], self.layers[rows])
 
 
-def list_options(fields: UnlikeFields, micro: int) -> list[RunOption]:
+def list_options(fields: HeterogeneousFields, micro: int) -> list[RunOption]:
     """The degrees of a stage with micro-batches of `micro` sequences."""
     v, found = fields.values, []
     for number, kind in enumerate(fields.kinds):
@@ -54,7 +54,9 @@ def kinds_of_runs(kinds: int, most: int) -> Iterator[tuple[int, ...]]:
                 yield one
 
 
-def place_runs(options: Sequence[RunOption], fields: UnlikeFields, kinds: Sequence[int]) -> tuple[np.ndarray, ...]:
+def place_runs(
+    options: Sequence[RunOption], fields: HeterogeneousFields, kinds: Sequence[int]
+) -> tuple[np.ndarray, ...]:
     """The options and numbers of stages of runs that take all GPUs of their kinds of nodes, in order [rows, runs] each.
 
     A tensor-parallel group lies in one scale-up domain: ranks of a stage begin at a multiple of its degree.
@@ -119,8 +121,8 @@ def count_layers(option: np.ndarray, stages: np.ndarray, layers: int) -> np.ndar
 def divide_layers_of_runs(option: np.ndarray, stages: np.ndarray, layers: int) -> Runs:
     """All ways to divide the layers among runs of which every stage has one at least.
 
-    Neighbouring runs of equal degrees have unlike numbers of layers, each the same on all stages, and are not what one
-    run with a remainder would be.
+    Neighbouring runs of equal degrees have different numbers of layers, each the same on all stages, and are not what
+    one run with a remainder would be.
     """
     runs = option.shape[1]
     after = np.cumsum(stages[:, ::-1], axis=1)[:, ::-1]

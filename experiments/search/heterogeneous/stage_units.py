@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.search.heterogeneous.open_fields import UnlikeFields
+from meshcast.experiments.search.heterogeneous.open_fields import HeterogeneousFields
 from meshcast.experiments.sweeps.grid import apply_changes
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import MeshcastError
@@ -92,7 +92,7 @@ class UnitSums:
 class StageUnits:
     """Makes the sums of units, once for equal degrees."""
 
-    def __init__(self, fields: UnlikeFields, shared: SharedWork) -> None:
+    def __init__(self, fields: HeterogeneousFields, shared: SharedWork) -> None:
         self.fields, self.shared = fields, shared
         self.clusters: list[Cluster] = [kind.cluster for kind in fields.kinds]
         if len(self.clusters) > 1:

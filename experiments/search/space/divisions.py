@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-UNLIKE_ENDS = "unlike-ends"
+UNEVEN_ENDS = "uneven-ends"
 """Lists in which the first and the last stage have fewer layers than the others, where nothing divides the layers."""
 
 ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
@@ -43,7 +43,7 @@ def _has_chunks(schedule: str, chunks: int) -> bool:
 
 def _divide_layers(partition: str, layers: int, parts: int) -> list[str | tuple[int, ...]]:
     """What a partition comes to with so many parts of the model; empty: it does not exist."""
-    if partition != UNLIKE_ENDS:
+    if partition != UNEVEN_ENDS:
         return [] if (layers if partition == "even" else layers + 2) % parts else [partition]
     most = -(-layers // parts)
     left = layers - (parts - 2) * most

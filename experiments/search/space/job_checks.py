@@ -49,14 +49,16 @@ def check_job(job: Job, written: Mapping[str, Any]) -> None:
     batch = job.batch
     check_batch(written.get("batch", {}))
     reasons = {
-        "cluster": ("without --unlike all nodes are of one kind", bool(job.cluster.groups)),
+        "cluster": ("without --heterogeneous all nodes are of one kind", bool(job.cluster.groups)),
         "model": ("a model is one chain of layers", bool(job.model.branches)),
         "train.mode": ("a step has backward passes", job.forward_only),
         "batch": ("micro-batches are alike", bool(batch.lengths)),
     }
     for where, (rule, broken) in reasons.items():
         if broken:
-            remedy = "Add --unlike (unlike=True)" if where == "cluster" else "Use `meshcast sweep` for others"
+            remedy = (
+                "Add --heterogeneous (heterogeneous=True)" if where == "cluster" else "Use `meshcast sweep` for others"
+            )
             raise PlanError(where, f"in a search {rule}", remedy)
 
 

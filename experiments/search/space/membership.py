@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from meshcast.experiments.search.space.divisions import UNLIKE_ENDS
+from meshcast.experiments.search.space.divisions import UNEVEN_ENDS
 from meshcast.experiments.search.space.fields import FIELD_OF, FIELDS, PARTITIONS, write_value
 from meshcast.experiments.search.space.limits import LimitedSpace
 from meshcast.experiments.search.space.scheme_keys import DATA_OPTIONS, DEFAULTS, takes_option
@@ -57,7 +57,7 @@ def _wrong_value(space: Space, field: str, value: Any) -> OutsideField | None:
         value = 1
     if name in ("recomputed", "shard") or value is None or value in known:  # they depend on other fields
         return None
-    if name == "partition" and isinstance(value, tuple) and UNLIKE_ENDS in known:
+    if name == "partition" and isinstance(value, tuple) and UNEVEN_ENDS in known:
         return None
     searched, value = [write_value(one) for one in known], write_value(value)
     if field not in space.open and len(searched) == 1:

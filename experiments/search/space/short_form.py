@@ -52,7 +52,7 @@ class ShortForm:
 
     values: of the fields that a search varies, by their names in a point (`FIELDS`); None where a field makes no
         difference, as a schedule without a pipeline; all layers of a stage in `recomputed`. Empty for plans whose
-        stages or replicas are unlike.
+        stages or replicas are heterogeneous.
     others: what a plan in short form cannot say, by field: in this plan, and in the plan with the same `values`.
     job: the job with the plan of these `values` in short form, as plain data; None if there is no such plan.
     named: fields in `NAMED_ALONE` that were read.

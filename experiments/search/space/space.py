@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from meshcast.experiments.search.space.data_schemes import DATA, DataSchemes
 from meshcast.experiments.search.space.divisions import (
-    UNLIKE_ENDS,
+    UNEVEN_ENDS,
     Division,
     list_divisions,
     list_divisors_of_any,
@@ -377,7 +377,7 @@ class Space:
             "pp": [n for n in list_divisors(gpus) if n <= model.layers + 2],
             "schedule": (*SCHEDULES, *(PAIRING if model.moe else ())),
             "chunks": range(1, model.layers + 1),
-            "partition": (*PARTITIONS, UNLIKE_ENDS),
+            "partition": (*PARTITIONS, UNEVEN_ENDS),
             "data": DATA,
             "shard": (None, *([NODE] if gpus > job.cluster.scale_up_domain else [])),
             "overlap_dp": (True, False),

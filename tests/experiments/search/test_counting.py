@@ -120,15 +120,15 @@ def test_an_interrupted_count_proves_nothing(monkeypatch: pytest.MonkeyPatch, tm
     for place in (
         "meshcast.experiments.search.space.space.Space.size",
         "meshcast.experiments.search.frontier.workers.share_groups",
-        "meshcast.experiments.search.search_job.UnlikeFields",
+        "meshcast.experiments.search.search_job.HeterogeneousFields",
     ):
         with monkeypatch.context() as patched:
             patched.setattr(place, interrupt)
-            unlike = ["--unlike"] if "Unlike" in place else []
-            result = run("search", job, "--json", *unlike)
+            heterogeneous = ["--heterogeneous"] if "Heterogeneous" in place else []
+            result = run("search", job, "--json", *heterogeneous)
             assert (result.exit_code, result.stdout, result.stderr.strip()) == (130, "", words)
             with pytest.raises(CountInterrupted):
-                meshcast.search(TINY, unlike=bool(unlike))
+                meshcast.search(TINY, heterogeneous=bool(heterogeneous))
 
 
 def test_a_count_that_was_interrupted_can_be_made_again() -> None:
@@ -193,8 +193,14 @@ def test_an_interrupt_at_once_after_another_is_the_same(apart: float, raised: in
         (["--workers", "0"], "--workers is 0: it is a number of processes, 1 or more. Leave it out for one a core"),
         (["--top", "0"], "--top is 0: it is a whole number from 1 to 1,000. Write for example 10"),
         (["--top", "1001"], "--top is 1001: it is a whole number from 1 to 1,000. Write for example 10"),
-        (["--unlike", "--runs", "0"], "--runs is 0: it is a number of runs of stages, 1 or more. Leave it out for the"),
-        (["--unlike", "--near-measured"], "--near-measured: a search of unlike plans does not have this option"),
+        (
+            ["--heterogeneous", "--runs", "0"],
+            "--runs is 0: it is a number of runs of stages, 1 or more. Leave it out for the",
+        ),
+        (
+            ["--heterogeneous", "--near-measured"],
+            "--near-measured: a search of heterogeneous plans does not have this option",
+        ),
     ],
 )
 def test_wrong_numbers_are_explained_in_a_line(tmp_path: Path, options: list[str], words: str) -> None:

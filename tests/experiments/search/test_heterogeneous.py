@@ -1,4 +1,4 @@
-"""Searches of plans whose stages, or whose replicas, have unlike degrees: bounds, and the best of all plans."""
+"""Searches of plans whose stages, or whose replicas, have different degrees: bounds, and the best of all plans."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from meshcast import search
 from meshcast.experiments.cli.app import app
 from meshcast.experiments.search.frontier.plan_search import ROUNDING
-from meshcast.experiments.search.heterogeneous.block_search import UnlikeSearch
-from meshcast.experiments.search.heterogeneous.open_fields import UnlikeFields
+from meshcast.experiments.search.heterogeneous.block_search import HeterogeneousSearch
+from meshcast.experiments.search.heterogeneous.open_fields import HeterogeneousFields
 from meshcast.experiments.search.heterogeneous.plan_blocks import ReplicaBlock, share_bound
 from meshcast.experiments.search.output.page import page
 from meshcast.hardware.errors import MeshcastError, PlanError
@@ -42,12 +42,12 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def open_small(job: dict[str, Any], **options: Any) -> UnlikeSearch:
-    fields = UnlikeFields(job, Path("."), options.pop("memory_margin", 0.0))
-    return UnlikeSearch(fields, 0.0, options.pop("top", 1), **options)
+def open_small(job: dict[str, Any], **options: Any) -> HeterogeneousSearch:
+    fields = HeterogeneousFields(job, Path("."), options.pop("memory_margin", 0.0))
+    return HeterogeneousSearch(fields, 0.0, options.pop("top", 1), **options)
 
 
-def forecast(search: UnlikeSearch, job: dict[str, Any]) -> StepAndMemory | None:
+def forecast(search: HeterogeneousSearch, job: dict[str, Any]) -> StepAndMemory | None:
     try:
         return forecast_step(load_job(job), search.shared)
     except MeshcastError:
@@ -57,7 +57,7 @@ def forecast(search: UnlikeSearch, job: dict[str, Any]) -> StepAndMemory | None:
 @pytest.mark.parametrize("draws", [4, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", thinned(JOBS, keep=("dense", "one kind")))
 @pytest.mark.slow
-def test_no_bound_of_an_unlike_plan_is_above_its_forecast(name: str, draws: int) -> None:
+def test_no_bound_of_a_heterogeneous_plan_is_above_its_forecast(name: str, draws: int) -> None:
     rng, wanted = random.Random(name), open_small({**JOBS[name], "plan": "auto"})
     ratios = list[tuple[float, float]]()
     while len(ratios) < draws:
@@ -118,7 +118,7 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", thinned(SMALL, keep=("replicas on two nodes",)))
-def test_a_search_of_unlike_plans_finds_what_brute_force_finds(name: str) -> None:
+def test_a_search_of_heterogeneous_plans_finds_what_brute_force_finds(name: str) -> None:
     job, plan = SMALL[name]
     wanted = open_small({**job, "plan": plan}, top=3)
     rows = [block.job(row) for block in wanted.blocks for row in range(block.size)]
@@ -137,20 +137,20 @@ def test_a_search_of_unlike_plans_finds_what_brute_force_finds(name: str) -> Non
 
 
 @pytest.mark.slow
-def test_equal_stages_are_among_the_unlike_ones() -> None:
-    """The best plan of stages that are alike, of an ordinary search, is not better than the best unlike one."""
+def test_equal_stages_are_among_the_heterogeneous_ones() -> None:
+    """The best plan of stages that are alike, of an ordinary search, is not better than the best different one."""
     base = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 32}}
     ordinary = search(
         {**base, "plan": {"tp": "auto", "pp": "auto"}, "batch": {"global": 32, "micro": 1}}, top=1, workers=1
     )
-    unlike = search({**base, "plan": {}}, unlike=True, top=1)
-    assert unlike.best[0].report.step_time <= ordinary.best[0].report.step_time * (1 + 1e-12)
+    heterogeneous = search({**base, "plan": {}}, heterogeneous=True, top=1)
+    assert heterogeneous.best[0].report.step_time <= ordinary.best[0].report.step_time * (1 + 1e-12)
 
 
 @pytest.mark.slow
 def test_a_stated_degree_restricts_the_stages() -> None:
     found = search(
-        {"model": MODEL, "cluster": MIXED, "batch": {"global": 32}, "plan": {"tp": 4, "pp": [2, 3]}}, unlike=True
+        {"model": MODEL, "cluster": MIXED, "batch": {"global": 32}, "plan": {"tp": 4, "pp": [2, 3]}}, heterogeneous=True
     )
     for one in found.best:
         stages = one.job["plan"].get("stages", ())
@@ -190,16 +190,18 @@ def test_divisions_of_the_layers_are_distinct() -> None:
         ({}, {"objective": "time,memory"}, "objective"),
     ],
 )
-def test_what_a_search_of_unlike_plans_refuses(changes: dict[str, Any], options: dict[str, Any], where: str) -> None:
+def test_what_a_search_of_heterogeneous_plans_refuses(
+    changes: dict[str, Any], options: dict[str, Any], where: str
+) -> None:
     job = {"model": MODEL, "cluster": MIXED, "batch": {"global": 32}, "plan": "auto", **changes}
     with pytest.raises(PlanError) as caught:
-        search(job, unlike=True, **options)
+        search(job, heterogeneous=True, **options)
     assert caught.value.where == where
 
 
 @pytest.mark.parametrize("plan", ["auto", {}])
-def test_an_ordinary_search_of_two_kinds_tells_of_unlike(plan: Any) -> None:
-    with pytest.raises(PlanError, match="Add --unlike"):
+def test_an_ordinary_search_of_two_kinds_tells_of_heterogeneous(plan: Any) -> None:
+    with pytest.raises(PlanError, match="Add --heterogeneous"):
         search({"model": MODEL, "cluster": MIXED, "batch": {"global": 32}, "plan": plan})
 
 
@@ -207,15 +209,15 @@ def test_an_ordinary_search_of_two_kinds_tells_of_unlike(plan: Any) -> None:
 def test_the_command_names_options_that_it_refuses(option: list[str], tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(json.dumps({"model": MODEL, "cluster": MIXED, "batch": {"global": 32}, "plan": {}}))
-    answer = CliRunner().invoke(app, ["search", str(job), "--unlike", *option])
-    assert answer.exit_code == 2 and f"{option[0]}: a search of unlike plans" in answer.output
+    answer = CliRunner().invoke(app, ["search", str(job), "--heterogeneous", *option])
+    assert answer.exit_code == 2 and f"{option[0]}: a search of heterogeneous plans" in answer.output
 
 
 def test_the_page_states_every_field_once() -> None:
     job = {"model": MODEL, "cluster": MIXED, "batch": {"global": 8, "micro": 8}, "plan": {"tp": 8}}
     for top in (1, 3):
         console = Console(width=200, record=True, file=StringIO())
-        console.print(page(search(job, unlike=True, top=top)))
+        console.print(page(search(job, heterogeneous=True, top=top)))
         text = console.export_text()
         assert text.count("schedule 1f1b") == 1 and text.count("zero 1") == 1
         assert text.count("tp 8") >= top and ("plan 1 " in text) and ("plan 2 " in text) == (top > 1)
@@ -225,9 +227,9 @@ def test_a_search_that_is_interrupted_before_its_first_forecast_says_so(monkeypa
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(UnlikeSearch, "_enter", interrupt)
+    monkeypatch.setattr(HeterogeneousSearch, "_enter", interrupt)
     job = {"model": MODEL, "cluster": MIXED, "batch": {"global": 8, "micro": 8}, "plan": {}}
-    found = search(job, unlike=True)
+    found = search(job, heterogeneous=True)
     console = Console(width=200, record=True, file=StringIO())
     console.print(page(found))
     assert not found.certificate.complete and found.certificate.gap == 1.0

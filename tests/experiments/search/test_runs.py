@@ -240,9 +240,9 @@ def test_open_fields_of_runs_need_an_objective_of_runs(tmp_path: Path) -> None:
         )
 
 
-def test_a_search_of_unlike_plans_has_no_runs() -> None:
+def test_a_search_of_heterogeneous_plans_has_no_runs() -> None:
     with pytest.raises(PlanError, match="an objective of runs"):
-        meshcast.search(TINY, objective="days", unlike=True)
+        meshcast.search(TINY, objective="days", heterogeneous=True)
 
 
 def test_choices_whose_runs_do_not_end_are_left_out() -> None:

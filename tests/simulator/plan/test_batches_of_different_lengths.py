@@ -1,4 +1,5 @@
-"""Micro-batches of unlike length: equal ones are today's plans, unlike ones obey hand formulas and an own replay."""
+"""Micro-batches of different lengths: equal ones are today's plans, different ones obey hand formulas and an own
+replay."""
 
 import random
 from collections import defaultdict
@@ -73,13 +74,13 @@ def test_one_class_is_a_batch_of_equal_micro_batches(plan: dict[str, Any]) -> No
     assert answers(classes) == answers(equal)
 
 
-def test_one_class_is_a_batch_of_equal_micro_batches_on_unlike_stages() -> None:
+def test_one_class_is_a_batch_of_equal_micro_batches_on_list_heterogeneous_stages() -> None:
     stages = {"stages": [{"tp": 2, "dp": 2, "layers": 3}, {"tp": 4, "layers": 5}]}
     equal = job({"sequence": 512, "global": 32, "microbatches": 8}, stages)
     assert answers(job({"lengths": [{"samples": 4, "sequence": 512}], "order": [0] * 8}, stages)) == answers(equal)
 
 
-def test_one_class_is_a_batch_of_equal_micro_batches_on_unlike_replicas() -> None:
+def test_one_class_is_a_batch_of_equal_micro_batches_on_heterogeneous_replicas() -> None:
     def replicas(*shares: Any) -> dict[str, Any]:
         return {"pp": 2, "dp": 4, "replicas": [{"dp": 2, "microbatches": share} for share in shares]}
 
@@ -203,10 +204,10 @@ def test_messages_are_those_of_their_class() -> None:
     assert sent == {i: 2 * one["samples"] * one["sequence"] * width / ranks for i, one in enumerate(FIVE)}
 
 
-# ---------------------------------------------------------------------------------------------- unlike plans
+# ---------------------------------------------------------------------------------------------- heterogeneous plans
 
 
-def test_unlike_stages_divide_the_sequences_of_every_class() -> None:
+def test_list_heterogeneous_stages_divide_the_sequences_of_every_class() -> None:
     classes = [{"samples": 4, "sequence": 512}, {"samples": 2, "sequence": 2048}]
     stages = [{"tp": 2, "dp": 2, "layers": 1}, {"tp": 4, "layers": 7}]
     step = play_ideally(job({"lengths": classes, "order": [0, 1, 1, 0]}, {"stages": stages}))

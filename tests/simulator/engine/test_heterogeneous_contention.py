@@ -1,4 +1,4 @@
-"""Links and multiprocessors that messages and collectives of unlike stages and replicas share."""
+"""Links and multiprocessors that messages and collectives of heterogeneous stages and replicas share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Op, Transfer
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.flatten import FlatProgram
-from tests.simulator.plan.test_asymmetric import draw_unlike
+from tests.simulator.plan.test_asymmetric import draw_heterogeneous
 
 MB = 2**20
 FAN_OUT = Transfer(MB, "pp", 0, 1, tuple((0, rank, MB) for rank in range(1, 8)))
@@ -40,7 +40,7 @@ def test_of_one_rank_that_sends_to_seven_each_is_busy_a_seventh_of_the_time() ->
     assert found.moving <= costs().estimate(FAN_OUT).seconds
 
 
-def test_messages_over_unlike_links_use_each_for_its_part() -> None:
+def test_messages_over_heterogeneous_links_use_each_for_its_part() -> None:
     """Rank 0 sends to a GPU of its node and to one of the other node."""
     near, far = (costs().use(Transfer(MB, "pp", 0, 1, (pair,))) for pair in ((0, 1, MB), (0, 8, MB)))
     both = costs().use(Transfer(MB, "pp", 0, 1, ((0, 1, MB), (0, 8, MB))))
@@ -50,7 +50,7 @@ def test_messages_over_unlike_links_use_each_for_its_part() -> None:
     assert network == pytest.approx(far.moving / both.moving)
 
 
-def test_what_replicas_on_unlike_nodes_do_together_shares_the_links_of_each() -> None:
+def test_what_replicas_on_heterogeneous_nodes_do_together_shares_the_links_of_each() -> None:
     """A reduction takes as long as on the slower node; on the faster one it uses the links as it would there alone."""
     nodes = [{"node": node, "nodes": 1} for node in ("dgx-a100-40", "dgx-h100")]
     replicas = [{"dp": 8, "microbatches": count} for count in (2, 4)]
@@ -76,8 +76,8 @@ def test_only_the_end_that_is_busy_slows_others(device: int, ends: list[float]) 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_contention_makes_unlike_plans_no_faster(seed: int) -> None:
-    one = draw_unlike(seed)
+def test_contention_makes_heterogeneous_plans_no_faster(seed: int) -> None:
+    one = draw_heterogeneous(seed)
     alone, shared = (simulate(one, engine=engine) for engine in ("simpy", "shared"))
     assert shared.step_time >= alone.step_time * (1 - 1e-12)
     assert sum(shared.parts.values()) == pytest.approx(shared.step_time)
@@ -98,7 +98,7 @@ def every_communication(one: dict[str, Any]) -> list[tuple[Costs, Any]]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bytes_move_no_longer_than_the_communication_lasts(seed: int) -> None:
-    for prices, work in every_communication(draw_unlike(seed)):
+    for prices, work in every_communication(draw_heterogeneous(seed)):
         use, seconds = prices.use(work), prices.estimate(work).seconds
         assert 0 < use.moving <= seconds * (1 + 1e-9)
         assert all(0 <= share <= 1 + 1e-12 for share in (*use.links, *(use.received or ())))

@@ -1,4 +1,5 @@
-"""`partition: by-cost` of stages of unlike degrees on unlike GPUs, against every partition of a small model."""
+"""`partition: by-cost` of stages of different degrees on heterogeneous GPUs, against every partition of a small
+model."""
 
 from __future__ import annotations
 

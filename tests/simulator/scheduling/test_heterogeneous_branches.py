@@ -1,4 +1,4 @@
-"""Branches of unlike shapes on graphs of stages: unlike depths, degrees of their own, parts of a sequence."""
+"""Branches of different shapes on graphs of stages: different depths, degrees of their own, parts of a sequence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VISION = {"name": "vision", "layers": 4, "hidden": 256, "heads": 4, "tokens": 12
 TEXT = {"name": "text", "layers": 0, "tokens": 128}
 AUDIO = {"name": "audio", "layers": 2, "hidden": 128, "heads": 2, "input_width": 80, "projector": "mlp"}
 MODEL = {"layers": 8, "hidden": 512, "heads": 8, "vocab": 1024, "seq": 512, "positions": "rope"}
-UNLIKE = {**MODEL, "branches": [VISION, TEXT, AUDIO]}
+HETEROGENEOUS = {**MODEL, "branches": [VISION, TEXT, AUDIO]}
 """Encoders of 128 and 256 tokens and 128 tokens of text in front of a trunk."""
 
 
@@ -36,7 +36,9 @@ def graph(*branches: int, trunk: int = 1) -> dict[str, Any]:
     return {"use": "graphpipe", "branches": list(branches), "trunk": trunk}
 
 
-def job(stages: list[dict[str, Any]], schedule: Any, model: Any = UNLIKE, microbatches: int = 4) -> dict[str, Any]:
+def job(
+    stages: list[dict[str, Any]], schedule: Any, model: Any = HETEROGENEOUS, microbatches: int = 4
+) -> dict[str, Any]:
     gpus = sum(one.get("dp", 1) * one.get("tp", 1) * one.get("cp", 1) for one in stages)
     return {
         "model": model,
@@ -50,7 +52,7 @@ def job(stages: list[dict[str, Any]], schedule: Any, model: Any = UNLIKE, microb
 # ---------------------------------------------------------------------------------------------- the schedule
 
 
-def test_every_stage_of_unlike_branches_is_one_deeper_than_its_successor() -> None:
+def test_every_stage_of_heterogeneous_branches_is_one_deeper_than_its_successor() -> None:
     kind = find_scheme("pipeline/graphpipe")
     schedule, shape = kind(("pp",), kind.Options(branches=(3, 1), trunk=2)), PipelineShape(6, 8)
     assert isinstance(schedule, Schedule)
@@ -61,7 +63,7 @@ def test_every_stage_of_unlike_branches_is_one_deeper_than_its_successor() -> No
 
 
 @pytest.mark.parametrize("m", [1, 2, 5, 8])
-def test_unlike_branches_take_as_long_as_the_formula(m: int) -> None:
+def test_heterogeneous_branches_take_as_long_as_the_formula(m: int) -> None:
     """Where the trunk is the slowest stage: the longer path there, m micro-batches of the trunk, and the path back."""
     model = {**MODEL, "layers": 16, "branches": [{**VISION, "layers": 4}, AUDIO]}
     span, seconds = play_ideally(job([{"tp": 1}] * 4, graph(2, 1), model, m))
@@ -104,7 +106,7 @@ def test_a_trunk_receives_every_branch_at_its_place_of_the_sequence() -> None:
 
 
 def draw_job(seed: int) -> dict[str, Any]:
-    """A model of unlike branches on stages with drawn degrees."""
+    """A model of heterogeneous branches on stages with drawn degrees."""
     rng = random.Random(seed)
 
     def branch(number: int) -> dict[str, Any]:
@@ -143,13 +145,13 @@ def check_engines_agree(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", thinned(range(6), keep=2))
-def test_engines_agree_on_unlike_branches(seed: int) -> None:
+def test_engines_agree_on_heterogeneous_branches(seed: int) -> None:
     check_engines_agree(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6, 300))
-def test_engines_agree_on_many_unlike_branches(seed: int) -> None:
+def test_engines_agree_on_many_heterogeneous_branches(seed: int) -> None:
     check_engines_agree(seed)
 
 
@@ -158,7 +160,7 @@ def test_engines_agree_on_many_unlike_branches(seed: int) -> None:
 
 @pytest.mark.parametrize("tensor", ["megatron", "megatron-sp"])
 @pytest.mark.parametrize("pp", [1, 5])
-def test_unlike_branches_conserve_flops(tensor: str, pp: int) -> None:
+def test_heterogeneous_branches_conserve_flops(tensor: str, pp: int) -> None:
     """Forward what the model needs; backward twice that, but for the gradients of inputs that are data."""
     first = {"use": "pipeline/graphpipe", "over": "pp", "branches": [2, 1], "trunk": 2}
     schemes = [
@@ -168,7 +170,7 @@ def test_unlike_branches_conserve_flops(tensor: str, pp: int) -> None:
     ]
     plan = {"mesh": {"pp": pp, "dp": 2, "tp": 2}, "schemes": schemes}
     one = {"cluster": {"gpu": "h100-sxm", "gpus": 4 * pp}, "batch": {"global": 8, "micro": 1}, "plan": plan}
-    run = play_job({**one, "model": UNLIKE, "framework": {"set": {"dummy_gradients": False}}}, PAID)
+    run = play_job({**one, "model": HETEROGENEOUS, "framework": {"set": {"dummy_gradients": False}}}, PAID)
     wanted = run.wanted
     assert run.flops("F") == pytest.approx(wanted, rel=1e-12)
     inputs = 8 * 2 * (128 * 256 * 48 + 256 * 128 * 80) * (1 if tensor == "megatron-sp" else 2)
@@ -188,9 +190,9 @@ def test_one_branch_of_layers_is_a_chain_with_the_trunk() -> None:
 
 def test_a_frozen_branch_runs_forward_alone() -> None:
     """No gradients but those of its projector; nothing comes back between its stages."""
-    frozen = {**UNLIKE, "branches": [{**VISION, "frozen": True}, TEXT, AUDIO]}
+    frozen = {**HETEROGENEOUS, "branches": [{**VISION, "frozen": True}, TEXT, AUDIO]}
     stages = [{"tp": 1}] * 4
-    found, whole = (simulate(job(stages, graph(2, 1), model)) for model in (frozen, UNLIKE))
+    found, whole = (simulate(job(stages, graph(2, 1), model)) for model in (frozen, HETEROGENEOUS))
     assert found.step_time < whole.step_time
     own, other = ([one_of(stage) for stage in lower_stages(report.play.plan)[0]] for report in (found, whole))
     assert [has_backward(stage) for stage in own] == [False, True, True, True] and has_backward(other[0])
@@ -223,7 +225,7 @@ def test_helpers_of_idle_ranks_refuse_bidirectional_attention() -> None:
     """It leaves no rank idle; a ring computes whole blocks of it."""
     for use, words in (("ring", ""), ("dist-flash-attn", r"bidirectional.*all-gather")):
         plan = {"mesh": {"cp": 2}, "schemes": [{"use": f"sequence/{use}", "over": "cp"}]}
-        job = {"model": UNLIKE, "cluster": {"gpu": "h100-sxm", "gpus": 2}, "batch": {"global": 2}, "plan": plan}
+        job = {"model": HETEROGENEOUS, "cluster": {"gpu": "h100-sxm", "gpus": 2}, "batch": {"global": 2}, "plan": plan}
         with pytest.raises(PlanError, match=words) if words else nullcontext():
             assert simulate(job).step_time > 0
 

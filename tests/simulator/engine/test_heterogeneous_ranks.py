@@ -15,7 +15,7 @@ from meshcast.simulator.ir.ops import COMPUTE, Collective, Transfer
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.scheduling.schedule import ACTION_KINDS
-from tests.simulator.plan.test_asymmetric import MIXED, REPLICAS, draw_unlike, job
+from tests.simulator.plan.test_asymmetric import MIXED, REPLICAS, draw_heterogeneous, job
 from tests.thinning import thinned
 
 PROMPT = {"set": {"launch_s": 0.0}}
@@ -39,7 +39,7 @@ SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed not in (1, 2) else ()
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_equal_ranks_take_the_folded_step(seed: int) -> None:
-    report = simulate(draw_unlike(seed))
+    report = simulate(draw_heterogeneous(seed))
     plan, play = report.play.plan, report.play
     assert unfold(play.program, plan.ranks.grids, Pace()).span == pytest.approx(play.step.span, rel=1e-12)
     slower = unfold(play.program, plan.ranks.grids, Pace(stragglers=1.0, slow=2.0)).span
@@ -169,7 +169,7 @@ def test_the_slowest_rank_is_a_global_one(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_devices_of_unlike_replicas_decide_at_run_time() -> None:
+def test_devices_of_heterogeneous_replicas_decide_at_run_time() -> None:
     """Varuna in two replicas: each goes on with its own passes."""
     plan = {
         "mesh": {"dp": 2, "pp": 8},
