@@ -49,7 +49,7 @@ class ShownSearchResult(SearchResult):
         return to_html(page(self))
 
 
-MOST_PLANS = 1000
+MAX_PLANS = 1000
 """Maximum number of plans that a search keeps as the best ones."""
 
 
@@ -127,8 +127,8 @@ def check_options(within: float, top: int, workers: int | None = None, dashes: s
     if not _is_number(within) or not 0 <= within < 1:
         rule = "a gap is a share of the step from 0 to below 1"
         raise PlanError(f"{dashes}within", rule, "Write 0.01 for 1 %", within)
-    if not isinstance(top, int) or isinstance(top, bool) or not 1 <= top <= MOST_PLANS:
-        raise PlanError(f"{dashes}top", f"it is a whole number from 1 to {MOST_PLANS:,}", "Write for example 10", top)
+    if not isinstance(top, int) or isinstance(top, bool) or not 1 <= top <= MAX_PLANS:
+        raise PlanError(f"{dashes}top", f"it is a whole number from 1 to {MAX_PLANS:,}", "Write for example 10", top)
     if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
         rule, remedy = "it is a number of processes, 1 or more", "Leave it out for one a core"
         raise PlanError(f"{dashes}workers", rule, remedy, workers)

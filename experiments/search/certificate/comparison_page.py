@@ -16,7 +16,7 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator.report.figures import parts_of_step
 from meshcast.simulator.report.words import describe_list, format_need, format_seconds
 
-LEAST_SHARE = 0.02
+MIN_SHARE = 0.02
 """Share of all differences between the parts of two steps from which a part has a row."""
 
 
@@ -81,7 +81,7 @@ def _differing_parts(one: ComparedPlan) -> list[tuple[str, str, str, str]]:
     return [
         (parts_of_step()[key].label, format_seconds(own), format_seconds(best), f"{(own - best) * 1e3:+,.0f} ms")
         for key, (best, own) in order
-        if abs(own - best) > LEAST_SHARE * most
+        if abs(own - best) > MIN_SHARE * most
     ]
 
 

@@ -25,7 +25,7 @@ from meshcast.simulator.loading.load import load_job
 ENOUGH = 10
 """Plans that fit, after which the search begins."""
 
-MOST_FORECASTS = 60
+MAX_FORECASTS = 60
 """Most plans near that of a job that are forecast."""
 
 Point = tuple[LayerGroup, Pipeline, StepChoice]
@@ -68,7 +68,7 @@ def find_near_plans(
                     fitting += 1
                     objectives = known.values(forecast, cluster.use)
                     yield point, FoundPlan(changes, plan, 0.0, forecast, fits, objectives)
-            if fitting == ENOUGH or forecasts == MOST_FORECASTS:
+            if fitting == ENOUGH or forecasts == MAX_FORECASTS:
                 return
 
 

@@ -26,7 +26,7 @@ SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
 STATES = (0, 1)
 """ZeRO stages that are searched: those that communicate once a step."""
 
-MOST_MICRO, MOST_OF_A_RANK = 32, 32
+MAX_MICRO, MAX_SEQUENCES_OF_A_RANK = 32, 32
 """Largest micro-batch that is tried by default, or one sequence a GPU if that is more; and most of its sequences on a
 rank."""
 
@@ -176,7 +176,7 @@ class HeterogeneousFields:
         assert total is not None
         domain = max(kind.domain for kind in self.kinds)
         experts = math.gcd(*model.moe.expert_counts) if model.moe else 1
-        most = max(MOST_MICRO, gpus)
+        most = max(MAX_MICRO, gpus)
         tensor = [n for n in range(1, domain + 1) if domain % n == 0 and model.heads % n == 0]
         schedules = [*map(schedule_name, _list_values("plan.schedule", given["schedule"], SCHEDULES, ("1f1b",)))]
         if wrong := [one for one in schedules if one not in SCHEDULES]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from meshcast.experiments.search.heterogeneous.open_fields import MOST_OF_A_RANK, HeterogeneousFields
+from meshcast.experiments.search.heterogeneous.open_fields import MAX_SEQUENCES_OF_A_RANK, HeterogeneousFields
 from meshcast.experiments.search.heterogeneous.pipeline_bounds import (
     DeviceLines,
     OptionTable,
@@ -165,7 +165,7 @@ class BlockMaker:
         for tp in v.tp:
             for pp in range(1, min(self.layers, gpus // tp) + 1):
                 dp, rest = divmod(gpus, tp * pp)
-                if rest or micro % dp or micro // dp > MOST_OF_A_RANK or self.layers % pp:
+                if rest or micro % dp or micro // dp > MAX_SEQUENCES_OF_A_RANK or self.layers % pp:
                     continue
                 if any(kind.domain % tp for kind in kinds) or (v.pp is not None and pp not in v.pp):
                     continue

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.search.heterogeneous.open_fields import MOST_OF_A_RANK, HeterogeneousFields
+from meshcast.experiments.search.heterogeneous.open_fields import MAX_SEQUENCES_OF_A_RANK, HeterogeneousFields
 from meshcast.experiments.search.heterogeneous.stage_units import RunOption
 
 ROWS = 400_000
@@ -39,7 +39,7 @@ def list_options(fields: HeterogeneousFields, micro: int) -> list[RunOption]:
             if kind.domain % tp:
                 continue
             for dp in range(1, min(kind.gpus // tp, micro) + 1):
-                if micro % dp or micro // dp > MOST_OF_A_RANK or (v.dp is not None and dp not in v.dp):
+                if micro % dp or micro // dp > MAX_SEQUENCES_OF_A_RANK or (v.dp is not None and dp not in v.dp):
                     continue
                 degrees = [ep for ep in v.ep if tp * dp % ep == 0]
                 found += [RunOption(number, tp, dp, ep, one) for ep in degrees for one in v.recompute]

@@ -27,7 +27,7 @@ class Division(NamedTuple):
 def list_divisions(
     schedules: Sequence[str], partitions: Sequence[str], chunks: Sequence[int], layers: int, pp: int
 ) -> Iterator[Division]:
-    """The divisions of a model of some layers among `pp` stages, two or more, that exist."""
+    """Yields the divisions of a model of some layers among `pp` stages, two or more, that exist."""
     for schedule, partition, number in product(schedules, partitions, chunks):
         if _has_chunks(schedule, number):
             for divided in _divide_layers(partition, layers, pp * number):
@@ -42,7 +42,7 @@ def _has_chunks(schedule: str, chunks: int) -> bool:
 
 
 def _divide_layers(partition: str, layers: int, parts: int) -> list[str | tuple[int, ...]]:
-    """What a partition comes to with so many parts of the model; empty: it does not exist."""
+    """Returns what a partition comes to with so many parts of the model; empty: it does not exist."""
     if partition != UNEVEN_ENDS:
         return [] if (layers if partition == "even" else layers + 2) % parts else [partition]
     most = -(-layers // parts)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def explain_empty(space: Space) -> PlanError:
-    """The error for a space without points: no values of its fields divide the GPUs, the batch and the layers."""
+    """Returns the error for a space without points: no values of its fields divide the GPUs, the batch and the
+    layers."""
     if (error := _explain_shard(space)) is not None:
         return error
     job = space.loaded
@@ -29,29 +30,32 @@ def explain_empty(space: Space) -> PlanError:
 
 
 def _explain_shard(space: Space) -> PlanError | None:
-    """The error for a space that has no points because of the ranks that share one copy of the states, if so."""
+    """Returns the error for a space that has no points because of the ranks that share one copy of the states, if
+    so."""
     values = space.values["shard"]
     ranks = {
-        space.data_ranks(group, one.place)[0] for group in space.groups() for one, _ in space.count_pipelines(group)
+        space.data_ranks(group, pipeline.place)[0]
+        for group in space.groups()
+        for pipeline, _ in space.count_pipelines(group)
     }
     if None in values or not ranks:
         return None
-    given = [*values] if "plan.shard" in space.open else values[0]
+    stated = [*values] if "plan.shard" in space.open else values[0]
     schemes = space.values["data"]
     if not space.with_copies and not {*values} & ranks:
         several = f"none of {', '.join(schemes)} keeps" if len(schemes) > 1 else f"{schemes[0]} keeps no"
         rule = f"{several} copies of what it shards; zero-1 and fsdp may"
-        return PlanError("plan.shard", rule, "Write zero: 1 or fsdp: true, or leave it out", given)
+        return PlanError("plan.shard", rule, "Write zero: 1 or fsdp: true, or leave it out", stated)
     numbers = sorted(ranks)
     most = f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"
     rule = f"it must divide the data-parallel ranks, of which the plans have {most}"
-    return PlanError("plan.shard", rule, "Give values that divide them, or leave it out", given)
+    return PlanError("plan.shard", rule, "Give values that divide them, or leave it out", stated)
 
 
 def explain_excluded(plans: int, excluded: Mapping[str, int], space: Space) -> PlanError:
-    """The error for a space of which limits exclude all points. excluded: points by limit."""
-    one, by_where, by_program = plans == 1, excluded["where"], excluded["program"]
-    rule = "the only plan of the space is excluded" if one else f"all {plans:,} plans of the space are excluded"
+    """Returns the error for a space of which limits exclude all points. excluded: points by limit."""
+    single, by_where, by_program = plans == 1, excluded["where"], excluded["program"]
+    rule = "the only plan of the space is excluded" if single else f"all {plans:,} plans of the space are excluded"
     if by_where == plans:
         texts = " and ".join(constraint.text for constraint in space.constraints)
         return PlanError(space.constraints[0].where, rule, "Loosen it, or open more fields", texts)
@@ -59,10 +63,10 @@ def explain_excluded(plans: int, excluded: Mapping[str, int], space: Space) -> P
     if by_program:
         program = space.loaded.framework.name
         rule += f", {by_program:,} of them" if by_program < plans else ""
-        rule += f" by rules of {program}, which does not run {'it' if one else 'them'}"
+        rule += f" by rules of {program}, which does not run {'it' if single else 'them'}"
         rule += f": {example}" if (example := space.explain_program()) else ""
         if by_where + by_program == plans:
             return PlanError("plan", rule, "Open more fields, or keep such plans with --any-program")
     rule += f"{', the others' if by_where or by_program else ''}: nobody has published a run with "
-    rule += f"{'its' if one else 'their'} schedule, degrees and micro-batch on as many GPUs"
+    rule += f"{'its' if single else 'their'} schedule, degrees and micro-batch on as many GPUs"
     return PlanError("--near-measured", rule, "Leave it out, or open more fields")

@@ -83,16 +83,16 @@ FOLLOWING = {
 
 
 def is_open(field: str, value: Any) -> bool:
-    """Whether a value leaves a field open: ``auto``, or for a field in `FIELDS` a list that no plan may state itself,
-    as it may state the layers of all stages, which states it offloads, and which modules it recomputes."""
+    """Returns whether a value leaves a field open: ``auto``, or for a field in `FIELDS` a list that no plan may state
+    itself, as it may state the layers of all stages, which states it offloads, and which modules it recomputes."""
     if field not in FIELDS or not isinstance(value, list):
         return bool(value == AUTO)
     if field == "plan.partition":
-        return bool(value) and all(isinstance(one, str) for one in value)
+        return bool(value) and all(isinstance(name, str) for name in value)
     if field == "plan.offload":
-        return any(isinstance(one, list) for one in value)
+        return any(isinstance(part, list) for part in value)
     if field == "plan.recompute":  # of modules, unless it has one of the words, or several such lists
-        return not value or any(isinstance(one, list) or one in RECOMPUTE for one in value)
+        return not value or any(isinstance(module, list) or module in RECOMPUTE for module in value)
     return True
 
 
@@ -115,23 +115,25 @@ def check_open_job(job: Mapping[str, Any]) -> None:
 
 
 def opens_field(change: str) -> bool:
-    """Whether a change of a job, such as ``plan.tp=auto``, opens a field, or the whole plan."""
+    """Returns whether a change of a job, such as ``plan.tp=auto``, opens a field, or the whole plan."""
     field, _, word = (part.strip() for part in change.partition("="))
     value = read_yaml(word, f"--set {field}", PlanError).data
     return is_open(field, value) or (isinstance(value, Mapping) and AUTO in value)
 
 
 def has_open_fields(job: Mapping[str, Any]) -> bool:
-    """Whether a job, as it was read, leaves fields open that a search may vary. A job without a plan does not."""
-    found: dict[str, Any] = {}
-    _move_open_fields(dict(job), "", found)
+    """Returns whether a job, as it was read, leaves fields open that a search may vary. A job without a plan does
+    not."""
+    fields: dict[str, Any] = {}
+    _move_open_fields(dict(job), "", fields)
     whole = "plan" in job and opens_plan(job)
     others = isinstance(job.get(CLUSTER), list) or bool(split_run_fields(job)[1])
-    return whole or others or not found.keys().isdisjoint(FIELDS)
+    return whole or others or not fields.keys().isdisjoint(FIELDS)
 
 
 def opens_plan(job: Mapping[str, Any]) -> bool:
-    """Whether a job opens the whole plan: it has none, ``plan: auto``, or a key `auto` beside those that it states.
+    """Returns whether a job opens the whole plan: it has none, ``plan: auto``, or a key `auto` beside those that it
+    states.
 
     Raises PlanError for a value of the key.
     """
@@ -145,62 +147,64 @@ def opens_plan(job: Mapping[str, Any]) -> bool:
 
 
 def split_clusters(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The job on each of its clusters. Raises PlanError for an empty list, or one that names a cluster twice."""
-    given = job.get(CLUSTER)
-    if given == AUTO:
+    """Returns the job on each of its clusters. Raises PlanError for an empty list, or one that names a cluster
+    twice."""
+    clusters = job.get(CLUSTER)
+    if clusters == AUTO:
         rule = "a search compares clusters that the job lists"
-        raise PlanError(CLUSTER, rule, "Write for example cluster: [dgx-h100:32, dgx-h100:64]", given)
-    if not isinstance(given, list):
+        raise PlanError(CLUSTER, rule, "Write for example cluster: [dgx-h100:32, dgx-h100:64]", clusters)
+    if not isinstance(clusters, list):
         return [job]
-    if not given:
-        raise PlanError(CLUSTER, "the list is empty", "Write for example [dgx-h100:32, dgx-h100:64]", given)
-    if AUTO in given:
+    if not clusters:
+        raise PlanError(CLUSTER, "the list is empty", "Write for example [dgx-h100:32, dgx-h100:64]", clusters)
+    if AUTO in clusters:
         rule = "a search compares clusters that the job lists"
-        raise PlanError(CLUSTER, rule, "Leave auto out, and list every cluster", given)
-    if twice := next((one for i, one in enumerate(given) if one in given[:i]), None):
+        raise PlanError(CLUSTER, rule, "Leave auto out, and list every cluster", clusters)
+    if twice := next((cluster for i, cluster in enumerate(clusters) if cluster in clusters[:i]), None):
         raise PlanError(CLUSTER, "the list has this cluster twice", "Leave one out", twice)
-    return [{**job, CLUSTER: one} for one in given]
+    return [{**job, CLUSTER: cluster} for cluster in clusters]
 
 
 def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The job without its open fields, and what is given for each of them."""
+    """Returns the job without its open fields, and what is given for each of them."""
     rest: dict[str, Any] = dict(job)
     if isinstance(rest.get("framework"), str):
         rest["framework"] = {"name": rest["framework"]}
-    given: dict[str, Any] = {}
+    opened: dict[str, Any] = {}
     if opens_plan(rest):
         stated = rest["plan"] if isinstance(rest.get("plan"), Mapping) else {}
-        given = {field: AUTO for field in FIELDS if field.startswith("plan.") and field not in NAMED_ALONE}
+        opened = {field: AUTO for field in FIELDS if field.startswith("plan.") and field not in NAMED_ALONE}
         if not stated.keys().isdisjoint(DATA_KEYS):
-            del given["plan.zero"]
-        given = {field: AUTO for field in given if field.partition(".")[2] not in stated}
+            del opened["plan.zero"]
+        opened = {field: AUTO for field in opened if field.partition(".")[2] not in stated}
         rest["plan"] = dict(stated)
         batch = rest.get("batch", {})
         if isinstance(batch, Mapping) and "micro" not in batch:
-            given["batch.micro"] = AUTO
-        given["framework.set.overlap.tp"] = AUTO
+            opened["batch.micro"] = AUTO
+        opened["framework.set.overlap.tp"] = AUTO
     if isinstance(rest["plan"], Mapping):
         rest["plan"] = {key: value for key, value in rest["plan"].items() if key != AUTO}
-    found: dict[str, Any] = {}
-    _move_open_fields(rest, "", found)
-    for field in found:
+    moved: dict[str, Any] = {}
+    _move_open_fields(rest, "", moved)
+    for field in moved:
         if field not in FIELDS:
             rule = "a search does not vary this field"
-            raise PlanError(field, rule, FOLLOWING.get(field) or nearest(field, list(FIELDS)), found[field])
-    given |= found
+            raise PlanError(field, rule, FOLLOWING.get(field) or nearest(field, list(FIELDS)), moved[field])
+    opened |= moved
     plan = rest["plan"]
     layers = FIELD_OF["recomputed"].removeprefix("plan.")
-    if "plan.recompute" in given and isinstance(plan, dict) and plan.get(layers) is not None:
-        given[FIELD_OF["recomputed"]] = [plan.pop(layers)]  # where layers are recomputed
-    order = [field for field in FIELDS if field in given]
-    return rest, {field: given[field] for field in order}
+    if "plan.recompute" in opened and isinstance(plan, dict) and plan.get(layers) is not None:
+        opened[FIELD_OF["recomputed"]] = [plan.pop(layers)]  # where layers are recomputed
+    order = [field for field in FIELDS if field in opened]
+    return rest, {field: opened[field] for field in order}
 
 
 def split_run_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The job without the open fields of its run, and what is given for each of them: ``auto``, or a list of values."""
-    run, found = job.get("run"), dict[str, Any]()
+    """Returns the job without the open fields of its run, and what is given for each of them: ``auto``, or a list of
+    values."""
+    run, fields = job.get("run"), dict[str, Any]()
     if not isinstance(run, Mapping):
-        return dict(job), found
+        return dict(job), fields
     rest = dict(run)
     for part in ("checkpoints", "recovery"):
         keys = rest.get(part)
@@ -208,20 +212,20 @@ def split_run_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
             keys = {"kind": keys}  # a word is short for its kind
         if not isinstance(keys, Mapping):
             continue
-        given = {key: value for key, value in keys.items() if value == AUTO or isinstance(value, list)}
-        found |= {f"run.{part}.{key}": value for key, value in given.items() if f"run.{part}.{key}" in RUN_FIELDS}
-        rest[part] = {key: value for key, value in keys.items() if f"run.{part}.{key}" not in found}
-    return {**job, "run": rest}, {field: found[field] for field in RUN_FIELDS if field in found}
+        values = {key: value for key, value in keys.items() if value == AUTO or isinstance(value, list)}
+        fields |= {f"run.{part}.{key}": value for key, value in values.items() if f"run.{part}.{key}" in RUN_FIELDS}
+        rest[part] = {key: value for key, value in keys.items() if f"run.{part}.{key}" not in fields}
+    return {**job, "run": rest}, {field: fields[field] for field in RUN_FIELDS if field in fields}
 
 
-def _move_open_fields(part: dict[str, Any], where: str, found: dict[str, Any]) -> None:
+def _move_open_fields(part: dict[str, Any], where: str, fields: dict[str, Any]) -> None:
     for key, value in list(part.items()):
         name = f"{where}{key}"
         if isinstance(value, Mapping):
             part[key] = inner = dict(value)
-            _move_open_fields(inner, f"{name}.", found)
+            _move_open_fields(inner, f"{name}.", fields)
         elif is_open(name, value):
-            found[name] = part.pop(key)
+            fields[name] = part.pop(key)
 
 
 def check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> None:
@@ -233,15 +237,15 @@ def check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> No
     kind = str if name == "recompute" else kind
     admitted = {kind, *([list] if name == "recompute" else []), *([dict] if name in DEFAULTS else [])}
     admitted |= {type(None)} if named or name in OPTIONAL else set()
-    wrong = [one for one in values if type(one) not in admitted]
+    wrong = [value for value in values if type(value) not in admitted]
     if wrong:
         known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
         rule = f"its values are {known}{', not null' if wrong[0] is None else ''}"
         raise PlanError(field, rule, "Correct them, or write auto", wrong[0])
     if name == "partition":
-        for one in values:
-            check_partition(one)
-    numbers = [one for one in values if kind is int and one is not None]
+        for partition in values:
+            check_partition(partition)
+    numbers = [value for value in values if kind is int and value is not None]
     if numbers and min(numbers) < (least := 0 if name in MAY_BE_ZERO else 1):
         raise PlanError(field, f"its values are {least} or more", "Correct them, or write auto", min(numbers))
 
@@ -258,30 +262,30 @@ def reader_of(field: str) -> Callable[[Any], Any]:
     if key is None:
         return _keep
     if key.point == "data" and key.chooses:
-        return lambda given: key.chooses[given]
+        return lambda value: key.chooses[value]
     if key.option == "use":
         return schedule_name if key.family == "pipeline" else scheme_namer(key.family)
     readers: dict[str, Callable[[Any], Any]] = {"offload": tuple, "recompute": read_recompute}
     return readers.get(key.point, _keep)
 
 
-def _keep(given: Any) -> Any:
-    return given
+def _keep(value: Any) -> Any:
+    return value
 
 
 def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of the fields that a job states, or their defaults."""
     stated = {key: value for key, value in written.get("plan", {}).items() if value is not None}
-    plan, overlap, found = ShortPlan.model_validate(stated), job.framework.overlap, dict[str, Any]()
+    plan, overlap, values = ShortPlan.model_validate(stated), job.framework.overlap, dict[str, Any]()
     for field, name in FIELDS.items():
         if field.startswith("plan."):
             key, value = PLAN_KEYS[field.removeprefix("plan.")], getattr(plan, field.removeprefix("plan."))
             usual = None if key.option == "use" else key.usual
-            found[name] = reader_of(field)(usual if value is None else value)
-    return found | {
+            values[name] = reader_of(field)(usual if value is None else value)
+    return values | {
         "micro": job.batch.micro,
         "schedule": schedule_name(plan.schedule or usual_schedule(plan.chunks or 1)),
-        "data": found["data"] if stated.get(SCHEME_KEYS["data"]) is not None else chosen_scheme(plan, "data"),
+        "data": values["data"] if stated.get(SCHEME_KEYS["data"]) is not None else chosen_scheme(plan, "data"),
         "overlap_tp": overlap.tp,
         "overlap_dp": overlap.dp,
         "updated_weights": overlap.updated_weights,
@@ -289,43 +293,44 @@ def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def list_fields(given: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]:
+def list_fields(opened: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]:
     """Returns the fields in `FIELDS` with their names in a point: of the two that state the data scheme, the one that a
-    job opens or states. given: the open fields. Raises PlanError if both are open."""
-    if DATA_FIELD in given and "plan.zero" in given:
+    job opens or states. opened: the open fields. Raises PlanError if both are open."""
+    if DATA_FIELD in opened and "plan.zero" in opened:
         rule = "the data schemes of a search are listed in one field, and the job opens plan.zero as well"
         remedy = "Leave zero out, and list ddp, zero-1, zero-2, zero-3 and fsdp here"
-        raise PlanError(DATA_FIELD, rule, remedy, given[DATA_FIELD])
-    named = DATA_FIELD in given or plan.get(SCHEME_KEYS["data"]) is not None
+        raise PlanError(DATA_FIELD, rule, remedy, opened[DATA_FIELD])
+    named = DATA_FIELD in opened or plan.get(SCHEME_KEYS["data"]) is not None
     idle = "plan.zero" if named else DATA_FIELD
     return {field: name for field, name in FIELDS.items() if field != idle}
 
 
-def read_recompute(given: Any) -> str | tuple[str, ...]:
-    """What a plan recomputes, as a point has it: a word, or modules; the attention core alone is `selective`."""
-    if isinstance(given, str):
-        return given
-    return "selective" if [*given] == ["core_attn"] else tuple(given)
+def read_recompute(recompute: Any) -> str | tuple[str, ...]:
+    """Returns what a plan recomputes, as a point has it: a word, or modules; the attention core alone is
+    `selective`."""
+    if isinstance(recompute, str):
+        return recompute
+    return "selective" if [*recompute] == ["core_attn"] else tuple(recompute)
 
 
-def schedule_name(given: Any) -> str:
-    return str(given).removeprefix("pipeline/")
+def schedule_name(schedule: Any) -> str:
+    return str(schedule).removeprefix("pipeline/")
 
 
 def state_values(fields: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of fields as a job states them. values: by their names in a point."""
-    found: dict[str, Any] = {}
+    """Returns values of fields as a job states them. values: by their names in a point."""
+    changes: dict[str, Any] = {}
     for field in fields:
         value = values[FIELDS[field]]
         if field == "plan.zero":
-            found |= {f"plan.{key}": stated for key, stated in state_scheme_name("data", value).items()}
+            changes |= {f"plan.{key}": stated for key, stated in state_scheme_name("data", value).items()}
         else:
-            found[field] = write_value(value)
-    return found
+            changes[field] = write_value(value)
+    return changes
 
 
 def write_value(value: Any) -> Any:
-    """A value of a field as a job states it."""
+    """Returns a value of a field as a job states it."""
     if isinstance(value, SchemeWithOptions):
         return value.to_dict()
     return list(value) if isinstance(value, tuple) else value

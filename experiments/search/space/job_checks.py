@@ -27,9 +27,9 @@ def check_plan(plan: Any) -> None:
     if isinstance(schedule := plan.get("schedule"), Mapping):
         rule = "a search takes a schedule by its name, without options"
         raise PlanError("plan.schedule", rule, "Write its name alone, or use `meshcast sweep`", schedule)
-    if isinstance(given := plan.get(SCHEME_KEYS["data"]), Mapping):
+    if isinstance(data := plan.get(SCHEME_KEYS["data"]), Mapping):
         rule = "a search takes a data scheme by its name, without options"
-        raise PlanError(DATA_FIELD, rule, "Write its name alone, or use `meshcast sweep`", dict(given))
+        raise PlanError(DATA_FIELD, rule, "Write its name alone, or use `meshcast sweep`", dict(data))
     if (partition := plan.get("partition")) is not None:
         check_partition(partition)
 
@@ -76,14 +76,14 @@ def check_batch(sizes: Mapping[str, Any]) -> None:
 def check_experts(job: Job, written: Mapping[str, Any]) -> None:
     """Refuses a degree of experts' tensor parallelism for a model without experts. written: the job's, open or not."""
     plan = written.get("plan")
-    given = plan.get("etp") if isinstance(plan, Mapping) else None
-    if job.model.moe is None and given not in (None, AUTO, [None]):
+    degree = plan.get("etp") if isinstance(plan, Mapping) else None
+    if job.model.moe is None and degree not in (None, AUTO, [None]):
         rule = f"{job.model.name} has no experts, whose matrices these ranks share"
-        raise PlanError("plan.etp", rule, "Leave it out, or choose a model with experts", given)
+        raise PlanError("plan.etp", rule, "Leave it out, or choose a model with experts", degree)
 
 
 def without_choice(job: Job) -> list[str]:
-    """The fields of a plan that have one value at most, and that ``plan: auto`` leaves alone."""
-    found = [] if job.model.moe else ["plan.etp"]
-    found += ["plan.shard"] if job.cluster.gpus <= job.cluster.scale_up_domain else []
-    return found + (["plan.order"] if job.cluster.gpus <= job.cluster.gpus_per_node else [])
+    """Returns the fields of a plan that have one value at most, and that ``plan: auto`` leaves alone."""
+    fields = [] if job.model.moe else ["plan.etp"]
+    fields += ["plan.shard"] if job.cluster.gpus <= job.cluster.scale_up_domain else []
+    return fields + (["plan.order"] if job.cluster.gpus <= job.cluster.gpus_per_node else [])

@@ -74,7 +74,7 @@ class LimitedSpace(Space):
         self._rules = find_program(job) if limits.program else None
         super().__init__(name_own_schemes(job, self._rules) if self._rules else job, base, names_cluster, run_open)
         self.memory_margin, self.memory_risk, self.constraints = limits.memory_margin, limits.memory_risk, limits.where
-        self._constraints = [PointConstraint(self, one) for one in limits.where]
+        self._constraints = [PointConstraint(self, constraint) for constraint in limits.where]
         self._program = ProgramPoints(self, self._rules) if self._rules else None
         self._measured = MeasuredPoints(self) if limits.near_measured else None
 
@@ -100,7 +100,12 @@ class LimitedSpace(Space):
     def _what_counts(self, pipeline: Pipeline) -> Hashable:
         schedule = pipeline.schedule if self._measured is not None else None
         by_program = self._program.key_of(pipeline) if self._program is not None else None
-        return pipeline.place, schedule, by_program, tuple([one.key_of(1, pipeline) for one in self._constraints])
+        return (
+            pipeline.place,
+            schedule,
+            by_program,
+            tuple([constraint.key_of(1, pipeline) for constraint in self._constraints]),
+        )
 
     def size(self, group: LayerGroup) -> int:
         return self._count(group)[0] if self.limits_points else super().size(group)
@@ -150,10 +155,10 @@ class LimitedSpace(Space):
         return next((words for point in points if (words := self._program.explain(*point))), "")
 
     def explain_exclusion(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> str:
-        """Which limit excludes a point, in words; empty if none does."""
-        for one in self._constraints:
-            if step not in one.select(group, pipeline, self.steps(group, *pipeline.place)):
-                return f"it violates {one.constraint.text}"
+        """Returns which limit excludes a point, in words; empty if none does."""
+        for limit in self._constraints:
+            if step not in limit.select(group, pipeline, self.steps(group, *pipeline.place)):
+                return f"it violates {limit.constraint.text}"
         if self._program is not None and (words := self._program.explain(group, pipeline, step)):
             return words
         known = self._measured
@@ -174,7 +179,7 @@ class CountedPoints:
     counts: np.ndarray
 
     def hold(self, rules: Sequence[PointRule], group: LayerGroup) -> np.ndarray:
-        """At which points of a group all of some rules hold."""
+        """Returns at which points of a group all of some rules hold."""
         return np.logical_and.reduce([self._holds(rule, group) for rule in rules], axis=0, initial=True) & self.all
 
     @remembered_by(lambda points, rule, group: (id(rule), rule.key_of(0, group)))
@@ -187,13 +192,13 @@ class CountedPoints:
         return np.ones(len(self.points), bool)
 
     def admitted_by(self, measured: MeasuredPoints | None, group: LayerGroup) -> np.ndarray:
-        """Which points of a group may have been measured."""
+        """Returns which points of a group may have been measured."""
         if measured is None:
             return self.all
         return np.array([measured.may_admit(group, pipeline) for pipeline, _ in self.points], bool)
 
     def count(self, mask: np.ndarray) -> int:
-        """The number of points of all pipelines that are in a mask."""
+        """Returns the number of points of all pipelines that are in a mask."""
         return int(self.counts[mask].sum())
 
 
@@ -212,7 +217,7 @@ class PointConstraint(PointRule):
         super().__init__(needed)
 
     def _parts_of(self, field: str) -> tuple[str, ...]:
-        """The parts of a point that determine the value of a name. Raises PlanError for an unknown name."""
+        """Returns the parts of a point that determine the value of a name. Raises PlanError for an unknown name."""
         if field == DEGREE:
             return ("tp", "cp", "pp")
         if field == "plan.etp":
@@ -247,9 +252,9 @@ class PointConstraint(PointRule):
             return group.expert_tensor_ranks
         if name == "plan.shard":
             return step.shard or self.space.data_ranks(group, pipeline.place)[0]
-        found = self._names.find(name, self.space.changes(group, pipeline, step))
-        if found is not MISSING:
-            return found
+        value = self._names.find(name, self.space.changes(group, pipeline, step))
+        if value is not MISSING:
+            return value
         if name in self._defaults:
             return self._defaults[name]
         if pipeline.pp == 1 and name in ("plan.schedule", "plan.chunks"):
@@ -267,18 +272,27 @@ class MeasuredPoints:
             rule = f"nobody has published a run of {task.kind} models on GPUs of {task.architecture}"
             raise PlanError("--near-measured", rule, "Leave it out")
         gpus = NUMBERS.index("gpus")
-        here = [one for one in combinations if one.ranges[gpus][0] <= space.loaded.cluster.gpus <= one.ranges[gpus][1]]
+        here = [
+            combination
+            for combination in combinations
+            if combination.ranges[gpus][0] <= space.loaded.cluster.gpus <= combination.ranges[gpus][1]
+        ]
         if not here:
-            low, high = (end([one.ranges[gpus][i] for one in combinations]) for i, end in enumerate((min, max)))
+            low, high = (
+                end([combination.ranges[gpus][i] for combination in combinations]) for i, end in enumerate((min, max))
+            )
             count = f"{space.loaded.cluster.gpus:,} GPUs"
             rule = f"no measured combination was run on {count}: those of all together had {low:,} to {high:,}"
             raise PlanError("--near-measured", rule, "Leave it out")
         # Schedule, and ranges of the numbers that follow from degrees and micro-batch alone.
         numbers = [NUMBERS.index(name) for name in ("tp", "cp", "microbatch_tokens")]
-        self._ranges = [(one.names[NAMED.index("schedule")], [one.ranges[i] for i in numbers]) for one in here]
+        self._ranges = [
+            (combination.names[NAMED.index("schedule")], [combination.ranges[i] for i in numbers])
+            for combination in here
+        ]
 
     def may_admit(self, group: LayerGroup, pipeline: Pipeline) -> bool:
-        """Whether the schedule and the degrees alone leave a measured combination."""
+        """Returns whether the schedule and the degrees alone leave a measured combination."""
         schedule = f"pipeline/{pipeline.schedule}" if pipeline.pp > 1 else ""
         return self._has_run(group.tp, group.cp, group.micro, schedule)
 
@@ -291,7 +305,8 @@ class MeasuredPoints:
         )
 
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
-        """Whether somebody has run the combination of a point. A point that breaks a rule is left to the search."""
+        """Returns whether somebody has run the combination of a point. A point that breaks a rule is left to the
+        search."""
         return self._is_measured(group._replace(recompute="none", offload=()), pipeline, step)
 
     @remembered_by(lambda points, group, pipeline, step: (group, pipeline, step.data, step.shard, step.options))

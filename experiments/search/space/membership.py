@@ -12,7 +12,7 @@ from meshcast.experiments.search.space.scheme_keys import DATA_OPTIONS, DEFAULTS
 from meshcast.experiments.search.space.short_form import ShortForm
 from meshcast.experiments.search.space.space import LayerGroup, Pipeline, Space, StepChoice
 
-MOST_NAMED = 12
+MAX_NAMED = 12
 """Values of a field that a sentence names."""
 
 
@@ -33,7 +33,7 @@ class OutsideField:
 
 
 def list_outside(space: Space, form: ShortForm) -> list[OutsideField]:
-    """The fields of a plan that are outside of a space; empty if the space holds it.
+    """Returns the fields of a plan that are outside of a space; empty if the space holds it.
 
     A plan whose fields all have values of the space is still outside where the space has no such pipeline, or where a
     limit of the search excludes it.
@@ -44,13 +44,13 @@ def list_outside(space: Space, form: ShortForm) -> list[OutsideField]:
         others.append(OutsideField(field, stated, None, f"a search does not vary it{instead}"))
     if not form.values:
         return others
-    found = [_wrong_value(space, field, form.values[name]) for field, name in space.fields.items()]
-    outside = [one for one in found if one is not None]
+    fields = [_wrong_value(space, field, form.values[name]) for field, name in space.fields.items()]
+    outside = [field for field in fields if field is not None]
     return [*(outside or _explain_point(space, form.values)), *others]
 
 
 def _wrong_value(space: Space, field: str, value: Any) -> OutsideField | None:
-    """A field whose value the space does not have; None if it has it, or if the field makes no difference."""
+    """Returns a field whose value the space does not have; None if it has it, or if the field makes no difference."""
     name = FIELDS[field]
     known = space.values[name]
     if name == "etp" and value is None and not {None, 1} & {*known}:
@@ -59,22 +59,22 @@ def _wrong_value(space: Space, field: str, value: Any) -> OutsideField | None:
         return None
     if name == "partition" and isinstance(value, tuple) and UNEVEN_ENDS in known:
         return None
-    searched, value = [write_value(one) for one in known], write_value(value)
+    searched, value = [write_value(known_value) for known_value in known], write_value(value)
     if field not in space.open and len(searched) == 1:
         return OutsideField(field, value, searched, f"the job of the search states {state_value(searched[0])}")
-    named = ", ".join(map(state_value, searched[:MOST_NAMED]))
-    more = f" and {len(searched) - MOST_NAMED:,} more" if len(searched) > MOST_NAMED else ""
+    named = ", ".join(map(state_value, searched[:MAX_NAMED]))
+    more = f" and {len(searched) - MAX_NAMED:,} more" if len(searched) > MAX_NAMED else ""
     return OutsideField(field, value, searched, f"the search took {named}{more}")
 
 
 def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
-    """Why a space that has all values of a plan does not have it, or admits it not; empty if it does."""
+    """Returns why a space that has all values of a plan does not have it, or admits it not; empty if it does."""
     group, pipeline, step = find_point(space, values)
     if space.named and group not in space.groups():
         why = "the search took no such combination of degrees and schemes"
         return [OutsideField("plan", "this combination", None, why)]
     if pipeline not in space.pipelines(group):
-        if any(one.order == pipeline.order for one in space.pipelines(group)):
+        if any(other.order == pipeline.order for other in space.pipelines(group)):
             why = "the search took no such number of layers for stages of this size"
             return [OutsideField(FIELD_OF["recomputed"], values["recomputed"], None, why)]
         stated = ", ".join(f"{name} {state_value(values[name])}" for name in ("schedule", "chunks", "partition"))
@@ -88,30 +88,31 @@ def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
 
 
 def find_point(space: Space, values: dict[str, Any]) -> tuple[LayerGroup, Pipeline, StepChoice]:
-    """The point of a space that a plan would be: fields that make no difference have the first value of the space."""
-    found = {name: space.values[name][0] if values[name] is None else values[name] for name in FIELDS.values()}
-    found |= {name: values[name] for name in ("etp", "shard", "tensor")}
-    found["sequence"] = found["sequence"] if found["cp"] > 1 else DEFAULTS["sequence"]
-    if found["ep"] == 1 and (found["etp"] or 1) == 1 and values["expert"] is None:
-        found["expert"] = DEFAULTS["expert"]
-    found["options"] = tuple(
-        found[key] if takes_option(found["data"], key) else usual for key, usual in DATA_OPTIONS.items()
+    """Returns the point of a space that a plan would be: fields that make no difference have the first value of the
+    space."""
+    point = {name: space.values[name][0] if values[name] is None else values[name] for name in FIELDS.values()}
+    point |= {name: values[name] for name in ("etp", "shard", "tensor")}
+    point["sequence"] = point["sequence"] if point["cp"] > 1 else DEFAULTS["sequence"]
+    if point["ep"] == 1 and (point["etp"] or 1) == 1 and values["expert"] is None:
+        point["expert"] = DEFAULTS["expert"]
+    point["options"] = tuple(
+        point[key] if takes_option(point["data"], key) else usual for key, usual in DATA_OPTIONS.items()
     )
     layers, recomputed = space.loaded.model.layers, values["recomputed"]
-    if found["pp"] > 1:
-        layers = -(-(layers + 2 * (found["partition"] == PARTITIONS[1])) // (found["pp"] * found["chunks"]))
-    found["recomputed"] = recomputed if recomputed is not None and recomputed < layers else None
+    if point["pp"] > 1:
+        layers = -(-(layers + 2 * (point["partition"] == PARTITIONS[1])) // (point["pp"] * point["chunks"]))
+    point["recomputed"] = recomputed if recomputed is not None and recomputed < layers else None
     return (
-        LayerGroup(**{name: found[name] for name in LayerGroup._fields}),
-        Pipeline(**{name: found[name] for name in Pipeline._fields}),
-        StepChoice(**{name: found[name] for name in StepChoice._fields}),
+        LayerGroup(**{name: point[name] for name in LayerGroup._fields}),
+        Pipeline(**{name: point[name] for name in Pipeline._fields}),
+        StepChoice(**{name: point[name] for name in StepChoice._fields}),
     )
 
 
 def state_value(value: Any) -> str:
-    """A value of a field in words."""
+    """Returns a value of a field in words."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {state_value(one)}' for key, one in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {state_value(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(state_value, value))}]" if value else "none"
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -23,7 +23,7 @@ class PointRule(ABC):
         """Returns whether a point keeps the rule."""
 
     def select(self, group: LayerGroup, pipeline: Pipeline, steps: tuple[StepChoice, ...]) -> tuple[StepChoice, ...]:
-        """The choices at which the rule holds."""
+        """Returns the choices at which the rule holds."""
         if not steps:
             return ()
         if not self._keys[2]:
@@ -35,10 +35,10 @@ class PointRule(ABC):
         return tuple(step for step in steps if self.holds(group, pipeline, step))
 
     def key_of(self, part: int, values: Sequence[Hashable]) -> tuple[Hashable, ...]:
-        """The values of a part of a point that determine the rule."""
+        """Returns the values of a part of a point that determine the rule."""
         return tuple([values[i] for i in self._keys[part]])
 
     @remembered_by(lambda rule, *point: tuple([rule.key_of(i, part) for i, part in enumerate(point)]))
     def holds(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
-        """Whether a point keeps the rule."""
+        """Returns whether a point keeps the rule."""
         return self.evaluate(group, pipeline, step)

@@ -30,7 +30,7 @@ from meshcast.simulator.job.program_rules import (
     shared_facts,
 )
 
-MOST_TRIED = 10_000
+MAX_TRIED = 10_000
 """Most combinations of values that are tried to find out whether a rule may be broken."""
 
 
@@ -79,7 +79,7 @@ class ProgramRule(PointRule):
         """Returns whether some values of its fields break it; True, too, where there are too many to try all."""
         values = self.space.values
         choices = [tuple(values[name]) for name in sorted(self.fields)]
-        if math.prod(map(len, choices)) > MOST_TRIED:
+        if math.prod(map(len, choices)) > MAX_TRIED:
             return True
         # Of fields that do not matter the values with which any others make a point.
         defaults = {name: every[0] for name, every in values.items()} | dict.fromkeys((*DEGREES, "micro"), 1)

@@ -45,7 +45,7 @@ class RunChoice(NamedTuple):
     least: LeastRun
 
     def apply(self, job: dict[str, Any]) -> dict[str, Any]:
-        """A job, as plain data, with this choice."""
+        """Returns a job, as plain data, with this choice."""
         return _apply(job, self.changes)
 
 
@@ -64,46 +64,46 @@ class RunChoices:
         return self.choices[0].least.seeds
 
     def bound_days(self, step: Figure) -> Figure:
-        """Least days of a plan with any choice. step: lower bound of its step [s]; also an array."""
-        return _least([one.least.seconds(step) / DAY for one in self.choices])
+        """Returns the least days of a plan with any choice. step: lower bound of its step [s]; also an array."""
+        return _least([choice.least.seconds(step) / DAY for choice in self.choices])
 
     def bound_cost(self, step: Figure) -> Figure:
-        """Least price of a plan with any choice. step: as above."""
-        return _least([one.least.cost(one.least.seconds(step)) for one in self.choices])
+        """Returns the least price of a plan with any choice. step: as above."""
+        return _least([choice.least.cost(choice.least.seconds(step)) for choice in self.choices])
 
     def only(self, choice: RunChoice) -> RunChoices:
-        """One of the choices, for bounds of its own."""
+        """Returns one of the choices, for bounds of its own."""
         return RunChoices(self.open, (choice,))
 
     def stated_values(self) -> dict[str, list[Any]]:
-        """The values of the open fields, as a job states them."""
-        return {field: [*dict.fromkeys(one.changes[field] for one in self.choices)] for field in self.open}
+        """Returns the values of the open fields, as a job states them."""
+        return {field: [*dict.fromkeys(choice.changes[field] for choice in self.choices)] for field in self.open}
 
 
 def make_choices(
-    job: dict[str, Any], given: Mapping[str, Any], base: Path, equal_steps: bool, priced: bool
+    job: dict[str, Any], opened: Mapping[str, Any], base: Path, equal_steps: bool, priced: bool
 ) -> RunChoices:
-    """All choices of the runs on one cluster.
+    """Returns all choices of the runs on one cluster.
 
-    job: as plain data, without open fields of the run. given: these, with their values or ``auto``. base: folder of
+    job: as plain data, without open fields of the run. opened: these, with their values or ``auto``. base: folder of
     relative paths. equal_steps: see `LeastRun`. priced: whether the cost of runs is asked for.
     Raises PlanError for runs that do not end after a number of steps, for wrong values, and if the cluster admits no
     choice.
     """
-    found, refused = list[RunChoice](), list[PlanError]()
-    for changes in list_changes(job, given, base):
+    choices, refused = list[RunChoice](), list[PlanError]()
+    for changes in list_changes(job, opened, base):
         loaded = load_job(_apply(job, changes), base=base)
         try:
-            found.append(RunChoice(changes, LeastRun(loaded, equal_steps)))
+            choices.append(RunChoice(changes, LeastRun(loaded, equal_steps)))
         except PlanError as error:
             if not error.where.startswith(CHECKPOINTS):
                 raise
             refused.append(error)
-    if not found:
+    if not choices:
         raise refused[0]
     if priced:
-        found[0].least.cost(0.0)
-    return RunChoices(tuple(given), tuple(found), len(refused))
+        choices[0].least.cost(0.0)
+    return RunChoices(tuple(opened), tuple(choices), len(refused))
 
 
 def _least(values: Sequence[Figure]) -> Figure:
@@ -114,11 +114,11 @@ def _apply(job: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return apply_changes(job, {field: value for field, value in changes.items() if value is not None})
 
 
-def list_changes(job: dict[str, Any], given: Mapping[str, Any], base: Path) -> list[dict[str, Any]]:
-    """Values of the open fields of a run in every combination that makes a difference. Raises PlanError for a field
-    without values, or ``auto`` where there is none."""
-    every = {field: _values(field, value) for field, value in given.items()}
-    found: list[dict[str, Any]] = []
+def list_changes(job: dict[str, Any], opened: Mapping[str, Any], base: Path) -> list[dict[str, Any]]:
+    """Returns values of the open fields of a run in every combination that makes a difference. Raises PlanError for a
+    field without values, or ``auto`` where there is none."""
+    every = {field: _values(field, value) for field, value in opened.items()}
+    combinations: list[dict[str, Any]] = []
     for values in product(*every.values()):
         changes = dict(zip(every, values, strict=True))
         kind = changes.get(KIND) or _read_word(job, "checkpoints", "kind", "asynchronous")
@@ -131,27 +131,27 @@ def list_changes(job: dict[str, Any], given: Mapping[str, Any], base: Path) -> l
             "most_lost_replicas": elastic in ("none", "redundant"),
         }
         changes = {field: None if idle.get(field.split(".")[-1]) else value for field, value in changes.items()}
-        found += _divide_interval(job, changes, kind, base) if changes.get(EVERY_S) == AUTO else [changes]
-    return [one for i, one in enumerate(found) if one not in found[:i]]
+        combinations += _divide_interval(job, changes, kind, base) if changes.get(EVERY_S) == AUTO else [changes]
+    return [changes for i, changes in enumerate(combinations) if changes not in combinations[:i]]
 
 
-def _values(field: str, given: Any) -> tuple[Any, ...]:
-    if given == AUTO:
+def _values(field: str, stated: Any) -> tuple[Any, ...]:
+    if stated == AUTO:
         if field == EVERY_S:
             return (AUTO,)
         if field not in AUTOMATIC:
-            raise PlanError(field, "a search has no values of its own for it", "Write a list of values", given)
+            raise PlanError(field, "a search has no values of its own for it", "Write a list of values", stated)
         return AUTOMATIC[field]
-    if not given:
-        raise PlanError(field, "there are no values", "Give one at least", given)
-    if AUTO in given:
-        raise PlanError(field, "a list has values alone", "Leave auto out, or write auto without a list", given)
-    return tuple(given)
+    if not stated:
+        raise PlanError(field, "there are no values", "Give one at least", stated)
+    if AUTO in stated:
+        raise PlanError(field, "a list has values alone", "Leave auto out, or write auto without a list", stated)
+    return tuple(stated)
 
 
 def _divide_interval(job: dict[str, Any], changes: dict[str, Any], kind: str, base: Path) -> list[dict[str, Any]]:
-    """A choice with intervals around the best one by Daly's formula, to three digits; copies in host memory are made
-    after every step."""
+    """Returns a choice with intervals around the best one by Daly's formula, to three digits; copies in host memory are
+    made after every step."""
     if kind == "in-memory":
         return [{**changes, EVERY_S: None}]
     best = LeastRun(load_job(_apply(job, {**changes, EVERY_S: None}), base=base)).interval
@@ -159,10 +159,10 @@ def _divide_interval(job: dict[str, Any], changes: dict[str, Any], kind: str, ba
 
 
 def _read_word(job: Mapping[str, Any], part: str, key: str, default: str) -> str:
-    given = (job.get("run") or {}).get(part)
-    if isinstance(given, str):
-        return given
-    return str((given or {}).get(key) or default)
+    stated = (job.get("run") or {}).get(part)
+    if isinstance(stated, str):
+        return stated
+    return str((stated or {}).get(key) or default)
 
 
 def refuse_open_run(fields: Mapping[str, Any], rule: str) -> None:

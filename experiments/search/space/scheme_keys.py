@@ -39,7 +39,7 @@ class SchemeWithOptions:
         return f"{self.name} ({', '.join(f'{key} {value}' for key, value in self.options)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The value of the key in a plan."""
+        """Returns the value of the key in a plan."""
         return {"use": self.name, **{key: list(v) if isinstance(v, tuple) else v for key, v in self.options}}
 
 
@@ -48,14 +48,14 @@ NamedScheme = str | SchemeWithOptions
 
 
 def name_scheme(use: str, options: Mapping[str, Any]) -> NamedScheme:
-    """A scheme as a point has it. use: with its family. options: as a plan states them."""
+    """Returns a scheme as a point has it. use: with its family. options: as a plan states them."""
     defaults, name = find_scheme(use).Options.model_fields, use.rpartition("/")[2]
     changed = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items() if v != defaults[k].default}
     return SchemeWithOptions(name, tuple(sorted(changed.items()))) if changed else name
 
 
 def plain_name(scheme: NamedScheme) -> str:
-    """The name of a scheme without its options."""
+    """Returns the name of a scheme without its options."""
     return scheme.name if isinstance(scheme, SchemeWithOptions) else scheme
 
 
@@ -64,39 +64,39 @@ def takes_option(data: str, key: str) -> bool:
     return issubclass(find_scheme(f"data/{data}"), find_scheme(PLAN_KEYS[key].owner))
 
 
-def find_named(given: Mapping[str, Any], plan: Mapping[str, Any]) -> frozenset[str]:
-    """The fields in `NAMED_ALONE` that a job opens, or that its plan states. given: the open fields."""
+def find_named(opened: Mapping[str, Any], plan: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the fields in `NAMED_ALONE` that a job opens, or that its plan states. opened: the open fields."""
     stated = {f"plan.{key}" for key, value in plan.items() if value is not None}
-    return frozenset(field for field in NAMED_ALONE if field in given or field in stated)
+    return frozenset(field for field in NAMED_ALONE if field in opened or field in stated)
 
 
 def scheme_namer(family: str) -> Callable[[str | Mapping[str, Any] | None], NamedScheme | None]:
     """Returns what gives a scheme as a point has it from what a job states of a family."""
 
-    def read(given: str | Mapping[str, Any] | None) -> NamedScheme | None:
-        if given is None or isinstance(given, str):
-            return USUAL[family] if given is None else given.rpartition("/")[2]
-        name = str(given["use"]).rpartition("/")[2]
-        return name_scheme(f"{family}/{name}", {k: v for k, v in given.items() if k != "use"})
+    def read(stated: str | Mapping[str, Any] | None) -> NamedScheme | None:
+        if stated is None or isinstance(stated, str):
+            return USUAL[family] if stated is None else stated.rpartition("/")[2]
+        name = str(stated["use"]).rpartition("/")[2]
+        return name_scheme(f"{family}/{name}", {k: v for k, v in stated.items() if k != "use"})
 
     return read
 
 
 @cache
 def accompanies_others(tensor: NamedScheme | None) -> bool:
-    """Whether a tensor scheme overlaps the communication of another one."""
+    """Returns whether a tensor scheme overlaps the communication of another one."""
     return tensor is not None and find_scheme(f"tensor/{plain_name(tensor)}").most_axes == 0
 
 
 @cache
 def changes_kernels(family: str, scheme: NamedScheme) -> bool:
-    """Whether a scheme has kernels of its own, which also a single rank runs."""
+    """Returns whether a scheme has kernels of its own, which also a single rank runs."""
     return issubclass(find_scheme(f"{family}/{plain_name(scheme)}"), ChangesKernels)
 
 
 @cache
 def offloads_states(data: str) -> bool:
-    """Whether a data scheme keeps states in other memory, also those of a single rank."""
+    """Returns whether a data scheme keeps states in other memory, also those of a single rank."""
     scheme = find_scheme(f"data/{data}")()
     offloads = isinstance(scheme, HoldsStates) and bool(scheme.offloaded_to("optimizer"))
     return offloads or (isinstance(scheme, MeasuresMemory) and scheme.measures_memory)

@@ -64,7 +64,8 @@ class ShortForm:
     named: frozenset[str] = frozenset()
 
     def by_field(self) -> dict[str, Any]:
-        """The values by field of a job, as `Certificate.fields` states them, without those that make no difference."""
+        """Returns the values by field of a job, as `Certificate.fields` states them, without those that make no
+        difference."""
         idle = "plan.zero" if DATA_FIELD in self.named else DATA_FIELD
         stated = {field: self.values[name] for field, name in FIELDS.items() if name in self.values and field != idle}
         if self.values.get("recompute") == "full" and self.values["recomputed"] is None:
@@ -73,8 +74,8 @@ class ShortForm:
 
 
 def read_short_form(job: Job, named: frozenset[str] = frozenset()) -> ShortForm:
-    """The plan of a job as a search states it. named: fields in `NAMED_ALONE` that the search varies, or that its job
-    states; what others would say is named among `others`."""
+    """Returns the plan of a job as a search states it. named: fields in `NAMED_ALONE` that the search varies, or that
+    its job states; what others would say is named among `others`."""
     plan = job.plan
     if plan.has_stages or plan.replicas:
         key = "stages" if plan.has_stages else "replicas"
@@ -87,79 +88,79 @@ def read_short_form(job: Job, named: frozenset[str] = frozenset()) -> ShortForm:
         if usual is None and PLAN_KEYS[key].option not in stated:
             written["plan"].pop(key, None)  # it is left to the framework
     try:
-        made = load_job(written, base=job.folder)
+        restated = load_job(written, base=job.folder)
     except MeshcastError as error:
         return ShortForm(values, {"plan": ("no plan in short form", error.rule)}, None, named)
-    return ShortForm(values, _differences(plan, made.plan), written, named)
+    return ShortForm(values, _differences(plan, restated.plan), written, named)
 
 
 def _read_values(job: Job) -> dict[str, Any]:
     plan, overlap = job.plan, job.framework.overlap
     tp, cp, pp = (family_degree(plan, family) for family in ("tensor", "sequence", "pipeline"))
-    found: dict[str, Any] = {"tp": tp, "cp": cp, "pp": pp, "micro": job.batch.micro, "ep": _expert_ranks(plan)}
-    found["etp"] = _expert_tensor_ranks(plan, found["ep"], tp)
-    found |= {key.point: _chosen_value(plan, key, None) if tp > 1 else None for key in choosing_keys("tensor")}
-    found["overlap_tp"] = overlap.tp if tp > 1 else None
-    found |= {"schedule": None, "chunks": None, "partition": None, "overlap_pp": None}
+    values: dict[str, Any] = {"tp": tp, "cp": cp, "pp": pp, "micro": job.batch.micro, "ep": _expert_ranks(plan)}
+    values["etp"] = _expert_tensor_ranks(plan, values["ep"], tp)
+    values |= {key.point: _chosen_value(plan, key, None) if tp > 1 else None for key in choosing_keys("tensor")}
+    values["overlap_tp"] = overlap.tp if tp > 1 else None
+    values |= {"schedule": None, "chunks": None, "partition": None, "overlap_pp": None}
     for entry in _family(plan, "pipeline") if pp > 1 else ():
         chunks = _options(entry).get("chunks", 1)
-        found |= {"schedule": entry.use.partition("/")[2], "chunks": chunks, "overlap_pp": overlap.pp}
-        found["partition"] = _partition(plan.partition, job.model.layers, pp * chunks)
-    found |= {"data": None, "overlap_dp": None, "updated_weights": None, "shard": None, "mesh_order": None}
+        values |= {"schedule": entry.use.partition("/")[2], "chunks": chunks, "overlap_pp": overlap.pp}
+        values["partition"] = _partition(plan.partition, job.model.layers, pp * chunks)
+    values |= {"data": None, "overlap_dp": None, "updated_weights": None, "shard": None, "mesh_order": None}
     if job.cluster.gpus > tp * pp:
         uses = [entry.use for entry in _family(plan, "data")]
         data = next((name for name in DATA if f"data/{name}" in uses), None)
-        found |= {"data": data, "overlap_dp": overlap.dp, "shard": _shard_ranks(plan), "mesh_order": _mesh_order(plan)}
-        found["updated_weights"] = overlap.updated_weights if overlap.dp and data in GATHERING else None
-    return found | _read_memory(plan)
+        values |= {"data": data, "overlap_dp": overlap.dp, "shard": _shard_ranks(plan), "mesh_order": _mesh_order(plan)}
+        values["updated_weights"] = overlap.updated_weights if overlap.dp and data in GATHERING else None
+    return values | _read_memory(plan)
 
 
 def _read_named_schemes(plan: LongPlan, framework: Framework, named: frozenset[str]) -> dict[str, Any]:
     """Returns values of fields in `NAMED_ALONE`, by their names in a point; None where a field is not read, makes no
     difference, or is that of a plan without it. named: the fields to read."""
     families = {family for family, key in SCHEME_KEYS.items() if f"plan.{key}" in named}
-    found: dict[str, Any] = dict.fromkeys((*DEFAULTS, *DATA_OPTIONS))
+    values: dict[str, Any] = dict.fromkeys((*DEFAULTS, *DATA_OPTIONS))
     if "tensor" in families and family_degree(plan, "tensor") > 1:
         chosen = [f"tensor/{name}" for key in choosing_keys("tensor") for name in key.chooses.values()]
         usual = (*chosen, framework.tensor_overlap if framework.overlap.tp else "")
         others = [entry for entry in _family(plan, "tensor") if entry.use not in usual]
         if len(others) == 1:
-            found["tensor"] = _name_entry(others[0])
-            if not accompanies_others(found["tensor"]):
-                found |= {key.point: None for key in choosing_keys("tensor")}
+            values["tensor"] = _name_entry(others[0])
+            if not accompanies_others(values["tensor"]):
+                values |= {key.point: None for key in choosing_keys("tensor")}
     for family in families & {"sequence", "expert"}:
         views = plan.views.get("experts", {}) if family == "expert" else {}
         ranks = max(family_degree(plan, family), views.get("ep", 1) * views.get("etp", 1))
         if ranks > 1 and len(entries := _family(plan, family)) == 1:
-            found[family] = _name_entry(entries[0])
+            values[family] = _name_entry(entries[0])
     for entry in _family(plan, "data"):
         if "data" in families:
-            found["data"] = entry.use.partition("/")[2]
+            values["data"] = entry.use.partition("/")[2]
         options, left = find_scheme(entry.use).Options, left_to_framework(framework)
         for key in DATA_OPTIONS:
             if f"plan.{key}" in named and (option := PLAN_KEYS[key].option) in options.model_fields:
                 value = getattr(options.model_validate(entry.model_extra or {}), option)
-                found[key] = left.get(key) if value is None else value
-    return found
+                values[key] = left.get(key) if value is None else value
+    return values
 
 
 def _name_entry(entry: SchemeEntry) -> NamedScheme:
-    """The scheme of an entry, with the options that its plan states but for axes, which follow from degrees."""
+    """Returns the scheme of an entry, with the options that its plan states but for axes, which follow from degrees."""
     axes = find_scheme(entry.use).names_axes
     return name_scheme(entry.use, {k: v for k, v in (entry.model_extra or {}).items() if k not in axes})
 
 
 def _read_memory(plan: LongPlan) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in PLAN_KEYS.values():
         if key.family == "memory" and key.option:
             value = _option(plan, key.owner, key.option)
-            found[key.point] = key.usual if value is None else value
+            values[key.point] = key.usual if value is None else value
     for key in choosing_keys("memory"):
         word = _chosen_value(plan, key, key.usual)
         modules = _option(plan, f"memory/{key.chooses.get(word)}", "modules")
-        found[key.point] = read_recompute(modules) if modules else word
-    return found
+        values[key.point] = read_recompute(modules) if modules else word
+    return values
 
 
 def _chosen_value(plan: LongPlan, key: PlanKey, usual: Any) -> Any:
@@ -176,7 +177,7 @@ def _option(plan: LongPlan, use: str, option: str) -> Any:
 
 
 def _expert_ranks(plan: LongPlan) -> int:
-    """Expert-parallel ranks, whether their axis is one of the mesh or of the experts' view of it."""
+    """Returns expert-parallel ranks, whether their axis is one of the mesh or of the experts' view of it."""
     sizes = plan.views.get("experts", {})
     if "ep" in sizes or not _family(plan, "expert"):
         return sizes.get("ep", 1)
@@ -184,13 +185,13 @@ def _expert_ranks(plan: LongPlan) -> int:
 
 
 def _expert_tensor_ranks(plan: LongPlan, ep: int, tp: int) -> int | None:
-    """Expert-tensor-parallel ranks; None: as many as a plan in short form has by default."""
+    """Returns expert-tensor-parallel ranks; None: as many as a plan in short form has by default."""
     ranks = plan.views["experts"].get("etp", 1) if "experts" in plan.views else None
     return None if ranks == 1 and (ep > 1 or tp == 1) else ranks
 
 
 def _shard_ranks(plan: LongPlan) -> int | None:
-    """Data-parallel ranks that share one copy of the states; None: all of them."""
+    """Returns data-parallel ranks that share one copy of the states; None: all of them."""
     for entry in _family(plan, "data"):
         if copies := _options(entry).get("replicate"):
             return math.prod(plan.mesh.get(axis, 1) for axis in entry.over if axis != copies)
@@ -198,7 +199,8 @@ def _shard_ranks(plan: LongPlan) -> int | None:
 
 
 def _mesh_order(plan: LongPlan) -> str | None:
-    """Which of the pipeline and the replicas is outermost in the mesh; None where one of them has a single rank."""
+    """Returns which of the pipeline and the replicas is outermost in the mesh; None where one of them has a single
+    rank."""
     wide, axes = _wide(plan.mesh), list(plan.mesh)
     places = [
         min((axes.index(axis) for entry in _family(plan, family) for axis in entry.over if axis in wide), default=-1)
@@ -207,16 +209,16 @@ def _mesh_order(plan: LongPlan) -> str | None:
     return None if min(places) < 0 else MESH_ORDERS[int(places[1] < places[0])]
 
 
-def _partition(given: str | tuple[int, ...], layers: int, parts: int) -> str | tuple[int, ...]:
-    """A division of the layers by its name where it has one."""
-    if isinstance(given, str) or len(given) != parts:
-        return given
+def _partition(partition: str | tuple[int, ...], layers: int, parts: int) -> str | tuple[int, ...]:
+    """Returns a division of the layers by its name where it has one."""
+    if isinstance(partition, str) or len(partition) != parts:
+        return partition
     even, ends_as_layers = PARTITIONS
-    if len({*given}) == 1:
+    if len({*partition}) == 1:
         return even
-    first, *inner, last = given
+    first, *inner, last = partition
     most, left = divmod(layers + 2, parts)
-    return ends_as_layers if not left and {*inner} <= {most} and first == last == most - 1 else given
+    return ends_as_layers if not left and {*inner} <= {most} and first == last == most - 1 else partition
 
 
 def _write_plan(values: Mapping[str, Any], named: frozenset[str]) -> dict[str, Any]:
@@ -233,13 +235,13 @@ def _family(plan: LongPlan, family: str) -> list[SchemeEntry]:
 
 
 def _options(entry: SchemeEntry) -> dict[str, Any]:
-    """The options of a scheme, with their defaults."""
+    """Returns the options of a scheme, with their defaults."""
     read = find_scheme(entry.use).Options.model_validate(entry.model_extra or {})
     return {key: getattr(read, key) for key in type(read).model_fields}
 
 
 def _changed_options(entry: SchemeEntry) -> dict[str, Any]:
-    """The options of a scheme that the plan states and that are not their defaults."""
+    """Returns the options of a scheme that the plan states and that are not their defaults."""
     fields, options = find_scheme(entry.use).Options.model_fields, _options(entry)
     usual = {key: field.get_default(call_default_factory=True) for key, field in fields.items()}
     return {key: options[key] for key in entry.model_extra or {} if options[key] != usual[key]}
@@ -248,19 +250,19 @@ def _changed_options(entry: SchemeEntry) -> dict[str, Any]:
 # -------------------------------------------------------------------------------- what the short form cannot say
 
 
-def _differences(given: LongPlan, made: LongPlan) -> dict[str, tuple[Any, Any]]:
-    """What differs between a plan and that with the same values in short form, by field."""
-    families = dict.fromkeys(entry.use.partition("/")[0] for plan in (given, made) for entry in plan.schemes)
+def _differences(plan: LongPlan, restated: LongPlan) -> dict[str, tuple[Any, Any]]:
+    """Returns what differs between a plan and that with the same values in short form, by field."""
+    families = dict.fromkeys(entry.use.partition("/")[0] for each in (plan, restated) for entry in each.schemes)
     fields = ("plan.mesh", "plan.views", *(f"{SCHEMES}{family}" for family in families), *FLAGS)
-    pairs = {field: (describe_part(given, field), describe_part(made, field)) for field in fields}
-    if _roles(given) == _roles(made):  # names of axes are free
+    pairs = {field: (describe_part(plan, field), describe_part(restated, field)) for field in fields}
+    if _roles(plan) == _roles(restated):  # names of axes are free
         del pairs["plan.mesh"]
     return {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def describe_part(plan: LongPlan, field: str) -> Any:
-    """A part of a plan in long form: the axes of its mesh or of its experts in words, the schemes of a family, a flag;
-    None for other fields."""
+    """Returns a part of a plan in long form: the axes of its mesh or of its experts in words, the schemes of a family,
+    a flag; None for other fields."""
     if field.startswith(SCHEMES):
         return _describe_family(plan, field.removeprefix(SCHEMES))
     if field in ("plan.mesh", "plan.views"):
@@ -270,12 +272,12 @@ def describe_part(plan: LongPlan, field: str) -> Any:
 
 
 def _wide(axes: Mapping[str, int]) -> dict[str, int]:
-    """The axes of more than one rank."""
+    """Returns the axes of more than one rank."""
     return {axis: size for axis, size in axes.items() if size > 1}
 
 
 def _roles(plan: LongPlan) -> list[tuple[str, int]]:
-    """The axes of more than one rank in their order, each by the family of schemes over it: names are free."""
+    """Returns the axes of more than one rank in their order, each by the family of schemes over it: names are free."""
     role: dict[str, str] = {}
     for entry in plan.schemes:
         for axis in entry.over:
@@ -284,7 +286,7 @@ def _roles(plan: LongPlan) -> list[tuple[str, int]]:
 
 
 def _describe_family(plan: LongPlan, family: str) -> str:
-    """The schemes of a family with the options that are not the default, in words; none over single ranks."""
+    """Returns the schemes of a family with the options that are not the default, in words; none over single ranks."""
     sizes = {**plan.views.get("experts", {}), **plan.mesh}
     words = []
     for entry in _family(plan, family):

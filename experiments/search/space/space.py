@@ -85,7 +85,7 @@ OF_OTHER_VALUES = ("recomputed", "shard")
 NODE = "node"
 """As many ranks share one copy of the states as a scale-up domain has of a stage."""
 
-MOST_TENSOR_RANKS, MOST_EXPERT_RANKS, MOST_MICRO, TOKENS_OF_A_RANK = 32, 8, 32, 2048
+MAX_TENSOR_RANKS, MAX_EXPERT_RANKS, MAX_MICRO, TOKENS_OF_A_RANK = 32, 8, 32, 2048
 """Largest tensor-parallel degrees, of all layers and of experts, and largest micro-batch that are tried by default, and
 least tokens of a sequence on a rank with context parallelism."""
 
@@ -296,25 +296,25 @@ class Space:
 
     def __init__(self, job: Mapping[str, Any], base: Path, names_cluster: bool = False, run_open: bool = False) -> None:
         self.base, self.names_cluster = base, names_cluster
-        self.job, given = split_open_fields(job)
+        self.job, opened = split_open_fields(job)
         check_plan(self.job["plan"])
-        self.job = state_recipes(self.job, given, base)
+        self.job = state_recipes(self.job, opened, base)
         self.loaded = load_job(self.job, base=base)
         check_job(self.loaded, self.job)
-        if not (given or names_cluster or run_open):
+        if not (opened or names_cluster or run_open):
             rule = "no field of the job is open: none is `auto` or a list of values"
             raise PlanError("plan", rule, "Write `plan: auto`, or for example tp: auto or tp: [1, 2, 4]")
         check_experts(self.loaded, job)
         if opens_plan(job):
             for field in without_choice(self.loaded):
-                given.pop(field, None)
-        self.open = tuple(given)
-        self.fields = list_fields(given, self.job["plan"])
+                opened.pop(field, None)
+        self.open = tuple(opened)
+        self.fields = list_fields(opened, self.job["plan"])
         """The fields in `FIELDS` with their names in a point, of two that state the data scheme one."""
-        self.named = find_named(given, self.job["plan"])
+        self.named = find_named(opened, self.job["plan"])
         """Fields that the job opens or states of those that ``plan: auto`` leaves alone."""
-        self._automatic_fields = {FIELDS[field] for field, value in given.items() if value == AUTO}
-        self.values = self._every_value(given)
+        self._automatic_fields = {FIELDS[field] for field, value in opened.items() if value == AUTO}
+        self.values = self._every_value(opened)
         check_schedules(self.values["schedule"])
         data = {name: find_scheme(f"data/{name}").Options.model_fields for name in self.values["data"]}
         self.with_copies = {name for name, options in data.items() if "replicate" in options}
@@ -323,27 +323,27 @@ class Space:
 
     # ------------------------------------------------------------------------------------------- values
 
-    def _every_value(self, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    def _every_value(self, opened: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         fixed = values_of(self.loaded, self.job)
-        found: dict[str, tuple[Any, ...]] = {}
+        values: dict[str, tuple[Any, ...]] = {}
         for field, name in self.fields.items():
-            value = given.get(field, fixed[name])
-            if field not in given:
-                found[name] = (value,)
+            value = opened.get(field, fixed[name])
+            if field not in opened:
+                values[name] = (value,)
             elif value == AUTO:
-                found[name] = self._automatic(name, found)
+                values[name] = self._automatic(name, values)
                 if name in OVERLAPS:
-                    found[name] = tuple(one for one in found[name] if self._is_valid(field, one))
+                    values[name] = tuple(overlap for overlap in values[name] if self._is_valid(field, overlap))
             else:
                 check_values(field, name, value, fixed[name])
                 if name in WORDS or name in OVERLAPS:  # a job says which are valid
-                    for one in value:
-                        load_job(apply_changes(self.job, {field: one}), base=self.base)
+                    for stated in value:
+                        load_job(apply_changes(self.job, {field: stated}), base=self.base)
                 read = reader_of(field)
-                found[name] = tuple(dict.fromkeys(read(one) for one in value))
-        if "plan.chunks" in given and "plan.schedule" not in given and self.job["plan"].get("schedule") is None:
-            found["schedule"] = ("1f1b", "interleaved-1f1b")  # what a plan gets with one chunk, and with more
-        return found
+                values[name] = tuple(dict.fromkeys(read(stated) for stated in value))
+        if "plan.chunks" in opened and "plan.schedule" not in opened and self.job["plan"].get("schedule") is None:
+            values["schedule"] = ("1f1b", "interleaved-1f1b")  # what a plan gets with one chunk, and with more
+        return values
 
     def _is_valid(self, field: str, value: Any) -> bool:
         try:
@@ -358,11 +358,11 @@ class Space:
         return StepChoice("ddp", overlap_dp, updated_weights, overlap_pp)
 
     def _automatic(self, name: str, before: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
-        """The values that are tried of a field that is ``auto``. before: those of the fields before it."""
+        """Returns the values that are tried of a field that is ``auto``. before: those of the fields before it."""
         job, gpus = self.loaded, self.loaded.cluster.gpus
         model, batch = job.model, job.batch
         assert batch.total is not None and batch.sequence is not None
-        most = max(MOST_TENSOR_RANKS, job.cluster.scale_up_domain)
+        most = max(MAX_TENSOR_RANKS, job.cluster.scale_up_domain)
         experts = math.gcd(*model.moe.expert_counts) if model.moe else 1
         most_context = max(1, batch.sequence // TOKENS_OF_A_RANK)
         ranges: dict[str, Sequence[Any]] = {
@@ -370,8 +370,8 @@ class Space:
             "tp": [n for n in list_divisors(math.gcd(gpus, model.heads)) if n <= most],
             "cp": [n for n in list_divisors(gpus) if batch.sequence % n == 0 and n <= most_context],
             "ep": list_divisors(math.gcd(gpus, experts)),
-            "etp": (None, *(list_divisors_of_any(before.get("tp", ()), MOST_EXPERT_RANKS) if model.moe else ())),
-            "micro": [n for n in list_divisors(batch.total) if n <= MOST_MICRO],
+            "etp": (None, *(list_divisors_of_any(before.get("tp", ()), MAX_EXPERT_RANKS) if model.moe else ())),
+            "micro": [n for n in list_divisors(batch.total) if n <= MAX_MICRO],
             "recomputed": (None, *range(1, model.layers)),
             "overlap_tp": (False, True),
             "pp": [n for n in list_divisors(gpus) if n <= model.layers + 2],
@@ -383,21 +383,21 @@ class Space:
             "overlap_dp": (True, False),
             "updated_weights": (True, False),
             "overlap_pp": (True, False),
-            **{one: (default,) for one, default in DEFAULTS.items()},
+            **{family: (default,) for family, default in DEFAULTS.items()},
         }
         return tuple(ranges[name])
 
     def stated_values(self) -> dict[str, list[Any]]:
-        """The values of the open fields, as a job states them."""
-        found = {CLUSTER: [self.job[CLUSTER]]} if self.names_cluster else {}
-        return found | {name: [write_value(one) for one in self.values[FIELDS[name]]] for name in self.open}
+        """Returns the values of the open fields, as a job states them."""
+        values = {CLUSTER: [self.job[CLUSTER]]} if self.names_cluster else {}
+        return values | {name: [write_value(value) for value in self.values[FIELDS[name]]] for name in self.open}
 
     # ------------------------------------------------------------------------------------------- points
 
     def groups(self) -> list[LayerGroup]:
-        """The groups; without tensor parallelism there is no sequence parallelism and nothing to overlap."""
+        """Returns the groups; without tensor parallelism there is no sequence parallelism and nothing to overlap."""
         v = self.values
-        found = []
+        groups = []
         fields = [name for name in LayerGroup._fields if name not in ("etp", *DEFAULTS)]
         for tp, cp, ep, micro, recompute, sp, overlap, offload in product(*(v[name] for name in fields)):
             if self.loaded.cluster.gpus % (tp * cp):
@@ -406,15 +406,15 @@ class Space:
                 continue
             plain = LayerGroup(tp, cp, ep, micro, recompute, sp, overlap, offload)
             every = [plain._replace(etp=etp) for etp in self._expert_degrees(tp, ep)]
-            found += [one for group in every for one in self._name_schemes(group)]
-        return found
+            groups += [named for group in every for named in self._name_schemes(group)]
+        return groups
 
     def _name_schemes(self, group: LayerGroup) -> list[LayerGroup]:
         v, experts = self.values, group.ep > 1 or (group.etp or 1) > 1
         tensors = v["tensor"] if group.tp > 1 else (None,)
         sequences = v["sequence"] if group.cp > 1 else (DEFAULTS["sequence"],)
         kept = [name if experts or changes_kernels("expert", name) else DEFAULTS["expert"] for name in v["expert"]]
-        found = []
+        groups = []
         for tensor, sequence, expert in product(tensors, sequences, dict.fromkeys(kept)):
             # Schemes of their own shard activations in their own way; those that overlap leave nothing to overlap.
             alone = tensor is not None and not accompanies_others(tensor)
@@ -422,22 +422,22 @@ class Space:
                 continue
             if accompanies_others(tensor) and group.overlap_tp != v["overlap_tp"][0]:
                 continue
-            found.append(group._replace(tensor=tensor, sequence=sequence, expert=expert))
-        return found
+            groups.append(group._replace(tensor=tensor, sequence=sequence, expert=expert))
+        return groups
 
     def _expert_degrees(self, tp: int, ep: int) -> list[int | None]:
-        """The expert-tensor-parallel degrees at other degrees; 1 is the default with expert parallelism."""
+        """Returns the expert-tensor-parallel degrees at other degrees; 1 is the default with expert parallelism."""
         values = list(self.values["etp"])
         if "etp" in self._automatic_fields:
             # Without expert parallelism experts are sharded as everything else is, or whole on every rank.
             gpus = self.loaded.cluster.gpus
-            fits = [one for one in values if one and (one == 1 if ep == 1 else not (tp % one or gpus % (ep * one)))]
+            fits = [etp for etp in values if etp and (etp == 1 if ep == 1 else not (tp % etp or gpus % (ep * etp)))]
             values = [None, *fits]
-        return [*dict.fromkeys(None if one == 1 and (ep > 1 or tp == 1) else one for one in values)]
+        return [*dict.fromkeys(None if etp == 1 and (ep > 1 or tp == 1) else etp for etp in values)]
 
     @remembered_by(lambda space, group: (group.tp * group.cp, group.micro, group.recompute == "full"))
     def pipelines(self, group: LayerGroup) -> list[Pipeline]:
-        """The pipelines of a group whose degrees divide the GPUs and whose micro-batches divide the batch."""
+        """Returns the pipelines of a group whose degrees divide the GPUs and whose micro-batches divide the batch."""
         return [pipeline for stages in self._stages(group) for pipeline in self._pipelines_of(stages)]
 
     def _stages(self, group: LayerGroup) -> Iterator[Stages]:
@@ -451,26 +451,26 @@ class Space:
 
     @remembered
     def _pipelines_of(self, stages: Stages) -> list[Pipeline]:
-        """The pipelines with a number of stages: of all groups that have it the same ones."""
+        """Returns the pipelines with a number of stages: of all groups that have it the same ones."""
         (pp, orders, recomputes), v, layers = stages, self.values, self.loaded.model.layers
         divisions: Iterable[Division] = [Division(v["schedule"][0], v["chunks"][0], v["partition"][0], layers)]
         if pp > 1:
             divisions = list_divisions(v["schedule"], v["partition"], v["chunks"], layers, pp)
-        found = list[Pipeline]()
+        pipelines = list[Pipeline]()
         for schedule, chunks, partition, most in divisions:
             for order in orders:
                 pipeline = Pipeline(pp, schedule, chunks, partition, None, order)
-                found += self._recompute(pipeline, most) if recomputes else [pipeline]
-        return found
+                pipelines += self._recompute(pipeline, most) if recomputes else [pipeline]
+        return pipelines
 
     def _recompute(self, pipeline: Pipeline, layers: int) -> list[Pipeline]:
-        """A pipeline with the numbers of layers that its stages of `layers` layers at most may recompute."""
+        """Returns a pipeline with the numbers of layers that its stages of `layers` layers at most may recompute."""
         values = self.values["recomputed"]
-        counts = dict.fromkeys(one if one is not None and one < layers else None for one in values)
-        return [pipeline._replace(recomputed=one) for one in counts]
+        counts = dict.fromkeys(count if count is not None and count < layers else None for count in values)
+        return [pipeline._replace(recomputed=count) for count in counts]
 
     def steps(self, group: LayerGroup, pp: int, mesh_order: str = MESH_ORDERS[0]) -> tuple[StepChoice, ...]:
-        """The choices between the passes that differ at the degrees of a plan."""
+        """Returns the choices between the passes that differ at the degrees of a plan."""
         ranks = self.loaded.cluster.gpus // pp
         shards_experts = self.loaded.model.moe is not None and ranks > group.ep * group.expert_tensor_ranks
         shards = self.data_ranks(group, Place(pp, mesh_order)) if self.values["shard"] != (None,) else (1, 1)
@@ -478,9 +478,9 @@ class Space:
 
     @remembered
     def _steps(self, divided: bool, piped: bool, shards: tuple[int, int]) -> tuple[StepChoice, ...]:
-        """The choices by whether several ranks share states, whether there is a pipeline, and `data_ranks`."""
+        """Returns the choices by whether several ranks share states, whether there is a pipeline, and `data_ranks`."""
         v = self.values
-        found = dict.fromkeys(
+        steps = dict.fromkeys(
             StepChoice(
                 data,
                 overlap,
@@ -496,7 +496,7 @@ class Space:
             for updated in v["updated_weights"]
             for sends in (v["overlap_pp"] if piped else v["overlap_pp"][:1])
         )
-        return tuple(found)
+        return tuple(steps)
 
     def _options(self, data: str) -> Iterator[tuple[Any, ...]]:
         """Returns the values of the options of a data scheme; the usual ones of those that it does not have."""
@@ -508,22 +508,24 @@ class Space:
     def _data_of_one_rank(self) -> list[str]:
         """Data schemes that differ where a single rank has all states: the first one, and those that offload."""
         first, *others = self.values["data"]
-        return [first, *(one for one in others if offloads_states(one))]
+        return [first, *(data for data in others if offloads_states(data))]
 
     def _shards(self, data: str, dp: int, inside: int) -> list[int | None]:
-        """Numbers of ranks that may share one copy of the states. inside: ranks between neighbours along dp."""
-        found = [self.shard_ranks(value, dp, inside) for value in self.values["shard"]]
-        valid = [one for one in found if one == dp or (one and data in self.with_copies)]
-        return [*dict.fromkeys(None if one == dp else one for one in valid)]
+        """Returns the numbers of ranks that may share one copy of the states. inside: ranks between neighbours along
+        dp."""
+        ranks = [self.shard_ranks(value, dp, inside) for value in self.values["shard"]]
+        valid = [number for number in ranks if number == dp or (number and data in self.with_copies)]
+        return [*dict.fromkeys(None if number == dp else number for number in valid)]
 
     def data_ranks(self, group: LayerGroup, place: Place) -> tuple[int, int]:
-        """The data-parallel ranks, and the distance between neighbours of them."""
+        """Returns the data-parallel ranks, and the distance between neighbours of them."""
         inside = group.tp * group.cp
         dp = self.loaded.cluster.gpus // (inside * place.pp)
         return dp, inside if place.mesh_order == MESH_ORDERS[0] else inside * place.pp
 
     def shard_ranks(self, value: int | str | None, dp: int, inside: int) -> int:
-        """The ranks that share one copy of the states, as a value of the field says; 0: it makes no plan of its own."""
+        """Returns the ranks that share one copy of the states, as a value of the field says; 0: it makes no plan of its
+        own."""
         if value == NODE:
             value = self.loaded.cluster.scale_up_domain // inside
             if not 1 < value < dp:
@@ -556,23 +558,23 @@ class Space:
         return False
 
     def explain_program(self) -> str:
-        """Why the program of the job does not run the first point that it does not run, in words."""
+        """Returns why the program of the job does not run the first point that it does not run, in words."""
         return ""
 
     def choices(self, group: LayerGroup, pipeline: Pipeline) -> tuple[StepChoice, ...]:
-        """The choices between the passes of a pipeline that a search admits."""
+        """Returns the choices between the passes of a pipeline that a search admits."""
         return self.steps(group, *pipeline.place)
 
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
-        """Whether a search admits a point of `choices`: asked once its bound is among the smallest."""
+        """Returns whether a search admits a point of `choices`: asked once its bound is among the smallest."""
         return True
 
     def size(self, group: LayerGroup) -> int:
-        """Number of points of a group."""
-        return sum(count * len(self.steps(group, *one.place)) for one, count in self.count_pipelines(group))
+        """Returns the number of points of a group."""
+        return sum(count * len(self.steps(group, *pipeline.place)) for pipeline, count in self.count_pipelines(group))
 
     def count_pipelines(self, group: LayerGroup) -> Iterator[tuple[Pipeline, int]]:
-        """Of pipelines of a group that have equally many choices one each, and their number."""
+        """Yields a pipeline of each number of choices in a group, and how many pipelines have as many."""
         for stages in self._stages(group):
             yield from self._count_pipelines_of(stages)
 
@@ -584,23 +586,23 @@ class Space:
         return [(first[key], count) for key, count in counts.items()]
 
     def _what_counts(self, pipeline: Pipeline) -> Hashable:
-        """What the number of the choices of a pipeline follows from."""
+        """Returns what the number of the choices of a pipeline follows from."""
         return pipeline.place
 
     def count_excluded(self, group: LayerGroup) -> dict[str, int]:
-        """Number of points of a group that are not among `choices`, by the limit that excludes them."""
+        """Returns the number of points of a group that are not among `choices`, by the limit that excludes them."""
         return dict(NOTHING_EXCLUDED)
 
     def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
-        """The values of the open fields at a point."""
-        found = {CLUSTER: self.job[CLUSTER]} if self.names_cluster else {}
-        found |= state_values(self.open, values_of_point(group, pipeline, step))
+        """Returns the values of the open fields at a point."""
+        changes = {CLUSTER: self.job[CLUSTER]} if self.names_cluster else {}
+        changes |= state_values(self.open, values_of_point(group, pipeline, step))
         if "plan.schedule" in self.open and pipeline.pp == 1:
-            found["plan.schedule"], found["plan.chunks"] = "1f1b", 1
-        return found
+            changes["plan.schedule"], changes["plan.chunks"] = "1f1b", 1
+        return changes
 
     def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
-        """The job of a point as plain data, also of one that has other values of fields that are not open."""
+        """Returns the job of a point as plain data, also of one that has other values of fields that are not open."""
         values = values_of_point(group, pipeline, step)
         fields = [field for field in self.fields if field not in self.open]
         others = [field for field in fields if values[self.fields[field]] != self.values[self.fields[field]][0]]
