@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from meshcast.experiments.notebook.report import ForecastReport as Report
     from meshcast.experiments.notebook.report import simulate
     from meshcast.experiments.notebook.sweep import SweepResult, sweep
-    from meshcast.experiments.search.find import search
-    from meshcast.experiments.search.result import SearchResult
+    from meshcast.experiments.search.certificate.result import SearchResult
+    from meshcast.experiments.search.search_job import search
     from meshcast.hardware import load_cluster
     from meshcast.hardware.errors import MeshcastError
     from meshcast.simulator import Job, SharedWork, load_job
@@ -46,12 +46,12 @@ _HOMES = {
     "Job": ("meshcast.simulator.job.job", "Job"),
     "MeshcastError": ("meshcast.hardware.errors", "MeshcastError"),
     "Report": ("meshcast.experiments.notebook.report", "ForecastReport"),
-    "SearchResult": ("meshcast.experiments.search.result", "SearchResult"),
+    "SearchResult": ("meshcast.experiments.search.certificate.result", "SearchResult"),
     "SharedWork": ("meshcast.simulator.forecast.shared_work", "SharedWork"),
     "SweepResult": ("meshcast.experiments.notebook.sweep", "SweepResult"),
     "load_cluster": ("meshcast.hardware", "load_cluster"),
     "load_job": ("meshcast.simulator.loading.load", "load_job"),
-    "search": ("meshcast.experiments.search.find", "search"),
+    "search": ("meshcast.experiments.search.search_job", "search"),
     "simulate": ("meshcast.experiments.notebook.report", "simulate"),
     "sweep": ("meshcast.experiments.notebook.sweep", "sweep"),
 }

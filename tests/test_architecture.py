@@ -67,6 +67,11 @@ FLOORS = [
     "meshcast.experiments.plots",
     "meshcast.experiments.pages",
     "meshcast.experiments.notebook",
+    "meshcast.experiments.search.space",
+    "meshcast.experiments.search.frontier",
+    "meshcast.experiments.search.certificate",
+    "meshcast.experiments.search.heterogeneous",
+    "meshcast.experiments.search.output",
     "meshcast.experiments.search",
     "meshcast.experiments.report",
     "meshcast.experiments.planning",
@@ -717,6 +722,7 @@ REPLACED = {
     "told": "given or options",
     "workshop": "shared_work",
     "spread": "sigma",
+    "unlike": "heterogeneous",
 }
 """Names that were replaced by the field's terms, with the term."""
 

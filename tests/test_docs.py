@@ -123,10 +123,10 @@ def test_the_short_and_the_long_plan_are_the_same() -> None:
     assert load_job(short).plan == load_job(short | long).plan
 
 
-def test_the_batches_of_unlike_length_are_forecast() -> None:
+def test_the_batches_of_heterogeneous_length_are_forecast() -> None:
     jobs = [yaml.safe_load(one) for one in re.findall(r"^```yaml\n(.*?)^```", page("job"), re.DOTALL | re.MULTILINE)]
-    unlike = [one for one in jobs if {"lengths", "samples"} & (one.get("batch") or {}).keys()]
-    forecasts = [simulate(one) for one in unlike]
+    heterogeneous = [one for one in jobs if {"lengths", "samples"} & (one.get("batch") or {}).keys()]
+    forecasts = [simulate(one) for one in heterogeneous]
     assert [forecast.fits for forecast in forecasts] == [True, True, True]
     assert forecasts[0].tokens == 2 * (3 * 3500 + 3 * 4096)
     assert len(forecasts[1].play.plan.pipelines) == 2

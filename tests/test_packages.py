@@ -75,6 +75,6 @@ def test_packages_of_the_user_are_not_ours(room: str, tmp_path: Path) -> None:
 
 
 def test_no_package_is_imported_by_the_name_of_its_folder() -> None:
-    code = "import sys, meshcast.experiments.cli.app as app, meshcast.experiments.search.find as find; "
+    code = "import sys, meshcast.experiments.cli.app as app, meshcast.experiments.search.search_job as find; "
     code += f"print([name for name in {ROOMS} if name in sys.modules])"
     assert run(["-c", code], ROOT, ROOT).stdout == "[]\n"

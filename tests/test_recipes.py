@@ -154,7 +154,7 @@ def test_a_plan_key_is_one_entry_of_the_table(project: Path) -> None:
 from pathlib import Path
 import meshcast
 from meshcast.experiments.schema import schema
-from meshcast.experiments.search.comparison.short_form import read_short_form
+from meshcast.experiments.search.space.short_form import read_short_form
 from meshcast.simulator.formats.launch.keys import compose_plan, flatten_plan
 from tools.pages.plan_keys import write_table
 

@@ -49,9 +49,15 @@ class PlainUsage(TyperCommand):
             return list(super().parse_args(ctx, args))
         except USAGE_ERROR as error:
             error.message = to_line(error.message)
-            if any("--set" in param.opts for param in self.params) and (hint := _suggest_set(error, given)):
+            if getattr(error, "option_name", None) in REPLACED_OPTIONS:
+                error.message = f"{error.message.rstrip('.')}. It is called {REPLACED_OPTIONS[error.option_name]} now"
+            elif any("--set" in param.opts for param in self.params) and (hint := _suggest_set(error, given)):
                 error.message = f"{error.message.rstrip('.')}. {hint}"
             raise
+
+
+REPLACED_OPTIONS = {"--unlike": "--heterogeneous"}
+"""Options whose names were replaced by the field's terms, with these."""
 
 
 def _suggest_set(error: Any, given: Sequence[str]) -> str:

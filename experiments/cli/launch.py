@@ -183,7 +183,7 @@ def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -
     wanted = load_job(job, changes)
     edited, (launch, back) = EditedFiles(file), _import_beside(file, form, wanted)
     before = back
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         listed = list_changed_settings(launch, edited.file, back, wanted)
         if not listed and edited != EditedFiles(file):
             break
@@ -258,7 +258,7 @@ def _import_beside(file: LaunchFile, form: str, job: Job, before: Job | None = N
     raise AssertionError("the last one is returned or raised")
 
 
-MOST_ROUNDS = 3
+MAX_ROUNDS = 3
 """Most rounds of edits: what a file leaves to its program, such as a global batch, may follow from what the first one
 changes, and has to be stated then."""
 

@@ -68,8 +68,8 @@ def run(
             check_place(out, "--out")
         from meshcast.experiments.pages.forecast import show
         from meshcast.experiments.pages.run import page
-        from meshcast.experiments.search.fields import split_run_fields
-        from meshcast.experiments.search.runs.choices import refuse_open_run
+        from meshcast.experiments.search.space.fields import split_run_fields
+        from meshcast.experiments.search.space.run_choices import refuse_open_run
         from meshcast.simulator import load_job, simulate
         from meshcast.simulator.job.locate import locate_errors
         from meshcast.simulator.loading.load import read_job

@@ -32,8 +32,8 @@ from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.documents.output_file import write_file
 
 if TYPE_CHECKING:
-    from meshcast.experiments.search.found import PlanSearch
-    from meshcast.experiments.search.result import SearchResult
+    from meshcast.experiments.search.certificate.result import SearchResult
+    from meshcast.experiments.search.frontier.plan_search import PlanSearch
     from meshcast.simulator.costs.calibration.calibration import Calibration
 
 
@@ -90,13 +90,15 @@ def search(
             "--compare", metavar="PLAN", help="A job file whose plan is held against the best one; repeatable."
         ),
     ] = None,
-    unlike: Annotated[
+    heterogeneous: Annotated[
         bool,
-        typer.Option("--unlike", help="Search stages and replicas of unlike degrees, also on several kinds of nodes."),
+        typer.Option(
+            "--heterogeneous", help="Search stages and replicas of different degrees, also on several kinds of nodes."
+        ),
     ] = False,
     runs: Annotated[
         int | None,
-        typer.Option("--runs", metavar="N", help="With --unlike: most runs of equal stages of a pipeline."),
+        typer.Option("--runs", metavar="N", help="With --heterogeneous: most runs of equal stages of a pipeline."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the plans that were forecast as .parquet rows.")
@@ -115,17 +117,16 @@ def search(
         margin = _read_share(
             "--memory-margin", memory_margin, "a margin is a share of the memory of a GPU", "Write 10% or 0.1"
         )
-        from meshcast.experiments.search.comparison.compare import compare_plans, load_plans
-        from meshcast.experiments.search.find import (
+        from meshcast.experiments.search.certificate.comparison import compare_plans, load_plans
+        from meshcast.experiments.search.options import (
+            check_heterogeneous_options,
             check_options,
-            check_options_of_unlike,
             check_risk,
             make_limits,
-            open_search,
-            open_unlike,
             read_objectives,
         )
         from meshcast.experiments.search.output.page import page, run_with_progress
+        from meshcast.experiments.search.search_job import open_heterogeneous, open_search
         from meshcast.hardware.errors import PlanError
 
         check_options(gap, top, workers, "--")
@@ -143,16 +144,20 @@ def search(
             check_place(out, "--out")
             check_rows_place(out)
         wanted: PlanSearch
-        if unlike:
-            check_options_of_unlike(limits, robust, compare or (), runs, objectives, "--")
+        if heterogeneous:
+            check_heterogeneous_options(limits, robust, compare or (), runs, objectives, "--")
             with ending_count():
                 if change:
-                    raise PlanError("--set", "a search of unlike plans changes no fields", "Write them into the file")
-                wanted = open_unlike(job, gap, top, objectives, limits, runs)
+                    raise PlanError(
+                        "--set", "a search of heterogeneous plans changes no fields", "Write them into the file"
+                    )
+                wanted = open_heterogeneous(job, gap, top, objectives, limits, runs)
             result = run_with_progress(wanted)
         else:
             if runs is not None:
-                raise PlanError("--runs", "only pipelines of unlike stages have runs", "Add --unlike", runs)
+                raise PlanError(
+                    "--runs", "only pipelines of heterogeneous stages have runs", "Add --heterogeneous", runs
+                )
             changes = tuple(change or ())
             wanted = ordinary = open_search(job, gap, top, objectives=objectives, limits=limits, changes=changes)
             given = load_plans(ordinary, compare or ())
@@ -178,7 +183,7 @@ def search(
             emit(result.to_dict())
         else:
             from meshcast.experiments.pages.forecast import show
-            from meshcast.experiments.search.comparison.page import comparison_page
+            from meshcast.experiments.search.certificate.comparison_page import comparison_page
 
             show(page(result))
             if result.compared:
@@ -189,7 +194,7 @@ def search(
 @contextmanager
 def ending_count() -> Iterator[None]:
     """Ends the command with a message of its own if it is interrupted before the search begins."""
-    from meshcast.experiments.search.found import CountInterrupted
+    from meshcast.experiments.search.frontier.plan_search import CountInterrupted
 
     try:
         yield
@@ -214,13 +219,13 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
     changes: to make first, such as ``plan.tp=auto``.
     Raises OutOfMemory if no plan of the space fits: with exit code 3 if `strict`.
     """
-    from meshcast.experiments.search.fields import has_open_fields
+    from meshcast.experiments.search.space.fields import has_open_fields
     from meshcast.simulator.loading.load import read_job
 
     if not has_open_fields(read_job(job, changes).data):
         return None
-    from meshcast.experiments.search.find import open_search
     from meshcast.experiments.search.output.page import run_with_progress
+    from meshcast.experiments.search.search_job import open_search
     from meshcast.hardware.errors import OutOfMemory
 
     with ending_count():

@@ -150,7 +150,7 @@ def validate(
 def _validate_choice(paths: Sequence[Path], workers: int | None) -> tuple[dict[str, Any], int]:
     """Chooses among published plans, by their forecasts and by searches."""
     from meshcast.experiments.pages.published import validate_choice
-    from meshcast.experiments.search.comparison.published_groups import search_group
+    from meshcast.experiments.search.published_groups import search_group
 
     return validate_choice(paths, workers, search_group)
 

@@ -87,7 +87,7 @@ def exchange_messages(nodes: Sequence[int], near: float, far: float) -> MemberMe
     Its shares are bytes.
     """
     found, g = [], _members_of_node(nodes)
-    if not g:  # nodes with unlike numbers of members: to all of them alike
+    if not g:  # nodes with different numbers of members: to all of them alike
         return _direct(len(nodes), (near + far) / max(1, len(nodes) - 1))
     k = len(nodes) // g
     if g > 1:

@@ -46,7 +46,7 @@ class ExecutedOp:
 
 def list_executed_ops(metrics: Metrics, device: int | None = None) -> list[ExecutedOp]:
     """Returns the ops with work that a step executes, those of every device or of one."""
-    steps = metrics.unlike_steps or [(1.0, metrics.play)]
+    steps = metrics.step_kinds or [(1.0, metrics.play)]
     return [one for share, play in steps for one in _ops_of_step(play, share, device)]
 
 

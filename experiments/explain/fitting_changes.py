@@ -68,7 +68,7 @@ class FittingChange:
 class MemoryChanges(NamedTuple):
     """Changes of a plan by their memory.
 
-    fitting: those with the shortest steps with which it fits, at most `SHOWN` and of unlike fields.
+    fitting: those with the shortest steps with which it fits, at most `SHOWN` and of different fields.
     lever: the change of one field that saves most; None if none saves anything.
     """
 

@@ -52,7 +52,7 @@ class ForecastReport(Report):
     @classmethod
     def of(cls, report: Report, calibration: Calibration | None = None) -> ForecastReport:
         """The same forecast as `report`."""
-        made = cls(report.play, report.unlike_steps)
+        made = cls(report.play, report.step_kinds)
         made.calibration = calibration
         return made
 

@@ -38,7 +38,7 @@ from meshcast.simulator.report.words import (
     format_need,
     format_number,
     format_seconds,
-    is_unlike,
+    is_heterogeneous,
     name_device,
 )
 
@@ -275,7 +275,7 @@ def title(report: Report) -> RenderableType:
         Text(name, style="bold"),
         labelled_line("cluster", str(job.cluster), "dim"),
         labelled_line("plan", ", ".join(describe_plan(plan)), "dim"),
-        *_unlike_stages(plan),
+        *_list_heterogeneous_stages(plan),
         labelled_line(
             "batch",
             f"{batch.total:,} sequences of {tokens} tokens, {passes}; {_describe_framework(job)}",
@@ -284,9 +284,9 @@ def title(report: Report) -> RenderableType:
     )
 
 
-def _unlike_stages(plan: Plan) -> list[RenderableType]:
+def _list_heterogeneous_stages(plan: Plan) -> list[RenderableType]:
     """The ranks and layers of every stage, where stages have degrees of their own or replicas differ."""
-    if not is_unlike(plan):
+    if not is_heterogeneous(plan):
         return []
     lines = []
     for device in choose_ends(plan.ranks.devices):
@@ -325,7 +325,7 @@ def headline(report: Report) -> RenderableType:
 def _name_slowest(report: Report) -> str:
     """The stage whose breakdown is shown."""
     plan = report.play.plan
-    return f"{name_device(plan, report.device)}, the slowest" if is_unlike(plan) else SLOWEST
+    return f"{name_device(plan, report.device)}, the slowest" if is_heterogeneous(plan) else SLOWEST
 
 
 def times(answer: dict[str, Any], head: str = SLOWEST) -> RenderableType:

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-MOST_IDEALS = 20_000
+MAX_IDEALS = 20_000
 
 
 class LayerGraph:
@@ -62,7 +62,7 @@ class LayerGraph:
                 before.difference_update(ready)
         return found
 
-    def ideals(self, most: int = MOST_IDEALS) -> np.ndarray:
+    def ideals(self, most: int = MAX_IDEALS) -> np.ndarray:
         """All ideals as rows of booleans, the empty one first and smaller ones before larger ones [ideals, nodes].
 
         Raises ValueError if there are more than `most`.

@@ -12,7 +12,7 @@ from meshcast.experiments.planning.operator_planner import LayoutPlanner, physic
 from meshcast.experiments.planning.planner import Proposal, SpaceOptimum
 from meshcast.experiments.planning.problem import Allowed, Dims, Problem, SearchBudget
 
-MOST_LAYOUTS, MOST_CELLS = 1_000, 250_000
+MAX_LAYOUTS, MAX_CELLS = 1_000, 250_000
 """Layouts of an operator, and combinations of layouts, that are priced at most to find the optimum of a space."""
 
 BOUND = "elimination, some conversions free"
@@ -136,7 +136,7 @@ class LevelPlanner(LayoutPlanner):
         orders = {
             name: sum(1 for _ in SpaceRule(self.allows, groups, kept).candidates(name, (), [*axes])) for name in kept
         }
-        if max(orders.values()) > MOST_LAYOUTS:
+        if max(orders.values()) > MAX_LAYOUTS:
             return SpaceOptimum(alone.value, BOUND)
-        found = bound_objective(price(axes, SpaceRule(self.allows, groups, kept)), proposal.value, MOST_CELLS)
+        found = bound_objective(price(axes, SpaceRule(self.allows, groups, kept)), proposal.value, MAX_CELLS)
         return SpaceOptimum(found.value, "pruned elimination" if found.exact else BOUND)

@@ -29,7 +29,8 @@ def least_energy(job: Job) -> LeastEnergy:
     """The least energy of a step of a job on its cluster, for any plan.
 
     Kernels add the least for each FLOP at the peak of their GPU, where it is shared among the most FLOPs. With
-    documents or micro-batches of unlike length attention is left out, and so are all FLOPs beyond those of the model.
+    documents or micro-batches of different lengths attention is left out, and so are all FLOPs beyond those of the
+    model.
     """
     cluster, run, batch = job.cluster, job.run, job.batch
     counts: dict[GPU, int] = {}

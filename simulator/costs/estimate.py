@@ -40,7 +40,8 @@ class Use:
             down.
         links: busy share of each of `TIERS` meanwhile; 1 leaves no room for others. A collective uses its links in both
             directions, a message those out of its sender and into its receiver.
-        received: of messages between stages of unlike degrees, the busy share of the receiver's links; None: `links`.
+        received: of messages between stages of different degrees, the busy share of the receiver's links; None:
+            `links`.
         multiprocessors: share of the GPU's multiprocessors that communication takes; of a kernel, the share without
             which it slows down.
     """

@@ -3,8 +3,9 @@ collective and message has one.
 
 A pipeline device stands for all ranks of its stage. Here each of its ops has one time for every rank: an array over the
 mesh axes inside a stage. A collective over some of these axes begins for its group when the last rank has come;
-pipeline messages go from a rank to the rank at the same place of another stage. Between stages of unlike degrees a rank
-waits for the ranks that send to it, and in a collective of unlike stages or replicas all their ranks wait for the last.
+pipeline messages go from a rank to the rank at the same place of another stage. Between stages of different degrees a
+rank waits for the ranks that send to it, and in a collective of heterogeneous stages or replicas all their ranks wait
+for the last.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def task_seconds(task: Task, host: float = 0.0) -> float:
 
 
 def mean_durations(every: Sequence[PassDurations], weights: Sequence[int]) -> PassDurations:
-    """Means of durations: of the passes of micro-batches of unlike length, of which `weights` are the numbers."""
+    """Means of durations: of the passes of micro-batches of different lengths, of which `weights` are the numbers."""
 
     def mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
         return tuple(np.average(rows, axis=0, weights=weights).tolist())

@@ -42,7 +42,7 @@ def stage_layer_costs(plan: Plan, price_on: Callable[[Plan, Cluster], Price]) ->
 
 
 def _leave_out_meetings(plan: Plan, price: Price) -> Price:
-    """Prices without the collectives of unlike replicas, in which all of them are equally long."""
+    """Prices without the collectives of heterogeneous replicas, in which all of them are equally long."""
     if plan.positions is None:
         return price
     axis, _ = plan.positions

@@ -1,4 +1,5 @@
-"""Gradients that pipeline devices sum at the end of a step: of tied tables, copies of stages, and unlike replicas."""
+"""Gradients that pipeline devices sum at the end of a step: of tied tables, copies of stages, and heterogeneous
+replicas."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def sum_shared_gradients(
     """The all-reduces of every device, each of the elements of the rank that holds most.
 
     Weights that are there twice (bidirectional schedules) are reduced by the shards that each rank updates; a tied
-    embedding table is reduced whole, and so is what unlike replicas hold.
+    embedding table is reduced whole, and so is what heterogeneous replicas hold.
     """
     width = BYTES[plan.job.framework.gradients]
     found: list[list[GradientSum]] = [[] for _ in range(plan.ranks.devices)]
@@ -102,7 +103,7 @@ def _tied_tables(plan: Plan, device: int) -> list[tuple[Param, int]]:
 
 
 def _across_pipelines(plan: Plan, units: LoweredUnits | None) -> dict[Holders, int]:
-    """Elements of the gradients that unlike replicas sum, layer by layer, on the rank that holds most."""
+    """Elements of the gradients that heterogeneous replicas sum, layer by layer, on the rank that holds most."""
     ends = {0, every := len(plan.job.model.every_layer)}
     for pipeline in plan.pipelines:
         ends |= {pipeline.model_parts.layers_of(part).start for part in range(pipeline.model_parts.count)}

@@ -17,7 +17,7 @@ from meshcast.simulator.program.messages import StageEnd, StageMessages
 
 
 class CrossMeshMessages(StageMessages):
-    """Messages between devices of any meshes: cross-mesh resharding where two stages hold unlike boxes."""
+    """Messages between devices of any meshes: cross-mesh resharding where two stages hold different boxes."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.ranks.pipeline_axis)
@@ -118,5 +118,5 @@ class CrossMeshMessages(StageMessages):
 
 
 def choose_messages(plan: Plan) -> StageMessages:
-    """The messages between the devices of a plan, or of one of its unlike replicas."""
+    """The messages between the devices of a plan, or of one of its heterogeneous replicas."""
     return CrossMeshMessages(plan) if plan.pipelines or plan.stage_plans else StageMessages(plan.ranks.pipeline_axis)

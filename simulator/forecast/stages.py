@@ -159,8 +159,8 @@ def _units_of(slices: Sequence[Stage]) -> Hashable:
 
 
 def _check_meetings(plan: Plan, stages: EveryStageOps) -> None:
-    """Raises PlanError if unlike replicas meet in every micro-batch, and run unlike numbers of them or bring unlike
-    buffers."""
+    """Raises PlanError if heterogeneous replicas meet in every micro-batch, and run different numbers of them or bring
+    different buffers."""
     if not plan.pipelines or plan.pipelines[0].positions is None:
         return
     axis, _ = plan.pipelines[0].positions
@@ -172,12 +172,12 @@ def _check_meetings(plan: Plan, stages: EveryStageOps) -> None:
         ops = (op for fragment in fragments for op in (*fragment.forward, *fragment.backward))
         found.append([op for op in ops if isinstance(op.work, Collective | Exchange) and axis in op.work.axes])
     if any(found) and len({one.shape.m for one in plan.pipelines}) > 1:
-        rule = f"all replicas meet in every micro-batch ({found[0][0].name}), of which they run unlike numbers"
+        rule = f"all replicas meet in every micro-batch ({found[0][0].name}), of which they run different numbers"
         remedy = "Use data/zero-1 or data/ddp, experts within a replica, or equal numbers"
         raise PlanError("plan.replicas", rule, remedy)
     for op, *others in zip(*found, strict=True):
         if any(other.work != op.work for other in others):
-            rule = f"all replicas meet in every micro-batch ({op.name}), and bring unlike buffers"
+            rule = f"all replicas meet in every micro-batch ({op.name}), and bring different buffers"
             raise PlanError("plan.replicas", rule, "Use experts within a replica, or equal micro-batches")
 
 
@@ -211,7 +211,7 @@ def device_params(plan: Plan, stages: EveryStageOps, known: LoweredStages | None
 
 def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[GradientSum, ...]) -> Update:
     """The optimizer update of one device."""
-    framework, unlike = plan.job.framework, bool(plan.on(device).mesh.stage)
+    framework, heterogeneous = plan.job.framework, bool(plan.on(device).mesh.stage)
     main, moments = BYTES[framework.main_weights], framework.update.states.element_bytes(framework.moments)
     weights = BYTES[framework.adapters.weights or framework.weights]
     read, write = BYTES[framework.gradients], weights + framework.main_copy_bytes
@@ -235,5 +235,5 @@ def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[Gradien
         framework.update.make_workspace(framework, sharded, adds_apart(plan.on(device)), grouped),
         framework.update.sub_group,
         plan.schedule.flush,
-        range(plan.job.cluster.gpus) if unlike else None,
+        range(plan.job.cluster.gpus) if heterogeneous else None,
     )

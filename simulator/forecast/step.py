@@ -40,7 +40,7 @@ from meshcast.simulator.scheduling.schedule import ScheduleItem
 CONTENTION = "communication shares links max-min fairly, and kernels get the multiprocessors that it leaves"
 """Assumption of the engine `shared`."""
 
-UnlikeSteps = Sequence[tuple[float, Forecast]]
+StepKinds = Sequence[tuple[float, Forecast]]
 """Steps of several kinds, each with its share of all steps; empty if all steps are equal."""
 
 
@@ -93,7 +93,7 @@ def summarise_step(figures: Metrics, energy: bool = False) -> StepAndMemory:
 
 def play_job(
     job: Job | Plan, shared: SharedWork, engine: Engine = "matrices", skip: bool = True
-) -> tuple[Forecast, UnlikeSteps]:
+) -> tuple[Forecast, StepKinds]:
     """The step of a job, or of its resolved plan; of a plan whose steps differ the one that needs most memory.
 
     engine, skip: see `simulator.engine.play.play`.
@@ -113,7 +113,7 @@ def play_job(
     return most, [(1 / plan.passes.steps, one) for one in found]
 
 
-def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tuple[Forecast, UnlikeSteps]:
+def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tuple[Forecast, StepKinds]:
     """The step of a plan; of a plan with a period also those of all its steps with their shares."""
     with locate_errors(*plan.job.origin):
         costs = shared.costs(plan)

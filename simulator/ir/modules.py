@@ -221,7 +221,7 @@ class GradientSum(NamedTuple):
     """An all-reduce of gradients among pipeline devices.
 
     meeting: the name by which its devices meet.
-    replicas: whether they are of unlike replicas, so that it is data-parallel communication.
+    replicas: whether they are of heterogeneous replicas, so that it is data-parallel communication.
     """
 
     meeting: Hashable

@@ -1,4 +1,4 @@
-"""What a step trains on: sizes of the batch and lengths of sequences, of micro-batches that are alike or unlike."""
+"""What a step trains on: sizes of the batch and lengths of sequences, of micro-batches that are alike or differ."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Batch(JobPart):
     """Tokens of the documents packed into a sequence, one length or a sample of lengths: attention stays within a
     document. Default: one document a sequence."""
     lengths: tuple[MicrobatchClass, ...] = ()
-    """Classes of micro-batches of unlike length, in place of `micro`, `sequence` and `documents`."""
+    """Classes of micro-batches of different lengths, in place of `micro`, `sequence` and `documents`."""
     order: ClassOrder = ()
     """Classes of the micro-batches of a replica, in the order in which they run. Default: every class once."""
 

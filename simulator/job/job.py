@@ -124,7 +124,7 @@ class LongPlan(StageMesh):
     stages: tuple[StagePlan, ...] = ()
     """Pipeline stages with degrees of their own; `mesh` has then the axis of the pipeline alone."""
     replicas: tuple[ReplicaPlan, ...] = ()
-    """Kinds of data-parallel replicas that run unlike numbers of micro-batches, or have stages of their own."""
+    """Kinds of data-parallel replicas that run different numbers of micro-batches, or have stages of their own."""
     share: Literal["even", "by-speed"] = "even"
     """by-speed: replicas on every kind of node get as many micro-batches as make them finish together."""
 

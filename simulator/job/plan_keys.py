@@ -241,7 +241,7 @@ class ShortPlan(ShortStage):
     """degrees of every pipeline stage, in place of `pp`; keys that
     [a stage](#stages-and-replicas-that-differ) leaves out are those of the plan"""
     replicas: Annotated[tuple[Replicas, ...], PlanKey("replicas")] = ()
-    """kinds of data-parallel replicas that run unlike numbers of micro-batches, or have
+    """kinds of data-parallel replicas that run different numbers of micro-batches, or have
     [stages of their own](#stages-and-replicas-that-differ)"""
     share: Annotated[Literal["even", "by-speed"], PlanKey("replicas")] = "even"
     """`by-speed`: replicas on every kind of node get as many micro-batches as make them finish together"""

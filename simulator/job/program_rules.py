@@ -462,7 +462,7 @@ def explain_missing(name: str, values: Sequence[str], value: object) -> str:
 def broken_rules(job: Job) -> list[BrokenRule]:
     """Returns the rules of its program that a job breaks; of a job that states no framework none.
 
-    Stages and replicas of unlike degrees are not checked: each has facts of its own.
+    Stages and replicas of different degrees are not checked: each has facts of its own.
     """
     rules = _rules_of_job(job)
     return [] if rules is None else [*check_facts(rules, job.framework.name, facts_of_job(job))]
@@ -500,7 +500,7 @@ def _rules_of_job(job: Job) -> ProgramRules | None:
 
 
 def facts_of_job(job: Job) -> Facts:
-    """Returns the facts of a job, but for one of unlike stages."""
+    """Returns the facts of a job, but for one of heterogeneous stages."""
     plan, batch, ranks = job.plan, job.batch, {short: family_degree(job.plan, name) for short, name in DEGREES.items()}
     whole = batch.total is not None and not batch.lengths
     ranks |= {"ep": 1, "etp": ranks["tp"]} | plan.views.get("experts", {})

@@ -1,4 +1,4 @@
-"""Samples of unlike length, drawn and joined to micro-batches: packed into sequences, or padded to the longest.
+"""Samples of different lengths, drawn and joined to micro-batches: packed into sequences, or padded to the longest.
 
 Padding fills micro-batches of samples of similar length up to a number of tokens, as the token-based baseline of
 DynaPipe does (Jiang et al. 2024, arXiv 2311.10418), or ends them where the step is shortest, as DynaPipe itself.
@@ -212,7 +212,7 @@ def _deal(made: Sequence[Microbatch], replicas: int, model: Model, rng: np.rando
 
 
 def _with_classes(plan: LongPlan, orders: Sequence[Sequence[Microbatch]]) -> tuple[Batch, LongPlan]:
-    """A batch with a class for every size of micro-batches, and the plan with the orders of unlike replicas."""
+    """A batch with a class for every size of micro-batches, and the plan with the orders of heterogeneous replicas."""
     tokens: dict[Microbatch, list[float]] = defaultdict(list)
     for one in (one for own in orders for one in own):
         tokens[replace(one, tokens=0)].append(one.tokens)

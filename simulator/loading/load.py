@@ -517,7 +517,8 @@ def _count_replicas(plan: LongPlan) -> int:
 
 
 def _batch_of_classes(batch: Batch, plan: LongPlan) -> Batch:
-    """The batch of micro-batches of unlike length with defaults filled; sizes are those of the class of most tokens."""
+    """The batch of micro-batches of different lengths with defaults filled; sizes are those of the class of most
+    tokens."""
     for key in ("micro", "microbatches", "sequence", "documents"):
         if key in batch.model_fields_set:
             rule = "it is of micro-batches that are all alike, and batch.lengths states the sizes of every class"

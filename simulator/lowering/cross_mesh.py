@@ -1,4 +1,4 @@
-"""Cross-mesh resharding: messages between pipeline stages whose ranks shard the residual stream in unlike ways.
+"""Cross-mesh resharding: messages between pipeline stages whose ranks shard the residual stream in different ways.
 
 Every rank of a stage holds a box of the residual stream, an interval of each sharded dim, and along the other axes the
 ranks hold copies of it. A message is the intersection of a box of the sending stage with one of the receiving stage. Of

@@ -4,8 +4,9 @@ Stages with degrees of their own (Alpa, Zheng et al. 2022, arXiv 2201.12023; DAP
 every pipeline device has a plan of its own for its ranks. A micro-batch passes all of them, and each stage divides its
 sequences over its own data-parallel ranks.
 
-Unlike replicas: those of equal degrees run unlike numbers of micro-batches (Whale, Jia et al. 2022, arXiv 2011.09208),
-others have stages of their own too (HexiScale, Yan et al. 2024, arXiv 2409.01143). All sum their gradients at the end.
+Heterogeneous replicas: those of equal degrees run different numbers of micro-batches (Whale, Jia et al. 2022, arXiv
+2011.09208), others have stages of their own too (HexiScale, Yan et al. 2024, arXiv 2409.01143). All sum their gradients
+at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ CHECKS = tuple(check for check in ALWAYS if check is not check_world)
 
 
 def resolve_stages(job: Job, resolver: Resolver) -> Plan:
-    """The plan of a job whose stages have degrees of their own; of unlike replicas each is a pipeline of its own.
+    """The plan of a job whose stages have degrees of their own; of heterogeneous replicas each is a pipeline of its
+    own.
 
     Raises PlanError for the first rule that the plan breaks.
     """
@@ -238,7 +240,7 @@ def _stated_layers(plan: Plan, stages: Sequence[StagePlan], where: str) -> list[
 
 
 def resolve_replicas(job: Job, resolver: Resolver) -> Plan:
-    """The plan of a job whose replicas have one mesh and run unlike numbers of micro-batches.
+    """The plan of a job whose replicas have one mesh and run different numbers of micro-batches.
 
     Raises PlanError for the first rule that the plan breaks.
     """
@@ -293,7 +295,7 @@ def _count_shared_microbatches(job: Job, ranks: int) -> int:
 
 
 def _shard_states(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans of unlike replicas with the shards of the states that their schemes give the ranks of each."""
+    """The plans of heterogeneous replicas with the shards of the states that their schemes give the ranks of each."""
     positions = [plan.positions for plan in plans if plan.positions is not None]
     axis, counts = positions[0][0], [len(places) for _, places in positions]
     memory = [min(float(cluster.gpu.memory) for cluster in plan.ranks.clusters) for plan in plans]
@@ -308,7 +310,7 @@ def _shard_states(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def _check_flush(plan: Plan) -> None:
-    """Unlike replicas meet at the end of every step."""
+    """Heterogeneous replicas meet at the end of every step."""
     if not plan.schedule.barrier:
         rule = f"replicas that differ meet at the end of every step, which {plan.schedule.use} does not wait for"
         raise PlanError("plan.replicas", rule, "Use pipeline/1f1b, or equal replicas", plan.schedule.use)

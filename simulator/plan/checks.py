@@ -223,7 +223,7 @@ def check_frames(plan: Plan) -> None:
 
 
 def check_classes(plan: Plan) -> None:
-    """Micro-batches of unlike length pass the stages one by one, whole, and all of them in every step."""
+    """Micro-batches of different lengths pass the stages one by one, whole, and all of them in every step."""
     if not plan.job.batch.lengths:
         return
     if (count := len(plan.job.batch.lengths)) > MAX_CLASSES:
@@ -232,7 +232,9 @@ def check_classes(plan: Plan) -> None:
     schedule = plan.schedule
     whole = [scheme.use for scheme in schemes_with(plan.schemes, AccumulatesByUnit) if scheme.accumulates_by_unit]
     if whole:
-        rule = f"micro-batches of unlike length do not go with {whole[0]}, whose layers run all of a step as one pass"
+        rule = (
+            f"micro-batches of different lengths do not go with {whole[0]}, whose layers run all of a step as one pass"
+        )
         raise PlanError("batch.lengths", rule, "Set layered: false, or use micro-batches that are alike")
     reasons = {
         "slices sequences of one length": len(schedule.slices) != 1,
@@ -242,7 +244,7 @@ def check_classes(plan: Plan) -> None:
     }
     for reason, holds in reasons.items():
         if holds:
-            rule = f"micro-batches of unlike length do not go with {schedule.use}, which {reason}"
+            rule = f"micro-batches of different lengths do not go with {schedule.use}, which {reason}"
             raise PlanError("batch.lengths", rule, "Use pipeline/1f1b, or micro-batches that are alike")
 
 

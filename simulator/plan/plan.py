@@ -66,7 +66,7 @@ class Plan:
     slice_lengths: tokens of every slice of a sequence; one slice where the schedule does not slice sequences.
     stage_plans: by pipeline device, where stages have degrees of their own, the plan of its ranks: their mesh, schemes
         and share of a micro-batch. `mesh` then has the axis of the pipeline alone, and a micro-batch is of all ranks.
-    pipelines: the plans of replicas that run unlike numbers of micro-batches, or have stages of their own.
+    pipelines: the plans of replicas that run different numbers of micro-batches, or have stages of their own.
     positions: of such a plan, where all replicas have the same mesh: the axis of the replicas and its positions.
     vocab_rows: rows of the embedding, where another plan of the same model decides them; otherwise 0.
     architectures: those of earlier plans, by all that they are made of; new ones are added. Equal ones are one object,
@@ -138,7 +138,7 @@ class Plan:
 
     @property
     def every_pipeline(self) -> tuple[Plan, ...]:
-        """The plans of unlike replicas; of equal ones this plan alone."""
+        """The plans of heterogeneous replicas; of equal ones this plan alone."""
         return self.pipelines or (self,)
 
     def on(self, device: int) -> Plan:
@@ -158,7 +158,7 @@ class Plan:
 class PlanRanks:
     """The ranks of a plan: axes, replicas, and pipeline devices with their hardware.
 
-    Devices are numbered pipeline by pipeline where replicas are unlike.
+    Devices are numbered pipeline by pipeline where replicas are heterogeneous.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -171,7 +171,7 @@ class PlanRanks:
 
     @property
     def tensor_ranks(self) -> int:
-        """Ranks to which the vocabulary is padded; the least common multiple of those of unlike stages."""
+        """Ranks to which the vocabulary is padded; the least common multiple of those of heterogeneous stages."""
         if self._plan.stage_plans:
             return math.lcm(*(stage.ranks.tensor_ranks for stage in self._plan.stage_plans))
         tensor = self._plan.family("tensor")
@@ -213,7 +213,7 @@ class PlanRanks:
 
     @property
     def devices(self) -> int:
-        """Number of pipeline devices, of all unlike replicas together."""
+        """Number of pipeline devices, of all heterogeneous replicas together."""
         return sum(pipeline.shape.p for pipeline in self._plan.every_pipeline)
 
     def pipeline_of(self, device: int) -> tuple[int, int]:
@@ -273,7 +273,7 @@ class ModelParts:
     """The parts of the model of a plan: where they are, and their modules.
 
     Bidirectional schedules hold each part on two virtual stages. Stages are numbered pipeline by pipeline where
-    replicas are unlike.
+    replicas are heterogeneous.
     """
 
     def __init__(self, plan: Plan) -> None:

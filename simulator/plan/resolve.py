@@ -20,14 +20,14 @@ def resolve(job: Job, pricing: JobPricing, known: KnownParts | None = None) -> P
     resolver = Resolver(pricing, known if known is not None else KnownParts())
     with locate_errors(*job.origin):
         plan = job.plan
-        if not (plan.has_stages or plan.replicas or plan.share != "even" or _has_unlike_shards(job)):
+        if not (plan.has_stages or plan.replicas or plan.share != "even" or _has_heterogeneous_shards(job)):
             return resolver.uniform(job)
         from meshcast.simulator.plan.asymmetric import resolve_replicas, resolve_stages
 
         return resolve_stages(job, resolver) if plan.has_stages else resolve_replicas(job, resolver)
 
 
-def _has_unlike_shards(job: Job) -> bool:
-    """Whether a scheme may give ranks on unlike nodes unlike shards of the states."""
+def _has_heterogeneous_shards(job: Job) -> bool:
+    """Whether a scheme may give ranks on heterogeneous nodes different shards of the states."""
     kinds = [find_scheme(entry.use) for entry in job.plan.schemes] if job.cluster.groups else []
     return any(issubclass(kind, HoldsUnequalShards) for kind in kinds)

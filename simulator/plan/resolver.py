@@ -210,7 +210,7 @@ class Resolver:
 
 @contextmanager
 def _locate_in_class(plan: Plan, number: int) -> Iterator[None]:
-    """Adds the class to errors about the size of micro-batches that are of unlike length."""
+    """Adds the class to errors about the size of micro-batches that are of different lengths."""
     try:
         yield
     except PlanError as error:

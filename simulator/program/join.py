@@ -1,4 +1,5 @@
-"""Joins the timetables of pipelines that run side by side to one: replicas that run unlike numbers of micro-batches."""
+"""Joins the timetables of pipelines that run side by side to one: replicas that run different numbers of
+micro-batches."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from meshcast.simulator.program.timetable import Timetable
 
 EveryStageOps = Sequence[StageOps | Sequence[StageOps]]
 """The ops that every virtual stage is lowered to; where sequences are sliced, those of each slice; where backward
-passes are of a part of the samples, those of a forward and of a backward pass; where micro-batches are of unlike
+passes are of a part of the samples, those of a forward and of a backward pass; where micro-batches are of different
 length, those of each class."""
 
 

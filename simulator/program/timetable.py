@@ -52,7 +52,7 @@ class Slot(NamedTuple):
     first: the first action of its kind on the stage since the last update.
     last: the last one before the next update. BW and W count as one kind, as both complete gradients; so do N and F.
     variant: which of the ops of its stage it runs: the slice of the sequences, the part of the samples, or the class of
-        micro-batches of unlike length.
+        micro-batches of different lengths.
     partner: of an action that leads an overlapped pair, the slot of the backward pass.
     follows: whether it is the second action of an overlapped pair.
     keeper: of an activation transfer, the device that keeps the activations; otherwise -1.

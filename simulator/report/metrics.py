@@ -51,18 +51,18 @@ class Metrics:
 
     play: the played step, with every op and its times; where steps repeat with a period, the one in which everything
         happens that does not happen in each step; of steps that differ, the one that needs most memory.
-    unlike_steps: steps of several kinds, one of which is `play`, each with its share of all steps; empty if all steps
+    step_kinds: steps of several kinds, one of which is `play`, each with its share of all steps; empty if all steps
         are equal. Times are the mean over them.
     """
 
-    def __init__(self, play: Forecast, unlike_steps: Sequence[tuple[float, Forecast]] = ()) -> None:
-        self.play, self.unlike_steps = play, unlike_steps
+    def __init__(self, play: Forecast, step_kinds: Sequence[tuple[float, Forecast]] = ()) -> None:
+        self.play, self.step_kinds = play, step_kinds
         self.job = play.plan.job
 
     def _mean(self, of: Callable[[Forecast], T]) -> T:
-        if not self.unlike_steps:
+        if not self.step_kinds:
             return of(self.play)
-        (share, first), *others = self.unlike_steps
+        (share, first), *others = self.step_kinds
         mean = share * of(first)
         for share, one in others:
             mean = mean + share * of(one)
@@ -81,9 +81,9 @@ class Metrics:
         return self.seconds + self.job.framework.step_overhead_s
 
     @property
-    def unlike_step_times(self) -> list[float]:
+    def times_of_step_kinds(self) -> list[float]:
         """Durations of the steps of a plan whose steps differ [s]."""
-        return [one.seconds + self.job.framework.step_overhead_s for _, one in self.unlike_steps]
+        return [one.seconds + self.job.framework.step_overhead_s for _, one in self.step_kinds]
 
     def first_steps(self, count: int) -> list[float]:
         """Durations of the first `count` steps of a run [s].
@@ -93,7 +93,7 @@ class Metrics:
         """
         overhead, window = self.job.framework.step_overhead_s, self.play.window
         if self.play.plan.passes.steps > 1:
-            return self.unlike_step_times[:count]
+            return self.times_of_step_kinds[:count]
         return [step + overhead for step in (window.first_steps(count) if window else [self.seconds] * count)]
 
     @cached_property
@@ -203,8 +203,8 @@ class Metrics:
     def flops_per_token(self, convention: str) -> float:
         """FLOPs of the model for one token by `palm` or `causal`: those of the passes that the job has.
 
-        The pass of a reference counts. Of micro-batches of unlike length the mean over tokens, each in a sequence as
-        long as those of its class without padding.
+        The pass of a reference counts. Of micro-batches of different lengths the mean over tokens, each in a sequence
+        as long as those of its class without padding.
         """
         job, reference = self.job, self.job.train.reference
 
@@ -364,7 +364,7 @@ class Metrics:
     @cached_property
     def energy(self) -> StepEnergy:
         """Energy of one step; of steps that differ the mean."""
-        every = self.unlike_steps or [(1.0, self.play)]
+        every = self.step_kinds or [(1.0, self.play)]
         overhead = self.job.framework.step_overhead_s
         parts = [(share, step_energy(one, one.seconds + overhead)) for share, one in every]
         joules = sum(share * one.gpu_watts * one.seconds for share, one in parts)

@@ -33,7 +33,7 @@ from meshcast.simulator.report.words import (
     describe_room,
     describe_value,
     format_probability,
-    is_unlike,
+    is_heterogeneous,
     name_device,
 )
 from meshcast.simulator.scheduling.schedule import ScheduleItem
@@ -321,13 +321,13 @@ class Report(Metrics):
         return nest(sorted(values.items(), key=lambda item: _position(item[0])))
 
     def _stages(self) -> list[dict[str, Any]]:
-        """Peak memory of every stage, with its parts by category [GiB]; unlike ones have names."""
+        """Peak memory of every stage, with its parts by category [GiB]; heterogeneous ones have names."""
         plan = self.play.plan
         return [
             {
                 "stage": device,
-                **({"name": name_device(plan, device)} if is_unlike(plan) else {}),
-                **({"ranks": describe_device(plan, device)} if is_unlike(plan) else {}),
+                **({"name": name_device(plan, device)} if is_heterogeneous(plan) else {}),
+                **({"ranks": describe_device(plan, device)} if is_heterogeneous(plan) else {}),
                 "peak_allocated_gib": peak.total / GIB,
                 "by": {category: peak.by.get(category, 0.0) / GIB for category in CATEGORIES},
             }
@@ -348,7 +348,7 @@ class Report(Metrics):
 
     def _describe_steps(self) -> dict[str, Any]:
         """Durations of steps that differ, in their order."""
-        times = self.unlike_step_times
+        times = self.times_of_step_kinds
         return {"step_times_s": times, "mean_s": self.step_time, "slowest": int(np.argmax(times))}
 
     def _noise(self) -> dict[str, Any]:

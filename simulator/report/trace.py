@@ -55,7 +55,7 @@ from meshcast.simulator.report.tracing.names import (
     name_kernel,
 )
 from meshcast.simulator.report.version import product_version
-from meshcast.simulator.report.words import describe_device, is_unlike, name_device, name_replicas
+from meshcast.simulator.report.words import describe_device, is_heterogeneous, name_device, name_replicas
 from meshcast.simulator.scheduling.schedule import OverlappedPasses
 
 SPOKEN = {"memory": "copy"}
@@ -235,7 +235,7 @@ class _Trace:
         """Names and order of a process and its threads."""
         plan = self.play.plan
         words = describe_ranks(plan.ranks.of_device(device).tolist())
-        words += f", {describe_device(plan, device)}" if is_unlike(plan) else ""
+        words += f", {describe_device(plan, device)}" if is_heterogeneous(plan) else ""
         lines = [
             _metadata_event("process_name", device, 0, {"name": f"{name_device(plan, device)} ({words})"}),
             _metadata_event("process_sort_index", device, 0, {"sort_index": device}),

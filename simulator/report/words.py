@@ -131,7 +131,7 @@ def name_replicas(plan: Plan, pipeline: int) -> str:
     return f"replica {first}" if count == 1 else f"replicas {first} to {first + count - 1}"
 
 
-def is_unlike(plan: Plan) -> bool:
+def is_heterogeneous(plan: Plan) -> bool:
     """Whether stages have degrees of their own, or replicas differ."""
     return bool(plan.pipelines or plan.stage_plans)
 
@@ -150,7 +150,7 @@ def describe_device(plan: Plan, device: int) -> str:
 
 
 def describe_microbatches(plan: Plan) -> str:
-    """Micro-batches of a step: "8 micro-batches of 2 in each replica"; of unlike replicas those of each."""
+    """Micro-batches of a step: "8 micro-batches of 2 in each replica"; of heterogeneous replicas those of each."""
     each = plan.schedule.microbatches_per_forward
     counts = [one.shape.m * each * one.passes.microbatches_of_unit for one in plan.every_pipeline]
     words = f"{counts[0]} micro-batch{'' if counts[0] == 1 else 'es'} of {plan.job.batch.micro}"
@@ -235,7 +235,7 @@ def describe_plan(plan: Plan) -> list[str]:
 
 
 def _describe_axes(plan: LongPlan) -> str:
-    """Sizes of the axes; of unlike stages and replicas those of each, equal neighbours once.
+    """Sizes of the axes; of heterogeneous stages and replicas those of each, equal neighbours once.
 
     "(dp 1 x tp 4 | 2 of dp 2 x tp 2)" are three stages.
     """

@@ -7,7 +7,7 @@ templates: a pipeline that loses nodes goes on with fewer stages, and the micro-
     since other pipelines hold all states (Oobleck, Jang et al. 2023, SOSP, arXiv 2309.08125).
 reroute: peers of a missing node, which hold the same layers in other replicas, take its micro-batches into the bubbles
     of their pipelines: backward passes are split and updates staggered (ReCycle, Gandhi et al. 2024, SOSP, arXiv
-    2405.14009). Several missing nodes cost as much as one if they hold unlike layers.
+    2405.14009). Several missing nodes cost as much as one if they hold different layers.
 redundant: every node also computes the stage of the one after it, in the bubble of the pipeline, and takes over when
     that one fails. Once the loss of more than `MOST_EXPOSED` of the nodes would be fatal, the run goes on with fewer
     pipelines, and the other nodes replace those that fail (Bamboo, Thorpe et al. 2023, NSDI, arXiv 2204.12013). If two
@@ -157,7 +157,8 @@ class Elasticity:
         return found
 
     def _balance(self, sizes: list[int]) -> float:
-        """Time of a step whose micro-batches are spread over unlike pipelines so that the last one ends soonest [s]."""
+        """Time of a step whose micro-batches are spread over heterogeneous pipelines so that the last one ends soonest
+        [s]."""
         times = {one.nodes: one for one in self.pipelines}
         chosen = [times[size] for size in sizes]
         ends = (self.batches + sum(one.fixed / one.each for one in chosen)) / sum(1 / one.each for one in chosen)

@@ -175,7 +175,7 @@ def replace_run_keys(report: Report, job: Job) -> Report:
     """The forecast of a job under another one that differs in keys of `run` alone."""
     plan = report.play.plan
     changed = replace(plan, job=plan.job.model_copy(update={"run": job.run}))
-    return type(report)(replace(report.play, plan=changed), report.unlike_steps)
+    return type(report)(replace(report.play, plan=changed), report.step_kinds)
 
 
 def _first(stated: float | None, other: float) -> float:

@@ -135,7 +135,7 @@ class PipelineShape:
     v: chunks (virtual stages) a device.
     slices: slices of every sequence.
     forward_only: micro-batches have forward passes alone.
-    classes: of micro-batches of unlike length, the class of each; empty: all are alike.
+    classes: of micro-batches of different lengths, the class of each; empty: all are alike.
     batch_loss: the loss couples the samples of all micro-batches (a contrastive loss).
     """
 

@@ -194,7 +194,7 @@ class Flow:
 
     def _consumes(self, op: Op) -> bool:
         """Whether an op uses arrived data, beyond passing it on. A mark on a stream passes it to the next unit; of a
-        shift over unlike distances, some ranks may keep what they have."""
+        shift over different distances, some ranks may keep what they have."""
         if op.work is None:
             return op in self.results or op in self.place
         if isinstance(op.work, Collective) and op.work.targets:

@@ -103,7 +103,7 @@ COMMANDS = (
     "search search.yaml --compare small.yaml --compare job.yaml --json",
     "search search.yaml --out out/plans.parquet --plot out/plans.svg --width page",
     f"search run.sh {SCRIPT} --set plan=auto",
-    "search unlike.yaml --unlike --runs 1 --top 1",
+    "search heterogeneous.yaml --heterogeneous --runs 1 --top 1",
     "report small.yaml --out out/report.html --no-sensitivity --title A --set plan.pp=1",
     f"report run.sh {SCRIPT} --out out/report.html",
     "scale small.yaml --gpus 8,16,24 --strong --over dp --json",
@@ -373,7 +373,9 @@ READERS: dict[str, Reader] = {
         "search FILE --top 3 --jobs-to out --workers 1",
         "search FILE --json --objective memory --workers 1",
     ),
-    **list_readers("yaml", "given.yaml", as_yaml(seeds.UNLIKE))("search FILE --unlike --json --workers 1"),
+    **list_readers("yaml", "given.yaml", as_yaml(seeds.HETEROGENEOUS))(
+        "search FILE --heterogeneous --json --workers 1"
+    ),
     **list_readers("yaml", "given.yaml", as_yaml(seeds.SEARCH_RUNS), share=0.4)(
         "search FILE --json --objective days --workers 1"
     ),

@@ -79,13 +79,13 @@ SEARCH: list[dict[str, Any]] = [
     {**SMALL, "batch": {"global": 16, "micro": [1, 2]}, "plan": {"tp": 2, "recompute": "auto", "partition": "auto"}},
 ]
 """Jobs with open fields of the plan."""
-UNLIKE: dict[str, Any] = {
+HETEROGENEOUS: dict[str, Any] = {
     **SMALL,
     "cluster": {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]},
     "batch": {"global": 8, "micro": [4]},
     "plan": {"tp": [8], "pp": [2], "schedule": "1f1b", "recompute": "none"},
 }
-"""A job of unlike nodes with open fields."""
+"""A job of heterogeneous nodes with open fields."""
 RUN: dict[str, Any] = {
     **SMALL,
     "run": {
@@ -195,7 +195,7 @@ def prepare(folder: Path) -> None:
         "from-file": FROM_FILE,
         "started": STARTED,
         "search": SEARCH[0],
-        "unlike": UNLIKE,
+        "heterogeneous": HETEROGENEOUS,
         "run": RUN,
         "logged": {**RUN, "run": {"steps": 1000, "seeds": 1, "failures": {"log": "failures.csv"}}},
         "samples": {**SMALL, "batch": {"sequence": 32, "samples": {"file": "lengths.csv", "join": "padding"}}},

@@ -136,14 +136,14 @@ def describe_disagreement(replays: Iterable[Replay]) -> str:
 
 def _forecasts(report: Report) -> list[Forecast]:
     """Returns the steps of all kinds of a report."""
-    return [forecast for _, forecast in report.unlike_steps] or [report.play]
+    return [forecast for _, forecast in report.step_kinds] or [report.play]
 
 
 def _play_again(report: Report, steps: Sequence[PlayedStep]) -> Report:
     """Returns the report of the same forecasts with their steps as they were played again."""
     forecasts = [replace(forecast, step=step) for forecast, step in zip(_forecasts(report), steps, strict=True)]
     shown = next(i for i, forecast in enumerate(_forecasts(report)) if forecast is report.play)
-    shares = [share for share, _ in report.unlike_steps]
+    shares = [share for share, _ in report.step_kinds]
     return Report(forecasts[shown], list(zip(shares, forecasts, strict=False)))
 
 

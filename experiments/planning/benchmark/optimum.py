@@ -10,11 +10,12 @@ from meshcast.experiments.planning.clock import OutOfTime
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.pricing.space_search import search_in_time
 from meshcast.experiments.planning.problem import SearchBudget
-from meshcast.experiments.search.comparison.membership import list_outside
-from meshcast.experiments.search.comparison.short_form import read_short_form
-from meshcast.experiments.search.find import make_limits, open_search, open_unlike
-from meshcast.experiments.search.found import ROUNDING, PlanSearch
-from meshcast.experiments.search.search import Search
+from meshcast.experiments.search.frontier.branch_and_bound import Search
+from meshcast.experiments.search.frontier.plan_search import ROUNDING, PlanSearch
+from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.search_job import open_heterogeneous, open_search
+from meshcast.experiments.search.space.membership import list_outside
+from meshcast.experiments.search.space.short_form import read_short_form
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.workers import count_cores
 from meshcast.simulator.loading.load import load_job
@@ -60,14 +61,14 @@ def find_optimum(problem: JobProblem, budget: SearchBudget, any_program: bool = 
     """The certified optimum of a job, or why there is none.
 
     budget: of a planner; in `SHARE` times its CPU time the gap is as small as it can be proven.
-    any_program: see `experiments.search.find.search`.
+    any_program: see `experiments.search.search_job.search`.
     """
     stated = {**problem.job_of({"plan": {}, "batch": {"global": problem.sequences}}), "plan": "auto"}
     folder, risk = problem.job.folder, problem.memory_risk
     try:
         search: PlanSearch
         if len(problem.job.cluster.kinds) > 1:
-            search = open_unlike(stated, WITHIN, 1, ("time",), make_limits(memory_risk=risk), base=folder)
+            search = open_heterogeneous(stated, WITHIN, 1, ("time",), make_limits(memory_risk=risk), base=folder)
         else:
             limits = make_limits(any_program=any_program, memory_risk=risk)
             search = open_search(stated, within=WITHIN, top=1, limits=limits, base=folder)

@@ -18,7 +18,7 @@ from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
-MOST_MAPS = 2_000_000
+MAX_MAPS = 2_000_000
 
 
 class AutoMTF(Planner):
@@ -94,9 +94,9 @@ def find_map(
 ) -> tuple[dict[str, str], float, int]:
     """Returns the map of the least value, that value, and the number of maps.
 
-    Raises ValueError where there may be more than `MOST_MAPS`.
+    Raises ValueError where there may be more than `MAX_MAPS`.
     """
-    if (len(mesh) + 1) ** len(dims) > MOST_MAPS:
-        raise ValueError(f"{len(dims)} dims over {len(mesh)} axes have over {MOST_MAPS} maps: fix some of them")
+    if (len(mesh) + 1) ** len(dims) > MAX_MAPS:
+        raise ValueError(f"{len(dims)} dims over {len(mesh)} axes have over {MAX_MAPS} maps: fix some of them")
     priced = [(layout, value_of(layout)) for layout in every_map(dims, mesh, together)]
     return *min(priced, key=lambda pair: pair[1]), len(priced)

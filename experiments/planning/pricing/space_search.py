@@ -9,10 +9,11 @@ from typing import Any
 from meshcast.experiments.planning.clock import PATIENCE, OutOfTime, seconds_left
 from meshcast.experiments.planning.planner import SpaceOptimum
 from meshcast.experiments.planning.pricing.job import JobProblem
-from meshcast.experiments.search.certificate import Certificate
-from meshcast.experiments.search.find import make_limits, open_search
-from meshcast.experiments.search.found import CountInterrupted, PlanSearch
-from meshcast.experiments.search.workers import run_search
+from meshcast.experiments.search.frontier.certificate import Certificate
+from meshcast.experiments.search.frontier.plan_search import CountInterrupted, PlanSearch
+from meshcast.experiments.search.frontier.workers import run_search
+from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.search_job import open_search
 from meshcast.hardware.errors import PlanError
 
 

@@ -215,7 +215,7 @@ class Calibration:
                 place = order.index(other.architecture)
                 distance = "generation" if place == 0 else "other"
                 differs = _capability(gpu) != _capability(other)
-                found.append((bool(distance), place, differs, _unlikeness(gpu, other), name, distance))
+                found.append((bool(distance), place, differs, _rate_difference(gpu, other), name, distance))
         return tuple((name, distance) for *_, name, distance in sorted(found))
 
     # ------------------------------------------------------------------------------------------- models
@@ -426,7 +426,7 @@ def _capability(gpu: GPU) -> float | None:
     return gpu.compute_capability.value if gpu.compute_capability else None
 
 
-def _unlikeness(one: GPU, other: GPU) -> float:
+def _rate_difference(one: GPU, other: GPU) -> float:
     """Sum of |log| of the ratios of memory bandwidths, multiprocessors and peaks of two GPUs."""
     pairs = [(one.memory_bandwidth, other.memory_bandwidth), (one.multiprocessors, other.multiprocessors)]
     pairs += [(one.peak[dtype], other.peak[dtype]) for dtype in ("bf16",) if dtype in one.peak and dtype in other.peak]

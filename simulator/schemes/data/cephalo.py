@@ -1,4 +1,4 @@
-"""Cephalo: fully sharded data parallelism on unlike GPUs, whose shares of batch and of states are independent.
+"""Cephalo: fully sharded data parallelism on heterogeneous GPUs, whose shares of batch and of states are independent.
 
 A rank gets samples by its speed (`plan.share: by-speed`, or `plan.replicas`) and a shard of weights, gradients and
 optimizer states by its memory. Gradients are accumulated layer by layer: a unit runs all micro-batches of the step
@@ -62,7 +62,7 @@ class Cephalo(ShardedScheme, HoldsUnequalShards, AccumulatesByUnit):
         Default: on without a pipeline. With one all micro-batches pass its stages together."""
 
     largest = size = 1.0
-    """The largest shard along the axis of unlike ranks, and that of its ranks, over the mean."""
+    """The largest shard along the axis of heterogeneous ranks, and that of its ranks, over the mean."""
     uneven_axis = ""
 
     @property

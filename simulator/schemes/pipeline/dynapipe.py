@@ -1,4 +1,4 @@
-"""DynaPipe: a cyclic schedule for micro-batches of unlike length, whose devices keep forward passes in stock.
+"""DynaPipe: a cyclic schedule for micro-batches of different lengths, whose devices keep forward passes in stock.
 
 1F1B makes a device wait for every micro-batch that takes longer on its neighbour. Here orders are made in cycles: in
 each a device runs the first backward and the first forward pass that wait for it, and what these make may be used from
@@ -58,7 +58,7 @@ class DynaPipe(Schedule):
         memory_limit: float | None = Field(default=None, ge=1)
         """Micro-batches, of the mean of their activations, that a device may hold; null: any number."""
         reorder: bool = True
-        """Whether micro-batches of unlike length are put into the order of the shortest step."""
+        """Whether micro-batches of different lengths are put into the order of the shortest step."""
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> Orders:
         known = durations or equal_durations(shape)

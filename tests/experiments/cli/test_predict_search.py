@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from meshcast.experiments.search.fields import has_open_fields
-from meshcast.experiments.search.search import Search
+from meshcast.experiments.search.frontier.branch_and_bound import Search
+from meshcast.experiments.search.space.fields import has_open_fields
 from meshcast.simulator import simulate
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY

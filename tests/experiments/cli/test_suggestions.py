@@ -59,6 +59,11 @@ def test_options_that_are_fields(job: Path, arguments: list[str], words: str) ->
     assert result.exit_code == 2 and words in " ".join(result.stderr.replace("│", " ").split())
 
 
+def test_a_replaced_option_names_the_new_one(job: Path) -> None:
+    result = run("search", str(job), "--unlike")
+    assert result.exit_code == 2 and "called --heterogeneous now" in " ".join(result.stderr.replace("│", " ").split())
+
+
 def test_a_preset_is_no_job() -> None:
     result = run("predict", "llama3-70b")
     assert result.exit_code == 2

@@ -115,6 +115,6 @@ def test_every_algorithm_moves_the_same_bytes(k: int, g: int, operation: str) ->
             assert found.sum(axis=0) == pytest.approx(found.sum(axis=1))
 
 
-def test_unlike_nodes_have_one_ring() -> None:
+def test_heterogeneous_nodes_have_one_ring() -> None:
     found = matrix(collective_messages("all_reduce", "tree Simple", [0, 0, 1]), 3)
     assert found == pytest.approx(np.roll(np.eye(3), 1, axis=1) * 4 / 3)

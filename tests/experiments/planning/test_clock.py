@@ -15,7 +15,7 @@ from meshcast.experiments.planning.pricing import space_search
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.pricing.space_search import search_in_time
 from meshcast.experiments.planning.problem import SearchBudget
-from meshcast.experiments.search.find import open_search
+from meshcast.experiments.search.search_job import open_search
 from meshcast.hardware.errors import PlanError
 
 JOB = {

@@ -63,7 +63,7 @@ def cuts(layers: int, stages: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_partitions_over_unlike_stages_are_the_best_of_brute_force(seed: int) -> None:
+def test_partitions_over_list_heterogeneous_stages_are_the_best_of_brute_force(seed: int) -> None:
     rng = np.random.default_rng(seed)
     costs = [np.cumsum(rng.uniform(1, 5, (6, 6)), axis=1) for _ in range(3)]
     every = [costs_of(costs, one) for one in cuts(6, 3)]

@@ -154,7 +154,7 @@ def test_a_slow_stage_is_the_master_and_bounds_the_step() -> None:
 
 @pytest.mark.parametrize("seed", thinned(range(24), keep=2))
 def test_moves_end_near_the_best_of_all_partitions(seed: int) -> None:
-    """Blocks of attention and of feed-forward layers, of unlike times, at the price of the simulated step."""
+    """Blocks of attention and of feed-forward layers, of different times, at the price of the simulated step."""
     rng = np.random.default_rng(seed)
     forward = rng.uniform(1, 4, 10)
     table = chain_table(forward, 2 * forward)

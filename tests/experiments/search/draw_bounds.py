@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.search.bounds import PointBounds
-from meshcast.experiments.search.groups import GroupBounds
+from meshcast.experiments.search.frontier.bounds import PointBounds
+from meshcast.experiments.search.frontier.group_bounds import GroupBounds
 from tests.experiments.search.test_bounds import draw_points, hold_bounds, space_of
 
 Row = dict[str, Any]

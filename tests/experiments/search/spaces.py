@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshcast.experiments.search.space import Space
+from meshcast.experiments.search.space.space import Space
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step

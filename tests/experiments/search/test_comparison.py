@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 import meshcast
-from meshcast.experiments.search.comparison.compare import compare_plans, load_plans
-from meshcast.experiments.search.comparison.membership import find_point, list_outside
-from meshcast.experiments.search.comparison.settings import differing_settings
-from meshcast.experiments.search.comparison.short_form import read_short_form
-from meshcast.experiments.search.find import make_limits, open_search
-from meshcast.experiments.search.limits import Limits
-from meshcast.experiments.search.space import Space
+from meshcast.experiments.search.certificate.comparison import compare_plans, load_plans
+from meshcast.experiments.search.certificate.settings import differing_settings
+from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.search_job import open_search
+from meshcast.experiments.search.space.limits import Limits
+from meshcast.experiments.search.space.membership import find_point, list_outside
+from meshcast.experiments.search.space.short_form import read_short_form
+from meshcast.experiments.search.space.space import Space
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.loading.load import load_job
 from tests.experiments.cli.samples import ROOT, run

@@ -16,12 +16,13 @@ import pytest
 import yaml
 
 import meshcast
-from meshcast.experiments.search import workers
-from meshcast.experiments.search.certificate import Certificate
-from meshcast.experiments.search.find import make_limits, open_search
-from meshcast.experiments.search.found import CountInterrupted
-from meshcast.experiments.search.limits import LimitedSpace, Limits
-from meshcast.experiments.search.space import Space
+from meshcast.experiments.search.frontier import workers
+from meshcast.experiments.search.frontier.certificate import Certificate
+from meshcast.experiments.search.frontier.plan_search import CountInterrupted
+from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.search_job import open_search
+from meshcast.experiments.search.space.limits import LimitedSpace, Limits
+from meshcast.experiments.search.space.space import Space
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY
 
@@ -118,17 +119,17 @@ def test_an_interrupted_count_proves_nothing(monkeypatch: pytest.MonkeyPatch, tm
     job.write_text(yaml.safe_dump(TINY), "utf-8")
     words = "meshcast: interrupted before the search began, while its plans were counted; nothing is proven yet"
     for place in (
-        "meshcast.experiments.search.space.Space.size",
-        "meshcast.experiments.search.workers.share_groups",
-        "meshcast.experiments.search.find.UnlikeFields",
+        "meshcast.experiments.search.space.space.Space.size",
+        "meshcast.experiments.search.frontier.workers.share_groups",
+        "meshcast.experiments.search.search_job.HeterogeneousFields",
     ):
         with monkeypatch.context() as patched:
             patched.setattr(place, interrupt)
-            unlike = ["--unlike"] if "Unlike" in place else []
-            result = run("search", job, "--json", *unlike)
+            heterogeneous = ["--heterogeneous"] if "Heterogeneous" in place else []
+            result = run("search", job, "--json", *heterogeneous)
             assert (result.exit_code, result.stdout, result.stderr.strip()) == (130, "", words)
             with pytest.raises(CountInterrupted):
-                meshcast.search(TINY, unlike=bool(unlike))
+                meshcast.search(TINY, heterogeneous=bool(heterogeneous))
 
 
 def test_a_count_that_was_interrupted_can_be_made_again() -> None:
@@ -193,8 +194,14 @@ def test_an_interrupt_at_once_after_another_is_the_same(apart: float, raised: in
         (["--workers", "0"], "--workers is 0: it is a number of processes, 1 or more. Leave it out for one a core"),
         (["--top", "0"], "--top is 0: it is a whole number from 1 to 1,000. Write for example 10"),
         (["--top", "1001"], "--top is 1001: it is a whole number from 1 to 1,000. Write for example 10"),
-        (["--unlike", "--runs", "0"], "--runs is 0: it is a number of runs of stages, 1 or more. Leave it out for the"),
-        (["--unlike", "--near-measured"], "--near-measured: a search of unlike plans does not have this option"),
+        (
+            ["--heterogeneous", "--runs", "0"],
+            "--runs is 0: it is a number of runs of stages, 1 or more. Leave it out for the",
+        ),
+        (
+            ["--heterogeneous", "--near-measured"],
+            "--near-measured: a search of heterogeneous plans does not have this option",
+        ),
     ],
 )
 def test_wrong_numbers_are_explained_in_a_line(tmp_path: Path, options: list[str], words: str) -> None:

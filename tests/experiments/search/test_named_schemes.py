@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import meshcast
-from meshcast.experiments.search.bounds import PointBounds
-from meshcast.experiments.search.groups import GroupBounds
-from meshcast.experiments.search.space import Space
+from meshcast.experiments.search.frontier.bounds import PointBounds
+from meshcast.experiments.search.frontier.group_bounds import GroupBounds
+from meshcast.experiments.search.space.space import Space
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.loading.load import load_job

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from meshcast.experiments.search.certificate import Certificate
-from meshcast.experiments.search.find import open_search
-from meshcast.experiments.search.near import ENOUGH
-from meshcast.experiments.search.search import Search
-from meshcast.experiments.search.workers import run_on_workers
+from meshcast.experiments.search.frontier.branch_and_bound import Search
+from meshcast.experiments.search.frontier.certificate import Certificate
+from meshcast.experiments.search.frontier.near_plans import ENOUGH
+from meshcast.experiments.search.frontier.workers import run_on_workers
+from meshcast.experiments.search.search_job import open_search
 from tests.experiments.search.spaces import TINY
 
 STATED = {**TINY, "batch": {**TINY["batch"], "micro": 2}, "plan": {"tp": 2, "zero": 1}}
@@ -56,7 +56,7 @@ def test_it_has_plans_when_it_is_interrupted_at_once(search: Search) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_it_finds_what_one_without_a_plan_finds(search: Search, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshcast.experiments.search.workers.PLANS_OF_A_PROCESS", 1)
+    monkeypatch.setattr("meshcast.experiments.search.frontier.workers.PLANS_OF_A_PROCESS", 1)
     certificate = run_on_workers(search, workers, lambda _: None)
     without = open_search(STATED | {"plan": {"tp": [1, 2, 4], "pp": [1, 2, 4], "zero": "auto"}, "batch": TINY["batch"]})
     assert search.start is not None and without.start is None

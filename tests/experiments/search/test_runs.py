@@ -14,12 +14,12 @@ import yaml
 
 import meshcast
 from meshcast.experiments.runs.seeds import RunSimulator
-from meshcast.experiments.search.find import open_search
-from meshcast.experiments.search.found import FoundPlan
-from meshcast.experiments.search.objectives import NEAR
-from meshcast.experiments.search.runs.choices import INTERVALS, RunChoices, list_changes
-from meshcast.experiments.search.runs.simulated import differ, student_90
-from meshcast.experiments.search.search import Search
+from meshcast.experiments.search.frontier.branch_and_bound import Search
+from meshcast.experiments.search.frontier.objectives import NEAR
+from meshcast.experiments.search.frontier.plan_runs import differ, student_90
+from meshcast.experiments.search.frontier.plan_search import ForecastPlan
+from meshcast.experiments.search.search_job import open_search
+from meshcast.experiments.search.space.run_choices import INTERVALS, RunChoices, list_changes
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.runs.answer import RunAnswer
@@ -67,7 +67,7 @@ def simulate_all() -> list[tuple[str, float, float, float]]:
     return found
 
 
-def names(plans: Sequence[FoundPlan]) -> list[str]:
+def names(plans: Sequence[ForecastPlan]) -> list[str]:
     return [str(one.changes) for one in plans]
 
 
@@ -240,9 +240,9 @@ def test_open_fields_of_runs_need_an_objective_of_runs(tmp_path: Path) -> None:
         )
 
 
-def test_a_search_of_unlike_plans_has_no_runs() -> None:
+def test_a_search_of_heterogeneous_plans_has_no_runs() -> None:
     with pytest.raises(PlanError, match="an objective of runs"):
-        meshcast.search(TINY, objective="days", unlike=True)
+        meshcast.search(TINY, objective="days", heterogeneous=True)
 
 
 def test_choices_whose_runs_do_not_end_are_left_out() -> None:

@@ -15,9 +15,9 @@ import yaml
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
-from meshcast.experiments.search.objectives import NEAR
-from meshcast.experiments.search.search import Search
-from meshcast.experiments.search.space import Space
+from meshcast.experiments.search.frontier.branch_and_bound import Search
+from meshcast.experiments.search.frontier.objectives import NEAR
+from meshcast.experiments.search.space.space import Space
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
@@ -329,7 +329,7 @@ def test_an_interruption_inside_a_forecast_proves_no_more_than_its_bound(monkeyp
         return play_job(job, shared)
 
     bounds = list[float]()
-    monkeypatch.setattr("meshcast.experiments.search.found.play_job", stop_at_the_second)
+    monkeypatch.setattr("meshcast.experiments.search.frontier.plan_search.play_job", stop_at_the_second)
     found = made.run(lambda certificate: bounds.append(certificate.open_bound))
     assert not found.complete and found.open_bound == bounds[-1] <= asked[-1]
     cut = found.invalid + found.memory_bound + found.time_bound

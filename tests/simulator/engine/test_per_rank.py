@@ -1,4 +1,4 @@
-"""Steps rank by rank: equal ranks are the folded step; unlike ones wait for each other where they meet."""
+"""Steps rank by rank: equal ranks are the folded step; different ones wait for each other where they meet."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_routing_that_drifts_from_step_to_step() -> None:
         "schemes": [*schemes, {"use": "data/zero-1", "over": ["dp"]}],
     }
     job = load_job({"model": {"preset": "mixtral-8x7b", "layers": 2}, "cluster": "dgx-h100:1", "plan": plan})
-    assert len(simulate(job).unlike_steps) == 3
+    assert len(simulate(job).step_kinds) == 3
     assert forecast_step(job) == forecast_step(resolve_plan(job)) == of_report(simulate(job))
 
 

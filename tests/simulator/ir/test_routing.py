@@ -223,12 +223,12 @@ def test_a_gate_lets_one_copy_of_few_tokens_leave_their_machine(
     st.randoms(use_true_random=False),
 )
 def test_what_ranks_send_is_the_sum_over_experts(
-    ranks: int, own: int, stays: bool, unlike_sources: bool, random: Random
+    ranks: int, own: int, stays: bool, heterogeneous_sources: bool, random: Random
 ) -> None:
     """Experts with one host, which are summed rank by rank, send what each of them sends alone."""
     experts = ranks * own
     hosts = [tuple(random.sample(range(ranks), random.randint(1, ranks))) for _ in range(experts)]
-    shares = np.array([[random.uniform(0, 4) for _ in hosts] for _ in range(ranks if unlike_sources else 1)])
+    shares = np.array([[random.uniform(0, 4) for _ in hosts] for _ in range(ranks if heterogeneous_sources else 1)])
     placement = Placement(tuple(hosts), stays)
     alone = [placement._sent_to(expert, shares, ranks) for expert in range(experts)]
     np.testing.assert_allclose(placement.distribute(shares, ranks), sum(alone))

@@ -1,4 +1,4 @@
-"""Samples of unlike length: how they are drawn, joined to micro-batches and dealt to replicas."""
+"""Samples of different lengths: how they are drawn, joined to micro-batches and dealt to replicas."""
 
 from collections.abc import Sequence
 from itertools import product

@@ -114,7 +114,7 @@ def test_the_units_of_a_model_with_equal_branches() -> None:
     assert whole.units[4].residual_out is not None and whole.units[4].residual_out.dims["s"].size == 16
 
 
-# ------------------------------------------------------------------------------------------------ unlike branches
+# ----------------------------------------------------------------------------------------------- heterogeneous branches
 
 CLIP_LAYER = 4 * 1024 * 1024 + 4 * 1024 + 2 * 1024 * 4096 + 4096 + 1024 + 2 * 2 * 1024
 """Parameters of a layer of ViT-L: attention and MLP with biases, two norms."""
@@ -150,7 +150,7 @@ def test_llava_counted_by_hand() -> None:
     assert (text.norm, text.gated, text.bidirectional, text.mlp_bias) == ("rmsnorm", True, False, False)
 
 
-def test_flops_of_unlike_branches_by_hand() -> None:
+def test_flops_of_heterogeneous_branches_by_hand() -> None:
     """Patches and projector are GEMMs; a bidirectional token attends to all tokens of its branch."""
     model, alone = load_model("llava-1.5-7b"), load_model({"preset": "llama2-7b", "seq": 2048})
     found, trunk = (forward_matmul_flops(one, 2048, 2048, causal=True) for one in (model, alone))
@@ -199,7 +199,7 @@ def test_what_a_branch_states_is_not_inherited() -> None:
     assert load_model(model.model_dump(exclude_unset=True)) == model, "a model read again is the same"
 
 
-def test_units_of_unlike_branches() -> None:
+def test_units_of_heterogeneous_branches() -> None:
     """Tokens of a branch without layers are embedded where the trunk begins."""
     model = load_model({"preset": "llava-1.5-7b", "layers": 2, "branches": [vision(layers=3), {"layers": 0}]})
     units = Architecture(model, 1, 2048, 32000).stage(model.every_layer, True, True).units
@@ -232,8 +232,8 @@ def test_layers_of_a_graph() -> None:
     assert layers_of_graph("even", load_model(PLAIN), [(), (0,)], "x", list) == [2, 2]
     one = load_model({**PLAIN, "branches": [{"layers": 2}, {"layers": 0}]})
     assert layers_of_graph("even", one, [(), (0,)], "x", list) == [3, 3], "one branch of layers and a trunk are a chain"
-    unlike = load_model({**PLAIN, "branches": [{"layers": 1, "tokens": 6}, {"layers": 0}, {"layers": 6}]})
-    assert layers_of_graph("even", unlike, [(), (), (1,), (2,), (0, 3)], "x", list) == [1, 2, 2, 2, 4]
+    heterogeneous = load_model({**PLAIN, "branches": [{"layers": 1, "tokens": 6}, {"layers": 0}, {"layers": 6}]})
+    assert layers_of_graph("even", heterogeneous, [(), (), (1,), (2,), (0, 3)], "x", list) == [1, 2, 2, 2, 4]
 
 
 @pytest.mark.parametrize(

@@ -424,7 +424,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         *("tiiuae/falcon-40b", {"parallel_attn": False}, "parallel_attn"),
         "side by side",
     ),
-    "unlike layers": ("tencent/Hunyuan-A13B-Instruct", {"moe_topk": [8] * 31 + [4]}, "moe_topk", "all layers"),
+    "different layers": ("tencent/Hunyuan-A13B-Instruct", {"moe_topk": [8] * 31 + [4]}, "moe_topk", "all layers"),
     "wide experts": ("tencent/Hunyuan-A13B-Instruct", {"moe_intermediate_size": 1000}, "moe_intermediate", "width"),
     "shared keys": ("tencent/Hunyuan-0.5B-Pretrain", {"use_cla": True}, "use_cla", "share keys"),
     "four bits": ("openai/gpt-oss-20b", {"quantization_config": {"bits": 4}}, "quantization_config", "quantised"),

@@ -128,8 +128,8 @@ def test_the_gradient_of_a_branch_has_both_directions() -> None:
 
 
 def test_two_stages_compute_one_direction_each_and_exchange_vectors() -> None:
-    batch, unlike = 24, {"schedule": {"use": "distmm", "branches": 2}, "stages": [{"dp": 4}, {"dp": 2}]}
-    given = {**job({"dp": 6}, []), "batch": {"global": batch, "microbatches": 2}, "plan": unlike}
+    batch, heterogeneous = 24, {"schedule": {"use": "distmm", "branches": 2}, "stages": [{"dp": 4}, {"dp": 2}]}
+    given = {**job({"dp": 6}, []), "batch": {"global": batch, "microbatches": 2}, "plan": heterogeneous}
     played = play_job(given)
     table = played.program.timetable
     for stage, dp in ((0, 4), (1, 2)):
@@ -174,9 +174,9 @@ def test_a_step_is_the_outputs_the_loss_and_1f1b(m: int) -> None:
     ("price", "options"), thinned_grid([PAID, FREE, Ideal(links=1e5, latency=1e-2)], [{}, {"recompute": False}])
 )
 def test_the_engines_agree(options: dict[str, Any], price: Ideal) -> None:
-    unlike = {"schedule": {"use": "distmm", "branches": [2, 1], **options}}
-    unlike |= {"stages": [{"dp": 1, "tp": 2, "sequence_parallel": False}, {"dp": 4, "zero": 2}, {"dp": 2}]}
-    given = {**job({"dp": 8}, []), "batch": {"global": 64, "microbatches": 8}, "plan": unlike}
+    heterogeneous = {"schedule": {"use": "distmm", "branches": [2, 1], **options}}
+    heterogeneous |= {"stages": [{"dp": 1, "tp": 2, "sequence_parallel": False}, {"dp": 4, "zero": 2}, {"dp": 2}]}
+    given = {**job({"dp": 8}, []), "batch": {"global": 64, "microbatches": 8}, "plan": heterogeneous}
     engines: tuple[Engine, ...] = ("matrices", "sweep", "simpy")
     spans = [play_job(given, price, engine=engine).step.span for engine in engines]
     assert spans == pytest.approx([spans[0]] * 3, rel=1e-9)

@@ -241,7 +241,7 @@ def test_adapters_are_refused() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "heads of no group": ({"linear_attention": DELTA | {"key_heads": 3}}, "key_heads", "1 would work"),
-    "unlike lightning": ({"linear_attention": LIGHTNING | {"key_heads": 4}}, "key_heads", "alike"),
+    "uneven lightning": ({"linear_attention": LIGHTNING | {"key_heads": 4}}, "key_heads", "alike"),
     "window": ({"linear_attention": DELTA, "window": 8}, "model.window", "without it"),
     "both ways": ({"linear_attention": DELTA, "bidirectional": True}, "model.bidirectional", "without it"),
     "no rope at all": ({"linear_attention": DELTA, "full_rope": False}, "model.full_rope", "positions: none"),

@@ -1,4 +1,4 @@
-"""Plans whose stages, or whose replicas, differ: equal ones are today's plans, unlike ones obey hand formulas."""
+"""Plans whose stages, or whose replicas, differ: equal ones are today's plans, different ones obey hand formulas."""
 
 import random
 from typing import Any
@@ -105,7 +105,7 @@ def play_ideally(one: dict[str, Any]) -> tuple[float, dict[tuple[int, str], floa
     return step.span, {(slot.stage, slot.kind): task.sums[:, 0].sum() for slot, task in zip(slots, tasks, strict=True)}
 
 
-def test_two_unlike_stages_take_as_long_as_the_formula() -> None:
+def test_two_list_heterogeneous_stages_take_as_long_as_the_formula() -> None:
     """1F1B of a fast stage before a slow one: f0 + m (f1 + b1) + b0 and two hops."""
     stages = [{"layers": 2, "tp": 4, "dp": 2}, {"layers": 6, "tp": 2, "dp": 4}]
     span, seconds = play_ideally(job({"stages": stages}, {"global": 64, "microbatches": 8}))
@@ -127,7 +127,7 @@ def test_asymmetric_replicas_take_as_long_as_the_slower(counts: tuple[int, int])
     assert span == pytest.approx(max(alone, f0 + counts[1] * (f1 + b1) + b0 + 2 * HOP), rel=1e-12)
 
 
-def test_unlike_shares_take_as_long_as_the_larger() -> None:
+def test_heterogeneous_shares_take_as_long_as_the_larger() -> None:
     plan = {**REPLICAS, "replicas": [{"dp": 1, "microbatches": 3}, {"dp": 3, "microbatches": 7}]}
     span, seconds = play_ideally(job(plan, {"global": 24}))
     assert span == pytest.approx(
@@ -200,8 +200,8 @@ def draw_stages(rng: random.Random, gpus: int, experts: bool) -> list[dict[str, 
     return found
 
 
-def draw_unlike(seed: int) -> dict[str, Any]:
-    """A job with unlike stages, unlike replicas, or both, on equal or on mixed nodes."""
+def draw_heterogeneous(seed: int) -> dict[str, Any]:
+    """A job with heterogeneous stages, heterogeneous replicas, or both, on equal or on mixed nodes."""
     rng = random.Random(seed)
     layers = rng.choice([8, 16])
     model = {**MODEL, "layers": layers, "tied": rng.random() < 0.5}
@@ -229,7 +229,7 @@ def draw_unlike(seed: int) -> dict[str, Any]:
 
 
 def draw_lengths(rng: random.Random, one: dict[str, Any], samples: int) -> dict[str, Any]:
-    """The job, in one case of three with micro-batches of unlike length, as many as before, in a drawn order.
+    """The job, in one case of three with micro-batches of different lengths, as many as before, in a drawn order.
 
     samples: of a micro-batch, those of all ranks of a stage together where the plan counts them so.
     """
@@ -249,7 +249,7 @@ def draw_lengths(rng: random.Random, one: dict[str, Any], samples: int) -> dict[
 
 
 def check_engines_agree(seed: int) -> None:
-    one, shared = draw_unlike(seed), SharedWork()
+    one, shared = draw_heterogeneous(seed), SharedWork()
     engines: tuple[Engine, ...] = ("matrices", "sweep", "simpy")
     matrices, sweep, simpy = (simulate(one, engine=engine, shared_work=shared) for engine in engines)
     for other in (sweep, simpy):
@@ -259,20 +259,20 @@ def check_engines_agree(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", thinned(range(6), keep=(3,)))
-def test_engines_agree_on_unlike_plans(seed: int) -> None:
+def test_engines_agree_on_heterogeneous_plans(seed: int) -> None:
     check_engines_agree(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6, 500))
-def test_engines_agree_on_many_unlike_plans(seed: int) -> None:
+def test_engines_agree_on_many_heterogeneous_plans(seed: int) -> None:
     check_engines_agree(seed)
 
 
 def test_the_answer_names_the_same_plan() -> None:
     """The job of an answer, read again, is the same job."""
     for seed in range(12):
-        one = load_job(draw_unlike(seed))
+        one = load_job(draw_heterogeneous(seed))
         again = load_job(one.to_dict())
         assert again.plan == one.plan and again.batch == one.batch
 

@@ -1,4 +1,5 @@
-"""What papers on mixed clusters claim, as jobs: the gain of unlike plans over the best, or the even, uniform plan."""
+"""What papers on mixed clusters claim, as jobs: the gain of heterogeneous plans over the best, or the even, uniform
+plan."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -54,8 +55,8 @@ def test_whale() -> None:
 
 @pytest.mark.slow
 def test_amp() -> None:
-    """The best plan with unlike layers beats the best uniform one by 1.54 +- 0.2 (arXiv 2210.07297, README of its code:
-    GPT-2 with 24 layers in fp32, three nodes of 4 V100 and one of 4 T4)."""
+    """The best plan with different layers beats the best uniform one by 1.54 +- 0.2 (arXiv 2210.07297, README of its
+    code: GPT-2 with 24 layers in fp32, three nodes of 4 V100 and one of 4 T4)."""
     job = {"model": AMP_GPT2, "cluster": "amp-mixed", "framework": "megatron-deepspeed", "precision": "fp32"}
 
     def best(**more: Any) -> float:
@@ -68,8 +69,8 @@ def test_amp() -> None:
 
 @pytest.mark.slow
 def test_hexiscale() -> None:
-    """The MFU of the best unlike plan on A100 beside H100 is that of equal GPUs to within 8 points (arXiv 2409.01143:
-    3.5 on average for 7B to 30B, at equal peak)."""
+    """The MFU of the best heterogeneous plan on A100 beside H100 is that of equal GPUs to within 8 points (arXiv
+    2409.01143: 3.5 on average for 7B to 30B, at equal peak)."""
 
     def best(cluster: Any, **more: Any) -> float:
         plans = [plan | more for outer in ("pp", "dp") for plan in grid(16, 8, "data/zero-1", outer)]
@@ -78,16 +79,17 @@ def test_hexiscale() -> None:
         return find_best(jobs).mfu["palm"]
 
     mixed = {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}
-    unlike = best(mixed, partition="by-cost", share="by-speed")
+    heterogeneous = best(mixed, partition="by-cost", share="by-speed")
     # Of as many FLOP/s in each kind of GPU alone: peaks of 312 and 989 TFLOP/s.
     equal = (312 * best("dgx-a100:2") + 989 * best("dgx-h100:2")) / (312 + 989)
-    assert abs(equal - unlike) < 0.08
-    assert unlike - best(mixed) > 0.1
+    assert abs(equal - heterogeneous) < 0.08
+    assert heterogeneous - best(mixed) > 0.1
 
 
 @pytest.mark.slow
 def test_metis() -> None:
-    """On three kinds of GPUs, unlike layers and shares are 1.05 to 8.43 times as fast as uniform plans (ATC 2024)."""
+    """On three kinds of GPUs, different layers and shares are 1.05 to 8.43 times as fast as uniform plans (ATC
+    2024)."""
     nodes = [{"node": node, "nodes": 1} for node in ("g4dn", "p3-8", "a2-highgpu-4")]
     job = {"model": "gpt2-774m", "cluster": {"groups": nodes}, "precision": "fp16"}
     batches = [{"global": 96, "micro": micro} for micro in (1, 2, 4)]
@@ -104,7 +106,7 @@ def test_metis() -> None:
 @pytest.mark.slow
 def test_cephalo() -> None:
     """On P100 beside RTX A6000, in whose memory 6.7B parameters hardly fit, shares of batch and of states of their own
-    are 1.2 to 10.8 times as fast as FSDP, and as the best plan with unlike shares of the batch alone (ICS 2025)."""
+    are 1.2 to 10.8 times as fast as FSDP, and as the best plan with different shares of the batch alone (ICS 2025)."""
     model = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 50257, "seq": 512}
     nodes = [{"node": node, "nodes": 1} for node in ("p100-8", "rtx-a6000-8")]
     job = {"model": model, "cluster": {"groups": nodes}, "framework": "torchtitan", "precision": "fp32"}

@@ -12,7 +12,7 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "mixed-clusters.md"
-KINDS = ("uniform", "unlike layers", "unlike degrees", "unlike shares", "replicas with stages of their own")
+KINDS = ("uniform", "different layers", "different degrees", "different shares", "replicas with stages of their own")
 SHARES: dict[str, Any] = {"partition": "by-cost", "share": "by-speed"}
 
 
@@ -58,9 +58,9 @@ def test_the_page_states_the_steps_of_its_plans(nodes: int) -> None:
     shared = SharedWork()
     found = {kind: forecast(*one, nodes, shared) for kind, one in zip(KINDS, BEST[nodes], strict=True)}
     assert found == pytest.approx(stated, abs=6e-4)
-    # Unlike layers are plans with unlike stages, and plans with unlike shares are unlike replicas.
-    assert found["unlike degrees"] <= found["unlike layers"] <= found["uniform"]
-    assert found["unlike shares"] <= found["uniform"]
+    # Different layers are plans with heterogeneous stages, and plans with different shares are heterogeneous replicas.
+    assert found["different degrees"] <= found["different layers"] <= found["uniform"]
+    assert found["different shares"] <= found["uniform"]
 
 
 def draw_space(nodes: int) -> Iterator[tuple[str, dict[str, Any], dict[str, int]]]:
@@ -74,15 +74,15 @@ def draw_space(nodes: int) -> Iterator[tuple[str, dict[str, Any], dict[str, int]
                     for recompute in (False, True):
                         plan = uniform(pp, dp, tp, outer=outer, recompute=recompute)
                         yield "uniform", plan, {"micro": micro}
-                        yield "unlike layers", plan | {"partition": "by-cost"}, {"micro": micro}
+                        yield "different layers", plan | {"partition": "by-cost"}, {"micro": micro}
                         if dp > 1:
-                            yield "unlike shares", plan | SHARES, {"micro": micro}
+                            yield "different shares", plan | SHARES, {"micro": micro}
     for tp in degrees:
         for other in degrees:
             stages = [{"tp": tp, "dp": 8 // tp}, {"tp": other, "dp": 8 * nodes // other}]
             for microbatches in (6, 8, 12, 16, 24, 32, 48):
                 plan = {"partition": "by-cost", "stages": stages}
-                yield "unlike degrees", plan, {"microbatches": microbatches}
+                yield "different degrees", plan, {"microbatches": microbatches}
             for pp in (1, 2, 4):
                 for micro in (1, 2, 4, 8):
                     sides = [

@@ -49,8 +49,8 @@ def test_the_loss_holds_its_temporaries_in_the_backward_pass() -> None:
 
 def test_a_sharded_loss_has_a_peak_of_its_own() -> None:
     plan = {"tp": 2, "sequence_parallel": False}
-    unlike, alike = (report(plan, 2, loss=loss(12, sharded)).peak_allocated for sharded in (16, 0))
-    assert unlike - alike == (16 - 12) * TOKENS * VOCAB / 2
+    heterogeneous, alike = (report(plan, 2, loss=loss(12, sharded)).peak_allocated for sharded in (16, 0))
+    assert heterogeneous - alike == (16 - 12) * TOKENS * VOCAB / 2
     assert report({}, loss=loss(12, 16)).peak_allocated == report({}, loss=loss(12)).peak_allocated
 
 

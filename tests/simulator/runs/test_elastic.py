@@ -15,7 +15,7 @@ def policy(name, **more) -> Elasticity:
 def test_nodes_are_regrouped_or_their_peers_take_over() -> None:
     regroup, reroute = policy("templates"), policy("reroute")
     assert [regroup.missing_replicas(range(n)) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
-    # Nodes 0, 5 and 10 hold unlike layers, 1, 5 and 9 the same ones.
+    # Nodes 0, 5 and 10 hold different layers, 1, 5 and 9 the same ones.
     assert reroute.missing_replicas({0, 5, 10}) == 1 and reroute.missing_replicas({1, 5, 9}) == 3
     assert regroup.step_seconds({0, 1, 2, 3, 4}) == 2.0 and not regroup.goes_on(range(9))
 
@@ -47,7 +47,7 @@ def test_pipelines_that_lose_nodes_borrow_or_are_dissolved() -> None:
     assert found.keeps_work({1}, {1}) and not found.keeps_work(range(13), {12})
 
 
-def test_micro_batches_are_spread_so_that_unlike_pipelines_end_together() -> None:
+def test_micro_batches_are_spread_so_that_heterogeneous_pipelines_end_together() -> None:
     found = policy("templates", pipelines=TEMPLATES, batches=32, outside=0.5, most_missing=12)
     best = min(
         max(1 + 1.5 * short, 1 + (32 - short + 2) // 3)  # three pipelines share the others

@@ -41,7 +41,7 @@ def makespan(one: Schedule, durations: PassDurations) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_unlike_micro_batches_delay_it_less_than_1f1b(seed: int) -> None:
+def test_heterogeneous_micro_batches_delay_it_less_than_1f1b(seed: int) -> None:
     durations = drawn(seed)
     plain, cyclic, best = (
         makespan(one, durations)

@@ -1,4 +1,4 @@
-"""Cephalo: shards by memory, layered accumulation, and unlike ranks that meet in every layer."""
+"""Cephalo: shards by memory, layered accumulation, and heterogeneous ranks that meet in every layer."""
 
 from typing import Any
 
@@ -137,7 +137,7 @@ def test_ranks_that_wait_for_each_other_in_every_layer(model: Any, share: str, e
     assert alone <= together <= (1 + error) * alone
 
 
-def test_unlike_samples_in_every_micro_batch() -> None:
+def test_heterogeneous_samples_in_every_micro_batch() -> None:
     """FSDP whose replicas run equal numbers of micro-batches, of 1 or of 3 samples, in place of 2 each."""
 
     def step(*samples: int) -> float:
@@ -149,8 +149,8 @@ def test_unlike_samples_in_every_micro_batch() -> None:
     assert step(1, 3) < 0.8 * step(2, 2)
 
 
-def test_unlike_amounts_are_refused() -> None:
+def test_heterogeneous_amounts_are_refused() -> None:
     with pytest.raises(PlanError, match="kinds of replicas"):
         forecast(shards=[1.0, 2.0, 3.0])
-    with pytest.raises(PlanError, match="unlike numbers"):
+    with pytest.raises(PlanError, match="different numbers"):
         forecast(64, {"replicas": [{"dp": 8, "microbatches": 2}, {"dp": 8, "microbatches": 6}]}, layered=False)

@@ -48,7 +48,7 @@ def job(use: str, routing: Any, **options: Any) -> dict[str, Any]:
 
 def steps(use: str, routing: Any, **options: Any) -> list[float]:
     """Seconds of every step."""
-    found: list[float] = simulate(job(use, routing, **options), shared_work=SHARED).unlike_step_times
+    found: list[float] = simulate(job(use, routing, **options), shared_work=SHARED).times_of_step_kinds
     return found
 
 
@@ -88,7 +88,7 @@ def test_even_loads_cost_the_exchange_of_counts(use: str) -> None:
     """And the memory that FlexMoE reserves for replicas: of one expert in each layer on each rank."""
     even = {"zipf": 0.0, "steps": 3}
     static, balanced = (simulate(job(one, even), shared_work=SHARED) for one in ("all-to-all", use))
-    for one, other in zip(static.unlike_step_times, balanced.unlike_step_times, strict=True):
+    for one, other in zip(static.times_of_step_kinds, balanced.times_of_step_kinds, strict=True):
         assert one < other < 1.01 * one
     reserved = 2 * (WEIGHTS + F + H) * 18 if use == "flexmoe" else 0
     assert balanced.peak_allocated - static.peak_allocated == pytest.approx(reserved, abs=1e3)
@@ -255,8 +255,8 @@ def test_steps_are_those_of_jobs_of_one_step_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("use", "engine"), thinned_grid(BALANCED, ["sweep", "simpy"]))
 def test_engines_agree(use: str, engine: Any) -> None:
     config = job(use, {"zipf": 0.8, "steps": 2}, **({"interval": 1} if use == "smartmoe" else {}))
-    wanted = simulate(config, shared_work=SHARED).unlike_step_times
-    assert simulate(config, engine, shared_work=SHARED).unlike_step_times == pytest.approx(wanted, rel=1e-9)
+    wanted = simulate(config, shared_work=SHARED).times_of_step_kinds
+    assert simulate(config, engine, shared_work=SHARED).times_of_step_kinds == pytest.approx(wanted, rel=1e-9)
 
 
 def test_what_needs_equal_steps_refuses_others() -> None:

@@ -85,6 +85,6 @@ def test_each_step_takes_the_faster_one_for_its_loads(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("1,1\n100,1\n1,1\n1,100\n")
     by_way = {way: forecast(way, 512, {"trace": str(trace)}) for way in ("model", "data", "auto")}
-    times = {way: report.unlike_step_times for way, report in by_way.items()}
+    times = {way: report.times_of_step_kinds for way, report in by_way.items()}
     assert times["auto"] == [min(pair) for pair in zip(times["model"], times["data"], strict=True)]
     assert by_way["auto"].step_time < min(by_way["model"].step_time, by_way["data"].step_time)

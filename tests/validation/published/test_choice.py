@@ -271,6 +271,6 @@ def test_an_interrupted_search_of_groups_says_how_many_runs_are_left(
     def interrupt(group: object) -> dict[str, Any]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("meshcast.experiments.search.comparison.published_groups.search_group", interrupt)
+    monkeypatch.setattr("meshcast.experiments.search.published_groups.search_group", interrupt)
     found = validate_choice(tmp_path, [whole_row(f"lab-{tp}", 1.0 + tp, tp=tp) for tp in (1, 2, 4)])
     assert found.exit_code == 130 and "interrupted, 3 runs are not answered" in found.output

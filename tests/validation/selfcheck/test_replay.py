@@ -158,7 +158,7 @@ def test_steps_of_several_kinds_are_all_replayed() -> None:
     }
     report = simulate(local)
     on_simpy, replays = replay(report)
-    assert len(on_simpy.unlike_steps) == len(report.unlike_steps) == 2
+    assert len(on_simpy.step_kinds) == len(report.step_kinds) == 2
     assert all(played.agrees for played in replays)
     assert on_simpy.step_time == pytest.approx(report.step_time, rel=1e-9)
 

@@ -62,13 +62,13 @@ def derive(run: PublishedRun, shared: SharedWork) -> Answer:
     if report is None or run.step_time is None:
         return row
     try:
-        unlike = forecast_without_fits(run, shared) if has_own_fits(run) else report
+        without_fits = forecast_without_fits(run, shared) if has_own_fits(run) else report
         residuals = forecast_residuals(run, report, shared)
     except MeshcastError:
         return row | {"shares": None}
     at_peak = seconds_at_peak(report, row["format"])
     row |= {"efficiency": at_peak / run.step_time if at_peak else None}
-    return row | {"without_own": math.log(run.step_time / unlike.step_time), "residuals": residuals}
+    return row | {"without_own": math.log(run.step_time / without_fits.step_time), "residuals": residuals}
 
 
 def forecast_shares(run: PublishedRun, shared: SharedWork) -> Answer:

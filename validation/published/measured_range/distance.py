@@ -45,7 +45,7 @@ class Distance:
     """Distance of a plan from what somebody has run.
 
     task: of the plan.
-    fields: its fields; of a plan with unlike stages those of the stage that is farthest.
+    fields: its fields; of a plan with heterogeneous stages those of the stage that is farthest.
     nearest: the combination with the fewest fields outside; None if nobody has published a run on the architecture with
         this class of model.
     outside: fields of the plan that it does not have; all without one.

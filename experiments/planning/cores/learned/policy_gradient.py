@@ -26,7 +26,7 @@ FAILED = 10.0
 """The time of a placement that fails, in times of the mean of those that do not."""
 
 
-MOST_DRAWS = 4
+MAX_DRAWS = 4
 """Placements that are drawn at most for each that may be priced: those that are known cost nothing."""
 
 CONVERGED = 0.1
@@ -117,7 +117,7 @@ def train_placement(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             generator = torch.Generator().manual_seed(seed)
-            while len(known) < steps and drawn < MOST_DRAWS * steps and not is_over():
+            while len(known) < steps and drawn < MAX_DRAWS * steps and not is_over():
                 # A policy that draws what is known finds nothing: the next one begins from other weights.
                 policy = PlacementPolicy(features, devices)
                 for placements, seconds in _train(policy, price, steps, generator, settings, known):

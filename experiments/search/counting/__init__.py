@@ -1,1 +1,0 @@
-"""How many points a space has."""

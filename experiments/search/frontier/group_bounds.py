@@ -1,0 +1,421 @@
+"""Lower bounds of all pipelines of a group at once, and the points of a group that may fit."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from meshcast.experiments.search.frontier.bounds import PointBounds
+from meshcast.experiments.search.space.data_schemes import gathers_once, layers_of_unit
+from meshcast.experiments.search.space.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
+from meshcast.hardware.remembered import remembered, remembered_by
+from meshcast.hardware.units import GIB
+from meshcast.simulator.bounds.collectives import LARGE, AxesOfGroups, collective_rates, copy_rates
+from meshcast.simulator.bounds.least_states import ParameterCosts, least_states
+from meshcast.simulator.bounds.order_bounds import OrderBounds
+from meshcast.simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
+from meshcast.simulator.bounds.schedule_bound import StageTimes
+from meshcast.simulator.bounds.unit_prices import UnitLayout
+from meshcast.simulator.ir.ops import BYTES, STORED_FORMATS
+from meshcast.simulator.job.job import Job
+
+COLUMNS = ("places", "schemes", "seconds", "nbytes", "points")
+"""What an `OpenGroup` has of every pipeline with a data scheme."""
+
+WHOLE = {"weights": {"ddp", "zero-1", "zero-2"}, "gradients": {"ddp", "zero-1"}, "optimizer": {"ddp"}}
+"""Data schemes that keep whole weights, gradients and optimizer states on every rank."""
+
+
+class GroupPipelines(NamedTuple):
+    """The pipelines of groups with equal degrees and micro-batches.
+
+    pipelines: those that exist. wrong: those that break a rule. units: what the devices of the former run and hold.
+    micro_batches, devices: of each of them [pipelines].
+    places: numbers of pipelines with equal stages and order of the mesh, by these.
+    """
+
+    pipelines: list[Pipeline]
+    wrong: list[Pipeline]
+    units: PipelineTable
+    micro_batches: np.ndarray
+    devices: np.ndarray
+    places: dict[Place, np.ndarray]
+
+
+class Known(IntEnum):
+    """What the bounds of a group consider, each more than the one before.
+
+    KERNELS: kernels and data-parallel collectives. WITHOUT_RECOMPUTE: passes without what is recomputed, but for its
+    kernels. MEMORY: also memory. PASSES: passes as they are.
+    """
+
+    KERNELS = 0
+    WITHOUT_RECOMPUTE = 1
+    MEMORY = 2
+    PASSES = 3
+
+
+@dataclass(frozen=True, eq=False)
+class OpenGroup:
+    """The pipelines of a group with each data scheme, the smallest bound first.
+
+    table: all pipelines of the group. places, schemes: numbers of the pipelines and of their data schemes [choices].
+    seconds, nbytes: lower bounds of their step times and of their memory [choices] [s] [bytes].
+    points: numbers of their points [choices].
+    by_memory: whether they are in the order of their memory. known: what the bounds consider.
+    """
+
+    group: LayerGroup
+    table: GroupPipelines
+    places: np.ndarray
+    schemes: np.ndarray
+    seconds: np.ndarray
+    nbytes: np.ndarray
+    points: np.ndarray
+    by_memory: bool = False
+    known: Known = Known.KERNELS
+
+    @property
+    def left(self) -> int:
+        """Number of points."""
+        return int(self.points.sum())
+
+    def in_order(self) -> OpenGroup:
+        """Returns these pipelines, the smallest bound first."""
+        return self.select(np.argsort(self.nbytes if self.by_memory else self.seconds, kind="stable"))
+
+    def select(self, which: np.ndarray) -> OpenGroup:
+        """Returns some of these pipelines."""
+        columns = {name: getattr(self, name)[which] for name in COLUMNS}
+        return replace(self, **columns)
+
+    def least(self, at: int, seconds: float, nbytes: float) -> tuple[float, float]:
+        """Returns lower bounds of all pipelines from a place in the order on, in what they are in the order of.
+        seconds, nbytes: bounds that are known already [s] [bytes]."""
+        if self.by_memory:
+            return seconds, max(nbytes, float(self.nbytes[at]))
+        return max(seconds, float(self.seconds[at])), nbytes
+
+    def pipeline(self, at: int) -> Pipeline:
+        """Returns the pipeline at a place in the order."""
+        return self.table.pipelines[self.places[at]]
+
+
+class GroupBounds:
+    """Bounds all pipelines of a group at once. by_memory: in the order of their memory."""
+
+    def __init__(self, space: Space, bounds: PointBounds, by_memory: bool = False) -> None:
+        self.space, self.bounds, self.prices, self.by_memory = space, bounds, bounds.prices, by_memory
+        # The copies of what a data scheme shards are another scheme, whatever their number.
+        pairs: list[tuple[str, int | str | None]] = [(name, None) for name in space.values["data"]]
+        shards = [shard for shard in space.values["shard"] if shard is not None]
+        pairs += [(name, shard) for name in space.values["data"] if name in space.with_copies for shard in shards]
+        self._schemes = {pair: number for number, pair in enumerate(pairs)}
+
+    def open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
+        """Returns the pipelines of a group, bounded by kernels and data-parallel collectives alone; and the number of
+        points that break a rule."""
+        opened, wrong = self._open(group)
+        return replace(opened, group=group) if opened is not None else None, wrong
+
+    def _what_opens(self, group: LayerGroup) -> Hashable:
+        """Returns what the pipelines of a group follow from: groups that differ in communication and memory alone have
+        the same kernels."""
+        plain = self.prices.kernel_group(group)._replace(recompute="full" if group.recompute == "full" else "none")
+        return group if self.space.limits_points else (plain, "activations" in group.offload)
+
+    @remembered_by(_what_opens)
+    def _open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
+        layout, kernels = self.prices.unit_layout(group), self.prices.kernel_times(group)
+        if layout is None or kernels is None:
+            return None, self.space.size(group)
+        table = self._table(group, layout)
+        points = self._points(group, table.pipelines, table.places)
+        places, schemes = np.nonzero(points)
+        seconds = self._seconds(group, table, kernels, layout)[places, schemes]
+        columns = places, schemes, seconds, np.zeros(len(places)), points[places, schemes]
+        opened = OpenGroup(group, table, *columns, self.by_memory)
+        wrong = self._points(group, table.wrong, find_places(table.wrong))
+        return opened.in_order() if len(places) else None, int(wrong.sum())
+
+    def _fit(self, opened: OpenGroup) -> OpenGroup | None:
+        """Returns the pipelines that may fit in memory, by what their devices hold at least."""
+        nbytes = self.bound_memory(opened)
+        if nbytes is None:
+            return None
+        left = replace(opened, nbytes=nbytes, known=Known.MEMORY).select(nbytes <= self.space.capacity)
+        return left.in_order() if len(left.places) else None
+
+    def bound_memory(self, opened: OpenGroup) -> np.ndarray | None:
+        """Returns what the devices of the pipelines of a group hold at least [choices] [bytes]; None if it breaks a
+        rule."""
+        group, table = opened.group, opened.table
+        layout, grown = self.prices.unit_layout(group), self.prices.unit_memory(group)
+        if layout is None or grown is None:
+            return None
+        least = table.units.memory(grown, layout.elements, self._state_nbytes(group, table))
+        return (least + self.space.loaded.framework.memory.context_gib * GIB)[opened.places, opened.schemes]
+
+    def least_memory(self, group: LayerGroup) -> float:
+        """Returns a lower bound of the memory of all points of a group [bytes]: on the fullest GPU, which holds no
+        fewer parameters than the average one, states that are divided by as many ranks as can be; 0 if it breaks a
+        rule."""
+        layout = self.prices.unit_layout(group)
+        if layout is None:
+            return 0.0
+        every = float(layout.elements[0] + layout.elements[layout.of_layer].sum() + layout.elements[-1])
+        states = [self._whole_and_shared(group, name) for name, _ in self._schemes]
+        places = {pipeline.place for pipeline, _ in self.space.count_pipelines(group)}
+        nbytes = [
+            every / place.pp * (whole + shared / self._shards(group, place, value))
+            for place in places
+            for (_, value), (whole, shared) in zip(self._schemes, states, strict=True)
+        ]
+        return min(nbytes, default=0.0) + self.space.loaded.framework.memory.context_gib * GIB
+
+    def refine(self, opened: OpenGroup) -> OpenGroup | None:
+        """Returns the same pipelines with better bounds, or those that may fit in memory; None: there are none."""
+        if opened.known is Known.KERNELS and not self.by_memory:
+            times = self.prices.times_without_recompute(opened.group)
+            return self._price(opened, Known.WITHOUT_RECOMPUTE, times)
+        if opened.known < Known.MEMORY:
+            return self._fit(opened)
+        prices = self.prices.prices(opened.group)
+        return self._price(opened, Known.PASSES, prices.unit_times if prices is not None else None)
+
+    def _price(self, opened: OpenGroup, known: Known, times: StageTimes | None) -> OpenGroup | None:
+        layout = self.prices.unit_layout(opened.group)
+        if times is None or layout is None:
+            return None
+        seconds = self._seconds(opened.group, opened.table, times, layout)[opened.places, opened.schemes]
+        return replace(opened, seconds=np.maximum(opened.seconds, seconds), known=known).in_order()
+
+    def steps(self, opened: OpenGroup, at: int) -> list[StepChoice]:
+        """Returns the choices of a pipeline with a data scheme."""
+        choices, scheme = self.space.choices(opened.group, opened.pipeline(at)), opened.schemes[at]
+        return [step for step in choices if self.scheme_of(step) == scheme]
+
+    def scheme_of(self, step: StepChoice) -> int:
+        """Returns the number of the data scheme of a choice."""
+        shard = step.shard
+        return self._schemes[step.data, NODE if shard is not None and NODE in self.space.values["shard"] else shard]
+
+    def _points(self, group: LayerGroup, pipelines: list[Pipeline], places: Mapping[Place, np.ndarray]) -> np.ndarray:
+        """Returns the numbers of the points of pipelines [pipelines, data schemes]. places: as `find_places` gives
+        them."""
+        points = np.zeros((len(pipelines), len(self._schemes)), int)
+        if self.space.limits_points:
+            for row, pipeline in zip(points, pipelines, strict=True):
+                row += self._count(self.space.choices(group, pipeline))
+        else:
+            for place, at in places.items():
+                points[at] = self._count(self.space.steps(group, *place))
+        return points
+
+    @remembered
+    def _count(self, choices: tuple[StepChoice, ...]) -> np.ndarray:
+        """Returns the numbers of choices [data schemes]."""
+        return np.bincount([self.scheme_of(step) for step in choices], minlength=len(self._schemes))
+
+    @remembered_by(
+        lambda bounds, group, layout: (
+            *(group.tp * group.cp, group.micro, group.recompute == "full"),
+            layout.of_layer.tobytes(),
+        )
+    )
+    def _table(self, group: LayerGroup, layout: UnitLayout) -> GroupPipelines:
+        pipelines, wrong, units = list[Pipeline](), list[Pipeline](), list[PipelineUnits]()
+        for unchanged, same_order in groupby(self.space.pipelines(group), lambda pipeline: pipeline.order):
+            variants, order = tuple(same_order), self.bounds.order(group, unchanged)
+            if order is None:
+                wrong += variants
+                continue
+            pipelines += variants
+            held = self._device_units(layout, variants, order)
+            units.append(PipelineUnits(order.schedule, order.shape, held, order.in_flight))
+        shapes = [unit.shape for unit in units for _ in unit.devices.work[0]]
+        micro_batches, devices = (np.array([getattr(shape, name) for shape in shapes]) for name in ("m", "p"))
+        return GroupPipelines(pipelines, wrong, PipelineTable(units), micro_batches, devices, find_places(pipelines))
+
+    @remembered_by(
+        # Where micro-batches take one way, all devices run all of them.
+        lambda bounds, layout, variants, order: (
+            variants,
+            order.shape.m if np.ptp(order.place.turns) else 0,
+            layout.of_recomputed is None,
+            layout.of_layer.tobytes(),
+        )
+    )
+    def _device_units(self, layout: UnitLayout, variants: tuple[Pipeline, ...], order: OrderBounds) -> DeviceUnits:
+        """Returns what devices run and hold, of pipelines that differ in the layers that they recompute."""
+        counts = np.stack([layout.count_units(order.layers, variant.recomputed) for variant in variants], axis=1)
+        return DeviceUnits.of(order.place, counts, order.shape.m)
+
+    def _seconds(self, group: LayerGroup, table: GroupPipelines, units: StageTimes, layout: UnitLayout) -> np.ndarray:
+        """Returns lower bounds of the step times of the pipelines of a group [pipelines, data schemes] [s]."""
+        seconds = table.units.step_seconds(units, self._collectives(group, table, layout))
+        if copies := self.prices.copy_seconds(group):
+            # The layer before the loss keeps its activations on the GPU.
+            layers = self.space.loaded.model.layers // table.devices - 1
+            seconds = np.maximum(seconds, (table.micro_batches * copies * layers)[:, None])
+        return seconds + self.space.loaded.framework.step_overhead_s
+
+    def _collectives(self, group: LayerGroup, table: GroupPipelines, layout: UnitLayout) -> Collectives:
+        """Returns the data-parallel collectives of the pipelines of a group, each as fast a byte as a very large
+        one."""
+        framework, groups = self.space.loaded.framework, tuple(layout.reduced)
+        each_reduction, each_gather = self._turns(table)
+        schemes = self.space.data_schemes
+        seconds = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
+        sharded, known = (
+            np.array([name in names for name, _ in self._schemes])[:, None]
+            for names in (schemes.known - {"ddp"}, schemes.known)
+        )
+        # What happens in every micro-batch happens unit by unit.
+        layers = schemes.most_layers
+        of_unit = [(layers * layout.reduced[axes].max(), layers * layout.matrices[axes].max()) for axes in groups]
+        shape = len(groups), len(layout.elements)
+        elements, matrices = (
+            np.array([sizes[axes] for axes in groups]).reshape(shape) for sizes in (layout.reduced, layout.matrices)
+        )
+        for place, at in table.places.items():
+            for each, sizes in ((False, [(0, 0)] * len(groups)), (True, of_unit)):
+                rates = [self._rates(group, place, axes, *size) for axes, size in zip(groups, sizes, strict=True)]
+                reduce, scatter, gather = np.array(rates).reshape(-1, 3).T
+                applies = ((each_reduction[at] > 0) == each)[:, :, None]
+                seconds[0, at] += applies * known * np.where(sharded, scatter, reduce)
+                seconds[1, at] += applies * sharded * gather
+            for (name, value), number in self._schemes.items():
+                if value is not None and name in schemes.known:
+                    seconds[:, at, number] = self._copy_rates(group, place, value, groups, elements)[:, None]
+        seconds[0] *= BYTES[framework.gradients]
+        seconds[1] *= least_weight_bytes(self.space.loaded)
+        return Collectives(elements, matrices, seconds[0], seconds[1], each_reduction, each_gather)
+
+    def _turns(self, table: GroupPipelines) -> tuple[np.ndarray, np.ndarray]:
+        """Returns how often a micro-batch reduces gradients, and gathers weights [pipelines, data schemes]."""
+        overlaps, names = any(self.space.values["overlap_dp"]), [name for name, _ in self._schemes]
+        turns_of = self.space.data_schemes.collectives_of_microbatch
+        alone, piped = ([turns_of(name, several, overlaps) for name in names] for several in (False, True))
+        turns = np.where((table.devices > 1)[:, None, None], piped, alone)
+        if gathered_once := self.space.data_schemes.gathered_once:
+            kept = [name in gathered_once for name in names]
+            turns[:, :, 1] = np.where(kept, np.minimum(turns[:, :, 1], 1), turns[:, :, 1])
+        return turns[:, :, 0], turns[:, :, 1]
+
+    @remembered_by(lambda bounds, group, place, value, groups, elements: (group.degrees, place, value, groups))
+    def _copy_rates(
+        self, group: LayerGroup, place: Place, value: int | str, groups: AxesOfGroups, elements: np.ndarray
+    ) -> np.ndarray:
+        """Returns the least seconds a byte of the reductions and of the gathers of a scheme with copies [2, groups].
+        value: of the field. groups, elements: as `copy_rates` takes them."""
+        shard = self.space.shard_ranks(value, *self.space.data_ranks(group, place))
+        usual, plan = (self.bounds.states.plain_plan(group, place, ranks) if shard else None for ranks in (None, shard))
+        if usual is None or plan is None:
+            return np.zeros((2, len(groups)))
+        return copy_rates(usual, plan, groups, elements, self.bounds.shared)
+
+    @remembered_by(lambda bounds, group, *rest: (group.degrees, *rest))
+    def _rates(
+        self, group: LayerGroup, place: Place, axes: tuple[str, ...], reduced: int = 0, gathered: int = 0
+    ) -> tuple[float, ...]:
+        """Returns the least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes.
+        reduced, gathered: most parameters of a collective; 0: any number."""
+        plan, framework = self.bounds.states.plain_plan(group, place), self.space.loaded.framework
+        reduction = int(reduced) * BYTES[framework.gradients] or LARGE
+        nbytes = reduction, reduction, round(int(gathered) * least_weight_bytes(self.space.loaded)) or LARGE
+        return collective_rates(plan, axes, self.bounds.shared, nbytes) if plan else (0.0, 0.0, 0.0)
+
+    def _state_nbytes(self, group: LayerGroup, table: GroupPipelines) -> np.ndarray:
+        """Returns bytes of states of a parameter, divided by as many ranks as can be [pipelines, data schemes]."""
+        whole, shared = np.array([self._whole_and_shared(group, name) for name, _ in self._schemes]).T
+        parts = np.zeros((table.units.size, len(self._schemes)))
+        for (_, value), number in self._schemes.items():
+            for place, at in table.places.items():
+                parts[at, number] = self._shards(group, place, value)
+        return whole + shared / parts
+
+    def _whole_and_shared(self, group: LayerGroup, data: str) -> tuple[float, float]:
+        """Returns bytes of states of a parameter that a data scheme keeps on every rank, and of those that it
+        shards."""
+        if data not in self.space.data_schemes.known:
+            return 0.0, 0.0
+        framework, cuts_weights = self.space.loaded.framework, data not in WHOLE["weights"]
+        full, compute = BYTES[framework.main_weights], least_weight_bytes(self.space.loaded)
+        nbytes = {
+            "weights": compute,
+            # With one micro-batch a step those that are set to None are not there at the peak.
+            "gradients": 0 if framework.update.gradients_to_none else BYTES[framework.gradients],
+            "optimizer": framework.update.states.element_bytes(framework.moments),
+        }
+        if self.space.loaded.train.mode != "full":
+            nbytes["gradients"] = nbytes["optimizer"] = 0
+        elif "optimizer" in group.offload:
+            nbytes["optimizer"] = 0
+        elif cuts_weights:  # the shards are the optimizer's own copy
+            nbytes["weights"] = max(full, compute)
+        else:
+            nbytes["optimizer"] += framework.main_copy_bytes
+        whole = sum(nbytes[state] for state in nbytes if data in WHOLE[state])
+        return whole, sum(nbytes.values()) - whole
+
+    def _shards(self, group: LayerGroup, place: Place, value: int | str | None) -> float:
+        """Returns the most ranks that share one copy of a parameter of a rank. value: of the field shard."""
+        dp, inside = self.space.data_ranks(group, place)
+        ranks = self.space.loaded.cluster.gpus / place.pp / (group.tp if self.space.loaded.model.moe is None else 1)
+        copies = dp // (self.space.shard_ranks(value, dp, inside) or dp) if value is not None else 1
+        return ranks / copies
+
+    # ------------------------------------------------------------------------------------------ points
+
+    def bound_before_states(
+        self, group: LayerGroup, pipeline: Pipeline, steps: Sequence[StepChoice]
+    ) -> tuple[float, float] | None:
+        """Returns lower bounds as `PointBounds.bound_points` has them, with states that shares of the units give, at
+        least."""
+        step = steps[0]
+        layout, stages = self.prices.unit_layout(group), self.bounds.stages(group, pipeline, step.data)
+        plan = self.bounds.states.plain_plan(group, pipeline.place, step.shard)
+        if layout is None or stages is None or plan is None:
+            return None
+        costs = self._parameter_costs(group, pipeline.place, step, layout)
+        states = least_states(plan, layout, stages.units, stages.order.place, costs)
+        return self.bounds.bound_points(group, pipeline, steps, states)
+
+    def _parameter_costs(self, group: LayerGroup, place: Place, step: StepChoice, layout: UnitLayout) -> ParameterCosts:
+        """Returns what the data scheme of a choice does with a parameter, at least."""
+        whole, shared = self._whole_and_shared(group, step.data)
+        nbytes = whole + shared / self._shards(group, place, step.shard)
+        framework, schemes = self.space.loaded.framework, self.space.data_schemes
+        known = step.shard is None and step.data in schemes.known
+        each, often = schemes.collectives_of_microbatch(step.data, place.pp > 1, step.overlap_dp)
+        often, layers = min(often, 1) if gathers_once(step.option) else often, layers_of_unit(step.option)
+        reductions, gathers = dict.fromkeys(layout.reduced, 0.0), dict.fromkeys(layout.reduced, 0.0)
+        for axes in layout.reduced if known else ():
+            largest = layers * layout.reduced[axes].max(), layers * layout.matrices[axes].max()
+            reduce, scatter, gather = self._rates(group, place, axes, *(largest if each else (0, 0)))
+            reductions[axes] = (reduce if step.data == "ddp" else scatter) * BYTES[framework.gradients]
+            gathers[axes] = gather * least_weight_bytes(self.space.loaded)
+        # Under a pipeline that overlaps, FSDP keeps weights gathered and gradients whole through all micro-batches.
+        kept = step.data == "fsdp" and not each and known
+        both = (least_weight_bytes(self.space.loaded), BYTES[framework.gradients]) if kept else (0, 0)
+        return ParameterCosts(nbytes, both, reductions, gathers, each, often, layers)
+
+
+def least_weight_bytes(job: Job) -> float:
+    """Returns the least bytes in which a weight of a job is stored and gathered."""
+    stored, compute = job.train.frozen_weights, BYTES[job.framework.weights]
+    return float(compute if stored is None else min(compute, STORED_FORMATS[stored].codes))
+
+
+def find_places(pipelines: list[Pipeline]) -> dict[Place, np.ndarray]:
+    """Returns the numbers of pipelines with equal stages and order of the mesh."""
+    numbers_of: dict[Place, list[int]] = {}
+    for number, pipeline in enumerate(pipelines):
+        numbers_of.setdefault(pipeline.place, []).append(number)
+    return {place: np.array(numbers) for place, numbers in numbers_of.items()}

@@ -1,0 +1,1 @@
+"""Searches of plans whose stages, or whose replicas, differ in degrees and in shares of the batch."""

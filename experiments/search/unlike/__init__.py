@@ -1,1 +1,0 @@
-"""Searches of plans whose stages, or whose replicas, have unlike degrees."""
