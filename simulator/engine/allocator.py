@@ -3,8 +3,8 @@
 pytorch/pytorch @001074d25084, c10/cuda/CUDACachingAllocator.cpp: sizes are rounded up to 512 bytes; tensors of up to
 1 MiB share segments of 2 MiB, those below 10 MiB segments of 20 MiB, larger ones get a segment of their size, rounded
 up to 2 MiB. The smallest free block of the stream that is large enough serves a tensor, and what is left of it stays
-free; free neighbours join. With expandable segments a stream has one segment for small and one for large tensors, which
-grows by whole pages of 2 and of 20 MiB. What it does when memory ends is left out: cached segments are given back.
+free; free neighbours join. With expandable segments a stream has a segment for small and another for large tensors,
+which grows by whole pages of 2 and of 20 MiB. What it does when memory ends is left out: cached segments are returned.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 UNIT = 512
 """Bytes that sizes are multiples of, and the least rest that is split from a small or expandable block."""
 SMALL = 1 << 20
-"""Largest tensor of the small pool, and the largest rest that stays with a block of the large one [bytes]."""
+"""Largest tensor of the small pool, and the largest rest that stays with a block of the large pool [bytes]."""
 SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 20 << 20
-LEAST_OWN = 10 << 20
-"""Smallest tensor that gets a segment of its own size [bytes]."""
+MIN_SEGMENT = 10 << 20
+"""Smallest tensor that gets a segment of its size [bytes]."""
 PAGE = 2 << 20
-"""Bytes that segments of their own size are multiples of."""
+"""Bytes that segments of a tensor's size are multiples of."""
 ROOM = 1 << 40
 """Bytes of addresses for an expandable segment: more than any GPU has."""
 
@@ -66,7 +66,7 @@ class CachedBlock:
 
 @dataclass(eq=False, slots=True)
 class BlockPool:
-    """The blocks of one stream for small or for large tensors.
+    """The blocks of a stream for small or for large tensors.
 
     Attributes:
         stream: whose.
@@ -86,17 +86,17 @@ class BlockPool:
 
     @property
     def page(self) -> int:
-        """Bytes of a segment that tensors share, and by which an expandable one grows."""
+        """Bytes of a segment that tensors share, and by which an expandable segment grows."""
         return SMALL_SEGMENT if self.small else LARGE_SEGMENT
 
 
 class CachingAllocator:
-    """The allocator of one device.
+    """The allocator of a device.
 
     Attributes:
         expandable: whether segments grow (``expandable_segments``).
         first: the first address.
-        segments: in the order in which they were made; none is given back.
+        segments: in the order in which they were allocated; none is returned.
         reserved: bytes of all segments.
         allocated: bytes of all blocks that tensors have.
     """
@@ -170,7 +170,7 @@ class CachingAllocator:
         insort(pool.blocks, (rest.nbytes, rest.address, rest))
 
     def _add_segment(self, pool: BlockPool, size: int) -> CachedBlock:
-        nbytes = pool.page if size < LEAST_OWN else -(-size // PAGE) * PAGE
+        nbytes = pool.page if size < MIN_SEGMENT else -(-size // PAGE) * PAGE
         self.segments.append(CachedSegment(self._top, nbytes, pool.stream, pool.small))
         self.reserved += nbytes
         self._top += nbytes

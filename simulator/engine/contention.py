@@ -4,8 +4,8 @@ Every op has a rate: 1 if it shares no link and no SM with others, less if it do
 
 - Communication waits for its latency; then its bytes are sent at the max-min fair share of the device's links
   (`simulator.engine.fair_share`), in both directions; ops of a higher priority take theirs first. A message uses the
-  outgoing links of its sender and the incoming ones of its receiver. A device stands for all ranks of a stage: each
-  rank has links of its own, and the groups of one stage communicate at the same time.
+  outgoing links of its sender and the incoming links of its receiver. A device stands for all ranks of a stage: each
+  rank has its links, and the groups of a stage communicate at the same time.
 - From launch to end, communication occupies SMs, a message those of both ends. A kernel that needs all SMs (GEMM,
   attention) then takes
 
@@ -40,8 +40,8 @@ Place = tuple[int, str, str]
 Known = tuple[Use, dict[Place, float]]
 """What an op occupies, and its share of each link that it uses."""
 
-LEAST = 0.01
-"""Minimum share of the multiprocessors that communication leaves to kernels: about one of a hundred."""
+MIN_SHARE = 0.01
+"""Minimum share of the multiprocessors that communication leaves to kernels: about 1 of a hundred."""
 
 
 def play(flat: FlatProgram, uses: Sequence[Uses]) -> OpTimes:
@@ -97,18 +97,18 @@ class Traffic:
         done = self.env.event()
         if isinstance(self.flat.ops[number].work, Communication):
             moving = min(use.moving, seconds) if links else 0.0
-            one = Running(number, self.flat.ops[number], device, moving, links, done)
-            # A kernel sends, and one of the receiver receives.
+            running = Running(number, self.flat.ops[number], device, moving, links, done)
+            # A kernel sends, and a kernel of the receiver receives.
             for end in {device, self._receiver.get(number, device)} if use.multiprocessors else ():
                 self.kept[end][number] = use.multiprocessors
                 self._pace_kernels(end)
             latency = self.env.timeout(seconds - moving)
-            latency.callbacks.append(lambda _: self._move(one))
+            latency.callbacks.append(lambda _: self._move(running))
         else:
-            one = Running(number, self.flat.ops[number], device, seconds, links, done)
-            one.needed = use.multiprocessors or 1.0
-            self.kernels[device][number] = one
-            self._pace_kernel(one)
+            running = Running(number, self.flat.ops[number], device, seconds, links, done)
+            running.needed = use.multiprocessors or 1.0
+            self.kernels[device][number] = running
+            self._pace_kernel(running)
         return done
 
     def _use(self, number: int, device: int) -> Known:
@@ -117,7 +117,7 @@ class Traffic:
     @remembered
     def _use_of(self, op: Op, device: int, receiver: int) -> Known:
         uses = [self.uses[end](op.work) for end in (device, receiver)] if op.work is not None else [ALONE]
-        use = max(uses, key=lambda one: one.moving)  # of a message between two kinds of GPUs, the slower end's
+        use = max(uses, key=lambda known: known.moving)  # of a message between two kinds of GPUs, the slower end's
         ends = (device, "out", use.links), (receiver, "in", use.links if use.received is None else use.received)
         links = {
             (end, tier, way): share
@@ -129,14 +129,14 @@ class Traffic:
 
     # ------------------------------------------------------------------------------------------ links
 
-    def _move(self, one: Running) -> None:
+    def _move(self, running: Running) -> None:
         """Begins to send the bytes of an op, whose latency is over."""
-        if not one.left:
-            self._end(one)
+        if not running.left:
+            self._end(running)
             return
-        for place in one.links:
-            self.flows[place][one.number] = one
-        self._share([one])
+        for place in running.links:
+            self.flows[place][running.number] = running
+        self._share([running])
 
     def _share(self, flows: Iterable[Running]) -> None:
         """Sets the fair rates of these flows and of all that share links with them, directly or through others."""
@@ -146,14 +146,14 @@ class Traffic:
                 continue
             seen.add(first.number)
             met = [first]
-            for one in met:
-                for place in one.links:
+            for running in met:
+                for place in running.links:
                     for number, other in self.flows[place].items():
                         if number not in seen:
                             seen.add(number)
                             met.append(other)
-            for one, rate in zip(met, self._fair(met) if len(met) > 1 else [1.0], strict=True):
-                self._pace(one, rate)
+            for running, rate in zip(met, self._fair(met) if len(met) > 1 else [1.0], strict=True):
+                self._pace(running, rate)
 
     @remembered_by(lambda traffic, met: tuple((running.op, running.device) for running in met))
     def _fair(self, met: list[Running]) -> list[float]:
@@ -163,42 +163,42 @@ class Traffic:
 
     # -------------------------------------------------------------------------------- multiprocessors
 
-    def _given(self, device: int) -> float:
+    def _free_share(self, device: int) -> float:
         """Returns the share of the SMs that communication leaves to kernels."""
-        return max(LEAST, 1.0 - sum(self.kept[device].values()))
+        return max(MIN_SHARE, 1.0 - sum(self.kept[device].values()))
 
     def _pace_kernels(self, device: int) -> None:
-        for one in self.kernels[device].values():
-            self._pace_kernel(one)
+        for running in self.kernels[device].values():
+            self._pace_kernel(running)
 
-    def _pace_kernel(self, one: Running) -> None:
-        self._pace(one, min(1.0, self._given(one.device) / one.needed))
+    def _pace_kernel(self, running: Running) -> None:
+        self._pace(running, min(1.0, self._free_share(running.device) / running.needed))
 
     # ------------------------------------------------------------------------------------------- time
 
-    def _pace(self, one: Running, rate: float) -> None:
+    def _pace(self, running: Running, rate: float) -> None:
         """Changes the rate of an op."""
-        if rate == one.rate:
+        if rate == running.rate:
             return
         now = self.env.now
-        one.left = max(0.0, one.left - (now - one.since) * one.rate)
-        one.since, one.rate = now, rate
+        running.left = max(0.0, running.left - (now - running.since) * running.rate)
+        running.since, running.rate = now, rate
         if not rate:
-            one.timer = None
+            running.timer = None
             return
-        one.timer = timer = self.env.timeout(one.left / rate)
-        timer.callbacks.append(lambda _: self._end(one) if one.timer is timer else None)
+        running.timer = timer = self.env.timeout(running.left / rate)
+        timer.callbacks.append(lambda _: self._end(running) if running.timer is timer else None)
 
-    def _end(self, one: Running) -> None:
+    def _end(self, running: Running) -> None:
         """Ends an op and raises the rates of those that shared links or SMs with it."""
-        one.done.succeed()
-        self.kernels[one.device].pop(one.number, None)
+        running.done.succeed()
+        self.kernels[running.device].pop(running.number, None)
         near: dict[int, Running] = {}
-        for place in one.links:
-            self.flows[place].pop(one.number, None)
+        for place in running.links:
+            self.flows[place].pop(running.number, None)
             near |= self.flows[place]
         if near:
             self._share(near.values())
-        for end in {one.device, self._receiver.get(one.number, one.device)}:
-            if self.kept[end].pop(one.number, None):
+        for end in {running.device, self._receiver.get(running.number, running.device)}:
+            if self.kept[end].pop(running.number, None):
                 self._pace_kernels(end)

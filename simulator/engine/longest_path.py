@@ -1,7 +1,7 @@
-"""Longest path: the times of all ops in one pass, where nothing is shared.
+"""Longest path: the times of all ops in a single pass, where nothing is shared.
 
 An op begins when its stream is free, the host has launched it and all its dependencies have ended. Ops are in an order
-in which each comes behind its dependencies, so this is one maximum per op.
+in which each comes behind its dependencies, so this is a maximum per op.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ take time, when the host has launched all so far; for each of up to two overlapp
 the task: when its result exists).
 
 Without contention an op begins at the latest of several times, each a coordinate of the state plus a fixed sum of
-durations: a row of a matrix over (max, +). One longest-path pass over the ops of a block, with such a row in place of
+durations: a row of a matrix over (max, +). A longest-path pass over the ops of a block, with such a row in place of
 each time, gives the matrix of the block. The matrix of consecutive blocks is the product of theirs, that of equal
-blocks a power. So a task is one small matrix, however many layers it has, and is exact although its streams overlap
+blocks a power. So a task is a small matrix, however many layers it has, and is exact although its streams overlap
 with those of the tasks before and after it.
 
 Baccelli, Cohen, Olsder, Quadrat 1992, "Synchronization and Linearity", chapters 2 and 3.
@@ -59,7 +59,7 @@ class CompactMatrix:
     """The entries of a task's matrix that matter if a device has at most two streams [s].
 
     lead: how long after the host's first launch the compute stream must become free for the host to delay nothing.
-    second: the entries of a second stream, if there is one.
+    second: the entries of a second stream, if there is any.
     free_after_free: from the compute stream to the compute stream.
     free_after_arrival: from the arrival of the input to the compute stream.
     result_after_free: from the compute stream to the result.
@@ -106,47 +106,47 @@ class BlockMatrices:
     @cached_property
     def _alone(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Masks of the coordinates that depend on themselves alone (the host, an idle stream) and of those among them
-        that others depend on; the shift of the former by one copy [s]; and the matrix of the other coordinates."""
+        that others depend on; the shift of the former by a copy [s]; and the matrix of the other coordinates."""
         finite = self.out > NEVER
-        own = (finite.sum(axis=1) == 1) & finite.diagonal()
-        rates = np.where(own, self.out.diagonal(), 0.0)
-        return own, own & (finite.sum(axis=0) > 1), rates, self.out[~own][:, ~own]
+        lonely = (finite.sum(axis=1) == 1) & finite.diagonal()
+        rates = np.where(lonely, self.out.diagonal(), 0.0)
+        return lonely, lonely & (finite.sum(axis=0) > 1), rates, self.out[~lonely][:, ~lonely]
 
     def orbit(self, state: np.ndarray, count: int) -> Orbit:
         """Computes the states before and after each of `count` copies, the first of which finds `state`.
 
-        state: [coordinates, columns], each column a state of its own.
+        state: [coordinates, columns], each column a state.
 
-        As soon as a copy shifts all coordinates of a column by one amount, every further copy shifts them by the same
-        amount. A coordinate that depends on itself alone may shift by less, as long as no op waits for it.
+        As soon as a copy shifts all coordinates of a column by the same amount, every further copy shifts them by the
+        same amount. A coordinate that depends on itself alone may shift by less, as long as no op waits for it.
         """
-        found = [state]
-        own, active, rates, inner = self._alone
-        while len(found) <= count:
-            found.append(now := product(self.out, found[-1]))
-            if not 2 < len(found) <= count:
+        states = [state]
+        lonely, active, rates, inner = self._alone
+        while len(states) <= count:
+            states.append(now := product(self.out, states[-1]))
+            if not 2 < len(states) <= count:
                 continue
             with np.errstate(invalid="ignore"):
-                moved = (now - found[-2])[~own]  # NaN where both states are NEVER
+                moved = (now - states[-2])[~lonely]  # NaN where both states are NEVER
             top, low = np.fmax.reduce(moved), np.fmin.reduce(moved)
             shift = np.where(np.isnan(top), 0.0, top)
             if not (shift < np.inf).all() or (top - low > ALIKE * np.maximum.reduce(now, axis=None)).any():
                 continue
             if active.any() and not (
-                np.array_equal(product(inner, found[-2][~own]), now[~own])
+                np.array_equal(product(inner, states[-2][~lonely]), now[~lonely])
                 and ((rates[active, None] <= shift) | (now[active] == NEVER)).all()
             ):
                 continue
-            return Orbit(np.array(found), np.where(own[:, None], rates[:, None], shift), count)
-        return Orbit(np.array(found), np.zeros_like(state), count)
+            return Orbit(np.array(states), np.where(lonely[:, None], rates[:, None], shift), count)
+        return Orbit(np.array(states), np.zeros_like(state), count)
 
 
 @dataclass(frozen=True)
 class Orbit:
     """The states before the first and after each of `count` copies of a block.
 
-    states: the first ones [states, coordinates, columns]; each later one is the one before shifted by `moves`.
-    moves: shift of a state by one copy [coordinates, columns].
+    states: the first [states, coordinates, columns]; each later is that before shifted by `moves`.
+    moves: shift of a state by a copy [coordinates, columns].
     """
 
     states: np.ndarray
@@ -155,7 +155,7 @@ class Orbit:
 
     @property
     def repeats(self) -> int:
-        """Number of copies after the last of `states`, whose states are that one, shifted."""
+        """Number of copies after the last of `states`, whose states are that state, shifted."""
         return self.count + 1 - len(self.states)
 
     def of(self, count: int) -> Orbit:
@@ -176,12 +176,12 @@ class Orbit:
 
 
 class Walked(NamedTuple):
-    """When the ops of one part of a task, or one list of its side ops, begin (see `Coordinates.walk`).
+    """When the ops of a part of a task, or a list of its side ops, begin (see `Coordinates.walk`).
 
     item: the part, or the side ops.
     begin: times [s], for a part [copies, ops, columns], for side ops [ops, columns].
     states: for a part, the states before its copies [copies, coordinates, columns].
-    repeats, shift: further copies that are not listed; each runs like the last one listed, but `shift` [columns] later
+    repeats, shift: further copies that are not listed; each runs like the last listed, but `shift` [columns] later
         than the copy before.
     """
 
@@ -196,7 +196,7 @@ class Coordinates:
     """The coordinates of the matrices of some tasks, and the matrices; those of blocks are kept with their prices.
 
     every_task: the tasks, equal ones any number of times.
-    host: time of the host to launch one op [s].
+    host: time of the host to launch an op [s].
     """
 
     def __init__(self, every_task: Iterable[Task], host: float = 0.0) -> None:
@@ -227,16 +227,16 @@ class Coordinates:
         return remember(part.prices.results, (self.key, what), make)
 
     def table(self, part: PricedBlock) -> BlockMatrices:
-        """Returns the matrices of one copy of a part."""
+        """Returns the matrices of a copy of a part."""
         return self._cached_result(part, "table", lambda: self._sweep(part, ()))
 
     def _hold_columns(self, part: PricedBlock, marks: Marks) -> BlockMatrices:
-        """Makes matrices of one copy with a column for each of `marks`: a time before which its ops cannot begin."""
+        """Makes matrices of a copy with a column for each of `marks`: a time before which its ops cannot begin."""
         table = self._cached_result(part, marks, lambda: self._sweep(part, marks))
         return BlockMatrices(table.begin[:, self.size :], table.out[:, self.size :])
 
     def _powers(self, part: PricedBlock) -> Orbit:
-        """Computes the matrices of no copy, of one copy, and so on to all copies."""
+        """Computes the matrices of no copy, of a copy, and so on to all copies."""
         key = self.key, "powers"
         known = part.prices.results.get(key)
         if not isinstance(known, Orbit) or (known.count < part.count and not known.repeats):
@@ -314,8 +314,8 @@ class Coordinates:
         return BlockMatrices(begin, now)
 
     def parts_follow(self, parts: Sequence[PricedBlock], s: int) -> bool:
-        """Whether stream `s` is never free later than the compute stream after `parts`, nor delays more in them, if so
-        before them."""
+        """Returns whether stream `s` is never free later than the compute stream after `parts`, nor delays more in
+        them, if so before them."""
         state: np.ndarray | None = None
         for part in parts:
             table = self.table(part)
@@ -331,18 +331,18 @@ class Coordinates:
         return state is None or not (self._late_end(state, s) or self._late_begin(state, s))
 
     def _follows(self, table: BlockMatrices, s: int) -> bool:
-        """The same of one copy of a part behind another."""
+        """Returns the same of a copy of a part behind another."""
         ops_wait = bool((table.begin[:, s] > table.begin[:, 0]).any())
         return not (ops_wait or self._late_begin(table.out, s) or self._late_end(table.out, s))
 
     def _late_begin(self, matrix: np.ndarray, s: int) -> bool:
-        """Whether another stream is delayed more by stream `s` than by the compute stream."""
+        """Returns whether another stream is delayed more by stream `s` than by the compute stream."""
         later = matrix[:, s] > matrix[:, 0]
         later[s] = False
         return bool(later.any())
 
     def _late_end(self, matrix: np.ndarray, s: int) -> bool:
-        """Whether stream `s` ends later than the compute stream."""
+        """Returns whether stream `s` ends later than the compute stream."""
         later = matrix[s] > matrix[0]
         later[s] = matrix[s, s] > matrix[0, 0]
         return bool(later.any())
@@ -350,23 +350,24 @@ class Coordinates:
     # ------------------------------------------------------------------------------------------- tasks
 
     def patient(self, task: Task) -> bool:
-        """Whether the input never matters if it arrives before the compute stream is free."""
+        """Returns whether the input never matters if it arrives before the compute stream is free."""
         begins = [self.table(part).begin for part in task.parts[:1]]
         return all(bool((begin[:, self.ports] <= begin[:, :1]).all()) for begin in begins)
 
     def issue(self, part: PricedBlock) -> float:
-        """Returns the time in which the host launches one copy of a part [s]."""
+        """Returns the time in which the host launches a copy of a part [s]."""
         return 0.0 if self.host is None else float(self.table(part).out[self.host, self.host])
 
     def host_matters(self, part: PricedBlock, state: np.ndarray, host: float) -> bool:
-        """Whether some op of a copy that finds `state` (its host left out) waits for a host that begins at `host`."""
+        """Returns whether some op of a copy that finds `state` (its host left out) waits for a host that begins at
+        `host`."""
         if self.host is None or host == NEVER:
             return False
         begin = self.table(part).begin
         return bool((begin[:, self.host] + host > np.maximum.reduce(begin + state, axis=1)).any())
 
     def matrix(self, task: Task) -> np.ndarray:
-        """The matrix of a whole task, computed once and kept with the task."""
+        """Returns the matrix of a whole task, computed once and kept with the task."""
         return remember(task.engine_results, ("matrix", self.key), lambda: self._matrix(task))
 
     def _matrix(self, task: Task) -> np.ndarray:
@@ -396,23 +397,23 @@ class Coordinates:
         free: when a stream is free [columns].
         """
         total = sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True))
-        found: dict[int, np.ndarray] = {}
+        releases: dict[int, np.ndarray] = {}
         at: dict[int, np.ndarray] = {}
         for side in task.ahead:
             stream = self.at[side.stream]
-            if stream not in found:
+            if stream not in releases:
                 at[stream] = free(stream)
-                found[stream] = np.full((total, len(at[stream])), NEVER)
+                releases[stream] = np.full((total, len(at[stream])), NEVER)
             seen = at[stream] + (side.ends + side.latency)[:, None]
-            found[stream][side.params] = np.repeat(seen, side.lengths, axis=0)
+            releases[stream][side.params] = np.repeat(seen, side.lengths, axis=0)
             at[stream] = at[stream] + side.ends[-1]
-        return found
+        return releases
 
     def _of_copies(self, task: Task, part: int, values: np.ndarray) -> np.ndarray:
         """Reshapes values by parameter number to [copies, parameters of a copy, ...], in the order of execution."""
         start, count, width = task.numbers[part], task.parts[part].count, len(task.marks[part])
-        own = values[start : start + count * width].reshape(count, width, *values.shape[1:])
-        return own if task.forward else own[::-1]
+        of_part = values[start : start + count * width].reshape(count, width, *values.shape[1:])
+        return of_part if task.forward else of_part[::-1]
 
     def _behind(
         self, task: Task, state: np.ndarray, ready: list[tuple[int, np.ndarray]]
@@ -425,24 +426,24 @@ class Coordinates:
         complete = np.full((total, state.shape[1]), NEVER)
         for part, times in ready:
             self._of_copies(task, part, complete)[:] = times
-        found: list[tuple[int, PricedSideOps, np.ndarray]] = []
+        ended: list[tuple[int, PricedSideOps, np.ndarray]] = []
         free = dict(enumerate(state))
         for side in task.behind:
             stream = self.at[side.stream]
             slack = np.maximum.reduceat(complete[side.params], side.starts, axis=0)
             if side.after:
                 others, places = side.after
-                made = next(ends for _, one, ends in found if one is others) + others.latency[:, None]
-                slack = np.maximum(slack, np.where(places[:, None] < 0, NEVER, made[places]))
+                earlier = next(ends for _, priced, ends in ended if priced is others) + others.latency[:, None]
+                slack = np.maximum(slack, np.where(places[:, None] < 0, NEVER, earlier[places]))
             slack -= (side.ends - side.seconds)[:, None]
             slack[0] = np.maximum(slack[0], free[stream])
             ends = np.maximum.accumulate(slack, axis=0) + side.ends[:, None]
-            found.append((stream, side, ends))
+            ended.append((stream, side, ends))
             free[stream] = ends[-1]
-        return found
+        return ended
 
     def walk(self, task: Task, state: np.ndarray, side_ops_alone: bool = False) -> Iterator[Walked]:
-        """Plays a task from `state` [coordinates, columns], each column a state of its own.
+        """Plays a task from `state` [coordinates, columns], each column a state.
 
         side_ops_alone: whether to leave out when the ops of parts begin.
         """
@@ -493,8 +494,8 @@ class Coordinates:
         return Walked(part, begin, states, repeats, orbit.moves[0])
 
     def choose_entries(self, matrix: np.ndarray, second: int | None, sends: bool) -> CompactMatrix:
-        """Returns the entries of a task's matrix that matter to a device of the compute stream and one other, `second`,
-        if there is one. sends: whether the result of the task is sent."""
+        """Returns the entries of a task's matrix that matter to a device of the compute stream and another, `second`,
+        if there is any. sends: whether the result of the task is sent."""
         lead = NEVER
         if self.host is not None:
             rows = [0, self.port] if second is None else [0, self.port, second]

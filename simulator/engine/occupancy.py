@@ -1,5 +1,5 @@
 """Intervals in which a device computes, communicates along each mesh axis (tp, cp, ep, dp, pp), copies or waits for the
-host; the breakdown and the plots are made from them.
+host; the breakdown and the plots are drawn from them.
 
 The intervals of an axis may include those of what precedes it in the breakdown (computation, earlier axes of
 `EXPOSED`): its exposed time is what it adds to the union of those before it.
@@ -33,8 +33,8 @@ ROUNDING = 4e-16
 DECIMALS = 13
 """Decimals to which the states before copies of a part are rounded where intervals are kept for equal ones [s]."""
 
-MOST_KEPT = 200
-"""Maximum number of states of a part for which the intervals of one copy are kept."""
+MAX_KEPT = 200
+"""Maximum number of states of a part for which the intervals of a copy are kept."""
 
 Spans = list[tuple[np.ndarray, np.ndarray]]
 """Pairs of arrays: begins and ends of intervals [s], in any order."""
@@ -59,18 +59,18 @@ def op_occupancy(flat: FlatProgram, times: OpTimes, device: int) -> dict[str, Sp
             numbers[axis_of(flat.ops[queue[0]])] += queue
     numbers["pp"] += [number for number, _, receiver in flat.sent if receiver == device]
     begin, arrival = np.array(times.begin), np.array(times.arrival)
-    found = {axis: [(begin[own], arrival[own])] for axis, own in numbers.items() if own}
+    busy = {axis: [(begin[ops], arrival[ops])] for axis, ops in numbers.items() if ops}
     sent = {number for number, _, _ in flat.sent}
     late = [number for number in times.unissued if flat.device[number] == device and number not in sent]
     if late:
-        found[HOST] = [(np.array([times.unissued[number] for number in late]), begin[late])]
-    return found
+        busy[HOST] = [(np.array([times.unissued[number] for number in late]), begin[late])]
+    return busy
 
 
 def task_occupancy(program: Program, coordinates: Coordinates, play: Play, device: int) -> dict[str, Spans]:
     """Returns the busy intervals of `device` from the state before every action, without the times of all ops.
 
-    Actions of one task that find the same state, up to a shift, run alike: each such situation is computed once, and
+    Actions of a task that find the same state, up to a shift, run alike: each such situation is computed once, and
     its intervals are merged before they are repeated.
     """
     table, spans = program.timetable, defaultdict[str, Spans](list)
@@ -99,7 +99,7 @@ def task_occupancy(program: Program, coordinates: Coordinates, play: Play, devic
 
 
 def _walk_behind(task: Task, coordinates: Coordinates, play: Play, action: int) -> Iterator[Walked]:
-    """Plays the side ops after the parts of one action."""
+    """Plays the side ops after the parts of an action."""
     state = states(coordinates, task, play, [action])
     # They may wait for the input and for the host even where the parts do not.
     state[coordinates.port] = play.arrival[action]
@@ -127,20 +127,20 @@ def _situations(
     task: Task, coordinates: Coordinates, play: Play, actions: list[int], levels: list[str]
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yields by axis of `levels` the begins and ends of the intervals of all actions of a task [s]."""
-    found = states(coordinates, task, play, actions)
+    before = states(coordinates, task, play, actions)
     if not task.ahead:
-        found[coordinates.beside] = NEVER
+        before[coordinates.beside] = NEVER
     host = np.full(len(actions), NEVER)
     if coordinates.host is not None:
-        host = np.array([play.host[action] for action in actions]) - found[0]
-    shift = found[0].copy()
-    found -= shift
+        host = np.array([play.host[action] for action in actions]) - before[0]
+    shift = before[0].copy()
+    before -= shift
     rounding = INSTANT + ROUNDING * float(shift.max())
-    chosen, which = _distinct(found, rounding)
+    chosen, which = _distinct(before, rounding)
     order = np.lexsort((-host, which))
     groups = np.split(order, np.cumsum(np.bincount(which))[:-1])
     for column, group in zip(chosen.tolist(), groups, strict=True):
-        yield from _of_state(task, coordinates, found[:, column], levels, host[group], shift[group], rounding)
+        yield from _of_state(task, coordinates, before[:, column], levels, host[group], shift[group], rounding)
 
 
 def _of_state(
@@ -152,7 +152,7 @@ def _of_state(
     shift: np.ndarray,
     rounding: float,
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yields the same of all actions that find one state, up to a shift.
+    """Yields the same of all actions that find the same state, up to a shift.
 
     host: when the host begins to launch each, the latest first [s].
     rounding: by which equal times may differ [s].
@@ -215,7 +215,7 @@ def _covers(
 
 
 class Copy(NamedTuple):
-    """Intervals of one copy of a part; times are from when the compute stream becomes free [s].
+    """Intervals of a copy of a part; times are from when the compute stream becomes free [s].
 
     covers: the intervals.
     after: the state after the copy.
@@ -228,14 +228,14 @@ class Copy(NamedTuple):
 
 
 def _copy(part: PricedBlock, coordinates: Coordinates, state: np.ndarray, levels: list[str]) -> Copy:
-    """Computes the intervals of one copy, once for states that are equal up to rounding; keeps them with the prices."""
+    """Computes the intervals of a copy, once for states that are equal up to rounding; keeps them with the prices."""
     state = np.round(state - state[0], DECIMALS)
     copies = part.prices.results.setdefault("copies", {})
     assert isinstance(copies, dict)
     key = coordinates.key, tuple(levels), state.tobytes()
     known = copies.get(key)
     if known is None:
-        if len(copies) >= MOST_KEPT:
+        if len(copies) >= MAX_KEPT:
             copies.clear()
         table = coordinates.table(part)
         begin, after = (np.maximum.reduce(matrix + state, axis=1) for matrix in (table.begin, table.out))
@@ -304,13 +304,13 @@ def _host_waits(
 
 
 def _distinct(states: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the index of one column of each distinct state, and for every column the number of its state."""
+    """Returns the index of a column of each distinct state, and for every column the number of its state."""
     if states.shape[1] == 1:
         return np.zeros(1, int), np.zeros(1, int)
     varied = [row for row in states[1:] if (row > NEVER).any() and np.ptp(row) > rounding]
     if not varied:
         return np.zeros(1, int), np.zeros(states.shape[1], int)
-    # Nearly always only one row varies: the arrival of the input.
+    # Nearly always only a single row varies: the arrival of the input.
     keys = np.round((varied[0] if len(varied) == 1 else np.array(varied)) / rounding)
     _, chosen, which = np.unique(keys, axis=-1, return_index=True, return_inverse=True)
     return chosen, which

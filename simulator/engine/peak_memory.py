@@ -22,11 +22,11 @@ GRADIENTS = CATEGORIES.index("gradients")
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest sum of all categories on one device, and its parts at that moment [bytes].
+    """The largest sum of all categories on a device, and its parts at that moment [bytes].
 
     left: what was not freed by the end of the step.
     passes: the largest sum in forward and backward passes.
-    update: the largest sum in the update behind them; 0 without one.
+    update: the largest sum in the update behind them; 0 without an update.
     cached: of gradients that are not there at that moment, which the allocator has since the step before.
     """
 
@@ -39,7 +39,8 @@ class Peak:
 
 
 def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
-    """The peak of every device. static: bytes that live through the whole step, by category, for every device."""
+    """Returns the peak of every device. static: bytes that live through the whole step, by category, for every
+    device."""
     table, flying, slots = program.timetable, in_flight(program), program.timetable.slot_array
     nets, tops = _task_profiles(program)
     places = _find_peaks(table.starts, nets.sum(axis=1)[slots], tops.sum(axis=1)[slots], flying)
@@ -81,7 +82,7 @@ def _add_held(static: dict[str, float], held: np.ndarray) -> dict[str, float]:
 def _task_profiles(program: Program) -> tuple[np.ndarray, np.ndarray]:
     """Returns by slot and category what its task leaves, and what it holds at its peak [bytes]."""
     distinct = {task: number for number, task in enumerate(dict.fromkeys(program.tasks))}
-    # What runs beside the parts takes no memory of its own.
+    # What runs beside the parts takes no further memory.
     first = {(task.parts, task.inputs, task.results): task for task in reversed(distinct)}
     profiles = [first[task.parts, task.inputs, task.results].memory for task in distinct]
     numbers = [distinct[task] for task in program.tasks]
@@ -89,30 +90,34 @@ def _task_profiles(program: Program) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _find_peaks(starts: Sequence[int], grown: np.ndarray, high: np.ndarray, flying: np.ndarray) -> list[int]:
-    """By device, the number among its own actions of the first one with the highest peak.
+    """Returns, by device, the number among its actions of the first action with the highest peak.
 
-    starts: the first action of every device. grown, high, flying: by action, what it leaves, its own peak, and
+    starts: the first action of every device. grown, high, flying: by action, what it leaves, its peak, and
     communication buffers beside it [bytes].
     """
     if len({*map(sub, starts[1:], starts)}) > 1:
-        ends = (slice(*own) for own in pairwise(starts))
-        return [at for one in ends for at in _find_peaks((0, one.stop - one.start), grown[one], high[one], flying[one])]
+        ends = (slice(*pair) for pair in pairwise(starts))
+        return [
+            at
+            for actions in ends
+            for at in _find_peaks((0, actions.stop - actions.start), grown[actions], high[actions], flying[actions])
+        ]
     # Devices with equally many actions at once.
     grows, tops, beside = (values.reshape(len(starts) - 1, -1) for values in (grown, high, flying))
-    found: list[int] = np.argmax(np.cumsum(grows, axis=1) - grows + tops + beside, axis=1).tolist()
-    return found
+    peaks: list[int] = np.argmax(np.cumsum(grows, axis=1) - grows + tops + beside, axis=1).tolist()
+    return peaks
 
 
 def offloaded_activations(program: Program) -> list[dict[str, float]]:
-    """The most saved activations of every device in host memory (``cpu``) and on disks (``nvme``) [bytes].
+    """Returns the most saved activations of every device in host memory (``cpu``) and on disks (``nvme``) [bytes].
 
-    They take space from the begin of the pass that copies them out to the end of the one that copies them back.
+    They take space from the begin of the pass that copies them out to the end of the pass that copies them back.
     """
     copies: dict[Task, list[tuple[HostCopy, int]]] = {}
     for task in dict.fromkeys(program.tasks):
-        own = [(work, count) for work, count in task.host_works if isinstance(work, HostCopy)]
-        if found := [(work, count) for work, count in own if work.activations]:
-            copies[task] = found
+        host_copies = [(work, count) for work, count in task.host_works if isinstance(work, HostCopy)]
+        if of_activations := [(work, count) for work, count in host_copies if work.activations]:
+            copies[task] = of_activations
     most: list[dict[str, float]] = [{} for _ in range(program.devices)]
     table = program.timetable
     for device in range(program.devices) if copies else ():
@@ -143,8 +148,8 @@ def in_flight(program: Program) -> np.ndarray:
 
     if program.overlap_sends:
         sums = are_of(GRADIENT_SUMS)  # which take no buffers of messages
-        own = np.flatnonzero(~sums[slots]) if sums.any() else np.arange(len(slots))
-        before, behind = own[:-1], own[1:]
+        numbers = np.flatnonzero(~sums[slots]) if sums.any() else np.arange(len(slots))
+        before, behind = numbers[:-1], numbers[1:]
         follows = device_of[before] == device_of[behind]
         before, behind = before[follows], behind[follows]
         sent = np.zeros(len(program.sends))
@@ -163,7 +168,7 @@ def in_flight(program: Program) -> np.ndarray:
 def over_time(
     program: Program, flat: FlatProgram, times: OpTimes, device: int, static: dict[str, float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The memory of a device through the step: moments [s], and from each on the bytes of every category.
+    """Returns the memory of a device through the step: moments [s], and from each on the bytes of every category.
 
     Returns arrays [moments] and [moments, categories]. Memory follows the issue order, so a moment is never before that
     of an op issued earlier; the peak is that of `peaks`.
@@ -176,7 +181,7 @@ def over_time(
     ops = slice(0)
     for action, flying in zip(actions, in_flight(program)[actions.start : actions.stop].tolist(), strict=True):
         if table.slots[table.slot[action]].kind in GRADIENT_SUMS:
-            continue  # Sums of gradients, which may end after later actions, take no memory of their own.
+            continue  # Sums of gradients, which may end after later actions, take no further memory.
         task = program.tasks[table.slot[action]]
         # What follows in a pair is played with the action before.
         ops = slice(flat.first[action], flat.behind[action]) if task.parts else ops
@@ -208,7 +213,7 @@ def _changes_inside(
 
 
 def moments_inside(task: Task, instances: Sequence[int], begin: np.ndarray, end: np.ndarray) -> Iterable[np.ndarray]:
-    """Yields by part of a task when the tensors of its copies are made and freed [s].
+    """Yields by part of a task when the tensors of its copies are allocated and freed [s].
 
     instances: of the ops of the task. begin, end: of all ops [s].
     """

@@ -1,7 +1,7 @@
-"""A step rank by rank, with jitter and stragglers: every rank runs its kernels at a pace of its own, and every
-collective and message has one.
+"""A step rank by rank, with jitter and stragglers: every rank runs its kernels at its pace, and every
+collective and message has another.
 
-A pipeline device stands for all ranks of its stage. Here each of its ops has one time for every rank: an array over the
+A pipeline device stands for all ranks of its stage. Here each of its ops has a time for every rank: an array over the
 mesh axes inside a stage. A collective over some of these axes begins for its group when the last rank has come;
 pipeline messages go from a rank to the rank at the same place of another stage. Between stages of different degrees a
 rank waits for the ranks that send to it, and in a collective of heterogeneous stages or replicas all their ranks wait
@@ -47,17 +47,19 @@ class Pace:
     persistent: bool = False
 
     def always(self, shapes: Sequence[tuple[int, ...]], step: int = 0) -> list[np.ndarray]:
-        """Factors of the ranks of every device in all actions of one step. shapes: of the ranks of every device."""
+        """Draws the factors of the ranks of every device in all actions of a step. shapes: of the ranks of every
+        device."""
         draw = np.random.default_rng([self.seed, 0, *([] if self.persistent else [1 + step])])
         return [np.where(draw.random(shape) < self.stragglers, self.slow, 1.0) for shape in shapes]
 
     def transfers(self, step: int, action: Key) -> Callable[[tuple[int, ...]], np.ndarray]:
-        """Factors of the collectives and messages of one action, in the order of their issue, each from its shape."""
+        """Draws the factors of the collectives and messages of an action, in the order of their issue, each from its
+        shape."""
         draw = np.random.default_rng([self.seed, 1 + step, *action, TRANSFERS])
         return lambda shape: np.asarray(np.exp(self.communication * draw.standard_normal(shape)))
 
     def once(self, shape: tuple[int, ...], step: int, action: Key) -> np.ndarray:
-        """Factors of the ranks in one action of one step, the same in whichever order actions are played."""
+        """Draws the factors of the ranks in an action of a step, the same in whichever order actions are played."""
         if not self.jitter:
             return np.ones(shape)
         drawn = np.random.default_rng([self.seed, 1 + step, *action]).standard_normal(shape)
@@ -70,7 +72,7 @@ class Unfolded:
 
     span: from the begin of the first op to the end of the last, on whichever rank [s].
     ends: of every op, on the rank that is last [s].
-    busy: of every pipeline device, how long each rank ran kernels of its own [s]; an array over the axes of its ranks.
+    busy: of every pipeline device, how long each rank ran its kernels [s]; an array over the axes of its ranks.
     waited: how long it waited for others in collectives that it had reached [s].
     """
 
@@ -92,7 +94,7 @@ def unfold(
     flat: FlatProgram | None = None,
     track: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> Unfolded:
-    """Plays one of the steps, each of which draws paces of its own.
+    """Plays one of the steps, each of which draws other paces.
 
     grids: the ranks of every pipeline device.
     flat: the program op by op, where that is known.
@@ -193,12 +195,12 @@ class Meetings:
         self.grids = grids
         self._kinds = [(grid.axes, grid.ranks.shape) for grid in grids]
 
-    def are_alike(self, one: int, other: int) -> bool:
-        """Whether the ranks of two devices have the same axes of the same sizes."""
-        return self._kinds[one] == self._kinds[other]
+    def are_alike(self, first: int, second: int) -> bool:
+        """Returns whether the ranks of two devices have the same axes of the same sizes."""
+        return self._kinds[first] == self._kinds[second]
 
     def arrivals(self, work: object, done: np.ndarray, sender: int, receiver: int) -> np.ndarray:
-        """When each rank of a device has all that it gets of the ranks of another.
+        """Returns when each rank of a device has all that it gets of the ranks of another.
 
         done: when each of those is done [s].
         """
@@ -206,9 +208,9 @@ class Meetings:
         if not isinstance(work, Transfer) or not work.pairs:
             return np.full(shape, done.max())
         sources, targets = self._places_of(work, sender, receiver)
-        found = np.zeros(shape)
-        np.maximum.at(found.ravel(), targets, done.ravel()[sources])
-        return found
+        arrived = np.zeros(shape)
+        np.maximum.at(arrived.ravel(), targets, done.ravel()[sources])
+        return arrived
 
     @remembered
     def _places_of(self, work: Transfer, sender: int, receiver: int) -> tuple[list[int], list[int]]:
@@ -243,31 +245,32 @@ def _key(action: Action) -> Key:
 
 
 def _over(work: object, axes: Sequence[str]) -> tuple[int, ...]:
-    """Which of a stage's axes an op joins."""
+    """Returns which of a stage's axes an op joins."""
     joined = work.axes if isinstance(work, Collective | Exchange) else ()
     return tuple(i for i, axis in enumerate(axes) if axis in joined)
 
 
 def _owners(program: Program, flat: FlatProgram) -> list[Key]:
-    """The action that every op belongs to, messages to the action that sends them; an update belongs to its device."""
-    found = [Key()] * len(flat.ops)
+    """Returns the action that every op belongs to, messages to the action that sends them; an update belongs to its
+    device."""
+    owners = [Key()] * len(flat.ops)
     for action, first, behind in zip(program.timetable.actions, flat.first, flat.behind, strict=True):
-        found[first:behind] = [_key(action)] * (behind - first)
+        owners[first:behind] = [_key(action)] * (behind - first)
     for number, _, _ in flat.sent:
-        found[number] = found[number - 1]
+        owners[number] = owners[number - 1]
     for device, numbers in enumerate(flat.updates):
         for number in numbers:
-            found[number] = (device,)
-    return found
+            owners[number] = (device,)
+    return owners
 
 
 def _last_readers(flat: FlatProgram) -> list[list[int]]:
-    """For every op, those whose results nobody needs behind it: their per-rank times are dropped then."""
+    """Returns for every op those whose results nobody needs behind it: their per-rank times are dropped then."""
     reader = list(range(len(flat.ops)))
     for number, after in enumerate(flat.after):
         for other in after:
             reader[other] = number
-    found: list[list[int]] = [[] for _ in flat.ops]
+    read: list[list[int]] = [[] for _ in flat.ops]
     for number, at in enumerate(reader):
-        found[at].append(number)
-    return found
+        read[at].append(number)
+    return read

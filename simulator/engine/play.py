@@ -22,9 +22,9 @@ from meshcast.simulator.program.flatten import FlatProgram, flatten
 from meshcast.simulator.program.program import Program
 
 Engine = Literal["matrices", "sweep", "simpy", "shared"]
-"""Op by op as SimPy processes (`simpy`) is the reference; op by op in one pass (`sweep`) and task by task as (max,+)
-matrices (`matrices`) are faster ways to its answer. `shared`: as SimPy processes of which those that share links or
-multiprocessors slow each other, which no other engine can play."""
+"""Op by op as SimPy processes (`simpy`) is the reference; op by op in a single pass (`sweep`) and task by task as
+(max,+) matrices (`matrices`) are faster ways to its answer. `shared`: as SimPy processes of which those that share
+links or multiprocessors slow each other, which no other engine can play."""
 
 ENGINES: tuple[str, ...] = get_args(Engine)
 
@@ -33,7 +33,7 @@ class PlayedStep(ABC):
     """A played step.
 
     program: what was played.
-    flat: all its ops, one by one.
+    flat: all its ops, singly.
     """
 
     def __init__(self, program: Program) -> None:
@@ -54,16 +54,16 @@ class PlayedStep(ABC):
         """From the begin of the first op to the end of the last [s]."""
 
     def sums_in(self, window: Window | None) -> np.ndarray:
-        """Returns `SUMS` over all ops of every device as they were played, in a window of the run if there is one."""
+        """Returns `SUMS` over all ops of every device as they were played, in a window of the run if there is any."""
         return window.sums(self.program) if window else self.program.sums
 
     @abstractmethod
     def done(self, update: int) -> float:
-        """End of an update that is an action [s]."""
+        """Returns the end of an update that is an action [s]."""
 
     @abstractmethod
     def occupancy(self, device: int) -> dict[str, Spans]:
-        """When something ran on a device, by axis."""
+        """Returns when something ran on a device, by axis."""
 
 
 class ByOps(PlayedStep):
@@ -92,7 +92,7 @@ class Shared(ByOps):
     """Played op by op on SimPy, with contention."""
 
     def sums_in(self, window: Window | None) -> np.ndarray:
-        found, flat = super().sums_in(window).copy(), self.flat
+        sums, flat = super().sums_in(window).copy(), self.flat
         begin, owner = np.array(self.times.begin), np.array(flat.device)
         longer = np.array(self.times.end) - begin - np.array(flat.seconds)
         kinds = np.array([KINDS.index(kind_of(op)) for op in flat.ops])
@@ -103,11 +103,11 @@ class Shared(ByOps):
                 inside = (first <= begin[numbers]) & (begin[numbers] < last)
                 numbers, devices = numbers[inside], devices[inside]
             for column in (SUMS.index("seconds"), SUMS.index("lasting")):
-                np.add.at(found[..., column], (devices, kinds[numbers]), longer[numbers])
+                np.add.at(sums[..., column], (devices, kinds[numbers]), longer[numbers])
         # What is uncertain of a kind grows with its time.
-        seconds, alone = found[..., SUMS.index("seconds")], super().sums_in(window)[..., SUMS.index("seconds")]
-        found[..., SUMS.index("weighted")] *= np.divide(seconds, alone, out=np.ones_like(alone), where=alone > 0)
-        return found
+        seconds, alone = sums[..., SUMS.index("seconds")], super().sums_in(window)[..., SUMS.index("seconds")]
+        sums[..., SUMS.index("weighted")] *= np.divide(seconds, alone, out=np.ones_like(alone), where=alone > 0)
+        return sums
 
 
 class ByMatrices(PlayedStep):

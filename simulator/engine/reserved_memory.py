@@ -20,7 +20,7 @@ from meshcast.simulator.scheduling.schedule import GRADIENT_SUMS
 Place = tuple[int, int]
 """Of a tensor in a task: number of the part, and of the row in the tensors of all of its copies."""
 FIRST, LAST = (-1, 0), (-1, 1)
-"""Places of what a task takes before its first part, and of what it gives behind the last one."""
+"""Places of what a task takes before its first part, and of what it gives behind the last."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class StateTensors:
 
 
 class TensorReplay:
-    """The tensors of one device in an allocator.
+    """The tensors of a device in an allocator.
 
     Attributes:
         allocator: which has all tensors.
-        live: those that passes have made and not freed, by owner and kind. An owner is a pass of a micro-batch.
+        live: those that passes have allocated and not freed, by owner and kind. An owner is a pass of a micro-batch.
     """
 
     def __init__(self, allocator: CachingAllocator) -> None:
@@ -72,7 +72,7 @@ class TensorReplay:
         self.hold(states.held)
 
     def run(self, owner: Hashable, task: Task, flying: float = 0.0) -> Iterator[Place]:
-        """Plays a pass. Before every tensor that is made or freed it yields the place.
+        """Plays a pass. Before every tensor that is allocated or freed it yields the place.
 
         flying: bytes of messages beside the pass.
         """
@@ -96,7 +96,7 @@ class TensorReplay:
             self.live[owner][kind].append(self.allocate(kind, stream))
 
     def _free(self, owner: Hashable, kind: TensorKind) -> None:
-        """Frees the latest tensor of a kind. Of one that a pass frees in part, the rest becomes a tensor of its own."""
+        """Frees the latest tensor of a kind. Of a tensor that a pass frees in part, the rest becomes another."""
         category, left = kind
         while left and (match := self._find(owner, (category, left))):
             blocks, nbytes = match
@@ -105,8 +105,8 @@ class TensorReplay:
             left = max(left - nbytes, 0)
 
     def _find(self, owner: Hashable, kind: TensorKind) -> tuple[list[CachedBlock], int] | None:
-        """Returns the tensors of a kind and their bytes: those of the owner, of another one, as two passes that overlap
-        are one task, or any of the category; None if there is none."""
+        """Returns the tensors of a kind and their bytes: those of the owner, of another owner, as two passes that
+        overlap are a single task, or any of the category; None if there is none."""
         if blocks := self.live[owner].get(kind):
             return blocks, kind[1]
         every = [(other, blocks) for live in self.live.values() for other, blocks in live.items() if blocks]
@@ -114,7 +114,7 @@ class TensorReplay:
         return next(iter(same or [(blocks, other[1]) for other, blocks in every if other[0] == kind[0]]), None)
 
     def end_step(self) -> None:
-        """Frees what the passes of a step have left: gradients that are made anew in every step."""
+        """Frees what the passes of a step have left: gradients that are computed anew in every step."""
         for live in self.live.values():
             for blocks in live.values():
                 for block in blocks:
@@ -144,13 +144,13 @@ def play_passes(replay: TensorReplay, program: Program, device: int) -> Iterator
     actions = range(*table.starts[device : device + 2])
     for action, flying in zip(actions, in_flight(program)[actions.start : actions.stop].tolist(), strict=True):
         slot = table.slots[table.slot[action]]
-        if slot.kind not in GRADIENT_SUMS:  # which take no memory of their own
+        if slot.kind not in GRADIENT_SUMS:  # which take no further memory
             owner = slot.stage, table.actions[action].microbatch, table.actions[action].slice
             for place in replay.run(owner, program.tasks[table.slot[action]], flying):
                 yield action, place
 
 
 def play_update(replay: TensorReplay, program: Program, device: int) -> Iterator[Place]:
-    """Plays the update behind the passes of a step, if there is one."""
+    """Plays the update behind the passes of a step, if there is any."""
     for update in program.updates[device : device + 1]:
         yield from replay.run("update", update)

@@ -1,7 +1,7 @@
-"""Plays a program on SimPy: one process for every stream of every device, and one for its host.
+"""Plays a program on SimPy: a process for every stream of every device, and another for its host.
 
 A process walks its queue in order: it waits until an op is launched and its dependencies have ended, lets the op's
-seconds pass, and wakes whoever waits for it. The result of a transfer is seen one latency after it has left its stream.
+seconds pass, and wakes whoever waits for it. The result of a transfer is seen a latency after it has left its stream.
 Each process notes the time of the clock when it begins and ends an op: these notes are the answer.
 """
 
@@ -25,8 +25,9 @@ def play(
     """Plays all ops and returns their times.
 
     running: starts an op that shares something; by default each takes its seconds.
-    moments: ascending times of the simulated clock, each asked for when the clock is at the one before it [s]: whoever
-    makes them sees how far the play is.
+    moments: ascending times of the simulated clock, each asked for when the clock is at the moment before it [s]:
+        whoever
+    iterates over them sees how far the play is.
 
     Raises ScheduleError for a deadlock.
     """

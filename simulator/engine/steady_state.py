@@ -19,7 +19,7 @@ from meshcast.simulator.program.timetable import Timetable
 from meshcast.simulator.scheduling.no_flush import cooldown_updates, max_cycle_updates
 
 ALIKE = 1e-10
-"""Part of a run by which times may differ that are one time."""
+"""Part of a run by which times may differ that are the same time."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,20 @@ class Window:
     steps: float
 
     def turns(self, program: Program) -> np.ndarray:
-        """By slot, how often its actions run in the window."""
+        """Returns by slot how often its actions run in the window."""
         slots = np.concatenate([program.timetable.slot_array[row.start : row.stop] for row in self.rows])
         return np.bincount(slots, minlength=len(program.tasks))
 
     def sums(self, program: Program) -> np.ndarray:
-        """`Program.sums` over what runs in the window."""
+        """Returns `Program.sums` over what runs in the window."""
         return program.sums_of(self.turns(program))
 
     def occupancy(self, device: int, spans: Spans) -> Spans:
-        """The intervals of a device inside the window, since its begin, shortened as if the window were one step."""
+        """Returns the intervals of a device inside the window, since its begin, shortened as if the window were a
+        single step."""
         begin, end = self.begin[device], self.end[device]
-        found = [(first.clip(begin, end) - begin, last.clip(begin, end) - begin) for first, last in spans]
-        return [(first / self.steps, last / self.steps) for first, last in found]
+        clipped = [(first.clip(begin, end) - begin, last.clip(begin, end) - begin) for first, last in spans]
+        return [(first / self.steps, last / self.steps) for first, last in clipped]
 
     @property
     def begin(self) -> np.ndarray:
@@ -78,7 +79,7 @@ class Window:
 
 
 def cycle(moments: np.ndarray, most: int) -> int | None:
-    """After how many updates, up to `most`, all devices have moved on by the same time; None: after none.
+    """Returns after how many updates, up to `most`, all devices have moved on by the same time; None: after none.
 
     moments: [devices, updates], 2 x most at least.
     """
@@ -90,7 +91,7 @@ def cycle(moments: np.ndarray, most: int) -> int | None:
 
 
 def window(table: Timetable, done: Callable[[int], float], batch: int) -> Window:
-    """The window of a run. done: end of an update [s]. batch: micro-batches of a step."""
+    """Returns the window of a run. done: end of an update [s]. batch: micro-batches of a step."""
     shape, interval = table.shape, table.update_interval
     steady = len(table.updates[0]) - cooldown_updates(shape, interval)
     moments = np.array([[done(action) for action in updates[:steady]] for updates in table.updates])

@@ -1,7 +1,7 @@
 """Plays a program action by action with the (max,+) matrices of its tasks, and skips rounds of a steady state.
 
 The state of a device is the vector of times at which its streams become free. For most actions two of them suffice, the
-compute stream's and one other's, since streams that are never free later than the compute stream are left out.
+compute stream's and another's, since streams that are never free later than the compute stream are left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Play:
     """A step played by matrices: the state before every action, from which all other times follow. Times are in s.
 
     played: times of actions; those that the repetition stands for are filled in once somebody asks.
-    second: coordinate of one further stream that matters (None: no such stream).
+    second: coordinate of a further stream that matters (None: no such stream).
     host: by action, when the host began to launch it.
     sent_extra: by number of an extra result (`Timetable.extra_results`), when its send began.
     tail: times of the ops of the updates; tail_ops: these ops.
@@ -100,25 +100,25 @@ def play(program: Program, coordinates: Coordinates, skip: bool = True) -> Play:
 
 
 def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[int]) -> np.ndarray:
-    """Returns the states before `actions`, all of one task [coordinates, actions], without the host.
+    """Returns the states before `actions`, all of a task [coordinates, actions], without the host.
 
     Arrivals that cannot delay the task are `NEVER`.
     """
-    found = np.full((coordinates.size, len(actions)), NEVER)
+    before = np.full((coordinates.size, len(actions)), NEVER)
     port, host = coordinates.port, coordinates.host
-    found[0] = [play.entry[action] for action in actions]
+    before[0] = [play.entry[action] for action in actions]
     if play.second is not None:
-        found[play.second] = [play.beside[action] for action in actions]
-    found[port] = [play.arrival[action] for action in actions]
+        before[play.second] = [play.beside[action] for action in actions]
+    before[port] = [play.arrival[action] for action in actions]
     for i, action in enumerate(actions):
-        if (given := play.full.get(action)) is not None:
-            found[:, i] = given
+        if (whole := play.full.get(action)) is not None:
+            before[:, i] = whole
     if host is not None:
-        found[host] = NEVER
+        before[host] = NEVER
     if coordinates.patient(task):
-        rows = found[coordinates.ports]
-        rows[rows <= found[0]] = NEVER
-    return found
+        rows = before[coordinates.ports]
+        rows[rows <= before[0]] = NEVER
+    return before
 
 
 T = TypeVar("T")
@@ -131,8 +131,8 @@ class _SlotToPlay:
     matrix: of the task.
     compact: its entries that matter; None: the whole matrix does.
     used: coordinates of the streams that the task uses.
-    computes: whether the compute stream is one of them.
-    uses_second: whether the stream `second` is one of them.
+    computes: whether the compute stream is among them.
+    uses_second: whether the stream `second` is among them.
     issue: time in which the host launches the task [s].
     issued: time in which it launches the send, too [s].
     backward: whether its result is sent backward.
@@ -187,10 +187,10 @@ class _PlayedDevice:
 class _Player:
     """Plays the actions of a program.
 
-    second: coordinate of one further stream that matters (None: no such stream).
-    plain: whether the compute stream and at most one other determine the state of a device.
+    second: coordinate of a further stream that matters (None: no such stream).
+    plain: whether the compute stream and at most another determine the state of a device.
     left_out: coordinates of the streams that follow the compute stream.
-    result: by number of a result, when it exists; the last one, -1, stands for no need of any.
+    result: by number of a result, when it exists; the last, -1, stands for no need of any.
     sent_extra: by number of an extra result, when its send began.
     host: by action, when the host begins to launch it.
     hosted: by device, when the host has launched all its actions.
@@ -282,7 +282,8 @@ class _Player:
         return tasks, np.concatenate(each_begin).tolist(), [float(end[-1]) for end in each_end]
 
     def _follows_everywhere(self, s: int) -> bool:
-        """Whether stream `s` is never free later than the compute stream when a task begins, and can be left out.
+        """Returns whether stream `s` is never free later than the compute stream when a task begins, and can be left
+        out.
 
         By induction this holds if in every task the stream delays no op more than the compute stream does when both
         become free at the same time (columns), and the task ends no later on it than on the compute stream (rows).
@@ -312,9 +313,9 @@ class _Player:
         return self._finish_times(self._in_rounds(rounds))
 
     def advance(self, actions: Sequence[int]) -> None:
-        """Plays `actions`, in which each one follows the actions that it needs.
+        """Plays `actions`, in which each follows the actions that it needs.
 
-        One body without calls in the usual cases: sweeps and searches spend more time here than anywhere else.
+        A single body without calls in the usual cases: sweeps and searches spend more time here than anywhere else.
         """
         table, log, result, host, launches = self.table, self.log, self.result, self.host, self.launches
         slots, devices, slot_of, device_of, need = self.slots, self.devices, table.slot, table.device_of, table.need
@@ -328,32 +329,32 @@ class _Player:
             now, second, wait = device.free, device.free_second, device.waiting
             if wait > NEVER:
                 now, second = max(now, wait), max(second, wait) if slot.uses_second else second
-                # An action that computes nothing passes the wait on to the next one.
+                # An action that computes nothing passes the wait on to the next.
                 device.waiting = NEVER if slot.computes else wait
             entry[action], beside[action], arrivals[action] = now, second, arrival
             compact = slot.compact
             if compact is not None and now - host[action] >= compact.lead:
                 free, late = now + compact.free_after_free, arrival + compact.free_after_arrival
                 device.free = late if late > free else free
-                made, late = now + compact.result_after_free, arrival + compact.result_after_arrival
-                if late > made:
-                    made = late
+                computed, late = now + compact.result_after_free, arrival + compact.result_after_arrival
+                if late > computed:
+                    computed = late
                 if (stream := compact.second) is not None:
                     device.free = max(device.free, second + stream.free_after)
-                    made = max(made, second + stream.result_after)
+                    computed = max(computed, second + stream.result_after)
                     device.free_second = max(
                         now + stream.after_free, arrival + stream.after_arrival, second + stream.after_itself
                     )
             elif slot.follows:
-                made = device.second_result
+                computed = device.second_result
             else:
-                made = self._advance_fully(action, device, slot, now, wait)
+                computed = self._advance_fully(action, device, slot, now, wait)
             send = slot.send
             if send is None:
-                result[action] = made
+                result[action] = computed
             else:
                 ports, port = device.ports, slot.backward
-                begin = ports[port] if ports[port] > made else made
+                begin = ports[port] if ports[port] > computed else computed
                 if launches and (issued := host[action] + slot.issued) > begin:
                     begin = issued
                     self.bound.add(action)
@@ -363,26 +364,26 @@ class _Player:
                 if waits_for_sends and arrival > device.waiting:
                     device.waiting = arrival
             if action in extra_results:
-                self._send_others(action, device, slot, made)
+                self._send_others(action, device, slot, computed)
 
-    def _send_others(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, made: float) -> None:
+    def _send_others(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, computed: float) -> None:
         """Sends a result to all stages that need it but the first."""
         issued = self.host[action] + slot.issue if self.axes.host is not None else NEVER
         issued += self.axes.launch if slot.send is not None else 0.0
         others = self.program.others[self.table.slot[action]]
         for number, send in zip(self.table.extra_results[action], others, strict=True):
-            self.result[number] = made
+            self.result[number] = computed
             if send is not None:
                 issued += self.axes.launch
                 port = send.stream == "pipeline-backward"
-                self.sent_extra[number] = begin = max(device.ports[port], made, issued)
+                self.sent_extra[number] = begin = max(device.ports[port], computed, issued)
                 device.ports[port] = begin + send.seconds
                 device.seen[port] = self.result[number] = device.ports[port] + send.latency
                 if not self.program.overlap_sends:
                     device.waiting = max(device.waiting, device.seen[port])
 
     def _advance_fully(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, now: float, wait: float) -> float:
-        """Plays one action with the whole matrix of its task and returns when its result exists."""
+        """Plays an action with the whole matrix of its task and returns when its result exists."""
         axes = self.axes
         before = self.log.full[action] = self._whole_state(action, device, slot, now, wait)
         # A few plain numbers take less time than an array of them.
@@ -456,7 +457,8 @@ class _Player:
         return np.array([*itertools.chain.from_iterable(devices), *waiting])
 
     def _period(self, rounds: Rounds, done: int, snapshots: Sequence[np.ndarray]) -> tuple[int, float]:
-        """Returns the number of rounds after which all changing times have shifted by one amount, and that shift [s].
+        """Returns the number of rounds after which all changing times have shifted by the same amount, and that shift
+        [s].
 
         The number is 0 if there is none yet. Times that do not change are of streams that the rounds do not use. The
         host may shift by less where no action waited for it; otherwise it must shift by the same amount.

@@ -1,4 +1,4 @@
-"""Duration of one task, or of one pass through every stage, alone on its device; means over micro-batches."""
+"""Duration of a task, or of a pass through every stage, alone on its device; means over micro-batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshcast.simulator.scheduling.schedule import PassDurations
 
 
 def task_seconds(task: Task, host: float = 0.0) -> float:
-    """Duration of a task on an idle device [s]."""
+    """Returns the duration of a task on an idle device [s]."""
     flat = FlatProgram()
     for op, seconds, latency, issue, after in flatten_task(task, host).ops:
         flat.add(op, seconds, latency, issue, after, 0)
@@ -28,15 +28,15 @@ def mean_durations(every: Sequence[PassDurations], weights: Sequence[int]) -> Pa
     def mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
         return tuple(np.average(rows, axis=0, weights=weights).tolist())
 
-    kept = [one.kept_for_weights for one in every if one.kept_for_weights is not None]
+    kept = [durations.kept_for_weights for durations in every if durations.kept_for_weights is not None]
     return PassDurations(
-        mean([one.forward for one in every]),
-        mean([one.input_gradients for one in every]),
-        mean([one.weight_gradients for one in every]),
-        mean([one.recomputation for one in every]),
-        float(np.average([one.hop for one in every], weights=weights)),
+        mean([durations.forward for durations in every]),
+        mean([durations.input_gradients for durations in every]),
+        mean([durations.weight_gradients for durations in every]),
+        mean([durations.recomputation for durations in every]),
+        float(np.average([durations.hop for durations in every], weights=weights)),
         mean(kept) if len(kept) == len(every) else None,
-        stored=mean([one.stored for one in every]),
+        stored=mean([durations.stored for durations in every]),
     )
 
 
@@ -46,7 +46,7 @@ def pass_durations(
     """Durations of the passes through every stage at its prices, each alone on its device, and of a hop between two;
     what forward passes store is in bytes.
 
-    axis: that of the pipeline; empty: all stages are on one device.
+    axis: that of the pipeline; empty: all stages are on a single device.
     """
     known: dict[tuple[StageOps, int, str], float] = {}
     left: dict[StageOps, float] = {}

@@ -1,6 +1,6 @@
 """Blocks of attention scores under context parallelism: which share of a block each rank computes.
 
-Ranks hold parts of the queries and of the keys. A block is the scores of every rank's queries against the keys of one
+Ranks hold parts of the queries and of the keys. A block is the scores of every rank's queries against the keys of a
 rank; the causal mask leaves ranks different shares of it, depending on how positions are ordered over the ranks.
 """
 
@@ -33,7 +33,7 @@ class RankShare:
     tile: tuple[int, int] | None = None
 
     def computed_share(self, n: int) -> Fraction:
-        """Computed pairs as a share of all n x n."""
+        """Returns the computed pairs as a share of all n x n."""
         if self.tile is not None and self.pairs < 1:
             return self.queries * self.keys * share_of_tiles(n, *self.tile)
         return self.queries * self.keys * self.pairs + self.diagonals / n
@@ -41,7 +41,7 @@ class RankShare:
 
 @cache
 def share_of_tiles(n: int, queries: int, keys: int) -> Fraction:
-    """Share of n x n pairs that are in tiles of so many queries and keys on or below the diagonal."""
+    """Returns the share of n x n pairs that are in tiles of so many queries and keys on or below the diagonal."""
     pairs = 0
     for begin in range(0, n, queries):
         end = min(begin + queries, n)
@@ -51,7 +51,7 @@ def share_of_tiles(n: int, queries: int, keys: int) -> Fraction:
 
 @dataclass(frozen=True)
 class ScoreBlock:
-    """A block of scores, the queries of every rank against the keys of one rank, computed by a kernel of its own.
+    """A block of scores, the queries of every rank against the keys of a rank, computed by a separate kernel.
 
     shares: what the ranks compute of it; ranks that no share covers compute nothing.
     """
@@ -59,11 +59,11 @@ class ScoreBlock:
     shares: tuple[RankShare, ...]
 
     def most_loaded(self, n: int) -> RankShare:
-        """The share of the rank that computes most of n queries against n keys."""
+        """Returns the share of the rank that computes most of n queries against n keys."""
         return max(self.shares, key=lambda share: share.computed_share(n))
 
     def mean_share(self, n: int) -> Fraction:
-        """The mean over ranks of the computed pairs, as a share of all n x n."""
+        """Returns the mean over ranks of the computed pairs, as a share of all n x n."""
         return sum((share.ranks * share.computed_share(n) for share in self.shares), Fraction())
 
     @property
@@ -83,7 +83,7 @@ def _mean_and_pace(shares: Sequence[tuple[Fraction, Fraction]]) -> tuple[Fractio
 
 
 DIAGONAL = ScoreBlock((RankShare(Fraction(1), pairs=Fraction(1, 2)),))
-"""The queries of a rank against its own keys, under a causal mask."""
+"""The queries of a rank against its keys, under a causal mask."""
 
 WHOLE = ScoreBlock((RankShare(Fraction(1)),))
 """All queries against all keys."""

@@ -1,6 +1,6 @@
-"""What a few schemes can do beyond what every scheme does: one small base class for each ability.
+"""What a few schemes can do beyond what every scheme does: a small base class for each ability.
 
-A scheme derives from the classes of its abilities; a room asks for the schemes that have one:
+A scheme derives from the classes of its abilities; a room asks for the schemes that have an ability:
 ``schemes_with(plan.schemes, MeasuresMemory)``.
 """
 
@@ -26,7 +26,7 @@ class HoldsStates(Scheme):
     """Says where parameters, gradients and optimizer states lie."""
 
     updates_weights: ClassVar[bool] = True
-    """Whether sharded weights are the main weights of the optimizer; otherwise it holds a copy of its own."""
+    """Whether sharded weights are the main weights of the optimizer; otherwise it holds a separate copy."""
 
     def offloaded_to(self, state: str) -> Mapping[str, float]:
         """Returns the offloaded shares of `state` by place: memory of the host (``cpu``) or its disks (``nvme``)."""
@@ -87,7 +87,7 @@ class KeepsOwnStates(Scheme):
 
     @abstractmethod
     def own_states(self, param: Param) -> Mapping[str, float]:
-        """Returns the bytes of these states of `param` on one rank, by place (gpu, cpu, nvme)."""
+        """Returns the bytes of these states of `param` on a rank, by place (gpu, cpu, nvme)."""
 
 
 class KeepsSecondaryShards(Scheme):
@@ -111,7 +111,7 @@ class KeepsBuckets(Scheme):
 
     @abstractmethod
     def keeps_bucket(self, param: Param) -> bool:
-        """Returns whether the gradient of `param` has a place in a bucket of its own."""
+        """Returns whether the gradient of `param` has a place in a separate bucket."""
 
 
 class HoldsUnequalShards(Scheme):
@@ -152,17 +152,17 @@ class MeasuresMemory(Scheme):
 
 
 class MeetsPeriodically(ShardsStates):
-    """Lets ranks take steps of their own, without gradient reduction, until they meet at the end of a period."""
+    """Lets ranks take steps alone, without gradient reduction, until they meet at the end of a period."""
 
     @property
     @abstractmethod
     def period(self) -> int:
-        """Steps from one run of its periodic ops (`Op.when`) to the next."""
+        """Steps from a run of its periodic ops (`Op.when`) to the next."""
 
     @property
     @abstractmethod
     def unsynchronised_axes(self) -> tuple[str, ...]:
-        """Axes along which ranks take steps of their own."""
+        """Axes along which ranks take steps alone."""
 
 
 class AccumulatesByUnit(Scheme):
@@ -178,7 +178,7 @@ class AnnotatesOperators(Scheme):
     """Has options that name, operator by operator, the dims that its axes shard.
 
     It says what ranks compute, so that its axes may also be those of a data scheme further out, which says where states
-    rest. Equal collectives over several of its axes are one collective.
+    rest. Equal collectives over several of its axes are a single collective.
     """
 
     @abstractmethod
@@ -209,7 +209,7 @@ class TakesProjectedKeys(Scheme):
 
 
 class ChangesKernels(Scheme):
-    """Has kernels of its own, which also a single rank runs."""
+    """Has other kernels, which also a single rank runs."""
 
 
 class AdaptsModel(Scheme):
@@ -240,7 +240,7 @@ class FitsModels(Scheme):
 
 
 class VariesSteps(Scheme):
-    """Has steps that differ from each other and are forecast one after another."""
+    """Has steps that differ from each other and are forecast in turn."""
 
     @property
     @abstractmethod
@@ -249,7 +249,7 @@ class VariesSteps(Scheme):
 
     @abstractmethod
     def at_step(self, step: int) -> Scheme:
-        """Returns the scheme in one of these steps."""
+        """Returns the scheme in this step."""
 
 
 class AdaptsRecompute(Scheme):

@@ -20,13 +20,13 @@ class NormOfHeads(Norm):
 
 
 class Softcap(Activation):
-    """y = c tanh(x / c), in one kernel each way (Gemma 2, arXiv 2408.00118, section 2)."""
+    """y = c tanh(x / c), in a kernel each way (Gemma 2, arXiv 2408.00118, section 2)."""
 
 
 class CappedAttention(CoreAttention):
     """Attention whose scores pass c tanh(x / c) before the softmax.
 
-    Fused kernels compute that with the softmax, and are priced as those without. Unfused attention has one more
+    Fused kernels compute that with the softmax, and are priced as those without. Unfused attention has another
     elementwise kernel over the scores each way, and saves its result.
     """
 

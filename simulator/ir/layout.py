@@ -1,12 +1,12 @@
-"""Layouts of tensors on the mesh, and the collectives that turn one layout into another.
+"""Layouts of tensors on the mesh, and the collectives that turn a layout into another.
 
-A layout says for each mesh axis what the ranks along that axis hold of a tensor: shards along one of its dims, partial
+A layout says for each mesh axis what the ranks along that axis hold of a tensor: shards along a dim, partial
 sums, or replicas (then the layout does not list the axis). A scheme says which dim its axis shards at an operator. From
 that follow the layouts of all tensors of the operator:
 
 * the operator needs an input sharded along that dim if the input has it, and replicated otherwise;
 * it produces an output sharded along that dim if the output has it, and as partial sums otherwise;
-* an axis may shard one dim of some tensors and another dim of the others (``b|h``: `b` of tensors that have it, else
+* an axis may shard a dim of some tensors and another dim of the others (``b|h``: `b` of tensors that have it, else
   `h`);
 * backward, the operator needs the gradient of an output as it needs an input, and produces the gradient of an input as
   it produces an output. A weight that has the dim is sharded, and so is its gradient; the gradient of a weight that
@@ -35,8 +35,8 @@ class Dim:
     """One dim of a tensor.
 
     size: number of elements.
-    unit: elements that stay together on one rank, for example the width of a head. A unit below one shards a dim that
-        adds no elements of its own: routed tokens, counted along another dim, are sharded evenly over experts.
+    unit: elements that stay together on a rank, for example the width of a head. A unit below 1 shards a dim that
+        adds no further elements: routed tokens, counted along another dim, are sharded evenly over experts.
     copies: whether ranks share a unit where there are fewer units than ranks (key and value heads).
     """
 
@@ -54,7 +54,7 @@ class Dim:
         return max(1, parts // (self.size // self.unit)) if self.copies else 1
 
     def is_divisible_by(self, parts: int) -> bool:
-        """Whether `parts` ranks get equal shards of whole units, or equal numbers of ranks share each unit."""
+        """Returns whether `parts` ranks get equal shards of whole units, or equal numbers of ranks share each unit."""
         units = self.size // self.unit
         return units % parts == 0 or (self.copies and parts % units == 0)
 
@@ -68,7 +68,7 @@ class Tensor:
     dtype: number format.
     renamed: the consumer's name of a dim by the producer's name (keys are produced at positions `s` and read at `t`).
     gradient_dtype: number format of the gradient; empty: `dtype`.
-    pieces: that make it up, one of which is in memory at a time.
+    pieces: that make it up, of which one is in memory at a time.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Tensor:
     pieces: int = 1
 
     def has(self, dim: str) -> bool:
-        """Whether the tensor has this dim."""
+        """Returns whether the tensor has this dim."""
         return dim in self.dims
 
     def first_dim(self, dims: str) -> str | None:
@@ -95,7 +95,7 @@ class Tensor:
 
     @property
     def gradient(self) -> Tensor:
-        """The gradient: the same dims, in its own number format."""
+        """The gradient: the same dims, in its number format."""
         return replace(self, dtype=self.gradient_dtype) if self.gradient_dtype else self
 
     def layout_of_producer(self, layout: Layout) -> Layout:
@@ -143,7 +143,7 @@ def collectives_between(tensor: Tensor, source: Layout, target: Layout, mesh: Me
 
     Reductions come first, then all-to-alls, then all-gathers, each over inner axes first: this order moves the fewest
     bytes. Sharding a replicated tensor is a local slice without communication; along a dim that no axis shards yet it
-    comes before the all-to-alls. Equal collectives over all parts of one axis become one collective over that axis;
+    comes before the all-to-alls. Equal collectives over all parts of an axis become a collective over that axis;
     over axes that the mesh joins, those that turn the same dim into the same other.
     """
     conversion = _Conversion(tensor, source, target, mesh)
@@ -155,11 +155,11 @@ def collectives_between(tensor: Tensor, source: Layout, target: Layout, mesh: Me
 
 
 class _Conversion:
-    """A tensor on the way from one layout to another.
+    """A tensor on the way from a layout to another.
 
     now: its layout so far.
     axes: those along which the layouts differ, inner first.
-    moves: of every step, the dim that the axis sharded before and the one that it shards after.
+    moves: of every step, the dim that the axis sharded before and that which it shards after.
     """
 
     def __init__(self, tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> None:
@@ -193,7 +193,7 @@ class _Conversion:
                 self._add("all_gather", axis, {other: dim for other, dim in self.now.items() if other != axis})
 
     def _add(self, operation: str, axis: str, buffer: Layout) -> None:
-        """Adds a collective, or joins it with the last one. buffer: the layout of its largest buffer."""
+        """Adds a collective, or joins it with the last. buffer: the layout of its largest buffer."""
         work = Collective(operation, self.tensor.nbytes(buffer, self.mesh), (axis,))
         self.moves.append((self.now.pop(axis, None), self.target.get(axis)))
         if axis in self.target:

@@ -24,7 +24,7 @@ class LinearMixer(CompositeModule):
 
 
 class GatedNorm(Norm):
-    """norm(x) * silu(z) in one kernel each way, for ins x and z (``FusedRMSNormGated`` of flash-linear-attention)."""
+    """norm(x) * silu(z) in a kernel each way, for ins x and z (``FusedRMSNormGated`` of flash-linear-attention)."""
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         read, write = at.bytes(*self.ins, *self.outs), at.bytes(*self.ins)
@@ -36,15 +36,15 @@ class DeltaSizes:
     """Local elements of the tensors of a gated delta rule.
 
     keys: of the queries, and of the keys, copied to the heads of values.
-    given: of the queries, and of the keys, before that.
+    projected: of the queries, and of the keys, before that.
     values: of the values, and of the output.
-    steps: of alpha, and of beta: one number for each token and head.
+    steps: of alpha, and of beta: a number for each token and head.
     states: of the states at the starts of all chunks.
     scores: of the products within all chunks: C numbers for each token and head.
     """
 
     keys: int
-    given: int
+    projected: int
     values: int
     steps: int
     states: int
@@ -53,7 +53,7 @@ class DeltaSizes:
     @property
     def convolved(self) -> int:
         """Elements that pass the convolution: queries, keys and values."""
-        return 2 * self.given + self.values
+        return 2 * self.projected + self.values
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class GatedDeltaRule(Scan):
     S_t = S_(t-1) alpha_t (I - beta_t k_t k_t^T) + beta_t v_t k_t^T, for ins q, k, v, beta and alpha.
 
     The rule is computed chunk by chunk in its WY representation: W = T diag(beta) K and U = T diag(beta) V with T the
-    inverse of a triangular matrix of K K^T, the states of the chunks one after another, and the outputs. The kernels
+    inverse of a triangular matrix of K K^T, the states of the chunks in order, and the outputs. The kernels
     are those of ``chunk_gated_delta_rule`` of flash-linear-attention, with queries and keys copied to all heads of
     values and normalised to length 1 before. Saved for the backward pass are the inputs of the convolution, normalised
     queries and keys, values, alpha, beta and T; W, U and the states are computed again.
@@ -93,13 +93,13 @@ class GatedDeltaRule(Scan):
         return 2.0 * (n.scores * inside + n.steps * states * self.key_dim * self.value_dim)
 
     def _chunk_states(self, n: DeltaSizes, e: int) -> Memory:
-        """The kernel of the states of all chunks, and of U - W S."""
+        """Returns the kernel of the states of all chunks, and of U - W S."""
         read = e * (2 * n.keys + n.values) + 4 * n.steps
         return Memory("scan", read, e * (n.states + n.values), flops=self._flops(n, 0, 0, 2))
 
     def forward(self, at: LocalShapes) -> list[Work]:
         n, e = self.sizes(at), BYTES[self.ins[0].dtype]
-        copies = [Memory("concat", 2 * n.given * e, 2 * n.keys * e)] if n.keys > n.given else []
+        copies = [Memory("concat", 2 * n.projected * e, 2 * n.keys * e)] if n.keys > n.projected else []
         inverse = n.scores * self.chunk / 3  # forward substitution: C^3 / 3 of each chunk and head
         return [
             Memory("conv", n.convolved * e, n.convolved * e),
@@ -125,7 +125,7 @@ class GatedDeltaRule(Scan):
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         n, e = self.sizes(at), BYTES[self.ins[0].dtype]
         both = n.keys + n.values
-        sums = [Memory("add", 2 * n.keys * e, 2 * n.given * e)] if n.keys > n.given else []
+        sums = [Memory("add", 2 * n.keys * e, 2 * n.projected * e)] if n.keys > n.projected else []
         return [
             Memory("scan", e * (both + n.scores) + 8 * n.steps, e * both, flops=self._flops(n, 1, 1, 0)),  # W, U
             self._chunk_states(n, e),
@@ -176,7 +176,7 @@ class GatedDeltaRule(Scan):
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         n, e = self.sizes(at), BYTES[self.ins[0].dtype]
-        copied = n.keys > n.given
+        copied = n.keys > n.projected
         if not backward:
             first = 4 + copied  # of the kernel of T, W and U
             return [(first, first + 1, e * (n.keys + n.values)), (first + 1, first + 2, e * (n.states + n.values))]
@@ -215,7 +215,7 @@ class LightningAttention(Scan):
         return [Memory("scan", at.bytes(*self.ins), at.bytes(*self.outs), flops=self._flops(at, 1, 1, 2))]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        q, k, v = (at.bytes(one) for one in self.ins)
+        q, k, v = (at.bytes(tensor) for tensor in self.ins)
         gradient = at.bytes(*self.outs)
         return [
             Memory("scan", gradient + v + k, q, backward=True, flops=self._flops(at, 1, 1, 2)),

@@ -24,7 +24,7 @@ class ScanSizes:
     shared: of B, and of C.
     steps: step sizes dt, one for each token and head.
     states: of the states at the ends of all chunks.
-    scores: of C B^T within all chunks, one matrix for each group.
+    scores: of C B^T within all chunks, a matrix for each group.
     """
 
     values: int
@@ -83,7 +83,8 @@ class SSDScan(Scan):
         ]
 
     def _convolve_and_prepare(self, n: ScanSizes, e: int, passed: int) -> list[Work]:
-        """Work up to the output, which the backward pass repeats. passed: bytes of the states that are passed on."""
+        """Returns the work up to the output, which the backward pass repeats. passed: bytes of the states that are
+        passed on."""
         return [
             Memory("conv", n.convolved * e, n.convolved * e),
             Memory("scan", n.steps * e, 8 * n.steps),  # decays

@@ -1,12 +1,12 @@
 """The device mesh: named axes over the GPUs, outermost (slowest links) first, and views of it with other axes.
 
-Rank numbers are row-major over the axes: ranks along the last axis are neighbours. Ranks of one scale-up domain or node
-have consecutive numbers. An *axis* belongs to the mesh, a *dim* to a tensor.
+Rank numbers are row-major over the axes: ranks along the last axis are neighbours. Ranks of the same scale-up domain or
+node have consecutive numbers. An *axis* belongs to the mesh, a *dim* to a tensor.
 
-A *view* names other axes over the ranks of one pipeline stage: experts, for example, are sharded over
+A *view* names other axes over the ranks of a pipeline stage: experts, for example, are sharded over
 ``edp x ep x etp`` where everything else is sharded over ``dp x cp x tp`` (Megatron's parallel folding). Both are
 row-major over the same ranks, so each axis is a product of *parts* that the mesh and its views have in common. Lowered
-ops name parts only; an axis that no view divides has one part, itself.
+ops name parts only; an axis that no view divides has a single part, itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Mesh:
         places: for an axis whose positions are not in the order of ranks, the place of each along the axis.
         stage: axis of the pipeline, of a stage whose degrees other stages do not have: all groups lie in that stage.
         first: global rank of the first rank of that stage.
-        joined: sets of parts over which equal collectives are one collective (`with_joined`).
+        joined: sets of parts over which equal collectives are a single collective (`with_joined`).
 
     Raises:
         PlanError: a view has another number of ranks, or its axes do not nest with the others.
@@ -73,7 +73,7 @@ class Mesh:
         self._divide_axes(again, borders)
 
     def _divide_axes(self, region: Mapping[str, int], borders: Mapping[str, Mapping[str, tuple[int, int]]]) -> None:
-        """Divides the axes of the region into parts that every view is made of.
+        """Divides the axes of the region into parts that every view is composed of.
 
         borders: by view, the strides at which its axes begin and end; "": the region.
         """
@@ -103,32 +103,32 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def parts(self, axes: str | Iterable[str]) -> tuple[str, ...]:
-        """The parts of one or more axes, outermost first within each; a part stands for itself."""
+        """Returns the parts of one or more axes, outermost first within each; a part stands for itself."""
         if isinstance(axes, str):
             return self._parts.get(axes, (axes,))
         return tuple(part for axis in axes for part in self.parts(axis))
 
     def view_of(self, axis: str) -> str:
-        """The view that has this axis; empty for an axis of the mesh itself."""
+        """Returns the view that has this axis; empty for an axis of the mesh itself."""
         for name, view in self.views.items():
             if axis in view:
                 return name
         return ""
 
     def of_one_axis(self, parts: Iterable[str]) -> bool:
-        """Whether all these parts belong to one axis."""
+        """Returns whether all these parts belong to the same axis."""
         wanted = set(parts)
-        return any(wanted <= set(own) for own in self._parts.values())
+        return any(wanted <= set(parts_of_axis) for parts_of_axis in self._parts.values())
 
     def size(self, axes: str | Iterable[str]) -> int:
-        """The product of the sizes of one or more axes; an axis that the mesh does not have counts as 1."""
+        """Returns the product of the sizes of one or more axes; an axis that the mesh does not have counts as 1."""
         sizes = self._sizes
         if isinstance(axes, str):
             return sizes.get(axes, 1)
-        found = 1
+        product = 1
         for axis in axes:
-            found *= sizes.get(axis, 1)
-        return found
+            product *= sizes.get(axis, 1)
+        return product
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
@@ -136,48 +136,49 @@ class Mesh:
         return {axis: math.prod(self.axes[part] for part in parts) for axis, parts in self._parts.items()} | self.axes
 
     def stride(self, axis: str) -> int:
-        """Difference of the rank numbers of neighbours along `axis`."""
+        """Returns the difference of the rank numbers of neighbours along `axis`."""
         return self._strides[self.parts(axis)[-1]]
 
     def place(self, axis: str, position: int) -> int:
-        """The place of a position along an axis."""
+        """Returns the place of a position along an axis."""
         return self.places[axis][position] if axis in self.places else position
 
     def offset(self, axis: str, position: int) -> int:
-        """Difference of the rank numbers of a position along an axis and of the first place."""
+        """Returns the difference of the rank numbers of a position along an axis and of the first place."""
         return self.place(axis, position) * self.stride(axis)
 
     def with_places(self, axis: str, places: Iterable[int]) -> Mesh:
-        """This mesh with other places for the positions along an axis.
+        """Returns this mesh with other places for the positions along an axis.
 
         >>> Mesh({"pp": 4, "tp": 2}).with_places("pp", (0, 2, 3, 1)).ranks(("pp",))
         (0, 4, 6, 2)
         """
-        found = copy(self)
-        found.places = {**self.places, axis: tuple(places)}
-        return found
+        mesh = copy(self)
+        mesh.places = {**self.places, axis: tuple(places)}
+        return mesh
 
     def of_stage(self, axis: str, first: int) -> Mesh:
-        """This mesh for one stage alone, whose ranks begin at `first`; other positions along `axis` do not exist."""
-        found = copy(self)
-        found.stage, found.first = axis, first
-        return found
+        """Returns this mesh for a single stage, whose ranks begin at `first`; other positions along `axis` do not
+        exist."""
+        mesh = copy(self)
+        mesh.stage, mesh.first = axis, first
+        return mesh
 
     @property
     def inner(self) -> dict[str, int]:
-        """The axes inside a stage with their sizes, where it has degrees of its own; otherwise all."""
+        """The axes inside a stage with their sizes, where it has other degrees; otherwise all."""
         return {axis: size for axis, size in self.axes.items() if axis != self.stage}
 
     def are_joined(self, parts: Iterable[str]) -> bool:
-        """Whether equal collectives over each of these parts are one collective over all of them."""
+        """Returns whether equal collectives over each of these parts are a single collective over all of them."""
         wanted = set(parts)
-        return any(wanted <= set(own) for own in self.joined)
+        return any(wanted <= set(set_of_parts) for set_of_parts in self.joined)
 
     def with_joined(self, joined: Iterable[tuple[str, ...]]) -> Mesh:
-        """This mesh, in which equal collectives over parts of one of these sets are one collective."""
-        found = copy(self)
-        found.joined = (*self.joined, *joined)
-        return found
+        """Returns this mesh, in which equal collectives over parts of any of these sets are a single collective."""
+        mesh = copy(self)
+        mesh.joined = (*self.joined, *joined)
+        return mesh
 
     @cached_property
     def _strides(self) -> dict[str, int]:
@@ -188,7 +189,7 @@ class Mesh:
         return strides
 
     def ranks(self, axes: tuple[str, ...], members: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """Global ranks of the group over `axes` that rank 0 belongs to.
+        """Returns the global ranks of the group over `axes` that rank 0 belongs to.
 
         members: positions in the group of the ranks to return; None: all.
         """
@@ -205,27 +206,27 @@ class Mesh:
             count = self.axes.get(axis, 0)
             steps = [(i * self.stride(axis), self.offset(axis, i)) for i in range(count)] or [(0, 0)]
             ranks = [(a + i, b + j) for a, b in ranks for i, j in steps]
-        found = [rank for _, rank in sorted(ranks)]
-        return tuple(found if members is None else [found[i] for i in members])
+        in_order = [rank for _, rank in sorted(ranks)]
+        return tuple(in_order if members is None else [in_order[i] for i in members])
 
     def inner_first(self, axes: Iterable[str]) -> list[str]:
-        """`axes` from the innermost to the outermost."""
+        """Returns `axes` from the innermost to the outermost."""
         order = list(self.axes)
         return sorted(axes, key=order.index, reverse=True)
 
 
 def _borders(axes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """For each axis its stride and the stride of the next outer axis."""
-    found, stride = {}, 1
+    """Returns for each axis its stride and the stride of the next outer axis."""
+    strides, stride = {}, 1
     for axis in reversed([*axes]):
-        found[axis] = stride, stride * axes[axis]
+        strides[axis] = stride, stride * axes[axis]
         stride *= axes[axis]
-    return found
+    return strides
 
 
 def _check_view(name: str, view: Mapping[str, int], again: Mapping[str, int], named: Iterable[str]) -> None:
     if math.prod(view.values()) != math.prod(again.values()):
-        ours, theirs = (" x ".join(f"{axis} {n}" for axis, n in one.items()) for one in (view, again))
+        ours, theirs = (" x ".join(f"{axis} {n}" for axis, n in degrees.items()) for degrees in (view, again))
         rule = f"{ours} = {math.prod(view.values())} must be {theirs} = {math.prod(again.values())}, the same ranks"
         raise PlanError(f"plan.views.{name}", rule, "Correct a degree", dict(view))
     if both := [axis for axis in view if axis in named]:

@@ -1,6 +1,6 @@
 """The modules of a model: Stage > Unit (a layer, the embedding, the loss) > composite modules > operators.
 
-An operator is one operation over named dims with global sizes (``simulator.ir.operators`` has all of them). It says
+An operator is an operation over named dims with global sizes (``simulator.ir.operators`` has all of them). It says
 which work it does at the local sizes of a rank, and which tensors its backward pass needs. Which axis shards which dim
 is said by the schemes.
 """
@@ -20,7 +20,7 @@ from meshcast.simulator.ir.ops import BYTES, Collective, Param, Work
 
 @dataclass(frozen=True)
 class LocalShapes:
-    """Local shapes of an operator's tensors on one rank.
+    """Local shapes of an operator's tensors on a rank.
 
     divide: which dim each axis shards at the operator.
     mesh: the axes with their sizes.
@@ -30,23 +30,23 @@ class LocalShapes:
     mesh: Mesh
 
     def dims(self, tensor: Tensor) -> dict[str, Any]:
-        """Local size of every dim."""
+        """Returns the local size of every dim."""
         return tensor.local_dims(self.layout(tensor), self.mesh)
 
     def size(self, *tensors: Tensor) -> int:
-        """Local elements of all `tensors`."""
+        """Counts the local elements of all `tensors`."""
         return sum(int(math.prod(self.dims(tensor).values())) for tensor in tensors)
 
     def bytes(self, *tensors: Tensor) -> int:
-        """Local bytes of all `tensors`."""
+        """Counts the local bytes of all `tensors`."""
         return sum(int(self.size(tensor) * BYTES[tensor.dtype]) for tensor in tensors)
 
     def layout(self, tensor: Tensor) -> Layout:
-        """The layout in which the operator needs `tensor`."""
+        """Returns the layout in which the operator needs `tensor`."""
         return required_layout(tensor, self.divide)
 
     def axes_of(self, dim: str) -> list[str]:
-        """Axes larger than one that shard `dim` at the operator, in the order of the mesh."""
+        """Returns the axes larger than 1 that shard `dim` at the operator, in the order of the mesh."""
         return [axis for axis in self.mesh.axes if self.divide.get(axis) == dim and self.mesh.size(axis) > 1]
 
 
@@ -58,7 +58,7 @@ class Module:
     label: the word by which options of schemes select it (``core_attn``, ``attention``, ``mlp``).
     marks: notes of the model (`LOWEST`) and of schemes about it.
 
-    A subclass without fields of its own is no `@dataclass`: its methods would be compiled again, at every start.
+    A subclass without further fields is no `@dataclass`: its methods would be compiled again, at every start.
     """
 
     name: str
@@ -81,14 +81,14 @@ class Module:
 
 @dataclass(frozen=True, eq=False)
 class CompositeModule(Module):
-    """A module of several modules in execution order; a tensor produced by one is read by name in others."""
+    """A module of several modules in execution order; a tensor produced by any is read by name in others."""
 
     children: tuple[Module, ...]
 
     @cached_property
     def inputs(self) -> Sequence[Tensor]:  # type: ignore[override]
-        made = {tensor.name for child in self.children for tensor in child.outputs}
-        seen = {t.name: t for child in self.children for t in child.inputs if t.name not in made}
+        produced = {tensor.name for child in self.children for tensor in child.outputs}
+        seen = {t.name: t for child in self.children for t in child.inputs if t.name not in produced}
         return tuple(seen.values())
 
     @cached_property
@@ -97,14 +97,14 @@ class CompositeModule(Module):
         return tuple(tensor for child in self.children for tensor in child.outputs)
 
     def operators(self) -> list[Operator]:
-        """All operators inside, in execution order."""
-        found: list[Operator] = []
+        """Returns all operators inside, in execution order."""
+        operators: list[Operator] = []
         for child in self.children:
             if isinstance(child, CompositeModule):
-                found += child.operators()
+                operators += child.operators()
             elif isinstance(child, Operator):
-                found.append(child)
-        return found
+                operators.append(child)
+        return operators
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,7 @@ class BatchLossUnit(Unit):
 class LayersFrom:
     """The mark of the operators of layers, where schemes shard some layers otherwise than others.
 
-    first: number of the first layer of the model that they shard as this one.
+    first: number of the first layer of the model that they shard as this layer.
     """
 
     first: int
@@ -208,9 +208,9 @@ class MoE(CompositeModule):
 
 @dataclass(frozen=True, eq=False)
 class Stage(Module):
-    """The units of one virtual pipeline stage, with the embedding in the first and the loss in the last.
+    """The units of a virtual pipeline stage, with the embedding in the first and the loss in the last.
 
-    microbatches: that every unit runs, one after another, before the next unit does.
+    microbatches: that every unit runs, in order, before the next unit does.
     """
 
     units: tuple[Unit, ...]
@@ -239,7 +239,7 @@ class UpdateWorkspace:
     norm: of the largest gradient, whose norm is taken.
     scan: of all gradients of sharded weights, in which infinities are looked for.
     apart: of whole weights' gradients that are updated: those of the last micro-batch, freed before the update.
-    shared: whether the gradients of whole weights that are updated lie in one tensor with those of another group of
+    shared: whether the gradients of whole weights that are updated lie in a tensor with those of another group of
         parameters, which holds it until that group is updated behind.
     """
 
@@ -277,18 +277,18 @@ class UpdateWorkspace:
 
 @dataclass(frozen=True, eq=False)
 class Update(Module):
-    """The optimizer update at the end of the step, over all parameters of one pipeline device.
+    """The optimizer update at the end of the step, over all parameters of a pipeline device.
 
     params: each parameter with the number of its copies (equal layers).
-    grad_bytes: bytes of one gradient element.
+    grad_bytes: bytes of a gradient element.
     read: bytes that the optimizer reads per element of its shard.
     write: bytes that the optimizer writes per element of its shard.
     shared: sums of gradients with other pipeline devices that hold the same weights.
-    convert: bytes per element that kernels of their own read and write to convert formats for the optimizer.
+    convert: bytes per element that separate kernels read and write to convert formats for the optimizer.
     workspace: what the optimizer holds meanwhile.
     sub_group: where weights are sharded, the most elements that it updates at once; 0: all of a rank.
     clipped: whether gradients are clipped by their global norm, which needs an all-reduce over all devices.
-    everyone: all global ranks, where devices have meshes of their own.
+    everyone: all global ranks, where devices have separate meshes.
     """
 
     params: tuple[tuple[Param, int], ...]
@@ -321,7 +321,7 @@ class Operator(Module):
     shared_weights: parameters that the operator reads and another operator holds.
     modules: words by which options select it together with operators outside of its composite module (``layernorm``,
         ``mla_up_proj``).
-    launches: time of the host to launch one of its kernels, over that of a module of the framework.
+    launches: time of the host to launch a kernel of it, over that of a module of the framework.
     """
 
     ins: tuple[Tensor, ...]
@@ -354,33 +354,35 @@ class Operator(Module):
         return frozenset(dim for tensor in (*self.ins, *self.outs, *self.weights) for dim in tensor.dims)
 
     def has(self, dim: str) -> bool:
-        """Whether one of its tensors has this dim."""
+        """Returns whether any of its tensors has this dim."""
         return dim in self.dims
 
     @cached_property
     def divisible_dims(self) -> tuple[str, ...]:
-        """The dims along which ranks can divide its work: those of all its outputs and those that it sums."""
-        found = self.dims if self.sums else {dim for dim in self.dims if all(out.has(dim) for out in self.outs)}
-        return tuple(sorted(set(found) - set(self.undivided)))
+        """Dims along which ranks can divide its work: those of all its outputs and those that it sums."""
+        dims = self.dims if self.sums else {dim for dim in self.dims if all(out.has(dim) for out in self.outs)}
+        return tuple(sorted(set(dims) - set(self.undivided)))
 
     def output_layout(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
-        """Layout in which the operator produces an output, where each axis shards the dim that `divide` says."""
+        """Returns the layout in which the operator produces an output, where each axis shards the dim that `divide`
+        says."""
         return output_layout(tensor, divide)
 
     def forward(self, at: LocalShapes) -> list[Work]:
-        """Work of the forward pass."""
+        """Returns the work of the forward pass."""
         return []
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        """Work of the gradients of the inputs."""
+        """Returns the work of the gradients of the inputs."""
         return []
 
     def backward_weights(self, at: LocalShapes) -> list[Work]:
-        """Work of the gradients of the weights."""
+        """Returns the work of the gradients of the weights."""
         return []
 
     def temporary_gradient_work(self, at: LocalShapes) -> list[Work]:
-        """Additional work of weight gradients without fused gradient accumulation, where they are temporary tensors."""
+        """Returns the additional work of weight gradients without fused gradient accumulation, where they are temporary
+        tensors."""
         return []
 
     def cast_gradient_bytes(self, at: LocalShapes) -> int:
@@ -404,7 +406,8 @@ class Operator(Module):
         return ()
 
     def slice_gradient_bytes(self, at: LocalShapes) -> tuple[int, int]:
-        """Gradient bytes that the backward pass takes over from the next slice, and passes on to the previous slice."""
+        """Returns the gradient bytes that the backward pass takes over from the next slice, and passes on to the
+        previous slice."""
         return 0, 0
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
@@ -412,8 +415,8 @@ class Operator(Module):
         return []
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
-        """Buffers that live within one pass: (index of the first kernel, index of the last kernel, bytes). Backward,
-        kernels of the weight gradient follow those of the inputs."""
+        """Returns the buffers that live within a pass: (index of the first kernel, index of the last kernel, bytes).
+        Backward, kernels of the weight gradient follow those of the inputs."""
         return []
 
 
@@ -425,7 +428,7 @@ def walk(module: Module, visit: Callable[[Operator], None]) -> None:
 
 
 def every_module(module: Module) -> Iterator[Module]:
-    """`module` and all modules inside it, an enclosing one before those that it encloses."""
+    """Yields `module` and all modules inside it, an enclosing module before those that it encloses."""
     yield module
     for child in _children(module):
         yield from every_module(child)
@@ -435,26 +438,27 @@ M = TypeVar("M", bound=Module)
 
 
 def replace_children(module: M, change: Callable[[Module], Module]) -> M:
-    """A copy of `module` in which `change` has replaced modules inside it, enclosed ones first; those that it returns
-    as they are stay the same objects."""
+    """Returns a copy of `module` in which `change` has replaced modules inside it, enclosed ones first; those that it
+    returns as they are stay the same objects."""
     children = _children(module)
     changed = tuple(change(replace_children(child, change)) for child in children)
-    if all(one is other for one, other in zip(children, changed, strict=True)):
+    if all(child is new for child, new in zip(children, changed, strict=True)):
         return module
     inside: dict[str, Any] = {"units" if isinstance(module, Stage) else "children": changed}
     return replace(module, **inside)
 
 
 def add_marks(module: M, marks: Mapping[Module, frozenset[Hashable]]) -> M:
-    """A copy of `module` with further `marks` on modules; modules without marked ones inside stay the same object."""
+    """Returns a copy of `module` with further `marks` on modules; modules without marked ones inside stay the same
+    object."""
     children = _children(module)
     marked = tuple(add_marks(child, marks) for child in children)
     inside: dict[str, Any] = {"units" if isinstance(module, Stage) else "children": marked}
-    changed = any(one is not other for one, other in zip(children, marked, strict=True))
-    own = marks.get(module)
-    if not changed and not own:
+    changed = any(child is not new for child, new in zip(children, marked, strict=True))
+    its_marks = marks.get(module)
+    if not changed and not its_marks:
         return module
-    return replace(module, marks=module.marks | (own or frozenset()), **(inside if changed else {}))
+    return replace(module, marks=module.marks | (its_marks or frozenset()), **(inside if changed else {}))
 
 
 def _children(module: Module) -> tuple[Module, ...]:

@@ -70,7 +70,7 @@ class Unpermute(Operator):
 
 class WeightedSum(Operator):
     """Adds the results of routed and of shared experts, weighted by the softmax of two numbers of each token; or weighs
-    the result of shared experts by the sigmoid of one.
+    the result of shared experts by the sigmoid of a single number.
 
     ins: the results, and the numbers.
     """
@@ -102,12 +102,12 @@ class ExpertUnpermute(Unpermute):
 
 @dataclass(frozen=True, eq=False)
 class ExpertLinear(Linear):
-    """A linear layer of every expert over the tokens routed to it: one grouped GEMM over the experts of a rank.
+    """A linear layer of every expert over the tokens routed to it: a grouped GEMM over the experts of a rank.
 
     Every expert has as many tokens. sorts: which tensors (``ins``, ``outs``) a rank with several experts permutes from
         the order of the source ranks to the order of the experts, or back; empty: none.
-    adds_bias: kernels of their own add its bias to the results; otherwise the grouped GEMM does.
-    one_kernel: the groups are in one kernel, which casts the gradients that the activation's derivative makes.
+    adds_bias: separate kernels add its bias to the results; otherwise the grouped GEMM does.
+    one_kernel: the groups are in a single kernel, which casts the gradients that the activation's derivative makes.
     """
 
     sorts: str = ""
@@ -149,7 +149,7 @@ class ExpertLinear(Linear):
 
 
 class FusedExpertLinear(ExpertLinear):
-    """A linear layer of every expert whose grouped GEMM permutes: one side of it holds tokens once each, the other a
+    """A linear layer of every expert whose grouped GEMM permutes: a side of it holds tokens once each, the other a
     copy of a token for each of its experts.
 
     `sorts` names the side with tokens. ``ins``: the GEMM reads rows of tokens through an index; their gradient is the

@@ -50,7 +50,7 @@ class Embedding(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Residual(Operator):
-    """Bias, dropout and addition in one kernel: y = ins[0] + dropout(ins[1] + bias), the bias of the linear before.
+    """Bias, dropout and addition in a kernel: y = ins[0] + dropout(ins[1] + bias), the bias of the linear before.
 
     With one input (learned positions, embedding dropout) the second operand is a weight or absent.
 
@@ -61,7 +61,7 @@ class Residual(Operator):
 
     @property
     def pass_through(self) -> list[Tensor]:
-        """Inputs whose gradient is the gradient of the output itself, and takes no memory of its own."""
+        """Inputs whose gradient is the gradient of the output itself, and takes no further memory."""
         return [t for i, t in enumerate(self.ins) if not self.dropout or (i == 0 and len(self.ins) > 1)]
 
     def forward(self, at: LocalShapes) -> list[Work]:
@@ -79,7 +79,7 @@ class Residual(Operator):
 
 
 class Sum(Operator):
-    """outs[i] = ins[i] + ins[n + i], for n outputs in one kernel."""
+    """outs[i] = ins[i] + ins[n + i], for n outputs in a kernel."""
 
     @property
     def pass_through(self) -> list[tuple[Tensor, Tensor]]:
@@ -96,7 +96,7 @@ class Elementwise(Operator):
     number, dropout.
 
     what: kind of the kernel, see `Memory`.
-    dropout: whether it is dropout, whose mask of one byte an element is saved.
+    dropout: whether it is dropout, whose mask of a byte an element is saved.
     """
 
     what: str = "convert"
@@ -134,7 +134,8 @@ class Norm(Operator):
     """Layer norm or RMS norm over h; the same backward kernel computes the weight gradients.
 
     Where h (or the width r of a latent) is sharded, a first kernel sums over the shard and an all-reduce adds the sums
-    of every token, forward and backward: two fp32 values for a layer norm, one for an RMS norm (arXiv 2104.05343,
+    of every token, forward and backward: two fp32 values for a layer norm, a single value for an RMS norm (arXiv
+        2104.05343,
     section 3). Heads are never sharded, so norms over the width of a head need no all-reduce.
     """
 
@@ -150,7 +151,7 @@ class Norm(Operator):
         return [*first, Memory(self._what, 2 * size, size, backward=True)]
 
     def _statistics(self, at: LocalShapes, read: int, backward: bool) -> list[Work]:
-        """The kernel and the all-reduce that sum over a sharded width; none where the width is not sharded."""
+        """Returns the kernel and the all-reduce that sum over a sharded width; none where the width is not sharded."""
         width = next((dim for dim in self.widths if at.axes_of(dim)), "")
         if not width:
             return []
@@ -160,7 +161,7 @@ class Norm(Operator):
         return [Memory(self._what, read, 0, backward), joined]
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
-        """Mean and deviation of every row, or the root mean square, in fp32."""
+        """Returns mean and deviation of every row, or the root mean square, in fp32."""
         numbers = 1 if self.is_root_mean_square else 2
         return [("statistics", BYTES["fp32"] * numbers * self._rows(at), "workspace")]
 
@@ -192,7 +193,7 @@ class QuantisedFormat:
     """A quantisation recipe for the GEMMs of linear layers.
 
     dtype: number format of the GEMMs.
-    read: bytes read per element to cast one operand from bf16, as is and transposed, as the three GEMMs need it.
+    read: bytes read per element to cast an operand from bf16, as is and transposed, as the three GEMMs need it.
     write: bytes written per element by the same cast.
     scaling: see `Gemm.scaling`.
 
@@ -205,26 +206,26 @@ class QuantisedFormat:
     scaling: str = ""
 
     def cast(self, elements: int) -> Memory:
-        """The cast of one operand."""
+        """Returns the cast of an operand."""
         return Memory("cast", round(self.read * elements), round(self.write * elements))
 
 
 QUANTISED = {
     "fp8-delayed": QuantisedFormat("fp8", 2, 2),  # the scale comes from the maxima of earlier steps
-    "fp8-tensorwise": QuantisedFormat("fp8", 4, 2),  # one more pass finds the maximum
+    "fp8-tensorwise": QuantisedFormat("fp8", 4, 2),  # another pass takes the maximum
     "fp8-rowwise": QuantisedFormat("fp8", 4, 2, "row"),  # torch._scaled_mm: CUTLASS, in the others cuBLAS
     "fp8-blockwise": QuantisedFormat("fp8", 2, 2),
     "mxfp8": QuantisedFormat("fp8", 2, 2 + 2 / 32),
-    "nvfp4": QuantisedFormat("fp4", 4, 1 + 2 / 16),  # blocks of 16, and one scale a tensor
-    "nvfp4-apart": QuantisedFormat("fp4", 6, 1 + 2 / 16),  # a kernel for rows, and one for the rotated columns
+    "nvfp4": QuantisedFormat("fp4", 4, 1 + 2 / 16),  # blocks of 16, and a scale a tensor
+    "nvfp4-apart": QuantisedFormat("fp4", 6, 1 + 2 / 16),  # a kernel for rows, and another for the rotated columns
     "fp8": QuantisedFormat("fp8", 2, 2),
 }
 """Recipes of NVIDIA Transformer Engine (docs, FP8 and FP4 primer) by their names in ``precision.compute``, and as its
 older releases cast by them."""
 
 CAST_APART = {"nvfp4": "nvfp4-apart"}
-"""Recipes by which older releases cast rows and columns with a kernel each, by the newer ones: the maxima, the rows and
-the columns, after a Hadamard transform, are read one by one (NVIDIA/TransformerEngine v2.8 to v2.13,
+"""Recipes by which older releases cast rows and columns with a kernel each, by the newer names: the maxima, the rows
+and the columns, after a Hadamard transform, are read singly (NVIDIA/TransformerEngine v2.8 to v2.13,
 pytorch/csrc/quantizer.cpp, NVFP4Quantizer::quantize_impl); row_cast_col_hadamard_transform_cast_fusion.cu reads rows
 and columns at once (@523801df7 of 2026-03-16)."""
 
@@ -258,14 +259,15 @@ class Concat(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Linear(Operator):
-    """A linear layer: outs[i] = ins[0] @ weights[i], all in one GEMM; further weights are biases.
+    """A linear layer: outs[i] = ins[0] @ weights[i], all in a single GEMM; further weights are biases.
 
     grad_dtype: format of the gradient buffer to which the GEMM of the weight gradient adds its result.
     quantised: recipe (a key of `QUANTISED`) in whose format the input is, and to which the gradient of the output is
         cast; empty: none.
     stored: format in which its matrices are stored, of which a kernel makes copies in the format of the GEMMs before
-        each pass, one matrix at a time; None: that of the GEMMs.
-    whole: one matrix makes all outputs, which are parts of one tensor; otherwise the framework may have one of each.
+        each pass, a matrix at a time; None: that of the GEMMs.
+    whole: a single matrix computes all outputs, which are parts of one tensor; otherwise the framework may have a
+        matrix of each.
     """
 
     grad_dtype: str = "fp32"
@@ -275,11 +277,12 @@ class Linear(Operator):
     sums = True
 
     def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
-        """Size of the GEMM: rows (dims of both input and outputs), columns of all outputs, contracted size, batch."""
-        given, first = at.dims(self.ins[0]), self.outs[0]
-        rows = math.prod(n for dim, n in given.items() if first.has(dim))
-        inner = math.prod(n for dim, n in given.items() if not first.has(dim))
-        columns = sum(math.prod(n for dim, n in at.dims(out).items() if dim not in given) for out in self.outs)
+        """Returns the size of the GEMM: rows (dims of both input and outputs), columns of all outputs, contracted size,
+        batch."""
+        taken, first = at.dims(self.ins[0]), self.outs[0]
+        rows = math.prod(n for dim, n in taken.items() if first.has(dim))
+        inner = math.prod(n for dim, n in taken.items() if not first.has(dim))
+        columns = sum(math.prod(n for dim, n in at.dims(out).items() if dim not in taken) for out in self.outs)
         return rows, columns, inner, 1
 
     def _groups(self, at: LocalShapes) -> tuple[tuple[int, int], ...]:
@@ -354,7 +357,7 @@ class Head(Linear):
     def _product(self, at: LocalShapes, m: int, n: int, k: int, layout: str, **how: object) -> Gemm:
         whole, pieces = super()._product(at, m, n, k, layout, **how), self.outs[0].pieces
         columns = at.dims(self.outs[0])["v"]
-        if pieces == 1 or columns % WHOLE_ROWS:  # batched products of other rows have kernels of their own
+        if pieces == 1 or columns % WHOLE_ROWS:  # batched products of other rows have other kernels
             return whole
         rows = -(-self._sizes(at)[0] // pieces)
         return replace(whole, batch=pieces, k=rows) if layout == "nt" else replace(whole, batch=pieces, m=rows)
@@ -392,7 +395,7 @@ class CoreAttention(Operator):
     memory. Backward, the last slice comes first, and the gradients of these keys and values are summed over slices.
 
     head_dim: width of a head of queries and keys.
-    kernel: ``flash``: one fused kernel per pass, which saves the log-sum-exp of each row (4 bytes per row and head);
+    kernel: ``flash``: a fused kernel per pass, which saves the log-sum-exp of each row (4 bytes per row and head);
         ``unfused``: two batched GEMMs around softmax and dropout kernels over all scores (no causal saving), which save
         the softmax, and with dropout its mask and result (2 + 1 + 2 bytes per score; arXiv 2205.05198, section 4.1).
     dropout: whether there is dropout on the scores.
@@ -401,9 +404,10 @@ class CoreAttention(Operator):
     tokens_before: tokens of the sequence before this slice.
     tokens_after: tokens of the sequence after this slice.
     balanced: of a sliced sequence, the devices of a pipeline exchange scores so that each slice takes the mean of all.
-    document: tokens of the documents packed into a sequence, within each of which fused kernels attend; None: one
+    document: tokens of the documents packed into a sequence, within each of which fused kernels attend; None: a single
         document.
-    chunk: tokens of the chunks of a sequence, within each of which fused kernels attend (Llama 4); None: one chunk.
+    chunk: tokens of the chunks of a sequence, within each of which fused kernels attend (Llama 4); None: a single
+        chunk.
     bidirectional: a query attends to all positions, or to those of its chunk, in place of those before it.
     block: the block of scores that this is, where attention is computed block by block; the log-sum-exp of its rows is
         saved to merge the blocks.
@@ -429,7 +433,7 @@ class CoreAttention(Operator):
         return self.block if self.block is not None and self.kernel == "flash" else WHOLE
 
     def _visible_positions(self, position: int) -> int:
-        """Number of positions before `position` that a query there attends to."""
+        """Counts the positions before `position` that a query there attends to."""
         return position % self.chunk if self.chunk else min(self.window or position, position)
 
     def pairs_before(self, position: int) -> float:
@@ -438,7 +442,8 @@ class CoreAttention(Operator):
         return position // chunk * self._pairs_of(chunk) + self._pairs_of(position % chunk) if position else 0.0
 
     def _pairs_of(self, tokens: int) -> float:
-        """Pairs within `tokens` of one chunk: of documents, there are as many as fill it, or one that it cuts."""
+        """Counts the pairs within `tokens` of a chunk: of documents, there are as many as fill it, or one that it
+        cuts."""
         if self.bidirectional:
             return tokens * min(self.document or tokens, tokens)
         document = min(self.document or tokens, tokens)
@@ -459,24 +464,24 @@ class CoreAttention(Operator):
 
     def _fused_kernel(self, at: LocalShapes, backward: bool) -> list[Work]:
         b, q, t, heads, kv_heads = self._shape(at)
-        own = at.dims(self.ins[1])["t"]
+        keys = at.dims(self.ins[1])["t"]
         dims = self.head_dim, self.value_dim
         if self.block is not None:
-            most, mean = self.block.most_loaded(own), self.block.mean_share(own)
+            most, mean = self.block.most_loaded(keys), self.block.mean_share(keys)
             q, t, share = int(q * most.queries), int(t * most.keys), float(mean / (most.queries * most.keys))
-            pace = float(most.computed_share(own) / mean)
+            pace = float(most.computed_share(keys) / mean)
             return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype, pace)]
         if self.balanced:
-            every = self.tokens_before + own + self.tokens_after
-            t = (every + own) // 2
+            every = self.tokens_before + keys + self.tokens_after
+            t = (every + keys) // 2
             share = self.pairs_before(every) / every / t
             return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
-        d = min(own, self.document or own, self.chunk or own)
-        if d < own and self.tokens_before % d == 0:
+        d = min(keys, self.document or keys, self.chunk or keys)
+        if d < keys and self.tokens_before % d == 0:
             # Documents or chunks are so many short sequences. The last chunk may be shorter: the share is a mean.
-            share = self.pairs_before(own) / (own * d)
+            share = self.pairs_before(keys) / (keys * d)
             return [Attention(b * q / d, d, d, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
-        share = (self.pairs_before(self.tokens_before + own) - self.pairs_before(self.tokens_before)) / (own * t)
+        share = (self.pairs_before(self.tokens_before + keys) - self.pairs_before(self.tokens_before)) / (keys * t)
         return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
 
     def _add_slice_gradients(self, at: LocalShapes) -> list[Work]:
@@ -530,9 +535,9 @@ class CoreAttention(Operator):
         return self.ins[1:] if self.tokens_after else ()
 
     def slice_gradient_bytes(self, at: LocalShapes) -> tuple[int, int]:
-        own = at.dims(self.ins[1])["t"]
-        per_token = at.bytes(*self.ins[1:]) // own
-        taken_over = self._visible_positions(self.tokens_before + own) if self.tokens_after else 0
+        keys = at.dims(self.ins[1])["t"]
+        per_token = at.bytes(*self.ins[1:]) // keys
+        taken_over = self._visible_positions(self.tokens_before + keys) if self.tokens_after else 0
         return per_token * taken_over, per_token * self._visible_positions(self.tokens_before)
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
@@ -553,7 +558,7 @@ class CoreAttention(Operator):
 
 
 class Activation(Operator):
-    """GELU of one input, or the gated product of two."""
+    """GELU of an input, or the gated product of two."""
 
     @property
     def _what(self) -> str:
@@ -572,7 +577,7 @@ class Activation(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Loss(Operator):
-    """Cross-entropy over v. Where v is sharded, there are three all-reduces of one fp32 value per token: the maximum,
+    """Cross-entropy over v. Where v is sharded, there are three all-reduces of an fp32 value per token: the maximum,
     the logit of the target, the sum of exponentials (arXiv 1909.08053, section 3).
 
     traffic: bytes moved per logit, forward and backward.
@@ -601,7 +606,7 @@ class Loss(Operator):
         return [kernels[0], *joins, kernels[1]]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        # Temporaries are what a first kernel hands to a second one.
+        # Temporaries are what a first kernel hands to a second.
         traffic, logits = self.traffic[1], at.size(self.ins[0])
         parts = (traffic // 2, traffic - traffic // 2) if self._temporaries(at) else (traffic,)
         return [Memory("cross-entropy", part * logits, 0, backward=True) for part in parts]

@@ -1,8 +1,8 @@
 """Ops of a device: work (kernels, collectives, copies), ops on streams, and the fragments that modules lower to.
 
 *Work* says what a device executes and how much of it, in local shapes and bytes; only ``simulator.costs`` knows its
-seconds. Work is immutable and hashable, so equal work is priced once. An *Op* is one piece of work on one in-order
-stream, with the ops that it waits for. A *Fragment* is what one module lowers to: ops, memory and parameters.
+seconds. Work is immutable and hashable, so equal work is priced once. An *Op* is a piece of work on an in-order
+stream, with the ops that it waits for. A *Fragment* is what a module lowers to: ops, memory and parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 BYTES: dict[str, Any] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
 BYTES |= {"int64": 8, "int8": 1, "int4": 0.5, "bool": 1}
-"""Bytes of one element of each number format; an integer except for formats of four bits."""
+"""Bytes of an element of each number format; an integer except for formats of four bits."""
 
 WIDTH: dict[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0 + 4 / 128, "fp4": 0.5 + 1 / 16}
 """Bytes of an element of dispatched tokens, scales included: 4 bytes for 128 elements of fp8, 1 for 16 of fp4."""
@@ -46,10 +46,10 @@ STORED_FORMATS: Mapping[str, StoredFormat] = {
 }
 """Formats of frozen weights by name.
 
-fp8: primary weights of Transformer Engine, one scale a tensor. int8: LLM.int8, one scale a row (bitsandbytes 0.49.2,
+fp8: primary weights of Transformer Engine, a scale a tensor. int8: LLM.int8, a scale a row (bitsandbytes 0.49.2,
 bitsandbytes/nn/modules.py, Int8Params). int4: GPTQ and AWQ, a scale in 16 bits and a zero point in 4 for each group of
-128. nf4: one fp32 maximum for each block of 64 (bitsandbytes/functional.py, quantize_4bit; also fp4); nf4-double: these
-maxima in 8 bits, with one fp32 maximum for 256 of them (compress_statistics; QLoRA, arXiv 2305.14314, section 3)."""
+128. nf4: an fp32 maximum for each block of 64 (bitsandbytes/functional.py, quantize_4bit; also fp4); nf4-double: these
+maxima in 8 bits, with an fp32 maximum for 256 of them (compress_statistics; QLoRA, arXiv 2305.14314, section 3)."""
 
 Message = tuple[int, int, int]
 """Sending rank, receiving rank, bytes."""
@@ -59,7 +59,7 @@ Message = tuple[int, int, int]
 class Gemm:
     """``batch`` products of an (m x k) with a (k x n) matrix: 2 m n k FLOPs each.
 
-    m, n, k: rows, columns and contracted size of one product (elements).
+    m, n, k: rows, columns and contracted size of a product (elements).
     batch: number of products.
     dtype: number format of the operands.
     layout: transposed operands in BLAS letters: ``tn`` forward, ``nn`` input gradient, ``nt`` weight gradient.
@@ -70,10 +70,10 @@ class Gemm:
         have no tokens; `m`, or `k` of a weight gradient, is then the mean and `batch` the number of experts.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
     sms, reserved: multiprocessors that communicate in a fused kernel, and that are left to kernels beside it.
-    scaling: ``row`` for 8-bit operands with one scale a row, which other libraries multiply; otherwise empty.
+    scaling: ``row`` for 8-bit operands with a scale a row, which other libraries multiply; otherwise empty.
     part: share of a kernel, of `m` / `part` rows, that this is: it takes that share of the kernel's time.
-    one_kernel: whether its groups are in one kernel; otherwise as the training library launches them.
-    tile: of a grouped GEMM whose program fixes its output tiles their rows, the rows that one loads, and (columns,);
+    one_kernel: whether its groups are in a single kernel; otherwise as the training library launches them.
+    tile: of a grouped GEMM whose program fixes its output tiles their rows, the rows that a tile loads, and (columns,);
         otherwise empty.
     """
 
@@ -159,7 +159,7 @@ class Memory:
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
     flops: FLOPs of the matrix products in it; those of all others are neglected.
-    rows: of a kernel with one block a row, the number of rows where they may be too few to fill a GPU; 0: they fill it.
+    rows: of a kernel with a block a row, the number of rows where they may be too few to fill a GPU; 0: they fill it.
     """
 
     what: str
@@ -177,16 +177,17 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective among the ranks of one or more mesh axes.
+    """A collective among the ranks of one or more mesh axes.
 
     operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, shift (every rank sends to the
         rank `by` positions further round the group, all at the same time), push_pull (to servers, and sums back).
-    nbytes: bytes of the largest buffer on one rank, as nccl-tests counts them: the tensor of an all-reduce, the
+    nbytes: bytes of the largest buffer on a rank, as nccl-tests counts them: the tensor of an all-reduce, the
         gathered tensor of an all-gather, the unreduced tensor of a reduce-scatter, all that a rank sends in an
-        all-to-all (its own share included), a message of a shift, what passes the busiest port each way in a push_pull.
+        all-to-all (the share of the rank itself included), a message of a shift, what passes the busiest port each way
+        in a push_pull.
     axes: the axes of the group.
     members: positions in the group of the ranks that take part; None: all.
-    ranks: the global ranks that take part, where stages have degrees of their own; None: those of `members`.
+    ranks: the global ranks that take part, where stages have unequal degrees; None: those of `members`.
     by, both_ways: distance of a shift, and whether every rank also sends a message to the rank as far back.
     targets: of a shift over different distances, the position that each position sends to; empty: as `by` says.
     pace: bytes of the slowest rank over the mean, see `routing.slowest_rank`.
@@ -209,7 +210,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A point-to-point message of `nbytes` from position `source` to position `target` of one mesh axis.
+    """A point-to-point message of `nbytes` from position `source` to position `target` of a mesh axis.
 
     pairs: all messages of cross-mesh resharding, between stages of different degrees; a rank receives `nbytes` at most.
     """
@@ -228,7 +229,7 @@ class Exchange:
     """Token dispatch or combine by kernels such as DeepEP's: a token is sent once to each rank or node of its experts.
 
     operation: ``dispatch`` (tokens to the ranks of their experts) or ``combine`` (results back, and added up).
-    tokens, hidden, topk: tokens of one rank; elements and experts of each token.
+    tokens, hidden, topk: tokens of a rank; elements and experts of each token.
     experts, axes: experts on all ranks of the group together, and the axes of the group.
     dtype: number format of the tokens, which travel with their scales.
     most: largest number of nodes that the experts of a token lie on (node-limited routing).
@@ -275,7 +276,7 @@ class HostCopy:
 
 @dataclass(frozen=True, slots=True)
 class HostUpdate:
-    """An optimizer update on the host, of the states that one GPU has offloaded.
+    """An optimizer update on the host, of the states that a GPU has offloaded.
 
     read, write: bytes read from and written to the memory of the host.
     loaded, stored: bytes of these that are read from disks before and written to disks after, in overlapped pieces.
@@ -312,16 +313,16 @@ COMPUTE = "compute"
 
 @dataclass(eq=False, slots=True)
 class Op:
-    """One piece of work on one in-order stream; without work a mark, which joins dependencies and is on no stream.
+    """A piece of work on an in-order stream; without work a mark, which joins dependencies and is on no stream.
 
     name: name in traces.
     stream: the stream that executes it.
     work: the work; None: a mark.
     after: data dependencies; the order of a stream is implied.
     phase: F forward, B gradient of inputs, W gradient of weights, R recompute, U optimizer update.
-    when: micro-batches in which it runs (every, first, last), or ``period``: in one step of each `Scheme.period`.
+    when: micro-batches in which it runs (every, first, last), or ``period``: in a step of each `Scheme.period`.
     tag: word by which the scheme that set it finds the op in the fragment of an enclosing module.
-    launches: time of the host to launch its kernels, over that of one op of the framework.
+    launches: time of the host to launch its kernels, over that of an op of the framework.
     meeting: of a collective of an update, the name by which all devices that take part meet in it.
     priority: on links that ops share (engine ``shared``): those of a lower priority get what higher ones leave.
     """
@@ -338,7 +339,8 @@ class Op:
     priority: int = 0
 
     def copy(self) -> Op:
-        """A copy that waits for nothing. Lowering makes many, and `dataclasses.replace` takes several times as long."""
+        """Returns a copy that waits for nothing. Lowering makes many, and `dataclasses.replace` takes several times as
+        long."""
         meets = self.launches, self.meeting, self.priority
         return Op(self.name, self.stream, self.work, [], self.phase, self.when, self.tag, *meets)
 
@@ -374,7 +376,7 @@ class TensorUse:
 
 @dataclass(slots=True)
 class Param:
-    """A parameter as one rank holds it.
+    """A parameter as a rank holds it.
 
     size: local elements.
     total: elements of the whole tensor.
@@ -383,8 +385,8 @@ class Param:
     tied: whether it is the matrix that embedding and output layer share.
     copies: axes and number of neighbouring ranks on them that hold the same shard and sum its gradients.
     view, trained: the view of the mesh that shards its operator; whether it has a gradient and optimizer states.
-    matrix: local elements of one matrix of a linear layer; 0 of other parameters.
-    shape: local rows and columns of one matrix, also of an embedding; () of vectors and other tensors.
+    matrix: local elements of a matrix of a linear layer; 0 of other parameters.
+    shape: local rows and columns of a matrix, also of an embedding; () of vectors and other tensors.
     in_layer: whether it belongs to a layer; otherwise to the embedding, the final norm or the output layer.
     stored: the format in which it is stored; None: that of the computation.
     """
@@ -411,7 +413,7 @@ class Param:
 
 @dataclass(eq=False, slots=True)
 class Fragment:
-    """The ops of one module in issue order.
+    """The ops of a module in issue order.
 
     forward: the ops of the forward pass.
     backward: the ops of the backward pass, of phases B, W and R.
@@ -433,34 +435,34 @@ class Fragment:
     tensor_uses: list[TensorUse] = field(default_factory=list)
 
     def copy(self) -> Fragment:
-        """A copy with copies of all ops, which may then be changed."""
-        own: dict[Op, Op] = {}
+        """Returns a copy with copies of all ops, which may then be changed."""
+        copies: dict[Op, Op] = {}
 
         def mine(op: Op) -> Op:
-            if op not in own:
-                own[op] = found = op.copy()
-                found.after = [mine(other) for other in op.after]
-            return own[op]
+            if op not in copies:
+                copies[op] = copied = op.copy()
+                copied.after = [mine(other) for other in op.after]
+            return copies[op]
 
-        made = replace(self, shared_weights=list(self.shared_weights))
-        made.forward, made.backward = ([mine(op) for op in ops] for ops in (self.forward, self.backward))
+        fragment = replace(self, shared_weights=list(self.shared_weights))
+        fragment.forward, fragment.backward = ([mine(op) for op in ops] for ops in (self.forward, self.backward))
         for name in ("entry", "exit", "grad_entry", "grad_exit"):
-            setattr(made, name, {key: mine(op) for key, op in getattr(self, name).items()})
-        made.params = [replace(param, ready=mine(param.ready), used=mine(param.used)) for param in self.params]
+            setattr(fragment, name, {key: mine(op) for key, op in getattr(self, name).items()})
+        fragment.params = [replace(param, ready=mine(param.ready), used=mine(param.used)) for param in self.params]
         uses = self.tensor_uses
-        made.tensor_uses = [TensorUse(u.key, u.nbytes, mine(u.op), u.made, u.category, u.stays) for u in uses]
-        return made
+        fragment.tensor_uses = [TensorUse(u.key, u.nbytes, mine(u.op), u.made, u.category, u.stays) for u in uses]
+        return fragment
 
 
 @dataclass(eq=False, slots=True)
 class UnitRun:
-    """A run of equal units of a stage: copies of one fragment in a row, each reading the output of the one before.
+    """A run of equal units of a stage: copies of a fragment in a row, each reading the output of that before.
 
-    name, fragment, count: name and ops of one unit, and the number of units.
+    name, fragment, count: name and ops of a unit, and the number of units.
     residual_in, residual_out: names of the residual stream that enters, and of that which leaves.
     keys: names of the buffers of `residual_in` and `residual_out`.
     nbytes, nbytes_in: bytes of the residual stream that leaves, and of that which enters.
-    allocated_before, freed_later: further buffers that a run played before this one allocates, or one after it frees.
+    allocated_before, freed_later: further buffers that a run played before this one allocates, or a run after it frees.
     marks: of the unit. layers: how many it joins. context_nbytes: see `Unit.context`.
     """
 
@@ -481,9 +483,9 @@ class UnitRun:
 
 @dataclass(eq=False, slots=True)
 class SideOps:
-    """Ops of a scheme on a stream of their own, concurrent with the runs of units: gradient reductions, weight gathers.
+    """Ops of a scheme on a separate stream, concurrent with the runs of units: gradient reductions, weight gathers.
 
-    They run one after another. Hooks of parameters issue them, which takes no time of the host.
+    They run in order. Hooks of parameters issue them, which takes no time of the host.
 
     params: numbers of the parameters of each op, concatenated. The ops wait for the gradients of their parameters, or
         (`StageOps.ahead`) the first use of the parameters waits for the ops.
@@ -511,7 +513,7 @@ class StageOps:
     behind: side ops of the last backward pass of a step, and after it, such as gradient reductions.
     again: side ops of the first backward pass of a step after all forward passes: freed whole weights are gathered.
     whole_weights, whole_gradients: bytes of gathered weights, and of gradients, that live from first to last use.
-    message_shares: ranks that hold the same results and send one share of them each.
+    message_shares: ranks that hold the same results and send a share of them each.
     shared_gradients: bytes of gradients on a rank that are summed with those of other devices while passes run.
     batch_loss: the loss of a whole batch; its `nbytes` are of outputs that the stage makes, `nbytes_in` of others.
     held: what units of a backward pass leave in memory up to its end, in bytes and by category.
@@ -534,11 +536,11 @@ class StageOps:
         return (self.unit_runs[-1].nbytes + self.unit_runs[-1].context_nbytes) // self.message_shares
 
     def params(self) -> list[tuple[Param, int]]:
-        """The distinct parameters, each with the number of its copies (equal units)."""
+        """Returns the distinct parameters, each with the number of its copies (equal units)."""
         return [(param, unit_run.count) for unit_run in self.unit_runs for param in unit_run.fragment.params]
 
     def of_params(self, values: Sequence[float]) -> np.ndarray:
-        """Values of all parameters by their numbers, from one value for each distinct parameter."""
+        """Returns the values of all parameters by their numbers, from a value for each distinct parameter."""
         parts, start = [], 0
         for unit_run in self.unit_runs:
             stop = start + len(unit_run.fragment.params)

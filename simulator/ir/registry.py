@@ -1,4 +1,4 @@
-"""Finds schemes: one file per scheme, ``simulator/schemes/<family>/<name>.py``, imported by path."""
+"""Finds schemes: a file per scheme, ``simulator/schemes/<family>/<name>.py``, imported by path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ SCHEMES = Path(__file__).parents[1] / "schemes"
 
 
 def scheme_names() -> list[str]:
-    """Every ``family/name`` that has a file; the folders ``shared`` hold code that several schemes of a family use."""
+    """Returns every ``family/name`` that has a file; the folders ``shared`` hold code that several schemes of a family
+    use."""
     return [
         f"{family}/{path.stem.replace('_', '-')}"
         for family in FAMILIES
@@ -27,46 +28,46 @@ def scheme_names() -> list[str]:
 
 @cache
 def is_scheme(use: str) -> bool:
-    """Whether ``family/name`` has a file."""
+    """Returns whether ``family/name`` has a file."""
     family, _, name = use.partition("/")
     return family in FAMILIES and not {"/", "_"} & {*name} and scheme_file(use).is_file()
 
 
 def scheme_file(use: str) -> Path:
-    """The file of a scheme."""
+    """Returns the file of a scheme."""
     family, _, name = use.partition("/")
     return SCHEMES / family / f"{name.replace('-', '_')}.py"
 
 
 def find_scheme(use: str, where: str = "plan.schemes") -> type[Scheme]:
-    """The scheme class in the file of `use` (``family/name``).
+    """Returns the scheme class in the file of `use` (``family/name``).
 
     where: place of the name in the job, for error messages.
     Raises PlanError for a name without a file.
     """
     if not is_scheme(use):
         raise PlanError(where, "no such scheme", nearest(use, scheme_names()), use)
-    own = _import_schemes(use)
-    if len(own) != 1:
-        rule = f"{scheme_file(use).name} must define exactly one scheme, it defines {len(own)}"
+    schemes = _import_schemes(use)
+    if len(schemes) != 1:
+        rule = f"{scheme_file(use).name} must define exactly one scheme, it defines {len(schemes)}"
         raise PlanError(where, rule, "Keep one scheme a file", use)
-    return own[0]
+    return schemes[0]
 
 
 @cache
 def _import_schemes(use: str) -> list[type[Scheme]]:
-    """The scheme classes of a file, which is imported once: a class is the same wherever a job names it."""
+    """Returns the scheme classes of a file, which is imported once: a class is the same wherever a job names it."""
     family, _, name = use.partition("/")
     path = scheme_file(use)
     module = _import_file(path, f"meshcast.simulator.schemes.{family}.{path.stem}")
-    own = [
+    schemes = [
         c
         for _, c in inspect.getmembers(module, inspect.isclass)
         if issubclass(c, Scheme) and c.__module__ == module.__name__
     ]
-    for one in own:
-        one.name = name
-    return own
+    for scheme in schemes:
+        scheme.name = name
+    return schemes
 
 
 def scheme_docstring(use: str) -> str:

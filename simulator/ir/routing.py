@@ -5,9 +5,9 @@ The plan says it: ``balanced`` (equal tokens for every expert, as a benchmark fo
 (expert j = 0, 1, ... gets tokens in proportion to 1/(j + 1)^s; rank r of P holds the experts from r E/P on, so the
 first rank has the most popular ones), or ``{counts: FILE}`` (tokens counted in a run). It may change from step to step:
 ``{zipf: s, drift: d, steps: n}`` (before each step pairs of experts swap their popularity, a share d of all experts) or
-``{trace: FILE}`` (counts of each step). Then n steps are forecast, one after another.
+``{trace: FILE}`` (counts of each step). Then n steps are forecast, in turn.
 
-The *share* of an expert is its number of tokens (from one source rank) over that of even routing, k T/E, for T tokens
+The *share* of an expert is its number of tokens (from a source rank) over that of even routing, k T/E, for T tokens
 per rank, top k and E experts. The shares of a source rank add up to E.
 """
 
@@ -32,7 +32,7 @@ ROUNDED = 1e-12
 """Relative rounding error of a share that still counts as a whole number of blocks."""
 
 Rows = tuple[tuple[float, ...], ...]
-"""Counts of every expert, a row for each source rank or one row for all."""
+"""Counts of every expert, a row for each source rank or a single row for all."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class TrainedRouter:
     """How far the loads of experts lie apart under a trained router.
 
     The share of an expert in the tokens that are exchanged together, those of D documents, has the variance
-    lasting^2 + topical^2 / D over experts: some experts are popular in all data, and tokens of one document choose
+    lasting^2 + topical^2 / D over experts: some experts are popular in all data, and tokens of a document choose
     alike. The rank of E/P of them has that variance over E/P, and all wait for the busiest rank of each layer: in the
     mean that is the expected largest of P normal deviates. Which rank it is differs from layer to layer.
 
     lasting: standard deviation of the shares of experts in all data.
-    topical: standard deviation of the share of an expert in one document around its share in all data.
+    topical: standard deviation of the share of an expert in a document around its share in all data.
     """
 
     lasting: float
     topical: float
 
     def deviation(self, documents: float) -> float:
-        """Standard deviation of the share of an expert in the tokens of so many documents."""
+        """Returns the standard deviation of the share of an expert in the tokens of so many documents."""
         return math.hypot(self.lasting, self.topical / math.sqrt(documents))
 
 
@@ -63,14 +63,14 @@ lasting: the most popular expert of all data gets 1.32 of the mean share in Mixt
     layers; ajtejankar/mixtral-vis-moe @5c2f185d5, frac_vecs: the shares of experts in 14,042 questions of MMLU's 57
     subjects), 1.72 and 1.52 with 64 experts and an auxiliary loss, 1.04 and 1.04 with the bias (arXiv 2408.15664,
     table 2, MaxVio_global): over the expected largest of 8 and 64 normal deviates 0.22, 0.30, 0.22, and 0.017.
-topical: in Mixtral-8x7B 0.18, a subject with its examples as one document. The largest share of 1, 4 and 16 of them is
+topical: in Mixtral-8x7B 0.18, a subject with its examples as a document. The largest share of 1, 4 and 16 of them is
     1.42, 1.34 and 1.32 of the mean, by this law 1.41, 1.34 and 1.32.
 A stronger auxiliary loss evens out more: 0.05 with 8 experts at 38,350 steps (shawntan/scattermoe, issue 10).
 """
 
 LOAD_SIGMA = 0.08
 """Standard deviation of log(step) for the load of trained routers, of the models above: the busiest of eight ranks, of
-one expert each, has 1.08, 1.31, 1.31 and 1.43 of the mean, a deviation of 0.12, in two thirds of a step."""
+an expert each, has 1.08, 1.31, 1.31 and 1.43 of the mean, a deviation of 0.12, in two thirds of a step."""
 
 DOCUMENT = 1024
 """Tokens of a document, where a job does not say them (assumed; pages of the web have some 500 to 1,500)."""
@@ -81,7 +81,7 @@ USUAL_DOCUMENTS = 16
 
 
 def normal_scores(count: int) -> np.ndarray:
-    """Expected values of `count` standard normal deviates, the largest first (Blom's approximation)."""
+    """Returns the expected values of `count` standard normal deviates, the largest first (Blom's approximation)."""
     normal = NormalDist()
     return np.array([normal.inv_cdf((rank - 0.375) / (count + 0.25)) for rank in range(count, 0, -1)])
 
@@ -91,12 +91,12 @@ class Routing:
     """Routing of tokens to experts; by default even.
 
     zipf: exponent of Zipf's law; 0: even.
-    counts: tokens of every expert, a row for each source rank or one row for all; each row is normalised.
+    counts: tokens of every expert, a row for each source rank or a single row for all; each row is normalised.
     trace: counts of each step, where they change.
     file: the file that the counts come from, for messages.
-    drift: share of the experts that swap their popularity with another one before each step.
+    drift: share of the experts that swap their popularity with another before each step.
     seed: of the pairs that swap.
-    warmup: steps before the first one that is forecast, whose loads policies have seen.
+    warmup: steps before the first that is forecast, whose loads policies have seen.
     steps: number of steps that are forecast.
     step: the step that `shares` and `load` are of.
     trained: kind of trained router, a name of `TRAINED`; empty: none.
@@ -137,7 +137,7 @@ class Routing:
         return self._hash
 
     def at_step(self, step: int) -> Routing:
-        """The routing of another step."""
+        """Returns the routing of another step."""
         return replace(self, step=step)
 
     def check(self, ranks: int, experts: int, where: str) -> None:
@@ -147,17 +147,17 @@ class Routing:
         """
         for step, rows in enumerate(self.trace or ([self.counts] if self.counts else [])):
             of = f"{self.file or 'it'}{f', step {step},' if self.steps > 1 else ''}"
-            if (found := len(rows[0])) != experts:
-                rule = f"{of} counts tokens of {found} experts, and the model has {experts}"
+            if (counted := len(rows[0])) != experts:
+                rule = f"{of} counts tokens of {counted} experts, and the model has {experts}"
                 raise PlanError(where, rule, REMEDY)
-            if (found := len(rows)) > 1 and found != ranks:
-                rule = f"{of} counts tokens from {found} ranks, and {ranks} hold the experts"
-                raise PlanError(where, rule, "Give one row for all, or change the degree", found)
+            if (counted := len(rows)) > 1 and counted != ranks:
+                rule = f"{of} counts tokens from {counted} ranks, and {ranks} hold the experts"
+                raise PlanError(where, rule, "Give one row for all, or change the degree", counted)
 
     def shares(self, experts: int, ranks: int | None = None) -> np.ndarray:
-        """Shares [source ranks, experts]; one row where all source ranks have the same.
+        """Returns shares [source ranks, experts]; a single row where all source ranks have the same.
 
-        ranks: that hold the experts, whose loads under a trained router are the expected ones; None: one for each.
+        ranks: that hold the experts, whose loads under a trained router are those expected; None: a rank for each.
         """
         counts = self.trace[self.step] if self.trace else self.counts
         popularity = self._trained_shares(experts, ranks or experts) if self.trained else self._popularity(experts)
@@ -165,25 +165,27 @@ class Routing:
         return np.asarray(rows * experts / rows.sum(axis=1, keepdims=True))
 
     def _trained_shares(self, experts: int, ranks: int) -> np.ndarray:
-        """Expected shares of the experts of the busiest rank, the next one, ..., the most popular first in each."""
-        own, deviation = experts // ranks, TRAINED[self.trained].deviation(self.documents)
-        loads = 1 + deviation / math.sqrt(own) * normal_scores(ranks)
-        return np.maximum(loads[:, None] + deviation * normal_scores(own), 0.0).ravel()
+        """Returns the expected shares of the experts of the busiest rank, the next rank, ..., the most popular first in
+        each."""
+        per_rank, deviation = experts // ranks, TRAINED[self.trained].deviation(self.documents)
+        loads = 1 + deviation / math.sqrt(per_rank) * normal_scores(ranks)
+        return np.maximum(loads[:, None] + deviation * normal_scores(per_rank), 0.0).ravel()
 
     def _popularity(self, experts: int) -> np.ndarray:
-        """Popularity of every expert by Zipf's law, after the swaps of all steps so far."""
-        found = np.arange(1.0, experts + 1) ** -self.zipf
+        """Returns the popularity of every expert by Zipf's law, after the swaps of all steps so far."""
+        popularity = np.arange(1.0, experts + 1) ** -self.zipf
         swaps, random = math.floor(self.step * self.drift * experts / 2 + ROUNDED), np.random.default_rng(self.seed)
         for _ in range(swaps if experts > 1 else 0):
-            one, other = random.choice(experts, 2, replace=False)
-            found[[one, other]] = found[[other, one]]
-        return found
+            first, second = random.choice(experts, 2, replace=False)
+            popularity[[first, second]] = popularity[[second, first]]
+        return popularity
 
     def limit_outgoing(self, ranks: int, experts: int, machine: int, most: float, topk: int) -> Routing:
-        """The routing behind a gate that lets a share `most` of a rank's tokens leave their machine, with one copy.
+        """Returns the routing behind a gate that lets a share `most` of a rank's tokens leave their machine, with a
+        single copy.
 
         Where the first choice of more tokens is on another machine, all other copies choose among the experts of the
-        own machine, of `machine` ranks.
+        rank's machine, of `machine` ranks.
         """
         shares, inside = self.shares(experts, ranks), _own_machine(ranks, experts, machine)
         near = np.where(inside, shares, 0.0)
@@ -195,19 +197,19 @@ class Routing:
         return Routing(counts=tuple(map(tuple, rows.tolist())), file=self.file)
 
     def favour_machine(self, ranks: int, experts: int, machine: int, ratio: float) -> Routing:
-        """The routing of a router that chooses an expert on the own machine, of `machine` ranks, `ratio` times as often
-        as it otherwise would, in relation to the others."""
+        """Returns the routing of a router that chooses an expert on the rank's machine, of `machine` ranks, `ratio`
+        times as often as it otherwise would, in relation to the others."""
         near = self.shares(experts, ranks) * np.where(_own_machine(ranks, experts, machine), ratio, 1.0)
         return replace(self, trained="", zipf=0.0, counts=tuple(map(tuple, near.tolist())))
 
     def exceeding(self, limits: Routing, experts: int, capacity: float) -> float:
-        """Part of all choices beyond capacities of `capacity` times the shares of `limits`."""
+        """Returns the part of all choices beyond capacities of `capacity` times the shares of `limits`."""
         shares = self.shares(experts)
         kept = np.minimum(shares, capacity * limits.shares(experts))
         return max(0.0, 1.0 - float(kept.sum() / np.broadcast_to(shares, kept.shape).sum()))
 
     def outgoing(self, ranks: int, experts: int, machine: int, replicated: tuple[int, ...] = ()) -> float:
-        """Share of all copies that are sent to another machine. replicated: see `load`."""
+        """Returns the share of all copies that are sent to another machine. replicated: see `load`."""
         far = np.where(_own_machine(ranks, experts, machine), 0.0, self.shares(experts, ranks))
         far[:, list(replicated)] = 0.0
         return float(far.sum() / (ranks * experts))
@@ -215,17 +217,18 @@ class Routing:
     def load(
         self, ranks: int, experts: int, capacity: float | None = None, placement: Placement | None = None
     ) -> ExpertLoad:
-        """The load of `ranks` that hold an equal number of `experts` each.
+        """Returns the load of `ranks` that hold an equal number of `experts` each.
 
-        capacity: capacity factor, the largest share of an expert from one source rank; None: dropless.
+        capacity: capacity factor, the largest share of an expert from a source rank; None: dropless.
         placement: of the experts; None: in their order.
         """
         key = self, ranks, experts, capacity, placement
         return remember(_loads, key, lambda: _load(*key), _most_kept(experts))
 
     def loads_by_place(self, ranks: int, experts: int) -> tuple[tuple[float, float], ...]:
-        """For the first expert of all ranks, the second, ...: tokens that leave a rank for one of these experts over
-        those of even routing, and the busiest rank's over this mean (`ExpertLoad.remote` and `.busiest_exchange`)."""
+        """Returns for the first expert of all ranks, the second, ...: tokens that leave a rank for any of these experts
+        over those of even routing, and the busiest rank's over this mean (`ExpertLoad.remote` and
+        `.busiest_exchange`)."""
         key = self, ranks, experts
         return remember(_loads_of_places, key, lambda: _loads_by_place(*key), _most_kept(experts))
 
@@ -244,12 +247,12 @@ class Placement:
 
     @classmethod
     def in_order(cls, ranks: int, experts: int) -> Placement:
-        """Rank r of P owns the experts from r E/P on; no other rank hosts them."""
+        """Returns the placement in which rank r of P owns the experts from r E/P on; no other rank hosts them."""
         return cls(tuple((expert * ranks // experts,) for expert in range(experts)))
 
     @classmethod
     def with_shadows(cls, ranks: int, experts: int, shadows: Iterable[int]) -> Placement:
-        """The same, but all ranks host the `shadows`."""
+        """Returns the same, but all ranks host the `shadows`."""
         everywhere, owned = {*shadows}, cls.in_order(ranks, experts)
         others = (
             (owner, *(rank for rank in range(ranks) if rank != owner)) if expert in everywhere else (owner,)
@@ -258,9 +261,9 @@ class Placement:
         return cls(tuple(others), stays=True)
 
     def distribute(self, shares: np.ndarray, ranks: int) -> np.ndarray:
-        """Shares that each rank sends to each [source ranks, ranks].
+        """Returns the shares that each rank sends to each [source ranks, ranks].
 
-        shares: of every expert, a row for each source rank or one row for all.
+        shares: of every expert, a row for each source rank or a single row for all.
         """
         owners = np.array([hosts[0] for hosts in self.hosts])
         alone = np.array([len(hosts) == 1 for hosts in self.hosts])
@@ -281,7 +284,7 @@ class Placement:
         )
 
     def _sent_to(self, expert: int, shares: np.ndarray, ranks: int) -> np.ndarray:
-        """The share of one expert that each rank sends to each [source ranks, ranks]."""
+        """Returns the share of an expert that each rank sends to each [source ranks, ranks]."""
         sent, copies = np.broadcast_to(shares[:, expert], ranks), list(self.hosts[expert])
         moved = np.zeros((ranks, ranks))
         if self.stays:
@@ -292,13 +295,13 @@ class Placement:
         return moved
 
     def transfers(self, before: Placement, ranks: int) -> np.ndarray:
-        """Experts that each rank sends to each [ranks, ranks] to come here from another placement: an owner's to all
-        that did not host it."""
-        found = np.zeros((ranks, ranks), dtype=int)
+        """Counts the experts that each rank sends to each [ranks, ranks] to come here from another placement: an
+        owner's to all that did not host it."""
+        moves = np.zeros((ranks, ranks), dtype=int)
         for old, new in zip(before.hosts, self.hosts, strict=True):
             for rank in {*new} - {*old}:
-                found[old[0], rank] += 1
-        return found
+                moves[old[0], rank] += 1
+        return moves
 
 
 @dataclass(frozen=True)
@@ -333,18 +336,19 @@ class ExpertLoad:
         return {*self.rank_loads, self.most_loaded, *self.expert_loads, self.remote, self.busiest_exchange} <= {1.0}
 
     def pad_to_blocks(self, block: float) -> ExpertLoad:
-        """The load where the rows of each expert are padded to multiples of `block` shares; padding is not sent."""
-        own = len(self.kept) // len(self.rank_loads)
+        """Returns the load where the rows of each expert are padded to multiples of `block` shares; padding is not
+        sent."""
+        per_rank = len(self.kept) // len(self.rank_loads)
         filled = [block * math.ceil(share / block * (1 - ROUNDED)) for share in self.kept]
-        ranks = [filled[at : at + own] for at in range(0, len(filled), own)]
+        ranks = [filled[at : at + per_rank] for at in range(0, len(filled), per_rank)]
         most = max(ranks, key=sum)
-        load = sum(most) / own
+        load = sum(most) / per_rank
         stored = self.most_stored / self.most_loaded * load
         return replace(self, most_loaded=load, most_stored=stored, expert_loads=tuple(most))
 
 
 def _own_machine(ranks: int, experts: int, machine: int) -> np.ndarray:
-    """Whether each expert is on the machine of each source rank [ranks, experts]."""
+    """Returns whether each expert is on the machine of each source rank [ranks, experts]."""
     return np.arange(experts) * ranks // experts // machine == np.arange(ranks)[:, None] // machine
 
 
@@ -353,7 +357,7 @@ KEPT_LOADS, KEPT_EXPERTS = 256, 2_000_000
 
 
 def _most_kept(experts: int) -> int:
-    """The most loads of so many experts that are kept."""
+    """Returns the most loads of so many experts that are kept."""
     return min(KEPT_LOADS, KEPT_EXPERTS // experts + 1)
 
 
@@ -363,29 +367,29 @@ _loads_of_places: dict[Hashable, tuple[tuple[float, float], ...]] = {}
 
 def _load(routing: Routing, ranks: int, experts: int, capacity: float | None, stated: Placement | None) -> ExpertLoad:
     shares = routing.shares(experts, ranks)
-    found = np.minimum(shares, math.inf if capacity is None else capacity)
-    dropped = 1.0 - float(found.sum() / shares.sum())
-    kept = tuple(found.mean(axis=0).tolist())
-    own = experts // ranks
+    processed = np.minimum(shares, math.inf if capacity is None else capacity)
+    dropped = 1.0 - float(processed.sum() / shares.sum())
+    kept = tuple(processed.mean(axis=0).tolist())
+    per_rank = experts // ranks
     if capacity is not None:
-        return ExpertLoad(kept, dropped, (1.0,) * ranks, 1.0, 1.0, (1.0,) * own, 1.0, 1.0)
+        return ExpertLoad(kept, dropped, (1.0,) * ranks, 1.0, 1.0, (1.0,) * per_rank, 1.0, 1.0)
     placement = stated or Placement.in_order(ranks, experts)
-    flow = placement.distribute(found, ranks)
+    flow = placement.distribute(processed, ranks)
     loads = flow.sum(axis=0)
     rank_loads = loads / loads.mean()
     most = int(np.argmax(rank_loads))
-    on_most = placement.arrivals(most, found, ranks)
-    exchange, most_loaded = _exchange_of(flow, own), float(rank_loads[most])
+    on_most = placement.arrivals(most, processed, ranks)
+    exchange, most_loaded = _exchange_of(flow, per_rank), float(rank_loads[most])
     most_stored = 1.0 if routing.trained else most_loaded
     return ExpertLoad(kept, dropped, tuple(rank_loads.tolist()), most_loaded, most_stored, on_most, *exchange)
 
 
-def _exchange_of(flow: np.ndarray, own: int) -> tuple[float, float]:
-    """Of shares from each rank to each (rows: senders), `own` experts a rank: what leaves a rank over that of even
-    routing, mean over ranks; and what the busiest rank sends or receives, over the mean."""
+def _exchange_of(flow: np.ndarray, per_rank: int) -> tuple[float, float]:
+    """Returns, of shares from each rank to each (rows: senders), `per_rank` experts a rank: what leaves a rank over
+    that of even routing, mean over ranks; and what the busiest rank sends or receives, over the mean."""
     ranks, on_rank = len(flow), np.diagonal(flow)
     outgoing, incoming = flow.sum(axis=1) - on_rank, flow.sum(axis=0) - on_rank
-    mean, even = float(outgoing.mean()), own * (ranks - 1)
+    mean, even = float(outgoing.mean()), per_rank * (ranks - 1)
     busiest = float(max(outgoing.max(), incoming.max()))
     return mean / even if even else 1.0, busiest / mean if mean else 1.0
 
@@ -396,12 +400,12 @@ def _loads_by_place(routing: Routing, ranks: int, experts: int) -> tuple[tuple[f
 
 
 def least_capacity(routing: Routing, experts: int) -> float:
-    """The least capacity factor without dropped tokens: the largest share of an expert from one source rank."""
+    """Returns the least capacity factor without dropped tokens: the largest share of an expert from a source rank."""
     return float(routing.shares(experts).max())
 
 
 def slowest_rank(work: Any) -> Any:
-    """The work of the slowest rank, for which the others wait.
+    """Returns the work of the slowest rank, for which the others wait.
 
     One device stands for all ranks that run the same ops. Where their amounts of work differ, `work` states the mean
     over ranks, and `pace` the work of the most loaded rank over that mean. `Gemm.groups` are those of that rank.

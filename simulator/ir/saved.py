@@ -1,8 +1,8 @@
-"""What operators save for their backward pass, as one operation of autograd or composed of several.
+"""What operators save for their backward pass, as a single operation of autograd or composed of several.
 
 A fused kernel saves what its backward kernel reads: `Operator.saved_tensors` and `Operator.saved_buffers`. A framework
 may write the same operator as several operations of PyTorch (`ProcessMemory.composed`), each of which saves what its
-own derivative reads (tools/autograd/derivatives.yaml): a product both factors that the gradient of the other one needs,
+derivative reads (tools/autograd/derivatives.yaml): a product both factors that the gradient of the other needs,
 a root, a softmax, a tanh or a ReLU its result, a power or a SiLU its input, a sum or a conversion nothing. The counts
 below follow from these rules, and are held to the byte against `torch.distributed._tools.mem_tracker` in
 tests/validation/activations.
@@ -25,9 +25,9 @@ from meshcast.simulator.ir.ops import BYTES
 
 @dataclass(frozen=True)
 class Composition:
-    """The mark of an operator that saves other tensors than as one operation of autograd.
+    """The mark of an operator that saves other tensors than as a single operation of autograd.
 
-    written: how it is written, where as several operations; empty: as one.
+    written: how it is written, where as several operations; empty: as a single operation.
     products: the parts of products of which it reads some: a part that it saves keeps all of them in memory.
     """
 
@@ -70,7 +70,7 @@ FUNCTIONS = {
 
 
 LESS_ONE = "weight - 1"
-"""How an RMS norm is written whose weight is stored less one."""
+"""How an RMS norm is written whose weight is stored less 1."""
 
 TURNED = "turned"
 """How fused attention is written whose queries have heads before positions in memory."""
@@ -98,8 +98,8 @@ def count_saved(operator: Operator, written: str, at: LocalShapes) -> Saved:
 
 @count_saved.register
 def _norm(norm: Norm, written: str, at: LocalShapes) -> Saved:
-    """x in fp32, the root of its mean square, and for the gradient of the weight the normalised x: in the format of x
-    (`modeling_llama.py` of Transformers), or in fp32 with 1 + weight (`modeling_gemma.py`)."""
+    """Returns x in fp32, the root of its mean square, and for the gradient of the weight the normalised x: in the
+    format of x (`modeling_llama.py` of Transformers), or in fp32 with 1 + weight (`modeling_gemma.py`)."""
     if not written:
         return Saved(norm.saved_tensors, norm.saved_buffers(at))
     elements, buffers = at.size(*norm.ins), norm.saved_buffers(at)
@@ -116,7 +116,8 @@ def _norm(norm: Norm, written: str, at: LocalShapes) -> Saved:
 
 @count_saved.register
 def _activation(act: Activation, written: str, at: LocalShapes) -> Saved:
-    """What its function saves; with a gate also the other factors: the function's result and the second input."""
+    """Returns what its function saves; with a gate also the other factors: the function's result and the second
+    input."""
     if not written:
         return Saved(act.saved_tensors, act.saved_buffers(at))
     function, gated = FUNCTIONS[written], len(act.ins) > 1
@@ -128,9 +129,9 @@ def _activation(act: Activation, written: str, at: LocalShapes) -> Saved:
 
 @count_saved.register
 def _attention(core: CoreAttention, written: str, at: LocalShapes) -> Saved:
-    """Unfused: the softmax in fp32 and what it is converted to, or is left of that by dropout, and keys and values once
-    for every query head. Fused: what the kernel saves, and where its queries have heads before positions in memory, so
-    has its result, which is copied for the output layer."""
+    """Returns, unfused, the softmax in fp32 and what it is converted to, or is left of that by dropout, and keys and
+    values once for every query head. Fused: what the kernel saves, and where its queries have heads before positions in
+    memory, so has its result, which is copied for the output layer."""
     if not written or core.kernel == "flash":
         turned = [("turned", at.bytes(*core.outs), "workspace")] if written == TURNED else []
         return Saved(core.saved_tensors, [*core.saved_buffers(at), *turned])
@@ -151,8 +152,8 @@ def _attention(core: CoreAttention, written: str, at: LocalShapes) -> Saved:
 
 @count_saved.register
 def _router(router: TopK, written: str, at: LocalShapes) -> Saved:
-    """The softmax over all experts in fp32; of the experts of a token their numbers, and their weights before the
-    division by the sum, which is kept too; the ends of the rows of every expert."""
+    """Returns the softmax over all experts in fp32; of the experts of a token their numbers, and their weights before
+    the division by the sum, which is kept too; the ends of the rows of every expert."""
     (logits,), (chosen,) = router.ins, router.outs
     slots = at.size(chosen)
     tokens = slots // at.dims(chosen)["k"]
@@ -162,13 +163,13 @@ def _router(router: TopK, written: str, at: LocalShapes) -> Saved:
 
 @count_saved.register
 def _permute(permute: Permute, written: str, at: LocalShapes) -> Saved:
-    """The order of the copies of tokens, and the tokens that they are of."""
+    """Returns the order of the copies of tokens, and the tokens that they are of."""
     return Saved((), [("order", 2 * 8 * _count_slots(permute.outs[0], at), "workspace")])
 
 
 @count_saved.register
 def _unpermute(unpermute: Unpermute, written: str, at: LocalShapes) -> Saved:
-    """The places of the copies of tokens, and both factors of their weighing: results and weights."""
+    """Returns the places of the copies of tokens, and both factors of their weighing: results and weights."""
     results = unpermute.ins[0]
     nbytes = (8 + BYTES[results.dtype]) * _count_slots(results, at)
     return Saved((results,), [("places", nbytes, "workspace")])

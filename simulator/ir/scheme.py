@@ -1,6 +1,6 @@
 """The base class of all parallelism schemes, and the types of its hooks.
 
-A scheme is one published idea in one file, ``simulator/schemes/<family>/<name>.py`` (``-`` in the plan is ``_`` in the
+A scheme is a published idea in a file, ``simulator/schemes/<family>/<name>.py`` (``-`` in the plan is ``_`` in the
 file). It states which dim its axes shard at an operator (`layouts`), or changes how a module (`lower`) or a stage
 (`lower_stage`) is lowered, or, for a pipeline, orders the actions of the devices (``simulator.scheduling.schedule``).
 It also states the closed forms of its paper that must hold under ideal costs (`closed_forms`). A scheme knows shapes,
@@ -57,7 +57,7 @@ class Rule:
     """How a scheme shards an operator. A plain dim name is short for a rule that shards this dim over all its axes.
 
     divide: from axis to the dim that it shards; ``b|h``: samples, and `h` of the tensors without samples (see
-        `simulator.ir.layout`); empty: none, also where a scheme further out shards one.
+        `simulator.ir.layout`); empty: none, also where a scheme further out shards any.
     at_rest: from axis to the dim of the weights that it shards while no pass uses them: weights are all-gathered before
         each pass, and their gradients reduce-scattered after it.
     """
@@ -100,12 +100,12 @@ class Scheme:
 
     family: ClassVar[str]
     role: ClassVar[str] = ""
-    """A role that only one scheme of a plan can have, in words for users (``pipeline schedule``); empty: none."""
+    """A role that only a single scheme of a plan can have, in words for users (``pipeline schedule``); empty: none."""
     least_axes: ClassVar[int] = 0
     most_axes: ClassVar[int | None] = None
     """Least and largest number of its axes; None: any number."""
     names_axes: ClassVar[tuple[str, ...]] = ()
-    """Options that name further axes of its own, after those of `over`."""
+    """Options that name further axes, after those of `over`."""
     name: ClassVar[str]
     paper: ClassVar[Paper]
     Options: ClassVar[type[SchemeOptions]] = SchemeOptions
@@ -128,18 +128,18 @@ class Scheme:
         self.pipelined = pipelined
 
     @classmethod
-    def all_axes(cls, over: Sequence[str], given: Mapping[str, Any]) -> tuple[str, ...]:
+    def all_axes(cls, over: Sequence[str], options: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns all axes of a scheme: those of `over`, and those that its options name.
 
-        given: the options as the plan gives them.
+        options: the options as the plan gives them.
         """
-        named = (given.get(option) for option in cls.names_axes)
+        named = (options.get(option) for option in cls.names_axes)
         return (*over, *(axis for axis in named if axis))
 
     @classmethod
     def axis_sizes(cls, ranks: int, near: int) -> list[tuple[int, ...]]:
-        """Returns the sizes of its axes over so many ranks, as far as they follow from this number: one that is meant,
-        several among which a plan has to choose, or none.
+        """Returns the sizes of its axes over so many ranks, as far as they follow from this number: that which is
+        meant, several among which a plan has to choose, or none.
 
         near: how many neighbours of these ranks share a node.
         """

@@ -67,7 +67,7 @@ def load_job(
     changes: str | Iterable[str] | Mapping[str, Any] = (),
     base: str | Path | None = None,
 ) -> Job:
-    """The job of a YAML or JSON file, or of a mapping.
+    """Returns the job of a YAML or JSON file, or of a mapping.
 
     source: path of the file, or the mapping.
     changes: changes to make first, such as ``plan.tp=4``, or a mapping, such as ``{"plan.tp": 4}``.
@@ -93,7 +93,7 @@ def load_job(
 
 class ReadJob(NamedTuple):
     """A job as read, not checked yet. data: its keys. text, where: of its file, for errors. folder: of its paths.
-    launch: what a launch file of a training program says, if it is one."""
+    launch: what a launch file of a training program says, if it is such."""
 
     data: dict[str, Any]
     text: str
@@ -148,9 +148,9 @@ def _refuse_model_config(data: Any, path: Path, where: str) -> None:
 
 
 def read_launch_job(path: Path, changes: Iterable[str], form: str | None = None, gpus: int | None = None) -> ReadJob:
-    """Reads the job of a launch file, with its changes made.
+    """Reads the job of a launch file, with its changes applied.
 
-    form: name of its format; None: it is found by what the file holds. gpus: their number, without a cluster.
+    form: name of its format; None: it follows from what the file holds. gpus: their number, without a cluster.
     Raises PlanError for a file that cannot be read, OpenQuestions for one that leaves open what decides the answer.
     """
     # Only launch files need the modules of all programs.
@@ -194,7 +194,7 @@ def _refuse_stop(job: Job, launch: ImportedJob) -> None:
 
 
 def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin, refused: Set[str] = frozenset()) -> Job:
-    """The job of a checked file: loads model, cluster and framework, and expands the plan. data: of the file.
+    """Returns the job of a checked file: loads model, cluster and framework, and expands the plan. data: of the file.
 
     refused: keys of what the job does not take from recipes, see `list_refused`.
     """
@@ -209,7 +209,7 @@ def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin, ref
     if framework.overlap.tp:
         plan = plan.with_schemes(lambda stage: add_tensor_overlap(stage, framework.tensor_overlap, cluster.domain))
     if framework.compile if framework.recompute_early_stop == "compiled" else framework.recompute_early_stop:
-        plan = plan.with_schemes(lambda one: add_early_stop(one.schemes))
+        plan = plan.with_schemes(lambda stage: add_early_stop(stage.schemes))
     joined, plan = join_samples(file.batch, plan, model, base)
     batch = _batch(joined, model, plan)
     plan = fill_routing(plan, model, batch)
@@ -248,7 +248,7 @@ def _find_framework(
     file: JobFile, traits: Mapping[str, object], cluster: Cluster, plan: LongPlan
 ) -> tuple[Framework, Precision, GPU | None]:
     """Returns the framework with the number formats of a job, these formats, and a GPU for which its fused attention
-    has no kernel; None: it has one.
+    has no kernel; None: it has it.
 
     traits: what the job and the recipes that it gets set.
     """
@@ -273,7 +273,7 @@ def _find_framework(
 
 
 def _find_recipe(file: JobFile, cluster: Cluster, model: Model) -> Recipe:
-    """The settings of recipes that a job gets; none if it means no program, or says everything itself."""
+    """Returns the settings of recipes that a job gets; none if it means no program, or says everything itself."""
     choice = file.framework
     if "name" not in choice.model_fields_set or not (choice.rules and choice.recipe):
         return NO_RECIPE
@@ -322,12 +322,13 @@ def state_recipes(data: Mapping[str, Any], opened: Iterable[str], base: Path) ->
 
 
 def _state_formats(file: JobFile) -> dict[str, object]:
-    """The formats that a job states, as traits of the framework."""
+    """Returns the formats that a job states, as traits of the framework."""
     return file.precision.model_dump(include={"gradients", "main_weights", "moments"}, exclude_none=True)
 
 
 def _fill_sequence(file: JobFile) -> Any:
-    """The model as the job describes it; the length of sequences that its fields leave out is that of the batch."""
+    """Returns the model as the job describes it; the length of sequences that its fields leave out is that of the
+    batch."""
     spec = file.model
     if isinstance(spec, Mapping) and not {"preset", "seq"} & spec.keys() and file.batch.sequence is not None:
         return {**spec, "seq": file.batch.sequence}
@@ -335,19 +336,19 @@ def _fill_sequence(file: JobFile) -> Any:
 
 
 def _resolve_paths(base: Path, plan: LongPlan) -> LongPlan:
-    """The plan with the paths in options of its schemes relative to the current folder."""
+    """Returns the plan with the paths in options of its schemes relative to the current folder."""
 
     def resolve_entry(entry: SchemeEntry) -> SchemeEntry:
         return entry.model_copy(update=_option_paths(base, entry.model_extra or {}))
 
-    return plan.with_schemes(lambda one: tuple(map(resolve_entry, one.schemes)))
+    return plan.with_schemes(lambda stage: tuple(map(resolve_entry, stage.schemes)))
 
 
-def _option_paths(base: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a scheme that name a file, with their paths relative to the current folder."""
-    found = {key: str(base / given[key]) for key in ("path", "counts", "trace") if isinstance(given.get(key), str)}
-    inner = {key: _option_paths(base, value) for key, value in given.items() if isinstance(value, Mapping)}
-    return found | {key: {**given[key], **value} for key, value in inner.items() if value}
+def _option_paths(base: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a scheme that name a file, with their paths relative to the current folder."""
+    paths = {key: str(base / options[key]) for key in ("path", "counts", "trace") if isinstance(options.get(key), str)}
+    inner = {key: _option_paths(base, value) for key, value in options.items() if isinstance(value, Mapping)}
+    return paths | {key: {**options[key], **value} for key, value in inner.items() if value}
 
 
 def _write_changes(changes: str | Iterable[str] | Mapping[str, Any]) -> list[str]:
@@ -358,7 +359,7 @@ def _write_changes(changes: str | Iterable[str] | Mapping[str, Any]) -> list[str
 
 
 def _split_changes(changes: Iterable[str]) -> list[str]:
-    """The changes, each of one field: ``plan.tp=4,plan.pp=2`` is two."""
+    """Returns the changes, each of a single field: ``plan.tp=4,plan.pp=2`` is two."""
     keys, split = valid_keys(JobFile, ()), list[str]()
     for change in changes:
         parts = re.split(r",(?=\s*[a-z_]+(?:\.\w+)*\s*=)", change) if "=" in change else [change]
@@ -371,7 +372,7 @@ WORDS = {"framework": "name", "model": "preset", "precision": "compute"}
 
 
 def _apply_change(data: dict[str, Any], change: str) -> None:
-    """Applies one change such as ``plan.tp=4``; the value is read as YAML."""
+    """Applies a change such as ``plan.tp=4``; the value is read as YAML."""
     field, equals, value = (word.strip() for word in change.partition("="))
     if not equals or not all(field.split(".")):
         raise PlanError("--set", "a change is written field=value", "For example --set plan.tp=4", change)
@@ -381,7 +382,7 @@ def _apply_change(data: dict[str, Any], change: str) -> None:
 
 
 def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
-    """Sets one field such as ``plan.tp``, or ``plan.schemes.1.routing`` in entry 1 of a list, of a job that is still
+    """Sets a field such as ``plan.tp``, or ``plan.schemes.1.routing`` in entry 1 of a list, of a job that is still
     plain data.
 
     where: place of the change, for error messages.
@@ -409,22 +410,23 @@ def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
 
 
 def _update(file: JobFile, framework: Framework) -> dict[str, object]:
-    """The memory of the update by the optimizer of the job; Adam's temporaries are those of no other."""
+    """Returns the memory of the update by the optimizer of the job; Adam's temporaries are those of no other."""
     copies = framework.update.moment_copies if file.optimizer == "adam" else 0
     return {**framework.update.model_dump(), "optimizer": file.optimizer, "moment_copies": copies}
 
 
 def _precision(file: JobFile, framework: Framework, plan: LongPlan) -> Precision:
-    """The number formats with defaults filled; adapters that the framework keeps in one have gradients in it, too."""
-    given = file.precision
+    """Returns the number formats with defaults filled; adapters that the framework keeps in a format have gradients in
+    it, too."""
+    stated = file.precision
     kept = framework.adapters.weights if file.train.has_adapters else ""
-    compute = given.compute or framework.quantised or framework.weights
-    main_weights = kept or given.main_weights or framework.main_weights
+    compute = stated.compute or framework.quantised or framework.weights
+    main_weights = kept or stated.main_weights or framework.main_weights
     return Precision(
         compute=compute,
-        gradients=kept or given.gradients or _gradient_format(compute, framework, plan),
+        gradients=kept or stated.gradients or _gradient_format(compute, framework, plan),
         main_weights=main_weights,
-        moments=given.moments or (main_weights if framework.update.moments_as_weights else framework.moments),
+        moments=stated.moments or (main_weights if framework.update.moments_as_weights else framework.moments),
     )
 
 
@@ -440,15 +442,15 @@ def _gradient_format(compute: str, framework: Framework, plan: LongPlan) -> Form
 
 
 def _train(train: Train, model: Model) -> Train:
-    """The training mode with defaults filled.
+    """Returns the training mode with defaults filled.
 
     Raises PlanError for options of adapters without adapters, and for targets that the model does not have.
     """
     train = train.model_copy(update={"reference": _choose_reference(train)})
     if not train.has_adapters:
         for key in train.model_fields_set - {"mode", "reference"}:
-            if (given := getattr(train, key)) is not None:
-                raise PlanError(f"train.{key}", "only adapters have it", "Say mode: lora, or leave it out", given)
+            if (stated := getattr(train, key)) is not None:
+                raise PlanError(f"train.{key}", "only adapters have it", "Say mode: lora, or leave it out", stated)
         return train
     targets = usual_targets(model) if train.targets is None else name_targets(train.targets, model)
     if not targets:
@@ -473,7 +475,8 @@ def _choose_reference(train: Train) -> str | None:
 
 
 def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
-    """The batch with defaults filled; of a plan whose stages have degrees of their own, micro-batches of a pipeline."""
+    """Returns the batch with defaults filled; of a plan whose stages have unequal degrees, micro-batches of a
+    pipeline."""
     if batch.lengths:
         return _batch_of_classes(batch, plan)
     for where, order in _orders(batch, plan):
@@ -517,8 +520,8 @@ def _count_replicas(plan: LongPlan) -> int:
 
 
 def _batch_of_classes(batch: Batch, plan: LongPlan) -> Batch:
-    """The batch of micro-batches of different lengths with defaults filled; sizes are those of the class of most
-    tokens."""
+    """Returns the batch of micro-batches of different lengths with defaults filled; sizes are those of the class of
+    most tokens."""
     for key in ("micro", "microbatches", "sequence", "documents"):
         if key in batch.model_fields_set:
             rule = "it is of micro-batches that are all alike, and batch.lengths states the sizes of every class"
@@ -541,22 +544,22 @@ def _batch_of_classes(batch: Batch, plan: LongPlan) -> Batch:
     if unused := {*range(len(batch.lengths))} - {number for _, order in orders for number in order}:
         rule = f"no micro-batch is of class {min(unused)}"
         raise PlanError(f"batch.lengths[{min(unused)}]", rule, "Leave it out, or name it in the order")
-    weights = [one.dp for one in plan.replicas] or [_count_replicas(plan)]
+    weights = [replica.dp for replica in plan.replicas] or [_count_replicas(plan)]
     sequences = [sum(batch.lengths[number].samples for number in order) for _, order in orders]
-    total = sum(one * own for one, own in zip(weights, sequences, strict=True))
+    total = sum(weight * samples for weight, samples in zip(weights, sequences, strict=True))
     if batch.total not in (None, total):
         rule = "it is the sequences of all micro-batches"
         raise PlanError("batch.global", rule, f"{total:,} would work", batch.total)
-    largest = max(batch.lengths, key=lambda one: (one.padded_tokens, one.sequence))
+    largest = max(batch.lengths, key=lambda length: (length.padded_tokens, length.sequence))
     sizes = {"micro": largest.samples, "sequence": largest.sequence, "documents": largest.documents}
     return batch.model_copy(update={"total": total, **sizes})
 
 
 def _orders(batch: Batch, plan: LongPlan) -> list[tuple[str, tuple[int, ...]]]:
-    """The classes of the micro-batches of every kind of replica, with the key that states them."""
+    """Returns the classes of the micro-batches of every kind of replica, with the key that states them."""
     if not plan.replicas:
         return [("batch.order", batch.order)]
-    stated = [one.microbatches if isinstance(one.microbatches, tuple) else () for one in plan.replicas]
+    stated = [replica.microbatches if isinstance(replica.microbatches, tuple) else () for replica in plan.replicas]
     return [(f"plan.replicas[{i}].microbatches", order) for i, order in enumerate(stated)]
 
 

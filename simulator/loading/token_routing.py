@@ -18,7 +18,7 @@ from meshcast.simulator.models.model import Model
 
 
 def fill_routing(plan: LongPlan, model: Model, batch: Batch) -> LongPlan:
-    """The plan whose expert schemes say their routing, if it is that of a trained router."""
+    """Returns the plan whose expert schemes say their routing, if it is that of a trained router."""
     usual = _usual_routing(model)
     replicas = 1 if plan.has_stages else family_degree(plan, "data")
 
@@ -37,9 +37,9 @@ def fill_routing(plan: LongPlan, model: Model, batch: Batch) -> LongPlan:
 
 
 def _usual_routing(model: Model) -> str | None:
-    """The kind of trained router of a model that says it has one; None: its routing is even.
+    """Returns the kind of trained router of a model that says it has one; None: its routing is even.
 
-    A router with a bias, in a model whose experts have none, has the one that follows their loads (DeepSeek-V3).
+    A router with a bias, in a model whose experts have none, has that which follows their loads (DeepSeek-V3).
     """
     if model.moe is None or model.moe.routing not in TRAINED:
         return None
@@ -47,8 +47,9 @@ def _usual_routing(model: Model) -> str | None:
 
 
 def _count_documents(stage: StageMesh, entry: SchemeEntry, batch: Batch) -> float:
-    """Documents of a micro-batch of one replica, for each that the ranks of an expert scheme make of all of them."""
-    pipelines = (one.over for one in stage.schemes if one.use.startswith("pipeline/"))
+    """Counts the documents of a micro-batch of a replica, for each that the ranks of an expert scheme make of all of
+    them."""
+    pipelines = (entry.over for entry in stage.schemes if entry.use.startswith("pipeline/"))
     outside = {axis for over in pipelines for axis in over}
     inside = {axis: size for axis, size in stage.mesh.items() if axis not in outside}
     ranks = next((view for view in stage.views.values() if {*entry.over} & view.keys()), inside)
@@ -58,7 +59,7 @@ def _count_documents(stage: StageMesh, entry: SchemeEntry, batch: Batch) -> floa
 
 
 def has_trained_router(plan: LongPlan) -> bool:
-    """Whether an expert scheme of the plan has the routing of a trained router."""
-    meshes = (plan, *plan.stages, *(stage for one in plan.replicas for stage in one.stages))
+    """Returns whether an expert scheme of the plan has the routing of a trained router."""
+    meshes = (plan, *plan.stages, *(stage for replica in plan.replicas for stage in replica.stages))
     routings = ((entry.model_extra or {}).get("routing") for mesh in meshes for entry in mesh.schemes)
     return any(isinstance(routing, Mapping) and "trained" in routing for routing in routings)

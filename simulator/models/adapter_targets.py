@@ -79,8 +79,8 @@ without a gate, are none (modeling_deepseek_v2.py, modeling_gpt_oss.py of Transf
 
 
 def know_module(name: str) -> str | None:
-    """Returns a name of modules as `MODULES` has it, also of one with its path (``*.layers.0.mlp.experts.linear_fc1``);
-    None: no linear layer is known by it."""
+    """Returns a name of modules as `MODULES` has it, also of a name with its path
+    (``*.layers.0.mlp.experts.linear_fc1``); None: no linear layer is known by it."""
     parts = name.split(".")
     ends = (".".join(parts[-length:]) for length in range(min(3, len(parts)), 0, -1))
     return next((end for end in ends if end in MODULES or end == ALL_LINEAR), None)
@@ -100,7 +100,7 @@ def usual_targets(model: Transformer) -> tuple[Target, ...]:
 
 def name_targets(words: Iterable[str], model: Transformer) -> tuple[Target, ...]:
     """Returns the linear layers of a model in place of modules of these names, without repetition; in place of all
-    parts of one the whole.
+    parts of a layer the whole.
 
     A name of modules that the model does not have is passed over beside others, as PEFT does. Raises PlanError for a
     word of meshcast's that names no linear layer of the model, and where none of the names does.
@@ -128,7 +128,7 @@ def _has(target: str, has: Sequence[Target]) -> bool:
 def _name_modules(model: Transformer, has: tuple[Target, ...], words: Sequence[str]) -> dict[str, tuple[Target, ...]]:
     """Returns what names mean in a model. has: its linear layers.
 
-    Beside a w3, as in InternLM2, w2 leads back from the wide layers; without one, as in the first Qwen, it leads up.
+    Beside a w3, as in InternLM2, w2 leads back from the wide layers; without w3, as in the first Qwen, it leads up.
     """
     moe = model.moe
     has_linear_router = moe is not None and not moe.router_bias and (moe.shared_gate or not moe.shared_ffn)
@@ -145,7 +145,8 @@ class LinearShape(NamedTuple):
     """The widths of a linear layer.
 
     target: as a job names it. inner: width of its input. outs: widths of its outputs.
-    whole: whether one matrix makes all outputs. experts: number of routed experts that have one each; 0: it is of none.
+    whole: whether a single matrix computes all outputs. experts: number of routed experts that have one each; 0: it is
+        of none.
     """
 
     target: Target

@@ -3,7 +3,7 @@
 A linear layer y = x W with an adapter computes y = x W + (x A) B, with A [in, rank] and B [rank, out]. Frozen weights
 have no gradients, no gradient buffers and no optimizer states, and frozen linear layers save no input for the backward
 pass. Gradients of activations are computed down to the lowest layer with an adapter. Frozen matrices may be stored in
-few bits (QLoRA): then a kernel makes a copy of one of them in the format of the computation before each pass.
+few bits (QLoRA): then a kernel writes a copy of a matrix in the format of the computation before each pass.
 
 How an adapter computes says `AdapterKernels`. Where linear layers are fused, queries, keys and values share one A, and
 so do gate and up, and the scale alpha / rank is a factor of the GEMM with B (Megatron: NeMo, Megatron-Bridge). PEFT has
@@ -11,7 +11,7 @@ an A for each, and every step of
 
     out = (x W + scale B(A(dropout(x in fp32)))) in 16 bits
 
-is a kernel of its own, each way and again where layers are recomputed, in fp32 where the adapters are (`Linear.forward`
+is a separate kernel, each way and again where layers are recomputed, in fp32 where the adapters are (`Linear.forward`
 in peft/tuners/lora/layer.py, `cast_adapter_dtype` in peft/tuners/tuners_utils.py, both of PEFT 0.12 to 0.21).
 
 References: Hu et al. 2021, arXiv 2106.09685, section 4; Dettmers et al. 2023 (QLoRA), arXiv 2305.14314.
@@ -67,8 +67,8 @@ LINEARS: dict[type[CompositeModule], dict[str, Target]] = {
 
 
 PLAIN_LAUNCHES = 0.37
-"""Time of the host for a linear layer of PyTorch, as those of adapters are, over that for one of Transformer Engine: 33
-of 91 us on a GH200, 37 of 100 us on a GB200 (NVIDIA/TransformerEngine, issue 2053)."""
+"""Time of the host for a linear layer of PyTorch, as those of adapters are, over that for a layer of Transformer
+Engine: 33 of 91 us on a GH200, 37 of 100 us on a GB200 (NVIDIA/TransformerEngine, issue 2053)."""
 
 
 class AdapterKernels(BaseModel):
@@ -84,7 +84,7 @@ class AdapterKernels(BaseModel):
     separate: bool = False
     """Queries, keys, values, gate and up have an adapter each; otherwise those of one GEMM share one."""
     eager: bool = False
-    """Conversions, dropout, the scale and the sum are kernels of their own."""
+    """Conversions, dropout, the scale and the sum are separate kernels."""
     of_each_expert: bool = False
     """Every routed expert has an adapter, as in PEFT; otherwise those of a rank share one, over all of its tokens
     (`share_expert_adapters` of Megatron-Bridge's LoRA, src/megatron/bridge/peft/lora.py @067f987df)."""
@@ -119,20 +119,20 @@ class Adapters:
             raise PlanError("train.mode", rule, "Use full", "lora")
 
     def parameters(self, model: Model) -> int:
-        """Counts the parameters of all adapters; one that the experts of a rank share counts once."""
+        """Counts the parameters of all adapters; an adapter that the experts of a rank share counts once."""
         return sum(
             count * self._count(linear) * (linear.experts if linear.experts and self.kernels.of_each_expert else 1)
             for count, linear in list_all_linears(model)
         )
 
     def active_parameters(self, model: Model) -> float:
-        """Counts the parameters of adapters that a token meets: of experts once for each of its own."""
+        """Counts the parameters of adapters that a token meets: of experts once for each of its experts."""
         choices = model.moe.top_k * (model.moe.capacity or 1.0) if model.moe else 1.0
         counted = list_all_linears(model)
         return sum(count * self._count(linear) * (choices if linear.experts else 1.0) for count, linear in counted)
 
     def _count(self, linear: LinearShape) -> int:
-        """Counts the parameters of the adapters of a linear layer, of experts those of one."""
+        """Counts the parameters of the adapters of a linear layer, of experts those of a single expert."""
         if not self._adapts(linear.target):
             return 0
         outs, separate = list(linear.outs), self.kernels.separate and not linear.whole
@@ -146,7 +146,7 @@ class Adapters:
         return target in self.targets or (target == "attn_qkv" and not PARTS.keys().isdisjoint(self.targets))
 
     def _adapts_part(self, part: str) -> bool:
-        """Returns whether an output of the layer for queries, keys and values has an adapter of its own."""
+        """Returns whether an output of the layer for queries, keys and values has a separate adapter."""
         return part in self.targets or "attn_qkv" in self.targets
 
     def insert_into(self, modules: Sequence[Module], inside: type[CompositeModule] = CompositeModule) -> list[Module]:
@@ -154,20 +154,20 @@ class Adapters:
 
         inside: type of the composite module that holds `modules`.
         """
-        found: list[Module] = []
+        adapted: list[Module] = []
         plain: Mapping[str, Tensor] = {s.outs[0].name: s.ins[0] for s in modules if isinstance(s, Cast)}
         for module in modules:
             if isinstance(module, CompositeModule):
-                found.append(replace(module, children=tuple(self.insert_into(module.children, type(module)))))
+                adapted.append(replace(module, children=tuple(self.insert_into(module.children, type(module)))))
                 continue
             assert isinstance(module, Operator)
             operator = self._freeze(module)
             target = _find_target(inside, module.name)
             if isinstance(operator, Linear) and target is not None and self._adapts(target):
-                found += self._with_adapter(operator, target, plain.get(operator.ins[0].name, operator.ins[0]))
+                adapted += self._with_adapter(operator, target, plain.get(operator.ins[0].name, operator.ins[0]))
             else:
-                found.append(operator)
-        return found
+                adapted.append(operator)
+        return adapted
 
     def _freeze(self, operator: Operator) -> Operator:
         """Returns an operator whose weights are not trained, with matrices as they are stored."""
@@ -269,20 +269,20 @@ def _find_target(inside: type[CompositeModule], name: str) -> Target | None:
 
 def freeze(modules: Sequence[Module]) -> list[Module]:
     """Freezes every operator of a unit's modules but those of projectors."""
-    found: list[Module] = []
+    frozen: list[Module] = []
     for module in modules:
         if isinstance(module, CompositeModule) and not isinstance(module, Projector):
             module = replace(module, children=tuple(freeze(module.children)))
-        found.append(replace(module, frozen=True) if isinstance(module, Operator) else module)
-    return found
+        frozen.append(replace(module, frozen=True) if isinstance(module, Operator) else module)
+    return frozen
 
 
 def mark_lowest(units: Sequence[Unit]) -> list[Unit]:
     """Marks the first layer after an embedding as `LOWEST`, since nothing below it is trained; returns the units."""
-    found = list(units[:1])
+    marked = list(units[:1])
     for before, unit in pairwise(units):
         if isinstance(unit, Layer) and before.residual_in is None:
-            found.append(replace(unit, count=1, marks=unit.marks | {LOWEST}))
+            marked.append(replace(unit, count=1, marks=unit.marks | {LOWEST}))
             unit = replace(unit, count=unit.count - 1)
-        found += [unit] if unit.count else []
-    return found
+        marked += [unit] if unit.count else []
+    return marked

@@ -1,7 +1,7 @@
 """Builds the modules of pipeline stages from the shape of a model: embedding, layers, output layer and loss.
 
-Modules have global sizes, for one micro-batch of all replicas: the dim ``b`` counts the samples of all data-parallel
-ranks, and data schemes shard it. Equal layers in a row are one unit with a count.
+Modules have global sizes, for a micro-batch of all replicas: the dim ``b`` counts the samples of all data-parallel
+ranks, and data schemes shard it. Equal layers in a row are a unit with a count.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from meshcast.simulator.models.transformer import LayerKind
 
 
 class Architecture(BlockBuilder):
-    """Builds the modules of the stages of a model for one micro-batch."""
+    """Builds the modules of the stages of a model for a micro-batch."""
 
     def stage(self, layers: range, first: bool, last: bool) -> Stage:
         """Builds the stage of these layers, with the embedding if it is the first and the loss if it is the last.
 
         Every branch starts with an embedding; the trunk of a model with branches starts with their concatenation.
-        Equal layers make equal stages, which are one object.
+        Equal layers make equal stages, which are the same object.
         """
         return self._stage(range(len(layers)) if self._equal_layers else layers, first, last)
 
@@ -78,7 +78,7 @@ class Architecture(BlockBuilder):
         return units
 
     def layer_units(self, layers: range) -> list[Unit]:
-        """Returns the units of layers of one branch, or of the trunk."""
+        """Returns the units of layers of a branch, or of the trunk."""
         groups: Iterable[tuple[int, Iterable[int]]] = ((0, layers),)
         if self.borders:
             groups = groupby(layers, lambda layer: self.group_start(layer + self.first_layer))
@@ -87,7 +87,7 @@ class Architecture(BlockBuilder):
         ]
 
     def group_start(self, layer: int) -> int:
-        """Returns the first of the layers that schemes shard as this one."""
+        """Returns the first of the layers that schemes shard as this layer."""
         return max((first for first in self.borders if first <= layer), default=0) if self.borders else 0
 
     def slice(self, begin: int, end: int) -> Architecture:
@@ -97,7 +97,7 @@ class Architecture(BlockBuilder):
         return replace(self, seq=end - begin, tokens_before=begin, tokens_after=self.seq - end)
 
     def runs_of_kinds(self, layers: Sequence[int]) -> tuple[tuple[LayerKind, int], ...]:
-        """Groups consecutive layers of one kind; returns each kind with its number of layers."""
+        """Groups consecutive layers of a kind; returns each kind with its number of layers."""
         model = self.model
         if not self._varied:
             return ((LayerKind(False, False), len(layers)),) if layers else ()
@@ -105,22 +105,22 @@ class Architecture(BlockBuilder):
 
     @cached_property
     def branches(self) -> tuple[Architecture, ...]:
-        """The architectures of the branches, each over its part of a sequence; equal ones are one object."""
-        model, found, first = self.model, list[Architecture](), 0
+        """The architectures of the branches, each over its part of a sequence; equal branches are the same object."""
+        model, branches, first = self.model, list[Architecture](), 0
         known: dict[Architecture, Architecture] = {}
         if not isinstance(model, Model):
             return ()
         for branch, tokens in zip(model.branches, model.branch_tokens(self.seq), strict=True):
-            own = replace(
+            architecture = replace(
                 self,
                 model=branch.model_copy(update={"name": model.name, "tokens": None}),
                 seq=int(tokens) * branch.merge,
                 document=None if branch.input_width else self.document,
                 first_layer=first if self.borders else 0,
             )
-            found.append(known.setdefault(own, own))
+            branches.append(known.setdefault(architecture, architecture))
             first += branch.layers
-        return tuple(found)
+        return tuple(branches)
 
     @property
     def units(self) -> Iterable[Unit]:
@@ -150,7 +150,7 @@ class Architecture(BlockBuilder):
         children: its modules.
         has_input: whether it reads the residual stream.
         output: the tensor that leaves it; None: none.
-        variant: key that differs between units of one name.
+        variant: key that differs between units of the same name.
         """
         y = self.act("y") if output is None else replace(output, name="y")
         if output is not None:
@@ -161,7 +161,7 @@ class Architecture(BlockBuilder):
             children = self.adapters.insert_into(children)
         elif self._frozen:
             children = freeze(children)
-        # The work of one rank is the same with any number of replicas.
+        # The work of a rank is the same with any number of replicas.
         key = name, variant, replace(self, replicas=1)
         residual_in, residual_out = self.residual if has_input else None, y if output else None
         marks = frozenset({LOWEST} if self._frozen and has_input else ())
@@ -184,7 +184,7 @@ class Architecture(BlockBuilder):
 
     @cached_property
     def decoder(self) -> Architecture | None:
-        """The architecture of the decoder behind an encoder, over its own tokens; None: the model has none."""
+        """The architecture of the decoder behind an encoder, over its tokens; None: the model has none."""
         if self.encoder_seq or not (isinstance(self.model, Model) and self.model.cross_attention):
             return None
         tokens = int(self.model.trunk_tokens(self.seq))
@@ -204,8 +204,8 @@ class Architecture(BlockBuilder):
 
     @cached_property
     def decoder_input(self) -> Unit:
-        """The unit between encoder and decoder: it keeps the output of the one, and embeds the tokens of the other with
-        the same table."""
+        """The unit between encoder and decoder: it keeps the output of the former, and embeds the tokens of the other
+        with the same table."""
         (embedding, *modules), embedded = build_input(self)
         assert isinstance(embedding, Embedding)
         shared = replace(embedding, tied=True)
@@ -215,15 +215,15 @@ class Architecture(BlockBuilder):
 
     @cached_property
     def join(self) -> Unit:
-        """The unit that concatenates the outputs of all branches, parts of a sequence, to one residual stream; those of
+        """The unit that concatenates the outputs of all branches, parts of a sequence, to a residual stream; those of
         branches without layers are embedded here."""
         modules, x = list[Module](), self.residual
         arrived = sum(branch.trunk_tokens for branch in self.branches if branch.model.layers)
         parts = [replace(x, dims={**x.dims, "s": Dim(arrived)}) if arrived < self.seq else x]
         for i, branch in enumerate(self.branches):
             if not branch.model.layers:
-                own, part = branch.project(*build_input(branch))
-                modules += [add_prefix(module, f"branch{i}.", ()) for module in own]
+                projector, part = branch.project(*build_input(branch))
+                modules += [add_prefix(module, f"branch{i}.", ()) for module in projector]
                 parts.append(replace(part, name=f"branch{i}.{part.name}"))
         joined = self.act("joined")
         unit = self._unit(Unit, "join", [*modules, Concat("join", tuple(parts), (joined,))], True, joined)
@@ -283,7 +283,7 @@ class Architecture(BlockBuilder):
         return [*modules, *self._finish_layer(block, results, last, end, kind)]
 
     def _norm_after(self, block: Module, result: Tensor) -> tuple[list[Module], Tensor]:
-        """Returns a block with the norm behind it, if the model has one there, and what is added to the stream."""
+        """Returns a block with the norm behind it, if the model has a norm there, and what is added to the stream."""
         if self.model.norm_place == "before":
             return [block], result
         normed = self.act(f"{result.name}.norm")
@@ -292,7 +292,7 @@ class Architecture(BlockBuilder):
     def _finish_layer(
         self, block: Module, results: tuple[Tensor, ...], stream: Tensor, end: Tensor, kind: LayerKind
     ) -> list[Module]:
-        """Builds the second block with its norm, if one follows it, and the addition to the residual stream."""
+        """Builds the second block with its norm, if it has any, and the addition to the residual stream."""
         modules: list[Module] = [block]
         if self.model.norm_place != "before":
             modules, result = self._norm_after(block, results[0])
@@ -318,7 +318,7 @@ class Architecture(BlockBuilder):
         return crossed
 
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
-        """Builds the modules of a layer of a hybrid model: one norm, one block and one residual addition."""
+        """Builds the modules of a layer of a hybrid model: a norm, a block and a residual addition."""
         normed, projected = self.act("norm1"), self.act("proj")
         norm = self.layernorm("norm1", x, normed)
         block: Module
@@ -347,7 +347,7 @@ class Architecture(BlockBuilder):
         return self._unit(Unit, "ending", modules, True, None)
 
     def _predict(self, x: Tensor, owns: bool) -> list[Module]:
-        """Builds final norm, output layer and loss. owns: they have their own weights, instead of reading others."""
+        """Builds final norm, output layer and loss. owns: they have weights, instead of reading others."""
         normed = self.act("norm.out")
         logits = replace(self.act("logits", v=Dim(self.vocab)), pieces=self.loss.pieces)
         loss = Tensor("loss", self.token_dims, "fp32")

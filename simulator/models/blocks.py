@@ -26,18 +26,18 @@ from meshcast.simulator.models.shapes import Shapes, cast_input, save_inputs
 
 UP = ("mla_up_proj",)
 """The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.
-Megatron-Core recomputes them as one module; its norms are fused into the linear layers after them."""
+Megatron-Core recomputes them as a single module; its norms are fused into the linear layers after them."""
 
 
 class BlockBuilder(Shapes):
-    """Builds the blocks of layers for one micro-batch of all replicas."""
+    """Builds the blocks of layers for a micro-batch of all replicas."""
 
     def proj_bias(self) -> tuple[Tensor, ...]:
-        """Makes the bias of the output layer of attention, if there is one."""
+        """Makes the bias of the output layer of attention, if there is any."""
         return (self.weight("proj.bias", h=self.hidden_dim),) if self.model.proj_bias else ()
 
     def down_bias(self, experts: bool) -> tuple[Tensor, ...]:
-        """Makes the bias of the MLP or the shared experts, if there is one; routed experts have biases of their own."""
+        """Makes the bias of the MLP or the shared experts, if there is any; routed experts have their biases."""
         model = self.model
         has_bias = not experts or (model.moe and model.moe.shared_ffn)
         return (self.weight("down.bias", h=self.hidden_dim),) if model.mlp_bias and has_bias else ()
@@ -122,13 +122,13 @@ class BlockBuilder(Shapes):
         value: int,
         gate: tuple[Tensor, ...] = (),
     ) -> SelfAttention:
-        """Adds the attention core, its gate if there is one, and the output projection to the modules of attention."""
+        """Adds the attention core, its gate if there is any, and the output projection to the modules of attention."""
         model = self.model
         width = Dim(model.heads * value, unit=value)
         o = self.act("o", a=width)
         window, chunk = (model.window, model.attention_chunk) if local else (None, None)
         if model.projected_keys:
-            k, v = (self._project(modules, one) for one in (k, v))
+            k, v = (self._project(modules, tensor) for tensor in (k, v))
             ins = q, k, v
         else:
             ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
@@ -142,13 +142,13 @@ class BlockBuilder(Shapes):
         modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
         return SelfAttention("attention", tuple(modules))
 
-    def _project(self, modules: list[Module], given: Tensor) -> Tensor:
+    def _project(self, modules: list[Module], tensor: Tensor) -> Tensor:
         """Adds the projection of keys or values along the sequence to the modules of attention (Linformer)."""
-        name, positions = f"{given.name}.projected", Dim(self.model.projected_keys or 0)
-        kept = {dim: size for dim, size in given.dims.items() if dim != "s"}
-        made = Tensor(name, {**kept, "t": positions}, self.dtype)
-        modules += self.linear(name, given, (made,), self.weight(f"w{name}", s=given.dims["s"], t=positions))
-        return made
+        name, positions = f"{tensor.name}.projected", Dim(self.model.projected_keys or 0)
+        kept = {dim: size for dim, size in tensor.dims.items() if dim != "s"}
+        projected = Tensor(name, {**kept, "t": positions}, self.dtype)
+        modules += self.linear(name, tensor, (projected,), self.weight(f"w{name}", s=tensor.dims["s"], t=positions))
+        return projected
 
     def cross_attention(self, x: Tensor, y: Tensor) -> CrossAttention:
         """Builds attention of the tokens `x` of a decoder to the output of its encoder."""
@@ -186,11 +186,11 @@ class BlockBuilder(Shapes):
 
     def _mlp(self, name: str, x: Tensor, y: Tensor, f: Dim, kind: type[MLP] = MLP) -> MLP:
         model, h, pre = self.model, self.hidden_dim, "" if name == "mlp" else f"{name}."
-        names = [f"{pre}{one}" for one in (("gate", "up") if model.gated else ("up",))]
-        ups = tuple(self.act(one, f=f) for one in names)
-        weights = [self.weight(f"w{one}", h=h, f=f) for one in names]
+        names = [f"{pre}{part}" for part in (("gate", "up") if model.gated else ("up",))]
+        ups = tuple(self.act(name, f=f) for name in names)
+        weights = [self.weight(f"w{name}", h=h, f=f) for name in names]
         if model.mlp_bias:
-            weights += [self.weight(f"b{one}", f=f) for one in names]
+            weights += [self.weight(f"b{name}", f=f) for name in names]
         act = self.act(f"{pre}act", f=f)
         saved, stores = save_inputs(self.fp8_activation_inputs, ups)
         return kind(
@@ -235,12 +235,16 @@ class BlockBuilder(Shapes):
 
     def _gate_shared(self, modules: list[Module], x: Tensor, shared: Tensor) -> Tensor:
         """Adds the gate of shared experts to the modules of experts; returns their weighted result."""
-        one = Dim(1)
-        share = Tensor("shared.share", {**self.token_dims, "k": one}, self.dtype)
+        single = Dim(1)
+        share = Tensor("shared.share", {**self.token_dims, "k": single}, self.dtype)
         weighted = self.act("shared.weighted")
         modules.append(
             Linear(
-                "shared.gate", (x,), (share,), (self.weight("wshared.gate", h=self.hidden_dim, k=one),), self.grad_dtype
+                "shared.gate",
+                (x,),
+                (share,),
+                (self.weight("wshared.gate", h=self.hidden_dim, k=single),),
+                self.grad_dtype,
             )
         )
         modules.append(WeightedSum("shared.weigh", (shared, share), (weighted,)))
@@ -273,8 +277,8 @@ class BlockBuilder(Shapes):
         ]
 
     def _routed_tensor(self, moe: MoEShape, name: str, **dims: Dim) -> Tensor:
-        """Returns a tensor of the slots of experts that tokens take: top_k for each, times the capacity factor if there
-        is one. The slots of a sequence are counted along its dim ``s`` and sharded evenly over the experts.
+        """Returns a tensor of the slots of experts that tokens take: top_k for each, times the capacity factor if any
+        . The slots of a sequence are counted along its dim ``s`` and sharded evenly over the experts.
         """
         slots = Fraction(moe.top_k) * Fraction(moe.capacity or 1).limit_denominator(1000)
         of_sequence, expert = Dim(self.seq * slots, unit=slots), Dim(1, unit=Fraction(1, moe.experts))
@@ -286,7 +290,7 @@ class BlockBuilder(Shapes):
         """Builds a Mamba-2 block from its input `x` [b, s, h] to its output `y` [b, s, h]: input projection,
         convolution and scan, gated norm, output projection.
 
-        Heads and groups are sharded together: a rank has whole groups, with B and C of its own. Sources: Dao and Gu
+        Heads and groups are sharded together: a rank has whole groups, with B and C for them. Sources: Dao and Gu
         2024 (arXiv 2405.21060), section 7 and figure 6; megatron/core/ssm/mamba_mixer.py of Megatron-Core.
         """
         heads = Dim(ssm.heads)
@@ -335,29 +339,29 @@ class BlockBuilder(Shapes):
         widths = {"q": key, "k": key, "v": value, "beta": rate, "alpha": rate, "z": value}
         projected = {name: self.act(f"linear.{name}", a=width) for name, width in widths.items()}
         weights = [self.weight(f"wlinear.{name}", h=self.hidden_dim, a=width) for name, width in widths.items()]
-        own = [self.weight(f"conv.{n}.weight", a=widths[n], taps=Dim(linear.conv)) for n in "qkv"]
-        own += [self.weight(name, a=rate) for name in ("A", "dt.bias")]
+        rule_weights = [self.weight(f"conv.{n}.weight", a=widths[n], taps=Dim(linear.conv)) for n in "qkv"]
+        rule_weights += [self.weight(name, a=rate) for name in ("A", "dt.bias")]
         ruled, normed = self.act("linear.o", a=value), self.act("linear.norm", a=value)
         shape = linear.chunk, linear.key_dim, linear.value_dim
         scale = (self.weight("linear.norm.weight", d=Dim(linear.value_dim)),)
         z = projected.pop("z")
         return [
             *self.linear("in_proj", x, (*projected.values(), z), *weights),
-            GatedDeltaRule("delta_rule", tuple(projected.values()), (ruled,), tuple(own), *shape),
+            GatedDeltaRule("delta_rule", tuple(projected.values()), (ruled,), tuple(rule_weights), *shape),
             GatedNorm("gated_norm", (ruled, z), (normed,), scale, modules=("norm",)),
         ], normed
 
     def _lightning(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
         """Builds lightning attention up to its output projection; returns also the input of that."""
-        made, active = ([self.act(f"linear.{n}{end}", a=value) for n in "qkv"] for end in ("", ".act"))
+        projected, active = ([self.act(f"linear.{n}{end}", a=value) for n in "qkv"] for end in ("", ".act"))
         weights = [self.weight(f"wlinear.{n}", h=self.hidden_dim, a=value) for n in "qkv"]
         gate = self.act("linear.z", a=value)
         result, normed, gated = (self.act(f"linear.{name}", a=value) for name in ("o", "norm", "gated"))
         shape = linear.chunk, linear.key_dim, linear.value_dim
         scale = (self.weight("linear.norm.weight", a=value),)
         return [
-            *self.linear("in_proj", x, tuple(made), *weights),
-            Activation("linear.act", tuple(made), tuple(active)),
+            *self.linear("in_proj", x, tuple(projected), *weights),
+            Activation("linear.act", tuple(projected), tuple(active)),
             LightningAttention("lightning", tuple(active), (result,), (), *shape),
             NormOfHeads("linear.norm", (result,), (normed,), scale, modules=("norm",)),
             *self.linear("output_gate", x, (gate,), self.weight("wlinear.z", h=self.hidden_dim, a=value)),

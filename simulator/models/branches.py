@@ -1,9 +1,9 @@
-"""Branches of a model: shapes with inputs of their own in front of a trunk, such as the vision tower of a multi-modal
+"""Branches of a model: shapes with separate inputs in front of a trunk, such as the vision tower of a multi-modal
 model.
 
-A branch embeds its own part of a sequence and runs its own layers over it. Its output is projected to the hidden size
+A branch embeds its part of a sequence and runs its layers over it. Its output is projected to the hidden size
 of the trunk, and the trunk runs over the outputs of all branches, concatenated along the sequence. In a contrastive
-model (CLIP) there is no trunk: one vector of each branch and sample is projected to a width that the branches share.
+model (CLIP) there is no trunk: a vector of each branch and sample is projected to a width that the branches share.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Branch(Transformer):
     a contrastive model: token."""
     trunk_hidden: Size
     """Hidden size of the trunk, or the width of the vectors that a contrastive loss compares; set by the model."""
-    projector: Literal["none", "linear", "mlp"] = Field(default_factory=lambda given: _projector(given))
+    projector: Literal["none", "linear", "mlp"] = Field(default_factory=lambda fields: _projector(fields))
     """From the hidden size of the branch to that of the trunk: none, one linear layer, or two with GELU between (LLaVA
     1.5). Default: linear where the sizes differ."""
     projector_bias: Flag = True
     """Biases of the projector."""
-    projector_ffn: Size = Field(default_factory=lambda given: given.get("trunk_hidden", 1))
+    projector_ffn: Size = Field(default_factory=lambda fields: fields.get("trunk_hidden", 1))
     """Inner width of a projector of two layers. Default: the hidden size of the trunk."""
     projector_norm: Flag = False
     """An RMS norm in front of the projector (Gemma 3)."""
@@ -90,7 +90,7 @@ class Branch(Transformer):
     def projector_parameters(self) -> int:
         """Parameters of the projector."""
         sizes = self.projector_sizes
-        layers = sum((width + self.projector_bias) * made for width, made in sizes)
+        layers = sum((width + self.projector_bias) * outputs for width, outputs in sizes)
         return layers + (self.hidden if self.projector_norm else 0)
 
     @property
@@ -107,7 +107,8 @@ class Branch(Transformer):
 
     @property
     def longest_input(self) -> int:
-        """Positions that a table of learned ones has to have rows for: those of one of several inputs (images)."""
+        """Positions that a table of learned positions has to have rows for: those of a single of several inputs
+        (images)."""
         return min(self.seq, self.attention_chunk or self.seq)
 
     @property
@@ -117,7 +118,7 @@ class Branch(Transformer):
 
     @property
     def parameter_parts(self) -> dict[str, int]:
-        """Parameters by part, with the vocabulary as given."""
+        """Parameters by part, with the vocabulary as stated."""
         return {
             **self.input_parameters,
             "layers": self.every_layer_parameters(),
@@ -131,31 +132,32 @@ class Branch(Transformer):
         return sum(self.parameter_parts.values())
 
     def passed_parameters(self, tokens: float) -> float:
-        """Sum over `tokens` of the trunk of the parameters that each passes: those of inputs once for every input."""
+        """Returns the sum over `tokens` of the trunk of the parameters that each passes: those of inputs once for every
+        input."""
         projector = self.projector_parameters
         return tokens * ((self.parameters - projector) * self.merge + projector)
 
 
-def inherit_shapes(given: dict[str, Any]) -> dict[str, Any]:
+def inherit_shapes(stated: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of a model whose branches have the fields that they leave out: from the model, except `OWN`,
     and those that follow from a field that the branch states (`FOLLOWING`).
 
     Raises ModelError for a wrong branch, at its place. Fields of wrong types are left to pydantic.
     """
-    branches = given.get("branches")
+    branches = stated.get("branches")
     if not isinstance(branches, list | tuple) or not branches:
-        return given
-    seq = given.get("seq")
+        return stated
+    seq = stated.get("seq")
     if not all(isinstance(branch, Mapping) for branch in branches) or not isinstance(seq, int):
-        return given
-    stated = [branch.get("tokens") for branch in branches]
-    decodes = [None] if given.get("cross_attention") is True else []
-    if not all(tokens is None or (isinstance(tokens, int) and tokens > 0) for tokens in stated):
-        return given
-    shared = share_tokens([*stated, *decodes], seq, "seq")[: len(stated)]
+        return stated
+    tokens_of_branches = [branch.get("tokens") for branch in branches]
+    decodes = [None] if stated.get("cross_attention") is True else []
+    if not all(tokens is None or (isinstance(tokens, int) and tokens > 0) for tokens in tokens_of_branches):
+        return stated
+    shared = share_tokens([*tokens_of_branches, *decodes], seq, "seq")[: len(tokens_of_branches)]
     inherited = []
     for i, (branch, tokens) in enumerate(zip(branches, shared, strict=True)):
-        fields = _inherit_fields(given, branch, i, int(tokens))
+        fields = _inherit_fields(stated, branch, i, int(tokens))
         try:
             Branch.model_validate(fields)
         except ModelError as error:
@@ -163,21 +165,21 @@ def inherit_shapes(given: dict[str, Any]) -> dict[str, Any]:
         except ValidationError:
             pass  # pydantic says so at the place of the field
         inherited.append(fields)
-    return {"tied": False, **given, "branches": inherited}
+    return {"tied": False, **stated, "branches": inherited}
 
 
-def _inherit_fields(given: Mapping[str, Any], branch: Mapping[str, Any], number: int, tokens: int) -> dict[str, Any]:
-    """Returns all fields of a branch of a model. tokens: those of the trunk that it makes."""
-    contrastive, merge = given.get("contrastive"), branch.get("merge") or 1
+def _inherit_fields(stated: Mapping[str, Any], branch: Mapping[str, Any], number: int, tokens: int) -> dict[str, Any]:
+    """Returns all fields of a branch of a model. tokens: those of the trunk that it yields."""
+    contrastive, merge = stated.get("contrastive"), branch.get("merge") or 1
     left = {key for word, keys in FOLLOWING.items() if branch.get(word) is not None for key in keys}
     return {
-        **{key: value for key, value in given.items() if key not in {*OWN, *left}},
+        **{key: value for key, value in stated.items() if key not in {*OWN, *left}},
         **({"bidirectional": True} if branch.get("input_width") is not None else {}),
         **({"pool": "token"} if contrastive is not None else {}),
         **branch,
         "name": branch.get("name", f"{number + 1}"),
         "seq": tokens * (merge if isinstance(merge, int) else 1),
-        "trunk_hidden": contrastive or given.get("hidden"),
+        "trunk_hidden": contrastive or stated.get("hidden"),
     }
 
 
@@ -197,8 +199,8 @@ def share_tokens(stated: Sequence[int | None], seq: int, where: str = "") -> lis
         near = seq - rest + max(1, round(rest / among)) * among
         raise ModelError(where, rule, f"{near} would work", seq)
     # The mean of padded sequences may be shorter than what branches state: the others then have none.
-    return [max(rest, 0) / among if one is None else one for one in stated]
+    return [max(rest, 0) / among if tokens is None else tokens for tokens in stated]
 
 
-def _projector(given: Mapping[str, Any]) -> Literal["none", "linear"]:
-    return "linear" if given.get("hidden") != given.get("trunk_hidden") or (given.get("merge") or 1) > 1 else "none"
+def _projector(fields: Mapping[str, Any]) -> Literal["none", "linear"]:
+    return "linear" if fields.get("hidden") != fields.get("trunk_hidden") or (fields.get("merge") or 1) > 1 else "none"

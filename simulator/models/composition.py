@@ -28,7 +28,7 @@ from meshcast.simulator.models.transformer import Transformer
 def compose(modules: Sequence[Module], model: Transformer, operations: tuple[Writing, ...]) -> list[Module]:
     """Returns the modules of a unit with the way in which their operators are written.
 
-    operations: those that are several ones of autograd, or in one kernel.
+    operations: those that are several operations of autograd, or in a single kernel.
     """
     parts = _find_parts(modules) if "views" in operations else {}
 
@@ -52,7 +52,7 @@ def _find_parts(modules: Iterable[Module]) -> dict[str, tuple[Tensor, ...]]:
 
 
 def _find_composition(operator: Operator, model: Transformer, operations: tuple[Writing, ...]) -> str:
-    """Returns how an operator is written; empty: as one operation."""
+    """Returns how an operator is written; empty: as a single operation."""
     written = ""
     if _is_rms_norm(operator) and "rms-norm" in operations:
         written = LESS_ONE if model.norm == "rmsnorm1p" else "in fp32"
@@ -86,5 +86,5 @@ def _write_kernels(operator: Operator, model: Transformer, operations: tuple[Wri
 
 
 def _is_rms_norm(operator: Operator) -> bool:
-    """Returns whether it is an RMS norm by itself; one with a gate is a kernel."""
+    """Returns whether it is an RMS norm by itself; a norm with a gate is a kernel."""
     return type(operator) in (Norm, NormOfHeads) and isinstance(operator, Norm) and operator.is_root_mean_square

@@ -2,8 +2,8 @@
 branch: its final norm, the projector to the hidden size of the trunk, and the contrastive loss of two branches.
 
 A contrastive loss (CLIP, Radford et al. 2021, arXiv 2103.00020, section 2.3) compares the vectors of all samples of a
-batch: every sample of one branch with every sample of the other, and the other way round. A data-parallel rank
-computes the rows of its own samples, for which it gathers the vectors of the other branch (`--local-loss` and
+batch: every sample of a branch with every sample of the other, and the other way round. A data-parallel rank
+computes the rows of its samples, for which it gathers the vectors of the other branch (`--local-loss` and
 `--gather-with-grad` of OpenCLIP).
 """
 
@@ -23,7 +23,7 @@ from meshcast.simulator.models.shapes import Shapes
 
 @dataclass(frozen=True, eq=False)
 class Pool(Operator):
-    """One vector of every sequence: the state of one of its tokens, or the mean over all of them (`mean`)."""
+    """A vector of every sequence: the state of one of its tokens, or the mean over all of them (`mean`)."""
 
     mean: bool = False
     sums = True
@@ -37,7 +37,7 @@ class Pool(Operator):
 
 
 class Merge(Operator):
-    """One token of several neighbouring inputs, concatenated or averaged by one kernel."""
+    """A token of several neighbouring inputs, concatenated or averaged by a kernel."""
 
     sums = True
 
@@ -49,14 +49,14 @@ class Merge(Operator):
 
 
 class Similarity(Operator):
-    """Scaled cosine similarities [b, n] of the samples b of one branch and the samples n of the other."""
+    """Scaled cosine similarities [b, n] of the samples b of a branch and the samples n of the other."""
 
     sums = True
 
     def _product(self, at: LocalShapes, rows: str, columns: str, inner: str, layout: str) -> Gemm:
-        own, others = self.ins
-        sizes = at.dims(others) | at.dims(own)
-        return Gemm(sizes[rows], sizes[columns], sizes[inner], 1, own.dtype, layout, what="similarity")
+        rows_of, others = self.ins
+        sizes = at.dims(others) | at.dims(rows_of)
+        return Gemm(sizes[rows], sizes[columns], sizes[inner], 1, rows_of.dtype, layout, what="similarity")
 
     def forward(self, at: LocalShapes) -> list[Work]:
         return [self._product(at, "b", "n", "h", "tn")]
@@ -70,7 +70,7 @@ class Similarity(Operator):
 
 
 def make_table(shapes: Shapes) -> Tensor:
-    """The table of the vocabulary."""
+    """Returns the table of the vocabulary."""
     return shapes.weight("embedding", v=Dim(shapes.vocab), h=shapes.hidden_dim)
 
 
@@ -107,7 +107,7 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
 
 def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Module], Tensor]:
     """Builds the final norm and the projector of a branch, as far as it has them, behind `x`; returns their output. In
-    a contrastive model one vector of a sequence is projected, and then normalised."""
+    a contrastive model a vector of a sequence is projected, and then normalised."""
     modules: list[Module] = []
     if branch.final_norm:
         normed = shapes.act("norm.out")
@@ -138,7 +138,7 @@ def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Mod
 
 def _project(shapes: Shapes, branch: Branch, x: Tensor, y: Tensor) -> list[Module]:
     """Builds the linear layers of a projector from `x` to `y`."""
-    given, h = Dim(branch.merged_width), Dim(branch.trunk_hidden)
+    width, h = Dim(branch.merged_width), Dim(branch.trunk_hidden)
 
     def weights(name: str, **dims: Dim) -> list[Tensor]:
         last = list(dims)[-1]
@@ -146,12 +146,12 @@ def _project(shapes: Shapes, branch: Branch, x: Tensor, y: Tensor) -> list[Modul
         return [shapes.weight(f"w{name}", **dims), *bias]
 
     if branch.projector == "linear":
-        return shapes.linear("project", x, (y,), *weights("project", c=given, h=h))
+        return shapes.linear("project", x, (y,), *weights("project", c=width, h=h))
     rows = {name: dim for name, dim in x.dims.items() if name != "c"}
     inner = Dim(branch.projector_ffn)
     up, act = (Tensor(name, {**rows, "f": inner}, x.dtype) for name in ("project.up", "project.act"))
     return [
-        *shapes.linear("project.up", x, (up,), *weights("project.up", c=given, f=inner)),
+        *shapes.linear("project.up", x, (up,), *weights("project.up", c=width, f=inner)),
         Activation("project.act", (up,), (act,), modules=("act",)),
         *shapes.linear("project.down", act, (y,), *weights("project.down", f=inner, h=h)),
     ]
@@ -165,17 +165,17 @@ def _merge(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Module], Ten
     return [Merge("merge", (x,), (merged,))], merged
 
 
-def build_batch_loss(shapes: Shapes, width: int, own: Sequence[int]) -> BatchLossUnit:
+def build_batch_loss(shapes: Shapes, width: int, computed: Sequence[int]) -> BatchLossUnit:
     """Builds the contrastive loss of two branches for the samples of a whole batch.
 
     width: of the vectors that it compares.
-    own: the branches whose samples are the rows that it computes. The vectors of the other one, if it is not among
-        them, come from another pipeline stage.
+    computed: the branches whose samples are the rows that it computes. The vectors of the other branch, if it is not
+        among them, come from another pipeline stage.
     """
     vectors = [shapes.of_sample(f"vectors{i}", width) for i in (0, 1)]
     held = [shapes.of_sample(f"held{i}", width) for i in (0, 1)]
     modules: list[Module] = [Boundary(f"outputs{i}", (vectors[i],), (held[i],)) for i in (0, 1)]
-    for i in own:
+    for i in computed:
         pairs = {"b": shapes.token_dims["b"], "n": shapes.token_dims["b"]}
         logits = Tensor(f"similarities{i}", pairs, shapes.dtype)
         loss = Tensor(f"loss{i}", {"b": pairs["b"]}, "fp32")
@@ -183,6 +183,6 @@ def build_batch_loss(shapes: Shapes, width: int, own: Sequence[int]) -> BatchLos
             Similarity(f"similarity{i}", (held[i], held[1 - i].rename_dims(b="n")), (logits,)),
             Loss(f"loss{i}", (logits,), (loss,), (), *shapes.loss[:3]),
         ]
-    arriving = next((vectors[i] for i in (0, 1) if i not in own), None)
-    outputs = tuple(vectors[i] for i in own)
+    arriving = next((vectors[i] for i in (0, 1) if i not in computed), None)
+    outputs = tuple(vectors[i] for i in computed)
     return BatchLossUnit("batch loss", tuple(modules), residual_in=arriving, stage_outputs=outputs)

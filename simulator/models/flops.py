@@ -14,12 +14,12 @@ Features that the papers of these formulas did not have are counted the same in 
 - a window of w < T tokens: in layers with a window `palm` counts w in place of T, `causal` the pairs within mask and
   window; the other conventions count all pairs, as the kernels of their time computed them;
 - frames of a video: tokens of a frame, and frames, by turns in place of T, in all pairs;
-- chunks of c < T tokens: the same, with the length of a token's chunk (c, but less in the last one) in place of w, and
+- chunks of c < T tokens: the same, with the length of a token's chunk (c, but less in the last) in place of w, and
   half of it for `causal`;
-- branches: N counts a branch for its share of a sequence, because a token passes only its own, and attention in a
-  branch is among its own tokens, all pairs of them where it is bidirectional. A linear layer from inputs such as
+- branches: N counts a branch for its share of a sequence, because a token passes only its branch, and attention in a
+  branch is among its tokens, all pairs of them where it is bidirectional. A linear layer from inputs such as
   patches, and a projector, count with the products of matrices. A frozen branch needs its forward pass alone;
-- an encoder whose output a decoder attends to: every token counts the parameters of its own stack, and attention to the
+- an encoder whose output a decoder attends to: every token counts the parameters of its stack, and attention to the
   encoder counts the tokens of the encoder in place of T, all of them. A sequence is inputs and targets together;
 - multi-token prediction: its layers count in L, their parameters in N. Only the formulas that count GEMMs (`causal`,
   `megatron_2021`) include the further passes through the output layer;
@@ -53,7 +53,7 @@ PARTS = (
 
 
 def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> dict[str, float]:
-    """FLOPs of all matrix products of one forward pass over `tokens` tokens, by part, summed over all layers.
+    """Counts the FLOPs of all matrix products of a forward pass over `tokens` tokens, by part, summed over all layers.
 
     A linear layer from m to n features does 2 tokens m n. The parts:
 
@@ -61,12 +61,12 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     - ``qkv``: projections to queries, keys and values, and to a gate of the result; with `mla` down to the latents and
       up from them;
     - ``attention``: scores (2 tokens seq a d) and weighted values (the same; with `mla` the widths differ), half of it
-      if `causal`, in a layer with a window of w < seq tokens (2 w - w^2/seq)/seq of that half, in one with chunks of c
-      tokens c/seq of it;
+      if `causal`, in a layer with a window of w < seq tokens (2 w - w^2/seq)/seq of that half, in a layer with chunks
+      of c tokens c/seq of it;
     - ``proj``: output layer of attention;
     - ``mlp``: MLP of layers without experts;
     - ``router``, ``experts``, ``shared``: in layers with experts. A token passes top_k routed experts, times the
-      capacity factor where there is one; the router has the weights and the gate of shared experts, if there are;
+      capacity factor where there is any; the router has the weights and the gate of shared experts, if there are;
     - ``mamba``, ``scan``: both projections of Mamba-2 blocks, and their scan: 7 FLOPs for each element of the state (it
       decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk. The
       states of linear attention count in ``scan`` too, and its projections in ``qkv`` and ``proj``;
@@ -76,7 +76,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
       a contrastive loss, which grow with the batch, do not count.
 
     Biases, norms, activations and softmax are not counted. A training step without recomputation has exactly three
-    times these FLOPs (gradients of inputs and of weights cost one forward pass each), if the recomputation inside the
+    times these FLOPs (gradients of inputs and of weights cost a forward pass each), if the recomputation inside the
     backward kernel of attention is not counted.
 
     In a branch each token attends to those of the same branch; all branches together have all tokens.
@@ -88,30 +88,30 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         causal: count only pairs within the causal mask, window and chunks, with (seq - 1)/2 taken as seq/2. Otherwise
             all pairs, as kernels compute that mask afterwards.
     """
-    own: float = tokens
+    trunk_tokens: float = tokens
     if model.cross_attention:
-        own = tokens * model.trunk_tokens(seq) / seq
-    parts = _layer_flops(model, own, model.trunk_tokens(seq), causal)
+        trunk_tokens = tokens * model.trunk_tokens(seq) / seq
+    parts = _layer_flops(model, trunk_tokens, model.trunk_tokens(seq), causal)
     if model.cross_attention:
-        inputs = tokens - own
-        parts["qkv"] += model.layers * 2 * model.hidden * own * model.query_width
+        inputs = tokens - trunk_tokens
+        parts["qkv"] += model.layers * 2 * model.hidden * trunk_tokens * model.query_width
         parts["qkv"] += model.layers * 2 * model.hidden * inputs * (model.key_width + model.value_width)
-        parts["attention"] += 2 * own * _count_cross(model, seq)
-        parts["proj"] += model.layers * 2 * own * model.output_width * model.hidden
+        parts["attention"] += 2 * trunk_tokens * _count_cross(model, seq)
+        parts["proj"] += model.layers * 2 * trunk_tokens * model.output_width * model.hidden
     for branch, of in _branches(model, seq):
         some = tokens * of / seq
         for part, flops in _layer_flops(branch, some, of, causal).items():
             parts[part] += flops
         parts["inputs"] += 2 * some * branch.hidden * (branch.input_width or 0)
         projected = some / of if branch.pool != "none" else some / branch.merge
-        parts["projector"] += 2 * projected * sum(width * made for width, made in branch.projector_sizes)
+        parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
-    parts["head"] = (1 + model.mtp) * 2 * own * model.hidden * model.vocab if model.layers else 0
+    parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * model.vocab if model.layers else 0
     return parts
 
 
 def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) -> dict[str, float]:
-    """The FLOPs of the layers of the trunk, or of a branch, by part: see `forward_matmul_flops`."""
+    """Counts the FLOPs of the layers of the trunk, or of a branch, by part: see `forward_matmul_flops`."""
     h = model.hidden
     parts: dict[str, float] = dict.fromkeys(PARTS, 0)
     for kind, layers in _kinds(model):
@@ -140,35 +140,36 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
 
 
 def _branches(model: Model, seq: int) -> Iterator[tuple[Branch, float]]:
-    """Every branch with its inputs of a sequence, which are its tokens unless several are merged to one."""
+    """Returns every branch with its inputs of a sequence, which are its tokens unless several are merged to a single
+    token."""
     parts = zip(model.branches, model.branch_tokens(seq), strict=True)
     return ((branch, tokens * branch.merge) for branch, tokens in parts)
 
 
 def _kinds(model: Transformer) -> Iterator[tuple[LayerKind, int]]:
-    """The kinds of the layers of the trunk, or of a branch, and the number of layers of each, including those of
+    """Yields the kinds of the layers of the trunk, or of a branch, and the number of layers of each, including those of
     multi-token prediction."""
-    found = Counter(Transformer.kind(model, layer) for layer in range(model.layers))
+    layers = Counter(Transformer.kind(model, layer) for layer in range(model.layers))
     if model.mtp:
-        found[Transformer.kind(model, model.layers - 1)] += model.mtp
-    yield from found.items()
+        layers[Transformer.kind(model, model.layers - 1)] += model.mtp
+    yield from layers.items()
 
 
 def _reach(seq: float, model: Transformer, kind: LayerKind) -> float:
-    """Tokens that one attention runs over."""
+    """Counts the tokens that an attention runs over."""
     frames = model.frames or 1
     return {"": model.projected_keys or seq, "s": seq / frames, "u": frames}[kind.along]
 
 
 def _seen(seq: float, model: Transformer, kind: LayerKind) -> float:
-    """Twice the mean number of tokens that a token attends to."""
+    """Returns twice the mean number of tokens that a token attends to."""
     if model.bidirectional:
         return 2 * (_chunk(seq, model) if kind.local else model.projected_keys or seq)
     return _half(seq, model) if kind.local else seq
 
 
 def _half(seq: float, model: Transformer) -> float:
-    """Twice the mean number of tokens that a token of a local layer attends to, under the causal mask."""
+    """Returns twice the mean number of tokens that a token of a local layer attends to, under the causal mask."""
     window = min(model.window or seq, seq)
     return 2 * window - window * window / seq if window < seq else _chunk(seq, model)
 
@@ -196,7 +197,8 @@ def _qkv_weights(model: Transformer) -> int:
 
 
 def six_n(model: Model, seq: int) -> float:
-    """6 N. All active parameters count, embeddings and positions too; attention does not, so `seq` has no effect.
+    """Returns 6 N. All active parameters count, embeddings and positions too; attention does not, so `seq` has no
+    effect.
 
     Source: Kaplan et al. 2020 (arXiv 2001.08361), there without embeddings; Hoffmann et al. 2022
     (arXiv 2203.15556) with them, as here.
@@ -205,7 +207,7 @@ def six_n(model: Model, seq: int) -> float:
 
 
 def palm(model: Model, seq: int) -> float:
-    """6 N + 12 L a d T: attention in full, without halving for the causal mask. All active parameters count.
+    """Returns 6 N + 12 L a d T: attention in full, without halving for the causal mask. All active parameters count.
 
     Source: Chowdhery et al. 2022 (PaLM), appendix B, arXiv 2204.02311. nanoGPT leaves learned positions out of
     N, torchtitan an untied input embedding.
@@ -217,7 +219,7 @@ def palm(model: Model, seq: int) -> float:
 
 
 def _count_attention(model: Transformer, seq: float) -> float:
-    """L a d T, of queries and of values, with the tokens that a layer leaves in place of T."""
+    """Returns L a d T, of queries and of values, with the tokens that a layer leaves in place of T."""
     seen = sum(
         layers * (min(_chunk(seq, model), model.window or seq) if kind.local else _reach(seq, model, kind))
         for kind, layers in _kinds(model)
@@ -227,13 +229,14 @@ def _count_attention(model: Transformer, seq: float) -> float:
 
 
 def _count_cross(model: Model, seq: int) -> float:
-    """L a d T of attention to an encoder, of queries and of values, with the encoder's tokens as T; 0 without one."""
+    """Returns L a d T of attention to an encoder, of queries and of values, with the encoder's tokens as T; 0 without
+    an encoder."""
     inputs = seq - model.trunk_tokens(seq)
     return model.layers * inputs * (model.query_width + model.output_width)
 
 
 def causal(model: Model, seq: int) -> float:
-    """Three times the matrix products of the forward pass, attention halved: 6 (N in products) + 6 L a d T.
+    """Returns three times the matrix products of the forward pass, attention halved: 6 (N in products) + 6 L a d T.
 
     The output layer counts, tied or not; the input embedding, positions, norms, biases and experts that a token does
     not pass do not. This is the least work of the model. Source: ``num_floating_point_operations`` of
@@ -243,7 +246,7 @@ def causal(model: Model, seq: int) -> float:
 
 
 def megatron_2021(model: Model, seq: int, recompute: bool = True) -> float:
-    """96 L h^2 (1 + T/(6 h) + V/(16 L h)): attention in full, the forward pass of the layers twice.
+    """Returns 96 L h^2 (1 + T/(6 h) + V/(16 L h)): attention in full, the forward pass of the layers twice.
 
     With `recompute` (the paper's case) these are *hardware* FLOPs: factor 4 for the layers, 3 for the output
     layer, which is not recomputed. Without it, factor 3 for both. The input embedding does not count, the
@@ -258,7 +261,7 @@ def megatron_2021(model: Model, seq: int, recompute: bool = True) -> float:
 
 
 def _without_padding(model: Model, seq: int, causal: bool) -> dict[str, float]:
-    """FLOPs of the matrix products of one token by part, without the padding of experts."""
+    """Counts the FLOPs of the matrix products of a token by part, without the padding of experts."""
     parts = forward_matmul_flops(model, 1, seq, causal)
     if model.moe and model.moe.capacity:
         parts["experts"] /= model.moe.capacity
@@ -266,7 +269,7 @@ def _without_padding(model: Model, seq: int, causal: bool) -> dict[str, float]:
 
 
 def mosaic_mfu(model: Model, seq: int) -> float:
-    """3 (2 N + 4 L h T). All active parameters count; equal to `palm` where a d = h
+    """Returns 3 (2 N + 4 L h T). All active parameters count; equal to `palm` where a d = h
     and no layer has a window or chunks.
 
     Source: MosaicML llm-foundry, scripts/train/benchmarking/README.md.
@@ -275,7 +278,7 @@ def mosaic_mfu(model: Model, seq: int) -> float:
 
 
 def mosaic_hfu(model: Model, seq: int, flash: bool = False) -> float:
-    """4 (2 N + 4 L h T), hardware FLOPs when every activation is recomputed. All active parameters count.
+    """Returns 4 (2 N + 4 L h T), hardware FLOPs when every activation is recomputed. All active parameters count.
 
     flash: count attention 5 times, because the backward pass of a fused kernel computes the scores once more; the
         README calls this strictly right and prints its tables without it.
@@ -290,7 +293,7 @@ def _mosaic_forward(model: Model, seq: int) -> float:
 
 
 def _mosaic_attention(model: Model, seq: int) -> float:
-    """L h T, where layers without attention do not count, and a branch counts for its tokens."""
+    """Returns L h T, where layers without attention do not count, and a branch counts for its tokens."""
     kinds = Counter(map(model.kind, range(model.encoder_layers, model.encoder_layers + model.layers)))
     of = model.trunk_tokens(seq)
     trunk = sum(layers * _reach(of, model, kind) for kind, layers in kinds.items() if kind.has_attention) * of / seq
@@ -325,7 +328,9 @@ def needed_flops(
     """
     whole = CONVENTIONS[convention](model, seq)
     if not forward_only and adapters is None:
-        return whole - 2.0 / 3.0 * sum(_encoder(convention, one, of) * of / seq for one, of in _frozen(model, seq))
+        return whole - 2.0 / 3.0 * sum(
+            _encoder(convention, branch, of) * of / seq for branch, of in _frozen(model, seq)
+        )
     if forward_only:
         return whole / 3.0
     assert adapters is not None
@@ -343,7 +348,7 @@ def _frozen(model: Model, seq: int) -> list[tuple[Branch, float]]:
 
 
 def _encoder(convention: str, branch: Branch, seq: float) -> float:
-    """FLOPs of one token of a branch by the convention `palm` or `causal`, without its projector."""
+    """Counts the FLOPs of a token of a branch by the convention `palm` or `causal`, without its projector."""
     if convention == "palm":
         return 6.0 * (branch.parameters - branch.projector_parameters + _count_attention(branch, seq))
     products = sum(_layer_flops(branch, 1, seq, causal=True).values())

@@ -52,7 +52,7 @@ ALIASES = {
     "qwen2.5-72b": "qwen2-72b",
     "deepseek-r1": "deepseek-v3",
 }
-"""Other names of presets: releases with the shape of an earlier one, whose default sequence length they keep."""
+"""Other names of presets: releases with the shape of an earlier model, whose default sequence length they keep."""
 
 NESTING = 8
 """Largest number of model files that build on each other; more are taken for a circle."""
@@ -60,12 +60,12 @@ NESTING = 8
 
 @cache
 def presets() -> tuple[str, ...]:
-    """The names of all presets (without aliases), by family and then by size."""
+    """Returns the names of all presets (without aliases), by family and then by size."""
     return tuple(sorted((file.name.removesuffix(".yaml") for file in PRESETS.glob("*.yaml")), key=_family_and_size))
 
 
 def is_preset(name: str) -> bool:
-    """Whether a preset, or an alias of one, has this name."""
+    """Returns whether a preset, or an alias of a preset, has this name."""
     return name in ALIASES or name in presets()
 
 
@@ -78,8 +78,8 @@ def find_preset(name: str) -> str | None:
 
 
 def _suggest_preset(name: str) -> str:
-    """The presets that a name, also of Hugging Face, is closest to: of the same version, those of the same size first;
-    else those of the same family."""
+    """Returns the presets that a name, also of Hugging Face, is closest to: of the same version, those of the same size
+    first; else those of the same family."""
     parts = split_name(name)
     plain, shown = "-".join(parts), "meshcast list models shows all"
     family, version = _family_and_version(name)
@@ -95,14 +95,14 @@ def _suggest_preset(name: str) -> str:
 
 
 def _family_and_version(name: str) -> tuple[str, str]:
-    """The two halves of the first part of a name: "llama" and "3.1" of llama3.1-8b."""
+    """Returns the two halves of the first part of a name: "llama" and "3.1" of llama3.1-8b."""
     first = "".join(split_name(name)[:1])
     family = first.rstrip("0123456789.")
     return family, first.removeprefix(family)
 
 
 def preset_source(name: str) -> str:
-    """The public source of the shape of a preset."""
+    """Returns the public source of the shape of a preset."""
     if name not in ALIASES and name not in presets():
         raise ModelError("model", "no preset has this name", nearest(name, presets()), name)
     return str(_preset(ALIASES.get(name, name))["source"])
@@ -138,10 +138,10 @@ def find_preset_of_sizes(sizes: ModelSizes, beginnings: tuple[str, ...]) -> str 
 
 
 def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model:
-    """The model that `spec` describes; equal fields give the same object.
+    """Returns the model that `spec` describes; equal fields give the same object.
 
     Args:
-        spec: a preset's name, a path (``config.json``, a folder that holds one, a YAML model file), a mapping of
+        spec: a preset's name, a path (``config.json``, a folder that holds it, a YAML model file), a mapping of
             fields, optionally on top of ``preset:`` (a name or a path); a `Model` is returned as it is.
         where: the place of `spec`, for error messages (``job.yaml:3 model``).
         base: the folder that relative paths start from, that of the job file.
@@ -158,7 +158,7 @@ def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model
 
 
 def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> dict[str, Any]:
-    """The fields that `spec` sets, without defaults, because changes on top may move defaults.
+    """Returns the fields that `spec` sets, without defaults, because changes on top may move defaults.
 
     where: place of `spec`, for error messages.
     base: folder of relative paths.
@@ -190,16 +190,16 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
 
 
 def _change_branches(branches: Any, changes: Mapping[Any, Any], where: str) -> list[Any]:
-    """The branches of a model with changed fields. changes: fields of branches, by the name of a branch.
+    """Returns the branches of a model with changed fields. changes: fields of branches, by the name of a branch.
 
-    Raises ModelError if no branch has a name that is given.
+    Raises ModelError if no branch has a name in `changes`.
     """
-    names = [one.get("name") for one in branches]
+    names = [branch.get("name") for branch in branches]
     for name, fields in changes.items():
         if name not in names or not isinstance(fields, Mapping):
             rule = "fields of a branch are changed under its name"
             raise ModelError(where, rule, f"Branches are {', '.join(map(str, names))}", f"{name}")
-    return [{**one, **changes.get(one.get("name"), {})} for one in branches]
+    return [{**branch, **changes.get(branch.get("name"), {})} for branch in branches]
 
 
 @cache
@@ -228,7 +228,7 @@ def _find(spec: str, where: str, base: Path) -> Path:
 
 
 def _from_file(path: Path, where: str, depth: int, names_folder: bool = True) -> dict[str, Any]:
-    """The fields of a file. names_folder: whether whoever names it names its folder, too."""
+    """Returns the fields of a file. names_folder: whether whoever names it names its folder, too."""
     if depth >= NESTING:
         raise ModelError(where, f"more than {NESTING} model files build on each other", "Break the circle", str(path))
     if path.suffix == ".json":
@@ -250,8 +250,8 @@ def _from_file(path: Path, where: str, depth: int, names_folder: bool = True) ->
 
 
 def _name_config(path: Path, config: Any, names_folder: bool) -> str | None:
-    """The name of the model of a config: its file's; of a config.json its folder's, if that was named or says what it
-    holds. None: what the config itself says."""
+    """Returns the name of the model of a config: its file's; of a config.json its folder's, if that was named or says
+    what it holds. None: what the config itself says."""
     if path.name != "config.json":
         return path.stem
     folder = path.resolve().parent.name
@@ -262,7 +262,7 @@ def _name_config(path: Path, config: Any, names_folder: bool) -> str | None:
 
 
 def _read_json(path: Path) -> Document:
-    """The content of a JSON file; a duplicate key is an error, though JSON lets the last one win."""
+    """Returns the content of a JSON file; a duplicate key is an error, though JSON lets the last win."""
     try:
         text = read_text(path, DESCRIPTION)
         return Document(parse_json(text, constants=True), text, str(path))

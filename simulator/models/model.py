@@ -41,14 +41,14 @@ class Model(Transformer):
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_said(cls, given: Any) -> Any:
+    def _nothing_said(cls, fields: Any) -> Any:
         """Leaves out words for features that the model does not have; branches inherit what they leave out."""
-        if not isinstance(given, Mapping):
-            return given
+        if not isinstance(fields, Mapping):
+            return fields
         for key, remedy in UNDESCRIBED.items():
-            if given.get(key):
-                raise ModelError(key, "no block of meshcast describes it", remedy, given[key])
-        return inherit_shapes({key: value for key, value in given.items() if key not in UNDESCRIBED})
+            if fields.get(key):
+                raise ModelError(key, "no block of meshcast describes it", remedy, fields[key])
+        return inherit_shapes({key: value for key, value in fields.items() if key not in UNDESCRIBED})
 
     @model_validator(mode="after")
     def _branch_relations(self) -> Model:
@@ -116,16 +116,16 @@ class Model(Transformer):
         if self.layers:
             rule = "a contrastive model has branches and no trunk"
             raise ModelError("layers", rule, "Give `layers: 0`, and layers to both branches", self.layers)
-        if len(self.branches) != 2 or not all(one.layers for one in self.branches):
+        if len(self.branches) != 2 or not all(branch.layers for branch in self.branches):
             rule = f"a contrastive loss compares two branches that have layers; there are {len(self.branches)} branches"
             raise ModelError("branches", rule, "Give two, for example of images and of texts")
         if self.moe:
             raise ModelError("moe", "a contrastive model has no trunk whose layers had experts", "Leave it out")
-        for i, one in enumerate(self.branches):
-            if one.pool == "none":
+        for i, branch in enumerate(self.branches):
+            if branch.pool == "none":
                 rule = "a contrastive loss compares one vector of each sample"
-                raise ModelError(f"branches[{i}].pool", rule, "Give token or mean", one.pool)
-            if one.frozen:
+                raise ModelError(f"branches[{i}].pool", rule, "Give token or mean", branch.pool)
+            if branch.frozen:
                 rule = "both branches of a contrastive model are trained"
                 raise ModelError(f"branches[{i}].frozen", rule, "Leave it out", True)
 
@@ -134,7 +134,7 @@ class Model(Transformer):
     @property
     def encoder_layers(self) -> int:
         """Layers of all branches, which is the number of the first layer of the trunk."""
-        return sum(one.layers for one in self.branches)
+        return sum(branch.layers for branch in self.branches)
 
     @property
     def every_layer(self) -> range:
@@ -142,8 +142,8 @@ class Model(Transformer):
         return range(self.encoder_layers + self.layers)
 
     def branches_with(self, layers: range) -> list[int]:
-        """Numbers of the branches that have some of these layers."""
-        ends = [0, *accumulate(one.layers for one in self.branches)]
+        """Returns the numbers of the branches that have some of these layers."""
+        ends = [0, *accumulate(branch.layers for branch in self.branches)]
         return [i for i, (begin, end) in enumerate(pairwise(ends)) if layers.start < end and begin < layers.stop]
 
     def branch_tokens(self, seq: int) -> list[float]:
@@ -153,15 +153,15 @@ class Model(Transformer):
     @property
     def stated_tokens(self) -> list[int | None]:
         """The tokens of every branch, and of a decoder those that are left."""
-        return [*(one.tokens for one in self.branches), *([None] if self.cross_attention else [])]
+        return [*(branch.tokens for branch in self.branches), *([None] if self.cross_attention else [])]
 
     def trunk_tokens(self, seq: int) -> float:
         """Tokens of a sequence of `seq` that the trunk runs over: all, of a decoder behind an encoder the targets."""
         return seq - sum(self.branch_tokens(seq)) if self.cross_attention else seq
 
     def stacks(self, seq: int) -> list[tuple[Transformer, float]]:
-        """Every branch that has layers, and the model itself for its trunk if it has one, each with its tokens of a
-        sequence."""
+        """Returns every branch that has layers, and the model itself for its trunk if it has any, each with its tokens
+        of a sequence."""
         parts = zip(self.branches, self.branch_tokens(seq), strict=True)
         return [
             *((branch, tokens * branch.merge) for branch, tokens in parts if branch.layers),
@@ -169,7 +169,7 @@ class Model(Transformer):
         ]
 
     def kind(self, layer: int) -> LayerKind:
-        """The kind of `layer` (from 0); `full_every` counts anew in every branch and in the trunk."""
+        """Returns the kind of `layer` (from 0); `full_every` counts anew in every branch and in the trunk."""
         for branch in self.branches:
             if layer < branch.layers:
                 return branch.kind(layer)
@@ -180,15 +180,15 @@ class Model(Transformer):
 
     @property
     def parameter_parts(self) -> dict[str, int]:
-        """Parameters by part, with the vocabulary as given; ``head`` is 0 when the output layer is tied."""
-        found = Counter(self._own_parts(None))
+        """Parameters by part, with the vocabulary as stated; ``head`` is 0 when the output layer is tied."""
+        parts = Counter(self._own_parts(None))
         for branch in self.branches:
-            found.update(branch.parameter_parts)
-        return dict(found)
+            parts.update(branch.parameter_parts)
+        return dict(parts)
 
     @property
     def parameters(self) -> int:
-        """All parameters, exactly, with the vocabulary as given (a tied matrix counts once)."""
+        """All parameters, exactly, with the vocabulary as stated (a tied matrix counts once)."""
         return sum(self.parameter_parts.values())
 
     @property
@@ -198,14 +198,14 @@ class Model(Transformer):
 
     @property
     def active_parameters(self) -> int:
-        """`parameters` that a token passes: top_k routed experts of each layer, and its own branch."""
+        """`parameters` that a token passes: top_k routed experts of each layer, and its branch."""
         return round(self.active_parameters_at(self.seq))
 
     def active_parameters_at(self, seq: int) -> float:
-        """Parameters that a token passes, in the mean over the tokens of a sequence of `seq`."""
-        own = sum(self._own_parts(self.moe.top_k if self.moe else None).values()) * self.trunk_tokens(seq) / seq
+        """Counts the parameters that a token passes, in the mean over the tokens of a sequence of `seq`."""
+        trunk = sum(self._own_parts(self.moe.top_k if self.moe else None).values()) * self.trunk_tokens(seq) / seq
         shares = zip(self.branches, self.branch_tokens(seq), strict=True)
-        return own + sum(branch.passed_parameters(tokens) for branch, tokens in shares) / seq
+        return trunk + sum(branch.passed_parameters(tokens) for branch, tokens in shares) / seq
 
     def _own_parts(self, experts: int | None) -> dict[str, int]:
         """Parameters by part, without those of branches. experts: number of routed experts to count; None: all."""
@@ -229,12 +229,12 @@ class Model(Transformer):
 
     @property
     def cross_parameters(self) -> int:
-        """Parameters of attention to an encoder in one layer: a norm, projections and their biases; 0 without it."""
+        """Parameters of attention to an encoder in a layer: a norm, projections and their biases; 0 without it."""
         if not self.cross_attention:
             return 0
         widths = self.query_width + self.key_width + self.value_width
-        made = (self.hidden + self.qkv_bias) * widths + (self.output_width + self.proj_bias) * self.hidden
-        return self.norm_parameters + made
+        projections = (self.hidden + self.qkv_bias) * widths + (self.output_width + self.proj_bias) * self.hidden
+        return self.norm_parameters + projections
 
     def layer_parameters(
         self, moe: bool = False, experts: int | None = None, of: int | None = None, linear: bool = False
@@ -244,18 +244,19 @@ class Model(Transformer):
     # --------------------------------------------------------------------------------------- padding
 
     def pad_heads(self, ranks: int) -> Model:
-        """The model, and its branches, with dummy heads, so that `ranks` have equally many; see `padded_heads`."""
-        branches = tuple(one.model_copy(update=one.padded_heads(ranks)) for one in self.branches)
+        """Returns the model, and its branches, with dummy heads, so that `ranks` have equally many; see
+        `padded_heads`."""
+        branches = tuple(branch.model_copy(update=branch.padded_heads(ranks)) for branch in self.branches)
         return self.model_copy(update={**self.padded_heads(ranks), "branches": branches})
 
     def padded_vocab(self, multiple: int) -> int:
-        """The vocabulary rounded up to a multiple; Megatron pads to 128 times the tensor-parallel size."""
+        """Returns the vocabulary rounded up to a multiple; Megatron pads to 128 times the tensor-parallel size."""
         return -(-self.vocab // multiple) * multiple
 
 
 @contextmanager
 def explain_errors(where: str, text: str = "", words: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turns the validation errors of pydantic models of this package into one ModelError.
+    """Turns the validation errors of pydantic models of this package into a ModelError.
 
     Args:
         where: the path of the description in a job, or with `text` the file.
@@ -269,13 +270,16 @@ def explain_errors(where: str, text: str = "", words: Mapping[str, str] | None =
         raise ModelError(error_place(where, field, text), error.rule, error.remedy, error.value) from None
     except ValidationError as error:
         # Unknown keys of a config.json are ignored, so only keys of `Model` are suggested.
-        found = explain(error, where, ModelError, text=text, model=None if words else Model)
+        model_error = explain(error, where, ModelError, text=text, model=None if words else Model)
         missing = [str(each["loc"][-1]) for each in error.errors(include_url=False) if each["type"] == "missing"]
-        if len(missing) > 1 and found.value is None and found.where.endswith(missing[0]):
-            found = ModelError(found.where, found.rule, f"Add all that are missing: {', '.join(missing)}")
-        raise found from None
+        if len(missing) > 1 and model_error.value is None and model_error.where.endswith(missing[0]):
+            model_error = ModelError(
+                model_error.where, model_error.rule, f"Add all that are missing: {', '.join(missing)}"
+            )
+        raise model_error from None
 
 
 def error_place(where: str, field: str, text: str = "") -> str:
-    """The place of a field for error messages: ``model.heads`` in a job, ``my.yaml:3 heads`` in a file with `text`."""
+    """Returns the place of a field for error messages: ``model.heads`` in a job, ``my.yaml:3 heads`` in a file with
+    `text`."""
     return f"{where}:{line_of(text, tuple(field.split('.')))} {field}" if text else f"{where}.{field}"

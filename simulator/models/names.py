@@ -1,7 +1,7 @@
 """Names of models elsewhere: ids of the Hugging Face hub, sizes of torchtitan, plain words.
 
 A name means a preset if it is in the table of ids (``hub_names.yaml``), or if it is the name of a preset or an id but
-for separators, for who made it and for words at its end that leave the shape as it is. All other names mean none: a
+for separators, for its maker and for words at its end that leave the shape as it is. All other names mean none: a
 word that is not known (VL, Embedding, Reward, 1048k) may stand for another shape.
 """
 
@@ -28,13 +28,13 @@ LONGEST = 200
 
 @cache
 def hub_names() -> dict[str, tuple[str, ...]]:
-    """The ids of the table, by preset."""
+    """Returns the ids of the table, by preset."""
     return {preset: tuple(ids) for preset, ids in read_yaml(HUB_NAMES).data.items()}
 
 
 def split_name(name: str) -> tuple[str, ...]:
     """Returns the parts of a name that tell models apart: ``meta-llama/Llama-2-7b`` and ``llama2 7B`` are
-    ("llama2", "7b"). A family and its version are one part."""
+    ("llama2", "7b"). A family and its version are a single part."""
     plain = name.strip().rstrip("/").rpartition("/")[2].lower()[: LONGEST + 1]
     parts = [part for part in re.split(r"[\s_:-]+", plain) if part]
     parts = parts[1:] if parts[:1] == ["meta"] else parts
@@ -63,6 +63,6 @@ def match_preset(name: str, presets: Iterable[str], aliases: dict[str, str]) -> 
 
 @cache
 def _known_names(presets: tuple[str, ...], aliases: tuple[tuple[str, str], ...]) -> dict[tuple[str, ...], str]:
-    """The presets by the parts of all their names."""
+    """Returns the presets by the parts of all their names."""
     ids = [(name, preset) for preset, names in hub_names().items() for name in names]
     return {split_name(name): preset for name, preset in [*ids, *aliases, *((name, name) for name in presets)]}

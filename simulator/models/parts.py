@@ -30,16 +30,16 @@ class ShapePart(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_default(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        return {key: value for key, value in given.items() if value is not None or key not in cls.model_fields}
+    def _null_is_default(cls, fields: Any) -> Any:
+        if not isinstance(fields, Mapping):
+            return fields
+        return {key: value for key, value in fields.items() if value is not None or key not in cls.model_fields}
 
 
 class MLA(ShapePart):
     """Multi-head latent attention: keys and values, and usually queries, are projected from narrow latents.
 
-    Every head has its own queries, keys and values, projected from the latents; the RoPE part of a key is projected
+    Every head has its queries, keys and values, projected from the latents; the RoPE part of a key is projected
     from the input of the layer and shared by all heads. Source: DeepSeek-V2, section 2.1 (arXiv 2405.04434).
     """
 
@@ -70,7 +70,7 @@ class MoEShape(ShapePart):
     shared_experts: Count = 0
     """Shared experts, which every token passes."""
     shared_ffn: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
-        default_factory=lambda given: given.get("shared_experts", 0) * given.get("expert_ffn", 0)
+        default_factory=lambda fields: fields.get("shared_experts", 0) * fields.get("expert_ffn", 0)
     )
     """Inner width of all shared experts together. Default: shared_experts * expert_ffn."""
     first_dense: Count = 0
@@ -98,7 +98,7 @@ class MoEShape(ShapePart):
     (Qwen2-MoE)."""
 
     def experts_of(self, layer: int) -> int:
-        """Routed experts of `layer` (from 0), if it has some."""
+        """Counts the routed experts of `layer` (from 0), if it has some."""
         return next((experts for first, experts in reversed(self.experts_from) if first <= layer), self.experts)
 
     @property
@@ -121,15 +121,15 @@ class LinearAttention(ShapePart):
     """The rule of the state."""
     heads: Size
     """Heads of values, each with a state."""
-    key_heads: Size = Field(default_factory=lambda given: given.get("heads", 1))
+    key_heads: Size = Field(default_factory=lambda fields: fields.get("heads", 1))
     """Heads of queries and of keys; each serves equally many heads of values. Default: `heads`."""
     key_dim: Size
     """Width of a head of queries and of keys."""
-    value_dim: Size = Field(default_factory=lambda given: given.get("key_dim", 1))
+    value_dim: Size = Field(default_factory=lambda fields: fields.get("key_dim", 1))
     """Width of a head of values. Default: `key_dim`."""
     conv: Size = 4
     """Positions that the causal convolution of gated-delta-net reads, the token itself included."""
-    chunk: Size = Field(default_factory=lambda given: 256 if given.get("kind") == "lightning" else 64)
+    chunk: Size = Field(default_factory=lambda fields: 256 if fields.get("kind") == "lightning" else 64)
     """Tokens of a chunk, within which products of matrices are computed. Default: 64, for lightning 256."""
 
     @property
@@ -170,8 +170,8 @@ class LinearAttention(ShapePart):
 class StateSpace(ShapePart):
     """Mamba-2 blocks, and the type of every layer of a hybrid model.
 
-    Each layer of a hybrid model is one norm, one block and one residual addition. A Mamba-2 block projects its input to
-    the gate z and the values x (heads * head_dim each), to B and C (groups * state each) and to one step size dt for
+    Each layer of a hybrid model is a norm, a block and a residual addition. A Mamba-2 block projects its input to
+    the gate z and the values x (heads * head_dim each), to B and C (groups * state each) and to a step size dt for
     each head; x, B and C pass a causal convolution. Sources: Dao and Gu 2024 (arXiv 2405.21060), section 7;
     Waleffe et al. 2024 (arXiv 2406.07887); ``hybrid_override_pattern`` of Megatron-Core.
     """

@@ -1,4 +1,4 @@
-"""Tensors and linear layers of a model, for one micro-batch of all replicas."""
+"""Tensors and linear layers of a model, for a micro-batch of all replicas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LossShape(NamedTuple):
     kept: bytes saved per logit.
     peaks: bytes held per logit by the backward pass, with a whole and with a sharded vocabulary.
     kept_of_all: whether what is saved is saved of all pieces.
-    pieces: of the logits, one of which is in memory at a time.
+    pieces: of the logits, of which one is in memory at a time.
     recomputed: whether the backward pass computes the logits again.
     """
 
@@ -47,10 +47,10 @@ PLAIN_LOSS = LossShape()
 
 @dataclass(frozen=True)
 class Shapes:
-    """Makes the tensors and the linear layers of a model for one micro-batch.
+    """Makes the tensors and the linear layers of a model for a micro-batch.
 
     model: the shape of the model, or of the branch whose tensors these are.
-    samples: sequences of a micro-batch of one replica.
+    samples: sequences of a micro-batch of a replica.
     seq: tokens of a sequence, or of the slice of sequences that this is.
     vocab: rows of the embedding, padding included.
     replicas: data-parallel ranks.
@@ -67,7 +67,7 @@ class Shapes:
     borders: numbers of the layers from which on schemes shard other dims, in ascending order.
     first_layer: of a branch, the number of its first layer, if there are borders.
     encoder_seq: of a decoder, tokens of the encoder's output that its layers attend to; 0: there is no encoder.
-    composed: operations that are written as several of autograd (`ProcessMemory.composed`), or in one kernel.
+    composed: operations that are written as several of autograd (`ProcessMemory.composed`), or in a single kernel.
     """
 
     model: Model | Branch
@@ -99,7 +99,7 @@ class Shapes:
         return {**samples, "s": Dim(self.seq)}
 
     def act(self, name: str, **dims: Dim) -> Tensor:
-        """Makes an activation [b, s, ...]; [b, s, h] when no other dim is given."""
+        """Makes an activation [b, s, ...]; [b, s, h] when there is no other dim."""
         return Tensor(name, {**self.token_dims, **(dims or {"h": Dim(self.model.hidden)})}, self.dtype)
 
     @property
@@ -109,7 +109,7 @@ class Shapes:
         return Tensor("context", dims, self.dtype)
 
     def of_sample(self, name: str, width: int) -> Tensor:
-        """Makes a tensor [b, h] of one vector for each sample."""
+        """Makes a tensor [b, h] of a vector for each sample."""
         return Tensor(name, {"b": self.token_dims["b"], "h": Dim(width)}, self.dtype)
 
     def weight(self, name: str, **dims: Dim) -> Tensor:
@@ -148,7 +148,9 @@ def add_prefix(module: Module, prefix: str, outside: Container[str]) -> Module:
     """Copies `module` with a prefix to all names, except those of tensors from outside."""
     name = prefix + module.name
     if isinstance(module, CompositeModule):
-        return replace(module, name=name, children=tuple(add_prefix(one, prefix, outside) for one in module.children))
+        return replace(
+            module, name=name, children=tuple(add_prefix(child, prefix, outside) for child in module.children)
+        )
     assert isinstance(module, Operator)
 
     def rename(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -170,10 +172,10 @@ def attend_along(attention: SelfAttention, dim: str) -> SelfAttention:
 
 
 def _keys_along(tensor: Tensor, dim: str) -> Tensor:
-    """Keys or values whose positions ``t`` are those along `dim`."""
+    """Returns keys or values whose positions ``t`` are those along `dim`."""
     back = {new: old for old, new in tensor.renamed.items()}
-    made = replace(tensor, dims={back.get(name, name): size for name, size in tensor.dims.items()}, renamed={})
-    return made.rename_dims(**{dim: "t"})
+    restored = replace(tensor, dims={back.get(name, name): size for name, size in tensor.dims.items()}, renamed={})
+    return restored.rename_dims(**{dim: "t"})
 
 
 # ------------------------------------------------------------------------------ activations in 8 bits or fewer
@@ -196,5 +198,9 @@ def save_inputs(
     """Returns the inputs of an activation function in the format in which they are saved, and what converts them."""
     if not in_8_bits:
         return tensors, []
-    small = tuple(replace(one, name=f"{one.name}.fp8", dtype="fp8", gradient_dtype=one.dtype) for one in tensors)
-    return small, [kind(f"save {one.name}", (one,), (other,)) for one, other in zip(tensors, small, strict=True)]
+    small = tuple(
+        replace(tensor, name=f"{tensor.name}.fp8", dtype="fp8", gradient_dtype=tensor.dtype) for tensor in tensors
+    )
+    return small, [
+        kind(f"save {tensor.name}", (tensor,), (stored,)) for tensor, stored in zip(tensors, small, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""The shape of one stack of transformer layers with its input, and its parameter counts: what a model and its branches
+"""The shape of a stack of transformer layers with its input, and its parameter counts: what a model and its branches
 have in common.
 
 A shape says nothing about parallelism, number formats and GPUs, which belong to the job. Letters used in this package:
@@ -19,7 +19,7 @@ from meshcast.simulator.models.shape.relations import check_relations
 
 
 class LayerKind(NamedTuple):
-    """The kind of a layer; layers of one kind have the same modules.
+    """The kind of a layer; layers of a kind have the same modules.
 
     Attributes:
         experts: whether it has experts.
@@ -83,11 +83,11 @@ class Transformer(TransformerFields):
         return range(self.layers)
 
     def is_moe(self, layer: int) -> bool:
-        """Whether `layer` (from 0) has experts."""
+        """Returns whether `layer` (from 0) has experts."""
         return self.kind(layer).experts
 
     def kind(self, layer: int) -> LayerKind:
-        """The kind of `layer` (from 0)."""
+        """Returns the kind of `layer` (from 0)."""
         if self.ssm:
             block = self.ssm.pattern[layer]
             return LayerKind(block == "E", False, block, self.moe.experts_of(layer) if self.moe and block == "E" else 0)
@@ -149,7 +149,7 @@ class Transformer(TransformerFields):
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of one norm."""
+        """Parameters of a norm."""
         return self.hidden * (2 if self.norm.startswith("layer") else 1)
 
     @property
@@ -159,19 +159,19 @@ class Transformer(TransformerFields):
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of the attention of one layer, including biases and norms of queries, keys or latents."""
+        """Parameters of the attention of a layer, including biases and norms of queries, keys or latents."""
         h, q, out, mla = self.hidden, self.query_width, self.output_width, self.mla
         if mla:
             rank = mla.q_lora_rank
             queries = h * rank + rank * q if rank else h * q
             keys = h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * self.heads * (mla.qk_nope + mla.v)
-            made, normed = queries + keys, (rank or 0) + mla.kv_lora_rank
+            projections, normed = queries + keys, (rank or 0) + mla.kv_lora_rank
         else:
             gate = out if self.attention_gate else 0
-            made = (h + self.qkv_bias) * (q + self.key_width + self.value_width + gate)
+            projections = (h + self.qkv_bias) * (q + self.key_width + self.value_width + gate)
             normed = q + self.key_width if self.qk_layernorm == "all" else 2 * self.head_dim
-        made += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks
-        return made + (self.qk_layernorm in (True, "all")) * normed + out * h + self.proj_bias * h
+        projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks
+        return projections + (self.qk_layernorm in (True, "all")) * normed + out * h + self.proj_bias * h
 
     def mlp_parameters(self, ffn: int) -> int:
         """Parameters of an MLP or expert of inner width `ffn`, biases included."""
@@ -179,7 +179,7 @@ class Transformer(TransformerFields):
         return (ups + 1) * self.hidden * ffn + self.mlp_bias * (ups * ffn + self.hidden)
 
     def moe_parameters(self, experts: int | None = None, of: int | None = None) -> int:
-        """Parameters of the router, routed and shared experts of one layer; 0 without experts.
+        """Counts the parameters of the router, routed and shared experts of a layer; 0 without experts.
 
         experts: number of routed experts to count; default: all.
         of: routed experts of the layer; default: `MoEShape.experts`.
@@ -194,7 +194,7 @@ class Transformer(TransformerFields):
 
     @property
     def mamba_parameters(self) -> int:
-        """Parameters of one Mamba-2 block: both projections, the convolution with its bias, A, D and the bias of dt of
+        """Parameters of a Mamba-2 block: both projections, the convolution with its bias, A, D and the bias of dt of
         every head, the gated norm; 0 without such blocks."""
         ssm = self.ssm
         if ssm is None:
@@ -204,7 +204,7 @@ class Transformer(TransformerFields):
 
     @property
     def linear_parameters(self) -> int:
-        """Parameters of the linear attention of one layer; 0 without it."""
+        """Parameters of the linear attention of a layer; 0 without it."""
         if (linear := self.linear_attention) is None:
             return 0
         return self.hidden * (linear.projected + linear.value_width) + linear.own_parameters
@@ -224,7 +224,7 @@ class Transformer(TransformerFields):
         return self.norms * self.norm_parameters + mixer + inner
 
     def block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
-        """Parameters of a layer of a hybrid model, which is a norm and one block.
+        """Counts the parameters of a layer of a hybrid model, which is a norm and a block.
 
         block: a letter of `StateSpace.pattern`.
         experts: number of routed experts to count; default: all.

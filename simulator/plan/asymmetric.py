@@ -1,12 +1,12 @@
 """Resolves plans whose pipeline stages, or whose replicas, differ.
 
-Stages with degrees of their own (Alpa, Zheng et al. 2022, arXiv 2201.12023; DAPPLE, Fan et al. 2021, arXiv 2007.01045):
-every pipeline device has a plan of its own for its ranks. A micro-batch passes all of them, and each stage divides its
-sequences over its own data-parallel ranks.
+Stages of unequal degrees (Alpa, Zheng et al. 2022, arXiv 2201.12023; DAPPLE, Fan et al. 2021, arXiv 2007.01045):
+every pipeline device has a plan for its ranks. A micro-batch passes all of them, and each stage divides its
+sequences over its data-parallel ranks.
 
 Heterogeneous replicas: those of equal degrees run different numbers of micro-batches (Whale, Jia et al. 2022, arXiv
-2011.09208), others have stages of their own too (HexiScale, Yan et al. 2024, arXiv 2409.01143). All sum their gradients
-at the end.
+2011.09208), others have separate stages too (HexiScale, Yan et al. 2024, arXiv 2409.01143). All sum their gradients at
+the end.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from meshcast.simulator.plan.resolver import Resolver
 from meshcast.simulator.plan.size import check_noisy_steps, check_size
 
 CHECKS = tuple(check for check in ALWAYS if check is not check_world)
-"""The checks of one stage; the GPUs of all stages are counted together."""
+"""The checks of a stage; the GPUs of all stages are counted together."""
 
 
-# ------------------------------------------------------------------------- stages with degrees of their own
+# ------------------------------------------------------------------------- stages of unequal degrees
 
 
 def resolve_stages(job: Job, resolver: Resolver) -> Plan:
-    """The plan of a job whose stages have degrees of their own; of heterogeneous replicas each is a pipeline of its
-    own.
+    """Returns the plan of a job whose stages have unequal degrees; each of heterogeneous replicas is a pipeline.
 
     Raises PlanError for the first rule that the plan breaks.
     """
@@ -62,7 +61,7 @@ def resolve_stages(job: Job, resolver: Resolver) -> Plan:
 
 
 def _replicas_with_stages(job: Job) -> tuple[ReplicaPlan, ...]:
-    """Returns the replicas of a job, each with its stages; all stages of the plan are those of one.
+    """Returns the replicas of a job, each with its stages; all stages of the plan are those of a single replica.
 
     Raises PlanError where both are stated, or an entry stands for several.
     """
@@ -81,7 +80,7 @@ def _replicas_with_stages(job: Job) -> tuple[ReplicaPlan, ...]:
 
 
 def _join(pipelines: Sequence[Plan], job: Job) -> Plan:
-    """The plan of a job of one or several pipelines."""
+    """Returns the plan of a job of one or several pipelines."""
     plan = replace(pipelines[0], job=job, pipelines=tuple(pipelines) if len(pipelines) > 1 else ())
     check_size(plan)
     check_noisy_steps(plan)
@@ -109,7 +108,7 @@ def _check_gpus(job: Job, stages: Sequence[StagePlan]) -> None:
 def _make_pipeline(
     job: Job, stages: Sequence[StagePlan], batch: Batch, first: int, where: str, resolver: Resolver, alone: bool
 ) -> Plan:
-    """One pipeline with the plans of its stages, without layers.
+    """Returns a pipeline with the plans of its stages, without layers.
 
     batch: the pipeline's share of it.
     first: rank of its first GPU.
@@ -123,7 +122,7 @@ def _make_pipeline(
     if whole.mesh.places:
         rule = f"{whole.schedule.use} places equal stages on other GPUs than their neighbours"
         raise PlanError(where, rule, "Use pipeline/1f1b, or stages of equal degrees")
-    equal = alone and all((one.mesh, one.views) == (stages[0].mesh, stages[0].views) for one in stages)
+    equal = alone and all((stage.mesh, stage.views) == (stages[0].mesh, stages[0].views) for stage in stages)
     stage_plans = []
     for i, stage in enumerate(stages):
         schemes = (*schedule, *stage.schemes)
@@ -150,18 +149,18 @@ def _share_of_stage(batch: Batch, replicas: int, where: str) -> Batch:
 
 
 def _check_holders(plan: Plan, stages: Sequence[StagePlan], where: str) -> None:
-    """Stages that hold the same layers (bidirectional schedules) have equal degrees."""
+    """Checks that stages that hold the same layers (bidirectional schedules) have equal degrees."""
     for part in range(plan.model_parts.count):
-        one, *others = plan.model_parts.holders(part)
+        first, *others = plan.model_parts.holders(part)
         for other in others:
-            if stages[one].model_dump(exclude={"layers"}) != stages[other].model_dump(exclude={"layers"}):
-                rule = f"{plan.schedule.use} holds the same layers on stages {one} and {other}, whose degrees differ"
+            if stages[first].model_dump(exclude={"layers"}) != stages[other].model_dump(exclude={"layers"}):
+                rule = f"{plan.schedule.use} holds the same layers on stages {first} and {other}, whose degrees differ"
                 raise PlanError(f"{where}[{other}]", rule, "Give both the same degrees, or use pipeline/1f1b")
 
 
 @contextmanager
 def _locate_in_stage(where: str, before: int) -> Iterator[None]:
-    """Places errors about the plan of a stage at its entry. before: schemes in front of its own."""
+    """Places errors about the plan of a stage at its entry. before: schemes in front of those of the stage."""
     try:
         yield
     except PlanError as error:
@@ -175,51 +174,52 @@ def _locate_in_stage(where: str, before: int) -> Iterator[None]:
 
 
 def _agree_on_model(pipelines: Sequence[Plan]) -> list[Plan]:
-    """The pipelines with one size of the embedding, and one number of padded heads, on all stages."""
-    every = [one for pipeline in pipelines for one in pipeline.stage_plans]
+    """Returns the pipelines with the same size of the embedding, and number of padded heads, on all stages."""
+    every = [stage_plan for pipeline in pipelines for stage_plan in pipeline.stage_plans]
     job = every[0].job
-    tensor = math.lcm(*(one.ranks.tensor_ranks for one in every))
+    tensor = math.lcm(*(stage_plan.ranks.tensor_ranks for stage_plan in every))
     rows = job.model.vocab
     rows = rows if rows % tensor == 0 else job.model.padded_vocab(job.framework.vocab_multiple * tensor)
-    heads = math.lcm(*(one.ranks.head_ranks for one in every)) if job.plan.pad_heads else 1
+    heads = math.lcm(*(stage_plan.ranks.head_ranks for stage_plan in every)) if job.plan.pad_heads else 1
 
     def set_sizes(plan: Plan) -> Plan:
         model = plan.job.model.pad_heads(heads) if job.plan.pad_heads else plan.job.model
-        stages = tuple(set_sizes(one) for one in plan.stage_plans)
-        own = plan.job.model_copy(update={"model": model})
-        return replace(plan, job=own, vocab_rows=rows, stage_plans=stages)
+        stages = tuple(set_sizes(stage_plan) for stage_plan in plan.stage_plans)
+        job_with_sizes = plan.job.model_copy(update={"model": model})
+        return replace(plan, job=job_with_sizes, vocab_rows=rows, stage_plans=stages)
 
-    return [set_sizes(one) for one in pipelines]
+    return [set_sizes(pipeline) for pipeline in pipelines]
 
 
 def _finish(plan: Plan, stages: Sequence[StagePlan], where: str, resolver: Resolver) -> Plan:
-    """A pipeline with layers and slices, checked."""
+    """Returns a pipeline with layers and slices, checked."""
     partition = tuple(_stated_layers(plan, stages, where)) or plan.job.plan.partition
     if partition == "by-cost":  # every stage may hold any layer
         _check_stages(plan, where, resolver)
     layers = resolver.layers(plan, partition)
-    own = tuple(replace(one, layers=layers) for one in plan.stage_plans)
-    _check_stages(replace(plan, layers=layers, stage_plans=own), where, resolver)
-    return resolver.slice_sequences(replace(plan, layers=layers, stage_plans=own))
+    stage_plans = tuple(replace(stage_plan, layers=layers) for stage_plan in plan.stage_plans)
+    _check_stages(replace(plan, layers=layers, stage_plans=stage_plans), where, resolver)
+    return resolver.slice_sequences(replace(plan, layers=layers, stage_plans=stage_plans))
 
 
 def _check_stages(plan: Plan, where: str, resolver: Resolver) -> None:
-    """The ranks of every stage divide the dims of the layers that they hold; before these are known, of all layers."""
-    for device, one in enumerate(plan.stage_plans):
+    """Checks that the ranks of every stage divide the dims of the layers that they hold; before these are known, of all
+    layers."""
+    for device, stage_plan in enumerate(plan.stage_plans):
         held = (
             tuple(part for part in range(plan.model_parts.count) if device in plan.model_parts.holders(part))
             if plan.layers
             else None
         )
         with _locate_in_stage(f"{where}[{device}]", len(plan.job.plan.schemes)):
-            check_divisible(one, resolver.known.divisible, held)
+            check_divisible(stage_plan, resolver.known.divisible, held)
 
 
 def _stated_layers(plan: Plan, stages: Sequence[StagePlan], where: str) -> list[int]:
-    """The layers of every part of the model that the stages state; empty if they state none."""
-    if all(one.layers is None for one in stages):
+    """Returns the layers of every part of the model that the stages state; empty if they state none."""
+    if all(stage.layers is None for stage in stages):
         return []
-    found = [0] * plan.model_parts.count
+    layers = [0] * plan.model_parts.count
     for device, stage in enumerate(stages):
         parts = sorted(
             {plan.model_parts.of_stage(s) for s in range(plan.shape.stages) if plan.model_parts.device(s) == device}
@@ -232,15 +232,15 @@ def _stated_layers(plan: Plan, stages: Sequence[StagePlan], where: str) -> list[
             rule = f"the stage holds {len(parts)} parts of the model, among which its layers divide"
             raise PlanError(key, rule, f"Give a list of {len(parts)} numbers", stage.layers)
         for part, n in zip(parts, each, strict=True):
-            found[part] = int(n)
-    return found
+            layers[part] = int(n)
+    return layers
 
 
 # ------------------------------------------------------------------------------- replicas of equal degrees
 
 
 def resolve_replicas(job: Job, resolver: Resolver) -> Plan:
-    """The plan of a job whose replicas have one mesh and run different numbers of micro-batches.
+    """Returns the plan of a job whose replicas have the same mesh and run different numbers of micro-batches.
 
     Raises PlanError for the first rule that the plan breaks.
     """
@@ -295,7 +295,8 @@ def _count_shared_microbatches(job: Job, ranks: int) -> int:
 
 
 def _shard_states(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans of heterogeneous replicas with the shards of the states that their schemes give the ranks of each."""
+    """Returns the plans of heterogeneous replicas with the shards of the states that their schemes give each one's
+    ranks."""
     positions = [plan.positions for plan in plans if plan.positions is not None]
     axis, counts = positions[0][0], [len(places) for _, places in positions]
     memory = [min(float(cluster.gpu.memory) for cluster in plan.ranks.clusters) for plan in plans]
@@ -310,29 +311,31 @@ def _shard_states(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def _check_flush(plan: Plan) -> None:
-    """Heterogeneous replicas meet at the end of every step."""
+    """Checks that heterogeneous replicas meet at the end of every step."""
     if not plan.schedule.barrier:
         rule = f"replicas that differ meet at the end of every step, which {plan.schedule.use} does not wait for"
         raise PlanError("plan.replicas", rule, "Use pipeline/1f1b, or equal replicas", plan.schedule.use)
 
 
 def _replica_axis(plan: Plan) -> tuple[str, int]:
-    """The outermost part of the mesh along which ranks are replicas, and how many replicas each position is."""
+    """Returns the outermost part of the mesh along which ranks are replicas, and how many replicas each position is."""
     parts = {part for scheme in plan.family("data") for part in scheme.over}
-    found = next((part for part in plan.mesh.axes if part in parts and plan.mesh.size(part) > 1), None)
-    if found is None:
+    outermost = next((part for part in plan.mesh.axes if part in parts and plan.mesh.size(part) > 1), None)
+    if outermost is None:
         raise PlanError("plan.replicas", "the plan has one replica", "Leave it out, or add data-parallel ranks")
-    named = next(axis for axis in plan.mesh.named_axes if found in plan.mesh.parts(axis))
-    return found, plan.mesh.size(named) // plan.mesh.size(found)
+    named = next(axis for axis in plan.mesh.named_axes if outermost in plan.mesh.parts(axis))
+    return outermost, plan.mesh.size(named) // plan.mesh.size(outermost)
 
 
 def _kinds_of_replicas(plan: Plan, axis: str, inner: int) -> tuple[ReplicaPlan, ...]:
-    """Neighbouring replicas on the same kinds of nodes."""
+    """Returns neighbouring replicas on the same kinds of nodes."""
 
     def kinds(place: int) -> list[str]:
-        return [one.node.name for one in replace(plan, positions=(axis, range(place, place + 1))).ranks.clusters]
+        return [
+            cluster.node.name for cluster in replace(plan, positions=(axis, range(place, place + 1))).ranks.clusters
+        ]
 
-    return tuple(ReplicaPlan(dp=inner * len(list(own))) for _, own in groupby(range(plan.mesh.size(axis)), kinds))
+    return tuple(ReplicaPlan(dp=inner * len(list(alike))) for _, alike in groupby(range(plan.mesh.size(axis)), kinds))
 
 
 def _usual_microbatches(job: Job) -> int | tuple[int, ...]:
@@ -346,14 +349,14 @@ def _usual_microbatches(job: Job) -> int | tuple[int, ...]:
 
 
 def _with_microbatches(job: Job, share: int | tuple[int, ...]) -> Job:
-    """The job of equal replicas that run these micro-batches each: their number, or their classes."""
+    """Returns the job of equal replicas that run these micro-batches each: their number, or their classes."""
     plan = job.plan.model_copy(update={"replicas": (), "share": "even"})
     batch = _batch_of_replicas(job.batch, share, family_degree(plan, "data"))
     return job.model_copy(update={"plan": plan, "batch": batch})
 
 
 def _batch_of_replicas(batch: Batch, share: int | tuple[int, ...], replicas: int) -> Batch:
-    """The batch of `replicas` that run these micro-batches each: their number, or their classes."""
+    """Returns the batch of `replicas` that run these micro-batches each: their number, or their classes."""
     if isinstance(share, tuple):
         sequences = sum(batch.lengths[number].samples for number in share)
         return batch.with_order(share).model_copy(update={"total": sequences * replicas})
@@ -378,19 +381,19 @@ def share_by_speed(plans: Sequence[Plan], replicas: Sequence[int], count: int, r
     count: micro-batches of all replicas.
     """
     seconds = [_slowest_stage(plan, resolver) for plan in plans]
-    found = [1] * len(plans)
+    shares = [1] * len(plans)
     left = count - sum(replicas)
     while left >= 0:
         fitting = [i for i, n in enumerate(replicas) if n <= left]
         if not fitting:
             break
-        best = min(fitting, key=lambda i: (found[i] + plans[i].shape.p) * seconds[i])
-        found[best] += 1
+        best = min(fitting, key=lambda i: (shares[i] + plans[i].shape.p) * seconds[i])
+        shares[best] += 1
         left -= replicas[best]
     if left:
         rule = f"{count} micro-batches cannot be shared by groups of {', '.join(map(str, replicas))} equal replicas"
         raise PlanError("plan.share", rule, "Choose another batch.global, or fewer kinds of replicas")
-    return found
+    return shares
 
 
 def _slowest_stage(plan: Plan, resolver: Resolver) -> float:

@@ -22,7 +22,7 @@ from meshcast.simulator.plan.partition import LayerCosts, is_reachable, minimise
 from meshcast.simulator.plan.plan import Plan, replace_scheme
 
 ROUNDS = 4
-"""Most times that memory is profiled again around the partition that was found."""
+"""Most times that memory is profiled again around the last partition."""
 
 DevicePeaks = Callable[[Plan], Sequence[float]]
 """Returns the peak memory of every device of a plan with layers [bytes]."""
@@ -36,7 +36,7 @@ class StageMemory(NamedTuple):
 
 
 def check_one_stage_a_device(plan: Plan, what: str) -> None:
-    """Raises PlanError unless every device holds one part of a chain of layers, all under the same schemes."""
+    """Raises PlanError unless every device holds a part of a chain of layers, all under the same schemes."""
     parts = plan.model_parts.count, plan.shape.stages
     if parts != (plan.shape.p, plan.shape.p) or plan.stage_plans or plan.job.model.branches:
         rule = f"{what} gives every device one stage, and all stages the same degrees"
@@ -44,9 +44,9 @@ def check_one_stage_a_device(plan: Plan, what: str) -> None:
 
 
 def partition_by_memory(plan: Plan, peaks: DevicePeaks) -> tuple[int, ...]:
-    """The layers of every stage for which the fullest device is least full.
+    """Returns the layers of every stage for which the fullest device is least full.
 
-    The profile is made at an even partition and, as long as that helps, again around the one that was found.
+    The profile is taken at an even partition and, as long as that helps, again around the last partition.
     """
     check_one_stage_a_device(plan, "partition: by-memory")
     layers, stages = len(plan.job.model.every_layer), plan.model_parts.count
@@ -62,7 +62,7 @@ def partition_by_memory(plan: Plan, peaks: DevicePeaks) -> tuple[int, ...]:
 
 
 def spread_layers(layers: int, stages: int) -> list[int]:
-    """Layers as evenly as they go, the first stages with one more."""
+    """Returns the layers as evenly as they go, the first stages with one more."""
     if layers < max(stages - 2, 1):
         rule = f"with {layers} layers on {stages} stages one inside the pipeline would be without"
         raise PlanError("plan.partition", rule, f"At most {layers + 2} stages would work")
@@ -72,7 +72,8 @@ def spread_layers(layers: int, stages: int) -> list[int]:
 
 
 def profile_stages(plan: Plan, layers: Sequence[int], peaks: DevicePeaks) -> list[StageMemory]:
-    """The memory of every stage, from partitions in which neighbours have swapped a layer (incremental profiling)."""
+    """Returns the memory of every stage, from partitions in which neighbours have swapped a layer (incremental
+    profiling)."""
     at = peaks(replace(plan, layers=tuple(layers)))
     slopes: dict[int, float] = {}
     for begin in (0, 1):
@@ -96,10 +97,10 @@ def profile_stages(plan: Plan, layers: Sequence[int], peaks: DevicePeaks) -> lis
 
 
 def memory_costs(profile: Sequence[StageMemory], layers: int) -> list[np.ndarray]:
-    """By stage, the peak memory with the layers from one (row) up to another (column)."""
-    slopes = (LayerCosts(0.0, [one.layer] * layers, 0.0) for one in profile)
-    found = [stage_costs(one, stage, len(profile)) for stage, one in enumerate(slopes)]
-    return [one.fixed + costs for one, costs in zip(profile, found, strict=True)]
+    """Returns, by stage, the peak memory with the layers from one (row) up to another (column)."""
+    slopes = (LayerCosts(0.0, [stage_memory.layer] * layers, 0.0) for stage_memory in profile)
+    growth = [stage_costs(slope, stage, len(profile)) for stage, slope in enumerate(slopes)]
+    return [stage_memory.fixed + costs for stage_memory, costs in zip(profile, growth, strict=True)]
 
 
 def adapt_recompute(
@@ -115,7 +116,7 @@ def adapt_recompute(
     Where nothing fits, all layers are recomputed.
 
     memory: of every device [bytes].
-    stated: layers of every stage that are given; None: to be found.
+    stated: layers of every stage that the plan states; None: to be chosen.
     """
     (scheme,) = schemes_with(plan.schemes, AdaptsRecompute)
     check_one_stage_a_device(plan, scheme.use)

@@ -1,5 +1,5 @@
-"""What becomes of the tensors that a stage saves for its backward passes, where its memory is short: every one is kept,
-swapped to devices with room, offloaded to the host, or recomputed.
+"""What becomes of the tensors that a stage saves for its backward passes, where its memory is short: every tensor is
+kept, swapped to devices with room, offloaded to the host, or recomputed.
 
 What leaves a stage is chosen greedily (`choose`). Swaps come first, of the tensors with most seconds of recomputation a
 byte, as long as they find room and hide behind a pass; then offloading, as long as it hides behind a pass and what it
@@ -25,7 +25,7 @@ ROUNDS = 8
 """Most times that memory is measured again with what was chosen."""
 
 NEAR = 0.5
-"""Rate of a link to a keeper over that to the nearest one, from which on it keeps stripes."""
+"""Rate of a link to a keeper over that to the nearest keeper, from which on it keeps stripes."""
 
 
 class Budget(NamedTuple):
@@ -34,7 +34,7 @@ class Budget(NamedTuple):
     excess: bytes that have to.
     held: micro-batches that it holds.
     layers: layers of the stage.
-    device, host: bytes of one micro-batch that devices, and the host, may take.
+    device, host: bytes of a micro-batch that devices, and the host, may take.
     host_s: of a byte to the host, or back [s].
     """
 
@@ -46,8 +46,8 @@ class Budget(NamedTuple):
     host_s: float
 
     def count_freed(self, way: str) -> float:
-        """Bytes that a byte of one micro-batch frees: of what is swapped `FEWEST_HELD` micro-batches stay, of what is
-        offloaded two layers of one, of what is recomputed one layer."""
+        """Counts the bytes that a byte of a micro-batch frees: of what is swapped `FEWEST_HELD` micro-batches stay, of
+        what is offloaded two layers of one micro-batch, of what is recomputed one layer."""
         if way == "swap":
             return self.held - min(self.held, FEWEST_HELD)
         return self.held - min({"host": 2, "recompute": 1}[way] / self.layers, 1)
@@ -106,17 +106,17 @@ def choose(tensors: Sequence[SavedTensors], budget: Budget) -> TensorChoice:
 
 
 def stripe_shares(stage: StageTensors, room: Sequence[float]) -> dict[int, float]:
-    """The shares of the swapped bytes of a stage by keeper: devices with room that are near, each as much as its links
-    move in the same time, or where all share the links of a switch, as it has room."""
-    near = min((one for one, free in zip(stage.device_s, room, strict=True) if free > 0), default=inf)
+    """Returns the shares of the swapped bytes of a stage by keeper: devices with room that are near, each as much as
+    its links move in the same time, or where all share the links of a switch, as it has room."""
+    near = min((seconds for seconds, free in zip(stage.device_s, room, strict=True) if free > 0), default=inf)
     keepers = [j for j, free in enumerate(room) if free > 0 and stage.device_s[j] * NEAR <= near < inf]
     weights = [1 / stage.device_s[j] if stage.own_links else room[j] for j in keepers]
     return {j: weight / sum(weights) for j, weight in zip(keepers, weights, strict=True)}
 
 
 def swap_budget(stage: StageTensors, shares: dict[int, float], room: Sequence[float], away: int) -> float:
-    """Bytes of one micro-batch that find room at the keepers, of `away` micro-batches at once, and move within a
-    pass."""
+    """Counts the bytes of a micro-batch that find room at the keepers, of `away` micro-batches at once, and move within
+    a pass."""
     if not shares:
         return 0.0
     times = [share * stage.device_s[j] for j, share in shares.items()]
@@ -132,14 +132,14 @@ class StageBudgets:
     """
 
     def __init__(self, peaks: Sequence[float], memory: Sequence[float], microbatches: int) -> None:
-        """memory: of every device [bytes]."""
+        """Prepares the choice. memory: of every device [bytes]."""
         self._peaks, self._memory, self._microbatches = peaks, memory, microbatches
         self.excess = [peak - limit for peak, limit in zip(peaks, memory, strict=True)]
         self._short = [nbytes > 0 for nbytes in self.excess]
         self._spare = [max(-nbytes, 0.0) for nbytes in self.excess]
 
     def choose(self, stages: Sequence[StageTensors], layers: Sequence[int]) -> list[TensorChoice]:
-        """Returns what becomes of the tensors of every stage. Stages choose one after another, the first one first,
+        """Returns what becomes of the tensors of every stage. Stages choose in turn, the first stage first,
         since it holds most micro-batches."""
         room = list(self._spare)
         return [

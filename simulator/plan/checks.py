@@ -62,7 +62,7 @@ MAX_CLASSES = 500
 
 
 def check_formats(plan: Plan) -> None:
-    """The GPU has a peak rate for the number format of the GEMMs."""
+    """Checks that the GPU has a peak rate for the number format of the GEMMs."""
     gpu, framework = plan.job.cluster.gpu, plan.job.framework
     number = QUANTISED[framework.quantised].dtype if framework.quantised else framework.weights
     if framework.quantised == "mxfp8" and "fp4" not in gpu.peak and "fp8" in gpu.peak:
@@ -76,7 +76,7 @@ def check_formats(plan: Plan) -> None:
 
 
 def check_world(plan: Plan) -> None:
-    """The mesh uses every GPU once."""
+    """Checks that the mesh uses every GPU once."""
     gpus = plan.job.cluster.gpus
     if plan.mesh.world != gpus:
         product = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named_axes.items())
@@ -88,7 +88,8 @@ def check_world(plan: Plan) -> None:
 
 
 def check_axes(plan: Plan) -> None:
-    """Every axis larger than one belongs to one scheme, or to a data scheme and one behind it that shares its axes."""
+    """Checks that every axis larger than 1 belongs to a single scheme, or to a data scheme and a scheme behind it that
+    shares its axes."""
     owners: dict[str, Scheme] = {}
     for scheme in plan.schemes:
         for axis in scheme.axes:
@@ -105,24 +106,24 @@ def check_axes(plan: Plan) -> None:
 
 
 def check_batch(plan: Plan) -> None:
-    """The global batch is a multiple of micro-batch x data-parallel ranks, for every micro-batch of a forward pass; the
-    samples of a forward pass are divisible by the number of backward passes."""
+    """Checks that the global batch is a multiple of micro-batch x data-parallel ranks, for every micro-batch of a
+    forward pass; the samples of a forward pass are divisible by the number of backward passes."""
     batch, joint, parts = plan.job.batch, plan.schedule.microbatches_per_forward, plan.schedule.backwards_per_forward
     assert batch.total is not None
     if batch.micro * joint % parts:
         rule = f"{plan.schedule.use} runs {parts} backward passes, each of a part of {batch.micro * joint} samples"
         raise PlanError("batch.micro", rule, f"{nearest_multiple(batch.micro, parts)} would work", batch.micro)
-    one = batch.micro * joint * plan.ranks.replicas
-    if batch.total % one:
-        near = max(1, round(batch.total / one)) * one
+    multiple = batch.micro * joint * plan.ranks.replicas
+    if batch.total % multiple:
+        near = max(1, round(batch.total / multiple)) * multiple
         joined = f", {joint} to a forward pass" if joint > 1 else ""
         product = " x ".join(map(str, (batch.micro, *([joint] if joint > 1 else []), plan.ranks.replicas)))
-        rule = f"it must be a multiple of batch.micro x data-parallel ranks{joined} = {product} = {one}"
+        rule = f"it must be a multiple of batch.micro x data-parallel ranks{joined} = {product} = {multiple}"
         raise PlanError("batch.global", rule, f"{near} would work", batch.total)
 
 
 def check_branches(plan: Plan) -> None:
-    """The branches of a model have whole numbers of tokens of a sequence."""
+    """Checks that the branches of a model have whole numbers of tokens of a sequence."""
     model, seq = plan.job.model, plan.job.batch.sequence
     assert seq is not None
     if model.branches:
@@ -133,7 +134,7 @@ def check_branches(plan: Plan) -> None:
 
 
 def check_decoder(plan: Plan) -> None:
-    """A decoder behind an encoder is forecast where ranks have whole sequences, on one mesh."""
+    """Checks that a decoder behind an encoder has ranks with whole sequences, on a single mesh."""
     job, model = plan.job, plan.job.model
     if not model.cross_attention:
         return
@@ -144,13 +145,14 @@ def check_decoder(plan: Plan) -> None:
             raise PlanError("plan.schemes", f"{rule}, which {scheme.use} does not shard", remedy, scheme.use)
     parts = {"batch.documents": job.batch.documents, "batch.lengths": job.batch.lengths}
     rule = f"{rule}, which is forecast with equal sequences, stages and replicas"
-    for where, given in (*parts.items(), ("plan.stages", job.plan.stages), ("plan.replicas", job.plan.replicas)):
-        if given:
+    for where, stated in (*parts.items(), ("plan.stages", job.plan.stages), ("plan.replicas", job.plan.replicas)):
+        if stated:
             raise PlanError(where, rule, "Leave it out")
 
 
 def check_contrastive(plan: Plan) -> None:
-    """A contrastive loss is computed once for all samples of a batch, which are alike and trained in full."""
+    """Checks that a contrastive loss is computed once for all samples of a batch, which are alike and trained in
+    full."""
     model, job = plan.job.model, plan.job
     if model.contrastive is None:
         return
@@ -171,7 +173,7 @@ def check_contrastive(plan: Plan) -> None:
 
 
 def check_attention(plan: Plan) -> None:
-    """FlashAttention-3 runs on Hopper GPUs."""
+    """Checks that FlashAttention-3 runs on Hopper GPUs."""
     framework, gpu = plan.job.framework, plan.job.cluster.gpu
     if framework.attention_library == "flash-3" and gpu.architecture != "hopper":
         rule = f"FlashAttention-3 runs on Hopper GPUs, and {gpu.name} is of architecture {gpu.architecture}"
@@ -179,7 +181,7 @@ def check_attention(plan: Plan) -> None:
 
 
 def check_documents(plan: Plan) -> None:
-    """Attention within documents is computed where a rank has all keys of a sequence."""
+    """Checks that attention within documents is computed where a rank has all keys of a sequence."""
     if plan.job.batch.documents is not None and len(plan.schedule.slices) != 1:
         rule = f"{plan.schedule.use} brings the keys of a sequence part by part, whatever documents are in it"
         raise PlanError("batch.documents", rule, "Use a schedule of whole sequences, or leave it out")
@@ -216,14 +218,14 @@ def check_frames(plan: Plan) -> None:
         raise PlanError("batch.sequence", rule, f"{near} would work", batch.sequence)
     sliced = len(plan.schedule.slices) != 1
     parts = {"batch.documents": batch.documents, "batch.lengths": batch.lengths, "plan.schemes": sliced}
-    for where, found in parts.items():
-        if found:
+    for where, stated in parts.items():
+        if stated:
             rule = f"a sequence of {plan.job.model.name} is one video, whose attention runs along two axes"
             raise PlanError(where, rule, "Leave out documents, lengths and slices of sequences")
 
 
 def check_classes(plan: Plan) -> None:
-    """Micro-batches of different lengths pass the stages one by one, whole, and all of them in every step."""
+    """Checks that micro-batches of different lengths pass the stages singly, whole, and all of them in every step."""
     if not plan.job.batch.lengths:
         return
     if (count := len(plan.job.batch.lengths)) > MAX_CLASSES:
@@ -249,14 +251,14 @@ def check_classes(plan: Plan) -> None:
 
 
 def check_noise(plan: Plan) -> None:
-    """Steps with noise are played one by one, so the pipeline must flush between steps."""
+    """Checks that the pipeline flushes between steps with noise, which are played singly."""
     if plan.job.noise is not None and not plan.schedule.flush:
         rule = f"noise needs a pipeline that flushes after each step, and {plan.schedule.use} has no flush"
         raise PlanError("noise", rule, "Leave it out, or use pipeline/1f1b")
 
 
 def check_reference(plan: Plan) -> None:
-    """The passes of a reference are forecast behind those of a step from an empty to an empty pipeline."""
+    """Checks that the passes of a reference are forecast behind those of a step from an empty to an empty pipeline."""
     kind = plan.job.train.reference
     if kind and (plan.job.noise is not None or not plan.schedule.barrier or plan.passes.period > 1):
         rule = "a step with a reference ends with a barrier of the pipeline, and is forecast without noise"
@@ -277,7 +279,7 @@ def check_period(plan: Plan) -> None:
 
 
 def check_steps(plan: Plan) -> None:
-    """Steps that differ are forecast one by one, each from an empty to an empty pipeline, by equal ranks."""
+    """Checks that steps that differ can be forecast singly, each from an empty to an empty pipeline, by equal ranks."""
     varying = [scheme for scheme in schemes_with(plan.schemes, VariesSteps) if scheme.steps > 1]
     if not varying:
         return
@@ -294,7 +296,8 @@ def check_steps(plan: Plan) -> None:
 
 
 def check_alike(plan: Plan, who: str) -> None:
-    """All stages have the same degrees, and all replicas the same stages and micro-batches. who: asks for that."""
+    """Checks that all stages have the same degrees, and all replicas the same stages and micro-batches. who: asks for
+    that."""
     if plan.pipelines or plan.stage_plans:
         where = "plan.replicas" if plan.pipelines else "plan.stages"
         rule = f"{who} needs a plan whose stages and replicas are alike"
@@ -302,21 +305,22 @@ def check_alike(plan: Plan, who: str) -> None:
 
 
 def check_roles(plan: Plan) -> None:
-    """Every role (schedule, recompute scheme) has at most one scheme, and the required roles of schemes are filled."""
+    """Checks that every role (schedule, recompute scheme) has at most one scheme, and the required roles of schemes are
+    filled."""
     for role in sorted({scheme.role for scheme in plan.schemes} - {""}):
-        found = [scheme.use for scheme in plan.schemes if scheme.role == role]
-        if len(found) > 1:
-            raise PlanError("plan.schemes", f"a plan has one {role}", "Keep one", found)
+        uses = [scheme.use for scheme in plan.schemes if scheme.role == role]
+        if len(uses) > 1:
+            raise PlanError("plan.schemes", f"a plan has one {role}", "Keep one", uses)
     for scheme in schemes_with(plan.schemes, RequiresRoles):
         for role in scheme.required_roles:
             if not any(other.role == role for other in plan.schemes):
-                found = [use for use in scheme_names() if find_scheme(use).role == role]
+                uses = [use for use in scheme_names() if find_scheme(use).role == role]
                 rule = f"{scheme.use} needs a {role}, and the plan has none"
-                raise PlanError("plan.schemes", rule, f"Add {' or '.join(found)}")
+                raise PlanError("plan.schemes", rule, f"Add {' or '.join(uses)}")
 
 
 def check_offloading(plan: Plan) -> None:
-    """One scheme at most offloads a state."""
+    """Checks that at most one scheme offloads a state."""
     for state in ("parameters", "gradients", "optimizer"):
         uses = [scheme.use for scheme in schemes_with(plan.schemes, HoldsStates) if scheme.offloaded_to(state)]
         if len(uses) > 1:
@@ -326,7 +330,8 @@ def check_offloading(plan: Plan) -> None:
 
 
 def check_experts(plan: Plan) -> None:
-    """A model without experts has no view of experts; axes of the view other than the first belong to a scheme."""
+    """Checks that a model without experts has no view of experts; axes of the view other than the first belong to a
+    scheme."""
     if plan.mesh.views and plan.job.model.moe is None:
         rule = f"{plan.job.model.name} has no experts"
         raise PlanError("plan.views", rule, "Leave out ep and views, or choose a model with experts")
@@ -340,9 +345,9 @@ def check_experts(plan: Plan) -> None:
 
 
 def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | None = None) -> None:
-    """The options of every scheme fit the operators, and every dim is divisible by the axes that shard it.
+    """Checks that the options of every scheme fit the operators, and every dim is divisible by the axes that shard it.
 
-    known: keys of plans that were found divisible before; new findings are added.
+    known: keys of plans that are known as divisible; new keys are added.
     held: the parts of the model that the ranks of the plan hold; default: all.
     """
     architecture = plan.model_parts.backward_architecture
@@ -398,7 +403,7 @@ def _check_operator(plan: Plan, scope: Scope, called: Mapping[str, str], operato
 
 
 def check_slices(plan: Plan) -> None:
-    """Every slice of a sequence is a whole number of tokens, divisible by the axes that shard positions."""
+    """Checks that every slice of a sequence is a whole number of tokens, divisible by the axes that shard positions."""
     model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.passes.slice_granularity
     assert sequence is not None
     where = next(f"plan.schemes[{i}].slices" for i, e in enumerate(plan.job.plan.schemes) if e.use == plan.schedule.use)
@@ -421,11 +426,11 @@ def check_slices(plan: Plan) -> None:
 
 def _refuse_divided_scan(plan: Plan, axes: Sequence[str]) -> None:
     """Raises PlanError where ranks hold parts of the sequences that a Mamba-2 block or linear attention scans."""
-    found = [scheme.use for scheme in plan.schemes if {*scheme.axes} & {*axes}]
+    sharding = [scheme.use for scheme in plan.schemes if {*scheme.axes} & {*axes}]
     layers = "state-space layers" if plan.job.model.ssm else "layers with linear attention"
-    rule = f"{found[0]} shards the sequences that the {layers} of {plan.job.model.name} scan"
+    rule = f"{sharding[0]} shards the sequences that the {layers} of {plan.job.model.name} scan"
     remedy = "Use sequence/megatron-cp or sequence/ulysses, which shard the heads of the scan"
-    raise PlanError("plan.schemes", rule, remedy, found)
+    raise PlanError("plan.schemes", rule, remedy, sharding)
 
 
 def _refuse_shards(called: Mapping[str, str], dim: str, units: int, parts: int, axes: Sequence[str]) -> None:
@@ -462,7 +467,7 @@ ALWAYS = (
 
 
 def check_stated_chunks(plan: Plan) -> None:
-    """A short plan that names a schedule of several chunks states how many."""
+    """Checks that a short plan that names a schedule of several chunks states how many."""
     written, shape, layers = plan.job.as_written.get("plan", {}), plan.shape, plan.job.model.layers
     schedule = written.get("schedule")
     least = plan.schedule.least_chunks

@@ -20,7 +20,7 @@ WORDS = "even, ends-as-layers, by-cost, by-memory, or a list of layers"
 
 
 class LayerCosts(NamedTuple):
-    """Costs of the parts of a model on the device of one stage, in any unit.
+    """Costs of the parts of a model on the device of a stage, in any unit.
 
     begin: cost of the embedding.
     layers: cost of every layer.
@@ -75,7 +75,8 @@ def layers_of_graph(
 
 
 def _chains_of_stages(before: Sequence[tuple[int, ...]]) -> list[range]:
-    """Returns the stages of every chain: one begins where a stage does not receive from the one before it alone."""
+    """Returns the stages of every chain: a chain begins where a stage does not receive from the stage before it
+    alone."""
     begins = [stage for stage, others in enumerate(before) if others != (stage - 1,)]
     return [range(*ends) for ends in zip(begins, [*begins[1:], len(before)], strict=True)]
 
@@ -83,7 +84,7 @@ def _chains_of_stages(before: Sequence[tuple[int, ...]]) -> list[range]:
 def _check_graph(
     model: Model, branches: int, before: Sequence[tuple[int, ...]], lines: Sequence[range], use: str
 ) -> None:
-    """Raises PlanError unless there is a chain of stages for every branch of layers, and one that joins them."""
+    """Raises PlanError unless there is a chain of stages for every branch of layers, and a chain that joins them."""
     trunk = [tuple(line[-1] for line in lines[:-1])] if model.layers else []
     if branches > 1 and [before[line.start] for line in lines] == [*[()] * branches, *trunk]:
         return
@@ -124,7 +125,7 @@ def _check_listed_chains(partition: tuple[int, ...], chains: Sequence[LayerChain
 def layers_of_stages(partition: Partition, layers: int, stages: int, costs: AskLayerCosts = tuple) -> list[int]:
     """Returns the number of transformer layers of every virtual stage of a chain, first to last.
 
-    ``even``: equal numbers. ``ends-as-layers``: embedding and output layer count as one layer each. ``by-cost``: the
+    ``even``: equal numbers. ``ends-as-layers``: embedding and output layer count as a layer each. ``by-cost``: the
     largest cost of a stage is minimal. A list states the numbers.
 
     Raises PlanError if the layers do not fit the stages.
@@ -184,7 +185,7 @@ def balance(layer_costs: Sequence[LayerCosts]) -> list[int]:
 
     layer_costs: by stage, the layer costs on its device.
     """
-    return minimise_largest([stage_costs(one, stage, len(layer_costs)) for stage, one in enumerate(layer_costs)])
+    return minimise_largest([stage_costs(costs, stage, len(layer_costs)) for stage, costs in enumerate(layer_costs)])
 
 
 def stage_costs(costs: LayerCosts, stage: int, stages: int) -> np.ndarray:
@@ -193,10 +194,10 @@ def stage_costs(costs: LayerCosts, stage: int, stages: int) -> np.ndarray:
     The first and the last stage may have no layer, because they have the embedding and the output layer.
     """
     reached, layers = np.array([0.0, *accumulate(costs.layers)]), np.arange(len(costs.layers) + 1)
-    found = reached[None] - reached[:, None]
-    found += costs.begin * (stage == 0) + costs.end * (stage == stages - 1)
-    found[layers[None] - layers[:, None] < int(0 < stage < stages - 1)] = np.inf
-    return found
+    table = reached[None] - reached[:, None]
+    table += costs.begin * (stage == 0) + costs.end * (stage == stages - 1)
+    table[layers[None] - layers[:, None] < int(0 < stage < stages - 1)] = np.inf
+    return table
 
 
 def minimise_largest(costs: Sequence[np.ndarray]) -> list[int]:
@@ -216,16 +217,16 @@ def is_reachable(costs: Sequence[np.ndarray]) -> bool:
 
 def minimise_step(costs: Sequence[np.ndarray], microbatches: int) -> list[int]:
     """Returns the number of layers of every stage for which a step of 1F1B is shortest: a micro-batch's way through all
-    stages, and one less than the micro-batches times the slowest stage."""
+    stages, and 1 less than the micro-batches times the slowest stage."""
     every = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in costs]))
-    least, best, found = _best(costs, np.maximum)[0], np.inf, minimise_largest(costs)
+    least, best, partition = _best(costs, np.maximum)[0], np.inf, minimise_largest(costs)
     for largest in every[every >= least * (1 - 1e-12)].tolist():
         if (microbatches - 1) * largest >= best:
             break
         total, layers = _best([np.where(cost <= largest * (1 + 1e-12), cost, np.inf) for cost in costs], np.add)
         if total + (microbatches - 1) * largest < best:
-            best, found = total + (microbatches - 1) * largest, layers
-    return found
+            best, partition = total + (microbatches - 1) * largest, layers
+    return partition
 
 
 def _best(costs: Sequence[np.ndarray], combine: np.ufunc) -> tuple[float, list[int]]:

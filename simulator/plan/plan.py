@@ -63,14 +63,14 @@ class Plan:
     schemes: outermost first.
     shape: devices, micro-batches, chunks and slices of the pipeline.
     layers: transformer layers of every part of the model.
-    slice_lengths: tokens of every slice of a sequence; one slice where the schedule does not slice sequences.
-    stage_plans: by pipeline device, where stages have degrees of their own, the plan of its ranks: their mesh, schemes
+    slice_lengths: tokens of every slice of a sequence; a single slice where the schedule does not slice sequences.
+    stage_plans: by pipeline device, where stages have unequal degrees, the plan of its ranks: their mesh, schemes
         and share of a micro-batch. `mesh` then has the axis of the pipeline alone, and a micro-batch is of all ranks.
-    pipelines: the plans of replicas that run different numbers of micro-batches, or have stages of their own.
+    pipelines: the plans of replicas that run different numbers of micro-batches, or have separate stages.
     positions: of such a plan, where all replicas have the same mesh: the axis of the replicas and its positions.
     vocab_rows: rows of the embedding, where another plan of the same model decides them; otherwise 0.
-    architectures: those of earlier plans, by all that they are made of; new ones are added. Equal ones are one object,
-        which builds the modules of equal stages once.
+    architectures: those of earlier plans, by all that they are built from; new ones are added. Equal ones are the same
+        object, which builds the modules of equal stages once.
     """
 
     job: Job
@@ -105,12 +105,12 @@ class Plan:
     # ------------------------------------------------------------------------------------------- schemes
 
     def family(self, family: str) -> list[Scheme]:
-        """Returns the schemes of one family, outermost first."""
+        """Returns the schemes of a family, outermost first."""
         return [scheme for scheme in self.schemes if scheme.family == family]
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The pipeline schedule; 1F1B on one device (plain gradient accumulation) where the plan names none."""
+        """The pipeline schedule; 1F1B on a single device (plain gradient accumulation) where the plan names none."""
         stated = [scheme for scheme in self.schemes if isinstance(scheme, Schedule)]
         if stated:
             return stated[0]
@@ -166,7 +166,7 @@ class PlanRanks:
 
     @property
     def replicas(self) -> int:
-        """Data-parallel ranks: each trains on samples of its own."""
+        """Data-parallel ranks: each trains on other samples."""
         return self._plan.mesh.size(axis for scheme in self._plan.family("data") for axis in scheme.over)
 
     @property
@@ -196,7 +196,7 @@ class PlanRanks:
 
     @property
     def pipeline_axis(self) -> str:
-        """The axis of the pipeline; empty, and of size one, where the plan has no pipeline."""
+        """The axis of the pipeline; empty, and of size 1, where the plan has no pipeline."""
         axes = self._plan.schedule.axes
         return axes[0] if axes else ""
 
@@ -260,7 +260,7 @@ class PlanRanks:
     def clusters(self) -> list[Cluster]:
         """For every pipeline device, the cluster at whose rates it runs.
 
-        Where all ranks of the device are on one kind of node: a cluster of that kind alone. Otherwise the cluster of
+        Where all ranks of the device are on nodes of one kind: a cluster of that kind alone. Otherwise the cluster of
         the job, as slow as its slowest kind of node.
         """
         cluster = self._plan.job.cluster
@@ -316,7 +316,7 @@ class ModelParts:
         return [tuple(sorted(holders)) for holders in devices]
 
     def layers_of(self, part: int) -> range:
-        """Returns the layers of one part."""
+        """Returns the layers of a part."""
         start = self._starts[part]
         return range(start, start + self._plan.layers[part])
 
@@ -327,8 +327,8 @@ class ModelParts:
 
     @property
     def with_table(self) -> tuple[int, ...]:
-        """Parts that read the table of the embedding, or a copy of it: the last one if the output layer is tied, and
-        the one with the input of a decoder behind an encoder."""
+        """Parts that read the table of the embedding, or a copy of it: the last if the output layer is tied, and
+        that with the input of a decoder behind an encoder."""
         model, last = self._plan.job.model, self.count - 1
         parts = {last} if model.tied or not model.cross_attention else set()
         if model.cross_attention:
@@ -337,7 +337,7 @@ class ModelParts:
 
     @property
     def with_embedding(self) -> int:
-        """The part that holds the embedding: the first; of a trunk behind branches the first of its own.
+        """The part that holds the embedding: the first; of a trunk behind branches the first of the trunk.
 
         A part without layers, at the end of a pipeline, may have the embedding alone.
         """
@@ -350,14 +350,14 @@ class ModelParts:
     # ----------------------------------------------------------------------------------------- modules
 
     def stage(self, part: int, architecture: Architecture | None = None) -> Stage:
-        """Returns the modules of one part. architecture: of one slice; of whole sequences by default."""
+        """Returns the modules of a part. architecture: of a slice; of whole sequences by default."""
         layers, last = self.layers_of(part), part == self.count - 1
         stage = (architecture or self.architecture).stage(layers, part == 0, last)
         repeats = self._plan.passes.microbatches_of_unit
         return replace(stage, microbatches=repeats) if repeats > 1 else stage
 
     def batch_loss(self, part: int) -> BatchLossUnit:
-        """Returns the loss over the samples of a batch, on the stage that has one part."""
+        """Returns the loss over the samples of a batch, on the stage that has a part."""
         return self.architecture.batch_loss(self.layers_of(part), self._plan.shape.m)
 
     @cached_property
@@ -380,7 +380,7 @@ class ModelParts:
 
     @cached_property
     def architecture(self) -> Architecture:
-        """Builds the modules of the stages for whole sequences and the samples of a forward pass."""
+        """Builder of the modules of the stages for whole sequences and the samples of a forward pass."""
         return self.architecture_of(self.model)
 
     def architecture_of(self, model: Model) -> Architecture:
@@ -411,7 +411,7 @@ class ModelParts:
 
     @cached_property
     def backward_architecture(self) -> Architecture:
-        """Builds the modules of the stages for whole sequences and the samples of a backward pass."""
+        """Builder of the modules of the stages for whole sequences and the samples of a backward pass."""
         whole = self.architecture
         return replace(whole, samples=whole.samples // self._plan.schedule.backwards_per_forward)
 
@@ -436,8 +436,8 @@ class PlanPasses:
 
     @property
     def microbatches_of_unit(self) -> int:
-        """Micro-batches that a unit runs before the next one does: all of a step, where a scheme accumulates gradients
-        unit by unit; they are then one pass."""
+        """Micro-batches that a unit runs before the next does: all of a step, where a scheme accumulates gradients
+        unit by unit; they are then a single pass."""
         plan = self._plan
         if not any(scheme.accumulates_by_unit for scheme in schemes_with(plan.schemes, AccumulatesByUnit)):
             return 1
@@ -447,7 +447,7 @@ class PlanPasses:
 
     @cached_property
     def classes(self) -> tuple[Plan, ...]:
-        """The plans of micro-batches of one class alone; of micro-batches that are alike this plan."""
+        """The plans of micro-batches of a class alone; of micro-batches that are alike this plan."""
         plan, batch = self._plan, self._plan.job.batch
         batches = [batch.of_class(number, plan.ranks.replicas) for number in range(len(batch.lengths))]
         return tuple(replace(plan, job=plan.job.model_copy(update={"batch": of})) for of in batches) or (plan,)
@@ -467,7 +467,7 @@ class PlanPasses:
 
     @cached_property
     def slices(self) -> list[Architecture]:
-        """Builds the modules of the stages, for each slice of a sequence, or each class of micro-batches; where
+        """Builders of the modules of the stages, for each slice of a sequence, or each class of micro-batches; where
         backward passes are of a part of the samples, for a forward and for a backward pass."""
         parts = self._plan.model_parts
         if self._plan.job.batch.lengths:
@@ -499,7 +499,7 @@ class PlanPasses:
 
     @property
     def played_shape(self) -> PipelineShape:
-        """What the engine plays: one batch; without a barrier as many micro-batches as reach the steady state."""
+        """What the engine plays: a single batch; without a barrier as many micro-batches as reach the steady state."""
         shape, interval = self._plan.shape, self.update_interval
         return extend_to_steady_state(shape, interval) if interval else shape
 
@@ -510,7 +510,7 @@ class PlanPasses:
 
     @property
     def steps(self) -> int:
-        """Steps that differ and are forecast one after another, see `VariesSteps`."""
+        """Steps that differ and are forecast in turn, see `VariesSteps`."""
         return max((scheme.steps for scheme in schemes_with(self._plan.every_scheme, VariesSteps)), default=1)
 
 
@@ -527,5 +527,5 @@ def find_group(number: int, sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def replace_scheme(plan: Plan, scheme: Scheme, other: Scheme) -> Plan:
-    """Returns the plan with another scheme in place of one."""
+    """Returns the plan with another scheme in place of `scheme`."""
     return replace(plan, schemes=tuple(other if each is scheme else each for each in plan.schemes))

@@ -13,10 +13,10 @@ from meshcast.simulator.scheduling.schedule import SliceDuration
 
 
 class SavedTensors(NamedTuple):
-    """Tensors that one op makes in every layer of a stage and that are saved together.
+    """Tensors that an op writes in every layer of a stage and that are saved together.
 
-    nbytes: of one micro-batch, in all layers of the stage.
-    seconds: of making them again; infinite where no op of the layer makes them.
+    nbytes: of a micro-batch, in all layers of the stage.
+    seconds: of computing them again; infinite where no op of the layer does.
     """
 
     names: tuple[str, ...]
@@ -28,10 +28,10 @@ class SavedTensors(NamedTuple):
 class StageTensors:
     """The saved tensors of a stage, and how fast they move.
 
-    pass_s: of the shorter one of its passes [s].
-    device_s: of a byte to every device [s]; infinite to its own.
+    pass_s: of the shorter of its passes [s].
+    device_s: of a byte to every device [s]; infinite to the stage's device.
     host_s: of a byte to the host, or back [s].
-    own_links: whether every pair of devices has links of its own, so that stripes move at the same time.
+    own_links: whether every pair of devices has separate links, so that stripes move at the same time.
     """
 
     tensors: tuple[SavedTensors, ...]

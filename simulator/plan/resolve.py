@@ -28,6 +28,6 @@ def resolve(job: Job, pricing: JobPricing, known: KnownParts | None = None) -> P
 
 
 def _has_heterogeneous_shards(job: Job) -> bool:
-    """Whether a scheme may give ranks on heterogeneous nodes different shards of the states."""
+    """Returns whether a scheme may give ranks on heterogeneous nodes different shards of the states."""
     kinds = [find_scheme(entry.use) for entry in job.plan.schemes] if job.cluster.groups else []
     return any(issubclass(kind, HoldsUnequalShards) for kind in kinds)

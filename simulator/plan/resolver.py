@@ -56,7 +56,7 @@ class KnownParts:
     """Parts of the plans of earlier jobs; new ones are added. Sharing them changes no plan.
 
     divisible: keys of plans whose divisibility was checked.
-    meshes, schemes, architectures: by all that they are made of. Equal plans have the same objects.
+    meshes, schemes, architectures: by all that they are built from. Equal plans have the same objects.
     """
 
     divisible: set[Hashable] = field(default_factory=set)
@@ -84,7 +84,7 @@ class Resolver:
     known: KnownParts
 
     def prepare(self, job: Job, checks: Iterable[Callable[[Plan], None]] = ALWAYS) -> Plan:
-        """The checked plan of `job` with the shape of its pipeline, without layers and slices."""
+        """Returns the checked plan of `job` with the shape of its pipeline, without layers and slices."""
         mesh = _mesh(job, self.known)
         schemes = tuple(_scheme(job, mesh, index, self.known) for index in range(len(job.plan.schemes)))
         for adapting in schemes_with(schemes, AdaptsModel):
@@ -93,12 +93,12 @@ class Resolver:
         shape, known = PipelineShape(mesh.size(()), 1), self.known.architectures
         plan = Plan(job, mesh, schemes, shape, (), (job.batch.sequence,), architectures=known)
         check_classes(plan)
-        for number, one in enumerate(plan.passes.classes):
+        for number, class_plan in enumerate(plan.passes.classes):
             with _locate_in_class(plan, number):
                 for check in checks:
-                    check(one)
+                    check(class_plan)
                 for scheme in schemes:
-                    scheme.check_job(one.job)
+                    scheme.check_job(class_plan.job)
         plan = replace(plan, shape=_shape(plan))
         check_contrastive(plan)
         check_decoder(plan)
@@ -112,8 +112,8 @@ class Resolver:
         )
 
     def choose_alternatives(self, plan: Plan) -> Plan:
-        """The plan whose schemes have fitted their models to the cluster, and have those of the options that they try
-        with the fastest layers, each alone."""
+        """Returns the plan whose schemes have fitted their models to the cluster, and have those of the options that
+        they try with the fastest layers, each alone."""
 
         def seconds(candidate: Plan) -> float:
             return sum(sum(costs.layers) for costs in self.pricing.price_layers(candidate))
@@ -128,7 +128,7 @@ class Resolver:
         return plan
 
     def layers(self, plan: Plan, partition: str | tuple[int, ...]) -> tuple[int, ...]:
-        """The number of layers of every part of the model (`ModelParts`)."""
+        """Returns the number of layers of every part of the model (`ModelParts`)."""
 
         def costs() -> Sequence[LayerCosts]:
             self.check_divisible(plan)
@@ -143,12 +143,12 @@ class Resolver:
         return tuple(layers_of_graph(partition, plan.job.model, before, plan.schedule.use, costs))
 
     def sliced_peaks(self, plan: Plan) -> Sequence[float]:
-        """Peak memory of every device of a plan with layers, its sequences sliced as the schedule states."""
+        """Returns peak memory of every device of a plan with layers, its sequences sliced as the schedule states."""
         return self.pricing.measure_peaks(self.slice_sequences(plan))
 
     def adapt_recompute(self, plan: Plan) -> Plan:
-        """The plan with layers and recomputation of every stage chosen for the memory of its device; layers that its
-        job states stay."""
+        """Returns the plan with layers and recomputation of every stage chosen for the memory of its device; layers
+        that its job states stay."""
         from meshcast.simulator.plan.by_memory import adapt_recompute
 
         self.check_divisible(plan)
@@ -158,11 +158,11 @@ class Resolver:
         return adapt_recompute(plan, self.sliced_peaks, self.pricing.price_layers, memory, stated)
 
     def check_divisible(self, plan: Plan) -> None:
-        """Every dim of every operator is divisible by the axes that shard it, on all stages."""
+        """Checks that every dim of every operator is divisible by the axes that shard it, on all stages."""
         for stage in dict.fromkeys(plan.stage_plans or (plan,)):
-            for number, one in enumerate(stage.passes.classes):
+            for number, class_plan in enumerate(stage.passes.classes):
                 with _locate_in_class(stage, number):
-                    check_divisible(one, self.known.divisible)
+                    check_divisible(class_plan, self.known.divisible)
 
     def slice_sequences(self, plan: Plan) -> Plan:
         """Slices the sequences of a plan as its schedule states.
@@ -182,13 +182,13 @@ class Resolver:
         step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
         proposals = plan.schedule.propose_slices(plan.shape, sequence, step, granule, self.pricing.price_slices(plan))
         plans = [plan.with_slices(tuple(lengths)) for lengths in proposals]
-        for one in plans:
-            check_size(one)
-            check_noisy_steps(one)
+        for sliced in plans:
+            check_size(sliced)
+            check_noisy_steps(sliced)
         return plans[0] if len(plans) == 1 else min(plans, key=self.pricing.play_step)
 
     def uniform(self, job: Job) -> Plan:
-        """The plan of a job whose stages and replicas are alike."""
+        """Returns the plan of a job whose stages and replicas are alike."""
         plan = self.choose_alternatives(self.prepare(job))
         if any(scheme.adapts_recompute for scheme in schemes_with(plan.schemes, AdaptsRecompute)):
             return self.slice_sequences(self.adapt_recompute(plan))
@@ -199,7 +199,8 @@ class Resolver:
         return self.choose_tensors(plan) if chooses and not plan.shape.classes else plan
 
     def choose_tensors(self, plan: Plan) -> Plan:
-        """The plan with what becomes of the saved tensors of every stage chosen for the memory of its device."""
+        """Returns the plan with what becomes of the saved tensors of every stage chosen for the memory of its
+        device."""
         from meshcast.simulator.plan.by_tensor import choose_tensors
 
         schemes = schemes_with(plan.schemes, ChoosesTensors)
@@ -216,13 +217,13 @@ def _locate_in_class(plan: Plan, number: int) -> Iterator[None]:
     except PlanError as error:
         if not plan.job.batch.lengths or "batch." not in f"{error.where} {error.rule}":
             raise
-        one = plan.job.batch.lengths[number]
-        rule = f"{error.rule} (class {number}: samples {one.samples}, sequence {one.sequence})"
+        length = plan.job.batch.lengths[number]
+        rule = f"{error.rule} (class {number}: samples {length.samples}, sequence {length.sequence})"
         raise PlanError(error.where, rule, error.remedy, error.value) from None
 
 
 def _mesh(job: Job, known: KnownParts) -> Mesh:
-    """The mesh; a view (of experts) divides the ranks of one pipeline stage along other axes."""
+    """Returns the mesh; a view (of experts) divides the ranks of a pipeline stage along other axes."""
     plan = job.plan
     pipeline = {axis for entry in plan.schemes if entry.use.startswith("pipeline/") for axis in entry.over}
     region = tuple(axis for axis in plan.mesh if axis not in pipeline)
@@ -233,25 +234,25 @@ def _mesh(job: Job, known: KnownParts) -> Mesh:
 
 
 def _scheme(job: Job, mesh: Mesh, index: int, known: KnownParts) -> Scheme:
-    """Makes the scheme object of one entry of the plan.
+    """Makes the scheme object of an entry of the plan.
 
     Raises PlanError for axes that the scheme or the mesh does not have, and for unknown options.
     """
     entry = job.plan.schemes[index]
     where = f"plan.schemes[{index}]"
     kind = find_scheme(entry.use, f"{where}.use")
-    given = entry.model_extra or {}
-    axes = kind.all_axes(entry.over, given)
-    _check_axes(entry.over, axes, kind, given, mesh, where)
+    stated = entry.model_extra or {}
+    axes = kind.all_axes(entry.over, stated)
+    _check_axes(entry.over, axes, kind, stated, mesh, where)
     keys = ["use", "over", *kind.Options.model_fields]
-    for key in given:
+    for key in stated:
         if key not in keys:
             raise PlanError(f"{where}.{key}", f"no such key of {entry.use}", nearest(key, keys))
-    options = validate_data(kind.Options, given, where, PlanError)
+    options = validate_data(kind.Options, stated, where, PlanError)
     sequence = (e.over for e in job.plan.schemes if e.use.startswith("sequence/"))
     sequence_axes = mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
     pipelines = [(e, find_scheme(e.use)) for e in job.plan.schemes if e.use.startswith("pipeline/")]
-    pipelined = any(issubclass(one, Schedule) and one.flush and mesh.size(e.over) > 1 for e, one in pipelines)
+    pipelined = any(issubclass(scheme, Schedule) and scheme.flush and mesh.size(e.over) > 1 for e, scheme in pipelines)
     made_of = axes, options, mesh, job.framework, tuple(sequence_axes), pipelined
 
     def make() -> Scheme:
@@ -269,9 +270,10 @@ def _scheme(job: Job, mesh: Mesh, index: int, known: KnownParts) -> Scheme:
 
 
 def _check_axes(
-    over: Sequence[str], axes: Sequence[str], kind: type[Scheme], given: dict[str, Any], mesh: Mesh, where: str
+    over: Sequence[str], axes: Sequence[str], kind: type[Scheme], stated: dict[str, Any], mesh: Mesh, where: str
 ) -> None:
-    """Raises PlanError for a wrong number of axes, or for one that the mesh or the view of experts does not have."""
+    """Raises PlanError for a wrong number of axes, or for an axis that the mesh or the view of experts does not
+    have."""
     use = f"{kind.family}/{kind.name}"
     if kind.most_axes is not None and len(axes) > kind.most_axes:
         most = {0: "no axis", 1: "one axis"}.get(kind.most_axes, f"at most {kind.most_axes} axes")
@@ -283,7 +285,7 @@ def _check_axes(
     existing = mesh.views.get(view, {}) if view else mesh.named_axes
     for axis in axes:
         if axis not in existing:
-            key = next((key for key in kind.names_axes if given.get(key) == axis and axis not in over), "over")
+            key = next((key for key in kind.names_axes if stated.get(key) == axis and axis not in over), "over")
             place = f"plan.views.{view}" if view else "plan.mesh"
             if not existing:
                 remedy = f"Say how experts are spread: plan.views: {{experts: {{edp: ..., {axis}: ...}}}}"

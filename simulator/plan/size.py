@@ -11,8 +11,8 @@ from typing import NamedTuple
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.plan.plan import Plan
 
-MOST_SECONDS, MOST_BYTES = 20.0, 2e9
-"""The largest forecast that is made unasked, on one core of 2020 or newer."""
+MAX_SECONDS, MAX_BYTES = 20.0, 2e9
+"""The largest forecast that is made unasked, on a core of 2020 or newer."""
 
 PASS_SECONDS, PASS_BYTES = 10e-6, 1e3
 """Of an action of the timetable.
@@ -46,7 +46,7 @@ minutes at 0.15 ms each, with a bar on a terminal."""
 VECTOR = 3_000
 """Ranks of a stage that double the time of an op which is played for all of them at once."""
 
-MOST_STAGES = 20_000
+MAX_STAGES = 20_000
 """Most stages of a pipeline, those of all chunks: twice the layers that a model may have."""
 
 YES = "--yes forecasts it all the same"
@@ -75,7 +75,7 @@ class ForecastSize(NamedTuple):
 
     passes: actions of the timetable of a step.
     experts: numbers of experts of all kinds of layers, over all steps that differ.
-    steps: number of steps that differ, which are played one after another.
+    steps: number of steps that differ, which are played in turn.
     layers: micro-batches times layers of a stage.
     each: time [s] and memory [bytes] of an action.
     """
@@ -88,7 +88,7 @@ class ForecastSize(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Time of one core [s]."""
+        """Time of a core [s]."""
         of_step = self.each[0] * self.passes + LAYER_SECONDS * self.layers
         return of_step * self.steps + EXPERT_SECONDS * self.experts
 
@@ -100,7 +100,7 @@ class ForecastSize(NamedTuple):
     @property
     def excess(self) -> float:
         """Over the limits; above 1 it is refused."""
-        return max(self.seconds / MOST_SECONDS, self.nbytes / MOST_BYTES)
+        return max(self.seconds / MAX_SECONDS, self.nbytes / MAX_BYTES)
 
     def __str__(self) -> str:
         return f"some {self.seconds:,.0f} s and {self.nbytes / 1e9:,.1f} GB"
@@ -131,16 +131,16 @@ def count_passes(plan: Plan) -> int:
 
 
 def check_size(plan: Plan) -> None:
-    """A plan has at most `MOST_STAGES`, and its forecast takes at most `MOST_SECONDS` and `MOST_BYTES`."""
-    if (stages := plan.shape.stages) > MOST_STAGES:
-        rule = f"{stages:,} stages, and a pipeline has at most {MOST_STAGES:,}"
+    """Checks that a plan has at most `MAX_STAGES`, and its forecast takes at most `MAX_SECONDS` and `MAX_BYTES`."""
+    if (stages := plan.shape.stages) > MAX_STAGES:
+        rule = f"{stages:,} stages, and a pipeline has at most {MAX_STAGES:,}"
         raise PlanError(
             "plan.chunks", rule, f"Use no more stages than the {plan.job.model.layers} layers", plan.shape.v
         )
     size = measure_size(plan)
     if size.excess <= 1 or accepts_any_size():
         return
-    shape, job, most = plan.passes.played_shape, plan.job, f"{MOST_SECONDS:.0f} s and {MOST_BYTES / 1e9:.0f} GB"
+    shape, job, most = plan.passes.played_shape, plan.job, f"{MAX_SECONDS:.0f} s and {MAX_BYTES / 1e9:.0f} GB"
     limit = f"a forecast of {size}, and at most {most} are taken unasked"
     if size.experts * EXPERT_BYTES > size.passes * PASS_BYTES:
         rule = f"{job.model.name} has more experts than are forecast in seconds: {limit}"
@@ -166,7 +166,7 @@ def check_noisy_steps(plan: Plan) -> None:
     directions = 1 if shape.forward_only else 1 + plan.schedule.backwards_per_forward
     counted = sum(pipeline.shape.m for pipeline in plan.every_pipeline) * shape.slices
     passes = directions * counted * len(plan.job.model.every_layer)
-    largest = int(MOST_BYTES / NOISY_PASS_BYTES)
+    largest = int(MAX_BYTES / NOISY_PASS_BYTES)
     if passes > largest:
         rule = f"a step with noise has at most {largest:,} passes of micro-batches through layers"
         remedy = f"Use a smaller batch.global or a larger batch.micro, or leave noise out; {YES}"

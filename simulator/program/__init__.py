@@ -1,1 +1,1 @@
-"""What every device executes: timetable, tasks made of blocks of priced ops, and their memory profiles."""
+"""What every device executes: timetable, tasks composed of blocks of priced ops, and their memory profiles."""

@@ -1,6 +1,6 @@
-"""Blocks: the ops of one pass through one unit with their dependencies, and their prices.
+"""Blocks: the ops of a pass through a unit with their dependencies, and their prices.
 
-Two passes that a schedule overlaps (DualPipe) are interleaved into one block.
+Two passes that a schedule overlaps (DualPipe) are interleaved into a block.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Port:
 
 @dataclass(eq=False)
 class Block:
-    """Ops of one pass through one unit, in issue order. A *place* is a position in `ops`.
+    """Ops of a pass through a unit, in issue order. A *place* is a position in `ops`.
 
     after: places that each op waits for.
-    ports: one, or one for each of two overlapped passes.
+    ports: a single port, or that of each of two overlapped passes.
     events: allocations and frees, see `Event`.
     """
 
@@ -87,7 +87,7 @@ class Block:
 
     @cached_property
     def memory(self) -> Profile:
-        """The memory profile of one copy."""
+        """The memory profile of a copy."""
         return Profile.of(self.events)
 
     @cached_property
@@ -102,8 +102,9 @@ class Block:
 
     @cached_property
     def tensors(self) -> list[tuple[bool, TensorKind, str]]:
-        """Tensors in the order of `event_rows`: whether one is made or freed, its kind, and the stream for which the
-        caching allocator makes it: that of a data-parallel scheme, or "" for that of the kernels, where all others
+        """Tensors in the order of `event_rows`: whether it is allocated or freed, its kind, and the stream for which
+        the caching allocator allocates it: that of a data-parallel scheme, or "" for that of the kernels, where all
+            others
         allocate."""
         tensors = []
         for place, _, nbytes, category in sorted(self.events, key=lambda event: event[:2]):
@@ -124,10 +125,10 @@ class Block:
     @cached_property
     def by_axis(self) -> dict[str, list[int]]:
         """Places of ops by the axis that their stream serves."""
-        found: dict[str, list[int]] = defaultdict(list)
+        places: dict[str, list[int]] = defaultdict(list)
         for i, op in enumerate(self.ops):
-            found[axis_of(op)].append(i)
-        return dict(found)
+            places[axis_of(op)].append(i)
+        return dict(places)
 
     @remembered_by(lambda block, params, forward: forward)
     def marks(self, params: Sequence[Param], forward: bool) -> tuple[tuple[int, ...], ...]:
@@ -135,21 +136,21 @@ class Block:
         return tuple(self.behind(param.used if forward else param.ready) for param in params)
 
     def behind(self, op: Op) -> tuple[int, ...]:
-        """Returns the places that must end before `op` has ended: its own place if it is an op of this pass, for an op
-        without work the places of all that it waits for, with `INPUT` for the input of the pass.
+        """Returns the places that must end before `op` has ended: the place of `op` if it is an op of this pass, for an
+        op without work the places of all that it waits for, with `INPUT` for the input of the pass.
 
         An op of another pass has no place.
         """
         if op not in self._place:
-            found = {place for other in op.after for place in self.behind(other)} if op.work is None else set()
-            found |= {INPUT} if op is self.source else set()
-            self._place[op] = tuple(sorted(found))
+            places = {place for other in op.after for place in self.behind(other)} if op.work is None else set()
+            places |= {INPUT} if op is self.source else set()
+            self._place[op] = tuple(sorted(places))
         return self._place[op]
 
 
 @dataclass(eq=False)
 class BlockPrices:
-    """The prices of a block's ops: every pass of the block at equal prices shares one object.
+    """The prices of a block's ops: every pass of the block at equal prices shares an object.
 
     seconds: for which each op occupies its stream.
     sigma: relative standard deviation of the seconds.
@@ -165,13 +166,13 @@ class BlockPrices:
 
     @cached_property
     def sums(self) -> np.ndarray:
-        """`SUMS` over the ops of one copy, by kind."""
-        found = np.zeros((len(KINDS), len(SUMS)))
+        """`SUMS` over the ops of a copy, by kind."""
+        sums = np.zeros((len(KINDS), len(SUMS)))
         prices = zip(self.block.ops, self.seconds, self.sigma, self.latency, strict=True)
         for op, seconds, sigma, latency in prices:
             flops = op.work.flops if op.work is not None else 0.0
-            found[KINDS.index(kind_of(op))] += seconds, seconds * sigma, seconds + latency, flops
-        return found
+            sums[KINDS.index(kind_of(op))] += seconds, seconds * sigma, seconds + latency, flops
+        return sums
 
     @cached_property
     def lasting(self) -> np.ndarray:
@@ -181,7 +182,7 @@ class BlockPrices:
 
 @dataclass(eq=False)
 class PricedBlock:
-    """`count` copies of a block at its prices, one after another."""
+    """`count` copies of a block at its prices, in order."""
 
     prices: BlockPrices
     count: int
@@ -212,7 +213,7 @@ class PricedBlock:
 
 
 def one_op(op: Op) -> Block:
-    """A block of one op, which waits for the input of its action and makes the result."""
+    """Returns a block of a single op, which waits for the input of its action and makes the result."""
     return Block([op], [()], (Port((0,), (0,), through=False),), [])
 
 
@@ -233,7 +234,7 @@ PHASES = {"BW": "RBW", "B": "RB", "W": "W", "R": "R"}
 class CompiledBlocks:
     """Blocks of lowered units, compiled once for each kind of pass.
 
-    tasks: the tasks that programs have made of them (`simulator.program.task.Task`), by all that they depend on.
+    tasks: the tasks that programs have built from them (`simulator.program.task.Task`), by all that they depend on.
     prices: the prices of blocks, by block and price function.
     sides: priced side ops, by the side ops and their price function.
     """
@@ -251,14 +252,14 @@ class CompiledBlocks:
         return max(len(self.tasks), len(self.prices), len(self.sides), len(self._blocks))
 
     def clear(self) -> None:
-        """Forgets all blocks, and what was made of them and of side ops at some prices."""
+        """Forgets all blocks, and what was built from them and of side ops at some prices."""
         for store in (self.tasks, self.prices, self.sides, self._blocks, self._events):
             store.clear()
 
     def block(self, unit_run: UnitRun, kind: str, again: bool, growth: Growth | None = None) -> Block:
-        """Returns the block of one pass of a unit.
+        """Returns the block of a pass of a unit.
 
-        again: recomputation has passes of its own (R).
+        again: recomputation has separate passes (R).
         growth: of gradients that have no memory before the pass.
         """
         key = (unit_run.fragment, kind, again, growth)
@@ -299,11 +300,11 @@ def resolve_dependencies(ops: Sequence[Op], entry: Op | None, result: Op | None)
     input and for the result of the pass.
     """
     place = {op: i for i, op in enumerate(ops)}
-    found: dict[Op, tuple[set[int], bool]] = {}
+    waits_of: dict[Op, tuple[set[int], bool]] = {}
 
     def sources(op: Op) -> tuple[set[int], bool]:
         """Returns the places of the ops that `op` waits for, and whether it waits for the input."""
-        if op not in found:
+        if op not in waits_of:
             places, outside = set[int](), False
             for other in op.after:
                 if (at := place.get(other)) is not None:
@@ -314,8 +315,8 @@ def resolve_dependencies(ops: Sequence[Op], entry: Op | None, result: Op | None)
                     more, too = sources(other)
                     places |= more
                     outside |= too
-            found[op] = places, outside
-        return found[op]
+            waits_of[op] = places, outside
+        return waits_of[op]
 
     waits = [sources(op) for op in ops]
     after = [tuple(sorted(places)) for places, _ in waits]
@@ -331,7 +332,7 @@ Where = dict[int, tuple[int, ...]]
 
 
 def concatenate(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Where]]]:
-    """Joins all copies of all parts into one copy of one part; each copy takes the result of the one before.
+    """Joins all copies of all parts into a copy of a single part; each copy takes the result of that before.
 
     Returns also, for every part and copy, where its places are in the joint block.
     """
@@ -346,12 +347,12 @@ def concatenate(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Wh
             start = len(issued)
             where[-1].append({INPUT: (*result, *((INPUT,) if through else ()))})
             for place, others in enumerate(part.block.after):
-                own = tuple(start + other for other in others)
+                waits = tuple(start + other for other in others)
                 if place in port.entry:
-                    own += result
+                    waits += result
                     entry += [start + place] if through else []
                 issued.append((part, place))
-                after.append(tuple(sorted(set(own))))
+                after.append(tuple(sorted(set(waits))))
                 where[-1][-1][place] = (start + place,)
             result = (*(result if port.through else ()), *(start + place for place in port.exit))
             through &= port.through
@@ -365,7 +366,8 @@ def concatenate(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Wh
 
 
 def leave_multiprocessors(part: PricedBlock, taken: int, price: Price) -> PricedBlock:
-    """One copy of a block whose GEMMs and attention leave `taken` multiprocessors to communication beside them."""
+    """Returns a copy of a block whose GEMMs and attention leave `taken` multiprocessors to communication beside
+    them."""
     ops = [
         replace(op, work=replace(op.work, reserved=taken)) if isinstance(op.work, Gemm | Attention) else op
         for op in part.block.ops
@@ -373,18 +375,18 @@ def leave_multiprocessors(part: PricedBlock, taken: int, price: Price) -> Priced
     return price_block(replace(part.block, ops=ops, prices={}), part.count, price)
 
 
-def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
-    """Merges two passes, one copy of each, into one block by list scheduling: the op that can begin earliest is issued
-    next. Of ops that a busy stream holds back alike the first is the one whose inputs were made first, or the one from
-    which the longest path leads to the end of its pass: of these two orders the shorter one is kept. Every stream has
+def interleave(first: PricedBlock, second: PricedBlock) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
+    """Merges two passes, a copy of each, into a block by list scheduling: the op that can begin earliest is issued
+    next. Of ops that a busy stream holds back alike the first is that whose inputs were ready first, or that from
+    which the longest path leads to the end of its pass: of these two orders the shorter is kept. Every stream has
     its ops in that order; what is beside the kernels is issued behind those that precede it in its pass, whether its
     stream is busy or not.
 
     Returns also, for each pass, where its places are in the joint block.
     """
-    parts = (one, other)
+    parts = (first, second)
     paths = [_longest_paths(part) for part in parts]
-    listed = min((_list_schedule(parts, priority) for priority in (None, paths)), key=lambda found: found[0])[1]
+    listed = min((_list_schedule(parts, priority) for priority in (None, paths)), key=lambda scheduled: scheduled[0])[1]
     issued = _issue_ahead(parts, listed)
     where: tuple[dict[int, int], dict[int, int]] = ({INPUT: INPUT}, {INPUT: INPUT})
     for number, (i, place) in enumerate(issued):
@@ -414,15 +416,15 @@ def _list_schedule(
     # When the result of every op is seen; infinity before it is issued.
     seen = [[np.inf] * len(part.block.ops) for part in parts]
     queues = [(i, stream, places) for i in (0, 1) for stream, places in _queues(parts[i].block).items()]
-    made = [np.inf] * len(queues)
+    ready = [np.inf] * len(queues)
     """By queue, when the inputs of its next op are there."""
     while queues:
         best, at = (np.inf, np.inf), 0
         for number, (i, stream, places) in enumerate(queues):
             place = places[-1]
-            if made[number] == np.inf:
-                made[number] = max([seen[i][j] for j in parts[i].block.after[place]], default=0.0)
-            rank = max(free[stream], made[number]), -longest[i][place] if longest else made[number]
+            if ready[number] == np.inf:
+                ready[number] = max([seen[i][j] for j in parts[i].block.after[place]], default=0.0)
+            rank = max(free[stream], ready[number]), -longest[i][place] if longest else ready[number]
             if rank < best:
                 best, at = rank, number
         i, stream, places = queues[at]
@@ -430,9 +432,9 @@ def _list_schedule(
         free[stream] = best[0] + parts[i].seconds[place]
         seen[i][place] = free[stream] + parts[i].latency[place]
         issued.append((i, place))
-        made[at] = np.inf
+        ready[at] = np.inf
         if not places:
-            del queues[at], made[at]
+            del queues[at], ready[at]
     return max(seconds for ends in seen for seconds in ends), issued
 
 
@@ -470,25 +472,25 @@ def _issue_ahead(parts: tuple[PricedBlock, PricedBlock], listed: Sequence[tuple[
 
 
 def _queues(block: Block) -> dict[str, list[int]]:
-    """Returns the places on every stream, the first one last."""
-    found: dict[str, list[int]] = defaultdict(list)
+    """Returns the places on every stream, the first last."""
+    queues: dict[str, list[int]] = defaultdict(list)
     for place in reversed(range(len(block.ops))):
-        found[block.ops[place].stream].append(place)
-    return found
+        queues[block.ops[place].stream].append(place)
+    return queues
 
 
 def _longest_paths(part: PricedBlock) -> list[float]:
     """Returns for every place the time from the begin of its op to the end of the pass, if each op waits for its stream
     and its inputs only [s]."""
-    block, found = part.block, [0.0] * len(part.block.ops)
+    block, paths = part.block, [0.0] * len(part.block.ops)
     behind: dict[str, float] = defaultdict(float)
     for place in reversed(range(len(block.ops))):
         stream = block.ops[place].stream
-        found[place] = part.seconds[place] + max(behind[stream], found[place] + part.latency[place])
-        behind[stream] = found[place]
+        paths[place] = part.seconds[place] + max(behind[stream], paths[place] + part.latency[place])
+        behind[stream] = paths[place]
         for other in block.after[place]:
-            found[other] = max(found[other], found[place])
-    return found
+            paths[other] = max(paths[other], paths[place])
+    return paths
 
 
 def _place_block(block: Block, where: dict[int, int]) -> Block:

@@ -72,11 +72,11 @@ def build(
     blocks: CompiledBlocks | None = None,
     growth: Growth | None = None,
 ) -> Program:
-    """The program of a step.
+    """Returns the program of a step.
 
     messages: those between devices; along the axis `pp` by default.
     updates: the optimizer update of every device; played where the timetable says, or behind all passes.
-    host: time of the host to launch one op [s].
+    host: time of the host to launch an op [s].
     blocks: blocks that were compiled before.
     growth: of gradients that have no memory before the backward pass.
     """
@@ -84,7 +84,7 @@ def build(
     maker = _Builder(timetable, stages, prices, messages or StageMessages("pp"), updates, host, blocks, growth)
     at_end = () if timetable.update_interval else updates
     tails, meetings = _updates(at_end, prices, maker.blocks)
-    # Slots of one stage, kind and variant send and receive alike.
+    # Slots of the same stage, kind and variant send and receive alike.
     kinds = [(slot.stage, slot.kind, slot.variant) for slot in timetable.slots]
     one_of_kind = dict(zip(kinds, timetable.slots, strict=True))
     results = {kind: maker.sends(slot) for kind, slot in one_of_kind.items()}
@@ -104,7 +104,7 @@ def build(
 
 
 class _Builder:
-    """Tasks and messages by slot; equal ones are made once."""
+    """Tasks and messages by slot; equal tasks are built once."""
 
     def __init__(
         self,
@@ -129,11 +129,12 @@ class _Builder:
         self._passes: dict[Hashable, Task] = {}
 
     def stage_ops(self, stage: int, slot: Slot) -> StageOps:
-        """The ops of a stage that a slot runs: those of its slice, of its part of the samples, or of its class."""
-        found = self.stages[stage]
-        if isinstance(found, StageOps):
-            return found
-        return found[
+        """Returns the ops of a stage that a slot runs: those of its slice, of its part of the samples, or of its
+        class."""
+        of_stage = self.stages[stage]
+        if isinstance(of_stage, StageOps):
+            return of_stage
+        return of_stage[
             slot.variant if self.timetable.backwards_per_forward == 1 else int(slot.kind != ActionKind.FORWARD)
         ]
 
@@ -166,10 +167,10 @@ class _Builder:
         )
         work = self._message(slot, slot.stage, receiver)
         ends = self.timetable.device(slot.stage), self.timetable.device(receiver)
-        # What goes from one kind of GPU to another is as slow as the slower one.
+        # What goes from a kind of GPU to another is as slow as the slower.
         price = self.prices[ends[0]](work)
         if self.price_groups[ends[0]] != self.price_groups[ends[1]]:
-            price = max(price, self.prices[ends[1]](work), key=lambda one: one[0] + one[2])
+            price = max(price, self.prices[ends[1]](work), key=lambda priced: priced[0] + priced[2])
         return Send(work, stream, *price, *ends)
 
     @remembered_by(
@@ -182,7 +183,7 @@ class _Builder:
         )
     )
     def _message(self, slot: Slot, sender: int, receiver: int) -> Transfer:
-        """The message from one stage to another that carries the result of a slot's kind of action."""
+        """Returns the message from a stage to another that carries the result of a slot's kind of action."""
         source, target = (
             StageEnd(stage, self.timetable.stage_device[stage], self.stage_ops(stage, slot))
             for stage in (sender, receiver)
@@ -201,16 +202,16 @@ class _Builder:
     # ------------------------------------------------------------------------------------------- tasks
 
     def _update(self, device: int) -> Task:
-        """The update of a device between two of its passes (schedules without a flush).
+        """Returns the update of a device between two of its passes (schedules without a flush).
 
         It begins when all streams of the device are idle, and they continue when it ends. Collectives over the pipeline
         axis do not wait for other devices. With post-validation the sum of the gradients' norms goes from device to
         device, and weights are updated by the sum so far.
         """
         fragment, price = self.updates[device], self.price_groups[device]
-        own = [one_of(stage_ops) for i, stage_ops in enumerate(self.stages) if self.timetable.device(i) == device]
+        held = [one_of(stage_ops) for i, stage_ops in enumerate(self.stages) if self.timetable.device(i) == device]
         streams = {COMPUTE} | {op.stream for op in fragment.forward}
-        for stage_ops in own:
+        for stage_ops in held:
             streams |= {
                 op.stream
                 for unit_run in stage_ops.unit_runs
@@ -221,17 +222,18 @@ class _Builder:
 
     @remembered
     def _update_beside(self, fragment: Fragment, price: int, streams: tuple[str, ...]) -> Task:
-        """An update of devices with equal prices. streams: those that their passes use beside the compute stream."""
-        begin, made = _everywhere("begin", streams, []), dict[Op, Op]()
+        """Returns an update of devices with equal prices. streams: those that their passes use beside the compute
+        stream."""
+        begin, copies = _everywhere("begin", streams, []), dict[Op, Op]()
         for op in fragment.forward:
-            after = [made.get(other, other) for other in op.after]
-            made[op] = Op(op.name, op.stream, op.work, after or begin, op.phase)
-        ops = [*begin, *made.values()]
+            after = [copies.get(other, other) for other in op.after]
+            copies[op] = Op(op.name, op.stream, op.work, after or begin, op.phase)
+        ops = [*begin, *copies.values()]
         ops += _everywhere("end", streams, list(ops))
         waits = resolve_dependencies(ops, None, None)[0]
         norm = [i for i, op in enumerate(ops) if op.name == "grad-norm"][-1:] if self.timetable.chained else []
         entry = tuple(i for i, others in enumerate(waits) if {*norm} & {*others})
-        events = update_events(fragment, made, ops)
+        events = update_events(fragment, copies, ops)
         block = Block(ops, waits, (Port(entry, tuple(norm), through=bool(norm)),), events)
         return Task((price_block(block, 1, self.prices[price]),), [], [])
 
@@ -243,17 +245,17 @@ class _Builder:
         # When weights are gathered again depends on the order of a stage.
         order = slot.stage if stage_ops.again else -1
         repeated = stage_ops.batch_loss is not None and slot.stage in self.ahead
-        own = stage_ops, slot.kind, slot.first, slot.last, price, order, repeated
-        known = self._passes.get(own)
+        traits = stage_ops, slot.kind, slot.first, slot.last, price, order, repeated
+        known = self._passes.get(traits)
         if known is None:
             place = self._place_in_step(slot, stage_ops)
             key = stage_ops, slot.kind, self.prices[price], place, repeated, self.again, self.host, self.growth
-            made = partial(self._make_pass, slot, stage_ops, price, place)
-            known = self._passes[own] = remember(self.blocks.tasks, key, made)
+            make = partial(self._make_pass, slot, stage_ops, price, place)
+            known = self._passes[traits] = remember(self.blocks.tasks, key, make)
         return known
 
     def _make_pass(self, slot: Slot, stage_ops: StageOps, price: int, place: PlaceInStep) -> Task:
-        """A pass of a stage, with its side ops. price: number of the group of devices with equal prices."""
+        """Returns a pass of a stage, with its side ops. price: number of the group of devices with equal prices."""
         key = stage_ops, slot.kind, self.prices[price], self.again, self.growth
         plain = remember(self.blocks.tasks, key, lambda: make_task(*key, self.blocks))
         if stage_ops.batch_loss is not None:
@@ -272,7 +274,8 @@ class _Builder:
         )
 
     def _place_in_step(self, slot: Slot, stage_ops: StageOps) -> PlaceInStep:
-        """Which events of a step fall on the actions of a slot, as far as its stage has something to do at them."""
+        """Returns which events of a step fall on the actions of a slot, as far as its stage has something to do at
+        them."""
         forward = slot.kind in FORWARD
         gradients = slot.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS)
         whole = bool(stage_ops.whole_weights or stage_ops.whole_gradients)
@@ -287,53 +290,54 @@ class _Builder:
 
     @remembered
     def _kind_that_gathers_again(self, stage: int) -> str:
-        """The kind of the first backward pass of a stage in a step, if there are two or more and all forward passes
-        precede it; otherwise weights stay whole between them."""
+        """Returns the kind of the first backward pass of a stage in a step, if there are two or more and all forward
+        passes precede it; otherwise weights stay whole between them."""
         table = self.timetable
-        own = [(i, table.slots[n]) for i, n in enumerate(table.slot) if table.slots[n].stage == stage]
-        last = [i for i, slot in own if slot.kind == ActionKind.FORWARD and slot.last]
+        actions = [(i, table.slots[n]) for i, n in enumerate(table.slot) if table.slots[n].stage == stage]
+        last = [i for i, slot in actions if slot.kind == ActionKind.FORWARD and slot.last]
         opening = ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS, ActionKind.RECOMPUTATION
-        first = [(i, slot.kind) for i, slot in own if slot.kind in opening and slot.first]
+        first = [(i, slot.kind) for i, slot in actions if slot.kind in opening and slot.first]
         whole = ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS
-        single = any(slot.first and slot.last for _, slot in own if slot.kind in whole)
+        single = any(slot.first and slot.last for _, slot in actions if slot.kind in whole)
         apart = not single and all(f < b for f, (b, _) in zip(last, first, strict=False))
         return first[0][1] if apart and first else ""
 
     def _place_outputs(self, task: Task, slot: Slot, loss: UnitRun) -> Task:
-        """A pass of a stage whose outputs a loss of the batch reads: they stay in memory until the loss, which makes
-        room for the gradients of all of them. The outputs of a pass that repeats one are dropped."""
+        """Returns a pass of a stage whose outputs a loss of the batch reads: they stay in memory until the loss, which
+        makes room for the gradients of all of them. The outputs of a pass that repeats another are dropped."""
         if slot.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS):
             return replace(task, inputs=())
         repeated = slot.kind == ActionKind.FORWARD and slot.stage in self.ahead
         return replace(task, results=((loss.nbytes / self.timetable.shape.m, "activations"),) if repeated else ())
 
     def _batch_loss(self, slot: Slot) -> Task:
-        """One of the three actions of a loss that couples the samples of a batch."""
+        """Returns one of the three actions of a loss that couples the samples of a batch."""
         loss, price = self.stage_ops(slot.stage, slot).batch_loss, self.price_groups[self.timetable.device(slot.stage)]
         assert loss is not None
         return self._act_of_loss(loss, slot.kind, price)
 
     @remembered
     def _act_of_loss(self, loss: UnitRun, kind: str, price: int) -> Task:
-        own, others = float(loss.nbytes), float(loss.nbytes_in)
-        made: tuple[Flow, ...] = ()
+        outputs, others = float(loss.nbytes), float(loss.nbytes_in)
+        allocated: tuple[Flow, ...] = ()
         freed: tuple[Flow, ...] = ()
         if kind == ActionKind.LOSS:
             blocks = [self.blocks.block(loss, phase, again=False) for phase in ("F", "BW")]
-            made = (own, "workspace"), (others, "activations")
-            freed = (own, "activations"), (others, "workspace")
+            allocated = (outputs, "workspace"), (others, "activations")
+            freed = (outputs, "activations"), (others, "workspace")
         elif kind == ActionKind.OUTPUTS:
             blocks = [one_op(Op("outputs complete"))]
         else:
             adds = Memory("add", 2 * loss.nbytes, loss.nbytes)
             blocks = [one_op(Op("add gradients of outputs", COMPUTE, adds, [], "B"))]
-            made = freed = ((own, "workspace"),)
+            allocated = freed = ((outputs, "workspace"),)
         parts = tuple(price_block(block, 1, self.prices[price]) for block in blocks)
-        return Task(parts, [], [], made, freed, [()] * len(parts), [0] * len(parts))
+        return Task(parts, [], [], allocated, freed, [()] * len(parts), [0] * len(parts))
 
     @remembered_by(lambda builder, slot: (slot.stage, slot.variant, slot.kind, slot.keeper))
     def _move(self, slot: Slot) -> Task:
-        """One of the four actions of an activation transfer (BPipe): evict and give back send, keep and load receive.
+        """Returns one of the four actions of an activation transfer (BPipe): evict and give back send, keep and load
+        receive.
 
         Each begins at its place in the device's order. A device sends again once its last transfer has arrived, and
         evicts no more before.
@@ -353,28 +357,28 @@ class _Builder:
             work = self.messages.plain(round(sum(nbytes for nbytes, _ in flows)), *ends)
             send = Op("evict" if slot.kind == ActionKind.EVICT else "give back", stream, work, phase="B")
             ops = [ready, here, send, Op("arrived", stream)]
-            # An eviction makes room for the next pass, which waits for it; what is given back only leaves.
+            # An eviction makes room for the next pass, which waits for it; what is returned only leaves.
             waits = (0,) if slot.kind == ActionKind.EVICT else ()
             block = Block(ops, [(), waits, (0, 1), (2,)], (Port((2,), (3,), through=False),), [])
         priced = price_block(block, 1, self.prices[self.timetable.owner(slot)])
         return Task((priced,), [], [], flows if takes else (), () if takes else flows)
 
     def _sum_gradients(self, slot: Slot) -> Task:
-        """One of the two actions of a sum of gradients among the devices that hold a stage."""
+        """Returns one of the two actions of a sum of gradients among the devices that hold a stage."""
         device, stage_ops = self.timetable.device(slot.stage), self.stage_ops(slot.stage, slot)
         return self._sum_among(self.timetable.copies[slot.stage], stage_ops, slot.kind, self.price_groups[device])
 
     @remembered
     def _sum_among(self, members: tuple[int, ...], stage_ops: StageOps, kind: str, price: int) -> Task:
-        """One of the two actions, of devices whose prices are equal.
+        """Returns one of the two actions, of devices whose prices are equal.
 
         Gradients are complete once the last backward pass has run and the data-parallel ranks have reduced them. The
-        sum is an all-reduce on a stream of its own, for which all devices meet.
+        sum is an all-reduce on a separate stream, for which all devices meet.
         """
         if kind == ActionKind.COMPLETE:
-            own = [op for unit_run in stage_ops.unit_runs for op in unit_run.fragment.backward]
-            own += [op for side in stage_ops.behind for op in side.ops]
-            streams = sorted({op.stream for op in own if axis_of(op) == "dp"})
+            gradient_ops = [op for unit_run in stage_ops.unit_runs for op in unit_run.fragment.backward]
+            gradient_ops += [op for side in stage_ops.behind for op in side.ops]
+            streams = sorted({op.stream for op in gradient_ops if axis_of(op) == "dp"})
             ops = [Op("gradients complete", stream, None, [], "U") for stream in (COMPUTE, *streams)]
             port = Port((), tuple(range(len(ops))), through=False)
         else:
@@ -386,34 +390,34 @@ class _Builder:
         part = price_block(block, 1, lambda work: max(self.prices[member](work) for member in members))
         return Task((part,), [], [])
 
-    @remembered_by(lambda builder, one, other, device: (one, other))
-    def _pair(self, one: Task, other: Task, device: int) -> Task:
-        """Two overlapped tasks, all copies interleaved.
+    @remembered_by(lambda builder, first, second, device: (first, second))
+    def _pair(self, first: Task, second: Task, device: int) -> Task:
+        """Merges two overlapped tasks, all copies interleaved.
 
         Raises ScheduleError where both have side ops: their parameter numbers would be ambiguous.
         """
-        if (one.ahead or one.behind) and (other.ahead or other.behind):
+        if (first.ahead or first.behind) and (second.ahead or second.behind):
             rule = "the first forward pass of a stage and the last backward pass of another are one pair"
             raise ScheduleError("pipeline", rule, "Use more micro-batches")
-        made = Task((), one.ahead + other.ahead, one.behind + other.behind, one.inputs + other.inputs)
-        made.results = one.results + other.results
-        (first, _), (second, _) = both = self._concatenate(one), self._concatenate(other)
-        part, where = self._interleave(first, second, device)
-        i = int(bool(other.ahead or other.behind))
-        made.parts, made.numbers = (part,), [0]
-        made.marks = [_marks_of_pair((one, other)[i], both[i][1], where[i])]
-        return made
+        pair = Task((), first.ahead + second.ahead, first.behind + second.behind, first.inputs + second.inputs)
+        pair.results = first.results + second.results
+        (one_copy, _), (other_copy, _) = both = self._concatenate(first), self._concatenate(second)
+        part, where = self._interleave(one_copy, other_copy, device)
+        i = int(bool(second.ahead or second.behind))
+        pair.parts, pair.numbers = (part,), [0]
+        pair.marks = [_marks_of_pair((first, second)[i], both[i][1], where[i])]
+        return pair
 
-    @remembered_by(lambda builder, one, other, device: (one, other))
+    @remembered_by(lambda builder, first, second, device: (first, second))
     def _interleave(
-        self, one: PricedBlock, other: PricedBlock, device: int
+        self, first: PricedBlock, second: PricedBlock, device: int
     ) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
-        """Two passes in one; their GEMMs and attention leave multiprocessors to the token exchanges of both."""
-        ops = [*one.block.ops, *other.block.ops]
+        """Merges two passes; their GEMMs and attention leave multiprocessors to the token exchanges of both."""
+        ops = [*first.block.ops, *second.block.ops]
         taken = max((op.work.sms for op in ops if isinstance(op.work, Exchange)), default=0)
         if taken and self.timetable.separates_multiprocessors:
-            one, other = (leave_multiprocessors(part, taken, self.prices[device]) for part in (one, other))
-        return interleave(one, other)
+            first, second = (leave_multiprocessors(part, taken, self.prices[device]) for part in (first, second))
+        return interleave(first, second)
 
     @remembered_by(lambda builder, task: task.parts)
     def _concatenate(self, task: Task) -> tuple[PricedBlock, list[list[Where]]]:
@@ -429,7 +433,7 @@ def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:
 def _updates(
     updates: Sequence[Fragment], prices: Sequence[Price], blocks: CompiledBlocks
 ) -> tuple[list[Task], list[list[tuple[int, int]]]]:
-    """The update of every device, and the collectives over the pipeline axis that devices share.
+    """Returns the update of every device, and the collectives over the pipeline axis that devices share.
 
     In front of each is a mark, whose end is the moment at which a device reaches the collective.
     """
@@ -445,19 +449,20 @@ def _updates(
 
 
 def _update(fragment: Fragment, price: Price, meets: bool) -> tuple[Task, list[tuple[Hashable, int]]]:
-    """An update, and the names and places of its collectives with other devices. meets: whether there are others."""
+    """Returns an update, and the names and places of its collectives with other devices. meets: whether there are
+    others."""
     ops: list[Op] = []
-    own: dict[Op, Op] = {}
+    copies: dict[Op, Op] = {}
     met: list[tuple[Hashable, int]] = []
     for op in fragment.forward:
-        after = [own.get(other, other) for other in op.after]
+        after = [copies.get(other, other) for other in op.after]
         if meets and op.meeting is not None:
             ops.append(Op(f"arrive {op.name}", op.stream, None, after, op.phase))
             after = ops[-1:]
             met.append((op.meeting, len(ops)))
         ops.append(Op(op.name, op.stream, op.work, after, op.phase))
-        own[op] = ops[-1]
-    events = update_events(fragment, own, ops)
+        copies[op] = ops[-1]
+    events = update_events(fragment, copies, ops)
     block = Block(ops, resolve_dependencies(ops, None, None)[0], (Port(through=False),), events)
     return Task((price_block(block, 1, price),), [], []), met
 

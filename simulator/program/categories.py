@@ -15,12 +15,12 @@ COMPUTING = ("gemm", "attention", "memory_bound", "optimizer")
 
 
 def axis_of(op: Op) -> str:
-    """The axis that an op's stream serves, or `COMPUTE`, or `HOST`."""
+    """Returns the axis that an op's stream serves, or `COMPUTE`, or `HOST`."""
     return op.stream if op.stream in (COMPUTE, HOST) else SHORT[op.stream.partition("-")[0]]
 
 
 def kind_of(op: Op) -> str:
-    """The part of the breakdown that an op's time counts for."""
+    """Returns the part of the breakdown that an op's time counts for."""
     if op.stream != COMPUTE:
         return axis_of(op)
     if op.phase == "U":

@@ -22,7 +22,7 @@ from meshcast.simulator.program.task import PricedSideOps, Send, Task
 from meshcast.simulator.scheduling.schedule import ActionKind
 
 MAX_OPS = 3_000_000
-"""Most ops of a flat program that is made unasked: 0.5 kB and, by the engine, 4 to 7 us each (measured on 845,000 ops:
+"""Most ops of a flat program that is built unasked: 0.5 kB and, by the engine, 4 to 7 us each (measured on 845,000 ops:
 420 MB, 3.4 s with `sweep`, 5.9 s on SimPy)."""
 
 
@@ -32,9 +32,9 @@ class FlatProgram:
 
     seconds, latency: see `BlockPrices`.
     issue: time of the host to launch the op [s].
-    after: instances that each one waits for.
+    after: instances that each waits for.
     queues: instances by device and stream, in issue order.
-    first, behind: by action of the timetable, its first instance, and one past its last.
+    first, behind: by action of the timetable, its first instance, and that past its last.
     updates: the instances of every device's update.
     sent: (instance, sender, receiver) of every message.
     """
@@ -84,7 +84,7 @@ class FlatTask:
 def flatten_task(task: Task, host: float) -> FlatTask:
     """Flattens all copies of all parts of a task, and its side ops, which hooks launch without time of the host.
 
-    host: time of the host to launch one op [s].
+    host: time of the host to launch an op [s].
     """
     flattening = _TaskFlattening(task, host)
     for side in task.ahead:
@@ -264,7 +264,7 @@ class _StepFlattening:
         return tuple(instance for need in needs if need >= 0 for instance in self.result[need])
 
     def _send(self, action: int, number: int, send: Send | None, result: tuple[int, ...]) -> None:
-        """Sends the result of an action, which has a number of its own for each of several receivers."""
+        """Sends the result of an action, which has a number for each of several receivers."""
         self.result[number] = result
         if send is not None:
             table, device = self.table, self.table.device_of[action]

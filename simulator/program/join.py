@@ -1,4 +1,4 @@
-"""Joins the timetables of pipelines that run side by side to one: replicas that run different numbers of
+"""Joins the timetables of pipelines that run side by side to a single timetable: replicas that run different numbers of
 micro-batches."""
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from meshcast.simulator.scheduling.schedule import OverlappedPasses, ScheduleIte
 
 
 def join_timetables(tables: Sequence[Timetable]) -> Timetable:
-    """One timetable of all pipelines: devices, stages, slots and actions are numbered pipeline by pipeline.
+    """Returns the timetable of all pipelines: devices, stages, slots and actions are numbered pipeline by pipeline.
 
-    No action of one pipeline needs one of another; they meet in the collectives of the updates.
+    No action of a pipeline needs any of another; they meet in the collectives of the updates.
     """
     first = tables[0]
     devices = [0, *accumulate(table.shape.p for table in tables)]
@@ -23,7 +23,7 @@ def join_timetables(tables: Sequence[Timetable]) -> Timetable:
     actions = [0, *accumulate(len(table.slot) for table in tables)]
     extra = actions[-1]
     shape = replace(first.shape, p=devices[-1], m=max(table.shape.m for table in tables))
-    found = Timetable(
+    joined = Timetable(
         shape, [], [0], [], [], [], [], [], [], [], [],
         backwards_per_forward=first.backwards_per_forward,
         separates_multiprocessors=first.separates_multiprocessors,
@@ -31,39 +31,39 @@ def join_timetables(tables: Sequence[Timetable]) -> Timetable:
     )  # fmt: skip
     for i, table in enumerate(tables):
         d, s, t, a = devices[i], stages[i], slots[i], actions[i]
-        own = len(table.slot)
-        shifted = extra - own
+        count = len(table.slot)
+        shifted = extra - count
 
-        def result(number: int, a: int = a, own: int = own, shifted: int = shifted) -> int:
-            """The number of a result: of an action, or a further one behind all actions."""
-            return -1 if number < 0 else number + (a if number < own else shifted)
+        def result(number: int, a: int = a, count: int = count, shifted: int = shifted) -> int:
+            """Returns the number of a result: of an action, or a further one behind all actions."""
+            return -1 if number < 0 else number + (a if number < count else shifted)
 
-        found.orders.extend([shift_item(item, s) for item in order] for order in table.orders)
-        found.starts.extend(a + end for end in table.starts[1:])
-        found.slots.extend(_shift_slot(slot, s, d) for slot in table.slots)
-        found.slot.extend(t + number for number in table.slot)
-        found.need.extend(map(result, table.need))
-        found.sequence.extend(a + number for number in table.sequence)
-        found.stage_device.extend(d + device for device in table.stage_device)
-        found.copies.extend(tuple(d + device for device in held) for held in table.copies)
-        found.predecessors.extend(tuple(s + stage for stage in before) for before in table.predecessors)
-        found.successors.extend(tuple(s + stage for stage in behind) for behind in table.successors)
-        found.coupled.update(
+        joined.orders.extend([shift_item(item, s) for item in order] for order in table.orders)
+        joined.starts.extend(a + end for end in table.starts[1:])
+        joined.slots.extend(_shift_slot(slot, s, d) for slot in table.slots)
+        joined.slot.extend(t + number for number in table.slot)
+        joined.need.extend(map(result, table.need))
+        joined.sequence.extend(a + number for number in table.sequence)
+        joined.stage_device.extend(d + device for device in table.stage_device)
+        joined.copies.extend(tuple(d + device for device in held) for held in table.copies)
+        joined.predecessors.extend(tuple(s + stage for stage in before) for before in table.predecessors)
+        joined.successors.extend(tuple(s + stage for stage in behind) for behind in table.successors)
+        joined.coupled.update(
             {s + stage: tuple(s + other for other in with_it) for stage, with_it in table.coupled.items()}
         )
-        found.further_needs.update({a + at: tuple(map(result, needs)) for at, needs in table.further_needs.items()})
-        found.stripes.update(
-            {(s + stage, d + at): one._replace(keeper=d + at) for (stage, at), one in table.stripes.items()}
+        joined.further_needs.update({a + at: tuple(map(result, needs)) for at, needs in table.further_needs.items()})
+        joined.stripes.update(
+            {(s + stage, d + at): stripe._replace(keeper=d + at) for (stage, at), stripe in table.stripes.items()}
         )
-        found.extra_results.update(
+        joined.extra_results.update(
             {a + at: range(shifted + some.start, shifted + some.stop) for at, some in table.extra_results.items()}
         )
-        extra += table.results - own
-    return found
+        extra += table.results - count
+    return joined
 
 
 def shift_item(item: ScheduleItem, stages: int) -> ScheduleItem:
-    """The same passes of stages that are numbered `stages` higher."""
+    """Returns the same passes of stages that are numbered `stages` higher."""
     if isinstance(item, OverlappedPasses):
         return OverlappedPasses(*(action._replace(stage=action.stage + stages) for action in item))
     return item._replace(stage=item.stage + stages)

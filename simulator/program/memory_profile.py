@@ -28,7 +28,7 @@ class Growth(Protocol):
         """Whether they are freed at the end of the pass."""
 
     def __call__(self, param: Param) -> float:
-        """Returns the bytes of the gradient of a parameter on one rank."""
+        """Returns the bytes of the gradient of a parameter on a rank."""
 
 
 Event = tuple[int, bool, float, str]
@@ -58,7 +58,7 @@ class Profile:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Profile:
-        """From events; at one place allocations come before frees."""
+        """Returns the profile of events; at a place allocations come before frees."""
         level, highest = [0.0] * len(CATEGORIES), 0.0
         total, top = 0.0, list(level)
         for _, _, nbytes, category in sorted(events, key=lambda event: event[:2]):
@@ -70,16 +70,16 @@ class Profile:
 
     @classmethod
     def step(cls, nbytes: float, category: str) -> Profile:
-        """Memory allocated (or, below zero, freed) at once."""
+        """Returns the memory allocated (or, below zero, freed) at once."""
         return cls.of([(0, False, nbytes, category)])
 
     @classmethod
     def in_series(cls, parts: Iterable[tuple[Profile, int]]) -> Profile:
-        """Profiles one after another, each so many times."""
+        """Returns the profile of successive profiles, each so many times."""
         level = top = np.zeros(len(CATEGORIES))
         held = highest = 0.0
         for part, count in parts:
-            # What grows from copy to copy is highest in the last one.
+            # What grows from copy to copy is highest in the last.
             before = count - 1 if part.grown > 0 else 0
             if held + before * part.grown + part.peak > highest:
                 top = level + before * part.net + part.top
@@ -92,7 +92,7 @@ class Profile:
 def memory_events(
     tensor_uses: Iterable[TensorUse], forward: list[Op], backward: list[Op], unit_run: UnitRun
 ) -> dict[Op, list[Event]]:
-    """Allocations and frees by op: a key lives from the first op that uses it to the last one.
+    """Returns allocations and frees by op: a key lives from the first op that uses it to the last.
 
     The input of a unit was allocated by the unit before and is freed here; its output is allocated here. The same holds
     for other memory that the unit run shares with its neighbours.
@@ -102,20 +102,20 @@ def memory_events(
     for tensor_use in tensor_uses:
         if tensor_use.op in place and tensor_use.nbytes:
             spans[tensor_use.key].append(tensor_use)
-    taken, given = unit_run.keys
-    found: dict[Op, list[Event]] = defaultdict(list)
+    taken, returned = unit_run.keys
+    events: dict[Op, list[Event]] = defaultdict(list)
     for key, members in spans.items():
         first = min(members, key=lambda t: place[t.op]).op
         last = max(members, key=lambda t: place[t.op]).op
         nbytes = float(max(t.nbytes for t in members))
         category = next((t.category for t in members if t.category != "workspace"), "workspace")
-        if key in (taken, given) or (category == "workspace" and place[first] < len(forward) <= place[last]):
+        if key in (taken, returned) or (category == "workspace" and place[first] < len(forward) <= place[last]):
             category = "activations"
-        if key not in (taken, f"d:{given}", *unit_run.allocated_before):
-            found[first].append((0, False, nbytes, category))
-        if key not in (given, f"d:{taken}", *unit_run.freed_later):
-            found[last].append((0, True, -nbytes, category))
-    return found
+        if key not in (taken, f"d:{returned}", *unit_run.allocated_before):
+            events[first].append((0, False, nbytes, category))
+        if key not in (returned, f"d:{taken}", *unit_run.freed_later):
+            events[last].append((0, True, -nbytes, category))
+    return events
 
 
 def release_weights(tensor_uses: Sequence[TensorUse]) -> list[TensorUse]:
@@ -126,17 +126,17 @@ def release_weights(tensor_uses: Sequence[TensorUse]) -> list[TensorUse]:
 
 
 def block_events(ops: Sequence[Op], after: Sequence[Sequence[int]], by_op: dict[Op, list[Event]]) -> list[Event]:
-    """The events of `ops`, issued in this order, each with its place."""
+    """Returns the events of `ops`, issued in this order, each with its place."""
     last = len(ops) - 1
     waiter: dict[int, int] = {}
     for i, places in enumerate(after):
         for j in places:
             waiter.setdefault(j, i)
-    found: list[Event] = []
+    events: list[Event] = []
     for i, op in enumerate(ops):
         end = i if op.stream == COMPUTE else max(i, waiter.get(i, last + 1) - 1)
-        found += [(end if at_end else i, at_end, n, category) for _, at_end, n, category in by_op.get(op, ())]
-    return found
+        events += [(end if at_end else i, at_end, n, category) for _, at_end, n, category in by_op.get(op, ())]
+    return events
 
 
 def growth_events(ops: Sequence[Op], params: Sequence[Param], growth: Growth) -> list[Event]:

@@ -1,4 +1,4 @@
-"""Messages and collectives between pipeline devices, from stage to stage and among the holders of one stage."""
+"""Messages and collectives between pipeline devices, from stage to stage and among the holders of a stage."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ class StageEnd(NamedTuple):
 
 
 class StageMessages:
-    """Messages of a pipeline whose devices have one mesh: from every rank to the rank at the same place."""
+    """Messages of a pipeline whose devices have the same mesh: from every rank to the rank at the same place."""
 
     def __init__(self, axis: str) -> None:
         self.axis = axis
 
     def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
-        """What carries the output of a stage to the next, or the gradient of its input back."""
+        """Returns what carries the output of a stage to the next, or the gradient of its input back."""
         return self.plain(self._nbytes(sender.ops, receiver.ops, forward), sender.device, receiver.device)
 
     @remembered
     def _nbytes(self, sender: StageOps, receiver: StageOps, forward: bool) -> int:
-        # What comes back to one of several that were joined is its own share; to frozen layers nothing does.
+        # What comes back to one of several that were joined is its share; to frozen layers nothing does.
         stated = sender if forward else receiver if has_backward(receiver) else None
         return stated.message_nbytes if stated else 0
 
     def outputs(self, sender: StageEnd, receiver: StageEnd) -> Transfer:
-        """What carries the outputs of a batch from one stage to another whose loss reads them, or the gradients of
-        those that came from there."""
+        """Returns what carries the outputs of a batch from a stage to another whose loss reads them, or the gradients
+        of those that came from there."""
         assert sender.ops.batch_loss is not None
         return self.plain(sender.ops.batch_loss.nbytes, sender.device, receiver.device)
 
     def plain(self, nbytes: int, source: int, target: int) -> Transfer:
-        """A message from every rank of a device to the rank at the same place of another."""
+        """Returns a message from every rank of a device to the rank at the same place of another."""
         return Transfer(nbytes, self.axis, source, target)
 
     def all_reduce(self, nbytes: int, members: Sequence[int]) -> Collective:
-        """An all-reduce among the ranks at the same place of several devices."""
+        """Returns an all-reduce among the ranks at the same place of several devices."""
         return Collective("all_reduce", nbytes, (self.axis,), tuple(members))

@@ -36,10 +36,10 @@ class Program:
     sends: by slot, the message that carries the result; others: the further messages where several stages need the
     result (see `Timetable.extra_results`).
     received: bytes that a slot receives from other devices.
-    meetings: (device, place) of the ops of one collective of the updates, which begin together; the op before each is
+    meetings: (device, place) of the ops of a collective of the updates, which begin together; the op before each is
     a mark: it does no work and says that the device is ready.
     overlap_sends: a device goes on while it sends; otherwise its next action waits.
-    host: time of the host to launch one op [s].
+    host: time of the host to launch an op [s].
     """
 
     timetable: Timetable
@@ -62,8 +62,8 @@ class Program:
     @cached_property
     def sent(self) -> list[tuple[int, Send]]:
         """Every send, with its slot."""
-        found = [(slot, send) for slot, send in enumerate(self.sends) if send is not None]
-        return found + [(slot, send) for slot, sends in self.others.items() for send in sends if send is not None]
+        sends = [(slot, send) for slot, send in enumerate(self.sends) if send is not None]
+        return sends + [(slot, send) for slot, sends in self.others.items() for send in sends if send is not None]
 
     def turns(self) -> Iterator[tuple[Task, int]]:
         """Yields every task of all devices with the number of times that it runs."""
@@ -84,10 +84,10 @@ class Program:
             times[self.device_of(number), index[task]] += turns[number]
         for device, task in enumerate(self.updates):
             times[device, index[task]] += 1
-        found = np.tensordot(times, np.array([task.sums for task in distinct]), 1)
+        sums = np.tensordot(times, np.array([task.sums for task in distinct]), 1)
         if self.sent:
             message = np.array([(s.seconds, s.seconds * s.sigma, s.seconds + s.latency, 0.0) for _, s in self.sent])
             message *= turns[[i for i, _ in self.sent], None]
             for end in ([s.source for _, s in self.sent], [s.target for _, s in self.sent]):
-                np.add.at(found[:, KINDS.index("pp")], end, message)
-        return found
+                np.add.at(sums[:, KINDS.index("pp")], end, message)
+        return sums

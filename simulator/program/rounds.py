@@ -15,8 +15,9 @@ from meshcast.simulator.scheduling.schedule import PipelineShape
 class Rounds:
     """The steady state: `count` rounds of `length` actions per device, equal except for the micro-batches.
 
-    first: by device, the number of the first action of the first round. A round needs no result of a later one.
-    waiting: results made before the first round and needed in it or later; after each round the same, `length` higher.
+    first: by device, the number of the first action of the first round. A round needs no result of a later round.
+    waiting: results computed before the first round and needed in it or later; after each round the same, `length`
+        higher.
     """
 
     first: list[int]
@@ -69,17 +70,17 @@ class Repetition:
         """Fills in whole states. log: those of some actions."""
         for start in self.starts:
             for action in range(start - self.span, start):
-                if (given := log.get(action)) is not None:
+                if (state := log.get(action)) is not None:
                     for i in range(1, self.times + 1):
-                        log[action + i * self.span] = (np.asarray(given) + i * self.shift).tolist()
+                        log[action + i * self.span] = (np.asarray(state) + i * self.shift).tolist()
 
 
 def find_rounds(
     shape: PipelineShape, bounds: Sequence[int], needs: Sequence[int], slot: np.ndarray, update_interval: int = 0
 ) -> Rounds | None:
-    """Looks for the steady state: rounds of one update, or of 1, p or p v micro-batches, whose slots and needs repeat.
+    """Looks for the steady state: rounds of an update, or of 1, p or p v micro-batches, whose slots and needs repeat.
 
-    A round begins on every device after all that one action of device 0 depends on, directly or not; so no action of an
+    A round begins on every device after all that an action of device 0 depends on, directly or not; so no action of an
     earlier round depends on it.
     """
     search = _RoundSearch(bounds, needs, slot)

@@ -1,4 +1,4 @@
-"""Tasks: all ops of one action on one device, and messages between devices."""
+"""Tasks: all ops of an action on a device, and messages between devices."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Flow = tuple[float, str]
 
 @dataclass(eq=False)
 class PricedSideOps:
-    """Priced ops that run one after another on a stream of their own while a task computes, such as gradient
+    """Priced ops that run in order on a separate stream while a task computes, such as gradient
     reductions, weight gathers and copies; see `simulator.ir.ops.SideOps`.
 
     params: numbers of the parameters of each op, concatenated.
     starts: index in `params` of the first parameter of each op.
-    after: side ops that are issued earlier, and for each op the index of the one of them that it waits for; -1: none.
+    after: side ops that are issued earlier, and for each op the index of that which it waits for; -1: none.
     """
 
     ops: list[Op]
@@ -70,9 +70,9 @@ class PricedSideOps:
 
 @dataclass(eq=False)
 class Task:
-    """All ops of one action.
+    """All ops of an action.
 
-    parts: priced blocks that run one after another, such as embedding, layers and loss.
+    parts: priced blocks that run in order, such as embedding, layers and loss.
     ahead: side ops that the first use of parameters waits for, such as weight all-gathers.
     behind: side ops that wait for gradients, such as gradient reduce-scatters.
     inputs, results: buffers of the inputs and of the results: bytes and memory category.
@@ -81,8 +81,8 @@ class Task:
     numbers: for every part, the number of the first parameter of its first copy.
     forward: copies run in ascending order of parameter numbers; otherwise in descending order.
 
-    Two overlapped passes are one task, whose block has a port for each pass; the second of the two actions then has a
-    task without parts.
+    Two overlapped passes are a single task, whose block has a port for each pass; the second of the two actions then
+    has a task without parts.
     """
 
     parts: tuple[PricedBlock, ...]
@@ -116,24 +116,24 @@ class Task:
 
     @cached_property
     def sums(self) -> np.ndarray:
-        """`SUMS` over all ops of one action, by kind."""
-        found = np.zeros((len(KINDS), len(SUMS)))
+        """`SUMS` over all ops of an action, by kind."""
+        total = np.zeros((len(KINDS), len(SUMS)))
         for part in self.parts:
-            found += part.count * part.sums
+            total += part.count * part.sums
         for side in (*self.ahead, *self.behind):
             sums = side.seconds.sum(), side.seconds @ side.sigma, side.lasting.sum(), 0.0
-            found[KINDS.index(kind_of(side.ops[0]))] += sums
-        return found
+            total[KINDS.index(kind_of(side.ops[0]))] += sums
+        return total
 
     @cached_property
     def host_works(self) -> list[tuple[Host, int]]:
-        """Every work of the host with the number of times that it runs in one action."""
-        found = [(work, part.count) for part in self.parts for work in part.block.host_works]
+        """Every work of the host with the number of times that it runs in an action."""
+        works = [(work, part.count) for part in self.parts for work in part.block.host_works]
         beside = Counter(op for side in (*self.ahead, *self.behind) for op in side.ops)
-        return found + [(op.work, count) for op, count in beside.items() if isinstance(op.work, Host)]
+        return works + [(op.work, count) for op, count in beside.items() if isinstance(op.work, Host)]
 
     def count_ops(self) -> Iterator[tuple[Op, int]]:
-        """Yields every op with the number of times that it runs in one action."""
+        """Yields every op with the number of times that it runs in an action."""
         for part in self.parts:
             yield from ((op, part.count) for op in part.block.ops)
         for side in (*self.ahead, *self.behind):
@@ -174,11 +174,11 @@ def _flows(stage_ops: StageOps, weights: bool, gradients: bool) -> tuple[Flow, .
 
 def first_kernels(task: Task) -> list[tuple[tuple[int, ...], ...]]:
     """Marks by which all parameters of a copy are first used by its first kernel."""
-    found = []
+    marks_of_parts = []
     for part, marks in zip(task.parts, task.marks, strict=True):
         kernels = [i for i, op in enumerate(part.block.ops) if op.stream == COMPUTE and op.work is not None]
-        found.append((tuple(kernels[:1]),) * len(marks))
-    return found
+        marks_of_parts.append((tuple(kernels[:1]),) * len(marks))
+    return marks_of_parts
 
 
 @dataclass(eq=False)
@@ -202,10 +202,10 @@ def make_task(
     growth: Growth | None = None,
     blocks: CompiledBlocks | None = None,
 ) -> Task:
-    """Makes the task of one pass of a stage, without side ops.
+    """Makes the task of a pass of a stage, without side ops.
 
     kind: F, BW, B, W, R, or the F whose output alone is kept (AHEAD).
-    again: recomputation has actions of its own (R).
+    again: recomputation has separate actions (R).
     growth: see `CompiledBlocks.block`.
     blocks: blocks that were compiled before, also at these prices.
     """
@@ -213,14 +213,14 @@ def make_task(
     forward = kind in (ActionKind.FORWARD, ActionKind.AHEAD)
     counts = [unit_run.count * len(unit_run.fragment.params) for unit_run in stage_ops.unit_runs]
     unit_runs = list(zip(stage_ops.unit_runs, accumulate(counts, initial=0), strict=False))
-    found: list[PricedBlock] = []
+    parts: list[PricedBlock] = []
     task = Task((), [], [], forward=forward)
     for unit_run, start in unit_runs if forward else reversed(unit_runs):
         block = compiled.block(unit_run, kind, again, growth)
         key = block, price
         if key not in compiled.prices:
             compiled.prices[key] = price_block(block, 1, price).prices
-        found.append(PricedBlock(compiled.prices[key], unit_run.count))
+        parts.append(PricedBlock(compiled.prices[key], unit_run.count))
         task.marks.append(block.marks(unit_run.fragment.params, forward))
         task.numbers.append(start)
     inputs, results = _bytes_at_ends(stage_ops, kind)
@@ -231,12 +231,12 @@ def make_task(
         task.results += ((gradients, "gradients"),)
     if kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS):
         task.results += stage_ops.held
-    if kind == ActionKind.INPUT_GRADIENTS and inputs and not any(part.block.ops for part in found):
+    if kind == ActionKind.INPUT_GRADIENTS and inputs and not any(part.block.ops for part in parts):
         # The weight gradients that follow need what arrives, also where no input gradient is computed of it.
-        found.insert(0, price_block(one_op(Op("gradient arrives", COMPUTE, None, [], "B")), 1, price))
+        parts.insert(0, price_block(one_op(Op("gradient arrives", COMPUTE, None, [], "B")), 1, price))
         task.marks.insert(0, ())
         task.numbers.insert(0, 0)
-    task.parts = tuple(found)
+    task.parts = tuple(parts)
     return task
 
 
@@ -248,34 +248,34 @@ def _bytes_at_ends(stage_ops: StageOps, kind: str) -> tuple[float, float]:
     begin, end = first.nbytes_in if first.residual_in else 0, last.nbytes if last.residual_out else 0
     if kind in (ActionKind.FORWARD, ActionKind.AHEAD):
         return begin, end
-    # Nothing comes back to a stage of frozen layers, nor to those before one that ends with them.
+    # Nothing comes back to a stage of frozen layers, nor to those before a stage that ends with them.
     return end * bool(last.fragment.backward), begin * (first.residual_in in first.fragment.grad_exit)
 
 
 def price_side_ops(
     besides: Sequence[SideOps], task: Task, price: Price, host: float, blocks: CompiledBlocks
 ) -> list[PricedSideOps]:
-    """Side ops at their prices. Those formed at run time (bucketing by time) see the gradients of the task played
-    alone.
+    """Returns the side ops at their prices. Those formed at run time (bucketing by time) see the gradients of the task
+    played alone.
 
     blocks: side ops that were priced before.
     """
     fixed = not any(each.formed for each in besides)
     if fixed and (key := (*besides, price)) in blocks.sides:
         return list(blocks.sides[key])
-    formed = [one for each in besides for one in (each.formed(_ready(task, host)) if each.formed else [each])]
+    formed = [side for each in besides for side in (each.formed(_ready(task, host)) if each.formed else [each])]
     sides: dict[SideOps, PricedSideOps] = {}
-    for one in formed:
-        sides[one] = side = _price(one, price)
-        side.after = (sides[one.after[0]], one.after[1]) if one.after else None
+    for side_ops in formed:
+        sides[side_ops] = side = _price(side_ops, price)
+        side.after = (sides[side_ops.after[0]], side_ops.after[1]) if side_ops.after else None
     if fixed:
         blocks.sides[key] = list(sides.values())
     return list(sides.values())
 
 
 def _ready(task: Task, host: float) -> np.ndarray:
-    """When the gradient of every parameter is complete, by its number, if the task begins at 0 [s]."""
-    found = np.zeros(sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True)))
+    """Returns when the gradient of every parameter is complete, by its number, if the task begins at 0 [s]."""
+    ready = np.zeros(sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True)))
     free: dict[str, float] = defaultdict(float)
     issued = arrived = 0.0
     for number, part in enumerate(task.parts):
@@ -292,9 +292,9 @@ def _ready(task: Task, host: float) -> np.ndarray:
                 free[op.stream] = begin + part.seconds[i]
                 seen.append(free[op.stream] + part.latency[i])
             for at, places in enumerate(marks, task.copy_of(number, copy)):
-                found[at] = max((arrived if place == INPUT else seen[place] for place in places), default=0.0)
+                ready[at] = max((arrived if place == INPUT else seen[place] for place in places), default=0.0)
             arrived = max((seen[place] for place in port.exit), default=0.0 if not port.through else arrived)
-    return found
+    return ready
 
 
 def _price(beside: SideOps, price: Price) -> PricedSideOps:

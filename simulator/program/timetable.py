@@ -47,10 +47,10 @@ GRADIENT_PASSES = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS)
 
 
 class Slot(NamedTuple):
-    """What all actions of one task have in common.
+    """What all actions of a task have in common.
 
     first: the first action of its kind on the stage since the last update.
-    last: the last one before the next update. BW and W count as one kind, as both complete gradients; so do N and F.
+    last: the last before the next update. BW and W count as a single kind, as both complete gradients; so do N and F.
     variant: which of the ops of its stage it runs: the slice of the sequences, the part of the samples, or the class of
         micro-batches of different lengths.
     partner: of an action that leads an overlapped pair, the slot of the backward pass.
@@ -79,12 +79,12 @@ class Timetable:
     stage_device: by stage, the device that runs it.
     copies: by stage, the devices that hold the same part of the model.
     predecessors, successors: by stage, the stages whose output it receives, and those that receive its output.
-    coupled: by stage, the other stages whose outputs enter the loss of a batch with its own.
+    coupled: by stage, the other stages whose outputs enter the loss of a batch with those of the stage.
     further_needs: by action, the results that it needs besides `need`.
     extra_results: by action, the numbers of its result for the second and later stages that need it, after all actions.
     update_interval: micro-batches per update in schedules without a barrier; otherwise 0.
     chained: every update needs the norm of the gradients of the devices before (post-validation).
-    backwards_per_forward: backward passes to one forward pass, each of a part of its samples.
+    backwards_per_forward: backward passes to a forward pass, each of a part of its samples.
     separates_multiprocessors: of the schedule.
     stripes: of the schedule.
     joined: several pipelines run side by side, see `join_timetables`.
@@ -136,8 +136,8 @@ class Timetable:
 
     @cached_property
     def rounds(self) -> Rounds | None:
-        """The steady state, if one is found."""
-        # A sum of gradients follows the last pass of a stage, so no round has one.
+        """The steady state, if there is any."""
+        # A sum of gradients follows the last pass of a stage, so no round has any.
         joins = any(self.slots[self.slot[action]].kind != ActionKind.SUM for action in self.further_needs)
         plain = not (self.joined or joins or self.extra_results or any(slot.follows for slot in self.slots))
         return find_rounds(self.shape, self.starts, self.need, self.slot_array, self.update_interval) if plain else None
@@ -187,7 +187,7 @@ class Timetable:
         return (slot.stage + step,) if self.chained and 0 <= slot.stage + step < self.shape.p else ()
 
     def elsewhere(self, stage: int, other: int) -> bool:
-        """Whether two stages are on different devices."""
+        """Returns whether two stages are on different devices."""
         return self.stage_device[stage] != self.stage_device[other]
 
 
@@ -224,7 +224,7 @@ def timetable(
 class _TimetableMaker:
     """Checks orders and finds dependencies.
 
-    pieces: slices of every micro-batch, or parts of it that have backward passes of their own.
+    pieces: slices of every micro-batch, or parts of it that have separate backward passes.
     action_at: the numbers of actions [stage, kind, micro-batch x piece].
     move_at: those of activation transfers [stage, evict to load, micro-batch x piece, stripe]: where micro-batches are
         whole, the slice of a transfer is the stripe of the activations that it moves.
@@ -287,7 +287,7 @@ class _TimetableMaker:
         self.move_at[tuple(numbers[self.moves] for numbers in moved)] = np.flatnonzero(self.moves)
 
     def _is_complete(self) -> bool:
-        """Whether every pass of every micro-batch occurs, and occurs once."""
+        """Returns whether every pass of every micro-batch occurs, and occurs once."""
         shape, has = self.shape, self.action_at >= 0
         transfers = [NUMBER[kind] for kind in ACTIVATION_TRANSFERS]
         placed = has.sum() - has[:, transfers].sum() + (self.move_at >= 0).sum()
@@ -307,13 +307,13 @@ class _TimetableMaker:
 
     def _leads(self) -> np.ndarray:
         """Marks the actions that lead an overlapped pair."""
-        found = np.zeros(self.count + 1, bool)
+        leads = np.zeros(self.count + 1, bool)
         for order, at, end in zip(self.orders, self.starts, self.starts[1:], strict=False):
             if end - at > len(order):
                 for turn in order:
-                    found[at] = isinstance(turn, OverlappedPasses)
+                    leads[at] = isinstance(turn, OverlappedPasses)
                     at += 2 if isinstance(turn, OverlappedPasses) else 1
-        return found[:-1]
+        return leads[:-1]
 
     def build(self) -> Timetable:
         need, further_needs, extra_results, sources = self._needs()
@@ -394,11 +394,12 @@ class _TimetableMaker:
         return need, {i: others for i, others in further_needs.items() if others}, extra_results, more
 
     def _check_moves(self) -> None:
-        """Checks that every activation transfer has all four actions, with KEEP and GIVE_BACK on one other device."""
+        """Checks that every activation transfer has all four actions, with KEEP and GIVE_BACK on a single other
+        device."""
         transfers = self.move_at
         some, whole = (transfers >= 0).any(axis=1), (transfers >= 0).all(axis=1)
-        kept, given = self.owner[transfers[:, 1]], self.owner[transfers[:, 2]]
-        wrong = np.argwhere(some & ~(whole & (kept == given) & (kept != np.array(self.devices)[:, None, None])))
+        kept, returned = self.owner[transfers[:, 1]], self.owner[transfers[:, 2]]
+        wrong = np.argwhere(some & ~(whole & (kept == returned) & (kept != np.array(self.devices)[:, None, None])))
         if len(wrong):
             stage, unit, stripe = wrong[0].tolist()
             microbatch, piece = divmod(unit, self.pieces)
@@ -442,7 +443,7 @@ class _TimetableMaker:
         return [tuple(sorted(holders[part])) for part in parts]
 
     def _needs_on_own_stage(self) -> np.ndarray:
-        """Returns for each action the last action on its own stage that must precede it; -1: none."""
+        """Returns for each action the last action on its stage that must precede it; -1: none."""
         stage, unit, count = self.stage, self.unit, self.shape.slices
         forwards = self._actions(ActionKind.FORWARD)
         forward, again = forwards[stage, unit], self._actions(ActionKind.RECOMPUTATION)[stage, unit]

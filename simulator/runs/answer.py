@@ -82,7 +82,7 @@ class RunAnswer:
         return {name: math.fsum(run.failures.get(name, 0) for run in self.runs) / len(self.runs) for name in names}
 
     def cost_of(self, run: SimulatedRun) -> float | None:
-        """Price of a run; None if the job states no price."""
+        """Returns the price of a run; None if the job states no price."""
         price, cluster = self.plan.job.run.price_per_gpu_hour, self.plan.job.cluster
         if price is None:
             return None
@@ -90,41 +90,45 @@ class RunAnswer:
         return run.seconds / 3600 * gpus * price
 
     def energy_of(self, run: SimulatedRun) -> float:
-        """Energy of a run, of nodes and data centre [MWh]."""
+        """Returns the energy of a run, of nodes and data centre [MWh]."""
         busy = math.fsum(run.time_s[name] for name in BUSY)
         joules = busy * self.plan.busy_watts + (run.seconds - busy) * self.plan.idle_watts
         return joules / KWH / 1000
 
     def mean(self, of: Callable[[SimulatedRun], float | None]) -> float | None:
-        """Mean over all runs; None if a run has no such figure."""
-        found = [of(run) for run in self.runs]
-        return math.fsum(one for one in found if one is not None) / len(found) if None not in found else None
+        """Returns the mean over all runs; None if a run has no such figure."""
+        figures = [of(run) for run in self.runs]
+        return (
+            math.fsum(figure for figure in figures if figure is not None) / len(figures)
+            if None not in figures
+            else None
+        )
 
     def interval_90(self, of: Callable[[SimulatedRun], float | None]) -> list[float] | None:
-        """Interval that holds nine of ten simulated runs; None if a run has no such figure."""
-        found = [one for run in self.runs if (one := of(run)) is not None]
-        return [float(one) for one in np.quantile(found, QUANTILES)] if len(found) == len(self.runs) else None
+        """Returns the interval that holds nine of ten simulated runs; None if a run has no such figure."""
+        figures = [figure for run in self.runs if (figure := of(run)) is not None]
+        return [float(bound) for bound in np.quantile(figures, QUANTILES)] if len(figures) == len(self.runs) else None
 
     @property
     def days_interval_90(self) -> list[float]:
         """Interval that should hold nine of ten real runs [days]: by the chance of a run and the forecast of a step."""
-        found = self.interval_90(lambda run: run.seconds / DAY) or []
-        return found if self.ends_by_time else self._widen(found, self.days)
+        days = self.interval_90(lambda run: run.seconds / DAY) or []
+        return days if self.ends_by_time else self._widen(days, self.days)
 
     @property
     def tokens_interval_90(self) -> list[float]:
         """Interval that should hold the tokens of nine of ten real runs."""
         per_step = self.plan.report.tokens
-        found = self.interval_90(lambda run: run.steps * per_step) or []
-        return self._widen(found, self.steps * per_step, inverse=True) if self.ends_by_time else found
+        tokens = self.interval_90(lambda run: run.steps * per_step) or []
+        return self._widen(tokens, self.steps * per_step, inverse=True) if self.ends_by_time else tokens
 
     @property
     def cost_interval_90(self) -> list[float] | None:
         """Interval that should hold the price of nine of ten real runs; None if the job states no price."""
-        found, mean = self.interval_90(self.cost_of), self.mean(self.cost_of)
-        if found is None or mean is None or self.ends_by_time:
-            return found
-        return self._widen(found, mean)
+        interval, mean = self.interval_90(self.cost_of), self.mean(self.cost_of)
+        if interval is None or mean is None or self.ends_by_time:
+            return interval
+        return self._widen(interval, mean)
 
     @property
     def ends_by_time(self) -> bool:
@@ -132,7 +136,7 @@ class RunAnswer:
         return math.isfinite(self.plan.setting.horizon)
 
     def _widen(self, ends: Sequence[float], mean: float, inverse: bool = False) -> list[float]:
-        """An interval of simulated runs, wider by the interval of the step: both are independent.
+        """Returns an interval of simulated runs, wider by the interval of the step: both are independent.
 
         Failures come by time, so all but the pauses after steps grows with the duration of a step.
         inverse: for what falls with the duration of a step.
@@ -149,7 +153,7 @@ class RunAnswer:
         return [mean * math.exp(-below), mean * math.exp(above)]
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON answer."""
+        """Returns the JSON answer."""
         plan, carbon = self.plan, self.plan.job.run.carbon_kg_per_kwh
         energy = self.mean(self.energy_of) or 0.0
         return {
@@ -180,11 +184,11 @@ class RunAnswer:
         }
 
     def describe_checkpoints(self) -> dict[str, Any]:
-        """Size, times and interval of the checkpoints, with the best intervals by formulas."""
-        plan, found = self.plan, dict[str, Any]()
+        """Returns size, times and interval of the checkpoints, with the best intervals by formulas."""
+        plan, described = self.plan, dict[str, Any]()
         regular = [tier for tier in plan.setting.tiers if tier.every]
-        found["gb"] = plan.size.nbytes / 1e9 if plan.setting.tiers else None
-        found["tiers"] = [
+        described["gb"] = plan.size.nbytes / 1e9 if plan.setting.tiers else None
+        described["tiers"] = [
             {
                 "every_steps": tier.every or None,
                 "every_s": tier.every * plan.report.step_time or None,
@@ -197,8 +201,8 @@ class RunAnswer:
         if regular and math.isfinite(plan.mtbf):
             stall, setting = regular[0].stall, plan.setting
             restart = setting.detection + setting.restart + regular[0].load
-            found["young_s"] = young_interval(stall, plan.mtbf)
-            found["daly_s"] = daly_interval(stall, plan.mtbf)
+            described["young_s"] = young_interval(stall, plan.mtbf)
+            described["daly_s"] = daly_interval(stall, plan.mtbf)
             interval = regular[0].every * plan.report.step_time
-            found["daly_goodput"] = expected_goodput(interval, stall, restart, plan.mtbf)
-        return found
+            described["daly_goodput"] = expected_goodput(interval, stall, restart, plan.mtbf)
+        return described

@@ -3,7 +3,7 @@
 A checkpoint holds the weights that the optimizer updates and its moments: with mixed precision and Adam 12 bytes for
 each trained parameter.
 
-full: one rank gathers all states and writes them through the ports of its node.
+full: a rank gathers all states and writes them through the ports of its node.
 sharded: every node writes its part; training waits.
 asynchronous: training waits for the copy of every GPU into the memory of its host; the file is written meanwhile.
 in-memory: every GPU copies its part into the memory of its host and of other nodes, between the messages of training
@@ -31,18 +31,18 @@ NODE_RATE = 1e9
 Llama 3 405B (arXiv 2407.21783, section 3.3.1)."""
 
 WITHOUT_FAILURES = 3600.0
-"""Time between checkpoints of a job that states neither an interval nor failures, from which the best one follows
+"""Time between checkpoints of a job that states neither an interval nor failures, from which the best follows
 [s]."""
 
 WRITING_SHARE = 0.1
 """Share of the time in which the store is written to, at most, by a job that does not state an interval: writing at all
 times would slow down others, and training itself."""
 
-LEAST_RATE = 1e-9
+MIN_RATE = 1e-9
 """Slower stores count as this [bytes/s]: never 0."""
 
-MOST_STEPS = 2**40
-"""More steps than any run has: checkpoints that are so far apart are never made."""
+MAX_STEPS = 2**40
+"""More steps than any run has: checkpoints that are so far apart are never taken."""
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
@@ -51,7 +51,7 @@ BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 class StateSize:
     """Size of the states of training.
 
-    nbytes: of one checkpoint. copies: of every state that the replicas hold; 1 where it is sharded over all of them.
+    nbytes: of a checkpoint. copies: of every state that the replicas hold; 1 where it is sharded over all of them.
     """
 
     nbytes: float
@@ -59,12 +59,12 @@ class StateSize:
 
 
 def state_size(report: Report, keys: Checkpoints) -> StateSize:
-    """The states of a job, and how often its ranks hold them."""
+    """Returns the states of a job, and how often its ranks hold them."""
     plan, framework = report.play.plan, report.job.framework
     moments, main = framework.update.states.element_bytes(framework.moments), framework.main_copy_bytes
     held = sum(
-        one.get("optimizer", 0.0) * weight
-        for one, weight in zip(report.play.resting, plan.ranks.device_weights, strict=True)
+        state_bytes.get("optimizer", 0.0) * weight
+        for state_bytes, weight in zip(report.play.resting, plan.ranks.device_weights, strict=True)
     ) * (report.job.cluster.gpus / sum(plan.ranks.device_weights))
     parameters = float(report.job.model.parameters)
     copies = 1
@@ -79,7 +79,7 @@ def state_size(report: Report, keys: Checkpoints) -> StateSize:
 
 
 def saved_bytes(job: Job, keys: Checkpoints) -> float:
-    """Size of a checkpoint for each trained parameter [bytes]."""
+    """Returns the size of a checkpoint for each trained parameter [bytes]."""
     framework = job.framework
     return keys.bytes_per_parameter or float(
         BYTES[framework.main_weights] + framework.update.states.element_bytes(framework.moments)
@@ -87,31 +87,31 @@ def saved_bytes(job: Job, keys: Checkpoints) -> float:
 
 
 def _distance_to_whole(ratio: float) -> float:
-    """How far a ratio is from a whole number; 1 for less than a whole copy."""
+    """Returns how far a ratio is from a whole number; 1 for less than a whole copy."""
     return abs(ratio - round(ratio)) if ratio > 0.9 else 1.0
 
 
 @dataclass(frozen=True)
 class StoreRates:
-    """Rates of a store [bytes/s]: all nodes together writing and reading, and one node alone."""
+    """Rates of a store [bytes/s]: all nodes together writing and reading, and a node alone."""
 
     write: float
     read: float
-    one: float
+    node: float
     assumed: str = ""
 
 
 def store_rates(cluster: Cluster, keys: Checkpoints) -> StoreRates:
-    """The store of a job: as it states it, that of the catalog, or one that is assumed."""
+    """Returns the store of a job: as it states it, that of the catalog, or an assumed store."""
     nodes, ports = cluster.nodes, cluster.scale_out.bandwidth * cluster.gpus_per_node or math.inf
     assumed = ""
     if keys.store is not None and keys.store != "none":
         store = load("stores", keys.store)
         write, read = store.rates(nodes)
-        one = min(float(store.per_node or math.inf), ports)
+        node = min(float(store.per_node or math.inf), ports)
     else:
         write = read = NODE_RATE * nodes
-        one = ports
+        node = ports
         if keys.write_gb_per_s is None:
             assumed = f"a store that takes {NODE_RATE / 1e9:g} GB/s from every node (run.checkpoints.write_gb_per_s)"
     if keys.write_gb_per_s is not None:
@@ -119,14 +119,14 @@ def store_rates(cluster: Cluster, keys: Checkpoints) -> StoreRates:
     if keys.read_gb_per_s is not None:
         read = keys.read_gb_per_s * 1e9
     factor = keys.bandwidth_factor
-    write, read, one = (max(min(rate * factor, ports * nodes), LEAST_RATE) for rate in (write, read, one))
-    return StoreRates(min(write, one * nodes), min(read, one * nodes), min(write, one), assumed)
+    write, read, node = (max(min(rate * factor, ports * nodes), MIN_RATE) for rate in (write, read, node))
+    return StoreRates(min(write, node * nodes), min(read, node * nodes), min(write, node), assumed)
 
 
 def make_tiers(
     keys: Checkpoints, size: StateSize, rates: StoreRates, cluster: Cluster, mtbf: float, step: float
 ) -> tuple[CheckpointTier, ...]:
-    """The checkpoints of a run, those that load fastest first.
+    """Returns the checkpoints of a run, those that load fastest first.
 
     mtbf: mean time between failures of the job [s]; infinity without failures. step: mean duration of a step [s].
     Raises PlanError where a kind asks for what the plan does not have.
@@ -138,7 +138,7 @@ def make_tiers(
     wrote, loads = size.nbytes / rates.write, size.nbytes / rates.read
     if keys.kind in ("full", "sharded", "asynchronous"):
         stall, write = {
-            "full": (size.nbytes / rates.one, 0.0),
+            "full": (size.nbytes / rates.node, 0.0),
             "sharded": (wrote, 0.0),
             "asynchronous": (to_host, wrote),
         }[keys.kind]
@@ -174,12 +174,13 @@ def _replace_stated(keys: Checkpoints, stall: float, write: float, load_: float)
 
 
 def interval_seconds(keys: Checkpoints, stall: float, write: float, mtbf: float) -> float:
-    """Time between two checkpoints, as stated or the best one [s]; not for `every_steps`."""
+    """Returns the time between two checkpoints, as stated or the best [s]; not for `every_steps`."""
     return keys.every_s if keys.every_s is not None else best_interval(stall, write, mtbf)
 
 
 def best_interval(stall: float, write: float, mtbf: float) -> float:
-    """Time between two checkpoints of a job that does not state it [s]: Daly's, unless writing would take too much."""
+    """Returns the time between two checkpoints of a job that does not state it [s]: Daly's, unless writing would take
+    too much."""
     best = daly_interval(stall, mtbf) if math.isfinite(mtbf) else WITHOUT_FAILURES
     return max(best, write / WRITING_SHARE)
 
@@ -187,9 +188,9 @@ def best_interval(stall: float, write: float, mtbf: float) -> float:
 def _interval(keys: Checkpoints, stall: float, write: float, mtbf: float, step: float) -> int:
     if keys.every_steps is not None:
         return keys.every_steps
-    return max(1, round(min(interval_seconds(keys, stall, write, mtbf) / step, MOST_STEPS)))
+    return max(1, round(min(interval_seconds(keys, stall, write, mtbf) / step, MAX_STEPS)))
 
 
 def _count_steps(seconds: float, step: float) -> int:
     """Steps that take so long, at least 1."""
-    return max(1, math.ceil(min(seconds / step, MOST_STEPS)))
+    return max(1, math.ceil(min(seconds / step, MAX_STEPS)))

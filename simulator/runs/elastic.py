@@ -7,9 +7,9 @@ templates: a pipeline that loses nodes goes on with fewer stages, and the micro-
     since other pipelines hold all states (Oobleck, Jang et al. 2023, SOSP, arXiv 2309.08125).
 reroute: peers of a missing node, which hold the same layers in other replicas, take its micro-batches into the bubbles
     of their pipelines: backward passes are split and updates staggered (ReCycle, Gandhi et al. 2024, SOSP, arXiv
-    2405.14009). Several missing nodes cost as much as one if they hold different layers.
-redundant: every node also computes the stage of the one after it, in the bubble of the pipeline, and takes over when
-    that one fails. Once the loss of more than `MOST_EXPOSED` of the nodes would be fatal, the run goes on with fewer
+    2405.14009). Several missing nodes cost as much as a single node if they hold different layers.
+redundant: every node also computes the stage of the node after it, in the bubble of the pipeline, and takes over when
+    that node fails. Once the loss of more than `MAX_EXPOSED` of the nodes would be fatal, the run goes on with fewer
     pipelines, and the other nodes replace those that fail (Bamboo, Thorpe et al. 2023, NSDI, arXiv 2204.12013). If two
     neighbours fail, it starts again from a checkpoint.
 """
@@ -25,15 +25,15 @@ from typing import NamedTuple
 
 from meshcast.simulator.job.run_keys import ElasticPolicy
 
-MOST_EXPOSED = 0.05
+MAX_EXPOSED = 0.05
 """Share of nodes that compute two stages, or whose stage no other node holds, above which a redundant run is
 reconfigured (`simulate_should_reconfigure` of Bamboo's simulator, uclasystem/bamboo @8080929)."""
 
 
 class PipelineTime(NamedTuple):
-    """Duration of a step of one pipeline.
+    """Duration of a step of a pipeline.
 
-    nodes: on which it runs. fixed: part that does not depend on micro-batches [s]. each: of one micro-batch [s].
+    nodes: on which it runs. fixed: part that does not depend on micro-batches [s]. each: of a micro-batch [s].
     """
 
     nodes: int
@@ -47,8 +47,8 @@ class Elasticity:
 
     step_s: duration of a step by the number of replicas that are missing [s]; as long as the most that may be, plus 1.
     policy: what it does while nodes are missing.
-    replicas: data-parallel replicas. nodes_per_replica: of one of them; below 1 several replicas share a node.
-    doubled_stage: duration of a step over the usual one while a node computes two stages.
+    replicas: data-parallel replicas. nodes_per_replica: of each of them; below 1 several replicas share a node.
+    doubled_stage: duration of a step over the usual while a node computes two stages.
     reconfigure: pause in which policies without a restart adapt [s].
     overhead: share by which every step of `redundant` is longer.
     pipelines: pipelines of other depths, by their nodes; () where replicas are only dropped as a whole.
@@ -86,7 +86,7 @@ class Elasticity:
         if self.pipelines:
             return self.most_missing
         most = (min(len(self.step_s), self.replicas) - 1) * max(self.nodes_per_replica, 1.0)
-        covered = MOST_EXPOSED * self.nodes / (2 + MOST_EXPOSED) if self.policy == "redundant" else 0.0
+        covered = MAX_EXPOSED * self.nodes / (2 + MAX_EXPOSED) if self.policy == "redundant" else 0.0
         return max(most, covered)
 
     def missing_replicas(self, nodes: Collection[int]) -> int:
@@ -99,7 +99,7 @@ class Elasticity:
         return max(places.values(), default=0)
 
     def goes_on(self, nodes: Collection[int]) -> bool:
-        """Whether the run can go on while these nodes are missing."""
+        """Returns whether the run can go on while these nodes are missing."""
         if not nodes:
             return True
         if self.policy == "none":
@@ -112,7 +112,7 @@ class Elasticity:
         return self.missing_replicas(nodes) < min(len(self.step_s), self.replicas)
 
     def keeps_work(self, nodes: Collection[int], failed: Collection[int]) -> bool:
-        """Whether only the running step is lost when nodes fail, since the states of all are elsewhere.
+        """Returns whether only the running step is lost when nodes fail, since the states of all are elsewhere.
 
         nodes: all that are missing then. failed: those that failed now.
         """
@@ -124,7 +124,7 @@ class Elasticity:
         return not self.pipelines or len(self.regroup(before)) > 1
 
     def step_seconds(self, nodes: Collection[int]) -> float:
-        """Duration of a step without stragglers while these nodes are missing [s]."""
+        """Returns the duration of a step without stragglers while these nodes are missing [s]."""
         usual = 1 + self.overhead
         if not nodes:
             return self.step_s[0] * usual
@@ -133,56 +133,61 @@ class Elasticity:
         if not self.pipelines:
             return self.step_s[self.missing_replicas(nodes)] * usual
         if self.policy == "templates":
-            found = self._balance(self.regroup(nodes))
+            seconds = self._balance(self.regroup(nodes))
         else:
-            found = min(self._repeat(one, self.nodes - len(nodes)) for one in self.pipelines)
-        return max(found + self.outside, self.step_s[0])
+            seconds = min(self._repeat(pipeline, self.nodes - len(nodes)) for pipeline in self.pipelines)
+        return max(seconds + self.outside, self.step_s[0])
 
     def regroup(self, nodes: Collection[int]) -> list[int]:
-        """Nodes of every pipeline while these are missing: those that lost some go on with fewer, borrow one from the
-        pipeline with the most, or are dissolved (Oobleck, section 5)."""
+        """Returns the nodes of every pipeline while these are missing: those that lost some go on with fewer, borrow a
+        node from the pipeline with the most, or are dissolved (Oobleck, section 5)."""
         missing = Counter(node // self.replica_nodes for node in nodes)
-        found = [self.replica_nodes - missing[replica] for replica in range(self.replicas)]
+        sizes = [self.replica_nodes - missing[replica] for replica in range(self.replicas)]
         least, most = self.pipelines[0].nodes, self.pipelines[-1].nodes
-        while found and min(found) < least:
-            short, rich = found.index(min(found)), found.index(max(found))
-            if found[rich] > least:
-                found[rich] -= 1
-                found[short] += 1
+        while sizes and min(sizes) < least:
+            short, rich = sizes.index(min(sizes)), sizes.index(max(sizes))
+            if sizes[rich] > least:
+                sizes[rich] -= 1
+                sizes[short] += 1
             else:
-                for _ in range(found.pop(short)):
-                    smallest = min(range(len(found)), key=found.__getitem__, default=None)
-                    if smallest is not None and found[smallest] < most:
-                        found[smallest] += 1
-        return found
+                for _ in range(sizes.pop(short)):
+                    smallest = min(range(len(sizes)), key=sizes.__getitem__, default=None)
+                    if smallest is not None and sizes[smallest] < most:
+                        sizes[smallest] += 1
+        return sizes
 
     def _balance(self, sizes: list[int]) -> float:
-        """Time of a step whose micro-batches are spread over heterogeneous pipelines so that the last one ends soonest
-        [s]."""
-        times = {one.nodes: one for one in self.pipelines}
+        """Returns the time of a step whose micro-batches are spread over heterogeneous pipelines so that the last ends
+        soonest [s]."""
+        times = {pipeline.nodes: pipeline for pipeline in self.pipelines}
         chosen = [times[size] for size in sizes]
-        ends = (self.batches + sum(one.fixed / one.each for one in chosen)) / sum(1 / one.each for one in chosen)
-        given = [max(0, math.floor((ends - one.fixed) / one.each)) for one in chosen]
-        queue = [(one.fixed + (count + 1) * one.each, one) for one, count in zip(chosen, given, strict=True)]
+        ends = (self.batches + sum(pipeline.fixed / pipeline.each for pipeline in chosen)) / sum(
+            1 / pipeline.each for pipeline in chosen
+        )
+        counts = [max(0, math.floor((ends - pipeline.fixed) / pipeline.each)) for pipeline in chosen]
+        queue = [
+            (pipeline.fixed + (count + 1) * pipeline.each, pipeline)
+            for pipeline, count in zip(chosen, counts, strict=True)
+        ]
         heapq.heapify(queue)
-        last = max(one.fixed + count * one.each for one, count in zip(chosen, given, strict=True))
-        for _ in range(self.batches - sum(given)):
-            last, one = queue[0]
-            heapq.heapreplace(queue, (last + one.each, one))
+        last = max(pipeline.fixed + count * pipeline.each for pipeline, count in zip(chosen, counts, strict=True))
+        for _ in range(self.batches - sum(counts)):
+            last, pipeline = queue[0]
+            heapq.heapreplace(queue, (last + pipeline.each, pipeline))
         return last
 
-    def _repeat(self, one: PipelineTime, nodes: int) -> float:
-        """Time of a step of as many equal pipelines as there are nodes for [s]."""
-        count = nodes // one.nodes
-        return one.fixed + math.ceil(self.batches / count) * one.each if count else math.inf
+    def _repeat(self, pipeline: PipelineTime, nodes: int) -> float:
+        """Returns the time of a step of as many equal pipelines as there are nodes for [s]."""
+        count = nodes // pipeline.nodes
+        return pipeline.fixed + math.ceil(self.batches / count) * pipeline.each if count else math.inf
 
     def _is_covered(self, nodes: Collection[int]) -> bool:
-        """Whether neighbours compute the stages of all missing nodes, and few enough are exposed meanwhile."""
-        exposed = 2 * len(nodes) <= MOST_EXPOSED * (self.nodes - len(nodes))
+        """Returns whether neighbours compute the stages of all missing nodes, and few enough are exposed meanwhile."""
+        exposed = 2 * len(nodes) <= MAX_EXPOSED * (self.nodes - len(nodes))
         return exposed and self._are_apart(nodes)
 
     def _are_apart(self, nodes: Collection[int]) -> bool:
-        """Whether no two of these nodes hold stages one after another, the last and the first included."""
+        """Returns whether no two of these nodes hold successive stages, the last and the first included."""
         size = self.replica_nodes
         after = {node - node % size + (node + 1) % size for node in nodes}
         return not nodes or (size > 1 and after.isdisjoint(nodes))

@@ -30,7 +30,7 @@ def refuse_endless(setting: RunSetting) -> None:
 
 
 def _explain(setting: RunSetting, expected: ExpectedRun, times: FailureTimes) -> PlanError:
-    """The error for a run that does not end."""
+    """Returns the error for a run that does not end."""
     limit = f"given up after {_describe(setting.limit_s)}, run.most_days"
     if (paused := measure_pauses(setting)) >= 1:
         of_data = tuple(episode for episode in setting.episodes if episode.data)
@@ -61,7 +61,7 @@ def _explain(setting: RunSetting, expected: ExpectedRun, times: FailureTimes) ->
 
 
 def _advise(setting: RunSetting, times: FailureTimes) -> str:
-    """What would end: the least change that does."""
+    """Returns what would end: the least change that does."""
     for words, changed, failures in _list_changes(setting, times):
         expected = expect_run(changed, failures)
         if expected.ends(changed):
@@ -87,7 +87,7 @@ def _list_changes(setting: RunSetting, times: FailureTimes) -> Iterator[tuple[st
 
 
 def _save_better(setting: RunSetting, times: FailureTimes) -> tuple[str, RunSetting]:
-    """The run with the best interval of its checkpoints; with some if it has none."""
+    """Returns the run with the best interval of its checkpoints; with some if it has none."""
     tier = next((tier for tier in setting.tiers if tier.every), None)
     if tier is None:
         return "Saving states (run.checkpoints)", replace(setting, tiers=(*setting.tiers, CheckpointTier(1)))
@@ -99,7 +99,7 @@ def _save_better(setting: RunSetting, times: FailureTimes) -> tuple[str, RunSett
 
 
 def _make_rarer(setting: RunSetting, factor: float) -> RunSetting:
-    """The run with failures that are so many times as rare; those of a log stay."""
+    """Returns the run with failures that are so many times as rare; those of a log stay."""
     sources = (
         source._replace(mtbf=source.mtbf * factor) if isinstance(source, FailingUnits) else source
         for source in setting.sources
@@ -108,7 +108,7 @@ def _make_rarer(setting: RunSetting, factor: float) -> RunSetting:
 
 
 def _describe(seconds: float) -> str:
-    """A time in words."""
+    """Returns a time in words."""
     if seconds > MANY * 86_400:
         return f"more than {MANY:,} days"
     return format_seconds(seconds) if seconds < 7200 else format_days(seconds / 86_400)

@@ -1,6 +1,6 @@
 """How long a run is expected to take, and through how many failures, before it is simulated.
 
-Between two failures a run recovers (R), and then trains from one checkpoint to the next (t, pauses included); each can
+Between two failures a run recovers (R), and then trains from a checkpoint to the next (t, pauses included); each can
 be used once it is written (w). Of a time G between two failures it keeps floor((G - R - w) / t) such segments, so n of
 them take n / E[floor((G - R - w) / t)] failures (renewal reward). With exponential times of mean M that is
 
@@ -51,20 +51,21 @@ class FailureGaps:
     units: tuple[FailingUnits, ...] = ()
 
     def pass_failures(self, count: float) -> float:
-        """Time until so many have happened [s]."""
+        """Returns the time until so many have happened [s]."""
         if self.drawn is not None and count < len(self.drawn):
             return float(self.drawn[: int(count)].sum())
         return count * self.mean if count else 0.0
 
     def count_within(self, seconds: float) -> float:
-        """Number of failures in a time from the beginning on."""
+        """Counts the failures in a time from the beginning on."""
         if self.drawn is not None and (count := int(np.searchsorted(np.cumsum(self.drawn), seconds))) < len(self.drawn):
             return float(count)
         return seconds / self.mean
 
     def survive(self, seconds: float) -> float:
-        """Share of the failures, at least, after which so much time passes without another one where none of the drawn
-        ones left as much: as if they were exponentially distributed, or as the part that failed allows by itself."""
+        """Returns the share of the failures, at least, after which so much time passes without another where none of
+        the drawn failures left as much: as if they were exponentially distributed, or as the part that failed allows by
+        itself."""
         alone = max((unit.survive(seconds) for unit in self.units), default=1.0)
         drawn = 1.0 if self.drawn is None else 1 / len(self.drawn)
         return min(math.exp(-seconds / self.mean), alone, drawn)
@@ -73,7 +74,7 @@ class FailureGaps:
 class Attempt(NamedTuple):
     """What has to pass without a failure before a run gets on.
 
-    recovery: from a failure until steps run again [s]. segment: from one checkpoint to the next [s]. write: until it
+    recovery: from a failure until steps run again [s]. segment: from a checkpoint to the next [s]. write: until it
     can be used [s]. segments: their number.
     """
 
@@ -84,11 +85,11 @@ class Attempt(NamedTuple):
 
     @property
     def need(self) -> float:
-        """Time without a failure from one of them to the next checkpoint [s]."""
+        """Time without a failure from any of them to the next checkpoint [s]."""
         return self.recovery + self.segment + self.write
 
     def expect_failures(self, gaps: FailureGaps) -> float:
-        """Expected number of failures until all segments are done."""
+        """Returns the expected number of failures until all segments are done."""
         if gaps.drawn is None:
             again, passed = self.recovery + self.write, math.exp(-self.segment / gaps.mean)
             if passed == 1:
@@ -123,7 +124,7 @@ class FailureTimes:
             self._ended = len(failures) < most
 
     def stretch(self, factor: float) -> FailureTimes:
-        """The same failures, so many times as rare."""
+        """Returns the same failures, so many times as rare."""
         rarer = copy(self)
         rarer._units = tuple(unit._replace(mtbf=unit.mtbf * factor) for unit in self._units)
         rarer._times = self._times * factor
@@ -134,7 +135,7 @@ class FailureTimes:
         return sorted({*(unit.lost for unit in self._units), *self._lost.tolist()})
 
     def gaps(self, least: int = 0, most: float = math.inf) -> FailureGaps:
-        """The times between failures that take so many nodes."""
+        """Returns the times between failures that take so many nodes."""
         units = tuple(unit for unit in self._units if least <= unit.lost <= most)
         if not self._drawn:
             rate = sum(unit.rate for unit in units)
@@ -168,12 +169,12 @@ class ExpectedRun:
     waiting: float
 
     def ends(self, setting: RunSetting) -> bool:
-        """Whether a run of this setting ends before it is given up."""
+        """Returns whether a run of this setting ends before it is given up."""
         return self.seconds <= setting.limit_s and self.events <= setting.most_events
 
 
 def expect_run(setting: RunSetting, times: FailureTimes | None = None) -> ExpectedRun:
-    """What is expected of a run. times: of its failures, where they are known."""
+    """Returns what is expected of a run. times: of its failures, where they are known."""
     times = times or FailureTimes(setting.sources)
     attempt, mtbf, seconds, attempts = Attempt(0.0, setting.quiet_s), math.inf, setting.quiet_s, 1.0
     for gaps, hardest in _list_attempts(setting, times) if setting.steps is not None else ():
@@ -198,12 +199,12 @@ def expect_run(setting: RunSetting, times: FailureTimes | None = None) -> Expect
 
 
 def measure_pauses(setting: RunSetting) -> float:
-    """Share of the time for which slow episodes and data stop a run; 1 or more: it never goes on."""
+    """Returns the share of the time for which slow episodes and data stop a run; 1 or more: it never goes on."""
     return sum(episodes.pause / episodes.every for episodes in setting.episodes)
 
 
 def _list_attempts(setting: RunSetting, times: FailureTimes) -> Iterator[tuple[FailureGaps, Attempt]]:
-    """What has to pass between all failures, and between those of so many nodes that some checkpoints do not
+    """Yields what has to pass between all failures, and between those of so many nodes that some checkpoints do not
     survive."""
     if setting.elasticity.policy in ("none", "fewer-replicas"):
         for least in times.list_losses():
@@ -219,7 +220,7 @@ def _list_attempts(setting: RunSetting, times: FailureTimes) -> Iterator[tuple[F
 def _find_easiest(
     setting: RunSetting, tiers: Sequence[CheckpointTier], gaps: FailureGaps
 ) -> tuple[FailureGaps, Attempt]:
-    """The attempt with the fewest failures among checkpoints that survive them."""
+    """Returns the attempt with the fewest failures among checkpoints that survive them."""
     steps = setting.steps or 0
     step, recovery = _certain_step(setting, gaps), setting.detection + setting.restart
     every, seconds = setting.evaluation or (1, 0.0)
@@ -236,19 +237,20 @@ def _find_easiest(
 
 
 def _certain_step(setting: RunSetting, gaps: FailureGaps) -> float:
-    """Duration of equal steps that pass without a failure as often as those that vary [s]."""
+    """Returns the duration of equal steps that pass without a failure as often as those that vary [s]."""
     if math.isinf(gaps.mean) or setting.jitter.sigma == 0.0:
         return setting.step_s * setting.jitter.mean_duration()
     return setting.step_s * setting.jitter.certain_duration(setting.step_s / gaps.mean)
 
 
 def count_replaceable(setting: RunSetting) -> float:
-    """Number of nodes that may be in repair while the run goes on."""
+    """Counts the nodes that may be in repair while the run goes on."""
     return math.inf if setting.spares is None else setting.spares + int(setting.elasticity.most_nodes)
 
 
 def expect_wait(setting: RunSetting, losing: float) -> float:
-    """Mean time for which a run waits for repairs when it loses nodes [s]. losing: how often it does [1 / s]."""
+    """Returns the mean time for which a run waits for repairs when it loses nodes [s]. losing: how often it does [1 /
+    s]."""
     units = [source for source in setting.sources if isinstance(source, FailingUnits) and source.lost]
     if setting.spares is None or not units:
         return 0.0
@@ -258,7 +260,7 @@ def expect_wait(setting: RunSetting, losing: float) -> float:
     blocked = 1.0  # share of failures that find so many nodes in repair
     for count in range(1, most + 1):
         blocked = load * blocked / (count + load * blocked)
-    fall = 0.0  # mean time until one node fewer is in repair [s]
+    fall = 0.0  # mean time until a node fewer is in repair [s]
     for count in range(min(nodes + setting.spares, most + 1_000 + int(min(4 * load, 1e6))), most, -1):
         active = max(nodes - max(count - setting.spares, 0), 0) / nodes
         fall = setting.repair / count * (1 + rate * active * fall)

@@ -1,6 +1,6 @@
 """Logs of failures as CSV, to replay them and to fit rates to them.
 
-A log has a row of headings and one row for each failure: ``time_h`` since the beginning [hours], in rising order;
+A log has a row of headings and a row for each failure: ``time_h`` since the beginning [hours], in rising order;
 ``component``; and, as far as they are known, ``nodes`` (numbers of the nodes that the job lost, from 0, separated by
 spaces; empty: it lost none) and ``repair_h`` (hours until they were back). Further columns are left alone. A last row
 with the component ``end`` says how long was observed; without it that is the time of the last failure.
@@ -24,12 +24,12 @@ COLUMNS = ("time_h", "component", "nodes", "repair_h")
 END = "end"
 """Component of the row that ends a log."""
 
-MOST_COMPONENTS = 1_000
+MAX_COMPONENTS = 1_000
 """Most components of a log; a column with more names holds something else, such as messages."""
 
 HOUR = 3600.0
 
-LEAST_HOURS = 1e-9
+MIN_HOURS = 1e-9
 """Shortest time but 0; rates of shorter ones would be beyond all numbers."""
 
 
@@ -42,7 +42,8 @@ class ObservedLog:
 
 
 def read_failure_log(path: Path, nodes: int | None = None) -> ObservedLog:
-    """The failures of a log. nodes: of the job; None: not known. Raises PlanError for a mistake, with its line."""
+    """Returns the failures of a log. nodes: of the job; None: not known. Raises PlanError for a mistake, with its
+    line."""
     rows = [row for row in csv_rows(path, "Name a CSV file with the columns time_h and component") if row.cells]
     heads = rows[0].cells if rows else []
     for name in COLUMNS:
@@ -54,21 +55,21 @@ def read_failure_log(path: Path, nodes: int | None = None) -> ObservedLog:
             raise PlanError(
                 f"{path}:1", rule, nearest(name, heads) if heads else "Write time_h,component,nodes,repair_h"
             )
-    found: list[Failure] = []
+    failures: list[Failure] = []
     for row in rows[1:]:
         cells = dict(zip_longest(heads, row.cells[: len(heads)], fillvalue=""))
-        found.append(_read_row(cells, f"{path}:{row.line}", nodes, found))
-    observed = found[-1].time if found else 0.0
-    if found and found[-1].component == END:
-        found.pop()
-    if any(one.component == END for one in found):
+        failures.append(_read_row(cells, f"{path}:{row.line}", nodes, failures))
+    observed = failures[-1].time if failures else 0.0
+    if failures and failures[-1].component == END:
+        failures.pop()
+    if any(failure.component == END for failure in failures):
         raise PlanError(str(path), "failures follow the row that ends the log", "Move that row to the end")
-    if not found:
+    if not failures:
         raise PlanError(str(path), "the log has no failures", "Write a row for each, or failures: none")
-    if len(names := {failure.component for failure in found}) > MOST_COMPONENTS:
-        rule = f"the log has {len(names):,} components, at most {MOST_COMPONENTS:,} are read"
+    if len(names := {failure.component for failure in failures}) > MAX_COMPONENTS:
+        rule = f"the log has {len(names):,} components, at most {MAX_COMPONENTS:,} are read"
         raise PlanError(str(path), rule, "Name the kinds of parts that fail, such as gpu, in the column component")
-    return ObservedLog(tuple(found), observed)
+    return ObservedLog(tuple(failures), observed)
 
 
 def _read_row(cells: dict[str, str], where: str, nodes: int | None, before: Sequence[Failure]) -> Failure:
@@ -92,13 +93,13 @@ def _read_row(cells: dict[str, str], where: str, nodes: int | None, before: Sequ
 
 def _read_number(text: str, where: str, column: str) -> float:
     try:
-        found = float(text)
+        hours = float(text)
     except ValueError:
-        found = math.nan
-    if not (found == 0 or LEAST_HOURS <= found <= 1e6):
-        rule = f"hours are 0, or numbers from {LEAST_HOURS:g} to 1,000,000"
+        hours = math.nan
+    if not (hours == 0 or MIN_HOURS <= hours <= 1e6):
+        rule = f"hours are 0, or numbers from {MIN_HOURS:g} to 1,000,000"
         raise PlanError(f"{where} {column}", rule, "Correct it", text)
-    return found
+    return hours
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ class FittedRate:
 
     failures: number of them. mtbf: mean time [s], the estimate of greatest likelihood under exponential times: observed
     time over failures. low, high: 90 % interval of it. shape, scale: of the Weibull distribution of greatest likelihood
-    of the gaps [s]. gain: by how much its log-likelihood exceeds that of the exponential one; above 1.92 a shape of 1
-    is outside of the 95 % interval.
+    of the gaps [s]. gain: by how much its log-likelihood exceeds that of the exponential distribution; above 1.92 a
+    shape of 1 is outside of the 95 % interval.
     """
 
     component: str
@@ -121,12 +122,12 @@ class FittedRate:
     gain: float
 
 
-LEAST = 3
+MIN_FAILURES = 3
 """Gaps that a Weibull distribution is fitted to at least."""
 
 
 def fit_rates(log: ObservedLog) -> list[FittedRate]:
-    """Rates of every component of a log. Raises PlanError for one that covers no time."""
+    """Returns the rates of every component of a log. Raises PlanError for a log that covers no time."""
     if not log.observed:
         rule = "the log covers no time, so that it has no rates"
         raise PlanError(
@@ -140,13 +141,13 @@ def fit_rates(log: ObservedLog) -> list[FittedRate]:
 
 def _fit(name: str, times: Sequence[float], observed: float) -> FittedRate:
     count = len(times)
-    # Gaps between failures, the first from the beginning on; the time after the last one is a gap that has not ended.
+    # Gaps between failures, the first from the beginning on; the time after the last is a gap that has not ended.
     gaps = np.diff(np.array([0.0, *times]))
     gaps = gaps[gaps > 0]
     rest = max(observed - times[-1], 0.0)
     low, high = _poisson_interval(count)
     shape, scale, gain = 1.0, observed / count, 0.0
-    if len(gaps) >= LEAST:
+    if len(gaps) >= MIN_FAILURES:
         shape, scale = fit_weibull(gaps, rest)
         gain = _likelihood(gaps, rest, shape, scale) - _likelihood(
             gaps, rest, 1.0, float(gaps.sum() + rest) / len(gaps)
@@ -155,7 +156,8 @@ def _fit(name: str, times: Sequence[float], observed: float) -> FittedRate:
 
 
 def fit_weibull(gaps: np.ndarray, rest: float = 0.0) -> tuple[float, float]:
-    """Shape and scale [s] of greatest likelihood. gaps: times that have ended. rest: one that has not, 0: none.
+    """Returns shape and scale [s] of greatest likelihood. gaps: times that have ended. rest: a time that has not, 0:
+    none.
 
     The shape k solves sum(t^k ln t) / sum(t^k) - 1 / k = mean(ln t of the ended gaps), whose left side rises with k.
     """
@@ -183,7 +185,8 @@ def _likelihood(gaps: np.ndarray, rest: float, shape: float, scale: float) -> fl
 
 
 def _poisson_interval(count: int) -> tuple[float, float]:
-    """90 % interval of the mean of a Poisson number (Wilson and Hilferty's cubes of a chi-squared quantile)."""
+    """Returns the 90 % interval of the mean of a Poisson number (Wilson and Hilferty's cubes of a chi-squared
+    quantile)."""
     z = 1.6449
     low = count * (1 - 1 / (9 * count) - z / (3 * math.sqrt(count))) ** 3
     high = (count + 1) * (1 - 1 / (9 * (count + 1)) + z / (3 * math.sqrt(count + 1))) ** 3

@@ -1,7 +1,7 @@
 """When parts of the cluster fail: renewal processes with exponential or Weibull times, and logs that are replayed.
 
 n parts with exponential times of mean M fail together as a Poisson process of rate n / M. With Weibull times of shape k
-every part has a clock of its own: its time has the scale M / Gamma(1 + 1/k), and a part that fails is replaced by a new
+every part has a clock: its time has the scale M / Gamma(1 + 1/k), and a part that fails is replaced by a new
 one, whose clock begins at 0. Failures of the job as a whole take nodes at random, of those that it has.
 """
 
@@ -33,16 +33,16 @@ class Failure(NamedTuple):
 
 
 class FailureSource(Protocol):
-    """Failures in the order of time; of one run."""
+    """Failures in the order of time; of a run."""
 
     def failures(self, rng: np.random.Generator) -> Iterator[Failure]: ...
 
 
 class FailingUnits(NamedTuple):
-    """Parts of one kind that fail.
+    """Parts of a kind that fail.
 
-    component: name. units: their number. mtbf: mean time between failures of one [s]. shape: of the Weibull
-    distribution, 1: exponential. lost: nodes that one failure takes. nodes: all nodes of the job, over which the parts
+    component: name. units: their number. mtbf: mean time between failures of a part [s]. shape: of the Weibull
+    distribution, 1: exponential. lost: nodes that a failure takes. nodes: all nodes of the job, over which the parts
     are spread evenly in their order.
     """
 
@@ -64,16 +64,16 @@ class FailingUnits(NamedTuple):
         return self.mtbf / math.gamma(1 + 1 / self.shape)
 
     def survive(self, seconds: float) -> float:
-        """Share of the parts that live longer."""
+        """Returns the share of the parts that live longer."""
         return math.exp(-(min(seconds / self._scale, 1e9) ** self.shape))
 
     def failures(self, rng: np.random.Generator) -> Iterator[Failure]:
-        """Failures of one run, without end."""
+        """Yields the failures of a run, without end."""
         for time, unit in self.times(rng):
             yield Failure(time, self.component, self.nodes_of(unit), any_of=self.nodes if self._is_job else 0)
 
     def times(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
-        """When parts fail [s], each with the place of its part, without end."""
+        """Yields when parts fail [s], each with the place of its part, without end."""
         return self._poisson(rng) if self.shape == 1.0 else self._renewals(rng)
 
     @property
@@ -83,7 +83,7 @@ class FailingUnits(NamedTuple):
 
     @property
     def _is_job(self) -> bool:
-        """Whether the one unit is the job as a whole, which loses nodes."""
+        """Whether the single unit is the job as a whole, which loses nodes."""
         return self.units == 1 < self.nodes and self.lost > 0
 
     def _poisson(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
@@ -103,7 +103,7 @@ class FailingUnits(NamedTuple):
             heapq.heapreplace(clocks, (time + scale * float(rng.weibull(self.shape)), unit))
 
     def nodes_of(self, unit: int) -> tuple[int, ...]:
-        """The nodes that a failure of a part takes: its own, and those after it."""
+        """Returns the nodes that a failure of a part takes: that of the part, and those after it."""
         if not self.lost:
             return ()
         first = unit * self.nodes // self._places
@@ -117,5 +117,5 @@ class FailureLog(NamedTuple):
     entries: Sequence[Failure]
 
     def failures(self, rng: np.random.Generator) -> Iterator[Failure]:
-        """The failures of the log, the same in every run; rng is not used."""
+        """Returns the failures of the log, the same in every run; rng is not used."""
         return iter(self.entries)

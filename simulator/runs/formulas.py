@@ -38,5 +38,5 @@ def expected_slowdown(t: float, d: float, restart: float, mtbf: float) -> float:
 
 
 def expected_goodput(t: float, d: float, restart: float, mtbf: float) -> float:
-    """Share of the duration of a run that is training which is kept."""
+    """Returns the share of the duration of a run that is training which is kept."""
     return 1 / expected_slowdown(t, d, restart, mtbf)

@@ -19,13 +19,13 @@ from meshcast.simulator.runs.failure_log import read_failure_log
 from meshcast.simulator.runs.failures import FailingUnits, FailureLog, FailureSource
 from meshcast.simulator.runs.replicas import ForecastSteps, make_elasticity
 from meshcast.simulator.runs.stragglers import Episodes, Jitter
-from meshcast.simulator.runs.training import MOST_EVENTS, RunSetting
+from meshcast.simulator.runs.training import MAX_EVENTS, RunSetting
 
 SEEDS = 32
 """Simulated runs of a job that does not state their number."""
 
 
-LEAST_TIME = 1e-9
+MIN_TIME = 1e-9
 """Mean times between failures, and between slow episodes, count as this if they are shorter [s]: never 0."""
 
 
@@ -100,7 +100,7 @@ class RunConditions:
 
 
 def read_conditions(job: Job) -> RunConditions:
-    """The conditions of the runs of a job. Raises PlanError for a log of failures that cannot be read."""
+    """Returns the conditions of the runs of a job. Raises PlanError for a log of failures that cannot be read."""
     run = job.run
     failures, recovery = run.failures or Failures(), run.recovery or Recovery()
     checkpoints, stragglers = run.checkpoints or Checkpoints(), run.stragglers or RunStragglers()
@@ -133,46 +133,46 @@ def read_conditions(job: Job) -> RunConditions:
 
 
 def make_jitter(job: Job, barrier: int) -> Jitter:
-    """How the durations of steps vary. barrier: steps after which replicas wait for each other."""
+    """Returns how the durations of steps vary. barrier: steps after which replicas wait for each other."""
     stragglers = job.run.stragglers or RunStragglers()
     return Jitter(stragglers.jitter, stragglers.distribution, stragglers.ranks or job.cluster.gpus, barrier)
 
 
 def make_run(report: Report, known: ForecastSteps | None = None) -> RunPlan:
-    """The run of a job. known: see `make_elasticity`. Raises PlanError for a run without a length, for keys that its
-    plan does not admit, and for a run that is not expected to end."""
+    """Returns the run of a job. known: see `make_elasticity`. Raises PlanError for a run without a length, for keys
+    that its plan does not admit, and for a run that is not expected to end."""
     job, run = report.job, report.job.run
     steps = run.steps if run.steps is not None else math.ceil(report.steps_of_run) if report.steps_of_run else None
     if steps is None and run.days is None:
         rule = "the run has no length"
         raise PlanError("run", rule, "State run.tokens, run.steps or run.days, for example with --set run.days=54")
     # Replicas wait for each other once in a period of the data scheme.
-    given, jitter = read_conditions(job), make_jitter(job, report.play.plan.passes.period)
+    conditions, jitter = read_conditions(job), make_jitter(job, report.play.plan.passes.period)
     step = report.step_time * jitter.mean_duration()
-    size = state_size(report, given.checkpoints)
+    size = state_size(report, conditions.checkpoints)
     setting = RunSetting(
-        elasticity=make_elasticity(report, given.recovery, known),
+        elasticity=make_elasticity(report, conditions.recovery, known),
         steps=steps,
         horizon=math.inf if run.days is None else run.days * 86_400,
         jitter=jitter,
-        episodes=given.episodes,
-        sources=given.sources,
-        tiers=make_tiers(given.checkpoints, size, given.store, job.cluster, given.mtbf, step),
-        detection=given.detection,
-        restart=given.restart,
-        spares=given.recovery.spares,
-        repair=given.repair,
+        episodes=conditions.episodes,
+        sources=conditions.sources,
+        tiers=make_tiers(conditions.checkpoints, size, conditions.store, job.cluster, conditions.mtbf, step),
+        detection=conditions.detection,
+        restart=conditions.restart,
+        spares=conditions.recovery.spares,
+        repair=conditions.repair,
         evaluation=run.evaluation.pause if run.evaluation else None,
-        most_events=run.most_events or MOST_EVENTS,
+        most_events=run.most_events or MAX_EVENTS,
         most_seconds=None if run.most_days is None else run.most_days * 86_400,
     )
     refuse_endless(setting)
-    assumed = (*given.assumed, *(["steps of equal duration (run.stragglers.jitter)"] if jitter.sigma == 0 else []))
-    return RunPlan(report, setting, run.seeds or SEEDS, run.seed or 0, size, given.store, given.mtbf, assumed)
+    assumed = (*conditions.assumed, *(["steps of equal duration (run.stragglers.jitter)"] if jitter.sigma == 0 else []))
+    return RunPlan(report, setting, run.seeds or SEEDS, run.seed or 0, size, conditions.store, conditions.mtbf, assumed)
 
 
 def replace_run_keys(report: Report, job: Job) -> Report:
-    """The forecast of a job under another one that differs in keys of `run` alone."""
+    """Returns the forecast of a job under another job that differs in keys of `run` alone."""
     plan = report.play.plan
     changed = replace(plan, job=plan.job.model_copy(update={"run": job.run}))
     return type(report)(replace(report.play, plan=changed), report.step_kinds)
@@ -188,12 +188,12 @@ def _name_recovery(recovery: Recovery, rates: Reliability) -> list[str]:
         "scheduling": (recovery.scheduling_s, rates.scheduling),
         "warm_up": (recovery.warm_up_s, rates.warm_up),
     }
-    found = [f"{name} {float(value):g} s" for name, (stated, value) in unstated.items() if stated is None]
-    return [f"after a failure: {', '.join(found)} (run.recovery)"] if found else []
+    assumed = [f"{name} {float(value):g} s" for name, (stated, value) in unstated.items() if stated is None]
+    return [f"after a failure: {', '.join(assumed)} (run.recovery)"] if assumed else []
 
 
 def count_units(cluster: Cluster, per: Unit, nodes_per_switch: int) -> int:
-    """Number of parts of a cluster that fail or are slow."""
+    """Counts the parts of a cluster that fail or are slow."""
     ports = int(cluster.node.nics.count) if cluster.node.nics else 1
     return {
         "gpu": cluster.gpus,
@@ -207,19 +207,19 @@ def count_units(cluster: Cluster, per: Unit, nodes_per_switch: int) -> int:
 def _list_sources(job: Job, failures: Failures, rates: Reliability) -> tuple[FailureSource, ...]:
     if failures.log is not None:
         return (FailureLog(read_failure_log(job.folder / failures.log, job.cluster.nodes).failures),)
-    cluster, found = job.cluster, dict[str, FailingUnits]()
+    cluster, units_by_name = job.cluster, dict[str, FailingUnits]()
     if failures.rates != "none":
-        for name, one in rates.components.items():
-            units = count_units(cluster, one.per, failures.nodes_per_switch)
-            lost = _nodes_lost(None, one.per, one.loses, failures)
-            mtbf = max(rates.mtbf(name) * failures.mtbf_factor, LEAST_TIME)
-            found[name] = FailingUnits(name, units, mtbf, 1.0, lost, cluster.nodes)
-    for name, own in failures.components.items():
-        units = count_units(cluster, own.per, failures.nodes_per_switch)
-        lost = _nodes_lost(own.nodes, own.per, own.loses, failures)
-        mtbf = max(own.mtbf_hours * 3600 * failures.mtbf_factor, LEAST_TIME)
-        found[name] = FailingUnits(name, units, mtbf, own.shape, lost, cluster.nodes)
-    return tuple(found.values())
+        for name, part in rates.components.items():
+            units = count_units(cluster, part.per, failures.nodes_per_switch)
+            lost = _nodes_lost(None, part.per, part.loses, failures)
+            mtbf = max(rates.mtbf(name) * failures.mtbf_factor, MIN_TIME)
+            units_by_name[name] = FailingUnits(name, units, mtbf, 1.0, lost, cluster.nodes)
+    for name, stated in failures.components.items():
+        units = count_units(cluster, stated.per, failures.nodes_per_switch)
+        lost = _nodes_lost(stated.nodes, stated.per, stated.loses, failures)
+        mtbf = max(stated.mtbf_hours * 3600 * failures.mtbf_factor, MIN_TIME)
+        units_by_name[name] = FailingUnits(name, units, mtbf, stated.shape, lost, cluster.nodes)
+    return tuple(units_by_name.values())
 
 
 def _nodes_lost(stated: int | None, per: Unit, loses: str, failures: Failures) -> int:
@@ -229,22 +229,22 @@ def _nodes_lost(stated: int | None, per: Unit, loses: str, failures: Failures) -
 
 
 def _mean_time(sources: tuple[FailureSource, ...]) -> float:
-    """Mean time between failures of the job [s]; infinity without failures."""
+    """Returns the mean time between failures of the job [s]; infinity without failures."""
     rate = 0.0
-    for one in sources:
-        if isinstance(one, FailingUnits):
-            rate += one.rate
-        elif isinstance(one, FailureLog) and one.entries and one.entries[-1].time:
-            rate += len(one.entries) / one.entries[-1].time
+    for source in sources:
+        if isinstance(source, FailingUnits):
+            rate += source.rate
+        elif isinstance(source, FailureLog) and source.entries and source.entries[-1].time:
+            rate += len(source.entries) / source.entries[-1].time
     return 1 / rate if rate else math.inf
 
 
 def _list_episodes(job: Job, stragglers: RunStragglers, failures: Failures) -> tuple[Episodes, ...]:
-    found = []
-    for one in stragglers.episodes.values():
-        units = count_units(job.cluster, one.per, failures.nodes_per_switch)
-        every = max(one.every_hours * 3600 / units, LEAST_TIME)
-        found.append(Episodes(every, one.minutes * 60, one.slowdown, one.pause_s))
+    episodes = []
+    for stated in stragglers.episodes.values():
+        units = count_units(job.cluster, stated.per, failures.nodes_per_switch)
+        every = max(stated.every_hours * 3600 / units, MIN_TIME)
+        episodes.append(Episodes(every, stated.minutes * 60, stated.slowdown, stated.pause_s))
     if (stalls := job.run.data_stalls) is not None:
-        found.append(Episodes(max(stalls.every_hours * 3600, LEAST_TIME), pause=stalls.seconds, data=True))
-    return tuple(found)
+        episodes.append(Episodes(max(stalls.every_hours * 3600, MIN_TIME), pause=stalls.seconds, data=True))
+    return tuple(episodes)

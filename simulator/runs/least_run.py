@@ -29,8 +29,8 @@ from meshcast.simulator.runs.training import spawn_streams
 
 Figure = TypeVar("Figure", float, np.ndarray)
 
-MOST_FAILURES = 20_000
-"""Failures of one run that a bound counts; later ones are left out, which makes it looser."""
+MAX_FAILURES = 20_000
+"""Failures of a run that a bound counts; later ones are left out, which makes it looser."""
 
 SLACK = 1e-9
 """Share by which a bound is lower than its formula: rounding of the sums of a simulated run."""
@@ -45,54 +45,59 @@ class LeastRun:
     """
 
     def __init__(self, job: Job, equal_steps: bool = True) -> None:
-        run, given, self._job = job.run, read_conditions(job), job
+        run, conditions, self._job = job.run, read_conditions(job), job
         self.steps = count_steps(job)
         self.seeds = run.seeds or SEEDS
         jitter = make_jitter(job, 1)
         least = jitter.least_duration()
-        # Means of several steps lie between one step and their own mean, which is 1 or more.
+        # Means of several steps lie between a step and their mean, which is 1 or more.
         self._factor = least if equal_steps else min(least, 1.0)
-        self._factor *= 1 + (given.recovery.redundancy_overhead if given.recovery.elastic == "redundant" else 0.0)
+        self._factor *= 1 + (
+            conditions.recovery.redundancy_overhead if conditions.recovery.elastic == "redundant" else 0.0
+        )
         self._mean = jitter.mean_duration() if equal_steps else min(jitter.mean_duration(), 1.0)
-        self._set_pauses(given)
+        self._set_pauses(conditions)
         # Nodes that are missing do not fail: of those that a run may go without, the first failure counts alone.
-        self._may_miss = given.recovery.spares is not None or given.recovery.elastic != "none"
+        self._may_miss = conditions.recovery.spares is not None or conditions.recovery.elastic != "none"
         entropy = [np.random.SeedSequence(run.seed or 0, spawn_key=(k,)) for k in range(self.seeds)]
-        self._recoveries = [self._list_recoveries(given.sources, one) for one in entropy]
-        self._next = [next(one, None) for one in self._recoveries]
+        self._recoveries = [self._list_recoveries(conditions.sources, sequence) for sequence in entropy]
+        self._next = [next(recoveries, None) for recoveries in self._recoveries]
         self._covered, self._known = -1.0, list[tuple[float, float]]()
         self._starts, self._down = [math.inf], [0.0]
-        self.gpus = job.cluster.gpus + (given.recovery.spares or 0) * job.cluster.gpus_per_node
+        self.gpus = job.cluster.gpus + (conditions.recovery.spares or 0) * job.cluster.gpus_per_node
 
-    def _set_pauses(self, given: RunConditions) -> None:
+    def _set_pauses(self, conditions: RunConditions) -> None:
         """Reads pauses for checkpoints, and the shortest recovery."""
-        keys, job = given.checkpoints, self._job
+        keys, job = conditions.checkpoints, self._job
         trained = job.model.parameters if job.adapters is None else job.adapters.parameters(job.model)
         size = StateSize(float(trained) * saved_bytes(job, keys), 2)
-        tiers = make_tiers(keys, size, given.store, job.cluster, given.mtbf, 1.0)
-        keeps = given.recovery.elastic in ("templates", "reroute", "redundant")
-        restart = given.restart + min((one.load for one in tiers), default=0.0)
-        self.recovery = given.detection + (min(restart, given.recovery.reconfigure_s) if keeps else restart)
+        tiers = make_tiers(keys, size, conditions.store, job.cluster, conditions.mtbf, 1.0)
+        keeps = conditions.recovery.elastic in ("templates", "reroute", "redundant")
+        restart = conditions.restart + min((tier.load for tier in tiers), default=0.0)
+        self.recovery = conditions.detection + (min(restart, conditions.recovery.reconfigure_s) if keeps else restart)
         """Least time from a failure until a step runs again [s]."""
         self._stall, self._every, self.interval = 0.0, 1, math.inf
         if keys.kind in ("full", "sharded", "asynchronous"):
             # Where a failure loses no state, it may cut a pause short.
             self._stall = 0.0 if keeps else tiers[0].stall
             self._every = keys.every_steps or 0
-            self.interval = interval_seconds(keys, tiers[0].stall, tiers[0].write, given.mtbf)
+            self.interval = interval_seconds(keys, tiers[0].stall, tiers[0].write, conditions.mtbf)
         if job.adapters is not None:  # how many of their states a checkpoint holds depends on the plan
-            self._stall, self.recovery = 0.0, given.detection + min(given.restart, given.recovery.reconfigure_s)
+            self._stall, self.recovery = (
+                0.0,
+                conditions.detection + min(conditions.restart, conditions.recovery.reconfigure_s),
+            )
 
     def _list_recoveries(
         self, sources: Sequence[FailureSource], entropy: np.random.SeedSequence
     ) -> Iterator[tuple[float, float]]:
-        """Of each failure of a run the least time that is spent otherwise before it, and that of recovery that it
-        adds [s]."""
+        """Yields of each failure of a run the least time that is spent otherwise before it, and that of recovery that
+        it adds [s]."""
         streams = spawn_streams(entropy, len(sources))[2:]
-        every = (one.failures(np.random.default_rng(rng)) for one, rng in zip(sources, streams, strict=True))
+        every = (source.failures(np.random.default_rng(rng)) for source, rng in zip(sources, streams, strict=True))
         failed, down, until, spent = set[int](), 0.0, -math.inf, 0.0
-        failures: Iterator[Failure] = heapq.merge(*every, key=lambda one: one.time)
-        for failure, _ in zip(failures, range(MOST_FAILURES), strict=False):
+        failures: Iterator[Failure] = heapq.merge(*every, key=lambda failure: failure.time)
+        for failure, _ in zip(failures, range(MAX_FAILURES), strict=False):
             known = bool(failure.nodes) and failed.issuperset(failure.nodes)
             failed.update(failure.nodes)
             if known and self._may_miss:
@@ -110,18 +115,18 @@ class LeastRun:
             return
         self._covered = 1.25 * need
         for k, recoveries in enumerate(self._recoveries):
-            one = self._next[k]
-            while one is not None and one[0] < self._covered:
-                if one[1]:
-                    self._known.append(one)
-                one = next(recoveries, None)
-            self._next[k] = one
+            recovery = self._next[k]
+            while recovery is not None and recovery[0] < self._covered:
+                if recovery[1]:
+                    self._known.append(recovery)
+                recovery = next(recoveries, None)
+            self._next[k] = recovery
         self._known.sort()
         self._starts = [spent for spent, _ in self._known]
         self._down = [0.0, *np.cumsum([added for _, added in self._known]).tolist()]
 
     def seconds(self, step: Figure) -> Figure:
-        """Least mean length of the runs of a plan [s]. step: lower bound of its step [s]; also an array."""
+        """Returns the least mean length of the runs of a plan [s]. step: lower bound of its step [s]; also an array."""
         if isinstance(step, np.ndarray):
             need = self.steps * step * self._factor + self._stall * self._count_checkpoints(step)
             finite = need[np.isfinite(need)]
@@ -135,7 +140,7 @@ class LeastRun:
         return (alone + down / self.seeds) * (1 - SLACK)
 
     def _count_checkpoints(self, step: np.ndarray) -> np.ndarray:
-        """Least number of checkpoints for which training waits."""
+        """Returns the least number of checkpoints for which training waits."""
         if not self._stall:
             return np.zeros(len(step))
         if self._every:
@@ -144,7 +149,7 @@ class LeastRun:
             return np.floor((self.steps - 1) / np.maximum(np.rint(self.interval / (step * self._mean)), 1))
 
     def cost(self, seconds: Figure) -> Figure:
-        """Price of runs of this length. Raises PlanError if the job states none."""
+        """Returns the price of runs of this length. Raises PlanError if the job states none."""
         price = self._job.run.price_per_gpu_hour
         if price is None:
             raise PlanError("run.price_per_gpu_hour", "the cost of a run needs a price", "State it, for example 2.5")

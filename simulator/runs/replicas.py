@@ -20,7 +20,7 @@ from meshcast.simulator.scheduling.schedule import PipelineShape
 
 @dataclass
 class ForecastSteps:
-    """Forecasts of a plan without some of its replicas or nodes, as far as they were made.
+    """Forecasts of a plan without some of its replicas or nodes, as far as they are known.
 
     fewer: duration of a step by the number of missing replicas [s]. pipelines: times of pipelines of other depths; None
     before they are forecast.
@@ -32,7 +32,7 @@ class ForecastSteps:
 
 
 def make_elasticity(report: Report, recovery: Recovery, known: ForecastSteps | None = None) -> Elasticity:
-    """The policy of a job. known: forecasts of its plan; others are added.
+    """Returns the policy of a job. known: forecasts of its plan; others are added.
 
     Raises PlanError where its plan cannot lose replicas.
     """
@@ -81,7 +81,8 @@ def make_elasticity(report: Report, recovery: Recovery, known: ForecastSteps | N
 
 
 def _filled_bubble(longer: float, shape: PipelineShape, replicas: int, missing: int) -> float:
-    """Bubble of a step that micro-batches of missing nodes fill [s]: that of p - 1 micro-batches, each of v chunks.
+    """Returns the bubble of a step that micro-batches of missing nodes fill [s]: that of p - 1 micro-batches, each of v
+    chunks.
 
     longer: what the step takes longer with fewer replicas, in which all stages have the further micro-batches [s].
     """
@@ -90,22 +91,24 @@ def _filled_bubble(longer: float, shape: PipelineShape, replicas: int, missing: 
 
 
 def _pipeline_axis(job: Job, stages: int, nodes: float) -> str:
-    """The axis of the pipeline if a replica has several whole nodes, each with as many whole stages; else nothing."""
-    found = next((one.over[0] for one in job.plan.schemes if one.use.startswith("pipeline/") and one.over), "")
-    return found if nodes > 1 and nodes == round(nodes) and stages % round(nodes) == 0 else ""
+    """Returns the axis of the pipeline if a replica has several whole nodes, each with as many whole stages; else
+    nothing."""
+    axis = next((entry.over[0] for entry in job.plan.schemes if entry.use.startswith("pipeline/") and entry.over), "")
+    return axis if nodes > 1 and nodes == round(nodes) and stages % round(nodes) == 0 else ""
 
 
 def time_pipelines(
     job: Job, axis: str, depth: str, stages: int, batches: int, shared: SharedWork
 ) -> tuple[PipelineTime, ...]:
-    """Times of one pipeline on fewer and on more nodes, from two forecasts each: as few as its states fit on, and up to
-    one fewer than twice that, or those that it has (Oobleck's pipeline templates, section 4.1). Layers are partitioned
+    """Returns the times of a pipeline on fewer and on more nodes, from two forecasts each: as few as its states fit on,
+    and up to
+    1 fewer than twice that, or those that it has (Oobleck's pipeline templates, section 4.1). Layers are partitioned
     by their costs. Ordered by nodes.
 
-    axis: of the replicas. depth: of the stages. stages, batches: of one pipeline.
+    axis: of the replicas. depth: of the stages. stages, batches: of a pipeline.
     """
     nodes = job.cluster.nodes // job.plan.mesh[axis]
-    found: dict[int, PipelineTime] = {}
+    times: dict[int, PipelineTime] = {}
 
     def measure(count: int) -> bool:
         steps = []
@@ -117,7 +120,7 @@ def time_pipelines(
                 return False
             steps.append(report.step_time)
         each = (steps[1] - steps[0]) / batches
-        found[count] = PipelineTime(count, max(steps[0] - batches * each, 0.0), each)
+        times[count] = PipelineTime(count, max(steps[0] - batches * each, 0.0), each)
         return report.fits or count >= nodes
 
     least = nodes
@@ -128,65 +131,65 @@ def time_pipelines(
     for count in range(nodes + 1, 2 * least):
         if not measure(count):
             break
-    return tuple(found[count] for count in sorted(found) if count >= least)
+    return tuple(times[count] for count in sorted(times) if count >= least)
 
 
 def make_pipeline(
     job: Job, axis: str, depth: str, stages: int, nodes: int, batches: int, microbatches: int
 ) -> dict[str, Any]:
-    """The job with one replica, in long form.
+    """Returns the job with a single replica, in long form.
 
     stages: of its pipeline. nodes: on which it runs. batches: micro-batches of a replica of the job. microbatches: of
-    this one.
+    the job returned.
     """
-    found = drop_replicas(job, axis, job.plan.mesh[axis] - 1, batches)
-    found["plan"]["mesh"][depth] = stages
-    found["batch"]["global"] = (job.batch.total or 0) // (batches * job.plan.mesh[axis]) * microbatches
-    found["cluster"] = _resize_cluster(job.cluster, nodes * job.cluster.gpus_per_node)
+    fields = drop_replicas(job, axis, job.plan.mesh[axis] - 1, batches)
+    fields["plan"]["mesh"][depth] = stages
+    fields["batch"]["global"] = (job.batch.total or 0) // (batches * job.plan.mesh[axis]) * microbatches
+    fields["cluster"] = _resize_cluster(job.cluster, nodes * job.cluster.gpus_per_node)
     if stages != job.plan.mesh[depth]:
-        found["plan"]["partition"] = "by-cost"
-    return found
+        fields["plan"]["partition"] = "by-cost"
+    return fields
 
 
 def _replica_axis(job: Job) -> str:
-    """The outermost axis of the data scheme."""
+    """Returns the outermost axis of the data scheme."""
     if job.plan.has_stages or job.plan.replicas or job.cluster.groups or job.batch.lengths:
         rule = "a run with missing replicas needs stages, replicas, nodes and micro-batches that are alike"
         raise PlanError("run.recovery.elastic", rule, "Write elastic: none")
-    found = (entry.over[0] for entry in job.plan.schemes if entry.use.startswith("data/") and entry.over)
-    axis = next(found, None)
+    axes = (entry.over[0] for entry in job.plan.schemes if entry.use.startswith("data/") and entry.over)
+    axis = next(axes, None)
     if axis is None:
         raise PlanError("run.recovery.elastic", "the plan has no data-parallel replicas", "Write elastic: none")
     return axis
 
 
 def drop_replicas(job: Job, axis: str, missing: int, batches: int) -> dict[str, Any]:
-    """The job with fewer replicas, in long form. The others share all micro-batches of a step; where they do not divide
-    them, every replica has as many as the one with the most.
+    """Returns the job with fewer replicas, in long form. The others share all micro-batches of a step; where they do
+    not divide them, every replica has as many as that with the most.
 
     axis: of the mesh, whose positions are replicas. batches: micro-batches of a replica.
     """
     before = job.plan.mesh[axis]
     left = before - missing
     each = -(-batches * before // left)
-    found = job.to_dict()
-    found["plan"]["mesh"] = {**found["plan"]["mesh"], axis: left}
-    for view in found["plan"].get("views", {}).values():
+    fields = job.to_dict()
+    fields["plan"]["mesh"] = {**fields["plan"]["mesh"], axis: left}
+    for view in fields["plan"].get("views", {}).values():
         outer = next(iter(view))
         if view[outer] % before:
             rule = "the experts are spread over replicas, none of which can be missing"
             raise PlanError("run.recovery.elastic", rule, "Write elastic: none, or a smaller ep")
         view[outer] = view[outer] // before * left
-    found["batch"]["global"] = (job.batch.total or 0) // (batches * before) * each * left
-    found["batch"].pop("microbatches", None)
-    found["cluster"] = _resize_cluster(job.cluster, job.cluster.gpus // before * left)
-    found["run"] = {"tokens": None, "price_per_gpu_hour": None}
-    found.pop("published", None)
-    return found
+    fields["batch"]["global"] = (job.batch.total or 0) // (batches * before) * each * left
+    fields["batch"].pop("microbatches", None)
+    fields["cluster"] = _resize_cluster(job.cluster, job.cluster.gpus // before * left)
+    fields["run"] = {"tokens": None, "price_per_gpu_hour": None}
+    fields.pop("published", None)
+    return fields
 
 
 def _resize_cluster(cluster: Cluster, gpus: int) -> Cluster:
-    """A cluster of the same nodes with so many GPUs; blocks of its fabric are left out."""
+    """Returns a cluster of the same nodes with so many GPUs; blocks of its fabric are left out."""
     has_blocks = any(level.blocks for level in cluster.fabric.levels)
     return Cluster(
         name=cluster.name,

@@ -1,7 +1,8 @@
 """A span: consecutive steps with the pauses after them, whose times are known before they pass.
 
-Nothing else happens within it, unless an event cuts it short: so many steps cost one event. Steps that vary have each a
-duration of their own (`DrawnSpan`); of equal ones only those are listed that have a pause after them (`EqualSpan`).
+Nothing else happens within it, unless an event cuts it short: so many steps cost a single event. Steps that vary have
+    each
+another duration (`DrawnSpan`); of equal ones only those are listed that have a pause after them (`EqualSpan`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class CheckpointTier:
-    """Checkpoints of one kind and place.
+    """Checkpoints of a kind and place.
 
-    every: steps between two of them; 0: they are made when a failure has happened.
+    every: steps between two of them; 0: they are taken when a failure has happened.
     stall: time for which training waits [s].
-    write: time from then on until the checkpoint can be used [s]; the next one waits for it.
+    write: time from then on until the checkpoint can be used [s]; the next waits for it.
     load: time to load it after a failure [s].
     survives: most nodes that may be lost at once without losing it.
     """
@@ -32,7 +33,7 @@ class CheckpointTier:
 
 
 class Span(Protocol):
-    """Steps one after another, from a moment on.
+    """Successive steps, from a moment on.
 
     base: duration of a step without stragglers [s].
     taken: of every tier the steps, by their index, after which it takes a checkpoint.
@@ -53,7 +54,7 @@ class Span(Protocol):
         """Duration [s]."""
 
     def end_at(self, elapsed: float) -> Span:
-        """The span up to the end of the step, or of the pauses, in which it is after so many seconds."""
+        """Returns the span up to the end of the step, or of the pauses, in which it is after so many seconds."""
 
     def count_steps(self, elapsed: float) -> tuple[int, int]:
         """Steps that are done after so many seconds, and those whose pauses have ended, too."""
@@ -62,19 +63,20 @@ class Span(Protocol):
         """Pauses after the first `count` steps: for checkpoints, and for evaluations [s]."""
 
     def end_of_step(self, step: int) -> float:
-        """From the beginning of the span to the end of a step, by its index [s]."""
+        """Returns the time from the beginning of the span to the end of a step, by its index [s]."""
 
     def end_of_pauses(self, step: int) -> float:
-        """From the beginning of the span to the end of the pauses after a step [s]."""
+        """Returns the time from the beginning of the span to the end of the pauses after a step [s]."""
 
     def checkpoint_after(self, step: int) -> float:
-        """Pause for checkpoints after a step [s]."""
+        """Returns the pause for checkpoints after a step [s]."""
 
     def beyond_base(self, count: int) -> float:
-        """What the first `count` steps take beyond steps without stragglers [s]."""
+        """Returns what the first `count` steps take beyond steps without stragglers [s]."""
 
     def checkpoint_ends(self, tier: int) -> np.ndarray:
-        """From the beginning of the span to the ends of the pauses of every checkpoint of a tier [s]."""
+        """Returns the times from the beginning of the span to the ends of the pauses of every checkpoint of a tier
+        [s]."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class DrawnSpan:
 
 @dataclass(frozen=True)
 class EqualSpan:
-    """Steps of one duration, with pauses after some of them.
+    """Steps of equal duration, with pauses after some of them.
 
     base, taken, count: see `Span`. step: duration of a step [s].
     at: steps with a pause, by their index. checkpoint, evaluation: these pauses [s].
@@ -186,7 +188,7 @@ class EqualSpan:
         )
 
     def _place(self, step: int) -> int:
-        """Number of pauses after the steps before one."""
+        """Counts the pauses after the steps before `step`."""
         return int(np.searchsorted(self.at, step, side="left"))
 
     def count_steps(self, elapsed: float) -> tuple[int, int]:
@@ -236,12 +238,12 @@ def make_drawn_span(
     since: tuple[float, ...],
     evaluation: tuple[int, float] | None,
 ) -> DrawnSpan:
-    """A span after `done` steps.
+    """Returns a span after `done` steps.
 
     base: duration of a step without stragglers [s]. steps: that of every step of the span [s].
     last: the last step of the run, after which there are no pauses; None if it has no number.
     since: time since the latest checkpoint of every tier [s]; infinity: all are written.
-    evaluation: steps between two evaluations, and the duration of one [s].
+    evaluation: steps between two evaluations, and the duration of an evaluation [s].
     """
     checkpoint, evaluations = np.zeros(len(steps)), np.zeros(len(steps))
     if evaluation is not None:
@@ -267,10 +269,10 @@ def make_equal_span(
     since: tuple[float, ...],
     evaluation: tuple[int, float] | None,
 ) -> EqualSpan:
-    """A span of `count` steps of one duration [s]; otherwise as `make_drawn_span`."""
+    """Returns a span of `count` steps of equal duration [s]; otherwise as `make_drawn_span`."""
     taken = tuple(_find_multiples(tier.every, done, count, last) for tier in tiers)
     evaluated = _find_multiples(evaluation[0] if evaluation is not None else 0, done, count, last)
-    paused = [one for one in (*taken, evaluated) if len(one)]
+    paused = [steps for steps in (*taken, evaluated) if len(steps)]
     at = paused[0] if len(paused) == 1 else np.unique(np.concatenate([*paused, np.zeros(0, int)]))
     checkpoint, evaluations = np.zeros(len(at)), np.zeros(len(at))
     duration = evaluation[1] if evaluation is not None else 0.0
@@ -283,7 +285,8 @@ def make_equal_span(
 
 
 def _find_multiples(every: int, done: int, count: int, last: int | None) -> np.ndarray:
-    """Steps of a span, by their index, whose number is a multiple, but for the last one of the run. every: 0: none."""
+    """Returns the steps of a span, by their index, whose number is a multiple, but for the last of the run. every: 0:
+    none."""
     if not every:
         return np.zeros(0, int)
     end = count if last is None else min(count, last - done - 1)
@@ -291,6 +294,6 @@ def _find_multiples(every: int, done: int, count: int, last: int | None) -> np.n
 
 
 def _pauses_of(tier: CheckpointTier, reached: np.ndarray, before: float) -> np.ndarray:
-    """Pauses for the checkpoints of a tier: its own, and until the one before is written [s]. reached: time of each,
-    without such pauses. before: from the latest one to the begin of the span."""
+    """Returns the pauses for the checkpoints of a tier: its stall, and until the checkpoint before is written [s].
+    reached: time of each, without such pauses. before: from the latest to the begin of the span."""
     return tier.stall + np.maximum(tier.write - np.diff(reached, prepend=-before), 0.0)

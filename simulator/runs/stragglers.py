@@ -1,7 +1,8 @@
 """Steps wait for the slowest of n ranks: the maximum of n independent durations, drawn by its distribution function.
 
-With F the distribution of one duration, that of the maximum is F^n. A uniform number U gives the maximum
-F^-1(U^(1/n)), one draw in place of n. Near 1 the power is computed from its complement, 1 - U^(1/n) = -expm1(ln U / n).
+With F the distribution of a duration, that of the maximum is F^n. A uniform number U gives the maximum
+F^-1(U^(1/n)), a single draw in place of n. Near 1 the power is computed from its complement, 1 - U^(1/n) = -expm1(ln U
+/ n).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from meshcast.hardware.remembered import remembered
 from meshcast.simulator.job.run_keys import Distribution
 
 CENTRAL = 0.425
-"""Distance from one half up to which the quantile has one form, and tails have others."""
+"""Distance from 1/2 up to which the quantile has one form, and tails have others."""
 
 LARGEST_EXPONENTIAL = 45.0
 """More than NumPy draws of a standard exponential distribution: the tail of its ziggurat begins at 7.70 and adds the
@@ -43,8 +44,8 @@ _FAR_TAIL = (
 
 
 def normal_quantile(upper: np.ndarray) -> np.ndarray:
-    """Standard normal values that are exceeded with these probabilities, to 1e-15 (Wichura 1988, algorithm AS 241,
-    Applied Statistics 37 (3), 477-484). upper: probabilities between 0 and 1."""
+    """Returns the standard normal values that are exceeded with these probabilities, to 1e-15 (Wichura 1988, algorithm
+    AS 241, Applied Statistics 37 (3), 477-484). upper: probabilities between 0 and 1."""
     centre = 0.5 - upper
     root = np.sqrt(-np.log(np.minimum(upper, 1.0 - upper)))
     tail = np.where(root <= 5.0, _ratio(_TAIL, root - 1.6), _ratio(_FAR_TAIL, root - 5.0))
@@ -53,7 +54,7 @@ def normal_quantile(upper: np.ndarray) -> np.ndarray:
 
 
 def _ratio(polynomials: tuple[tuple[float, ...], tuple[float, ...]], at: np.ndarray) -> np.ndarray:
-    """A ratio of two polynomials. polynomials: coefficients, that of the highest power first."""
+    """Returns a ratio of two polynomials. polynomials: coefficients, that of the highest power first."""
     above, below = polynomials
     return np.polyval(above, at) / np.polyval(below, at)
 
@@ -62,11 +63,11 @@ def _ratio(polynomials: tuple[tuple[float, ...], tuple[float, ...]], at: np.ndar
 class Jitter:
     """Durations of a step relative to its forecast, on the slowest of several ranks.
 
-    sigma: standard deviation of the duration on one rank; of its logarithm with lognormal. With exponential a rank
+    sigma: standard deviation of the duration on a rank; of its logarithm with lognormal. With exponential a rank
         takes 1 + sigma x, where x is exponentially distributed with mean 1.
-    distribution: of the duration on one rank; its median is 1 with normal and lognormal.
+    distribution: of the duration on a rank; its median is 1 with normal and lognormal.
     ranks: number of ranks, which vary independently.
-    barrier: steps after which ranks wait for each other: 1, or more where replicas train on their own for a while. What
+    barrier: steps after which ranks wait for each other: 1, or more where replicas train alone for a while. What
         counts is then the mean duration of so many steps of a rank, which varies less: E[max over n of the sum of H] /
         (H E[t]).
     """
@@ -85,8 +86,8 @@ class Jitter:
         return np.repeat(self.quantile(np.maximum(exceeded, np.finfo(float).tiny)), self.barrier)[:count]
 
     def quantile(self, exceeded: np.ndarray) -> np.ndarray:
-        """Duration on one rank that is exceeded with these probabilities, over the forecast: of a step, or the mean of
-        those between two barriers.
+        """Returns the duration on a rank that is exceeded with these probabilities, over the forecast: of a step, or
+        the mean of those between two barriers.
 
         The mean of several normal durations is normal. Of exponential ones it is gamma distributed, whose cube root is
         nearly normal (Wilson and Hilferty 1931); of lognormal ones nearly lognormal, with their mean and variance
@@ -105,7 +106,7 @@ class Jitter:
         return np.exp((self.sigma**2 - variance) / 2 + math.sqrt(variance) * values)
 
     def least_duration(self) -> float:
-        """No step is drawn shorter than this, over its forecast."""
+        """Returns the duration, over the forecast, below which no step is drawn."""
         if self.sigma == 0.0:
             return 1.0
         exceeded = min(-math.expm1(-LARGEST_EXPONENTIAL / self.ranks), 1.0 - 2.0**-53)
@@ -113,13 +114,13 @@ class Jitter:
 
     @remembered
     def mean_duration(self) -> float:
-        """Mean duration of a step over its forecast: that of the slowest rank."""
+        """Returns the mean duration of a step over its forecast: that of the slowest rank."""
         return self._average(lambda durations: durations)
 
     @remembered
     def certain_duration(self, rate: float) -> float:
-        """Duration of equal steps that pass without a failure as often as these, over the forecast: -ln E[exp(-r t)] /
-        r.
+        """Returns the duration of equal steps that pass without a failure as often as these, over the forecast: -ln
+        E[exp(-r t)] / r.
 
         rate: of failures, which come at exponentially distributed times, for each forecast duration.
         """
@@ -127,7 +128,7 @@ class Jitter:
         return -math.log(passed) / rate if passed > 0 else math.inf
 
     def _average(self, figure: Callable[[np.ndarray], np.ndarray]) -> float:
-        """Mean of a figure of the duration of a step on the slowest rank."""
+        """Returns the mean of a figure of the duration of a step on the slowest rank."""
         if self.sigma == 0.0:
             return float(figure(np.ones(1))[0])
         # Over F^-1(U^(1/n)), with U = exp(-e^t) so that both tails are resolved.
@@ -157,5 +158,5 @@ class Episodes:
     """The pause is then exponentially distributed with that mean."""
 
     def draw_pause(self, rng: np.random.Generator) -> float:
-        """Time for which training stops [s]."""
+        """Returns the time for which training stops [s]."""
         return float(rng.exponential(self.pause)) if self.data and math.isfinite(self.pause) else self.pause

@@ -27,14 +27,14 @@ from meshcast.simulator.runs.stragglers import Episodes, Jitter
 SPAN = 4096
 """Most steps of a span whose durations are drawn together; of equal steps, most of those with a pause."""
 
-MOST_STEPS = 2**40
+MAX_STEPS = 2**40
 """Most steps of a span without pauses."""
 
-MOST_EVENTS = 1_000_000
-"""Most events of a run whose job states no number: half a minute on one core."""
+MAX_EVENTS = 1_000_000
+"""Most events of a run whose job states no number: half a minute on a core."""
 
-MOST_SECONDS, LEAST_GOODPUT = 3650 * 86_400.0, 0.01
-"""Longest run of a job that states no limit [s], or the goodput that a longer one has at least."""
+MAX_SECONDS, MIN_GOODPUT = 3650 * 86_400.0, 0.01
+"""Longest run of a job that states no limit [s], or the goodput that a longer run has at least."""
 
 EVENTS_TOLD = 100
 """Events after which a run tells how far it is: some milliseconds, a tenth of a second of steps that vary."""
@@ -55,7 +55,7 @@ class RunSetting:
     tiers: checkpoints, those that load fastest first.
     detection: from a failure until it is known [s]. restart: until training goes on, without loading a checkpoint [s].
     spares: nodes that wait; None: as many as are needed. repair: mean time until a lost node is back [s].
-    evaluation: steps between two evaluations, and the duration of one [s].
+    evaluation: steps between two evaluations, and the duration of an evaluation [s].
     most_events: events after which a run that has not ended is given up. most_seconds: time after which it is [s];
     None: see `limit_s`.
     """
@@ -72,7 +72,7 @@ class RunSetting:
     spares: int | None = None
     repair: float = 86_400.0
     evaluation: tuple[int, float] | None = None
-    most_events: int = MOST_EVENTS
+    most_events: int = MAX_EVENTS
     most_seconds: float | None = None
 
     @property
@@ -92,10 +92,10 @@ class RunSetting:
 
     @property
     def limit_s(self) -> float:
-        """Time after which a run that has not ended is given up [s]; infinity for one that `horizon` ends."""
+        """Time after which a run that has not ended is given up [s]; infinity for a run that `horizon` ends."""
         if self.horizon < math.inf:
             return math.inf
-        return max(MOST_SECONDS, self.quiet_s / LEAST_GOODPUT) if self.most_seconds is None else self.most_seconds
+        return max(MAX_SECONDS, self.quiet_s / MIN_GOODPUT) if self.most_seconds is None else self.most_seconds
 
 
 class Snapshot(NamedTuple):
@@ -108,7 +108,7 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """How one run went. time_s: by `TIMES`. failures: by component. steps: that it has done."""
+    """How a run went. time_s: by `TIMES`. failures: by component. steps: that it has done."""
 
     time_s: dict[str, float]
     failures: dict[str, int]
@@ -121,9 +121,9 @@ class SimulatedRun:
 
 
 class _Saved:
-    """Checkpoints of one tier: the latest that can be used, and those that are still being written.
+    """Checkpoints of a tier: the latest that can be used, and those that are still being written.
 
-    since: when the latest one was taken, that may still be being written.
+    since: when the latest was taken, that may still be being written.
     """
 
     def __init__(self, tier: CheckpointTier) -> None:
@@ -157,7 +157,7 @@ class _Pace(NamedTuple):
 
 
 class TrainingProcess:
-    """The process of one run, and what it has done so far."""
+    """The process of a run, and what it has done so far."""
 
     def __init__(self, setting: RunSetting, entropy: np.random.SeedSequence) -> None:
         self.setting, self.env = setting, simpy.Environment()
@@ -173,7 +173,7 @@ class TrainingProcess:
         self._pauses: list[_Pace] = []
         self._ended = self._arrived = False
         self._process = self.env.process(self._train())
-        streams = iter(np.random.default_rng(one) for one in others)
+        streams = iter(np.random.default_rng(sequence) for sequence in others)
         for source in setting.sources:
             self.env.process(self._fail(source, next(streams)))
         for episodes in setting.episodes:
@@ -210,7 +210,7 @@ class TrainingProcess:
         return max(self.env.now / horizon, self.state.done / steps if steps is not None else 0.0)
 
     def _give_up(self, key: str, limit: str) -> PlanError:
-        """The error for a run that has not ended. key: of `run` that states the limit."""
+        """Returns the error for a run that has not ended. key: of `run` that states the limit."""
         steps = "" if self.setting.steps is None else f" of {self.setting.steps:,}"
         reached = f"{self.state.done:,}{steps} steps are done after {self.env.now / 86_400:,.4g} days"
         rule = f"a simulated run has not ended after {limit}: {reached} with {sum(self.failures.values()):,} failures"
@@ -256,7 +256,7 @@ class TrainingProcess:
         step = base * max(self._slowdowns, default=1.0)
         since = tuple(self.env.now - saved.since for saved in self._saved)
         if setting.jitter.sigma == 0.0 and step > 0.0:
-            # Equal steps are as good in one span as in several, so it need not reach beyond the next event.
+            # Equal steps are as good in a span as in several, so it need not reach beyond the next event.
             quiet = (self.env.peek() - self.env.now) / step + 1
             count = math.ceil(min(left, quiet, SPAN * self._least_interval))
             return make_equal_span(base, step, count, done, setting.steps, setting.tiers, since, setting.evaluation)
@@ -267,7 +267,7 @@ class TrainingProcess:
     def _least_interval(self) -> int:
         """Least number of steps between two pauses; infinite without any, but not more than a span may count."""
         every = [tier.every for tier in self.setting.tiers if tier.every]
-        return min([*every, *([self.setting.evaluation[0]] if self.setting.evaluation else []), MOST_STEPS // SPAN])
+        return min([*every, *([self.setting.evaluation[0]] if self.setting.evaluation else []), MAX_STEPS // SPAN])
 
     def _book(self, span: Span, began: float, elapsed: float) -> None:
         """Books the steps and pauses of a span that passed in `elapsed` seconds; infinity: all of them."""
@@ -353,18 +353,20 @@ class TrainingProcess:
         for saved in left:
             if not saved.tier.every:  # healthy replicas save the state of the last complete step
                 saved.latest = self.state
-        found = max(left, key=lambda saved: saved.latest.done, default=None)
-        state, now, step = found.latest if found else Snapshot(), self.state, self.setting.step_s
+        restored = max(left, key=lambda saved: saved.latest.done, default=None)
+        state, now, step = restored.latest if restored else Snapshot(), self.state, self.setting.step_s
         lost = now.straggling - state.straggling + now.elasticity - state.elasticity
         self.times["lost_work"] += (now.done - state.done) * step + lost
         self.state = state
-        in_time = found is not None and not found.tier.every
+        in_time = restored is not None and not restored.tier.every
         for saved in self._saved:
             ahead = (
-                saved.latest.done > state.done or in_time or (found is not None and saved.tier.load < found.tier.load)
+                saved.latest.done > state.done
+                or in_time
+                or (restored is not None and saved.tier.load < restored.tier.load)
             )
             saved.reset(state if ahead else None)
-        return found
+        return restored
 
     def _await_nodes(self) -> Waiting:
         """Takes spare nodes; waits for repairs if the run cannot go on without them."""
@@ -460,7 +462,8 @@ def _latest(at: np.ndarray, moments: np.ndarray, now: float, write: float) -> li
 
 
 def spawn_streams(entropy: np.random.SeedSequence, count: int) -> list[np.random.SeedSequence]:
-    """Random numbers of one run: of its jitter, its repairs, and each of its sources of failures, then of episodes."""
+    """Returns the random numbers of a run: of its jitter, its repairs, and each of its sources of failures, then of
+    episodes."""
     return entropy.spawn(2 + count)
 
 

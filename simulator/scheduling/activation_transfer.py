@@ -2,7 +2,7 @@
 
 A schedule states its passes and, for every transfer, the pass during which activations leave and the pass during which
 they come back. `insert_transfers` finds which pass the other device runs at that time and puts its half of the transfer
-before that pass: neither device waits for the other, and the other one may free memory a pass before it is needed.
+before that pass: neither device waits for the other, and the other may free memory a pass before it is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from meshcast.simulator.scheduling.schedule import (
 
 @dataclass(frozen=True)
 class ActivationTransfer:
-    """Activations of one forward pass that another device keeps for a time. All three passes are of one device.
+    """Activations of a forward pass that another device keeps for a time. All three passes are of the same device.
 
     forward: the pass whose activations move.
     keeper: the device that keeps them.
@@ -44,8 +44,8 @@ class ActivationTransfer:
 
 
 FEWEST_HELD = 3
-"""Fewest micro-batches that a device of 1F1B can hold: the one that is computed, the one whose backward pass is next,
-and one in transfer."""
+"""Fewest micro-batches that a device of 1F1B can hold: that which is computed, that whose backward pass is next,
+and another in transfer."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TensorChoice:
 
     swap: they rest on the keepers of `stripes`, a part on each, while the stage holds `FEWEST_HELD` micro-batches.
     host: they are copied to host memory and back.
-    recompute: they are freed, and made again for the backward pass.
+    recompute: they are freed, and computed again for the backward pass.
     """
 
     swap: tuple[str, ...] = ()
@@ -64,21 +64,23 @@ class TensorChoice:
 
 
 def striped_transfers(shape: PipelineShape, device: int, stripes: Sequence[Stripe]) -> list[ActivationTransfer]:
-    """The transfers by which a device of 1F1B holds `FEWEST_HELD` micro-batches of what moves, each in stripes."""
+    """Returns the transfers by which a device of 1F1B holds `FEWEST_HELD` micro-batches of what moves, each in
+    stripes."""
     return [
-        replace(one, stripe=number)
+        replace(transfer, stripe=number)
         for number, stripe in enumerate(stripes)
-        for one in bounded_1f1b_transfers(shape, device, FEWEST_HELD, [stripe.keeper])
+        for transfer in bounded_1f1b_transfers(shape, device, FEWEST_HELD, [stripe.keeper])
     ]
 
 
 def bounded_1f1b_transfers(
     shape: PipelineShape, device: int, most: int, keepers: Sequence[int]
 ) -> list[ActivationTransfer]:
-    """The transfers by which a device of 1F1B holds at most `most` micro-batches; none if it holds no more by itself.
+    """Returns the transfers by which a device of 1F1B holds at most `most` micro-batches; none if it holds no more by
+    itself.
 
-    Micro-batch n-most+2 is evicted during F(n): the device then holds that one, the most-3 after it, n itself, and the
-    one whose backward pass is next. Micro-batch k+1 is loaded back during B(k).
+    Micro-batch n-most+2 is evicted during F(n): the device then holds this one, the most-3 after it, n itself, and
+    that whose backward pass is next. Micro-batch k+1 is loaded back during B(k).
 
     keepers: devices to which micro-batches go in turn.
     """
@@ -96,8 +98,8 @@ def bounded_1f1b_transfers(
 
 
 def spread_transfers(shape: PipelineShape, most: int) -> list[ActivationTransfer]:
-    """The transfers by which every device of 1F1B holds at most `most` micro-batches, whole ones of which go in turn to
-    several devices: those that have most room and have none of the device yet come first.
+    """Returns the transfers by which every device of 1F1B holds at most `most` micro-batches, whole ones of which go in
+    turn to several devices: those that have most room and have none of the device yet come first.
     """
     room = {j: most - shape.p + j for j in range(shape.p) if shape.p - j < most}
     transfers = []
@@ -126,11 +128,11 @@ def insert_transfers(
     transfers: Sequence[ActivationTransfer],
     durations: PassDurations | None = None,
 ) -> list[list[ScheduleItem]]:
-    """Orders with their transfers. durations: of passes; without them all passes last equally long."""
+    """Returns orders with their transfers. durations: of passes; without them all passes last equally long."""
     timed = time_orders(schedule, shape, orders, durations or equal_durations(shape))
-    index = {action: at for at, one in enumerate(timed) for action in actions_of([one.item])}
+    index = {action: at for at, timed_item in enumerate(timed) for action in actions_of([timed_item.item])}
     # Ends of passes may coincide; the running maximum keeps them sorted.
-    ends = list(accumulate((one.end for one in timed), max))
+    ends = list(accumulate((timed_item.end for timed_item in timed), max))
     # Both halves of every transfer: the item that they go before, their moment, their actions by device.
     halves: list[tuple[int, float, list[tuple[int, Action]]]] = []
     for transfer in transfers:
@@ -157,14 +159,14 @@ def _half(transfer: ActivationTransfer, owner: int, evicts: bool) -> list[tuple[
 
 
 def equal_durations(shape: PipelineShape) -> PassDurations:
-    one = (1.0,) * shape.stages
-    return PassDurations(one, one, one, one)
+    unit = (1.0,) * shape.stages
+    return PassDurations(unit, unit, unit, unit)
 
 
 def time_orders(
     schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[ScheduleItem]], durations: PassDurations
 ) -> list[TimedItem]:
-    """Every item with its device, begin and end, sorted by end; each after all that it depends on.
+    """Returns every item with its device, begin and end, sorted by end; each after all that it depends on.
 
     Items of an order that deadlocks stand at the end: the check of the orders reports them.
     """

@@ -1,7 +1,7 @@
 """The loss of a batch whose samples it couples (a contrastive loss): its actions put into orders.
 
-A stage without a successor makes outputs: that of the whole model, or of one of its branches. Behind the last pass that
-makes some stands LOSS; of two branches that end on different stages each computes its own rows of the loss, so OUTPUTS
+A stage without a successor makes outputs: that of the whole model, or of any of its branches. Behind the last pass that
+makes some stands LOSS; of two branches that end on different stages each computes its rows of the loss, so OUTPUTS
 before it sends them to the other stage, and OUTPUT_GRADIENTS behind it takes the gradients that come back.
 """
 
@@ -22,7 +22,8 @@ from meshcast.simulator.scheduling.schedule import (
 
 
 def coupled_stages(schedule: Schedule, shape: PipelineShape) -> dict[int, tuple[int, ...]]:
-    """The stages whose outputs the loss of a batch couples, each with the others; none if it couples no samples."""
+    """Returns the stages whose outputs the loss of a batch couples, each with the others; none if it couples no
+    samples."""
     if not shape.batch_loss or shape.forward_only:
         return {}
     followed = {before for stage in range(shape.stages) for before in schedule.predecessors(shape, stage)}
@@ -38,17 +39,17 @@ def insert_batch_loss(
     Raises PlanError if a backward pass comes before.
     """
     ends = coupled_stages(schedule, shape)
-    found = [list(order) for order in orders]
+    extended = [list(order) for order in orders]
     for stage, others in ends.items():
-        order = found[schedule.device(shape, stage)]
-        own = [
+        order = extended[schedule.device(shape, stage)]
+        passes = [
             (at, action.kind) for at, item in enumerate(order) for action in actions_of([item]) if action.stage == stage
         ]
-        kind = ActionKind.AHEAD if any(kind == ActionKind.AHEAD for _, kind in own) else ActionKind.FORWARD
-        last = max(at for at, one in own if one == kind)
-        if any(one in ("BW", "B") and at < last for at, one in own):
+        kind = ActionKind.AHEAD if any(kind == ActionKind.AHEAD for _, kind in passes) else ActionKind.FORWARD
+        last = max(at for at, each in passes if each == kind)
+        if any(each in ("BW", "B") and at < last for at, each in passes):
             rule = f"{schedule.use} runs backward passes before all outputs of a batch are made, which its loss couples"
             raise PlanError("plan.schemes", rule, "Use pipeline/distmm", schedule.use)
         kinds = BATCH_LOSS if others else (ActionKind.LOSS,)
-        order[last + 1 : last + 1] = [Action(stage, one, shape.m - 1) for one in kinds]
-    return found if ends else orders
+        order[last + 1 : last + 1] = [Action(stage, each, shape.m - 1) for each in kinds]
+    return extended if ends else orders

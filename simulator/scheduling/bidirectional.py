@@ -11,11 +11,11 @@ from meshcast.simulator.scheduling.schedule import Action, OverlappedPasses, Sch
 def eight_step_order(
     near: tuple[int, Sequence[int]], far: tuple[int, Sequence[int]], position: int, half: int
 ) -> list[ScheduleItem]:
-    """Makes the order of one device in the eight steps of arXiv 2412.19437, figure 5: forward passes of one direction
+    """Makes the order of a device in the eight steps of arXiv 2412.19437, figure 5: forward passes of one direction
     are overlapped with backward passes of the other.
 
     near, far: stage and micro-batches (n each) of the direction whose micro-batches reach the device first, and of the
-    other one.
+    other direction.
     position: number of devices between the start of the near direction and this device.
     half: number of devices that the near direction reaches first (DualPipe p/2, DualPipeV p); n >= 2 half.
     """

@@ -1,9 +1,9 @@
-"""Schedules from a building block: the slots of one micro-batch's passes, repeated for every micro-batch.
+"""Schedules from a building block: the slots of a micro-batch's passes, repeated for every micro-batch.
 
 The method of Qi et al. 2024 (arXiv 2405.15362, section 3). `repeat_block` repeats the block without collisions; all
-passes take one slot. The gaps of an order need no squeezing: every pass begins as soon as it can. What is idle at both
-ends is filled with other passes, by `reorder_warmup_and_cooldown` in slots, or by `reorder_both_ends`, which also knows
-how long passes take.
+passes take a single slot. The gaps of an order need no squeezing: every pass begins as soon as it can. What is idle at
+both ends is filled with other passes, by `reorder_warmup_and_cooldown` in slots, or by `reorder_both_ends`, which also
+knows how long passes take.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ STEPS = 10**9
 
 
 def repeat_block(schedule: Schedule, shape: PipelineShape, block: Sequence[tuple[int, int]]) -> list[list[Action]]:
-    """The orders of all devices when every micro-batch follows the one before after one period, the slots that its
+    """Returns the orders of all devices when every micro-batch follows that before after a period, the slots that its
     passes take on a device.
 
     block: for each stage the slots in which F and B of the first micro-batch begin. A W takes the first free slot after
     its B, in the order of the B's.
 
-    Raises ValueError if two passes fall on one slot.
+    Raises ValueError if two passes fall on the same slot.
     """
     period = 3 * shape.v
     slots: list[dict[int, Action]] = [{} for _ in range(shape.p)]
     for stage, begins in enumerate(block):
-        own = slots[schedule.device(shape, stage)]
+        device_slots = slots[schedule.device(shape, stage)]
         for kind, begin in zip("FB", begins, strict=True):
             for k in shape.microbatches:
                 slot = begin + period * k
-                if slot in own:
-                    raise ValueError(f"{own[slot]} and {Action(stage, kind, k)} fall on one slot")
-                own[slot] = Action(stage, kind, k)
-    return [_insert_weight_passes(own) for own in slots]
+                if slot in device_slots:
+                    raise ValueError(f"{device_slots[slot]} and {Action(stage, kind, k)} fall on one slot")
+                device_slots[slot] = Action(stage, kind, k)
+    return [_insert_weight_passes(device_slots) for device_slots in slots]
 
 
 def _insert_weight_passes(slots: Mapping[int, Action]) -> list[Action]:
-    """The order of a device: F and B in their slots, and in each free slot the W of the earliest B that has none."""
+    """Returns the order of a device: F and B in their slots, and in each free slot the W of the earliest B that has
+    none."""
     order: list[Action] = []
     pending: list[Action] = []
     for slot in range(min(slots), max(slots) + 1):
@@ -90,27 +91,27 @@ def reorder_both_ends(
     """Orders whose idle time is filled, at no higher peak of chunks than `peak`; by default that of the fullest device.
 
     First in slots: forwards from the start a device that would idle takes the next ready pass of its order, then
-    backwards from the end W's and B's move behind passes that other devices wait for. Then, of that and of the given
-    orders, as long as passes take: backwards, and forwards, where a device waits for a pass of its order rather than to
-    delay it. The shortest step is kept of those whose last stage holds one micro-batch, if any does; with a `peak`, of
-    the given orders, too.
+    backwards from the end W's and B's move behind passes that other devices wait for. Then, of that and of `orders`,
+    as long as passes take: backwards, and forwards, where a device waits for a pass of its order rather than to
+    delay it. The shortest step is kept of those whose last stage holds a single micro-batch, if any does; with a
+    `peak`, of `orders`, too.
     """
     peaks = [peak or max(map(_peak_chunks, orders))] * len(orders)
     in_slots = _Filling(schedule, shape, peaks, any(action.kind == "W" for order in orders for action in order))
-    found = in_slots.backwards(in_slots.forwards(orders), *BACKWARD)
+    filled = in_slots.backwards(in_slots.forwards(orders), *BACKWARD)
     if durations is None:
-        return found
+        return filled
     timed = in_slots.with_durations(durations)
-    again = [timed.forwards(timed.backwards(one, *BACKWARD), patience=1.0) for one in (found, orders)]
+    again = [timed.forwards(timed.backwards(start, *BACKWARD), patience=1.0) for start in (filled, orders)]
     last = shape.stages - 1
 
     def step_time(candidate: Sequence[Sequence[ScheduleItem]]) -> tuple[bool, float, float]:
         played: PartialSchedule = reorder_at_run_time(schedule, shape, candidate, timed.duration, timed.hop)
-        own = (action for action in actions_of(candidate[timed.device[last]]) if action.stage == last)
-        return (_peak_chunks(list(own)) > 1, *played.step_time(durations.barrier))
+        last_stage = (action for action in actions_of(candidate[timed.device[last]]) if action.stage == last)
+        return (_peak_chunks(list(last_stage)) > 1, *played.step_time(durations.barrier))
 
-    given = [] if peak is None else [[list(order) for order in orders]]
-    return min((*given, found, *again), key=step_time)
+    unfilled = [] if peak is None else [[list(order) for order in orders]]
+    return min((*unfilled, filled, *again), key=step_time)
 
 
 def _reverse(orders: Sequence[Sequence[Action]]) -> list[list[Action]]:
@@ -118,7 +119,7 @@ def _reverse(orders: Sequence[Sequence[Action]]) -> list[list[Action]]:
 
 
 def _peak_chunks(order: Sequence[Action]) -> int:
-    """Peak number of chunks whose activations a device holds, each from its F to its last pass."""
+    """Returns the peak number of chunks whose activations a device holds, each from its F to its last pass."""
     held = peak = 0
     for action in order:
         held += (action.kind == "F") - (action.kind in LAST)
@@ -133,7 +134,7 @@ class _Filling:
     """
 
     def __init__(self, schedule: Schedule, shape: PipelineShape, peaks: Sequence[int], split: bool = True) -> None:
-        """peaks: chunks that each device may hold. split: backward passes are B and W."""
+        """Prepares the filling. peaks: chunks that each device may hold. split: backward passes are B and W."""
         self.peaks, self.last = peaks, shape.stages - 1
         self.device = [schedule.device(shape, stage) for stage in range(shape.stages)]
         self.dependencies = pass_dependencies(schedule, shape, split_backward=split)
@@ -141,7 +142,7 @@ class _Filling:
         self.hop, self.steps = 0, {kind: [1] * shape.stages for kind in ("F", *BACKWARD)}
 
     def with_durations(self, durations: PassDurations) -> Self:
-        """The same, with passes that take as long as given; as it is made, all take one slot."""
+        """Returns the same, with passes that take `durations`; before, all take a single slot."""
         again = zip(durations.input_gradients, durations.recomputation, strict=True)
         seconds = {"F": durations.forward, "B": [sum(both) for both in again], "W": durations.weight_gradients}
         seconds["BW"] = [sum(both) for both in zip(seconds["B"], seconds["W"], strict=True)]
@@ -159,7 +160,7 @@ class _Filling:
     def forwards(self, orders: Sequence[Sequence[Action]], patience: float = 0.0) -> list[list[Action]]:
         """Fills idle time from the start.
 
-        patience: a pass does not go before one that is ready within this share of its duration.
+        patience: a pass does not go before another that is ready within this share of its duration.
         """
         movable = frozenset(("F", *BACKWARD))
         direction = _Direction(self.dependencies, self.dependents, frozenset("F"), frozenset(LAST), movable, patience)
@@ -239,7 +240,7 @@ class _Fill:
         seen: set[tuple[int, str]] = set()
         soon = None
         for action in self.remaining[device]:
-            # The next pass of the order is always within the peak. Passes of one kind on one stage never swap.
+            # The next pass of the order is always within the peak. Passes of a kind on a stage never swap.
             lane = action.stage, action.kind
             added = direction.added_chunks(action)
             added_last = added if action.stage == last else 0

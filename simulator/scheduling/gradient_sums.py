@@ -20,24 +20,32 @@ def insert_gradient_sums(
 
     COMPLETE follows the last backward pass of a stage. SUM precedes the first item that begins once all copies have
     run theirs, if all passes last equally long: every action then follows in time those that it needs, so no device
-    waits for a sum that another one has yet to reach.
+    waits for a sum that another has yet to reach.
     """
     early = [stage for stage in range(shape.stages) if schedule.sums_early(shape, stage)]
     if not early or shape.forward_only:
         return orders
     timed = time_orders(schedule, shape, orders, equal_durations(shape))
     last: dict[int, tuple[TimedItem, Action]] = {}
-    # By device: moment, rank among the items of one moment, item.
-    found: dict[int, list[tuple[float, int, ScheduleItem]]] = defaultdict(list)
-    for one in timed:
-        found[one.device].append((one.begin, 2, one.item))
-        last.update({action.stage: (one, action) for action in actions_of([one.item]) if action.kind in ("BW", "W")})
+    # By device: moment, rank among the items of a moment, item.
+    entries: dict[int, list[tuple[float, int, ScheduleItem]]] = defaultdict(list)
+    for timed_item in timed:
+        entries[timed_item.device].append((timed_item.begin, 2, timed_item.item))
+        last.update(
+            {
+                action.stage: (timed_item, action)
+                for action in actions_of([timed_item.item])
+                if action.kind in ("BW", "W")
+            }
+        )
     ends: dict[int, float] = defaultdict(float)
     for stage in early:
         part = schedule.model_part(shape, stage)
         ends[part] = max(ends[part], last[stage][0].end)
     for stage in early:
-        one, action = last[stage]
-        found[one.device].append((one.end, 0, action._replace(kind=ActionKind.COMPLETE)))
-        found[one.device].append((ends[schedule.model_part(shape, stage)], 1, action._replace(kind=ActionKind.SUM)))
-    return [[item for *_, item in sorted(found[device], key=lambda entry: entry[:2])] for device in range(shape.p)]
+        timed_item, action = last[stage]
+        entries[timed_item.device].append((timed_item.end, 0, action._replace(kind=ActionKind.COMPLETE)))
+        entries[timed_item.device].append(
+            (ends[schedule.model_part(shape, stage)], 1, action._replace(kind=ActionKind.SUM))
+        )
+    return [[item for *_, item in sorted(entries[device], key=lambda entry: entry[:2])] for device in range(shape.p)]

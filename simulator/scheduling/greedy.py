@@ -1,7 +1,7 @@
 """Greedy list scheduling in unit slots: in every slot each free device takes the ready pass of the highest priority.
 
-Some papers define an order by such a rule. Every pass takes one slot, whatever its duration will be; the result is an
-order like any other.
+Some papers define an order by such a rule. Every pass takes a single slot, whatever its duration will be; the result is
+an order like any other.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ Dependencies = Mapping[Action, Sequence[Action]]
 
 
 def pass_dependencies(schedule: Schedule, shape: PipelineShape, *, split_backward: bool) -> Dependencies:
-    """The dependencies of every pass. split_backward: backward passes are B and W, not BW."""
-    found: dict[Action, list[Action]] = {}
+    """Returns the dependencies of every pass. split_backward: backward passes are B and W, not BW."""
+    dependencies: dict[Action, list[Action]] = {}
     kind = "B" if split_backward else "BW"
     for stage in range(shape.stages):
         predecessors = schedule.predecessors(shape, stage)
         for k in schedule.microbatches(shape, stage):
             forward, backward = Action(stage, "F", k), Action(stage, kind, k)
-            found[forward] = [Action(other, "F", k) for other in predecessors]
-            found.setdefault(backward, []).append(forward)
+            dependencies[forward] = [Action(other, "F", k) for other in predecessors]
+            dependencies.setdefault(backward, []).append(forward)
             for other in predecessors:
-                found.setdefault(Action(other, kind, k), []).append(backward)
+                dependencies.setdefault(Action(other, kind, k), []).append(backward)
             if split_backward:
-                found[Action(stage, "W", k)] = [backward]
-    return found
+                dependencies[Action(stage, "W", k)] = [backward]
+    return dependencies
 
 
 def invert_dependencies(dependencies: Dependencies) -> Dependencies:
-    """Of every action, the actions that depend on it."""
-    found: dict[Action, list[Action]] = {action: [] for action in dependencies}
+    """Returns, of every action, the actions that depend on it."""
+    dependents: dict[Action, list[Action]] = {action: [] for action in dependencies}
     for action, others in dependencies.items():
         for other in others:
-            found[other].append(action)
-    return found
+            dependents[other].append(action)
+    return dependents
 
 
 def schedule_greedily(
     schedule: Schedule, shape: PipelineShape, dependencies: Dependencies, priority: Callable[[Action], Any]
 ) -> list[list[Action]]:
-    """The orders of all devices. priority: of an action; the lowest value goes first."""
+    """Returns the orders of all devices. priority: of an action; the lowest value goes first."""
     dependents = invert_dependencies(dependencies)
     missing = {action: len(others) for action, others in dependencies.items()}
     ready: list[list[tuple[Any, Action]]] = [[] for _ in range(shape.p)]
@@ -65,8 +65,8 @@ def schedule_greedily(
 
 
 def forward_orders(schedule: Schedule, shape: PipelineShape, orders: Orders) -> list[list[Action]]:
-    """The orders of a forward-only step: of the ready forward passes a device takes the one that comes first in its
-    order of training.
+    """Returns the orders of a forward-only step: of the ready forward passes a device takes that which comes first in
+    its order of training.
 
     Without backward passes nothing bounds the micro-batches in flight: where an order of training waits for a pass of
     an earlier micro-batch to come back (V-Half, Chimera), the next micro-batch goes first.

@@ -43,7 +43,8 @@ class PartialSchedule:
     """
 
     def __init__(self, schedule: Schedule, shape: PipelineShape, item_duration: ItemDuration, hop: float = 0.0) -> None:
-        """item_duration: asked once for every item. hop: duration of a message between two devices."""
+        """Starts an empty schedule. item_duration: asked once for every item. hop: duration of a message between two
+        devices."""
         self.shape, self.item_duration, self.hop = shape, item_duration, hop
         self.device = [schedule.device(shape, stage) for stage in range(shape.stages)]
         self.predecessors = [schedule.predecessors(shape, stage) for stage in range(shape.stages)]
@@ -70,22 +71,24 @@ class PartialSchedule:
         }
 
     def step_time(self, barrier: bool) -> tuple[float, float]:
-        """What a step takes: the makespan if the devices meet at its end (`barrier`), otherwise the longest span of a
-        device; and behind it the other one. To nine digits: orders that differ by rounding alone are equally short."""
+        """Returns what a step takes: the makespan if the devices meet at its end (`barrier`), otherwise the longest
+        span of a device; and behind it the other. To nine digits: orders that differ by rounding alone are equally
+        short."""
         makespan, span = (float(f"{max(ends):.9g}") for ends in (self.free_at, self.spans))
         return (makespan, span) if barrier else (span, makespan)
 
     def arrival(self, item: ScheduleItem) -> float:
-        """When the inputs of an item from other stages have arrived on its device; inf while that is not known."""
+        """Returns when the inputs of an item from other stages have arrived on its device; inf while that is not
+        known."""
         if isinstance(item, OverlappedPasses):
             return max(map(self.arrival, item))
         stage, kind, microbatch, part = item
         if kind not in INPUT_KINDS:
             return 0.0
-        latest, own = 0.0, self.device[stage]
+        latest, device = 0.0, self.device[stage]
         for other in (self.predecessors if kind == "F" else self.successors)[stage]:
             ends = (self.end.get(Action(other, source, microbatch, part), inf) for source in INPUT_KINDS[kind])
-            latest = max(latest, min(ends) + self.hop * (self.device[other] != own))
+            latest = max(latest, min(ends) + self.hop * (self.device[other] != device))
         return latest
 
     def append(self, item: ScheduleItem) -> float:
@@ -118,8 +121,8 @@ class MemoryBoundedSchedule(PartialSchedule):
         limit: float,
         kept_for_weights: Sequence[float],
     ) -> None:
-        """limit: chunks whose activations a device may hold. kept_for_weights: by stage, the share of a chunk's
-        activations that stays from B to W."""
+        """Starts an empty schedule. limit: chunks whose activations a device may hold. kept_for_weights: by stage, the
+        share of a chunk's activations that stays from B to W."""
         backward = [sum(both) for both in zip(durations.input_gradients, durations.recomputation, strict=True)]
         self.pass_durations = {"F": durations.forward, "B": backward, "W": durations.weight_gradients}
         super().__init__(schedule, shape, self._duration, durations.hop)
@@ -136,11 +139,11 @@ class MemoryBoundedSchedule(PartialSchedule):
         return self.pass_durations[item.kind][item.stage]
 
     def next_pass(self, kind: str, stage: int) -> Action:
-        """The next pass of a kind on a stage."""
+        """Returns the next pass of a kind on a stage."""
         return Action(stage, kind, self.count[kind][stage])
 
     def is_ready(self, kind: str, stage: int) -> bool:
-        """Whether all that the next pass of a kind on a stage needs has been placed."""
+        """Returns whether all that the next pass of a kind on a stage needs has been placed."""
         most = self.count["F"][stage] if kind == "B" else self.shape.m
         return self.count[kind][stage] < most and self.arrival(self.next_pass(kind, stage)) < inf
 
@@ -172,7 +175,7 @@ class MemoryBoundedSchedule(PartialSchedule):
         self.append_next(kind, stage)
 
     def follow_split_1f1b(self, rounds: int) -> Self:
-        """Runs all passes of one stage a device in the orders of `split_1f1b`."""
+        """Runs all passes of a stage a device in the orders of `split_1f1b`."""
         remaining = [split_1f1b(self.shape, device, rounds)[::-1] for device in range(self.shape.p)]
         while any(remaining):
             for device, order in enumerate(remaining):

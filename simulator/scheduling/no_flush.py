@@ -1,10 +1,10 @@
 """Schedules without a flush or a barrier: where weights are updated, how many versions are held, how much to play.
 
-Without a flush the pipeline fills once and never drains. Every device updates its own weights, so micro-batches in
+Without a flush the pipeline fills once and never drains. Every device updates its weights, so micro-batches in
 flight use older versions (weight stashing, arXiv 1806.03377). With a flush but no barrier (post-validation, arXiv
-2401.10241) a device repeats the order of a batch as soon as it has updated its weights; all passes of a batch use one
-version. The time of an update is read from a run that is long enough for devices to repeat themselves: warm-up, then a
-window of updates in steady state, then the cool-down, which is left out.
+2401.10241) a device repeats the order of a batch as soon as it has updated its weights; all passes of a batch use the
+same version. The time of an update is read from a run that is long enough for devices to repeat themselves: warm-up,
+then a window of updates in steady state, then the cool-down, which is left out.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ CYCLE_PIPELINES = 8
 
 
 def insert_updates(order: Sequence[ScheduleItem], interval: int) -> list[ScheduleItem]:
-    """The order of a device with an update after every `interval` micro-batches, once their gradients are complete.
+    """Returns the order of a device with an update after every `interval` micro-batches, once their gradients are
+    complete.
 
     An update is an action of the device's first stage and of the last of its micro-batches.
     """
     left = Counter(action.microbatch // interval for action in actions_of(order) if action.kind in ("BW", "W"))
     stage = min((action.stage for action in actions_of(order)), default=0)
-    found: list[ScheduleItem] = []
+    updated: list[ScheduleItem] = []
     for item in order:
-        found.append(item)
+        updated.append(item)
         for action in actions_of([item]):
             if action.kind in ("BW", "W"):
                 update = action.microbatch // interval
                 left[update] -= 1
                 if not left[update]:
-                    found.append(Action(stage, "O", (update + 1) * interval - 1))
-    return found
+                    updated.append(Action(stage, "O", (update + 1) * interval - 1))
+    return updated
 
 
 def orders_of_run(
     schedule: Schedule, shape: PipelineShape, interval: int, durations: PassDurations | None = None
 ) -> Orders:
-    """The orders of all devices in a run; of a forward-only shape their forward passes.
+    """Returns the orders of all devices in a run; of a forward-only shape their forward passes.
 
     shape: of the run. interval: micro-batches per update without a barrier; otherwise 0.
 
@@ -71,7 +72,7 @@ def orders_of_run(
 
 
 def _repeat(order: Sequence[ScheduleItem], microbatches: int, times: int) -> list[ScheduleItem]:
-    """The order of one batch, `times` in a row. microbatches: of one batch."""
+    """Returns the order of a batch, `times` in a row. microbatches: of a batch."""
 
     def later(action: Action, batch: int) -> Action:
         return action._replace(microbatch=action.microbatch + batch * microbatches)
@@ -86,9 +87,10 @@ def _repeat(order: Sequence[ScheduleItem], microbatches: int, times: int) -> lis
 
 
 def peak_weight_versions(schedule: Schedule, shape: PipelineShape, device: int, order: Sequence[ScheduleItem]) -> int:
-    """Peak number of weight versions on a device: the newest, and every older one that a pass will still use.
+    """Returns the peak number of weight versions on a device: the newest, and every older version that a pass will
+    still use.
 
-    shape: of one batch. order: of a run of many batches, with its updates.
+    shape: of a batch. order: of a run of many batches, with its updates.
     """
     actions = actions_of(order)
     used = [schedule.weight_version(shape, device, action.microbatch) for action in actions]
@@ -104,14 +106,14 @@ def peak_weight_versions(schedule: Schedule, shape: PipelineShape, device: int, 
 
 
 def extend_to_steady_state(shape: PipelineShape, interval: int) -> PipelineShape:
-    """The shape of a run that shows the steady state. interval: micro-batches between two updates."""
+    """Returns the shape of a run that shows the steady state. interval: micro-batches between two updates."""
     warmup = math.ceil(WARMUP_MICROBATCHES * shape.stages / interval)
     updates = warmup + 2 * max_cycle_updates(shape, interval) - 1 + cooldown_updates(shape, interval)
     return replace(shape, m=updates * interval)
 
 
 def max_cycle_updates(shape: PipelineShape, interval: int) -> int:
-    """Most updates after which the pattern in which devices wait for each other should repeat.
+    """Returns the most updates after which the pattern in which devices wait for each other should repeat.
 
     One for every stage; fewer where an update has many micro-batches, since each of them forgets how it began.
     """

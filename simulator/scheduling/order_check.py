@@ -19,8 +19,8 @@ from meshcast.simulator.scheduling.schedule import (
     actions_of,
 )
 
-MOST_SHOWN = 8
-"""Devices that a message shows, and actions on either side of the marked one."""
+MAX_SHOWN = 8
+"""Devices that a message shows, and actions on either side of the marked action."""
 
 
 def find_wrong_actions(
@@ -28,22 +28,22 @@ def find_wrong_actions(
 ) -> list[Action]:
     """Lists the actions that are missing, repeated, or on a wrong device. groups: four for every micro-batch and slice:
     [F], [BW], [B, W], [R]."""
-    found = []
+    wrong = []
     for forward, both, parts, again in zip(*[iter(groups)] * 4, strict=True):
         split = any(counts[action] for action in parts)
         wanted = [*forward, *(parts if split else both)]
-        found += [action for action in wanted if counts[action] != 1]
-        found += [action for action in (*(both if split else ()), *again) if counts[action] > (action.kind == "R")]
-    own = {action for group in groups for action in group}
-    ahead = {action._replace(kind=ActionKind.AHEAD) for action in own if action.kind == "F"}
+        wrong += [action for action in wanted if counts[action] != 1]
+        wrong += [action for action in (*(both if split else ()), *again) if counts[action] > (action.kind == "R")]
+    expected = {action for group in groups for action in group}
+    ahead = {action._replace(kind=ActionKind.AHEAD) for action in expected if action.kind == "F"}
     if any(counts[action] for action in ahead):
-        found += [action for action in sorted(ahead) if counts[action] != 1]
-        own |= ahead
+        wrong += [action for action in sorted(ahead) if counts[action] != 1]
+        expected |= ahead
     for action in order:
         move = action.kind in ACTIVATION_TRANSFERS and counts[action] == 1
         move &= action._replace(kind="F", slice=0) in counts
-        found += [] if move or action.kind in (*GRADIENT_SUMS, *BATCH_LOSS) or action in own else [action]
-    return found
+        wrong += [] if move or action.kind in (*GRADIENT_SUMS, *BATCH_LOSS) or action in expected else [action]
+    return wrong
 
 
 def incomplete_error(
@@ -51,7 +51,7 @@ def incomplete_error(
 ) -> ScheduleError:
     """Makes the error for orders in which an action is missing, repeated or on a wrong device.
 
-    devices: of every stage; pieces: slices of every micro-batch, or parts of it that have backward passes of their own.
+    devices: of every stage; pieces: slices of every micro-batch, or parts of it that have separate backward passes.
     """
     parts = schedule.backwards_per_forward
     counts = Counter(action for order in orders for action in actions_of(order))
@@ -66,7 +66,7 @@ def incomplete_error(
             for stage in range(shape.stages)
             if devices[stage] == device
         ]
-        wrong = find_wrong_actions([way for one in passes for way in one], actions_of(order), counts)
+        wrong = find_wrong_actions([group for groups in passes for group in groups], actions_of(order), counts)
         if wrong:
             break
     times = counts[wrong[0]]
@@ -80,19 +80,19 @@ def incomplete_error(
 
 
 def format_orders(orders: Sequence[Iterable[ScheduleItem]], failed_step: dict[int, int]) -> str:
-    """Orders as text, one line a device: those around the failed steps, if there are many.
+    """Returns orders as text, a line a device: those around the failed steps, if there are many.
 
     failed_step: by device, the step to mark as ``>...<``.
     """
-    shown = sorted(range(len(orders)), key=lambda device: device not in failed_step)[:MOST_SHOWN]
+    shown = sorted(range(len(orders)), key=lambda device: device not in failed_step)[:MAX_SHOWN]
     rows = []
     for device in sorted(shown):
         failed = failed_step.get(device)
         cells = [f">{item}<" if failed == step else str(item) for step, item in enumerate(orders[device])]
-        begin = max((failed or 0) - MOST_SHOWN, 0)
-        end = (failed or 0) + MOST_SHOWN + 1
+        begin = max((failed or 0) - MAX_SHOWN, 0)
+        end = (failed or 0) + MAX_SHOWN + 1
         dots = ["..."] if begin else [], ["..."] if end < len(cells) else []
         rows.append(f"  device {device}: {' '.join([*dots[0], *cells[begin:end], *dots[1]])}")
-    if len(orders) > MOST_SHOWN:
-        rows.append(f"  and {len(orders) - MOST_SHOWN:,} more devices")
+    if len(orders) > MAX_SHOWN:
+        rows.append(f"  and {len(orders) - MAX_SHOWN:,} more devices")
     return "\n".join(rows)

@@ -1,9 +1,9 @@
-"""The shortest kernel of a pipeline: an order of passes that repeats in the steady state, found by CP-SAT.
+"""The shortest kernel of a pipeline: an order of passes that repeats in the steady state, computed by CP-SAT.
 
-In one period every stage runs its passes of n micro-batches, whatever micro-batches they are. A pass of the first n
+In a period every stage runs its passes of n micro-batches, whatever micro-batches they are. A pass of the first n
 begins at offset x period + phase: phases order the passes of a device, offsets say how far a pass lags behind. Of the
-kernels of 1, 2, .. micro-batches that with the least period for each is taken, and of these one through which the first
-micro-batches pass soonest. Needs OR-Tools (``pip install 'meshcast[search]'``).
+kernels of 1, 2, .. micro-batches that with the least period for each is taken, and of these that through which the
+first micro-batches pass soonest. Needs OR-Tools (``pip install 'meshcast[search]'``).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ STEPS = 60
 """Steps of the longest pass: the solver has integer times."""
 
 COARSER = 1.05
-"""Ratio of one period that is tried to the one before, from the least that the work of a device admits."""
+"""Ratio of a period that is tried to that before, from the least that the work of a device admits."""
 
 EFFORT = 0.5
-"""Deterministic time of CP-SAT for one period, about seconds, the same on every machine."""
+"""Deterministic time of CP-SAT for a period, about seconds, the same on every machine."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Kernel:
     """A repeating kernel, in steps.
 
     period: of the kernel.
-    microbatches: whose passes one period runs.
+    microbatches: whose passes a period runs.
     begin: of every pass of the first micro-batches.
     """
 
@@ -44,7 +44,7 @@ class Kernel:
 def find_kernel(
     schedule: Schedule, shape: PipelineShape, durations: PassDurations, limit: int, most: int, split_backward: bool
 ) -> Kernel:
-    """The kernel of the least period for each of its micro-batches.
+    """Returns the kernel of the least period for each of its micro-batches.
 
     limit: chunks whose activations a device may hold, each from its forward pass to its last pass. most: micro-batches
         of a kernel.
@@ -81,14 +81,14 @@ def _solver() -> Any:
 
 
 def _in_steps(dependencies: Dependencies, durations: PassDurations) -> tuple[dict[Action, int], int]:
-    """Steps of every pass, at least one, and of a message."""
+    """Returns the steps of every pass, at least 1, and of a message."""
     again = zip(durations.input_gradients, durations.recomputation, strict=True)
     inputs, weights = [sum(both) for both in again], durations.weight_gradients
     whole = [a + b for a, b in zip(inputs, weights, strict=True)]
     seconds = {"F": durations.forward, "B": inputs, "W": weights, "BW": whole}
     longest = max(seconds[action.kind][action.stage] for action in dependencies) or 1.0
-    found = {one: max(1, round(seconds[one.kind][one.stage] / longest * STEPS)) for one in dependencies}
-    return found, round(durations.hop / longest * STEPS)
+    steps = {action: max(1, round(seconds[action.kind][action.stage] / longest * STEPS)) for action in dependencies}
+    return steps, round(durations.hop / longest * STEPS)
 
 
 def _solve(
@@ -100,7 +100,7 @@ def _solve(
     limit: int,
     period: int,
 ) -> dict[Action, int] | None:
-    """The begin of every pass of the first micro-batch; None if there is no kernel of this period."""
+    """Returns the begin of every pass of the first micro-batch; None if there is no kernel of this period."""
     model, horizon = cp_model.CpModel(), sum(steps.values()) + hop * len(steps) + period
     rounds = horizon // period + 1
     begin: dict[Action, Any] = {}
@@ -109,7 +109,7 @@ def _solve(
         offset = model.new_int_var(0, rounds, f"offset {action}")
         phase = model.new_int_var(0, period - 1, f"phase {action}")
         begin[action] = offset * period + phase
-        # Twice, so that a pass that goes on in the next period leaves the begin of this one free.
+        # Twice, so that a pass that goes on in the next period leaves the begin of this free.
         busy[device[action]] += [
             model.new_fixed_size_interval_var(phase + again, duration, "") for again in (0, period)
         ]
@@ -158,7 +158,7 @@ def _begin_early(
 
 
 def unroll(kernel: Kernel, shape: PipelineShape, device: Sequence[int]) -> list[list[Action]]:
-    """The orders of all devices when the kernel repeats until all micro-batches are through."""
+    """Returns the orders of all devices when the kernel repeats until all micro-batches are through."""
     rows: list[list[tuple[int, Action]]] = [[] for _ in range(shape.p)]
     for action, begin in kernel.begin.items():
         for turn, k in enumerate(shape.microbatches[action.microbatch :: kernel.microbatches]):

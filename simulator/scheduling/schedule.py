@@ -2,7 +2,7 @@
 
 A schedule states the order of actions of every device. Messages between stages, dependencies, memory and time follow
 from the orders in shared code, and an order is checked before it is played. Symbols as in the literature: p devices,
-m micro-batches of one replica, v chunks (virtual stages) a device.
+m micro-batches of a replica, v chunks (virtual stages) a device.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ ACTION_KINDS = tuple(kind.value for kind in ActionKind)
 """Values of `ActionKind`, in its order: a timetable stores kinds as indices of it."""
 
 ACTIVATION_TRANSFERS = (ActionKind.EVICT, ActionKind.KEEP, ActionKind.GIVE_BACK, ActionKind.LOAD)
-"""The four actions of one activation transfer; none of them computes."""
+"""The four actions of an activation transfer; none of them computes."""
 
 BATCH_LOSS = (ActionKind.OUTPUTS, ActionKind.LOSS, ActionKind.OUTPUT_GRADIENTS)
 """The actions of a loss that couples the samples of a batch: `batch_loss` puts them in. Of several stages with outputs
-each action needs the one before of the others."""
+each action needs that before of the others."""
 
 GRADIENT_SUMS = (ActionKind.COMPLETE, ActionKind.SUM)
 """The two actions of a sum of gradients during a step; none of them computes. `gradient_sums` puts them in."""
@@ -97,7 +97,7 @@ class Action(NamedTuple):
 class Stripe(NamedTuple):
     """A part of the activations of a forward pass, which rests on another device, the keeper.
 
-    own_links: whether it moves over links of its own, at the same time as other parts.
+    own_links: whether it moves over separate links, at the same time as other parts.
     """
 
     keeper: int
@@ -106,9 +106,9 @@ class Stripe(NamedTuple):
 
 
 class OverlappedPasses(NamedTuple):
-    """A forward and a backward pass of two stages on one device, run at the same time.
+    """A forward and a backward pass of two stages on the same device, run at the same time.
 
-    Each op starts as soon as its own inputs are there; the output of a pass is there when that pass is done.
+    Each op starts as soon as its inputs are there; the output of a pass is there when that pass is done.
     """
 
     forward: Action
@@ -131,7 +131,7 @@ class PipelineShape:
     """Size of a pipeline. Stages are numbered from 0 to p v - 1.
 
     p: devices.
-    m: micro-batches, those that one forward pass runs together counted as one.
+    m: micro-batches, those that a forward pass runs together counted as one.
     v: chunks (virtual stages) a device.
     slices: slices of every sequence.
     forward_only: micro-batches have forward passes alone.
@@ -184,24 +184,30 @@ class PassDurations:
     each: tuple[PassDurations, ...] = ()
 
     def of(self, action: Action) -> float:
-        """Duration of an action; 0 if it does not compute."""
-        own, stage = self.of_microbatch(action.microbatch), action.stage
+        """Returns the duration of an action; 0 if it does not compute."""
+        durations, stage = self.of_microbatch(action.microbatch), action.stage
         if action.kind == ActionKind.BACKWARD:
-            return own.input_gradients[stage] + own.weight_gradients[stage]
-        kinds = {"F": own.forward, "B": own.input_gradients, "W": own.weight_gradients, "R": own.recomputation}
+            return durations.input_gradients[stage] + durations.weight_gradients[stage]
+        kinds = {
+            "F": durations.forward,
+            "B": durations.input_gradients,
+            "W": durations.weight_gradients,
+            "R": durations.recomputation,
+        }
         return kinds[action.kind][stage] if action.kind in kinds else 0.0
 
     def of_microbatch(self, microbatch: int) -> PassDurations:
-        """Those of the passes of one micro-batch."""
+        """Returns those of the passes of a micro-batch."""
         return self.each[microbatch] if self.each else self
 
     @property
     def equalised(self) -> PassDurations:
-        """Those of passes that last equally long and of messages without time: no figure of hardware changes them."""
-        one, again = (1.0,) * len(self.forward), tuple(float(seconds > 0) for seconds in self.recomputation)
+        """Durations of passes that last equally long and of messages without time: no figure of hardware changes
+        them."""
+        unit, again = (1.0,) * len(self.forward), tuple(float(seconds > 0) for seconds in self.recomputation)
         each = tuple(durations.equalised for durations in self.each)
         return replace(
-            self, forward=one, input_gradients=one, weight_gradients=one, recomputation=again, hop=0.0, each=each
+            self, forward=unit, input_gradients=unit, weight_gradients=unit, recomputation=again, hop=0.0, each=each
         )
 
 
@@ -231,14 +237,14 @@ class GradientSync(SchemeOptions):
 
 
 SliceDuration = Callable[[int, int], float]
-"""Seconds of a slice on one stage, forward and backward, from its tokens and the tokens before it in the sequence."""
+"""Seconds of a slice on a stage, forward and backward, from its tokens and the tokens before it in the sequence."""
 
 
 class Schedule(Scheme):
     """Base of the pipeline schedules.
 
-    Customise by: `order` (one device) or `orders` (all devices), `check` (shapes that exist), `closed_forms`.
-    Less often: `device`, `place`, `model_part`, `predecessors` and `microbatches` (a graph of stages that is not one
+    Customise by: `order` (a device) or `orders` (all devices), `check` (shapes that exist), `closed_forms`.
+    Less often: `device`, `place`, `model_part`, `predecessors` and `microbatches` (a graph of stages that is no
     chain), `propose_slices`, `next_item` (decisions at run time), `microbatches_per_update` and `weight_version` (no
     flush).
     """
@@ -251,11 +257,11 @@ class Schedule(Scheme):
     least_chunks: ClassVar[int] = 1
     """Fewest chunks a device."""
     directions: int = 1
-    """Ways through the devices; each has stages of its own, which hold the same parts of the model."""
+    """Ways through the devices; each has its stages, which hold the same parts of the model."""
     microbatches_per_forward: int = 1
-    """Micro-batches that one forward pass runs together: to the schedule they are one micro-batch."""
+    """Micro-batches that a forward pass runs together: to the schedule they are a single micro-batch."""
     backwards_per_forward: int = 1
-    """Backward passes to one forward pass, each of an equal part of its samples: those of later parts are actions with
+    """Backward passes to a forward pass, each of an equal part of its samples: those of later parts are actions with
     a `slice`."""
     reorders_at_run_time: ClassVar[bool] = False
     """Whether a device may deviate from its order, by `next_item`, when passes last longer or shorter than planned."""
@@ -265,10 +271,11 @@ class Schedule(Scheme):
     backward_kinds: ClassVar[tuple[str, ...]] = ("BW",)
     """Kinds of its backward passes: whole ones, halves (B, W), or all three."""
     couples_samples: ClassVar[bool] = False
-    """Whether all outputs of a batch are made before its first backward pass, as a loss that couples them demands."""
+    """Whether all outputs of a batch are computed before its first backward pass, as a loss that couples them
+    demands."""
     flush: ClassVar[bool] = True
     """Whether the pipeline drains before the weights are updated. Without a flush the next batch enters at once: the
-    schedule states its order for any number of micro-batches, and every device updates its own weights."""
+    schedule states its order for any number of micro-batches, and every device updates its weights."""
 
     class Options(SchemeOptions):
         chunks: int = Field(default=1, ge=1, strict=True)
@@ -277,7 +284,7 @@ class Schedule(Scheme):
     @property
     def barrier(self) -> bool:
         """Whether no device begins the next batch before all have updated their weights, as gradient clipping by the
-        norm of all gradients demands. Without a barrier the order of a batch is repeated, each device at its own time.
+        norm of all gradients demands. Without a barrier the order of a batch is repeated, each device in its time.
         """
         return self.flush and not getattr(self.options, "post_validation", False)
 
@@ -287,11 +294,11 @@ class Schedule(Scheme):
         return self.family
 
     def order(self, shape: PipelineShape, device: int) -> Sequence[ScheduleItem]:
-        """All actions of one device, in the order of execution. A schedule defines this or `orders`."""
+        """Returns all actions of a device, in the order of execution. A schedule defines this or `orders`."""
         return self.orders(shape)[device]
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> Orders:
-        """The orders of all devices. durations: given if `needs_durations`."""
+        """Returns the orders of all devices. durations: stated if `needs_durations`."""
         return [list(self.order(shape, device)) for device in range(shape.p)]
 
     def chunks_per_device(self) -> int:
@@ -306,8 +313,8 @@ class Schedule(Scheme):
     def propose_slices(
         self, shape: PipelineShape, sequence: int, step: int, granule: int, seconds: SliceDuration
     ) -> list[tuple[int, ...]]:
-        """Lengths of the slices of a sequence [tokens], if they depend on how long slices take; of several proposals
-        the plan takes the one with the shortest step.
+        """Returns the lengths of the slices of a sequence [tokens], if they depend on how long slices take; of several
+        proposals the plan takes that with the shortest step.
 
         sequence: tokens of a sequence. step: a multiple of `granule` that divides the sequence into few parts. granule:
         every length is a multiple of it.
@@ -315,27 +322,28 @@ class Schedule(Scheme):
         return [(sequence,)]
 
     def device(self, shape: PipelineShape, stage: int) -> int:
-        """The device that holds `stage`: by default chunks go round-robin."""
+        """Returns the device that holds `stage`: by default chunks go round-robin."""
         return stage % shape.p
 
     def place(self, shape: PipelineShape, device: int) -> int:
-        """The place of a device along the pipeline's axis: by default devices are in the order of ranks."""
+        """Returns the place of a device along the pipeline's axis: by default devices are in the order of ranks."""
         return device
 
     def stripes(self, shape: PipelineShape) -> Mapping[tuple[int, int], Stripe]:
-        """By stage and keeper, the part of the activations of a forward pass that rests there; by default all."""
+        """Returns by stage and keeper, the part of the activations of a forward pass that rests there; by default
+        all."""
         return {}
 
     def model_part(self, shape: PipelineShape, stage: int) -> int:
-        """The part of the model that a stage holds; part 0 has the embedding."""
+        """Returns the part of the model that a stage holds; part 0 has the embedding."""
         return stage % (shape.stages // self.directions)
 
     def predecessors(self, shape: PipelineShape, stage: int) -> tuple[int, ...]:
-        """The stages whose outputs are the inputs of a stage."""
+        """Returns the stages whose outputs are the inputs of a stage."""
         return (stage - 1,) if self.model_part(shape, stage) else ()
 
     def microbatches(self, shape: PipelineShape, stage: int) -> range:
-        """The micro-batches that pass through a stage: every direction takes an equal share, in order."""
+        """Returns the micro-batches that pass through a stage: every direction takes an equal share, in order."""
         direction = stage // (shape.stages // self.directions)
         return range(direction * shape.m // self.directions, (direction + 1) * shape.m // self.directions)
 
@@ -344,9 +352,10 @@ class Schedule(Scheme):
         return shape.m
 
     def weight_version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
-        """Updates in the weights that a micro-batch uses on a device, in its forward and in its backward pass.
+        """Counts the updates in the weights that a micro-batch uses on a device, in its forward and in its backward
+        pass.
 
-        shape: of one batch. microbatch: counted through all batches.
+        shape: of a batch. microbatch: counted through all batches.
         """
         return microbatch // shape.m
 
@@ -355,8 +364,8 @@ class Schedule(Scheme):
         return ()
 
     def sums_early(self, shape: PipelineShape, stage: int) -> bool:
-        """Whether the gradients of a stage are summed with those of its copies as soon as all copies have run their
-        last backward pass, instead of at the end of the step; the same for all copies."""
+        """Returns whether the gradients of a stage are summed with those of its copies as soon as all copies have run
+        their last backward pass, instead of at the end of the step; the same for all copies."""
         return False
 
     @property
@@ -371,7 +380,7 @@ class Schedule(Scheme):
         is_ready: Callable[[ScheduleItem], bool],
         fraction_done: Callable[[Action], float],
     ) -> ScheduleItem:
-        """The item that a free device runs next, at run time.
+        """Returns the item that a free device runs next, at run time.
 
         remaining: items of its order that have not run.
         is_ready: whether the inputs of an item from other stages have arrived.
@@ -382,17 +391,18 @@ class Schedule(Scheme):
     def check(self, shape: PipelineShape) -> None:
         """Raises PlanError if the schedule does not exist for this shape."""
         if shape.v != self.directions:
-            one = "one chunk a device" + (f" and direction, of {self.directions}" if self.directions > 1 else "")
-            rule, remedy = f"{self.use} has {one}", "Use pipeline/interleaved-1f1b for more"
+            chunks = "one chunk a device" + (f" and direction, of {self.directions}" if self.directions > 1 else "")
+            rule, remedy = f"{self.use} has {chunks}", "Use pipeline/interleaved-1f1b for more"
             raise PlanError("plan.chunks", rule, remedy, shape.v // self.directions)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
-        """Closed forms of the paper that hold at `setting`; tests/contract/of_pipeline.py lists the quantities."""
+        """Returns closed forms of the paper that hold at `setting`; tests/contract/of_pipeline.py lists the
+        quantities."""
         return ()
 
 
 class ZeroBubble(Schedule):
-    """Base of the schedules with split backward passes and one stage a device."""
+    """Base of the schedules with split backward passes and a stage a device."""
 
     backward_kinds = ("B", "W")
 
@@ -429,7 +439,7 @@ class VShape(Schedule):
     backward_kinds: ClassVar[tuple[str, ...]] = ("B", "W")
 
     class Options(SchemeOptions):
-        """chunks: one down the devices and one up, 2."""
+        """chunks: 2, down the devices and up."""
 
         chunks: int = Field(default=2, ge=1, strict=True)
 
@@ -443,7 +453,7 @@ class VShape(Schedule):
 
 @dataclass(frozen=True)
 class PipelineSetting:
-    """A point at which closed forms of schedules are evaluated. Times are of one micro-batch through all layers of one
+    """A point at which closed forms of schedules are evaluated. Times are of a micro-batch through all layers of a
     device.
 
     shape: of the pipeline.
@@ -459,7 +469,7 @@ class PipelineSetting:
 
     @property
     def t_total(self) -> float:
-        """All passes of one micro-batch on one device [s]."""
+        """All passes of a micro-batch on a device [s]."""
         return self.t_f + self.t_b + self.t_w
 
 
@@ -473,22 +483,23 @@ def make_schedule(name: str, devices: int, chunks: int, framework: object) -> Sc
 
 
 def one_forward_one_backward(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[Action]:
-    """1F1B: warm-up of `warmup` forward passes, one forward and one backward pass in turn, cool-down of the rest."""
+    """Returns 1F1B: warm-up of `warmup` forward passes, a forward and a backward pass in turn, cool-down of the
+    rest."""
     steady_forward = forward[warmup:]
     steady = [action for pair in zip(steady_forward, backward, strict=False) for action in pair]
     return [*forward[:warmup], *steady, *backward[len(steady_forward) :]]
 
 
 def overlapped_1f1b(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[ScheduleItem]:
-    """1F1B whose two passes of a turn run together, after one more pass of warm-up."""
+    """Returns 1F1B whose two passes of a turn run together, after another pass of warm-up."""
     steady_forward = forward[warmup + 1 :]
     steady = [OverlappedPasses(*pair) for pair in zip(steady_forward, backward, strict=False)]
     return [*forward[: warmup + 1], *steady, *backward[len(steady_forward) :]]
 
 
 def split_1f1b(shape: PipelineShape, device: int, rounds: int) -> list[Action]:
-    """1F1B with split backward passes, a warm-up of `rounds` x (p - 1 - device) + 1 forward passes, and every W
-    `rounds` x device B's behind its own: ZB-H1 (1 round) and ZB-H2 (2 rounds) of arXiv 2401.10241."""
+    """Returns 1F1B with split backward passes, a warm-up of `rounds` x (p - 1 - device) + 1 forward passes, and every W
+    `rounds` x device B's behind it: ZB-H1 (1 round) and ZB-H2 (2 rounds) of arXiv 2401.10241."""
     m, warmup, delay = shape.m, min(shape.m, rounds * (shape.p - 1 - device) + 1), rounds * device
     order = [Action(device, "F", k) for k in range(warmup)]
     for k in range(m + delay):
@@ -499,24 +510,24 @@ def split_1f1b(shape: PipelineShape, device: int, rounds: int) -> list[Action]:
 
 
 def v_shape_device(shape: PipelineShape, stage: int) -> int:
-    """The device of a stage when stages go down the devices and up again, any number of times."""
+    """Returns the device of a stage when stages go down the devices and up again, any number of times."""
     position = stage % (2 * shape.p)
     return min(position, 2 * shape.p - 1 - position)
 
 
 def passes_in_order(stage: int, kind: str, microbatches: Iterable[int], slices: Sequence[int] = (0,)) -> list[Action]:
-    """The passes of one kind of some micro-batches through a stage, slice by slice."""
-    # This takes two thirds of the time of one call of `Action` for each.
+    """Returns the passes of a kind of some micro-batches through a stage, slice by slice."""
+    # This takes two thirds of the time of a call of `Action` for each.
     return list(map(partial(tuple.__new__, Action), product((stage,), (kind,), microbatches, slices)))
 
 
 def actions_of(items: Iterable[ScheduleItem]) -> list[Action]:
-    """All actions of schedule items; of overlapped passes the forward pass first."""
+    """Returns all actions of schedule items; of overlapped passes the forward pass first."""
     if OverlappedPasses not in set(map(type, items := [*items])):
         return items  # type: ignore[return-value]
     return [action for item in items for action in (item if isinstance(item, OverlappedPasses) else (item,))]
 
 
 def nearest_multiple(value: int, of: int) -> int:
-    """The positive multiple of `of` nearest to `value`."""
+    """Returns the positive multiple of `of` nearest to `value`."""
     return max(1, math.floor(value / of + 0.5)) * of

@@ -1,7 +1,7 @@
 """Schedules over slices of sequences, and algorithms that choose the lengths of the slices.
 
-In a causal model no position depends on a later one, so a slice of a sequence moves on to the next stage while the
-slice after it is still on this one. Backward passes go from the last slice to the first: the gradients of a slice's
+In a causal model no position depends on a later position, so a slice of a sequence moves on to the next stage while the
+slice after it is still on this stage. Backward passes go from the last slice to the first: the gradients of a slice's
 keys and values have contributions from all later slices. Attention makes late slices slower than early ones of the same
 length.
 """
@@ -28,7 +28,7 @@ from meshcast.simulator.scheduling.schedule import (
 )
 
 MAX_SLICES = 1024
-"""Most slices of one sequence."""
+"""Most slices of a sequence."""
 
 FINEST = 8
 """Lengths of slices are multiples of so many tokens, as in TeraPipe (its code, latency_model.py)."""
@@ -40,13 +40,13 @@ LONGEST_TRIED = 100
 """Most candidates for the longest slice that a refinement tries."""
 
 PROMISING = 1.25
-"""Slices of equal lengths are forecast if their estimate is at most that many times the least one."""
+"""Slices of equal lengths are forecast if their estimate is at most that many times the least."""
 
 ROUNDING = 1 + 1e-12
 """Ratio below which two sums of seconds count as equal."""
 
 SliceCount = Annotated[int, Field(ge=1, le=MAX_SLICES, strict=True)]
-"""Number of slices, all of one length."""
+"""Number of slices, all of the same length."""
 SliceLengths = Annotated[tuple[Annotated[float, Field(gt=0, le=1e15)], ...], Field(min_length=1, max_length=MAX_SLICES)]
 """Lengths of the slices, of which only ratios matter."""
 
@@ -56,20 +56,20 @@ class SlicedSchedule(Schedule):
 
     @property
     def slices(self) -> tuple[float, ...]:
-        given = self.options.slices
-        if isinstance(given, int):
-            return (1 / given,) * given
-        return tuple(length / sum(given) for length in given)
+        stated = self.options.slices
+        if isinstance(stated, int):
+            return (1 / stated,) * stated
+        return tuple(length / sum(stated) for length in stated)
 
 
 def forward_slices(shape: PipelineShape, stage: int) -> list[Action]:
-    """The forward passes of all slices through a stage, in the order of the sequence."""
+    """Returns the forward passes of all slices through a stage, in the order of the sequence."""
     return [Action(stage, "F", k, j) for k in shape.microbatches for j in range(shape.slices)]
 
 
 def sliced_1f1b(shape: PipelineShape, device: int) -> list[Action]:
-    """1F1B over slices: backward passes of a micro-batch from its last slice to its first; with several chunks a device
-    interleaved, in groups of `slice_group` micro-batches."""
+    """Returns 1F1B over slices: backward passes of a micro-batch from its last slice to its first; with several chunks
+    a device interleaved, in groups of `slice_group` micro-batches."""
     if shape.v > 1:
         group = slice_group(shape.p, shape.m, shape.slices)
         return one_forward_one_backward(*interleaved_passes(shape, device, group))
@@ -79,7 +79,7 @@ def sliced_1f1b(shape: PipelineShape, device: int) -> list[Action]:
 
 
 def sliced_1f1b_forms(setting: PipelineSetting, slices: int) -> Iterable[ClosedForm]:
-    """Closed forms of `sliced_1f1b` for slices that take equally long."""
+    """Yields closed forms of `sliced_1f1b` for slices that take equally long."""
     p, m, v, s = setting.shape.p, setting.shape.m, setting.shape.v, slices
     group = slice_group(p, m, s)
     if v == 1 or group * s >= p:
@@ -105,11 +105,11 @@ def tabulate_seconds(
     """
     count = sequence // step
     most = count if longest is None else longest
-    found = np.full((count + 1, count + 1), np.inf)
+    table = np.full((count + 1, count + 1), np.inf)
     for begin in range(count):
         for end in range(begin + shortest, min(begin + most, count) + 1):
-            found[begin, end] = seconds((end - begin) * step, begin * step)
-    return found
+            table[begin, end] = seconds((end - begin) * step, begin * step)
+    return table
 
 
 def choose_fastest_slices(
@@ -128,7 +128,7 @@ def choose_fastest_slices(
 def refine_slices(
     lengths: tuple[int, ...], step: int, granule: int, seconds: SliceDuration, microbatches: int, hops: int
 ) -> tuple[int, ...]:
-    """Lengths near those that `choose_fastest_slices` found in steps of `step` tokens, in finer ones.
+    """Returns lengths near those of `choose_fastest_slices` in steps of `step` tokens, in finer steps.
 
     They are multiples of `FINEST` tokens where few enough lengths are then to be tried, and of `granule` tokens.
     """
@@ -162,20 +162,21 @@ def promising_even_slices(
 
 
 def _minimise_step(table: np.ndarray, microbatches: int, hops: int, candidates: list[float]) -> list[int]:
-    """Bounds of the slices that minimise microbatches x sum + hops x longest, the longest being one of `candidates`."""
+    """Returns the bounds of the slices that minimise microbatches x sum + hops x longest, the longest being among
+    `candidates`."""
     best, bounds = np.inf, [0, len(table) - 1]
     lower_bound, _ = _minimise_sum(table)
     for longest in candidates:
         if microbatches * lower_bound + hops * longest >= best:
             break
-        total, found = _minimise_sum(np.where(table <= longest, table, np.inf))
+        total, candidate = _minimise_sum(np.where(table <= longest, table, np.inf))
         if microbatches * total + hops * longest < best:
-            best, bounds = microbatches * total + hops * longest, found
+            best, bounds = microbatches * total + hops * longest, candidate
     return bounds
 
 
 def _minimise_sum(table: np.ndarray) -> tuple[float, list[int]]:
-    """The least sum of seconds of slices that make a sequence, and their bounds; of equal sums the one whose first
+    """Returns the least sum of seconds of slices that make a sequence, and their bounds; of equal sums that whose first
     slices are longest."""
     last = len(table) - 1
     sums, next_bound = np.zeros(last + 1), [last] * (last + 1)
@@ -209,25 +210,25 @@ def choose_balanced_slices(sequence: int, step: int, seconds: SliceDuration, cou
 
 
 def interleaved_passes(shape: PipelineShape, device: int, group: int) -> tuple[list[Action], list[Action], int]:
-    """Passes of 1F1B over chunks, forward and backward, and the number of warm-up passes: the micro-batches, slice by
-    slice, run in groups of `group` (the last one may be smaller), a group chunk by chunk, backward with the chunks and
-    the slices in reverse order."""
+    """Returns the passes of 1F1B over chunks, forward and backward, and the number of warm-up passes: the
+    micro-batches, slice by slice, run in groups of `group` (the last may be smaller), a group chunk by chunk, backward
+    with the chunks and the slices in reverse order."""
     stages = range(device, shape.stages, shape.p)
     groups = [shape.microbatches[begin : begin + group] for begin in range(0, shape.m, group)]
 
     def passes(kind: str, order: Sequence[int], slices: Sequence[int]) -> list[Action]:
-        return [one for some in groups for stage in order for one in passes_in_order(stage, kind, some, slices)]
+        return [action for some in groups for stage in order for action in passes_in_order(stage, kind, some, slices)]
 
     forward, backward = passes("F", stages, range(shape.slices)), passes("BW", stages[::-1], range(shape.slices)[::-1])
     return forward, backward, 2 * (shape.p - 1 - device) + (shape.v - 1) * group * shape.slices + shape.slices - 1
 
 
 def is_interleaved_group(group: int, m: int, least: int) -> bool:
-    """Whether m micro-batches run in groups of `group` without waiting: each has `least`, also the last one with what
-    is left; or all are one group."""
+    """Returns whether m micro-batches run in groups of `group` without waiting: each has `least`, also the last with
+    what is left; or all are a single group."""
     return group == m or (least <= group <= m and not 0 < m % group < least)
 
 
 def smallest_interleaved_group(m: int, least: int) -> int:
-    """The smallest group that `is_interleaved_group` admits."""
+    """Returns the smallest group that `is_interleaved_group` admits."""
     return next(group for group in range(min(m, least), m + 1) if is_interleaved_group(group, m, least))

@@ -123,8 +123,8 @@ RANDOM = ("mock_data", "mock")
 
 
 def _fill_routing(reading: Reading, program: LaunchFormat, model: str | SomeKeys | None) -> None:
-    """Sets how tokens are routed to experts that have several ranks, by the file or by a change of the plan: on data, as
-    a router that learns does.
+    """Sets how tokens are routed to experts that have several ranks, by the file or by a change of the plan: on data,
+    as a router that learns does.
 
     model: what the file names; None where its keys state a shape.
     """

@@ -40,7 +40,7 @@ ENCODER_DECODERS = frozenset({"umt5", "longt5", "bart", "mbart", "pegasus", "m2m
 def from_config(
     config: Mapping[str, Any], where: str = "config.json", name: str | None = None, text: str = ""
 ) -> Model:
-    """The model that a Hugging Face config describes.
+    """Returns the model that a Hugging Face config describes.
 
     Args:
         config: the parsed ``config.json``.

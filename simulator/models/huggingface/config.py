@@ -13,16 +13,16 @@ from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.parts import Depth, Flag, Probability, Size
 
 Gelu = Literal["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"]
-"""GELU, exact or in one of its approximations: one kernel each but for gelu_new and gelu_fast."""
+"""GELU, exact or in any of its approximations: a kernel each but for gelu_new and gelu_fast."""
 
 
 def key(*names: str, **default: Any) -> Any:
-    """A field by its key in a config, and by the synonyms that ``transformers`` accepts."""
+    """Declares a field by its key in a config, and by the synonyms that ``transformers`` accepts."""
     return Field(validation_alias=AliasChoices(*names), **default)
 
 
 def refuse(feature: str) -> AfterValidator:
-    """A validator that refuses a model with `feature`."""
+    """Returns a validator that refuses a model with `feature`."""
 
     def refuse(value: Any) -> Any:
         if value:
@@ -54,7 +54,8 @@ class Keys(BaseModel):
         return {key: value for key, value in config.items() if value is not None or key in nullable}
 
     def read_activation(self) -> dict[str, str]:
-        """`Model.activation` from the name of a function: kernels of GELU, exact or approximated, save the same."""
+        """Returns `Model.activation` from the name of a function: kernels of GELU, exact or approximated, save the
+        same."""
         word = str(getattr(self, "activation", "gelu"))
         return {"activation": "gelu" if word == "gelu_pytorch_tanh" else word}
 
@@ -62,25 +63,25 @@ class Keys(BaseModel):
 class Config(Keys, ABC):
     """A config; its fields have the names of the fields of `Model` that they set."""
 
-    # Quantised weights are made for inference, or for training adapters only.
+    # Quantised weights are meant for inference, or for training adapters only.
     quantization: Annotated[Any, refuse("quantised weights")] = key("quantization_config", default=None)
 
     @classmethod
     def config_keys(cls) -> dict[str, str]:
-        """The key of a config for each field of `Model` and its parts."""
+        """Returns the key of a config for each field of `Model` and its parts."""
         keys = {name: str(field.validation_alias.choices[0]) for name, field in cls.model_fields.items()}  # type: ignore[union-attr]
         return {part + name: word for part in ("mla.", "moe.", "ssm.", "") for name, word in keys.items()}
 
     @abstractmethod
     def fields(self) -> dict[str, Any]:
-        """The fields of `Model`."""
+        """Returns the fields of `Model`."""
 
     def same_fields(self, *names: str) -> dict[str, Any]:
-        """The fields of these names, which have the same meaning in `Model`."""
+        """Returns the fields of these names, which have the same meaning in `Model`."""
         return {name: getattr(self, name) for name in names}
 
     def read_dropout(self, *names: str) -> dict[str, Any]:
-        """`Model.dropout` from the first of these fields. Only whether there are dropout kernels has a cost.
+        """Returns `Model.dropout` from the first of these fields. Only whether there are dropout kernels has a cost.
 
         Raises ModelError if some of the fields are 0 and others are not.
         """
@@ -116,7 +117,7 @@ class Decoder(Config):
 
 
 def local_fields(field: str, tokens: int | None, local: Sequence[bool], word: str) -> dict[str, Any]:
-    """The fields of `Model` for layers with sliding windows or chunked attention.
+    """Returns the fields of `Model` for layers with sliding windows or chunked attention.
 
     field: field of `Model`, `window` or `attention_chunk`.
     tokens: its value; None: no layer has it.
@@ -136,24 +137,24 @@ def local_fields(field: str, tokens: int | None, local: Sequence[bool], word: st
 
 
 def check_every_layer(flags: Sequence[Any], layers: int, word: str) -> None:
-    """Raises ModelError unless a list in a config has one item for each layer. word: its key."""
+    """Raises ModelError unless a list in a config has an item for each layer. word: its key."""
     if len(flags) != layers:
         rule = f"it must say the type of each of the {layers} layers"
         raise ModelError(word, rule, "Correct the list, or leave it out", list(flags))
 
 
 def expert_layers(flags: Sequence[bool], word: str) -> dict[str, int]:
-    """The fields `first_dense` and `every` of `MoEShape`.
+    """Returns the fields `first_dense` and `every` of `MoEShape`.
 
     flags: for each layer whether it has experts.
     word: key of the config, for error messages.
     Raises ModelError if no values of the two fields describe the layers.
     """
-    found = [layer for layer, flag in enumerate(flags) if flag]
-    first = found[0]
-    for every in (found[1] - first,) if len(found) > 1 else (1, first + 1):
+    expert_layers = [layer for layer, flag in enumerate(flags) if flag]
+    first = expert_layers[0]
+    for every in (expert_layers[1] - first,) if len(expert_layers) > 1 else (1, first + 1):
         dense = first - every + 1
-        if dense >= 0 and found == list(range(first, len(flags), every)):
+        if dense >= 0 and expert_layers == list(range(first, len(flags), every)):
             return {"first_dense": dense, "every": every}
     rule = "only dense layers at the start, and then experts in every n-th layer, are supported"
     raise ModelError(word, rule, "Give the fields of `model:` themselves")

@@ -13,7 +13,7 @@ section 3.1.4: 15 % of the tokens in spans of 3 in the mean)."""
 
 
 class T5(Config):
-    """``T5Config`` (T5, T5 1.1, Flan-T5): RMS norms, no biases, a table of relative positions of each stack, and one
+    """``T5Config`` (T5, T5 1.1, Flan-T5): RMS norms, no biases, a table of relative positions of each stack, and a
     table of the vocabulary for both, which the output layer of the first T5 shares too.
 
     It names no lengths: 512 inputs (``n_positions``) and `TARGETS` stand in for them. The addition of relative

@@ -12,13 +12,13 @@ from meshcast.simulator.models.huggingface.llama import Gemma, LayerTypes
 from meshcast.simulator.models.parts import Flag, Size
 
 Cap = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-"""The bound of numbers that pass c tanh(x / c); only whether there is one has a cost."""
+"""The bound of numbers that pass c tanh(x / c); only whether there is any has a cost."""
 
 
 def window_fields(
     window: int | None, layers: int, types: LayerTypes | None, every: int | None, word: str = "layer_types"
 ) -> dict[str, Any]:
-    """The fields of `Model` for sliding windows.
+    """Returns the fields of `Model` for sliding windows.
 
     window: tokens; None: no layer has a window.
     types: the type of each layer; None: all but every `every`-th have the window.
@@ -99,7 +99,7 @@ class Exaone4(Decoder):
         return shape | windows | ({"full_rope": False} if windows.get("full_every") else {})
 
     def _every(self) -> int | None:
-        """Layers from one with full attention to the next: a number, or a word such as LLLG."""
+        """Returns the layers from a layer with full attention to the next: a number, or a word such as LLLG."""
         if not isinstance(self.pattern, str):
             return self.pattern
         word = self.pattern.upper()
@@ -110,7 +110,7 @@ class Exaone4(Decoder):
 
 
 class Cohere2(Decoder):
-    """``Cohere2Config`` (Command R7B, Command A): attention and MLP side by side behind one norm; layers with full
+    """``Cohere2Config`` (Command R7B, Command A): attention and MLP side by side behind a single norm; layers with full
     attention are without RoPE.
 
     Its layer norm has no bias, and is read as an RMS norm, which has the same weights and memory traffic. The scale of

@@ -150,7 +150,7 @@ class MPTFeedForward(Keys):
 class MPT(Config):
     """``MptConfig``: usually ALiBi and no biases anywhere, norms included.
 
-    A layer norm without bias has the weights and the memory traffic of an RMS norm, and is read as one. ALiBi or RoPE
+    A layer norm without bias has the weights and the memory traffic of an RMS norm, and is read as such. ALiBi or RoPE
     replaces learned positions, as in llm-foundry, whose keys are read too.
     """
 
@@ -252,9 +252,10 @@ class Nemotron(Config):
 
 
 class Falcon(Config):
-    """``FalconConfig``: RoPE or ALiBi; attention and MLP side by side, behind one norm or (40B, 180B) one each.
+    """``FalconConfig``: RoPE or ALiBi; attention and MLP side by side, behind a single norm or (40B, 180B) a norm each.
 
-    Falcon 7B has one key/value head (``multi_query``); the new architecture (40B, 180B, Falcon 2) gives their number.
+    Falcon 7B has a single key/value head (``multi_query``); the new architecture (40B, 180B, Falcon 2) gives their
+    number.
     """
 
     layers: Depth = key("num_hidden_layers", "n_layer")

@@ -1,4 +1,4 @@
-"""Configs of hybrid models, whose layers are one block each: Mamba-2, attention, an MLP or experts."""
+"""Configs of hybrid models, whose layers are a block each: Mamba-2, attention, an MLP or experts."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ MixerTypes = list[Literal["full_attention", "linear_attention"]]
 
 
 def mixer_fields(linear: dict[str, Any], full: Sequence[bool], word: str) -> dict[str, Any]:
-    """The fields of `Model` for layers with linear attention; none if no layer has it.
+    """Returns the fields of `Model` for layers with linear attention; none if no layer has it.
 
     linear: the fields of `LinearAttention`.
     full: for each layer whether it has softmax attention.
@@ -33,7 +33,7 @@ def mixer_fields(linear: dict[str, Any], full: Sequence[bool], word: str) -> dic
 
 class Qwen3Next(Decoder):
     """``Qwen3NextConfig``: Gated DeltaNet in three of four layers, gated attention with RoPE on a quarter of a head in
-    the others, and experts beside a shared one with a gate.
+    the others, and experts beside a shared expert with a gate.
 
     Multi-token prediction of the released checkpoints has no key, and is left out, as ``transformers`` does.
     """
@@ -111,7 +111,7 @@ class MiniMax(Decoder):
         return shape | {"norm_residual": self.postnorm} | mixer_fields(linear, full, word)
 
     def _full(self) -> tuple[list[bool], str]:
-        """For each layer whether it has softmax attention, and the key that says so."""
+        """Returns for each layer whether it has softmax attention, and the key that says so."""
         if self.layer_types is not None:
             return [each == "full_attention" for each in self.layer_types], "layer_types"
         return [(layer + 1) % 2 != 0 for layer in range(self.layers)], "layer_types"

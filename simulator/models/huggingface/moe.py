@@ -64,7 +64,7 @@ class Qwen3MoE(Decoder):
 
 class Llama4(Decoder):
     """``Llama4TextConfig``: chunked attention with RoPE, and in every fourth layer full attention without; a shared
-    expert as wide as a routed one. It is the ``text_config`` of the whole model, which also has a vision encoder.
+    expert as wide as a routed expert. It is the ``text_config`` of the whole model, which also has a vision encoder.
 
     The scale of queries by their position (``attn_temperature_tuning``) is left out.
     """
@@ -128,7 +128,7 @@ class DeepSeekV2(Decoder):
     """``DeepseekV2Config``: latent attention; routed and shared experts from layer ``first_k_dense_replace`` on.
 
     ``n_routed_experts: null`` means no experts, ``q_lora_rank: null`` no latent of queries. ``moe_layer_freq`` and
-    ``num_nextn_predict_layers`` are keys of DeepSeek's own code.
+    ``num_nextn_predict_layers`` are keys of DeepSeek's code.
     """
 
     quantization: Annotated[Any, _published_in("fp8")] = key("quantization_config", default=None)
@@ -199,7 +199,7 @@ class GptOss(Decoder):
 
 
 class Qwen2MoE(Decoder):
-    """``Qwen2MoeConfig``: routed experts beside a shared one with a gate, and biases of queries, keys and values."""
+    """``Qwen2MoeConfig``: routed experts beside a shared expert with a gate, and biases of queries, keys and values."""
 
     kv_heads: Size | None = key("num_key_value_heads", default=16)
     qkv_bias: Flag = key("qkv_bias", default=True)
@@ -254,7 +254,7 @@ class Glm4MoE(Decoder):
 
 
 class HunyuanMoE(HunyuanDense):
-    """``HunYuanMoEV1Config``: norms on queries and keys; in all layers routed experts and a shared one, as wide as
+    """``HunYuanMoEV1Config``: norms on queries and keys; in all layers routed experts and a shared expert, as wide as
     ``intermediate_size``. Lists, with a number for each layer, are read if all of these are the same.
     """
 
@@ -273,13 +273,13 @@ class HunyuanMoE(HunyuanDense):
         return super().fields() | {"moe": moe}
 
     def _same(self, word: str) -> int | None:
-        """The number of all layers."""
-        given: int | list[int] | None = getattr(self, word)
-        if not isinstance(given, list):
-            return given
-        if len(set(given)) != 1:
-            raise ModelError(word, "one number for all layers is supported", "Give the fields of `model:`", given)
-        return given[0]
+        """Returns the number of all layers."""
+        number: int | list[int] | None = getattr(self, word)
+        if not isinstance(number, list):
+            return number
+        if len(set(number)) != 1:
+            raise ModelError(word, "one number for all layers is supported", "Give the fields of `model:`", number)
+        return number[0]
 
 
 class Grok1(Decoder):

@@ -34,17 +34,17 @@ LAID_OUT: dict[str, dict[str, int]] = {
 
 
 def text_fields(config: Mapping[str, Any] | None, default: str, where: str = "text_config") -> dict[str, Any]:
-    """The fields of the decoder that a ``text_config`` describes.
+    """Returns the fields of the decoder that a ``text_config`` describes.
 
     default: its ``model_type``, if it says none.
     Raises ModelError for a kind that is not supported.
     """
-    given = dict(config or {})
-    kind = given.get("model_type", default)
+    fields = dict(config or {})
+    kind = fields.get("model_type", default)
     if kind not in DECODERS:
         rule = "no decoder of this kind is supported behind an encoder of images"
         raise ModelError(where, rule, "Give the fields of `model:` themselves", str(kind))
-    return DECODERS[kind].model_validate({**LAID_OUT.get(kind, {}), **given}).fields()
+    return DECODERS[kind].model_validate({**LAID_OUT.get(kind, {}), **fields}).fields()
 
 
 class VisionConfig(Keys):
@@ -80,7 +80,7 @@ class VisionConfig(Keys):
         return (self.image // self._side) ** 2
 
     def fields(self) -> dict[str, Any]:
-        """The fields of `Branch`, without its tokens and what follows its last layer."""
+        """Returns the fields of `Branch`, without its tokens and what follows its last layer."""
         return {
             **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "ffn": self.ffn, "gated": False},
             **{"norm": "layernorm", "positions": "learned", "position_rows": self.patches + self.is_clip},
@@ -91,7 +91,7 @@ class VisionConfig(Keys):
 
 
 class Multimodal(Config):
-    """A decoder with an encoder of images in front, of one image in every sequence.
+    """A decoder with an encoder of images in front, of a single image in every sequence.
 
     More images, or an encoder that is not trained: ``branches: {vision: {tokens: ..., frozen: true}}`` beside
     ``preset:``.
@@ -158,7 +158,7 @@ class QwenVision(Keys):
     frames: Size = key("temporal_patch_size", default=2)
 
     def fields(self) -> dict[str, Any]:
-        """The fields of `Branch`, without its tokens."""
+        """Returns the fields of `Branch`, without its tokens."""
         merged = self.side**2 * self.hidden
         return {
             **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "gated": False},
@@ -175,7 +175,7 @@ token. Qwen2-VL takes images as they are."""
 
 
 class Qwen2VL(Multimodal):
-    """``Qwen2VLConfig``: four neighbouring patches are one token of the decoder, a Qwen 2. Older files have the keys of
+    """``Qwen2VLConfig``: four neighbouring patches are a token of the decoder, a Qwen 2. Older files have the keys of
     the decoder beside ``vision_config``. An image stands for `IMAGE_TOKENS` tokens."""
 
     vision: QwenVision = key("vision_config", default=QwenVision())
@@ -216,7 +216,7 @@ class Qwen25VL(Qwen2VL):
 
 
 class CLIPText(Keys):
-    """``CLIPTextConfig``: a decoder-like transformer over a text, of which one token stands for all."""
+    """``CLIPTextConfig``: a decoder-like transformer over a text, of which a single token stands for all."""
 
     layers: Depth = key("num_hidden_layers", default=12)
     hidden: Size = key("hidden_size", default=512)
@@ -228,7 +228,7 @@ class CLIPText(Keys):
 
 
 class CLIP(Config):
-    """``CLIPConfig``: two encoders and a contrastive loss. The logarithm of the temperature, one number, is no
+    """``CLIPConfig``: two encoders and a contrastive loss. The logarithm of the temperature, a single number, is no
     parameter here; the class token counts as a token."""
 
     text: CLIPText = key("text_config", default=CLIPText())

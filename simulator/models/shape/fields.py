@@ -1,4 +1,4 @@
-"""The fields of one stack of transformer layers with its input: what a job, a preset or a config says about it."""
+"""The fields of a stack of transformer layers with its input: what a job, a preset or a config says about it."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class TransformerFields(ShapePart):
     """Mamba-2 blocks: each layer is one block, as its pattern says."""
     linear_attention: LinearAttention | None = None
     """Linear attention in all layers but those of `full_every`."""
-    kv_heads: Size = Field(default_factory=lambda given: given.get("heads", 1))
+    kv_heads: Size = Field(default_factory=lambda fields: fields.get("heads", 1))
     """Key/value heads, k; fewer than `heads` is grouped-query attention. Default: `heads`."""
-    head_dim: Size = Field(default_factory=lambda given: _head_dim(given))
+    head_dim: Size = Field(default_factory=lambda fields: _head_dim(fields))
     """Width of one head, d (elements). Default: hidden / heads, which must be an integer; with `mla` its `v`."""
-    ffn: Size = Field(default_factory=lambda given: 4 * given.get("hidden", 1))
+    ffn: Size = Field(default_factory=lambda fields: 4 * fields.get("hidden", 1))
     """Inner width of the MLP, f (elements). Default: 4 hidden."""
     gated: Flag = False
     """True: SwiGLU or GeGLU with three matrices. False: GELU or squared ReLU with two."""
@@ -63,7 +63,7 @@ class TransformerFields(ShapePart):
     relative_buckets: Size | None = None
     """Rows of a table of relative positions, with a number for each head that is added to scores (T5); one table for
     all layers. None: no table."""
-    position_rows: Size = Field(default_factory=lambda given: given.get("seq", 1))
+    position_rows: Size = Field(default_factory=lambda fields: fields.get("seq", 1))
     """Rows of the table of learned positions. Default: `seq`; OPT has two more."""
     rope_share: Share = 1.0
     """Share of the width of a head with RoPE (GPT-NeoX: ``rotary_pct``)."""
@@ -80,15 +80,15 @@ class TransformerFields(ShapePart):
     """The residual stream goes on from the results of the norms before attention and MLP (MiniMax-01)."""
     embedding_norm: Flag = False
     """A norm right after the embedding (BLOOM)."""
-    qk_layernorm: Flag | Literal["l2", "all"] = Field(default_factory=lambda given: given.get("mla") is not None)
+    qk_layernorm: Flag | Literal["l2", "all"] = Field(default_factory=lambda fields: fields.get("mla") is not None)
     """RMS norms over each head of queries and keys, with one weight for all heads; with `mla`, where it is the default,
     over the latents. l2: without weights, in the layers with RoPE (Llama 4). all: over all heads together, with a
     weight for each element (OLMo 2)."""
-    qkv_bias: Flag = Field(default_factory=lambda given: _has_biases(given) and given.get("mla") is None)
+    qkv_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields) and fields.get("mla") is None)
     """Biases of queries, keys and values. Default: True with layernorm and without `mla`."""
-    proj_bias: Flag = Field(default_factory=lambda given: _has_biases(given))
+    proj_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields))
     """Bias of the output layer of attention. Default: True with layernorm."""
-    mlp_bias: Flag = Field(default_factory=lambda given: _has_biases(given))
+    mlp_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields))
     """Biases of MLPs and experts. Default: True with layernorm."""
     sinks: Flag = False
     """Every query head has a learned logit, which only its softmax counts (gpt-oss)."""
@@ -99,7 +99,7 @@ class TransformerFields(ShapePart):
     frames: Size | None = None
     """Frames of a video, each of seq / frames tokens: attention runs within every frame and, in the next layer, at
     every place of a frame across all frames (Latte, Open-Sora). None: one axis of positions."""
-    bidirectional: Flag = Field(default_factory=lambda given: given.get("frames") is not None)
+    bidirectional: Flag = Field(default_factory=lambda fields: fields.get("frames") is not None)
     """A token attends to all tokens of its sequence, or of its chunk (an encoder); otherwise to those before it."""
     parallel_residual: Flag = False
     """Attention and MLP both read the input of the layer, each through its own norm (GPT-NeoX)."""
@@ -134,11 +134,11 @@ class TransformerFields(ShapePart):
         return self.mla.qk_rope if self.mla else int(self.head_dim * self.rope_share)
 
 
-def _head_dim(given: Mapping[str, Any]) -> int:
-    if given.get("mla"):
-        return int(given["mla"].v)
-    return max(1, int(given.get("hidden", 1)) // int(given.get("heads", 1)))
+def _head_dim(fields: Mapping[str, Any]) -> int:
+    if fields.get("mla"):
+        return int(fields["mla"].v)
+    return max(1, int(fields.get("hidden", 1)) // int(fields.get("heads", 1)))
 
 
-def _has_biases(given: Mapping[str, Any]) -> bool:
-    return given.get("norm") == "layernorm"
+def _has_biases(fields: Mapping[str, Any]) -> bool:
+    return fields.get("norm") == "layernorm"

@@ -1,4 +1,4 @@
-"""Relations between the fields of a stack of transformer layers; each function raises a ModelError if one is broken."""
+"""Relations between the fields of a stack of transformer layers; each function raises a ModelError if it is broken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshcast.simulator.models.shape.fields import TransformerFields
 
 
 def check_relations(shape: TransformerFields) -> None:
-    """Raises ModelError if one of the relations is broken."""
+    """Raises ModelError if any of the relations is broken."""
     _check_heads(shape)
     _check_mask(shape)
     if shape.frames:

@@ -75,7 +75,7 @@ class BytePS(DataScheme, KeepsOwnStates):
         return round(nbytes * 2 * n * (n - 1) / (n * n + k * n - 2 * k))
 
     def own_states(self, param: Param) -> Mapping[str, float]:
-        """The gradients of a machine in its memory, of which each rank has brought its part."""
+        """Returns the gradients of a machine in its memory, of which each rank has brought its part."""
         axes = self.axes_reduced_once(param)
         within, across = (self.mesh.size(part) for part in self.split_by_node(axes))
         return {"cpu": param.size * BYTES[self.framework.gradients] / within} if across > 1 else {}

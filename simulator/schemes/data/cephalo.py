@@ -3,14 +3,14 @@
 A rank gets samples by its speed (`plan.share: by-speed`, or `plan.replicas`) and a shard of weights, gradients and
 optimizer states by its memory. Gradients are accumulated layer by layer: a unit runs all micro-batches of the step
 before the next unit does, so it is all-gathered once for each pass and reduced once a step, however many micro-batches
-each rank runs. The unit after the current one is gathered meanwhile, as in FSDP.
+each rank runs. The unit after the current unit is gathered meanwhile, as in FSDP.
 
     gather 1 | gather 2                          gather 3                          ..  reduce-scatter 2   ..
              | layer 1 of micro-batches 1, 2, 3  layer 2 of micro-batches 1, 2, 3  ..
 
 A rank with the share f_i of the states stores 16 f_i bytes per parameter, beside the activations of all its
 micro-batches and two units. N ranks send 3 (N-1)/N M bytes each per step for M bytes of weights and of gradients.
-NCCL has no collective of unequal shards: PyTorch runs it as one broadcast or reduction per rank, which sends no more
+NCCL has no collective of unequal shards: PyTorch runs it as a broadcast or reduction per rank, which sends no more
 and takes 25 % longer, as Cephalo's planner assumes. A list in `shards` has the relative sizes of the shards of each
 entry of `plan.replicas`.
 
@@ -19,8 +19,8 @@ GPU: add memory/recompute-full and memory/offload, which leaves the inputs of tw
 
 Simplified: `by-memory` makes f_i proportional to the memory of a GPU, while Cephalo fills what activations leave until
 all GPUs are equally full, and shards evenly where none would be more than half full; micro-batches are equally large on
-all ranks, while Cephalo chooses size and number for each by a dynamic programme; a rank that is fast in one unit and
-slow in another waits at the end of the step.
+all ranks, while Cephalo chooses size and number for each by a dynamic programme; a rank that is fast in a unit and slow
+in another waits at the end of the step.
 
 References: Guo et al., ICS 2025, arXiv 2411.01075; benson-guo/cephalo @a8c75d3, split_workload.py and utils/patch.py;
 layered gradient accumulation: Lamy-Poirier 2021, arXiv 2106.02679.
@@ -58,8 +58,8 @@ class Cephalo(ShardedScheme, HoldsUnequalShards, AccumulatesByUnit):
         """Sizes of the shards of states: by the memory of each rank's GPU, even, or a list of the relative sizes of a
         rank of each entry of `plan.replicas`."""
         layered: bool | None = None
-        """Off: a micro-batch runs through all layers before the next one, and is gathered and reduced by itself.
-        Default: on without a pipeline. With one all micro-batches pass its stages together."""
+        """Off: a micro-batch runs through all layers before the next, and is gathered and reduced by itself.
+        Default: on without a pipeline. In a pipeline all micro-batches pass its stages together."""
 
     largest = size = 1.0
     """The largest shard along the axis of heterogeneous ranks, and that of its ranks, over the mean."""
@@ -105,7 +105,7 @@ class Cephalo(ShardedScheme, HoldsUnequalShards, AccumulatesByUnit):
         return self._slow_down(super().gather(axes, elements, phase, when), axes)
 
     def _slow_down(self, op: Op, axes: Sequence[str]) -> Op:
-        """A collective over shards, which takes longer where they are of unequal size."""
+        """Returns a collective over shards, which takes longer where they are of unequal size."""
         assert isinstance(op.work, Collective)
         uneven = self.uneven_axis in axes and self.largest > 1 + 1e-9
         return replace(op, work=replace(op.work, pace=UNEVEN)) if uneven else op
@@ -119,40 +119,40 @@ class Cephalo(ShardedScheme, HoldsUnequalShards, AccumulatesByUnit):
 
 
 def repeat_units(stage_ops: StageOps, count: int) -> StageOps:
-    """A stage whose units each run `count` micro-batches of `stage_ops` in a pass."""
+    """Returns a stage whose units each run `count` micro-batches of `stage_ops` in a pass."""
     if count == 1:
         return stage_ops
     return replace(stage_ops, unit_runs=[_repeat(unit_run, count) for unit_run in stage_ops.unit_runs])
 
 
 def _repeat(unit_run: UnitRun, count: int) -> UnitRun:
-    """A run of units whose passes are those of `count` micro-batches; each has buffers of its own.
+    """Returns a run of units whose passes are those of `count` micro-batches; each has its buffers.
 
     A pass begins once the outputs of all its micro-batches are there. That costs no time while kernels of all of them
-    run on one stream.
+    run on a stream.
     """
     copies = [unit_run.fragment.copy() for _ in range(count)]
-    for number, one in enumerate(copies[1:], 1):
-        one.tensor_uses = [_of_copy(use, number, unit_run.keys) for use in one.tensor_uses]
+    for number, clone in enumerate(copies[1:], 1):
+        clone.tensor_uses = [_of_copy(use, number, unit_run.keys) for use in clone.tensor_uses]
     first = copies[0]
-    made = Fragment(
-        [op for one in copies for op in one.forward],
-        [op for one in copies for op in one.backward],
-        _enter([one.entry for one in copies]),
-        _leave([one.exit for one in copies]),
-        _enter([one.grad_entry for one in copies]),
-        _leave([one.grad_exit for one in copies]),
-        [_join_param(one) for one in zip(*(one.params for one in copies), strict=True)],
+    repeated = Fragment(
+        [op for clone in copies for op in clone.forward],
+        [op for clone in copies for op in clone.backward],
+        _enter([clone.entry for clone in copies]),
+        _leave([clone.exit for clone in copies]),
+        _enter([clone.grad_entry for clone in copies]),
+        _leave([clone.grad_exit for clone in copies]),
+        [_join_param(clone) for clone in zip(*(clone.params for clone in copies), strict=True)],
         first.shared_weights,
-        [use for one in copies for use in one.tensor_uses],
+        [use for clone in copies for use in clone.tensor_uses],
     )
-    taken, given = unit_run.keys
-    before = [key for key in (taken, given and f"d:{given}", *unit_run.allocated_before) if key]
-    later = [key for key in (given, taken and f"d:{taken}", *unit_run.freed_later) if key]
+    taken, returned = unit_run.keys
+    before = [key for key in (taken, returned and f"d:{returned}", *unit_run.allocated_before) if key]
+    later = [key for key in (returned, taken and f"d:{taken}", *unit_run.freed_later) if key]
     others = range(1, count)
     return replace(
         unit_run,
-        fragment=made,
+        fragment=repeated,
         nbytes=unit_run.nbytes * count,
         nbytes_in=unit_run.nbytes_in * count,
         allocated_before=(*unit_run.allocated_before, *(_name(key, n) for n in others for key in before)),
@@ -161,28 +161,29 @@ def _repeat(unit_run: UnitRun, count: int) -> UnitRun:
 
 
 def _name(key: str, number: int) -> str:
-    """The key of a buffer of a further micro-batch."""
+    """Returns the key of a buffer of a further micro-batch."""
     return f"{key} of micro-batch {number}"
 
 
 def _of_copy(use: TensorUse, number: int, residual: Sequence[str | None]) -> TensorUse:
-    """A use of a buffer of a further micro-batch. residual: keys of the residual stream, which are activations."""
+    """Returns a use of a buffer of a further micro-batch. residual: keys of the residual stream, which are
+    activations."""
     category = "activations" if use.key in residual else use.category
     return replace(use, key=_name(use.key, number), category=category)
 
 
 def _enter(every: Sequence[dict[str, Op]]) -> dict[str, Op]:
-    """One mark for each input, for which those of all micro-batches wait."""
-    found = {}
+    """Returns a mark for each input, for which those of all micro-batches wait."""
+    joined = {}
     for name, first in every[0].items():
-        found[name] = replace(first, after=[])
+        joined[name] = replace(first, after=[])
         for marks in every:
-            marks[name].after = [found[name]]
-    return found
+            marks[name].after = [joined[name]]
+    return joined
 
 
 def _leave(every: Sequence[dict[str, Op]]) -> dict[str, Op]:
-    """One mark for each output, which waits for those of all micro-batches."""
+    """Returns a mark for each output, which waits for those of all micro-batches."""
     return {
         name: Op(first.name, first.stream, None, [ends[name] for ends in every], first.phase)
         for name, first in every[0].items()
@@ -190,7 +191,7 @@ def _leave(every: Sequence[dict[str, Op]]) -> dict[str, Op]:
 
 
 def _join_param(copies: Sequence[Param]) -> Param:
-    """A parameter that the first micro-batch reads first, and whose gradient all of them complete."""
+    """Returns a parameter that the first micro-batch reads first, and whose gradient all of them complete."""
     last = copies[-1].ready
-    ready = Op(last.name, last.stream, None, [one.ready for one in copies], last.phase)
+    ready = Op(last.name, last.stream, None, [copy.ready for copy in copies], last.phase)
     return replace(copies[0], ready=ready)

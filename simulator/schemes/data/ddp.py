@@ -1,6 +1,6 @@
 """PyTorch DDP: every rank holds the whole model, and gradients are all-reduced in buckets during the backward pass.
 
-Each of N ranks processes its own samples. Gradients are all-reduced once a step, in buckets, each as soon as the last
+Each of N ranks processes its samples. Gradients are all-reduced once a step, in buckets, each as soon as the last
 micro-batch's backward pass has computed its gradients: a rank sends 2 (N-1)/N g bytes, g the bytes of the gradients,
 whatever the number of micro-batches. States are not sharded: 18 bytes per parameter with bf16 weights, fp32 gradients
 and Adam. PyTorch's buckets hold every gradient once more, unless gradients are views of them.
@@ -34,8 +34,8 @@ class DDP(DataScheme, KeepsBuckets):
             "sent_per_step", 2 * (n - 1) / n * setting.grad_bytes, "section 2.2: one ring all-reduce of all gradients"
         )
         if n > 1:
-            b, made, summed = setting.buckets, setting.bucket_backward_s, setting.bucket_reduce_s
-            visible = max(summed, b * summed - (b - 1) * made)
+            b, filled, summed = setting.buckets, setting.bucket_backward_s, setting.bucket_reduce_s
+            visible = max(summed, b * summed - (b - 1) * filled)
             yield ClosedForm("exposed", visible, "section 3.2.3: at least the last of equal buckets")
         yield ClosedForm(
             "state_bytes_per_parameter", 2 + 4 + 12, "bf16 weights, fp32 gradients, fp32 master weights and two moments"

@@ -1,6 +1,6 @@
 """DiLoCo: workers train alone for hundreds of steps; then an outer optimizer steps by the mean change of their weights.
 
-Every worker takes `period` inner steps (AdamW) on its own copy of the weights without communication. The change of its
+Every worker takes `period` inner steps (AdamW) on its copy of the weights without communication. The change of its
 weights since the last meeting is its outer gradient. Outer gradients are all-reduced, and an outer optimizer with
 Nesterov momentum makes from their mean the weights with which all workers go on. A worker is a rank or, with an axis in
 `within`, several that reduce gradients among them. The forecast step is the mean over a period.
@@ -10,11 +10,11 @@ Nesterov momentum makes from their mean the weights with which all workers go on
 
 A worker sends 2 (N-1)/N g / H bytes per step for g bytes of outer gradients, 4 per parameter or 2 in 16 bits; each of
 its ranks sends its share, makes the outer step for that, and all-gathers the new weights from the others. The outer
-optimizer has states of its own: the weights of the last meeting and a momentum, 4 + 4 bytes per parameter on top of
-the 18 of the inner one; they lie on the GPU or, with `outer: cpu`, in host memory, where the outer step then runs. The
-outer gradient takes the room of the gradient, which is done with.
+optimizer has further states: the weights of the last meeting and a momentum, 4 + 4 bytes per parameter on top of
+the 18 of the inner optimizer; they lie on the GPU or, with `outer: cpu`, in host memory, where the outer step then
+runs. The outer gradient takes the room of the gradient, which is done with.
 
-Not modelled: what H costs in loss; ranks that drop out; fragments that are sent one by one beside the inner steps
+Not modelled: what H costs in loss; ranks that drop out; fragments that are sent singly beside the inner steps
 (Streaming DiLoCo).
 
 References: Douillard et al. 2023, arXiv 2311.08105, algorithm 1 and section 2; outer gradients in fp16 and the outer
@@ -43,7 +43,7 @@ class DiLoCo(UnsynchronisedScheme, KeepsOwnStates):
 
     class Options(WorkerOptions):
         period: int = Field(default=500, ge=1, strict=True)
-        """Inner steps from one outer step to the next; the default is the paper's."""
+        """Inner steps from an outer step to the next; the default is the paper's."""
         outer_gradients: Literal["fp32", "fp16", "bf16"] = "fp32"
         """Format in which outer gradients are all-reduced."""
         outer: Literal["gpu", "cpu"] = "gpu"

@@ -3,7 +3,7 @@
 A unit is a transformer layer or several, the embedding, or the output layer with its loss. Its weights are all-gathered
 before its forward pass and freed after it, all-gathered again before its backward pass, and its gradients
 reduce-scattered after that, in every micro-batch. The weights of the next unit are all-gathered during the computation
-of the current one, so two units are whole at a time. Where weights outside of the layers are those of PyTorch's root
+of the current unit, so two units are whole at a time. Where weights outside of the layers are those of PyTorch's root
 unit, they are not freed after their forward pass (`root_stays_gathered` of the framework).
 
     forward    gather 1 | gather 2   gather 3   ...         backward   ... gather 2    gather 1
@@ -11,10 +11,10 @@ unit, they are not freed after their forward pass (`root_stays_gathered` of the 
                                                                               reduce-scatter 3   reduce-scatter 2 ...
 
 Under a pipeline, weights stay gathered and gradients unreduced from micro-batch to micro-batch, as torch's pipeline
-stages ask for: one all-gather and one reduce-scatter a step, and whole weights and gradients in memory meanwhile. Where
+stages ask for: an all-gather and a reduce-scatter a step, and whole weights and gradients in memory meanwhile. Where
 all forward passes of a stage precede its backward ones (breadth-first) weights are freed and gathered again in between.
 
-With a second axis in `replicate`, groups of F ranks share one copy of the model (hybrid sharding): gradient shards that
+With a second axis in `replicate`, groups of F ranks share a copy of the model (hybrid sharding): gradient shards that
 were reduce-scattered in a group are then all-reduced among the R replicas, during the rest of the pass.
 
 With `offload` all shards lie in host memory: those of fp32 weights are copied in before each all-gather, those of
@@ -59,14 +59,14 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
         replicate: str | None = None
         """The axis along which groups hold replicas of the model."""
         unit: int = Field(default=1, ge=1, strict=True)
-        """Layers of a unit, where that many of one kind follow each other."""
+        """Layers of a unit, where that many of a kind follow each other."""
         prefetch: int | None = Field(default=None, ge=0, le=3)
-        """Units gathered, and whole, beside the one that computes; `limit_all_gathers` of PyTorch allows 1. Default: 1
+        """Units gathered, and whole, beside the unit that computes; `limit_all_gathers` of PyTorch allows 1. Default: 1
         where the framework overlaps, else 0."""
         backward_prefetch: bool = True
-        """Off: in the backward pass a unit is gathered after the reduce-scatter of the one before."""
+        """Off: in the backward pass a unit is gathered after the reduce-scatter of the unit before."""
         reshard: bool = True
-        """Off: weights stay gathered from the forward to the backward pass, with one all-gather per micro-batch."""
+        """Off: weights stay gathered from the forward to the backward pass, with an all-gather per micro-batch."""
         across_microbatches: bool | None = None
         """Weights stay gathered and gradients unreduced through all micro-batches of a step (in FSDP2 neither
         `reshard_after_backward` nor `requires_gradient_sync`). Default: under a pipeline that overlaps, on the GPU."""
@@ -176,7 +176,7 @@ Axes = tuple[str, ...]
 
 
 def check_gathers_once(scheme: ShardedScheme, job: Any) -> None:
-    """Raises PlanError where one all-gather and one reduction per step are not modelled: without overlap, without a
+    """Raises PlanError where a single all-gather and reduction per step are not modelled: without overlap, without a
     flush, or with offloaded shards."""
     flush = all(getattr(find_scheme(entry.use), "flush", True) for entry in job.plan.schemes)
     if not (scheme.overlaps_backward and flush) or scheme.offloaded_to("parameters"):
@@ -217,7 +217,7 @@ def gather_once(scheme: FSDP, stage_ops: StageOps) -> StageOps:
 
 
 def _units(stage_ops: StageOps, layers: int) -> Iterator[np.ndarray]:
-    """The numbers of the parameters of every unit, in forward order; a unit has up to `layers` equal layers."""
+    """Yields the numbers of the parameters of every unit, in forward order; a unit has up to `layers` equal layers."""
     start = 0
     for unit_run in stage_ops.unit_runs:
         width = len(unit_run.fragment.params)
@@ -228,10 +228,10 @@ def _units(stage_ops: StageOps, layers: int) -> Iterator[np.ndarray]:
 
 
 def _by_axes(stage_ops: StageOps, units: list[np.ndarray], axes_of: Callable[[Param], Axes]) -> dict[Axes, SideOps]:
-    """For each set of axes an op without work for every unit that has parameters with these axes."""
-    found = [axes_of(param) for param, _ in stage_ops.params()]
-    sets = list(dict.fromkeys(axes for axes in found if axes))
-    which = stage_ops.of_params([sets.index(axes) if axes else -1 for axes in found])
+    """Returns for each set of axes an op without work for every unit that has parameters with these axes."""
+    param_axes = [axes_of(param) for param, _ in stage_ops.params()]
+    sets = list(dict.fromkeys(axes for axes in param_axes if axes))
+    which = stage_ops.of_params([sets.index(axes) if axes else -1 for axes in param_axes])
     sides = {}
     for i, axes in enumerate(sets):
         parts = [part for unit in units if len(part := unit[which[unit] == i])]
@@ -249,33 +249,33 @@ def _sizes(stage_ops: StageOps, side: SideOps, width: float) -> list[int]:
 def _gathers(
     scheme: ShardedScheme, stage_ops: StageOps, units: list[np.ndarray], axes_of: Callable[[Param], Axes], phase: str
 ) -> list[SideOps]:
-    made: dict[tuple[Axes, int], Op] = {}
-    found = []
+    unit_ops: dict[tuple[Axes, int], Op] = {}
+    gathers = []
     for axes, side in _by_axes(stage_ops, units, axes_of).items():
         ops = [
-            made.setdefault((axes, size), replace(scheme.gather(axes, size, phase, "every"), when="first"))
+            unit_ops.setdefault((axes, size), replace(scheme.gather(axes, size, phase, "every"), when="first"))
             for size in _sizes(stage_ops, side, BYTES[scheme.framework.weights])
         ]
-        found.append(replace(side, ops=ops))
-    return found
+        gathers.append(replace(side, ops=ops))
+    return gathers
 
 
 def _reductions(
     scheme: ShardedScheme, stage_ops: StageOps, units: list[np.ndarray], axes_of: Callable[[Param], Axes]
 ) -> list[SideOps]:
     """Reductions of every unit; those of the shards among replicas follow those inside a group, each on its stream."""
-    found: list[SideOps] = []
+    reductions: list[SideOps] = []
     for axes, side in _by_axes(stage_ops, units, axes_of).items():
         steps: dict[int, list[Op]] = defaultdict(list)
-        made: dict[int, list[Op]] = {}
+        chains: dict[int, list[Op]] = {}
         for size in _sizes(stage_ops, side, BYTES[scheme.framework.gradients]):
-            if size not in made:
-                made[size] = [replace(op, when="last") for op in scheme.reduce_unit(axes, size)]
-            for step, op in enumerate(made[size]):
+            if size not in chains:
+                chains[size] = [replace(op, when="last") for op in scheme.reduce_unit(axes, size)]
+            for step, op in enumerate(chains[size]):
                 steps[step].append(op)
         before: SideOps | None = None
         for ops in steps.values():
             after = (before, np.arange(len(ops))) if before else None
             before = replace(side, ops=ops, after=after)
-            found.append(before)
-    return found
+            reductions.append(before)
+    return reductions

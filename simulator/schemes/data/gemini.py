@@ -52,7 +52,7 @@ class Gemini(ShardedScheme, MeasuresMemory):
         gpu_margin: float = Field(default=0.0, ge=0, le=1)
         """Of auto: share of the free memory for optimizer states (`gpu_margin_mem_ratio`)."""
         chunk: int = Field(default=32 * 2**20, ge=1)
-        """Least elements of a chunk; a larger matrix is a chunk of its own."""
+        """Least elements of a chunk; a larger matrix is a chunk by itself."""
         prefetch: int = Field(default=0, ge=0, le=16)
         """Chunks that are gathered ahead (`max_prefetch`)."""
 

@@ -1,15 +1,15 @@
 """Horovod: at every clock tick the gradients that are ready on all ranks are fused and summed by one all-reduce.
 
 A background thread looks every `cycle` seconds at the gradients that the backward pass has produced. Ranks agree which
-of them all have (a small all-reduce of one bit per gradient); those are packed into a buffer of at most `fusion` bytes,
+of them all have (a small all-reduce of a bit per gradient); those are packed into a buffer of at most `fusion` bytes,
 all-reduced and unpacked. Buckets follow from the clock, not from a fixed list as in PyTorch's DDP.
 
     backward   g9 g8 . g7 | g6 g5 . . | g4 . . g3 |
     ticks                 |           |           |
     data                    g9 g8 g7    g6 g5       g4 g3
 
-As many bytes as DDP, 2 (N-1)/N g, and one bit per gradient; every fused byte is copied twice. States are not sharded;
-one buffer of `fusion` bytes is added. The clock is assumed to start with the backward pass whose gradients are reduced.
+As many bytes as DDP, 2 (N-1)/N g, and a bit per gradient; every fused byte is copied twice. States are not sharded;
+a buffer of `fusion` bytes is added. The clock is assumed to start with the backward pass whose gradients are reduced.
 
 References: Sergeev and Del Balso 2018, arXiv 1802.05799, sections 3 and 4; defaults: docs/tensor-fusion.rst of Horovod.
 """
@@ -55,11 +55,12 @@ class Horovod(DataScheme, HoldsBuffers):
         return stage_ops
 
     def _reduce_at_ticks(self, stage_ops: StageOps, ready: np.ndarray) -> list[SideOps]:
-        """The agreements at every tick, and the all-reduces that follow. ready: when every gradient is complete [s]."""
-        found = [self._reduction_group(param) if param.trained else ((), (0,)) for param, _ in stage_ops.params()]
-        sets = list(dict.fromkeys(axes for axes, _ in found))
-        over = stage_ops.of_params([sets.index(axes) for axes, _ in found])
-        nbytes = stage_ops.of_params([elements for _, (elements,) in found]) * BYTES[self.framework.gradients]
+        """Returns the agreements at every tick, and the all-reduces that follow. ready: when every gradient is complete
+        [s]."""
+        groups = [self._reduction_group(param) if param.trained else ((), (0,)) for param, _ in stage_ops.params()]
+        sets = list(dict.fromkeys(axes for axes, _ in groups))
+        over = stage_ops.of_params([sets.index(axes) for axes, _ in groups])
+        nbytes = stage_ops.of_params([elements for _, (elements,) in groups]) * BYTES[self.framework.gradients]
         # The backward pass goes through the parameters in descending order.
         order = len(ready) - 1 - np.argsort(ready[::-1], kind="stable")
         order = order[[bool(sets[i]) for i in over[order]]]
@@ -67,15 +68,15 @@ class Horovod(DataScheme, HoldsBuffers):
         agreed, sums = list[tuple[Op, np.ndarray]](), list[tuple[Op, np.ndarray]]()
         waits, places = list[float](), list[int]()
         for tick in np.unique(ticks):
-            own = order[ticks == tick]
-            bits = Collective("all_reduce", ceil(len(ready) / 8), sets[over[own[0]]])
-            agreed.append((Op("agree", "data-control", bits, [], "W", "last"), own))
-            waits.append(tick * self.options.cycle - ready[own].max())
-            for i in np.unique(over[own]):
-                for group in self._fuse_gradients(own[over[own] == i], nbytes):
-                    made = list(self._all_reduce_ops(int(nbytes[group].sum()), sets[i], len(group) > 1))
-                    sums += [(op, group) for op in made]
-                    places += [len(agreed) - 1] * len(made)
+            ready_now = order[ticks == tick]
+            bits = Collective("all_reduce", ceil(len(ready) / 8), sets[over[ready_now[0]]])
+            agreed.append((Op("agree", "data-control", bits, [], "W", "last"), ready_now))
+            waits.append(tick * self.options.cycle - ready[ready_now].max())
+            for i in np.unique(over[ready_now]):
+                for group in self._fuse_gradients(ready_now[over[ready_now] == i], nbytes):
+                    reduction = list(self._all_reduce_ops(int(nbytes[group].sum()), sets[i], len(group) > 1))
+                    sums += [(op, group) for op in reduction]
+                    places += [len(agreed) - 1] * len(reduction)
         if not agreed:
             return []
         control = replace(_side_ops(agreed), waits=waits)

@@ -1,7 +1,7 @@
-"""Local SGD: every rank takes optimizer steps of its own, and every few steps the weights of all ranks are averaged.
+"""Local SGD: every rank takes optimizer steps alone, and every few steps the weights of all ranks are averaged.
 
-A rank computes gradients of its own samples and updates its own copy of the weights without communication. After
-`period` steps all copies are replaced by their mean: one all-reduce of the weights in the optimizer's format and, if
+A rank computes gradients of its samples and updates its copy of the weights without communication. After
+`period` steps all copies are replaced by their mean: an all-reduce of the weights in the optimizer's format and, if
 chosen, of its moments. The forecast step is the mean over a period.
 
     step 1         step 2         step H                         step H+1
@@ -32,7 +32,7 @@ class LocalSGD(UnsynchronisedScheme):
 
     class Options(WorkerOptions):
         period: int = Field(default=8, ge=1, strict=True)
-        """Steps from one average to the next."""
+        """Steps from an average to the next."""
         average: Literal["weights", "weights and moments"] = "weights"
         """What is averaged."""
 

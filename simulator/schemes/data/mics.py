@@ -9,8 +9,8 @@ within]`: across nodes among ranks at the same place of their nodes, then within
     after the last        all-reduce of shards among R replicas
 
 A rank sends 3 a (p-1)/p M + 2 (R-1)/R M/p bytes per step of a micro-batches, for M bytes of weights and of gradients.
-One all-gather sends (p-k)/p M bytes out of a node of k ranks if hierarchical, (p-1)/p M in a ring over all. 16/p bytes
-per parameter with 16-bit gradients, 18/p with fp32 ones. An all-gather within nodes overlaps with the next one across
+An all-gather sends (p-k)/p M bytes out of a node of k ranks if hierarchical, (p-1)/p M in a ring over all. 16/p bytes
+per parameter with 16-bit gradients, 18/p with fp32 ones. An all-gather within nodes overlaps with the next across
 them.
 
 References: Zhang et al. 2022, arXiv 2205.00119, sections 3.2 to 3.4.

@@ -1,15 +1,15 @@
 """1-bit Adam: once the variance has settled it is frozen, and the ranks' momenta are averaged with one bit an element.
 
-In the compression stage a rank adds its own gradient to the momentum, adds the error of its last compression, and keeps
+In the compression stage a rank adds its gradient to the momentum, adds the error of its last compression, and keeps
 the sign of each element and one scale; what is lost is the next error. Each rank is the server of 1/N of the elements:
-an all-to-all brings it the bits of all ranks for these, it averages, compresses once more with an error of its own, and
-an all-gather returns the averages. The weights are updated by the averaged momentum over the frozen variance. The
+an all-to-all brings it the bits of all ranks for these, it averages, compresses once more with an error that it keeps,
+and an all-gather returns the averages. The weights are updated by the averaged momentum over the frozen variance. The
 warm-up stage before is plain Adam with an all-reduce of gradients. Neither runs beside the backward pass.
 
     backward | momentum, compress | all-to-all of bits | average, compress | all-gather of bits | decompress | update
 
 A rank sends 2 (N-1)/N Psi/8 bytes per step for Psi parameters and N ranks, 1/16 of an all-reduce of 16-bit gradients
-and 1/32 of fp32 ones. The errors are states of their own: 4 bytes per parameter for those of a rank, and 4/N for those
+and 1/32 of fp32 ones. The errors are further states: 4 bytes per parameter for those of a rank, and 4/N for those
 of a server, on top of 18 with bf16 weights and fp32 gradients.
 
 Not modelled: the scales, 4 bytes a rank; buffers on the host of the MPI backend; loss and length of the stages.
@@ -76,5 +76,5 @@ class OneBitAdam(DataScheme, KeepsOwnStates):
         n, warm = setting.n, self.options.stage == "warm-up"
         moved = setting.grad_bytes if warm else -(-sum(setting.unit_elements) // 8)
         yield ClosedForm("sent_per_step", 2 * (n - 1) / n * moved, "section 5: all-to-all and all-gather of bits")
-        own = 4 + 4 / n if n > 1 else 0
-        yield ClosedForm("state_bytes_per_parameter", 18 + own, "algorithm 1: errors of a worker and of a server")
+        errors = 4 + 4 / n if n > 1 else 0
+        yield ClosedForm("state_bytes_per_parameter", 18 + errors, "algorithm 1: errors of a worker and of a server")

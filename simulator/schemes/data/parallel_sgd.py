@@ -1,13 +1,13 @@
 """Parallel SGD: every rank trains alone on its part of the data, and one average at the end of training is the model.
 
-A rank draws samples of its own, computes gradients and updates its own copy of the weights, from the first step to the
-last, without communication. After `period` steps, which are all steps of the run, one rank receives the weights of all
+A rank draws its samples, computes gradients and updates its copy of the weights, from the first step to the
+last, without communication. After `period` steps, which are all steps of the run, a rank receives the weights of all
 and averages them. The forecast step is the mean over the run.
 
     step 1         step 2         ...   step T
     fwd bwd upd | fwd bwd upd | ... | fwd bwd upd | reduce to one rank
 
-The average is one reduction by a tree: ceil(log2 N) messages of w bytes along its longest path for N ranks, w = 4 bytes
+The average is a reduction by a tree: ceil(log2 N) messages of w bytes along its longest path for N ranks, w = 4 bytes
 per parameter, thus ceil(log2 N) w / T per step. Ranks wait for each other once. States are not sharded: 18 bytes per
 parameter with bf16 weights and fp32 gradients.
 

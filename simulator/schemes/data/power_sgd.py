@@ -9,9 +9,9 @@ paper).
     bucket   add error, P = M Q | all-reduce rest | all-reduce P | orthogonalise, Q = M^T P | all-reduce Q | P Q^T
 
 A rank sends 2 (N-1)/N g (sum of r (n + m) + rest) bytes for g bytes of an element of gradients, N ranks: nm/(r (n + m))
-times less for a matrix. It keeps g (nm + r (n + m)) bytes for every matrix of its own: the error and both factors. The
-products read matrices and are bound by memory up to ranks of some 16; Gram-Schmidt reads a column once for each later
-one.
+times less for a matrix. It keeps g (nm + r (n + m)) bytes for every matrix that it holds: the error and both factors.
+The products read matrices and are bound by memory up to ranks of some 16; Gram-Schmidt reads a column once for each
+later column.
 
 Not modelled: launches of a kernel for each matrix; the kernels' slow-down of the backward pass that they run beside;
 first steps without compression.
@@ -39,7 +39,7 @@ class PowerSGD(DataScheme, KeepsOwnStates):
         """Columns of the two factors."""
 
     def gradient_sizes(self, param: Param) -> Sizes:
-        """Elements; elements, rows and columns of the matrices that shrink."""
+        """Returns the elements; elements, rows and columns of the matrices that shrink."""
         rows, columns = param.shape or (0, 0)
         if self.options.rank * (rows + columns) >= rows * columns:
             return param.size, 0, 0, 0
@@ -83,5 +83,7 @@ class PowerSGD(DataScheme, KeepsOwnStates):
         elements = sum(setting.unit_elements)
         sent = 2 * (n - 1) / n * 4 * (elements - shrunk + factors)
         yield ClosedForm("sent_per_step", sent, "algorithm 2: both factors of every matrix, and the vectors")
-        own = 4 * (shrunk + factors) / elements if n > 1 else 0
-        yield ClosedForm("state_bytes_per_parameter", 18 + own, "algorithm 2: errors, and the factors of the last step")
+        kept = 4 * (shrunk + factors) / elements if n > 1 else 0
+        yield ClosedForm(
+            "state_bytes_per_parameter", 18 + kept, "algorithm 2: errors, and the factors of the last step"
+        )

@@ -1,13 +1,13 @@
 """Automatic weight-update sharding (XLA): each rank updates its shard of the weights, which are then all-gathered.
 
 A compiler turns the all-reduce of the gradients and the update that every rank repeats into a reduce-scatter, an update
-of 1/N of the weights and an all-gather. All tensors are fused into one collective after the backward pass. The
+of 1/N of the weights and an all-gather. All tensors are fused into a collective after the backward pass. The
 optimizer states stay sharded, or are all-gathered with the weights where other parts of the program expect them whole.
 
     backward | reduce-scatter gradients | update 1/N | all-gather weights (and states)
 
-A rank sends (N-1)/N (g + w) bytes for g bytes of gradients and w of weights: those of an all-reduce where both have one
-type, and of ZeRO stage 1. The update takes 1/N of its time, and the states 12/N bytes per parameter instead of 12.
+A rank sends (N-1)/N (g + w) bytes for g bytes of gradients and w of weights: those of an all-reduce where both have the
+same type, and of ZeRO stage 1. The update takes 1/N of its time, and the states 12/N bytes per parameter instead of 12.
 Gathered states are stored whole, and cost (N-1)/N of their bytes.
 
 References: Xu et al. 2020, arXiv 2004.13336, sections 3 and 4.

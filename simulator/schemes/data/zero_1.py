@@ -1,8 +1,8 @@
 """ZeRO stage 1: the optimizer states are sharded over the data-parallel ranks.
 
-Gradients are reduce-scattered, every rank updates its own 1/N of the weights, and the updated weights are all-gathered:
+Gradients are reduce-scattered, every rank updates its 1/N of the weights, and the updated weights are all-gathered:
 bucket by bucket before their first use in the next step where the framework overlaps, otherwise at the end of the step.
-As many bytes as DDP when gradients and weights have one type: (N-1)/N (g + w) sent per rank. 6 + 12/N bytes per
+As many bytes as DDP when gradients and weights have the same type: (N-1)/N (g + w) sent per rank. 6 + 12/N bytes per
 parameter with bf16 weights and fp32 gradients.
 
 With a second axis in `replicate`, the states are sharded in groups of F ranks, and R groups hold copies of them
@@ -11,7 +11,7 @@ its reduce-scatter, and weights are all-gathered within a group. (F-1)/F (g + w)
 6 + 12/F per parameter.
 
 Programs that give whole parameters to ranks have no equal shards to gather: after the update the owners broadcast
-(`weights`), one rank after another its flat share (InternEvo), or one parameter after another (ZeroRedundancyOptimizer
+(`weights`), rank after rank its flat share (InternEvo), or parameter after parameter (ZeroRedundancyOptimizer
 of PyTorch). N or P broadcasts take the sum of (latency + bytes / bandwidth), the latency N or P times.
 
 References: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1. Megatron-Core calls it the distributed optimizer:

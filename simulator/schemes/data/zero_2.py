@@ -1,15 +1,15 @@
 """ZeRO stage 2: gradients and optimizer states are sharded over the data-parallel ranks, weights are not.
 
 After the backward pass of every unit its gradients are reduce-scattered, in every micro-batch, and a rank keeps only
-its own shard. Every rank updates its own 1/N of the weights, and the updated ones are all-gathered once a step: bucket
+its shard. Every rank updates its 1/N of the weights, and the updated ones are all-gathered once a step: bucket
 by bucket before their first use where the framework overlaps, otherwise at the end of the step.
 
     backward   compute 3   compute 2   compute 1                            update   all-gather
                        reduce-scatter 3   reduce-scatter 2   reduce-scatter 1
 
 A rank sends (N-1)/N (a g + w) bytes per step of a micro-batches, for g bytes of gradients and w of weights: as many as
-DDP with one micro-batch, more with several. 2 + 16/N bytes per parameter with bf16 weights and fp32 gradients, and
-unsharded gradients of the unit that computes and of the one before it.
+DDP with a single micro-batch, more with several. 2 + 16/N bytes per parameter with bf16 weights and fp32 gradients, and
+unsharded gradients of the unit that computes and of the unit before it.
 
 Not modelled: DeepSpeed fills buckets of 5e8 elements across units; here a unit is reduced at once, beside the memory of
 such buckets (`reduce_buckets`).

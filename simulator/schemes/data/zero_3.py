@@ -13,7 +13,7 @@ A rank sends 3 a (N-1)/N M bytes per step of a micro-batches, for M bytes of wei
 parameter with 16-bit gradients, as shards of the weights are stored in the compute format and in that of the optimizer;
 18/N with fp32 gradients.
 
-Until 2021 collectives took a list of tensors, one for each rank, which the host made and copied one by one
+Until 2021 collectives took a list of tensors, each for a rank, which the host allocated and copied singly
 (`shard_launches`), and every all-gather began with a `torch.cuda.synchronize()`: nothing was gathered ahead (the
 framework's `overlap.sharded_weights: false`). The host then takes N times as long for N ranks, whatever their shards.
 
@@ -53,14 +53,14 @@ class Zero3(CoordinatedScheme):
         return super().shards_at_rest(state, param)
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
-        found = super().gather_unit(axes, elements, forward)
-        return replace(found, ops=self._list_shards(axes, found.ops))
+        gather = super().gather_unit(axes, elements, forward)
+        return replace(gather, ops=self._list_shards(axes, gather.ops))
 
     def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
         return self._list_shards(axes, super().reduce_unit(axes, elements))
 
     def _list_shards(self, axes: tuple[str, ...], ops: list[Op]) -> list[Op]:
-        """`ops` behind the host's list of a shard for each rank, if collectives take one."""
+        """Returns `ops` behind the host's list of a shard for each rank, if collectives take a list."""
         if not (ops and axes and self.options.shard_launches):
             return ops
         launches = HostLaunch(self.options.shard_launches * self.mesh.size(axes))

@@ -1,10 +1,10 @@
 """ZeRO-Infinity: every state is sharded over the ranks, and the shards lie in host memory or on disks.
 
-Before the all-gather of a module every rank copies its own 1/N of the weights from its host; after the reduction of
-the gradients it copies its own 1/N back, where gradients are accumulated over micro-batches and the host's processors
+Before the all-gather of a module every rank copies its 1/N of the weights from its host; after the reduction of
+the gradients it copies its 1/N back, where gradients are accumulated over micro-batches and the host's processors
 update the shard. As each rank copies a part of every weight, the links of all ranks to their hosts work at once: a
-module arrives N times as fast as from one owner that would broadcast it. How far ahead modules are asked for, and the
-limit of elements in memory, are those of ZeRO stage 3 (`parameter_coordinator`).
+module arrives N times as fast as from a single owner that would broadcast it. How far ahead modules are asked for, and
+the limit of elements in memory, are those of ZeRO stage 3 (`parameter_coordinator`).
 
     memory-in     shard 2   shard 3                     shard 2   shard 1
     data                 gather 2   gather 3                  gather 2   gather 1        reduce-scatter 3 ...
@@ -14,12 +14,12 @@ limit of elements in memory, are those of ZeRO stage 3 (`parameter_coordinator`)
 The network carries the bytes of ZeRO stage 3: 3 a (N-1)/N M for M bytes of weights and of gradients, a micro-batches. A
 rank's link to its host carries 2 M/N in and M/N out per micro-batch. The GPU holds the modules that compute, and no
 states. Without overlap the efficiency of a step is ait bw / (ait bw + peak), with ait = sequence x micro-batch
-FLOP/byte, bw of all links together, and the peak of one GPU.
+FLOP/byte, bw of all links together, and the peak of a GPU.
 
 One rank offloads everything, without collectives.
 
 A linear layer that is too large for a GPU runs as `tiles` smaller ones (memory-centric tiling). Every tile has a part
-of the rows of the weights, so of the output: it is gathered, used and freed on its own, and its gradient is reduced
+of the rows of the weights, so of the output: it is gathered, used and freed by itself, and its gradient is reduced
 before that of the next tile is computed. Outputs of tiles are joined by a copy, their gradients of the input are added.
 
 Not modelled: the host's accumulation over micro-batches.
@@ -53,7 +53,7 @@ class ZeroInfinity(CoordinatedScheme):
         optimizer: Literal["cpu", "nvme"] = "cpu"
         """Where gradients and optimizer states lie."""
         tiles: int = Field(default=1, ge=1)
-        """Tiles of a linear layer, each of which is gathered and freed on its own."""
+        """Tiles of a linear layer, each of which is gathered and freed by itself."""
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         return super().lower_stage(stage, lambda part: tile_linear_layers(inner(part), self.options.tiles))
@@ -78,29 +78,29 @@ def tile_linear_layers(stage_ops: StageOps, tiles: int) -> StageOps:
 
 
 def _tile_fragment(fragment: Fragment, tiles: int) -> Fragment:
-    made = fragment.copy()
-    shared = _joint_makers(made)
-    rewrite, named = Rewrite(made), defaultdict[str, list[Op]](list)
-    for op in (*made.forward, *made.backward):
+    tiled = fragment.copy()
+    shared = _joint_makers(tiled)
+    rewrite, named = Rewrite(tiled), defaultdict[str, list[Op]](list)
+    for op in (*tiled.forward, *tiled.backward):
         if isinstance(op.work, Gemm):
             named[op.name].append(op)
     params: dict[int, list[Param]] = {}
-    for used in dict.fromkeys(param.used for param in made.params):
+    for used in dict.fromkeys(param.used for param in tiled.params):
         again, inputs, weights = (named[prefix + used.name] for prefix in ("re ", "d", "w"))
         whole = isinstance(used.work, Gemm) and used.work.batch == 1 and not used.work.groups
         if not whole or max(len(ops) for ops in (again, inputs, weights)) > 1 or shared & {*inputs}:
             continue
         places = [_swap_forward(rewrite, op, tiles) for op in (used, *again)]
-        sums = _swap_backward(rewrite, made, inputs, weights, tiles)
-        for param in made.params:
+        sums = _swap_backward(rewrite, tiled, inputs, weights, tiles)
+        for param in tiled.params:
             if param.used is used and (not weights or param.ready is weights[0]):
                 params[id(param)] = _tile_param(param, places[0], sums or [param.ready] * tiles)
-    kept = made.params
-    made.params = [param for param in kept if id(param) not in params]
+    kept = tiled.params
+    tiled.params = [param for param in kept if id(param) not in params]
     rewrite.apply()
-    others = iter(made.params)
-    made.params = [tile for param in kept for tile in params.get(id(param)) or [next(others)]]
-    return made
+    others = iter(tiled.params)
+    tiled.params = [tile for param in kept for tile in params.get(id(param)) or [next(others)]]
+    return tiled
 
 
 def _joint_makers(fragment: Fragment) -> set[Op]:
@@ -143,27 +143,29 @@ def _swap_forward(rewrite: Rewrite, op: Op, tiles: int) -> list[Op]:
     return parts
 
 
-def _swap_backward(rewrite: Rewrite, made: Fragment, inputs: list[Op], weights: list[Op], tiles: int) -> list[Op]:
+def _swap_backward(rewrite: Rewrite, tiled: Fragment, inputs: list[Op], weights: list[Op], tiles: int) -> list[Op]:
     """Replaces the products of a backward pass. Returns those of the weights' gradients, tile by tile."""
-    one = [[] for _ in range(tiles)] if not inputs else [_input_gradient(inputs[0], i, tiles) for i in range(tiles)]
+    input_parts = (
+        [[] for _ in range(tiles)] if not inputs else [_input_gradient(inputs[0], i, tiles) for i in range(tiles)]
+    )
     sums = [] if not weights else [_weight_gradient(weights[0], i, tiles) for i in range(tiles)]
-    place = {op: i for i, op in enumerate(made.backward)}
+    place = {op: i for i, op in enumerate(tiled.backward)}
     if inputs and weights:
         early = all(place.get(op, -1) < place[inputs[0]] for op in working_predecessors(weights[0]))
         if early:
-            mixed = [op for i in range(tiles) for op in (*one[i], sums[i])]
-            rewrite.swap(inputs[0], mixed, one[-1][-1:])
+            mixed = [op for i in range(tiles) for op in (*input_parts[i], sums[i])]
+            rewrite.swap(inputs[0], mixed, input_parts[-1][-1:])
             rewrite.swap(weights[0], [], sums[-1:])
             return sums
     if inputs:
-        rewrite.swap(inputs[0], [op for ops in one for op in ops])
+        rewrite.swap(inputs[0], [op for ops in input_parts for op in ops])
     if weights:
         rewrite.swap(weights[0], sums)
     return sums
 
 
 def _input_gradient(op: Op, tile: int, tiles: int) -> list[Op]:
-    """The part of the gradient of the input that comes from one tile, and its addition."""
+    """Returns the part of the gradient of the input that comes from a tile, and its addition."""
     assert isinstance(op.work, Gemm)
     part = replace(op, name=f"{op.name} tile {tile}", work=replace(op.work, k=op.work.k / tiles), after=list(op.after))
     if not tile:

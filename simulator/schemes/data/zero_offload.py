@@ -1,6 +1,6 @@
 """ZeRO-Offload: the weights stay on the GPU, gradients and optimizer states are sharded over the ranks' hosts.
 
-As in ZeRO stage 2 the gradients of a unit are reduce-scattered after its backward pass. Every rank copies its own 1/N
+As in ZeRO stage 2 the gradients of a unit are reduce-scattered after its backward pass. Every rank copies its 1/N
 to its host while the backward pass goes on, and the host's processors update its shard. The updated weights are copied
 back and all-gathered. One rank offloads everything, without collectives.
 
@@ -10,11 +10,11 @@ back and all-gathered. One rank offloads everything, without collectives.
     memory-update                                                           Adam
     memory-in                                                                      weights    all-gather
 
-The GPU holds 2 bytes per parameter, the weights, and the gradients of the unit that computes and of the one before it;
+The GPU holds 2 bytes per parameter, the weights, and the gradients of the unit that computes and of the unit before it;
 the hosts hold 16/N with fp32 gradients. Per step a rank's link carries a g/N out and w/N in, for g bytes of gradients,
 w of weights and a micro-batches.
 
-With `delayed_update` the update of a step runs beside the passes of the next step, which uses weights that are one step
+With `delayed_update` the update of a step runs beside the passes of the next step, which uses weights that are a step
 old; the updated weights are copied back after these passes. A step then takes the longer of both. The paper delays from
 step 40 on; steps before that are as without the option.
 

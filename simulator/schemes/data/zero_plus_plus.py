@@ -10,7 +10,7 @@ summed, and exchanged across nodes: quantised twice, not at every hop.
 
 Bytes that leave a node, in units of M bytes of 16-bit weights: ZeRO-3 3 M; ZeRO++ 0.5 M (forward) + 0 (backward) + 0.25
 M (gradients) = 0.75 M for many nodes, plus the scales. State: 18/N + 2/G bytes per parameter with fp32 gradients (16/N
-+ 2/G with 16-bit ones). Gradients are summed on a stream of their own, during the rest of the backward pass.
++ 2/G with 16-bit ones). Gradients are summed on a separate stream, during the rest of the backward pass.
 
 Modules are gathered ahead as by ZeRO stage 3 (`parameter_coordinator`).
 
@@ -63,17 +63,17 @@ class ZeroPlusPlus(CoordinatedScheme, KeepsSecondaryShards):
         return inner if self.options.hpz and inner else None
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
-        found = super().gather_unit(axes, elements, forward)
-        (gather,) = found.ops
+        gathers = super().gather_unit(axes, elements, forward)
+        (gather,) = gathers.ops
         inner = tuple(axis for axis in axes if axis in self.node_axes)
         if not forward and self.options.hpz and inner == axes:
             gather.stream = "data-within"
-            return found
+            return gathers
         whole = elements * BYTES[self.framework.weights]
         keep = whole // self.mesh.size(inner) if forward and self.options.hpz and inner else 0
         unpack = [Op("keep params", work=Memory("concat", keep, keep), phase=gather.phase)] if keep else []
         if not self.options.qwz:
-            return GatherOps(found.ops, unpack)
+            return GatherOps(gathers.ops, unpack)
         wire, ranks = self.quantised_bytes("int8", elements), self.mesh.size(axes)
         quantise = Op("quantise params", work=Memory("cast", whole // ranks, wire // ranks), phase=gather.phase)
         gather.work = Collective("all_gather", wire, axes)
@@ -83,16 +83,16 @@ class ZeroPlusPlus(CoordinatedScheme, KeepsSecondaryShards):
     def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
         if not self.options.qgz:
             return super().reduce_unit(axes, elements)
-        made = elements * BYTES[self.framework.gradients]
+        unreduced = elements * BYTES[self.framework.gradients]
         inner, outer = self.split_by_node(axes)
-        ops, arrived = list[Op](), made
+        ops, arrived = list[Op](), unreduced
         for place, stream in ((inner, "data-within"), (outer, "data")):
             if place:
                 wire = self.quantised_bytes("int4", elements)
                 ops.append(Op("quantise grads", "data-sums", Memory("cast", arrived, wire), [], "W"))
                 ops.append(Op("exchange grads", stream, Collective("all_to_all", wire, place), [], "W"))
                 elements, arrived = elements // self.mesh.size(place), wire
-        ops.append(Op("sum grads", "data-sums", Memory("cast", arrived, made // self.mesh.size(axes)), [], "W"))
+        ops.append(Op("sum grads", "data-sums", Memory("cast", arrived, unreduced // self.mesh.size(axes)), [], "W"))
         return ops
 
     def quantised_bytes(self, number: str, elements: int) -> int:

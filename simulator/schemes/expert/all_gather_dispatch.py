@@ -1,7 +1,7 @@
-"""All-gather dispatcher of Megatron-Core: every rank gathers all tokens and computes those of its own experts.
+"""All-gather dispatcher of Megatron-Core: every rank gathers all tokens and computes those of its experts.
 
 In place of an all-to-all of k copies of each token, tokens and the router's choice are all-gathered among the P ranks
-of the experts. Each rank copies the tokens that chose one of its experts, in the order of the experts, computes them,
+of the experts. Each rank copies the tokens that chose any of its experts, in the order of the experts, computes them,
 and adds up its results for each token; a reduce-scatter adds up those of all ranks and returns every token to its rank.
 No rank waits for counts of tokens, and what is sent does not depend on the routing.
 

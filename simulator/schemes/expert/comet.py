@@ -1,22 +1,22 @@
-"""Comet: dispatch is fused into the first expert GEMM and combine into the last one, tile by tile.
+"""Comet: dispatch is fused into the first expert GEMM and combine into the last, tile by tile.
 
 The first grouped GEMM of the experts computes tiles whose rows have arrived while other rows are still being sent. The
-last one computes its result panel by panel (groups of columns), and finished panels are sent back while others are
-computed. Dispatch and GEMM are one kernel, and so are GEMM and combine; expert/tutel splits GEMMs into chunks.
+last computes its result panel by panel (groups of columns), and finished panels are sent back while others are
+computed. Dispatch and GEMM are a single kernel, and so are GEMM and combine; expert/tutel splits GEMMs into chunks.
 
     dispatch       |t|tttttt|          last GEMM     |pppppppp|
     first GEMM       |......|t|        combine         |......|p|
 
-Tokens come in one of two ways. All-to-all: a copy of a token for each of its experts, as in expert/all-to-all.
+Tokens come in either of two ways. All-to-all: a copy of a token for each of its experts, as in expert/all-to-all.
 All-gather, as in the public kernels: every token once, to all ranks that share the experts; the first GEMM reads its
 rows through an index, so no kernel permutes tokens. The last kernel adds up the results of each token's experts on the
 rank, panel by panel, and reduce-scatters the sums. With P ranks of whole experts, Q ranks on each of them and k experts
-per token (times the capacity factor) a rank sends, of T tokens of its own, 2 (P Q - 1) T forward, not 2 k T ((P - 1)/P
+per token (times the capacity factor) a rank sends, of T its tokens, 2 (P Q - 1) T forward, not 2 k T ((P - 1)/P
 + Q - 1).
 
 An all-to-all of c seconds and a GEMM of g seconds take max(g + c/n, c + g/n) together, in n steps: as many as the GEMM
 has tiles of rows, or panels of columns, but no more than waves of tiles. The first step waits for its tokens and the
-last for the last ones; no panel is sent before it is made. All-gather and GEMM take max(g, c + g/n): a rank's own rows
+last for the last ones; no panel is sent before it is made. All-gather and GEMM take max(g, c + g/n): a rank's rows
 come first, the last of P Q shards last. Some multiprocessors of a fused kernel communicate and are missing in its GEMM;
 copy engines bring gathered tokens.
 
@@ -48,7 +48,7 @@ class Comet(ExpertScheme):
 
     class Options(ExpertScheme.Options):
         tile: int = Field(default=128, ge=1, strict=True)
-        """Rows of an output tile of a GEMM; all tiles are of one size."""
+        """Rows of an output tile of a GEMM; all tiles are of the same size."""
         panel: int = Field(default=1024, ge=1, strict=True)
         """Columns of a panel, whose results are sent together; flux: 128 to 1280, by default 1024."""
         dispatch: Literal["auto", "all-to-all", "all-gather"] = "auto"
@@ -65,7 +65,7 @@ class Comet(ExpertScheme):
             raise PlanError("plan.schemes", rule, f"sms below {number} would work", self.options.sms)
 
     def gathers_tokens(self, copies: float) -> bool:
-        """Whether tokens are all-gathered. copies: expert slots that a token takes."""
+        """Returns whether tokens are all-gathered. copies: expert slots that a token takes."""
         p, q = self.ranks, self.mesh.size(self.axes[1:])
         fewer = p * q - 1 <= copies * ((p - 1) / p + q - 1)
         return p * q > 1 and (fewer if self.options.dispatch == "auto" else self.options.dispatch == "all-gather")
@@ -76,7 +76,7 @@ class Comet(ExpertScheme):
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if not isinstance(module, MoE) or self.mesh.size(self.axes) == 1:
             return super().lower(module, inner)
-        if any(isinstance(one, Permute) for one in module.operators()):
+        if any(isinstance(operator, Permute) for operator in module.operators()):
             fragment = super().lower(module, inner)
             return self._fuse(fragment, fusion.find_all_to_all_rounds(fragment, self.mesh.parts(self.axes[:1])), False)
         # Whatever the routing, every rank gathers all tokens.
@@ -84,17 +84,17 @@ class Comet(ExpertScheme):
 
     def _fuse(self, fragment: Fragment, rounds: Iterable[fusion.FusedRound], gathered: bool) -> Fragment:
         fused, options = Rewrite(fragment), self.options
-        for one in rounds:
-            up, down = one.first[-1].work, one.last[0].work
+        for fused_round in rounds:
+            up, down = fused_round.first[-1].work, fused_round.last[0].work
             assert isinstance(up, Gemm) and isinstance(down, Gemm)
-            fusion.give_multiprocessors(one, 0 if gathered else options.sms, options.sms)
+            fusion.give_multiprocessors(fused_round, 0 if gathered else options.sms, options.sms)
             rows = self.mesh.size(self.axes) if gathered else up.batch * ceil(up.m / options.tile)
             rows = self._steps(up, rows, 0 if gathered else options.sms)
             panels = self._steps(down, ceil(down.n / options.panel), options.sms)
-            if one.dispatch and rows > 1:
-                fusion.fuse_dispatch(fused, one.dispatch, one.first, rows, gathered)
-            if one.combine and panels > 1:
-                fusion.fuse_combine(fused, one.last, one.combine, panels)
+            if fused_round.dispatch and rows > 1:
+                fusion.fuse_dispatch(fused, fused_round.dispatch, fused_round.first, rows, gathered)
+            if fused_round.combine and panels > 1:
+                fusion.fuse_combine(fused, fused_round.last, fused_round.combine, panels)
         return fused.apply()
 
     def _steps(self, product: Gemm, parts: int, sms: int) -> int:

@@ -1,4 +1,4 @@
-"""DeepEP: a token is sent once to each node that holds one of its experts, and from there to each rank that does.
+"""DeepEP: a token is sent once to each node that holds any of its experts, and from there to each rank that does.
 
 An all-to-all sends a token k times, once for each of its experts. DeepEP sends it over the network once per distinct
 *node* among them, and forwards it over NVLink to each distinct rank; results are added up on the way back. Tokens are
@@ -39,7 +39,7 @@ class DeepEP(DeduplicatedDispatch):
         gradients: Literal["fp8", "bf16"] = "bf16"
         """Format in which gradients of results are dispatched."""
         most: int = Field(default=4, ge=1, strict=True)
-        """Most nodes that hold experts of one token; at most the nodes of the group."""
+        """Most nodes that hold experts of a token; at most the nodes of the group."""
         sms: int = Field(default=24, ge=1, strict=True)
         """Multiprocessors that the kernels occupy."""
 

@@ -1,17 +1,17 @@
 """DeepSpeed-MoE: fixed capacity with one-hot dispatch, all-to-alls in two levels, or once for all tensor ranks.
 
-Gates choose the k best experts of a token; its slots of fixed capacity are filled by the product with one one-hot
+Gates choose the k best experts of a token; its slots of fixed capacity are filled by the product with a one-hot
 matrix for all T tokens of a rank. Three measures cut the all-to-alls. Hierarchical (`two_level`): first within the n
 nodes, then between them, (P/n - 1) + (n - 1) messages in place of P - 1, for twice the bytes. Coordinated: tensor
 ranks, L of them with the same tokens, exchange 1/L of these each with their peers, and then all-gather; without it each
-exchanges all. PR-MoE models (`moe.residual`, `moe.experts_from`) have one fixed expert beside the routed one, so top-1
+exchanges all. PR-MoE models (`moe.residual`, `moe.experts_from`) have a fixed expert beside the routed expert, so top-1
 sends half of the slots of top-2, and more experts in the last layers than in others, so fewer parameters.
 
     tensor ranks have the same slots | drop: 1/L each | all-to-all | all-gather | experts | all-to-all | all-gather
 
 Each all-to-all over P ranks sends (P-1)/P of c k T h elements, coordinated 1/L of that and then (L-1)/L of c k T h
 among the tensor ranks. Expert-slicing (`over: [ep, etp]`) shards every expert over its tensor ranks, whose results are
-all-reduced. With `drop_tokens` off, c is that of the most popular expert of any rank, an all-reduce of one count.
+all-reduced. With `drop_tokens` off, c is that of the most popular expert of any rank, an all-reduce of a count.
 Experts without slices that are distributed over tensor ranks too are coordinated by the layouts alone.
 
 The paper has hierarchical all-to-alls for inference, DeepSpeed's training code has none: `two_level` tells what they
@@ -19,7 +19,7 @@ would gain there. Coordination in training is TED's dropping of duplicate tokens
 DeepSpeed 0.19.6 copies tokens by index in place of the one-hot products: `einsum: null`.
 
 Not modelled: `min_capacity`; the gates' masks in fp32; TED's checkpointing without repeated collectives (section 5.2);
-distillation (MoS). Every layer has the same number of expert ranks, where the paper gives each its own (4.1.3).
+distillation (MoS). Every layer has the same number of expert ranks, where the paper gives each another (4.1.3).
 
 References: Rajbhandari et al. 2022, arXiv 2201.05596, sections 4.1, 5.2 and 5.3; Singh et al. 2023 (DeepSpeed-TED),
 arXiv 2303.06318, section 5.1; https://github.com/deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py and mappings.py.
@@ -83,8 +83,8 @@ class DeepSpeedMoE(FixedCapacity, TwoLevelScheme):
         return self.mesh.parts(self.axes[:1])
 
     def _slices_with_same_tokens(self, fragment: Fragment) -> tuple[str, ...]:
-        """The axes that shard each expert, if ranks along them hold the same tokens: then results are all-reduced, not
-        reduce-scattered."""
+        """Returns the axes that shard each expert, if ranks along them hold the same tokens: then results are
+        all-reduced, not reduce-scattered."""
         slices = self.mesh.parts(self.axes[1:])
         works = (op.work for op in fragment.forward if op.stream == self.family)
         same = any(isinstance(work, Collective) and work.operation == "all_reduce" for work in works)

@@ -1,16 +1,16 @@
-"""MegaBlocks: no token is dropped, and the experts of a rank are one block-sparse GEMM with hardly any padding.
+"""MegaBlocks: no token is dropped, and the experts of a rank are a block-sparse GEMM with hardly any padding.
 
 Experts of fixed capacity drop tokens where they are popular and compute padding where they are not. Here ranks first
 exchange the numbers of tokens that they are about to send, E/P counts per pair of ranks; then exactly these tokens are
-dispatched. All experts of a rank are one block-sparse GEMM whose blocks of 128 rows hold tokens of one expert only, so
-each expert has fewer than 128 rows of padding. Nothing evens out the routing: all ranks wait for the most loaded one,
+dispatched. All experts of a rank are a block-sparse GEMM whose blocks of 128 rows hold tokens of a single expert, so
+each expert has fewer than 128 rows of padding. Nothing evens out the routing: all ranks wait for the most loaded rank,
 whose memory must hold all tokens that arrive.
 
     router --> counts --> all-to-all --> [ expert 0: 128 | 128 | 37 + 91 padding ][ expert 1: 128 | ... ] --> all-to-all
 
 All-to-alls of k T h elements, of which a rank sends (P-1)/P on average. For the k T rows that arrive, n of them for
 each expert, sum(128 ceil(n / 128) - n) rows are padding; a capacity factor c that drops nothing pads (c - 1) k T. With
-one rank for all experts nothing is exchanged, and the GEMMs are those of any grouped kernel.
+a single rank for all experts nothing is exchanged, and the GEMMs are those of any grouped kernel.
 
 References: Gale et al. 2022 (MegaBlocks), arXiv 2211.15841, sections 4 and 5.
 """
@@ -40,21 +40,21 @@ class Dropless(ExpertScheme):
         capacity: None = None  # type: ignore[assignment]
         """null: there is none, whatever the model says."""
         block: int = Field(default=128, ge=1, strict=True)
-        """Rows of a block, which holds tokens of one expert only."""
+        """Rows of a block, which holds tokens of a single expert."""
 
     def capacity(self, moe: Any) -> None:
         return None
 
     def expert_load(self, module: MoE) -> ExpertLoad:
-        """The routing, with the padded rows of the most loaded rank."""
-        found = super().expert_load(module)
+        """Returns the routing, with the padded rows of the most loaded rank."""
+        load = super().expert_load(module)
         if self.ranks == 1:
-            return found
+            return load
         sent = next(operator for operator in module.operators() if isinstance(operator, Permute)).outs[0]
         # Ranks that shard an expert each have all of its tokens.
         groups = self.mesh.size(self.mesh.views[EXPERTS]) // self.mesh.size(self.axes)
         rows = float(sent.dims["b"].size * sent.dims["s"].size) / (groups * module.experts)
-        return found.pad_to_blocks(self.options.block / rows)
+        return load.pad_to_blocks(self.options.block / rows)
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)

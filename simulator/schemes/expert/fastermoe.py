@@ -1,7 +1,7 @@
 """FasterMoE: popular experts are broadcast to all ranks, and the other tokens are exchanged in pipelined steps.
 
 Routers have favourites, and all ranks wait for the rank that holds them. An expert that enough tokens choose is
-broadcast to all ranks (*shadowed*), which process their own tokens with it; its gradients are reduced to its owner. The
+broadcast to all ranks (*shadowed*), which process their tokens with it; its gradients are reduced to its owner. The
 other tokens are exchanged in steps: in step j every group of g ranks sends to the j-th group further round, while the
 experts compute the tokens of the step before.
 
@@ -11,11 +11,11 @@ experts compute the tokens of the step before.
 With B tokens on the most loaded rank, hidden size h and W weights of D bytes per expert, a layer takes about 3 B 2 W /
 bw_mm + 4 B h D / bw_net; i shadows reduce B to the most loaded rank without these experts and cost i W D / bw_net
 (twice that where gradients are counted too). Experts are shadowed in descending order of load as long as this estimate
-falls: none under even routing. All steps together send the bytes of one all-to-all; the P/g steps are equal parts, so
+falls: none under even routing. All steps together send the bytes of an all-to-all; the P/g steps are equal parts, so
 that they take the time of PipeMoE's closed form (expert/tutel). GEMMs of shadows belong to the last step, which waits
 for them.
 
-With a topology-aware gate (`outgoing`) at most a share of the tokens leaves its machine, with one copy of k each; the
+With a topology-aware gate (`outgoing`) at most a share of the tokens leaves its machine, with one of k copies each; the
 others choose among the experts of their machine, in steps within machines, then between them. Where the first choice of
 more tokens is an expert on another machine, those with the highest scores keep it. It changes the model.
 
@@ -93,7 +93,7 @@ class FasterMoE(ExpertScheme):
             yield f"a gate lets at most {most} of a rank's tokens leave their machine, which changes the model"
 
     def routing(self, module: MoE) -> Routing:
-        """Returns the routing of a layer, behind the gate if there is one."""
+        """Returns the routing of a layer, behind the gate if there is any."""
         routing: Routing = self.options.routing
         if not self.limits_outgoing:
             return routing
@@ -101,7 +101,7 @@ class FasterMoE(ExpertScheme):
         return routing.limit_outgoing(self.ranks, module.experts, options.machine, options.outgoing, topk)
 
     def shadows(self, module: MoE) -> tuple[int, ...]:
-        """The experts of a layer that are broadcast to all ranks, the most popular first."""
+        """Returns the experts of a layer that are broadcast to all ranks, the most popular first."""
         if not self.options.shadow or module.capacity is not None:
             return ()
         routed, width = MoESizes.of(module), BYTES[self.framework.weights]
@@ -127,29 +127,31 @@ class FasterMoE(ExpertScheme):
         fragment = super().lower(module, inner)
         if not isinstance(module, MoE) or self.ranks == 1:
             return fragment
-        number, found = len(self.shadows(module)), dispatch.find_rounds(fragment, self.mesh.parts(self.axes[:1]))
+        number, rounds = len(self.shadows(module)), dispatch.find_rounds(fragment, self.mesh.parts(self.axes[:1]))
         size = round(MoESizes.of(module).weights * BYTES[self.framework.weights])
-        shadows = dispatch.broadcast_shadows(fragment, found[0], number, size) if number and found else []
+        shadows = dispatch.broadcast_shadows(fragment, rounds[0], number, size) if number and rounds else []
         steps = Rewrite(fragment)
-        for one in found:
-            last = self._exchange_in_steps(steps, one, module)
+        for expert_round in rounds:
+            last = self._exchange_in_steps(steps, expert_round, module)
             last.after += shadows if last.phase == "F" else []
         fragment = steps.apply()
         if shadows:
             dispatch.reduce_shadow_gradients(fragment, shadows)
         return fragment
 
-    def _exchange_in_steps(self, steps: Rewrite, one: ExpertRound, module: MoE) -> Op:
+    def _exchange_in_steps(self, steps: Rewrite, expert_round: ExpertRound, module: MoE) -> Op:
         """Splits a round into steps between groups; returns the first kernel of the last step."""
-        assert isinstance(one.out.work, Collective)
-        ranks = self.mesh.size(one.out.work.axes)
+        assert isinstance(expert_round.out.work, Collective)
+        ranks = self.mesh.size(expert_round.out.work.axes)
         machine = self.options.machine if self.limits_outgoing and ranks == self.ranks else ranks
         size = max(n for n in range(1, self.options.group + 1) if machine % n == 0)
         if machine < ranks:
             outgoing = self.routing(module).outgoing(ranks, module.experts, machine, self.shadows(module))
-            return dispatch.exchange_within_machines(steps, one, self.expert_load(module), outgoing, machine, size)
-        first = next(op for op in one.inside if op.stream == COMPUTE)
-        return dispatch.exchange_between_groups(steps, one, ranks, size) if ranks > size else first
+            return dispatch.exchange_within_machines(
+                steps, expert_round, self.expert_load(module), outgoing, machine, size
+            )
+        first = next(op for op in expert_round.inside if op.stream == COMPUTE)
+        return dispatch.exchange_between_groups(steps, expert_round, ranks, size) if ranks > size else first
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         p = setting.ep

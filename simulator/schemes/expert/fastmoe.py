@@ -3,15 +3,15 @@
 A rank counts its tokens for every expert and exchanges the counts, 8 bytes for each pair of source rank and expert.
 Then global scatter sends exactly these tokens: for the first expert of every rank, for the second, and so on, so that
 those of an expert lie together where they arrive and no kernel orders them again. The GEMMs of the experts of a rank
-are launched one by one, on 16 streams that run concurrently; global gather returns the results the same way. Nothing
-evens out the routing and nothing overlaps: all ranks wait for the most loaded one, in every exchange.
+are launched singly, on 16 streams that run concurrently; global gather returns the results the same way. Nothing
+evens out the routing and nothing overlaps: all ranks wait for the most loaded rank, in every exchange.
 
     router | counts | local scatter | expert 0: all-to-all, expert 1: all-to-all, ... | GEMMs | ... | local gather
 
 With e = E/P experts on each of P ranks, k experts of a token and T tokens on a rank, a layer has 4 e all-to-alls of k T
-h/e elements and one of E counts; a rank sends (P-1)/P of each under even routing. A shard of tensor-parallel ranks that
-hold the same tokens (`slice_group`) is what the layouts of the view give: they divide the tokens, and all-gather the
-results.
+h/e elements and another of E counts; a rank sends (P-1)/P of each under even routing. A shard of tensor-parallel ranks
+that hold the same tokens (`slice_group`) is what the layouts of the view give: they divide the tokens, and all-gather
+the results.
 
 Not modelled: the host waits for the GPU before and after the GEMMs of each layer (`syncTorch`, `sync`).
 

@@ -1,8 +1,8 @@
 """FlexMoE: popular experts get replicas on ranks with little load, and lose them when they are popular no more.
 
 A rank has slots (*vExperts*) for its E/P experts and for some replicas. The tokens of an expert are spread evenly over
-its replicas, whose gradients are summed in each step. Before a step, if the loads of the last one were unbalanced, a
-scheduler *expands* the hottest expert of the most loaded rank to the least loaded one with a free slot, *shrinks* the
+its replicas, whose gradients are summed in each step. Before a step, if the loads of the last step were unbalanced, a
+scheduler *expands* the hottest expert of the most loaded rank to the least loaded rank with a free slot, *shrinks* the
 coldest replicated expert, or does both, as long as its estimate of a step falls; weights and optimizer states of new
 replicas are sent while the layers before compute.
 
@@ -41,7 +41,7 @@ class FlexMoE(BalancedScheme):
 
     class Options(BalancedScheme.Options):
         replicas: int = Field(default=1, ge=0, strict=True)
-        """Slots of a rank for replicas, beside those of its own experts."""
+        """Slots of a rank for replicas, beside those of its experts."""
         threshold: float = Field(default=1.0, ge=1)
         """Load of the most loaded rank over the mean above which replicas are adjusted."""
 
@@ -54,7 +54,7 @@ class FlexMoE(BalancedScheme):
         last, now = past[-1], held
 
         def seconds(placement: Placement) -> float:
-            return times.of_load(last, placement) + times.all_reduce * sum(len(one) > 1 for one in placement.hosts)
+            return times.of_load(last, placement) + times.all_reduce * sum(len(ranks) > 1 for ranks in placement.hosts)
 
         while last.load(times.ranks, times.experts, placement=now).most_loaded > options.threshold:
             best = min(_adjustments(now, last, times, options.replicas), key=seconds, default=now)
@@ -65,8 +65,9 @@ class FlexMoE(BalancedScheme):
 
 
 def _adjustments(now: Placement, last: Routing, times: LayerTimes, replicas: int) -> Iterator[Placement]:
-    """Placements after Expand of the hottest expert of the most loaded rank to the least loaded one with a free slot,
-    after Expand to one whose coldest replica is shrunk for it, and after Shrink of the coldest expert with replicas."""
+    """Placements after Expand of the hottest expert of the most loaded rank to the least loaded rank with a free slot,
+    after Expand to a rank whose coldest replica is shrunk for it, and after Shrink of the coldest expert with
+    replicas."""
     loads, hosts = last.load(times.ranks, times.experts, placement=now).rank_loads, now.hosts
     shares = last.shares(times.experts).mean(axis=0) / [len(ranks) for ranks in hosts]
     most = int(np.argmax(loads))
@@ -78,7 +79,7 @@ def _adjustments(now: Placement, last: Routing, times: LayerTimes, replicas: int
         yield _with_hosts(now, hottest, (*hosts[hottest], rank))
     if (rank := next((rank for rank in others if hosted[rank]), None)) is not None:
         coldest = hosted[rank][0]
-        shrunk = _with_hosts(now, coldest, tuple(one for one in hosts[coldest] if one != rank))
+        shrunk = _with_hosts(now, coldest, tuple(host for host in hosts[coldest] if host != rank))
         yield _with_hosts(shrunk, hottest, (*hosts[hottest], rank))
     if replicated:
         yield _with_hosts(now, replicated[0], hosts[replicated[0]][:-1])

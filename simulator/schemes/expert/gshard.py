@@ -10,7 +10,7 @@ for another. The price is quality, and padding: if a share r of all choices find
 
 Each all-to-all over P ranks has c k T h elements, of which (P-1)/P are sent whatever the routing, and experts compute
 c k T rows. Where neither plan nor model states c, it is 2: with k = 2 the paper has 2 N/E slots per expert for the N
-tokens of a batch (k = 1 is Switch). If one rank holds all experts, their capacity is limited only where plan or model
+tokens of a batch (k = 1 is Switch). If a rank holds all experts, their capacity is limited only where plan or model
 state c.
 
 With `einsum` set to S, tokens are dispatched by a GEMM with a one-hot matrix [S, E C], C = c k S/E, for each group of S

@@ -1,7 +1,7 @@
 """HybridEP: a token goes once to each NVLink domain and rank of its experts, by copy instructions (TMA) of few
 multiprocessors.
 
-The kernels, of NVIDIA, are a backend of DeepEP and of Megatron-Core's flex dispatcher, made for large NVLink domains
+The kernels, of NVIDIA, are a backend of DeepEP and of Megatron-Core's flex dispatcher, built for large NVLink domains
 (NVL72). One warp group of a multiprocessor loads chunks of tokens into shared memory, another writes them to the ranks
 of their experts; on several domains a third sends them to the rank at the same place of each other domain, which
 forwards them. Combines run the same way back and add up results.
@@ -9,7 +9,7 @@ forwards them. Combines run the same way back and add up results.
     memory --TMA--> shared memory of a multiprocessor --NVLink--> buffers of the ranks with its experts
                                                       --RDMA--> the same place of each other domain --NVLink--> ...
 
-The bytes are those of expert/deepep, with the experts of a token on any number of domains. Every rank holds one buffer
+The bytes are those of expert/deepep, with the experts of a token on any number of domains. Every rank holds a buffer
 for the dispatches and combines of all layers, with room for all tokens of all ranks: with T tokens on each of P ranks,
 P T (2 h + 4 E/n) bytes for h elements of a token and its probabilities on the E/n experts of a domain, and on n > 1
 domains T (n - 1) (2 h + 4 E/n) more.
@@ -56,6 +56,6 @@ class HybridEP(DeduplicatedDispatch, HoldsBuffers):
 
 
 def exchange_buffer_bytes(tokens: int, ranks: int, domains: int, hidden: int, experts: int) -> int:
-    """Bytes of the buffer of a rank. tokens: of one rank. domains: NVLink domains of the ranks."""
+    """Returns the bytes of the buffer of a rank. tokens: of a rank. domains: NVLink domains of the ranks."""
     token = 2 * hidden + 4 * experts // domains
     return tokens * token * (ranks + domains - 1)

@@ -1,9 +1,10 @@
 """Janus: the weights of experts are sent to the tokens instead of tokens to the experts, where that moves fewer bytes.
 
 A rank still owns E/P of the experts. But where many tokens meet small experts, all ranks fetch the weights of all
-experts, process their own tokens with them, and send the gradients of weights back to the owners, where they are
-summed: no token travels, and no rank waits for a more loaded one. Weights do not depend on the router's choice, so they
-are fetched during the layer before: those of the own machine beside the others, so that kernels begin with them.
+experts, process their tokens with them, and send the gradients of weights back to the owners, where they are
+summed: no token travels, and no rank waits for a more loaded rank. Weights do not depend on the router's choice, so
+    they
+are fetched during the layer before: those of the rank's machine beside the others, so that kernels begin with them.
 
     fetch experts   of layer 1   of layer 2   of layer 3
     kernels         layer 0      layer 1      layer 2
@@ -54,7 +55,7 @@ class Janus(ExpertScheme):
         prefetch: bool = True
         """Whether experts are fetched during the layer before theirs; otherwise from the start of their layer on."""
         near_first: bool = True
-        """Whether experts of the own machine are fetched beside the others, and compute while those come."""
+        """Whether experts of the rank's machine are fetched beside the others, and compute while those come."""
 
     def marks_of(self, layer: MoE) -> frozenset[Hashable]:
         when = self.options.when
@@ -85,7 +86,7 @@ class Janus(ExpertScheme):
         return fetch_a_unit_ahead(stage_ops) if self.options.prefetch else stage_ops
 
     def ratio(self, module: MoE) -> float:
-        """R of a layer."""
+        """Returns R of a layer."""
         routed, machines = MoESizes.of(module), max(1, self.ranks // self.options.machine)
         sent = 2 * routed.copies * routed.hidden / self.mesh.size(self.mesh.views[self.view])
         return sent / (machines * routed.weights * routed.experts / self.ranks)
@@ -113,12 +114,12 @@ class FetchTurn:
     """What a unit of a stage fetches.
 
     run: number of its run of units.
-    own: its own weights, in the forward and in the backward pass, which no unit before it has fetched.
+    unfetched: its weights, in the forward and in the backward pass, which no unit before it has fetched.
     ahead: the run of the unit whose weights it fetches in each pass; None: it fetches none.
     """
 
     run: int
-    own: tuple[bool, bool]
+    unfetched: tuple[bool, bool]
     ahead: tuple[int | None, int | None]
 
 
@@ -153,40 +154,40 @@ def fetch_a_unit_ahead(stage_ops: StageOps) -> StageOps:
     for place, run in enumerate(units):
         before = units[place - 1] if place else None
         behind = units[place + 1] if place + 1 < len(units) else None
-        own, ahead = [], []
+        unfetched, ahead = [], []
         for way, (earlier, later) in enumerate(((before, behind), (behind, before))):
-            own.append(fetches[run][way] and (earlier is None or not _begins(runs[earlier].fragment, way)))
+            unfetched.append(fetches[run][way] and (earlier is None or not _begins(runs[earlier].fragment, way)))
             ahead.append(
                 later if later is not None and fetches[later][way] and _begins(runs[run].fragment, way) else None
             )
-        turns.append(FetchTurn(run, (own[0], own[1]), (ahead[0], ahead[1])))
-    made = [_fetching_run(runs, turn, len(list(same))) for turn, same in groupby(turns)]
-    return StageOps(made, stage_ops.ahead, stage_ops.behind)
+        turns.append(FetchTurn(run, (unfetched[0], unfetched[1]), (ahead[0], ahead[1])))
+    fetching = [_fetching_run(runs, turn, len(list(same))) for turn, same in groupby(turns)]
+    return StageOps(fetching, stage_ops.ahead, stage_ops.behind)
 
 
 def _begins(fragment: Fragment, way: int) -> bool:
-    """Whether a pass of a unit (0 forward, 1 backward) has an input whose arrival begins it."""
+    """Returns whether a pass of a unit (0 forward, 1 backward) has an input whose arrival begins it."""
     return bool(fragment.backward and fragment.grad_entry) if way else bool(fragment.entry)
 
 
 def _fetching_run(runs: Sequence[UnitRun], turn: FetchTurn, count: int) -> UnitRun:
-    made = runs[turn.run].fragment.copy()
-    for forward, own, ahead in zip((True, False), turn.own, turn.ahead, strict=True):
-        issued, begin = (made.forward, made.entry) if forward else (made.backward, made.grad_entry)
+    fetching = runs[turn.run].fragment.copy()
+    for forward, unfetched, ahead in zip((True, False), turn.unfetched, turn.ahead, strict=True):
+        issued, begin = (fetching.forward, fetching.entry) if forward else (fetching.backward, fetching.grad_entry)
         if issued:
             other = runs[ahead].fragment if ahead is not None else Fragment()
-            _fetch_in_pass(made, issued, list(begin.values()), own, other, forward)
-    return replace(runs[turn.run], fragment=made, count=count)
+            _fetch_in_pass(fetching, issued, list(begin.values()), unfetched, other, forward)
+    return replace(runs[turn.run], fragment=fetching, count=count)
 
 
 def _fetch_in_pass(
-    made: Fragment, issued: list[Op], begin: list[Op], own: bool, other: Fragment, forward: bool
+    fetching: Fragment, issued: list[Op], begin: list[Op], unfetched: bool, other: Fragment, forward: bool
 ) -> None:
     """Moves the fetches of a pass to its beginning, or leaves them to the unit before, and adds those of `other`."""
     mine = [op for op in issued if _is_fetch(op)]
     rest = [op for op in issued if op not in mine]
     front: list[Op] = []
-    if own:
+    if unfetched:
         for op in mine:
             op.after = list(begin)
         front += mine
@@ -194,24 +195,26 @@ def _fetch_in_pass(
         marks = {op.stream: Op("experts fetched", op.stream, None, [], op.phase) for op in mine}
         front += marks.values()
         for op in rest:
-            op.after = replace_dependencies(op.after, {one: [marks[one.stream]] for one in mine})
-        made.tensor_uses = [replace(use, op=rest[0]) if use.op in mine else use for use in made.tensor_uses]
-        readers = {one: op for op in reversed(rest) if marks[mine[-1].stream] in op.after for one in mine}
-        made.params = [replace(one, used=readers.get(one.used, one.used)) for one in made.params]
+            op.after = replace_dependencies(op.after, {fetch: [marks[fetch.stream]] for fetch in mine})
+        fetching.tensor_uses = [replace(use, op=rest[0]) if use.op in mine else use for use in fetching.tensor_uses]
+        readers = {fetch: op for op in reversed(rest) if marks[mine[-1].stream] in op.after for fetch in mine}
+        fetching.params = [replace(param, used=readers.get(param.used, param.used)) for param in fetching.params]
     ahead: dict[str, list[Op]] = {}
     for op in (op for op in (other.forward if forward else other.backward) if _is_fetch(op)):
         copy = replace(op, name=f"{op.name} ahead", after=list(begin))
         ahead.setdefault(op.stream, []).append(copy)
         nbytes = sum(use.nbytes for use in other.tensor_uses if use.op is op and use.made)
-        made.tensor_uses += [TensorUse(copy.name, nbytes, one, one is copy, "parameters") for one in (copy, rest[-1])]
+        fetching.tensor_uses += [
+            TensorUse(copy.name, nbytes, user, user is copy, "parameters") for user in (copy, rest[-1])
+        ]
     for stream, ops in ahead.items():
         front += [*ops, Op("next experts fetched", stream, None, ops, ops[0].phase)]
     issued[:] = [*front, *rest]
 
 
 def fetch_near_first(fragment: Fragment, machine: int, ranks: int) -> Fragment:
-    """The fragment of a unit whose experts are fetched in two parts at the same time, those of a machine of `machine`
-    ranks, and those of the others; and whose kernels compute with the near experts while the far ones come.
+    """Returns the fragment of a unit whose experts are fetched in two parts at the same time, those of a machine of
+    `machine` ranks, and those of the others; and whose kernels compute with the near experts while the far ones come.
     """
     rewrite, near = Rewrite(fragment), dict[Op, Op]()
     for issued in (fragment.forward, fragment.backward):
@@ -240,4 +243,4 @@ def _compute_near_first(rewrite: Rewrite, kernels: list[Op], sizes: tuple[int, i
             for part, size in zip(parts, sizes, strict=True):
                 experts = op.work.batch * size // sum(sizes)
                 part.work = replace(op.work, batch=experts, groups=((number * size / sum(sizes), tokens),))
-        parts[0].after = [near.get(one, one) for one in parts[0].after]
+        parts[0].after = [near.get(op, op) for op in parts[0].after]

@@ -2,14 +2,14 @@
 
 In the backward pass all-reduces of gradients use the network at the same time as all-to-alls, which then take about
 twice as long, and unlike an all-reduce an all-to-all is waited for. Lina splits both into micro-ops of equal size and
-starts one of an all-reduce only while no all-to-all waits. Experts compute on the tokens of a micro-op of an all-to-all
-while later ones are on their way.
+starts that of an all-reduce only while no all-to-all waits. Experts compute on the tokens of a micro-op of an
+all-to-all while later ones are on their way.
 
     network, fair      | AR + D | AR + D | AR ...         network, Lina   | AR | D D D | AR | C C C | AR ...
     D, C: micro-ops of the dispatching and of the combining all-to-all; AR: all-reduce
 
-With S bytes of an all-to-all, n = ceil(S/`micro`), t seconds of a micro-op and u of the experts for one, a pass takes
-max(2 n t + max(0, u - (n - 1) t), 2 t + n u); an all-to-all takes its own time whatever runs beside it, and an
+With S bytes of an all-to-all, n = ceil(S/`micro`), t seconds of a micro-op and u of the experts for it, a pass takes
+max(2 n t + max(0, u - (n - 1) t), 2 t + n u); an all-to-all takes its time whatever runs beside it, and an
 all-reduce there that much longer. Expert packing, several experts on a rank so that u is at least t and fewer ranks
 exchange, is a smaller `ep` in the plan, at the price of more weights and all-reduces on every rank; Lina's search for
 the number of experts is left to a sweep over `ep`.
@@ -33,7 +33,7 @@ from meshcast.simulator.lowering.rewrite import Rewrite
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting, expert_collectives
 from meshcast.simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
 
-MOST_PARTS = 256
+MAX_PARTS = 256
 """Most micro-ops of an all-to-all: each is forecast by itself."""
 
 
@@ -51,10 +51,10 @@ class Lina(ExpertScheme):
         if not isinstance(module, MoE) or self.ranks == 1:
             return fragment
         parts = Rewrite(fragment)
-        for one in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
-            assert isinstance(one.out.work, Collective)
-            if (number := self._number_of_parts(one.out.work.nbytes)) > 1:
-                chunk_round(parts, one, (1,) * number)
+        for expert_round in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
+            assert isinstance(expert_round.out.work, Collective)
+            if (number := self._number_of_parts(expert_round.out.work.nbytes)) > 1:
+                chunk_round(parts, expert_round, (1,) * number)
         fragment = parts.apply()
         for op in expert_collectives(fragment, self) if self.options.priority else ():
             op.priority = 1
@@ -62,7 +62,7 @@ class Lina(ExpertScheme):
 
     def _number_of_parts(self, nbytes: float) -> int:
         """Micro-ops of an all-to-all of `nbytes`."""
-        return min(MOST_PARTS, ceil(nbytes / self.options.micro)) if self.options.micro else 1
+        return min(MAX_PARTS, ceil(nbytes / self.options.micro)) if self.options.micro else 1
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         p, slots = setting.ep, setting.b * setting.s * setting.slots_per_token

@@ -1,14 +1,14 @@
 """PipeMoE: the number of chunks into which tokens are split is chosen by linear models of all-to-all and experts.
 
-The tokens of a layer are split into r chunks, so that the all-to-all of one overlaps with the experts of another. Few
-chunks hide little, many add start times. Before training the system fits t(x) = a + b x to an all-to-all of x bytes and
-to the experts' GEMMs, and takes the r with the least time, in the backward pass, whose GEMMs of inputs have the FLOPs
-of the forward pass and whose weight gradients follow, by itself.
+The tokens of a layer are split into r chunks, so that the all-to-all of a chunk overlaps with the experts of another.
+Few chunks hide little, many add start times. Before training the system fits t(x) = a + b x to an all-to-all of x bytes
+and to the experts' GEMMs, and takes the r with the least time, in the backward pass, whose GEMMs of inputs have the
+FLOPs of the forward pass and whose weight gradients follow, by itself.
 
     all-to-alls   D1 D2 D3 C1    C2    C3
     kernels          E1    E2    E3
 
-With t seconds of an all-to-all and u of the experts for one of r equal chunks a pass takes
+With t seconds of an all-to-all and u of the experts for each of r equal chunks a pass takes
 
     T(r) = max(2 r t + max(0, u - (r - 1) t), 2 t + r u).
 
@@ -43,9 +43,9 @@ class PipeMoE(ChosenDegree):
         if not isinstance(module, MoE) or self.ranks == 1:
             return fragment
         chunks = Rewrite(fragment)
-        for one in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
-            if (degree := self.degree_of(one)) > 1:
-                chunk_round(chunks, one, (1,) * degree)
+        for expert_round in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
+            if (degree := self.degree_of(expert_round)) > 1:
+                chunk_round(chunks, expert_round, (1,) * degree)
         return chunks.apply()
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:

@@ -1,7 +1,7 @@
 """Prophet: popular experts are shadowed on some ranks, planned by the last loads, and sent beside other computation.
 
 The tokens of a step are spread much like those of the step before. So before a step, not when its tokens are known as
-in FasterMoE, a planner chooses the experts whose weights are sent to other ranks (*Trans*), which process their own
+in FasterMoE, a planner chooses the experts whose weights are sent to other ranks (*Trans*), which process their
 tokens with them; their gradients come back to the owner (*Agg*). Ranks with few tokens of an expert may be skipped. As
 the choice is known early, Trans runs while earlier layers compute, and Agg beside the rest of the backward pass.
 
@@ -46,7 +46,7 @@ class Prophet(BalancedScheme):
         skip: int = Field(default=0, ge=0, strict=True)
         """Ranks without a shadow of an expert: those with the fewest tokens of it."""
         interval: int = Field(default=1, ge=1, strict=True)
-        """Steps from one plan to the next."""
+        """Steps from a plan to the next."""
 
     @staticmethod
     def decide(options: Any, held: Placement, past: Sequence[Routing], times: LayerTimes) -> Placement:
@@ -56,7 +56,7 @@ class Prophet(BalancedScheme):
         shares = np.broadcast_to(last.shares(times.experts), (times.ranks, times.experts))
 
         def seconds(placement: Placement) -> float:
-            shadows = sum(len(one) > 1 for one in placement.hosts)
+            shadows = sum(len(ranks) > 1 for ranks in placement.hosts)
             hiding = times.compute / 3 + times.others
             trans = max(0.0, shadows * times.broadcast - hiding)
             return times.of_load(last, placement) + trans + max(0.0, shadows * times.reduce - 2 * hiding)
@@ -64,18 +64,18 @@ class Prophet(BalancedScheme):
         now = Placement(tuple(hosts), stays=True)
         while True:
             most = int(np.argmax(last.load(times.ranks, times.experts, placement=now).rank_loads))
-            own = [expert for expert, ranks in enumerate(hosts) if ranks == (most,)]
-            if not own:
+            unshadowed = [expert for expert, ranks in enumerate(hosts) if ranks == (most,)]
+            if not unshadowed:
                 return now
-            largest = max(own, key=lambda expert: float(shares[:, expert].sum()))
+            largest = max(unshadowed, key=lambda expert: float(shares[:, expert].sum()))
             hosts[largest] = _hosts_of_shadow(shares[:, largest], most, options.skip)
-            found = Placement(tuple(hosts), stays=True)
-            if seconds(found) >= seconds(now):
+            candidate = Placement(tuple(hosts), stays=True)
+            if seconds(candidate) >= seconds(now):
                 return now
-            now = found
+            now = candidate
 
 
 def _hosts_of_shadow(tokens: np.ndarray, owner: int, skip: int) -> tuple[int, ...]:
-    """The owner of an expert and the other ranks, without the `skip` ones with the fewest tokens of it."""
+    """Returns the owner of an expert and the other ranks, without the `skip` ones with the fewest tokens of it."""
     others = [rank for rank in np.argsort(-tokens, kind="stable").tolist() if rank != owner]
     return (owner, *sorted(others[: len(others) - skip] if skip else others))

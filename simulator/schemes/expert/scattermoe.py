@@ -2,18 +2,18 @@
 
 Grouped kernels want the copies of the tokens in the order of the experts, padded to blocks. ParallelLinear sorts
 indices alone: its kernel loads rows of tokens through them, from scattered to grouped, or writes rows back from grouped
-to scattered; padding exists in the tiles of a kernel only. For the backward pass each ParallelLinear groups one operand
+to scattered; padding exists in the tiles of a kernel only. For the backward pass each ParallelLinear groups an operand
 by a copy, into buffers that hold something else already.
 
     x [T, h] --scatter2scatter--> up [k T, f] --> act --scatter2scatter--> results [k T, h] --weighted sum--> y [T, h]
 
-On one rank the forward pass writes no k T h copies of the inputs, and the tokens x, which the router keeps anyway, are
-kept in their place; the results of the experts, k T h elements, are kept for the gradients of the router's weights, and
-their buffer holds the grouped gradients later. Of four passes over k T h copies forward (copies in, results, sum) and
-backward it saves the first.
+On a single rank the forward pass writes no k T h copies of the inputs, and the tokens x, which the router keeps anyway,
+are kept in their place; the results of the experts, k T h elements, are kept for the gradients of the router's weights,
+and their buffer holds the grouped gradients later. Of four passes over k T h copies forward (copies in, results, sum)
+and backward it saves the first.
 
-The paper's kernels are of one device. Among several ranks tokens are exchanged as in expert/all-to-all, and the kernels
-read and write them in the order of arrival, where others order them by expert in between (two copies forward).
+The paper's kernels are of a single device. Among several ranks tokens are exchanged as in expert/all-to-all, and the
+kernels read and write them in the order of arrival, where others order them by expert in between (two copies forward).
 
 References: Tan et al. 2024, arXiv 2403.08245, sections 3.1 and 3.2; https://github.com/shawntan/scattermoe,
 scattermoe/parallel_experts.py.

@@ -3,8 +3,8 @@
 The tokens of a layer are split into r chunks with seven tasks each: compress (C1), all-to-all (A1), decompress (D1),
 experts (E), and the same back (C2, A2, D2). Kernels share a stream, all-to-alls another, and the order is chosen so
 that neither waits where it could run (OptSche): all C1, then D1, E and C2 of chunk after chunk, then all D2; an
-all-to-all starts as soon as its chunk is there. Pipe-A2A splits each all-to-all: messages within a node go on a stream
-of their own at the same time as those between nodes.
+all-to-all starts as soon as its chunk is there. Pipe-A2A splits each all-to-all: messages within a node go on a
+separate stream at the same time as those between nodes.
 
     kernels       C1 C1 | D1 E C2 | D1 E C2 | D2 D2      between nodes  A1 A1 A2 A2      within nodes  a1 a1 a2 a2
 
@@ -12,7 +12,7 @@ Tokens of w bytes an element are sent with `bits` bits, 8 w/bits times fewer byt
 t1, t2 seconds of a message within and between nodes, Pipe-A2A takes max(M t1, (P - M) t2) in place of the sum: at most
 twice as fast. Without compression the order is PipeMoE's, T(r) = max(2 r t + max(0, u - (r - 1) t), 2 t + r u).
 
-Not modelled: the speed of a compressor, zfp at a fixed rate or int8, is that of one pass through memory.
+Not modelled: the speed of a compressor, zfp at a fixed rate or int8, is that of a pass through memory.
 
 References: Shi et al. 2024, doi 10.1145/3627703.3650083, sections 3 to 5; https://github.com/Fragile-azalea/ScheMoE,
 schemoe/impls/overlap.py and schemoe/custom/comm/pipe.cpp.
@@ -48,7 +48,7 @@ class ScheMoE(ChosenDegree):
         bits: int | None = Field(default=None, ge=1, le=32, strict=True)
         """Bits of an element of compressed tokens; zfp and int8: 8. null: tokens are not compressed."""
         node: int | None = Field(default=None, ge=2, strict=True)
-        """Ranks of a node, whose exchanges are beside those between nodes; null: all are one all-to-all."""
+        """Ranks of a node, whose exchanges are beside those between nodes; null: all are in a single all-to-all."""
 
     def check_job(self, job: Any) -> None:
         super().check_job(job)
@@ -68,8 +68,8 @@ class ScheMoE(ChosenDegree):
         if not isinstance(module, MoE) or self.ranks == 1:
             return fragment
         rewrite, chunks = Rewrite(fragment), []
-        for one in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
-            out, *_, back = chunk_round(rewrite, one, (1,) * self.degree_of(one))
+        for expert_round in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
+            out, *_, back = chunk_round(rewrite, expert_round, (1,) * self.degree_of(expert_round))
             chunks.append((out, back))
         fragment = rewrite.apply()
         exchanges = [op for ends in chunks for ops in ends for op in ops]
@@ -122,7 +122,7 @@ def compress_exchanges(fragment: Fragment, chunks: Sequence[tuple[list[Op], list
 
 
 def _compress_exchange(op: Op, ratio: float) -> tuple[Op, Op, Op]:
-    """An all-to-all of compressed tokens between the kernels that compress and decompress them."""
+    """Returns an all-to-all of compressed tokens between the kernels that compress and decompress them."""
     work = op.work
     assert isinstance(work, Collective)
     small = round(work.nbytes / ratio)

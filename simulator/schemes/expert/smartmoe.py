@@ -37,28 +37,30 @@ class SmartMoE(BalancedScheme):
 
     class Options(BalancedScheme.Options):
         interval: int = Field(default=10, ge=1, strict=True)
-        """Steps from one choice of a placement to the next, and steps whose loads it is chosen by."""
+        """Steps from a choice of a placement to the next, and steps whose loads it is chosen by."""
 
     @staticmethod
     def decide(options: Any, held: Placement, past: Sequence[Routing], times: LayerTimes) -> Placement:
         if len(past) % options.interval:
             return held
-        recent = np.mean([one.shares(times.experts) for one in past[-options.interval :]], axis=0)
+        recent = np.mean([routing.shares(times.experts) for routing in past[-options.interval :]], axis=0)
         predicted = Routing(counts=tuple(map(tuple, recent.tolist())))
-        found = balance_ranks(recent.mean(axis=0), held, times.ranks)
-        gain = times.of_load(predicted, held) - times.of_load(predicted, found)
-        return found if options.interval * gain > times.of_moves(held, found) else held
+        balanced = balance_ranks(recent.mean(axis=0), held, times.ranks)
+        gain = times.of_load(predicted, held) - times.of_load(predicted, balanced)
+        return balanced if options.interval * gain > times.of_moves(held, balanced) else held
 
 
 def balance_ranks(loads: np.ndarray, held: Placement, ranks: int) -> Placement:
-    """Experts in descending order of load, each to the least loaded group with room; a group goes to the rank that
-    already owns most of it."""
-    own, owners = len(loads) // ranks, [hosts[0] for hosts in held.hosts]
+    """Places experts in descending order of load, each to the least loaded group with room; a group goes to the rank
+    that already owns most of it."""
+    per_rank, owners = len(loads) // ranks, [hosts[0] for hosts in held.hosts]
     groups: list[list[int]] = [[] for _ in range(ranks)]
     for expert in np.argsort(-loads, kind="stable").tolist():
-        with_room = (group for group in groups if len(group) < own)
+        with_room = (group for group in groups if len(group) < per_rank)
         min(with_room, key=lambda group: sum(loads[group])).append(expert)
-    owned = {(i, rank): sum(owners[one] == rank for one in groups[i]) for i in range(ranks) for rank in range(ranks)}
+    owned = {
+        (i, rank): sum(owners[expert] == rank for expert in groups[i]) for i in range(ranks) for rank in range(ranks)
+    }
     hosts: dict[int, tuple[int]] = {}
     taken: set[int] = set()
     for i, rank in sorted(owned, key=lambda pair: -owned[pair]):

@@ -10,10 +10,11 @@ and capacities of pairs, c times the target, limit what exceeds them.
 
 With G of P ranks on a node and q = b_far/b_near, a rank sends (P - G)/(P - G + q G) of its tokens to other nodes, in
 place of (P - G)/P, beside those that stay on its node. Every expert still gets as many tokens in all. The price: counts
-are exchanged first, and with a capacity what may be sent comes back; on one node, where q = 1, nothing else remains.
+are exchanged first, and with a capacity what may be sent comes back; on a single node, where q = 1, nothing else
+remains.
 
 It changes the model: the router is assumed to follow the targets. Not modelled: more than two levels; the loss itself,
-a product with one weight for each expert.
+a product with a weight for each expert.
 
 References: Chen et al. 2022, arXiv 2302.09915, sections 4.2 and 4.3; https://github.com/Chen-Chang/TA-MoE, moe/gate and
 moe/utils.py.
@@ -47,7 +48,7 @@ class TAMoE(ExpertScheme, FitsModels):
         node: int | None = Field(default=None, ge=1, strict=True)
         """Ranks of a node; null: those joined at full speed in the cluster."""
         ratio: float | None = Field(default=None, ge=1)
-        """Time of a byte between nodes over that within one; null: as measured on the cluster."""
+        """Time of a byte between nodes over that within a node; null: as measured on the cluster."""
 
     def check_job(self, job: Any) -> None:
         super().check_job(job)
@@ -76,7 +77,7 @@ class TAMoE(ExpertScheme, FitsModels):
         return self.options.node or self.ranks, self.options.ratio or 1.0
 
     def targets(self, routing: Routing, experts: int) -> Routing:
-        """The routing of a router that follows the targets."""
+        """Returns the routing of a router that follows the targets."""
         node, ratio = self.levels
         return routing.favour_machine(self.ranks, experts, node, ratio) if 1 < node < self.ranks else routing
 
@@ -87,11 +88,11 @@ class TAMoE(ExpertScheme, FitsModels):
             yield f"the router follows targets: {near:.0%} of the tokens stay on their node, which changes the model"
 
     def expert_load(self, module: MoE) -> ExpertLoad:
-        found, even = (self.targets(one, module.experts) for one in (self.options.routing, Routing()))
+        targets, even = (self.targets(routing, module.experts) for routing in (self.options.routing, Routing()))
         if self.ranks == 1 or module.capacity is None:
-            return found.load(self.ranks, module.experts, module.capacity)
+            return targets.load(self.ranks, module.experts, module.capacity)
         sent = even.load(self.ranks, module.experts)
-        return replace(sent, dropped=found.exceeding(even, module.experts, module.capacity))
+        return replace(sent, dropped=targets.exceeding(even, module.experts, module.capacity))
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)

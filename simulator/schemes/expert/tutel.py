@@ -1,7 +1,8 @@
-"""Tutel: the tokens of a layer are split into chunks; the all-to-all of one overlaps with the expert GEMMs of another.
+"""Tutel: the tokens of a layer are split into chunks; the all-to-all of a chunk overlaps with the expert GEMMs of
+another.
 
 The slots of every expert are split into r chunks. Each chunk is dispatched, computed and combined by itself;
-all-to-alls run on a stream of their own, in the order of the chunks, dispatches before combines. The backward pass does
+all-to-alls run on a separate stream, in the order of the chunks, dispatches before combines. The backward pass does
 the same in reverse; gradients of weights follow it. On many ranks an all-to-all of small messages may go in two levels:
 first among the ranks of a node, then among ranks at the same place of all nodes. That sends the same bytes over the
 network in longer messages, for two local copies.
@@ -9,15 +10,15 @@ network in longer messages, for two local copies.
     all-to-alls   D1 D2 D3 D4 C1    C2    C3    C4
     kernels          E1    E2    E3    E4
 
-With t seconds of an all-to-all and u of the experts for one of r equal chunks, a pass takes max(2 r t + max(0, u - (r -
-1) t), 2 t + r u): 2 t + u for r = 1, and never less than 2 r t or r u. The default capacity is that of the most popular
-expert, so that no token is dropped.
+With t seconds of an all-to-all and u of the experts for each of r equal chunks, a pass takes max(2 r t + max(0, u - (r
+- 1) t), 2 t + r u): 2 t + u for r = 1, and never less than 2 r t or r u. The default capacity is that of the most
+popular expert, so that no token is dropped.
 
 With a second axis each expert is sharded over R ranks, and weights rest so whatever the *parallelism*. `model`: the R
 ranks gather their tokens, compute a slice of the inner width each, and reduce-scatter the sums. `data`: they gather the
-weights, as in ZeRO-3, and compute their own tokens. With S slots of a rank and W weights of a layer on the R ranks, of
+weights, as in ZeRO-3, and compute their tokens. With S slots of a rank and W weights of a layer on the R ranks, of
 b bytes each, a rank receives 2 (R - 1) S h b forward or (R - 1)/R W b: the first is less for few slots. As both have
-one layout, each step takes the faster one (`auto`) for its loads, and nothing migrates.
+the same layout, each step takes the faster (`auto`) for its loads, and nothing migrates.
 
 Not modelled: mixtures of both, with the weights of some ranks gathered and slices computed.
 
@@ -84,8 +85,8 @@ class Tutel(TwoLevelScheme, TriesAlternatives):
         parts = Rewrite(fragment)
         assert self.options.degree != "auto", "a plan chooses it"
         sent = []
-        for one in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
-            out, *_, back = chunk_round(parts, one, (1,) * self.options.degree)
+        for expert_round in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
+            out, *_, back = chunk_round(parts, expert_round, (1,) * self.options.degree)
             sent += [*out, *back]
         return self.exchange_in_levels(parts.apply(), sent)
 

@@ -50,7 +50,7 @@ class AdaPipe(MemoryScheme, AdaptsRecompute):
 
     class Options(SchemeOptions):
         layers: int | None = Field(default=None, ge=0)
-        """Layers of each stage, from the first on, that are recomputed; null: found for every stage."""
+        """Layers of each stage, from the first on, that are recomputed; null: chosen for every stage."""
 
     @property
     def adapts_recompute(self) -> bool:

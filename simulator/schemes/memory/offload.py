@@ -3,7 +3,7 @@
 Activations: the tensors that a layer saves for its backward pass are copied to the host while the next layer computes,
 and back to the GPU while the next layer's backward pass runs. So the GPU holds the saved activations of two layers, not
 of all. Those of the layer before the loss stay, since its backward pass follows at once. The output of a layer reaches
-the next one only after the activations of the layer before have been copied out.
+the next only after the activations of the layer before have been copied out.
 
     compute      F1    F2    F3    ...  B3    B2    B1           2 S bytes per layer and micro-batch, S the saved
     memory-out         out1  out2                                activations of a layer; hidden while S / (bytes/s of

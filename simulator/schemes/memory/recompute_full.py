@@ -1,12 +1,12 @@
 """Full recompute: a layer keeps only its input and is computed again in the backward pass.
 
-It saves all activations inside a layer (2 b s h bytes stay, in the layout of the input) for one more forward pass with
+It saves all activations inside a layer (2 b s h bytes stay, in the layout of the input) for another forward pass with
 its collectives: about a third more time. `memory/recompute-operators` keeps results of chosen operators, too.
 
 With `early_stop` it ends with the last tensor that the backward pass reads: the last linear layer of an MLP, a fifth
 to a third of the FLOPs of the layer's products, and the collective behind it are not computed again. Non-reentrant
 checkpoints of PyTorch do so from 2.1 on (`torch.utils.checkpoint`, `set_checkpoint_early_stop`), and XLA does;
-Megatron's own and reentrant ones, which compute the output again, do not.
+Megatron's and reentrant ones, which compute the output again, do not.
 
 With `partition` each tensor-parallel rank keeps 1/p of a layer's input where all have it whole (no sequence
 parallelism), on its GPU or in host memory, and all-gathers it before the layer is computed again (Pa and Pa+cpu of
@@ -69,8 +69,9 @@ class RecomputeFull(MemoryScheme):
 
 
 def partition_checkpoints(stage_ops: StageOps, mark: str, mesh: Mesh, to_host: bool) -> StageOps:
-    """Returns `stage_ops` in which the inputs of units with `mark` are partitioned, where ranks keep equal ones: each
-    of p ranks keeps 2 b s h / p bytes of one, for an all-gather of 2 b s h bytes before the unit is computed again.
+    """Returns `stage_ops` in which the inputs of units with `mark` are partitioned, where ranks keep equal inputs: each
+    of p ranks keeps 2 b s h / p bytes of an input, for an all-gather of 2 b s h bytes before the unit is computed
+    again.
 
     to_host: the parts lie in host memory between the passes: they are copied out behind the slicing, and back before
         the all-gather, during which nothing else runs.
@@ -90,21 +91,28 @@ def _partition_input(unit_run: UnitRun, mesh: Mesh, to_host: bool) -> UnitRun:
     saved = any(use.op in forward for use in uses) and any(use.op in backward for use in uses)
     if key is None or mesh.size(axes) == 1 or not saved:
         return unit_run
-    made, nbytes = fragment.copy(), max(use.nbytes for use in uses)
+    partitioned, nbytes = fragment.copy(), max(use.nbytes for use in uses)
     part = -(-nbytes // mesh.size(axes))
-    cut = Op("partition checkpoint", work=Memory("concat", part, part), after=[made.entry[unit_run.residual_in or ""]])
-    gradient = [made.grad_entry[unit_run.residual_out]] if unit_run.residual_out in made.grad_entry else []
+    cut = Op(
+        "partition checkpoint", work=Memory("concat", part, part), after=[partitioned.entry[unit_run.residual_in or ""]]
+    )
+    gradient = (
+        [partitioned.grad_entry[unit_run.residual_out]] if unit_run.residual_out in partitioned.grad_entry else []
+    )
     gather = Op("gather checkpoint", "tensor", Collective("all_gather", nbytes, axes), gradient, "R")
-    again = set(made.backward)
-    for op in {use.op for use in made.tensor_uses if use.key == key} & again:
+    again = set(partitioned.backward)
+    for op in {use.op for use in partitioned.tensor_uses if use.key == key} & again:
         op.after.append(gather)
-    made.tensor_uses = [
-        *(replace(use, key=f"{key}~") if use.key == key and use.op in again else use for use in made.tensor_uses),
+    partitioned.tensor_uses = [
+        *(
+            replace(use, key=f"{key}~") if use.key == key and use.op in again else use
+            for use in partitioned.tensor_uses
+        ),
         TensorUse(key, nbytes, cut),
-        *_keep_part(made, f"{key} part", part, cut, gather, to_host),
+        *_keep_part(partitioned, f"{key} part", part, cut, gather, to_host),
         TensorUse(f"{key}~", nbytes, gather, True, "activations"),
     ]
-    return replace(unit_run, fragment=made)
+    return replace(unit_run, fragment=partitioned)
 
 
 def _keep_part(fragment: Fragment, key: str, nbytes: int, cut: Op, gather: Op, to_host: bool) -> list[TensorUse]:
@@ -125,8 +133,8 @@ def _keep_part(fragment: Fragment, key: str, nbytes: int, cut: Op, gather: Op, t
 
 
 def _replicated_axes(fragment: Fragment, key: str | None) -> tuple[str, ...]:
-    """The axes of tensor parallelism over which ranks have equal inputs: those of the all-reduces of a unit whose input
-    is not sharded."""
+    """Returns the axes of tensor parallelism over which ranks have equal inputs: those of the all-reduces of a unit
+    whose input is not sharded."""
     reduced = [
         op.work
         for op in fragment.forward

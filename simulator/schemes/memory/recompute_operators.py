@@ -7,7 +7,7 @@ which torchtitan saves queries, values, attention, gate and the MLP's output, ke
 
 - `attention`: outputs of attention (2 b s h bytes) and the sums of its rows.
 - `linear`: outputs of all linear layers (`save_dot_only` in Praxis, `dots_saveable` in JAX).
-- `alternate_linear`: outputs of every second matrix product, from the first one on, in the order in which a layer
+- `alternate_linear`: outputs of every second matrix product, from the first on, in the order in which a layer
   computes them. The product of a router is not counted, and never saved.
 - `qkv`, `proj`: outputs of these linear layers of attention (`save_qkv_out_proj` in Praxis).
 - `reduce_scatter`: results of reduce-scatters of tensor parallelism. A compiler does not repeat the products before.

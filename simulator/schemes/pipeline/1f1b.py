@@ -1,6 +1,6 @@
-"""1F1B (PipeDream-Flush, DAPPLE): after the warm-up one forward and one backward pass in turn, with a flush at the end.
+"""1F1B (PipeDream-Flush, DAPPLE): after the warm-up a forward and a backward pass in turn, with a flush at the end.
 
-Device i runs p-1-i forward passes (warm-up), then one forward and one backward pass in turn (steady state), then the
+Device i runs p-1-i forward passes (warm-up), then a forward and a backward pass in turn (steady state), then the
 backward passes that are left (cool-down). The bubble is GPipe's, but device i holds at most p - i micro-batches.
 Without a pipeline (p = 1) it is gradient accumulation.
 
@@ -9,7 +9,7 @@ Without a pipeline (p = 1) it is gradient accumulation.
     device 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3
 
 Of p devices and m micro-batches: bubble (p-1)(t_f + t_B) [s] (t_f, t_B: forward and whole backward pass of a
-micro-batch on a device), min(m, p - i) micro-batches in flight on device i, one more with `overlap_passes`.
+micro-batch on a device), min(m, p - i) micro-batches in flight on device i, another with `overlap_passes`.
 
 References: Narayanan et al. 2021 (PipeDream-Flush), arXiv 2006.09503; Fan et al. 2021 (DAPPLE), arXiv 2007.01045;
 overlapped passes: NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/combined_1f1b.py.
@@ -49,7 +49,7 @@ class OneFOneB(Schedule):
         yield ClosedForm("bubble", (p - 1) * setting.t_total, "arXiv 2104.04473, section 2.2")
         yield ClosedForm("in_flight_b", [min(m, p - i) for i in range(p)], "arXiv 2104.04473, section 2.2")
         if m % p == 0 and p > 1:
-            # Every group of p micro-batches waits for one round trip between neighbours: slow hops are not hidden.
+            # Every group of p micro-batches waits for a round trip between neighbours: slow hops are not hidden.
             yield ClosedForm(
                 "bubble_per_hop", 2 * (p - 1) * m // p + 2 * p - 4, "replay of the order with a constant latency a hop"
             )

@@ -12,7 +12,7 @@ since activations in transfer take memory on both devices.
 Partners are neighbours along the pipeline's axis, so that activations move inside a node (pair-adjacent assignment):
 devices 0, p-1, 1, p-2, .. have places 0, 1, 2, 3, ..; in return more messages between stages leave the node.
 
-If a link transfers a micro-batch's activations in less time than one pass takes, the bubble is 1F1B's, (p-1)(t_f + t_B)
+If a link transfers a micro-batch's activations in less time than a pass takes, the bubble is 1F1B's, (p-1)(t_f + t_B)
 [s] (t_f, t_B: forward and whole backward pass of a device). The memory saved allows a larger micro-batch or less
 recomputation.
 

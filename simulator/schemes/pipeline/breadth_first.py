@@ -23,7 +23,7 @@ class BreadthFirst(Schedule):
     paper = Paper("arXiv:2211.05953", "Breadth-First Pipeline Parallelism", 2022)
 
     def check(self, shape: PipelineShape) -> None:
-        """Any number of chunks is valid; with one it is GPipe."""
+        """Accepts any number of chunks; with a single chunk it is GPipe."""
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         stages = range(device, shape.stages, shape.p)

@@ -1,6 +1,6 @@
 """Chimera: two pipelines in opposite directions through the same devices; each fills bubbles of the other.
 
-Every device holds one stage of each direction, so there are two copies of the weights, whose gradients are all-reduced:
+Every device holds a stage of each direction, so there are two copies of the weights, whose gradients are all-reduced:
 those of a stage as soon as all copies have run their last backward pass, if a bubble follows. Half of the micro-batches
 go down, from device 0 to the last, half go up. Orders are read off a grid of unit slots in which the two directions
 never collide; groups of p micro-batches follow one another.
@@ -52,10 +52,10 @@ class Chimera(Bidirectional):
 
     class Options(Bidirectional.Options):
         pairs: int = Field(default=1, ge=1, strict=True)
-        """Pairs of pipelines, one down and one up each (f)."""
+        """Pairs of pipelines, each pair down and up (f)."""
         concatenation: Literal["direct", "forward-doubling", "backward-halving"] = "direct"
         """How more micro-batches than stages follow one another: `direct`; `forward-doubling`, with forward passes of
-        two at once; `backward-halving`, with backward passes of half of one."""
+        two at once; `backward-halving`, with backward passes of half of a micro-batch."""
         gradient_sync: Literal["end", "eager", "eager-opt"] = "eager-opt"  # type: ignore[assignment]
         """When the gradients of the copies of a stage are summed: `end`, after all passes; `eager`, as soon as the last
         backward pass of that stage has run on all devices that hold it, while other passes go on; `eager-opt`, eager
@@ -91,7 +91,7 @@ class Chimera(Bidirectional):
         return [action for _, action in sorted(self._slots(shape, device).items())]
 
     def _slots(self, shape: PipelineShape, device: int) -> dict[int, Action]:
-        """The actions of a device by slot."""
+        """Returns the actions of a device by slot."""
         p, share, parts = shape.p, shape.p // self.directions, self.backwards_per_forward
         slots = {}
         for stage in (stage for stage in range(shape.stages) if self.device(shape, stage) == device):
@@ -111,7 +111,7 @@ class Chimera(Bidirectional):
         return all(self._bubble_follows(shape, copy) for copy in range(stage % shape.p, shape.stages, shape.p))
 
     def _bubble_follows(self, shape: PipelineShape, stage: int) -> bool:
-        """Whether the device idles between the last backward pass of a stage and its own last one."""
+        """Returns whether the device idles between the last backward pass of a stage and the device's last."""
         slots = self._slots(replace(shape, m=shape.p), self.device(shape, stage))
         last = max(slot for slot, action in slots.items() if action.stage == stage)
         return len(slots) < 1 + max(slots) - last + sum(slot < last for slot in slots)

@@ -1,6 +1,6 @@
 """DAPPLE: 1F1B with early backward passes, and a deeper warm-up (policy B) that hides slow messages between stages.
 
-Device i runs K forward passes, then one backward and one forward pass in turn. Policy A is 1F1B, K = p - i. Policy B
+Device i runs K forward passes, then a backward and a forward pass in turn. Policy A is 1F1B, K = p - i. Policy B
 runs about twice as many first, K = 2 (p - i) - 1, so that each device has a forward pass in stock while a message is on
 its way; it holds as many activations. `in_flight` limits K where memory allows fewer micro-batches (D).
 
@@ -44,7 +44,7 @@ class Dapple(Schedule):
         """Most micro-batches whose activations a device holds (D); by default as many as the policy asks for."""
 
     def warmup(self, shape: PipelineShape, device: int) -> int:
-        """Forward passes before the first backward pass (K)."""
+        """Counts the forward passes before the first backward pass (K)."""
         behind = shape.p - device
         passes = behind if self.options.policy == "A" else 2 * behind - 1
         return min(passes, self.options.in_flight or passes, shape.m)

@@ -1,9 +1,9 @@
-"""DistMM: pipelines of the branches of a contrastive model side by side, and one loss for all samples of a batch.
+"""DistMM: pipelines of the branches of a contrastive model side by side, and a single loss for all samples of a batch.
 
-A contrastive loss (CLIP) couples all samples, so no backward pass may begin before all outputs of a batch are made. All
-micro-batches run forward first, and of them the outputs alone are kept (batch-sync). The loss and its gradient are
-computed once. Then every micro-batch runs forward again and backward, in the order of 1F1B. Each branch has stages of
-its own, with degrees of their own (`plan.stages`), and they run at the same time.
+A contrastive loss (CLIP) couples all samples, so no backward pass may begin before all outputs of a batch are computed.
+All micro-batches run forward first, and of them the outputs alone are kept (batch-sync). The loss and its gradient are
+computed once. Then every micro-batch runs forward again and backward, in the order of 1F1B. Each branch has
+its stages with their degrees (`plan.stages`), and they run at the same time.
 
     two branches of two stages, m = 2; N: forward pass of which the output alone is kept; L: loss of the batch
     device 0   N0 N1 F0 F1 .. .. B0 .. B1        device 1   .. N0 N1 L F0 B0 F1 B1
@@ -53,7 +53,7 @@ class DistMM(Schedule):
 
     class Options(Schedule.Options):
         branches: Annotated[int, Field(ge=1, strict=True)] | tuple[Annotated[int, Field(ge=1, strict=True)], ...] = 1
-        """Branches of stages, all with equally many; a list gives the stages of each. 1: one stage holds all."""
+        """Branches of stages, all with equally many; a list gives the stages of each. 1: a single stage holds all."""
         recompute: bool = True
         """Keep the outputs of the first forward passes alone, and run each again before its backward pass."""
 
@@ -69,7 +69,7 @@ class DistMM(Schedule):
             raise PlanError("the pipeline's axis", rule, remedy, shape.p)
 
     def branch_ends(self, shape: PipelineShape) -> list[int]:
-        """The stage behind the last one of every branch."""
+        """Returns the stage behind the last of every branch."""
         branches = self.options.branches
         return list(accumulate(branches if isinstance(branches, tuple) else [shape.p // branches] * branches))
 
@@ -77,7 +77,7 @@ class DistMM(Schedule):
         return () if stage == 0 or stage in self.branch_ends(shape) else (stage - 1,)
 
     def path_length(self, shape: PipelineShape, stage: int) -> int:
-        """Stages from one to the last of its branch, both included."""
+        """Counts the stages from `stage` to the last of its branch, both included."""
         return next(end - stage for end in self.branch_ends(shape) if stage < end)
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:

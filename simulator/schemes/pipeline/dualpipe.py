@@ -1,8 +1,8 @@
 """DualPipe (DeepSeek-V3): forward passes of one direction through the devices overlap backward passes of the other.
 
 Every device holds a stage of each direction, as in Chimera. A forward and a backward pass that do not depend on each
-other run as a pair, in which the token dispatch and combine of one are hidden by the computation of the other, on
-multiprocessors of their own (section 3.5.1). Gradients of weights, split off in warm-up and cool-down, fill part of the
+other run as a pair, in which the token dispatch and combine of either are hidden by the computation of the other, on
+separate multiprocessors (section 3.5.1). Gradients of weights, split off in warm-up and cool-down, fill part of the
 bubble.
 
     p = 4, m = 8 (upper case: first direction, lower case: second; D, d: whole backward pass; {..}: a pair)
@@ -15,7 +15,7 @@ between t_b + t_w and t_f + t_b + t_w. p + 1 micro-batches in flight. Needs p an
 Orders are those of the public code. The report does not say when the gradients of a stage are summed with those of its
 copy: by default as soon as both have run their last backward pass (`gradient_sync`). A message to the next stage leaves
 when its pass is done, beside other passes, as the report has it; the public code waits for its messages between passes.
-Kernels of a pair run in the order in which they can begin, not in the hand-made order of figure 4: faster kernels may
+Kernels of a pair run in the order in which they can begin, not in the manual order of figure 4: faster kernels may
 begin in another order, which takes up to 1 % longer (docs/method.md).
 
 References: DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1, figure 5 and table 2; deepseek-ai/DualPipe @3da1bbe,

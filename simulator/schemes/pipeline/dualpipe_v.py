@@ -1,14 +1,14 @@
 """DualPipe-V: DualPipe on half of the devices, with its two directions joined to a V, so that weights are held once.
 
 The model has 2 p stages: the first p go down the devices, the others up again. A device's stage on the way down takes
-the role of DualPipe's first direction, its stage on the way up that of the second: forward passes of one overlap with
-backward passes of the other.
+the role of DualPipe's first direction, its stage on the way up that of the second: forward passes of either overlap
+with backward passes of the other.
 
     p = 2, m = 4 (upper case: down, lower case: up; D, d: whole backward pass; {..}: a pair)
     device 0   F0 F1 F2 f0 b0 w0 f1 {F3+d1} {f2+D0} d2 {f3+D1} d3 B2 W2 B3 W3
     device 1   F0 f0 F1 f1 F2 d0 {f2+D0} {F3+d1} {f3+D1} d2 D2 b3 B3 w3 W3
 
-idle at most (p-1)(t_pair + t_b - 2 t_w) [s] on a device for t_f = t_b = t_w, times of one chunk; 2 p + 1 chunks in
+idle at most (p-1)(t_pair + t_b - 2 t_w) [s] on a device for t_f = t_b = t_w, times of a chunk; 2 p + 1 chunks in
 flight. Needs m >= 2 p.
 
 References: DeepSeek-AI, https://github.com/deepseek-ai/DualPipe, "Cut-in-half" by Sea AI Lab; arXiv 2412.19437.

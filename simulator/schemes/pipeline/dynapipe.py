@@ -1,11 +1,11 @@
 """DynaPipe: a cyclic schedule for micro-batches of different lengths, whose devices keep forward passes in stock.
 
-1F1B makes a device wait for every micro-batch that takes longer on its neighbour. Here orders are made in cycles: in
+1F1B makes a device wait for every micro-batch that takes longer on its neighbour. Here orders are built in cycles: in
 each a device runs the first backward and the first forward pass that wait for it, and what these make may be used from
 the next cycle on. So a forward pass is ready about p - i cycles before device i runs its backward pass: twice 1F1B's
-micro-batches are in flight, and a longer one delays no other. A forward pass is put off while its activations would
-exceed the limit of memory; with less than 2 p - 1 micro-batches the first device then idles. Devices run these orders
-without waiting for the ends of cycles.
+micro-batches are in flight, and a longer micro-batch delays no other. A forward pass is put off while its activations
+would exceed the limit of memory; with less than 2 p - 1 micro-batches the first device then idles. Devices run these
+orders without waiting for the ends of cycles.
 
     p = 3, m = 5
     device 0   F0 F1 F2 F3 F4 .. B0 .. B1 .. B2 .. B3 .. B4
@@ -13,14 +13,14 @@ without waiting for the ends of cycles.
     device 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
 
 Micro-batches are clustered by the times of their passes on the first and the last device, into four clusters (three of
-more than twenty micro-batches); of all orders of these clusters, and the given order, that of the shortest step runs.
+more than twenty micro-batches); of all orders of these clusters, and the batch's order, that of the shortest step runs.
 
 Of equal micro-batches: bubble (p-1)(t_f + t_B) [s] (t_f, t_B: forward and whole backward pass of a device), at most
 2 (p - i) - 1 micro-batches in flight on device i; of all messages between stages only 2 (p-1) delay the step: those of
 the first micro-batch on its way down, and of the last on its way up.
 
 `samples.join: shortest-step` of a batch makes micro-batches as the system does. Not modelled: a choice of recomputation
-in every step; more than one chunk a device.
+in every step; several chunks a device.
 
 References: Jiang et al. 2024 (EuroSys), arXiv 2311.10418, sections 4 to 6; the rules of a cycle and the clusters:
 awslabs/optimizing-multitask-training-through-dynamic-pipelines, dynapipe/schedule_opt.
@@ -65,7 +65,7 @@ class DynaPipe(Schedule):
         tried = [[*shape.microbatches]]
         if self.options.reorder and known.each:
             tried += [[k for some in order for k in some] for order in permutations(cluster_by_time(known.each))]
-        found = [_run_cycles(shape, known, order, self.options.memory_limit or inf) for order in tried]
+        candidates = [_run_cycles(shape, known, order, self.options.memory_limit or inf) for order in tried]
 
         def step(orders: Orders) -> tuple[float, float]:
             played = reorder_at_run_time(
@@ -73,7 +73,7 @@ class DynaPipe(Schedule):
             )
             return played.step_time(known.barrier)
 
-        return min(found, key=step) if len(found) > 1 else found[0]
+        return min(candidates, key=step) if len(candidates) > 1 else candidates[0]
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
@@ -86,7 +86,8 @@ class DynaPipe(Schedule):
 def _run_cycles(
     shape: PipelineShape, durations: PassDurations, microbatches: Sequence[int], limit: float
 ) -> list[list[Action]]:
-    """The orders that cycles give if micro-batches enter in this order. limit: micro-batches that a device holds."""
+    """Returns the orders that cycles give if micro-batches enter in this order. limit: micro-batches that a device
+    holds."""
     p, means = shape.p, durations.stored
     orders: list[list[Action]] = [[] for _ in range(p)]
     waiting = {(device, kind): deque[int]() for device in range(p) for kind in ("F", "BW")}
@@ -97,25 +98,25 @@ def _run_cycles(
         return durations.of_microbatch(microbatch).stored[device] / means[device] if any(means) else 1.0
 
     while any(waiting.values()):
-        made = []
+        ready = []
         for device, order in enumerate(orders):
             back, ahead = waiting[device, "BW"], waiting[device, "F"]
             if back:
                 order.append(Action(device, "BW", microbatch := back.popleft()))
                 held[device] -= size(microbatch, device)
-                made += [((device - 1, "BW"), microbatch)] if device else []
+                ready += [((device - 1, "BW"), microbatch)] if device else []
             # A micro-batch that exceeds the limit by itself runs alone.
             if ahead and (held[device] < ROUNDING or held[device] + size(ahead[0], device) < limit + ROUNDING):
                 order.append(Action(device, "F", microbatch := ahead.popleft()))
                 held[device] += size(microbatch, device)
-                made.append(((device + 1, "F") if device + 1 < p else (device, "BW"), microbatch))
-        for place, microbatch in made:
+                ready.append(((device + 1, "F") if device + 1 < p else (device, "BW"), microbatch))
+        for place, microbatch in ready:
             waiting[place].append(microbatch)
     return orders
 
 
-MOST_ROUNDS = 20
-"""Rounds of k-means; few clusters in one dimension settle in less."""
+MAX_ROUNDS = 20
+"""Rounds of k-means; few clusters in a single dimension settle in less."""
 
 
 def cluster_by_time(each: Sequence[PassDurations]) -> list[list[int]]:
@@ -125,11 +126,13 @@ def cluster_by_time(each: Sequence[PassDurations]) -> list[list[int]]:
     each: durations of the passes of every micro-batch.
     """
     ends = (0, len(each[0].forward) - 1)
-    times = np.array([[one.of(Action(stage, kind, 0)) for stage in ends for kind in ("F", "BW")] for one in each])
+    times = np.array(
+        [[durations.of(Action(stage, kind, 0)) for stage in ends for kind in ("F", "BW")] for durations in each]
+    )
     count = min(len(each), 3 if len(each) > 20 else 4)
     by_time = times[np.argsort(times.sum(axis=1), kind="stable")]
     centres = np.unique(by_time[np.linspace(0, len(each) - 1, count).round().astype(int)], axis=0)
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         nearest = np.linalg.norm(times[:, None] - centres, axis=2).argmin(axis=1)
         centres = np.array([times[nearest == i].mean(axis=0) for i in np.unique(nearest)])
     return [np.flatnonzero(nearest == i).tolist() for i in np.unique(nearest)]

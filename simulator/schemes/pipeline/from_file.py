@@ -1,6 +1,6 @@
 """torch.distributed.pipelining: the order of a CSV file as torch writes it, checked and played like any other schedule.
 
-The file has one row a rank and one cell a step; `2F0` is the forward pass of micro-batch 0 through stage 2 (B: whole
+The file has a row a rank and a cell a step; `2F0` is the forward pass of micro-batch 0 through stage 2 (B: whole
 backward pass; I, W: gradients of inputs, of weights; an empty cell: idle). It fixes which rank has which stage and the
 numbers of ranks and micro-batches. Idle cells are ignored: a pass begins as soon as its inputs have arrived.
 
@@ -45,16 +45,18 @@ class FromFile(Schedule):
         return self.torch_schedule.orders[device]
 
     def check(self, shape: PipelineShape) -> None:
-        found = self.torch_schedule
-        for name, wanted, given in (
-            ("pp", len(found.rows), shape.p),
-            ("chunks", found.chunks, shape.v),
-            ("micro-batches per replica", found.microbatches, shape.m),
+        schedule = self.torch_schedule
+        for name, wanted, stated in (
+            ("pp", len(schedule.rows), shape.p),
+            ("chunks", schedule.chunks, shape.v),
+            ("micro-batches per replica", schedule.microbatches, shape.m),
         ):
-            if given != wanted:
-                rule = f"{found.where} is a schedule of {len(found.rows)} ranks with {found.chunks} stages each"
-                rule += f" and {found.microbatches} micro-batches"
-                raise PlanError(name, rule, f"{name} = {wanted} would work, or another file", given)
-        if self.options.chunks not in (1, found.chunks):
-            rule = f"{found.where} has {found.chunks} stages a rank"
+            if stated != wanted:
+                rule = (
+                    f"{schedule.where} is a schedule of {len(schedule.rows)} ranks with {schedule.chunks} stages each"
+                )
+                rule += f" and {schedule.microbatches} micro-batches"
+                raise PlanError(name, rule, f"{name} = {wanted} would work, or another file", stated)
+        if self.options.chunks not in (1, schedule.chunks):
+            rule = f"{schedule.where} has {schedule.chunks} stages a rank"
             raise PlanError("plan.chunks", rule, "Leave chunks out: the file fixes it", self.options.chunks)

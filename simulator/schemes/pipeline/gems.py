@@ -1,8 +1,8 @@
 """GEMS: two replicas of a model in opposite directions on the same devices; the next forward pass follows a backward.
 
-Memory is the limit: every device holds the activations of one micro-batch. A micro-batch runs back and forth alone, but
-the next one enters at the other end, where the last stage of the first is: its forward passes run behind the wave of
-backward passes that leaves the devices free. Odd micro-batches go down the devices, even ones up; their gradients are
+Memory is the limit: every device holds the activations of a micro-batch. A micro-batch runs back and forth alone, but
+the next enters at the other end, where the last stage of the first is: its forward passes run behind the wave of
+backward passes that leaves the devices free. Odd micro-batches go down the devices, even up; their gradients are
 summed.
 
     p = 4, m = 2 (upper case: down, lower case: up; a backward pass takes two slots)

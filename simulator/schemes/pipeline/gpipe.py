@@ -1,6 +1,6 @@
 """GPipe: all forward passes, then all backward passes.
 
-All m micro-batches stay in memory. Slow links cost little: a message has the time of one micro-batch. Backward passes
+All m micro-batches stay in memory. Slow links cost little: a message has the time of a micro-batch. Backward passes
 go in the order of the forward passes, as torch runs them; the paper's figure has the reverse order, of equal time.
 
     device 0   F0 F1 F2 F3 .. .. .. .. .. .. B0 B1 B2 B3

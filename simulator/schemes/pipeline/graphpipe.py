@@ -1,12 +1,12 @@
-"""GraphPipe: a graph of stages instead of one chain; the branches of a model run at the same time and join in a trunk.
+"""GraphPipe: a graph of stages instead of a chain; the branches of a model run at the same time and join in a trunk.
 
-A chain of stages runs the branches of a model (encoders, each with its own input) one after another, though they do not
-depend on each other. Here every branch has stages of its own. The first stage of the trunk takes the outputs of all
+A chain of stages runs the branches of a model (encoders, each with its input) in turn, though they do not
+depend on each other. Here every branch has its stages. The first stage of the trunk takes the outputs of all
 branches and sends each its gradient. Every stage runs 1F1B as if the pipeline were as deep as the longest path through
-the graph: stage x has k_x - 1 warm-up passes, where k_x is 1 on the last stage, else one more than the largest of its
+the graph: stage x has k_x - 1 warm-up passes, where k_x is 1 on the last stage, else 1 more than the largest of its
 successors.
 
-    p = 3, two branches of one stage (devices 0 and 1), a trunk of one stage
+    p = 3, two branches of a stage (devices 0 and 1), a trunk of a stage
     device 0   F0 F1 .. B0 F2 B1 F3 B2 .. B3
     device 1   F0 F1 .. B0 F2 B1 F3 B2 .. B3
     device 2   .. F0 B0 F1 B1 F2 B2 F3 B3
@@ -16,7 +16,7 @@ has d = (p - trunk) / branches of them; a list gives the stages of each branch, 
 that have layers.
 
 bubble (d + trunk - 1)(t_f + t_B) [s] with d stages of the longest branch, against (p - 1)(t_f + t_B) for a chain;
-min(m, k_x) micro-batches in flight. With one branch it is 1F1B.
+min(m, k_x) micro-batches in flight. With a single branch it is 1F1B.
 
 References: Jeon et al. 2024, arXiv 2406.17145.
 """
@@ -47,7 +47,7 @@ class GraphPipe(Schedule):
 
     class Options(Schedule.Options):
         branches: Annotated[int, Field(ge=1, strict=True)] | tuple[Annotated[int, Field(ge=1, strict=True)], ...] = 2
-        """Branches of stages, one for each branch of the model that has layers, all with equally many stages; a list
+        """Branches of stages, each for a branch of the model that has layers, all with equally many stages; a list
         gives the stages of each."""
         trunk: int = Field(default=1, ge=1, strict=True)
         """Stages after the join of the branches."""
@@ -69,7 +69,7 @@ class GraphPipe(Schedule):
             raise PlanError("the pipeline's axis", rule, remedy, shape.p)
 
     def branch_ends(self, shape: PipelineShape) -> list[int]:
-        """The stage behind the last one of every branch."""
+        """Returns the stage behind the last of every branch."""
         branches = self.options.branches
         joins = shape.p - self.options.trunk
         return list(accumulate(branches if isinstance(branches, tuple) else [joins // branches] * branches))
@@ -81,7 +81,7 @@ class GraphPipe(Schedule):
         return () if stage == 0 or stage in ends else (stage - 1,)
 
     def path_length(self, shape: PipelineShape, stage: int) -> int:
-        """k_x: the stages on the path from one to the last, both included."""
+        """Returns k_x: the stages on the path from `stage` to the last, both included."""
         end = next((end for end in self.branch_ends(shape) if stage < end), None)
         return shape.p - stage if end is None else end - stage + self.options.trunk
 

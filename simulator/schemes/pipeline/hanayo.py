@@ -1,6 +1,7 @@
-"""Hanayo: stages placed down the devices and up again in waves; Chimera's small bubble with one copy of the weights.
+"""Hanayo: stages placed down the devices and up again in waves; Chimera's small bubble with a single copy of the
+weights.
 
-Each wave gives a device two chunks, one on the way down and one on the way up; at a turning point both are on the same
+Each wave gives a device two chunks, for the way down and the way up; at a turning point both are on the same
 device and no message is sent. Orders come from greedy list scheduling in unit slots: a free device takes the ready
 backward pass of the earliest micro-batch, else the ready forward pass of the deepest stage.
 
@@ -51,10 +52,10 @@ class Hanayo(Schedule):
         return v_shape_device(shape, stage)
 
     def check(self, shape: PipelineShape) -> None:
-        given = self.options.chunks if "chunks" in self.options.model_fields_set else shape.v
-        if shape.v % 2 or given != shape.v:
+        chunks = self.options.chunks if "chunks" in self.options.model_fields_set else shape.v
+        if shape.v % 2 or chunks != shape.v:
             rule = f"{self.use} runs two chunks per device and wave"
-            raise PlanError("plan.chunks", rule, "Set waves, and leave chunks out", given)
+            raise PlanError("plan.chunks", rule, "Set waves, and leave chunks out", chunks)
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[Action]]:
         def priority(action: Action) -> tuple[bool, int, int]:

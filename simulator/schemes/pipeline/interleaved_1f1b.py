@@ -2,7 +2,7 @@
 
 Of p devices, chunk c of device i is stage c p + i. The m micro-batches run in groups of N: a device runs chunk 0 for
 all of a group, then chunk 1, and so on; backward the same with the chunks in reverse order. Passes in warm-up and
-cool-down are those of one chunk. A micro-batch crosses p v - 1 borders of stages each way, from the last device to the
+cool-down are those of a chunk. A micro-batch crosses p v - 1 borders of stages each way, from the last device to the
 first, too, where 1F1B has p - 1. N = p, the default, holds least; a larger N admits any m >= p and gives messages more
 time (N = m: all of the batch at once).
 
@@ -10,10 +10,10 @@ time (N = m: all of the batch at once).
     device 0   F0 F1 f0 f1 F2 b0 F3 b1 f2 B0 f3 B1 b2 b3 B2 B3
 
 Bubble (p-1)(t_f + t_B)/v [s] (t_f, t_B: forward and whole backward pass of a micro-batch through all chunks of a
-device). Messages between the first forward pass and the first backward pass, p v - 1, and after the last one, as many,
+device). Messages between the first forward pass and the first backward pass, p v - 1, and after the last, as many,
 add their latency; all others are hidden, whatever m is, while 1F1B's are not. With N > p (behind: with more than p
 micro-batches in the last group) only p - 1 are exposed, if p messages take no longer than N - p passes of a chunk. At
-most 2 (p-1-i) + (v-1) N + 1 chunks in flight on device i, one more with `overlap_passes`. Needs v >= 2; the last group,
+most 2 (p-1-i) + (v-1) N + 1 chunks in flight on device i, another with `overlap_passes`. Needs v >= 2; the last group,
 of what is left of m, needs p micro-batches, too, or passes of its chunks would wait for each other.
 
 Scatter and gather of messages over tensor-parallel ranks (section 4.1) is a switch of the framework,

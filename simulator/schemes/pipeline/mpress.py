@@ -4,10 +4,10 @@ In 1F1B device i holds activations of p - i micro-batches, so that the first dev
 For every stage that exceeds the memory of its device it is chosen what becomes of every tensor that its layers save:
 
 1. D2D swap: it rests on several devices with room, a stripe on each, sent over the links to them at once during a later
-   forward pass and back during the backward pass before its own. Tensors that take longest to recompute come first, as
-   long as the keepers have room and the transfer takes no longer than a pass.
+   forward pass and back during the backward pass before that of its layers. Tensors that take longest to recompute come
+   first, as long as the keepers have room and the transfer takes no longer than a pass.
 2. Host: it is copied over PCIe while layers compute, as long as the copies take no longer than a pass.
-3. Recompute: those with fewest seconds a byte are freed and made again. What is swapped stays in more micro-batches
+3. Recompute: those with fewest seconds a byte are freed and computed again. What is swapped stays in more micro-batches
    than what is recomputed, so tensors are swapped only as far as the stage then still fits.
 
     p = 4 (E: swapped tensors leave, L: they come back; on devices 2 and 3 K: a stripe is kept, G: given back)
@@ -21,7 +21,7 @@ device i with p - i > K has p - i - K + 1 micro-batches away, device j has room 
 least ceil((p+2)/2), which it is where memory is not known (a schedule without a job). The bubble is 1F1B's,
 (p-1)(t_f + t_B) [s] (t_f, t_B: forward and whole backward pass of a device), where a transfer is shorter than a pass.
 
-Simplified: a choice is of the tensors that one op makes in all layers of a stage; transfers hide behind one pass, not
+Simplified: a choice is of the tensors that an op makes in all layers of a stage; transfers hide behind a pass, not
 the whole interval between the passes of a tensor; a choice is corrected by forecasts of memory, not of time. Not
 modelled: several stages that share the links of a keeper; the search of a GPU for every stage among directly linked
 GPUs.
@@ -173,5 +173,5 @@ class MPress(Schedule, ChoosesTensors):
 
 
 def _least(p: int) -> int:
-    """The fewest micro-batches a device at which the last devices have room for what the first ones swap."""
+    """Returns the fewest micro-batches a device at which the last devices have room for what the first ones swap."""
     return p // 2 + 1 + p % 2

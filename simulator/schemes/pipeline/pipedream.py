@@ -1,15 +1,15 @@
 """PipeDream: 1F1B without a flush; every micro-batch updates the weights, and those in flight keep older versions.
 
 The pipeline fills once, then every device alternates forward and backward passes without end. After each backward pass
-a device updates its own weights. The backward pass of a micro-batch uses the weight version of its forward pass (weight
-stashing): device i holds p - i versions, one for each micro-batch in flight.
+a device updates its weights. The backward pass of a micro-batch uses the weight version of its forward pass (weight
+stashing): device i holds p - i versions, each for a micro-batch in flight.
 
     device 0   F0 F1 F2 .. .. B0 F3 B1 F4 B2 F5 ...
     device 1   .. F0 F1 .. B0 F2 B1 F3 B2 F4 B3 ...
     device 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 ...
 
 Time between two updates: the maximum of t_f + t_B over the devices [s], messages neglected (t_f, t_B: forward and whole
-backward pass of a device). Device i holds p - i micro-batches in flight, p - i versions of the weights and one copy of
+backward pass of a device). Device i holds p - i micro-batches in flight, p - i versions of the weights and a copy of
 the optimizer states.
 
 References: Harlap et al. 2018, arXiv 1806.03377; Narayanan et al. 2019, doi:10.1145/3341301.3359646, to whose sections

@@ -1,4 +1,4 @@
-"""PipeDream-2BW: 1F1B without a flush; m micro-batches make one update, so two versions of the weights are enough.
+"""PipeDream-2BW: 1F1B without a flush; m micro-batches make an update, so two versions of the weights are enough.
 
 A device accumulates the gradients of the m micro-batches of a batch and updates its weights after the last of them. By
 then micro-batches of the next batch are in flight with older weights. So every batch t uses the weights of the update
@@ -46,7 +46,7 @@ class PipeDream2BW(Schedule):
         return one_forward_one_backward(forward, backward, shape.p - 1 - device)
 
     def weight_version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
-        """One version for a whole batch: the newest that all devices have when its first micro-batch enters."""
+        """Returns one version for a whole batch: the newest that all devices have when its first micro-batch enters."""
         return max(0, microbatch // shape.m - 1)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:

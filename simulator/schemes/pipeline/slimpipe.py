@@ -1,9 +1,9 @@
 """SlimPipe: 1F1B over slices of equal length, whose devices exchange attention so that all slices take equally long.
 
-The order is that of 1F1B over slices: the activations of little more than one micro-batch are held, and warm-up and
+The order is that of 1F1B over slices: the activations of little more than a micro-batch are held, and warm-up and
 cool-down consist of passes of slices. Causal attention makes late slices slower than early ones. At any time the
-devices have slices from all over a sequence, so a device with a late one sends its queries, with keys and values of
-some earlier tokens, to one with an early one, which returns its part of the output: both then compute the mean.
+devices have slices from all over a sequence, so a device with a late slice sends its queries, with keys and values of
+some earlier tokens, to a device with an early slice, which returns its part of the output: both then compute the mean.
 
 Per layer and slice of q tokens that attend to x keys more or fewer than the mean: q tokens of queries and x tokens of
 keys and values go one way, q tokens of output the other; backward, the gradient of the output goes along, and gradients
@@ -46,7 +46,7 @@ class SlimPipe(SlicedSchedule):
         return self.use, self.axes, self.options.slices
 
     def check(self, shape: PipelineShape) -> None:
-        """Any number of chunks and slices works."""
+        """Accepts any number of chunks and slices."""
 
     def check_job(self, job: Any) -> None:
         if job.framework.attention != "flash":
@@ -67,7 +67,7 @@ class SlimPipe(SlicedSchedule):
 
 STREAM = "pipeline-exchange"
 
-LEAST_SURPLUS = 1e-6
+MIN_SURPLUS = 1e-6
 """Keys from which on a slice exchanges: less is rounding."""
 
 
@@ -75,16 +75,16 @@ def exchange_attention(module: CoreAttention, inner: LowerModule, axes: Sequence
     """Returns the attention core of a slice, with its exchange along `axes`.
 
     A late slice, whose queries attend to more keys than the mean, sends them with keys and values of the surplus,
-    computes the mean, and adds the results that come back; an early slice computes its own scores, then those of the
-    late one.
+    computes the mean, and adds the results that come back; an early slice computes its scores, then those of the
+    late slice.
     """
-    own = int(module.ins[1].dims["t"].size)
-    surplus = _surplus_keys(module, own)
-    if abs(surplus) < LEAST_SURPLUS:
+    slice_tokens = int(module.ins[1].dims["t"].size)
+    surplus = _surplus_keys(module, slice_tokens)
+    if abs(surplus) < MIN_SURPLUS:
         return inner(module)
     out = inner(replace(module, balanced=surplus > 0))
-    (q, k, v), o = (one.name for one in module.ins), module.outs[0].name
-    shares = dict.fromkeys((k, v, f"d:{k}", f"d:{v}"), abs(surplus) / own)
+    (q, k, v), o = (tensor.name for tensor in module.ins), module.outs[0].name
+    shares = dict.fromkeys((k, v, f"d:{k}", f"d:{v}"), abs(surplus) / slice_tokens)
     forward = _Exchange(out, module.name, "F", surplus, tuple(axes))
     inputs, gradients = [out.entry[name] for name in (q, k, v)], list(dict.fromkeys(out.grad_exit.values()))
     out.exit = {o: forward.add(inputs, [out.exit[o]], forward.uses([q, k, v], shares), forward.uses([o], shares))}
@@ -95,15 +95,16 @@ def exchange_attention(module: CoreAttention, inner: LowerModule, axes: Sequence
     return out
 
 
-def _surplus_keys(module: CoreAttention, own: int) -> float:
-    """Returns the keys that a query of a slice of `own` tokens attends to beyond the mean over the whole sequence."""
-    begin, every = module.tokens_before, module.tokens_before + own + module.tokens_after
-    pairs = module.pairs_before(begin + own) - module.pairs_before(begin)
-    return pairs / own - module.pairs_before(every) / every
+def _surplus_keys(module: CoreAttention, tokens: int) -> float:
+    """Returns the keys that a query of a slice of `tokens` tokens attends to beyond the mean over the whole
+    sequence."""
+    begin, every = module.tokens_before, module.tokens_before + tokens + module.tokens_after
+    pairs = module.pairs_before(begin + tokens) - module.pairs_before(begin)
+    return pairs / tokens - module.pairs_before(every) / every
 
 
 class _Exchange:
-    """The exchange of one pass."""
+    """The exchange of a pass."""
 
     def __init__(self, out: Fragment, name: str, phase: str, surplus: float, axes: tuple[str, ...]) -> None:
         self.out, self.phase, self.surplus, self.axes = out, phase, surplus, axes
@@ -111,12 +112,12 @@ class _Exchange:
         self.ops = out.forward if phase == "F" else out.backward
 
     def uses(self, names: Sequence[str], shares: Mapping[str, float]) -> list[tuple[str, int, int]]:
-        """Memory key, bytes and bytes that move of tensors. shares: of those that move in part."""
-        found = {use.key.partition("@")[0]: use for use in self.out.tensor_uses if use.op in self.ops}
+        """Returns the memory key, bytes and bytes that move of tensors. shares: of those that move in part."""
+        of_tensors = {use.key.partition("@")[0]: use for use in self.out.tensor_uses if use.op in self.ops}
         return [
-            (found[one].key, found[one].nbytes, round(shares.get(one, 1.0) * found[one].nbytes))
-            for one in names
-            if one in found
+            (of_tensors[name].key, of_tensors[name].nbytes, round(shares.get(name, 1.0) * of_tensors[name].nbytes))
+            for name in names
+            if name in of_tensors
         ]
 
     def add(

@@ -1,7 +1,7 @@
 """Tessel: a schedule that is searched for a placement of stages: a kernel that repeats, then its warm-up and cool-down.
 
-In the steady state a device repeats the same passes, each of a micro-batch of its own. CP-SAT of OR-Tools finds the
-shortest such kernel (repetend) for the durations of the passes and a limit of memory, and of these one that a
+In the steady state a device repeats the same passes, each of another micro-batch. CP-SAT of OR-Tools finds the
+shortest such kernel (repetend) for the durations of the passes and a limit of memory, and of these that which a
 micro-batch leaves soonest. The passes before the first and after the last whole kernel are warm-up and cool-down, in
 which other passes fill what would idle.
 
@@ -54,9 +54,9 @@ class Tessel(Schedule):
         memory_limit: float | None = Field(default=None, ge=1)
         """Micro-batches whose activations a device may hold; by default p."""
         kernel_microbatches: int = Field(default=2, ge=1, strict=True)
-        """Most micro-batches whose passes one kernel runs."""
+        """Most micro-batches whose passes a kernel runs."""
         split_backward: bool = False
-        """Whether gradients of weights are passes of their own (W)."""
+        """Whether gradients of weights are separate passes (W)."""
 
     def chunks_per_device(self) -> int:
         return 2 if self.options.placement == "v" else int(self.options.chunks)

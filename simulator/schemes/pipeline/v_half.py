@@ -1,8 +1,8 @@
 """V-Half: half of 1F1B's activation memory and half of its bubble, from a building block repeated along a V of stages.
 
-Memory is the time that chunks live. The building block fixes the slots of one micro-batch's passes, and every
+Memory is the time that chunks live. The building block fixes the slots of a micro-batch's passes, and every
 micro-batch repeats it. Forward passes take every second slot on the way down and every slot on the way up, backward
-passes the other way round: a device that holds one of its chunks for long holds the other one briefly. W's fill free
+passes the other way round: a device that holds either of its chunks for long holds the other briefly. W's fill free
 slots; then other passes fill the idle time of warm-up and cool-down at no higher peak, as long as passes take.
 
     p = 4, slots of the first micro-batch (upper case: down, lower case: up)
@@ -36,9 +36,9 @@ class VHalf(VShape):
         pass
 
     def block(self, shape: PipelineShape) -> list[tuple[int, int]]:
-        """For each stage, the slots of F and B of the first micro-batch."""
+        """Returns for each stage, the slots of F and B of the first micro-batch."""
         p = shape.p
-        # With an even p two passes would fall on one slot: backward passes begin three slots later.
+        # With an even p two passes would fall on the same slot: backward passes begin three slots later.
         late = 0 if p % 2 else 3
         down = [(2 * i, 6 * p - 2 - i + late) for i in range(p)]
         up = [(3 * p - 2 - i, 3 * p - 1 + 2 * i + late) for i in reversed(range(p))]

@@ -1,9 +1,9 @@
 """V-Min: a third of 1F1B's activation memory and two thirds of its bubble, from a building block along a V of stages.
 
-Memory is the time that chunks live. The building block fixes the slots of one micro-batch's passes, and every
+Memory is the time that chunks live. The building block fixes the slots of a micro-batch's passes, and every
 micro-batch repeats it. Here passes take every slot, down the V, up, and back, so no chunk can live shorter. W's fill
 free slots; then later passes fill the idle slots of warm-up and cool-down at no higher peak. If passes do not last
-equally long, each micro-batch waits for the one before, and the bubble grows with their number.
+equally long, each micro-batch waits for that before, and the bubble grows with their number.
 
     p = 4, slots of the first micro-batch (upper case: down, lower case: up)
     device 0   F . . . . . . f b . . . . . . B
@@ -36,8 +36,8 @@ class VMin(VShape):
         pass
 
     def block(self, shape: PipelineShape) -> list[tuple[int, int]]:
-        """For each stage, the slots of F and B of the first micro-batch."""
-        # For a multiple of 3 two passes would fall on one slot: backward passes begin two slots later.
+        """Returns for each stage, the slots of F and B of the first micro-batch."""
+        # For a multiple of 3 two passes would fall on the same slot: backward passes begin two slots later.
         late = 0 if shape.p % 3 else 2
         return [(stage, 2 * shape.stages - 1 - stage + late) for stage in range(shape.stages)]
 

@@ -1,9 +1,10 @@
-"""V-ZB: an order along a V of stages made pass by pass, for the durations of passes and within a limit of memory.
+"""V-ZB: an order along a V of stages built pass by pass, for the durations of passes and within a limit of memory.
 
 Warm-up runs forward passes until backward passes can begin, then every round gives each device a B and a forward pass.
 W's run where a device would idle for as long, in shorter gaps of devices that have idled most, and where memory must be
-freed. Of four orders (does a W fill a short gap before F, before a B of the way up?), made again while granting all the
-most idle time helps, that of the shortest step is kept. Stages may differ; the authors' code takes their median times.
+freed. Of four orders (does a W fill a short gap before F, before a B of the way up?), built again while granting all
+the most idle time helps, that of the shortest step is kept. Stages may differ; the authors' code takes their median
+times.
 
     p = 2, m = 4 (upper case: down, lower case: up)
     device 0   F0 F1 F2 f0 b0 w0 f1 b1 w1 F3 B0 W0 f2 b2 w2 B1 W1 f3 .. b3 B2 w3 B3 W2 W3
@@ -51,14 +52,14 @@ class VZB(VShape):
             raise PlanError("memory_limit", f"{self.use} holds {least} before the first is back", remedy, limit)
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> Orders:
-        durations, found = durations or equal_durations(shape), []
+        durations, runs = durations or equal_durations(shape), []
         kept, limit = durations.kept_for_weights or (1.0,) * shape.stages, 2 * (self.options.memory_limit or shape.p)
         for choices in product((True, False), repeat=2):
             idle, granted = inf, [0.0] * shape.p
             while max((run := _GapFiller(self, shape, durations, limit, kept).search(granted, *choices)).idle) < idle:
-                found.append(run)
-                idle, granted = max(run.idle), [max(run.idle) - own for own in run.idle]
-        return min(found, key=lambda run: run.step_time(durations.barrier)).orders
+                runs.append(run)
+                idle, granted = max(run.idle), [max(run.idle) - seconds for seconds in run.idle]
+        return min(runs, key=lambda run: run.step_time(durations.barrier)).orders
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
@@ -68,10 +69,10 @@ class VZB(VShape):
 
 
 class _GapFiller(MemoryBoundedSchedule):
-    """The order that one choice of the gaps to fill gives."""
+    """The order that a choice of the gaps to fill gives."""
 
     def search(self, granted: Sequence[float], before_forward: bool, before_up: bool) -> Self:
-        """granted: idle time that each device may have as long as others have less."""
+        """Builds the order. granted: idle time that each device may have as long as others have less."""
         devices, last, m = range(self.shape.p), self.shape.stages - 1, self.shape.m
         self.warm_up()
 
@@ -94,19 +95,20 @@ class _GapFiller(MemoryBoundedSchedule):
         return self
 
     def fits(self, stage: int) -> bool:
-        """Whether a forward pass fits, once W's have freed memory; also the one up, if backward passes wait for it."""
+        """Returns whether a forward pass fits, once W's have freed memory; also that up, if backward passes wait for
+        it."""
         j, up, backward = self.device[stage], self.shape.stages - 1 - stage, self.count["B"]
         more = 1.0 + (stage == j and self.count["F"][up] == backward[up] == backward[j])
         self.free_memory(j, more)
         return self.excess(j, more) <= 0
 
     def backward_goes_down(self, j: int) -> bool:
-        """Whether the next B of device j is of its stage on the way down, where backward passes end."""
+        """Returns whether the next B of device j is of its stage on the way down, where backward passes end."""
         backward, up = self.count["B"], self.shape.stages - 1 - j
         return backward[j] < backward[up] and (backward[up] == self.shape.m or self.is_ready("B", j))
 
     def warm_up(self) -> None:
-        """Forward passes: down and up again, more while the first comes back, and then as many on all devices."""
+        """Runs forward passes: down and up again, more while the first comes back, and then as many on all devices."""
         p, m, last, forward = self.shape.p, self.shape.m, self.shape.stages - 1, self.count["F"]
         for j in range(p):
             self.append_next("F", j)  # a device is not idle before its first pass

@@ -1,6 +1,6 @@
 """Varuna: only stage inputs are kept; each forward pass is recomputed just before its gradient arrives.
 
-Orders come from greedy list scheduling in slots: forward passes and recomputations (R) take one slot, backward passes
+Orders come from greedy list scheduling in slots: forward passes and recomputations (R) take a slot, backward passes
 two. Of the ready passes a device takes backward passes first, then recomputations, then forward passes. A recomputation
 runs in the second half of the next stage's backward pass. The last stage recomputes nothing: its backward passes follow
 at once.
@@ -13,7 +13,7 @@ At run time a device runs further forward passes while it is too early to recomp
 costs less than in a fixed order (the paper's opportunistic scheduling).
 
 The order takes 3 (m + p - 1 + floor((m-1)/3)) slots for p > 1. Device i holds min(m, 3 (p-1-i)) stage inputs in flight,
-the last device one.
+the last device 1.
 
 References: Athlur et al. 2022, arXiv 2111.04007.
 """
@@ -51,11 +51,14 @@ class Varuna(Schedule, RequiresRoles):
                 again = Action(stage, "R", k)
                 dependencies[again] = [Action(stage, "F", k), Action(stage + 1, "B", k)]
                 dependencies[Action(stage, "B", k)] = [again]
-        slots = schedule_greedily(self, shape, dependencies, lambda one: (PRIORITY.index(one.kind), one.microbatch))
+        slots = schedule_greedily(
+            self, shape, dependencies, lambda action: (PRIORITY.index(action.kind), action.microbatch)
+        )
         # B, the first half of a backward pass, stands for the whole pass.
         whole = {"B": "BW"}
         return [
-            [one._replace(kind=whole.get(one.kind, one.kind)) for one in order if one.kind != "W"] for order in slots
+            [action._replace(kind=whole.get(action.kind, action.kind)) for action in order if action.kind != "W"]
+            for order in slots
         ]
 
     def next_item(

@@ -34,14 +34,14 @@ class ZBAuto(ZeroBubble):
         """Micro-batches whose activations a device may hold, a share of them until W; by default p."""
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> Orders:
-        one, limit = (1.0,) * shape.p, self.options.memory_limit or shape.p
-        durations = durations or PassDurations(one, one, one, (0.0,) * shape.p)
-        # Orders that count whole activations come first: of two equally short ones they hold less.
-        kept = dict.fromkeys((one, durations.kept_for_weights or (KEPT_FOR_WEIGHTS,) * shape.p))
+        whole, limit = (1.0,) * shape.p, self.options.memory_limit or shape.p
+        durations = durations or PassDurations(whole, whole, whole, (0.0,) * shape.p)
+        # Orders that count whole activations come first: of two equally short orders they hold less.
+        kept = dict.fromkeys((whole, durations.kept_for_weights or (KEPT_FOR_WEIGHTS,) * shape.p))
         tried = product(kept, *[(True, False)] * 3)
         runs = [_Search(self, shape, durations, limit, share).search(*choices) for share, *choices in tried]
         fit = (n for n in (1, 2) if n * (shape.p - 1) <= limit - 1)
-        runs += [_Search(self, shape, durations, limit, one).follow_split_1f1b(n) for n in fit]
+        runs += [_Search(self, shape, durations, limit, whole).follow_split_1f1b(n) for n in fit]
         return min(runs, key=lambda run: run.step_time(durations.barrier)).orders
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
@@ -53,7 +53,7 @@ class ZBAuto(ZeroBubble):
 
 
 class _Search(MemoryBoundedSchedule):
-    """The order that one combination of ALLOW, PRIO and GREEDY gives."""
+    """The order that a combination of ALLOW, PRIO and GREEDY gives."""
 
     def search(self, allow: bool, prio: bool, greedy: bool) -> Self:
         devices, self.m = range(self.shape.p), self.shape.m
@@ -67,7 +67,7 @@ class _Search(MemoryBoundedSchedule):
                 self.free_memory(j, 1.0)
                 self.fill_gap("F", j, self.patience(j))
             for j in reversed(devices):
-                # No device waits for the last backward passes of the first one: all its W's may run before them.
+                # No device waits for the last backward passes of the first: all its W's may run before them.
                 drains = j == 0 and self.count["F"][0] == self.m
                 self.free_memory(j, inf if drains else self.kept_for_weights[j] - 1)
                 self.fill_gap("B", j, self.patience(j))
@@ -76,11 +76,11 @@ class _Search(MemoryBoundedSchedule):
         return self
 
     def patience(self, j: int) -> float:
-        """How long device j idles before a pass rather than to run a W that ends behind the gap."""
+        """Returns how long device j idles before a pass rather than to run a W that ends behind the gap."""
         return 0.0 if self.greedy else max(self.idle) - self.idle[j]
 
     def warmup_passes(self) -> list[int]:
-        """Forward passes of every device between the first and its first backward pass."""
+        """Counts the forward passes of every device between the first and its first backward pass."""
         more = [0] * len(self.orders)
         arrival = self.free_at[-1] + self.pass_durations["B"][-1] + self.hop
         for j in reversed(range(len(more) - 1)):
@@ -91,19 +91,20 @@ class _Search(MemoryBoundedSchedule):
                 end, more[j] = end + duration, more[j] + 1
             arrival = max(end, arrival) + self.pass_durations["B"][j] + self.hop
         for j in range(1, len(more)):
-            # One less than the device before, as long as that one has forward passes left.
+            # 1 less than the device before, as long as that has forward passes left.
             more[j] = max(0, min(more[j], more[j - 1] - (more[j - 1] + 1 < self.m)))
         return more
 
     def forward_devices(self) -> range:
-        """The devices that run a forward pass in this round: the last ones, up to the first that does not."""
+        """Returns the devices that run a forward pass in this round: the last ones, up to the first that does not."""
         first = len(self.orders)
         while first and self.count["F"][first - 1] < self.m and not (self.prio and self.prefers_backward(first - 1)):
             first -= 1
         return range(first, len(self.orders))
 
     def prefers_backward(self, j: int) -> bool:
-        """Whether device j idles less if it waits for its next backward pass than if it runs a forward pass first."""
+        """Returns whether device j idles less if it waits for its next backward pass than if it runs a forward pass
+        first."""
         if j + 1 == len(self.orders) or self.count["F"][j] < self.count["F"][j + 1] + 2:
             return False
         forward, backward, weights = self.pass_durations.values()

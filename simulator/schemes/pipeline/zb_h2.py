@@ -2,7 +2,7 @@
 
 A backward pass is split: B computes gradients of inputs, for which the previous stage waits, W gradients of weights,
 for which no stage waits. Device i begins with 2 (p - i) - 1 forward passes and delays 2 i W's. Devices begin and end
-one after another: the next step can follow without a bubble if the optimizer does not synchronise the devices.
+in turn: the next step can follow without a bubble if the optimizer does not synchronise the devices.
 
     p = 3, m = 5
     device 0   F0 F1 F2 F3 F4 B0 W0 B1 W1 B2 W2 B3 W3 B4 W4

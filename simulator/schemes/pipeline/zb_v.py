@@ -9,12 +9,12 @@ first micro-batch returns soonest, and every device can hold 2 p chunks, the mem
     device 1   .. F0 f0 F1 f1 b0 w0 F2 B0 W0 f2 b1 w1 F3 B1 W1 f3 b2 w2 B2 b3 B3 W2 w3 W3
 
 Bubble of the longest span (p-1)(t_b - t_w) [s] for t_w <= t_f <= t_b and m >= 2 p (t_f, t_b, t_w: F, B and W of a
-micro-batch through both chunks of a device). Devices begin and end one after another, so it is the bubble of a step
-without a barrier (`post_validation`); with one, the default, a step takes the makespan, whose bubble is
+micro-batch through both chunks of a device). Devices begin and end in turn, so it is the bubble of a step
+without a barrier (`post_validation`); with a barrier, the default, a step takes the makespan, whose bubble is
 (p-1) max(t_b/2, t_b - t_w). 2 p chunks are held until W. A micro-batch crosses 2 (p-1) borders of devices each way,
-twice 1F1B's; the chunks at the tip of the V lie on one device.
+twice 1F1B's; the chunks at the tip of the V lie on the same device.
 
-The order is the one drawn by hand for equal passes, whatever passes last; the authors' repository makes orders for
+The order is that drawn by hand for equal passes, whatever passes last; the authors' repository builds orders for
 measured durations, as pipeline/v-zb does.
 
 References: Qi et al. 2024, arXiv 2401.10241, section 6; ScheduleZBVZeroBubble of torch.distributed.pipelining.

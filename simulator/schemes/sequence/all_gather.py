@@ -1,11 +1,11 @@
 """Llama 3 context parallelism: every rank holds 1/p of each sequence and all-gathers the keys and values of attention.
 
-Every operator but attention works on one position at a time and is sharded along the sequence. For attention every rank
-all-gathers the keys and values of the whole sequence and computes the rows of its own queries; backward, the gradients
+Every operator but attention works on a single position at a time and is sharded along the sequence. For attention every
+rank all-gathers the keys and values of the whole sequence and computes the rows of its queries; backward, the gradients
 of keys and values are reduce-scattered. With n tokens of the whole sequence and k the width of keys, a rank receives 2
 (p-1)/p n k elements forward (few with grouped-query attention) and sends as many backward; they are all-gathered again
-in the backward pass where the framework keeps only its own shard. Each rank holds one block from the start of the
-sequence and the matching one from its end, so that the causal mask leaves all ranks the same work.
+in the backward pass where the framework keeps only its shard. Each rank holds a block from the start of the
+sequence and the matching block from its end, so that the causal mask leaves all ranks the same work.
 
     q, k, v (s/p) --all-gather k, v--> attention(q: s/p, k v: s) --> o (s/p)
 

@@ -2,14 +2,14 @@
 
 Forward, keys and values travel as in ring attention: outputs of flash kernels on local blocks are merged by their row
 sums. Backward, keys, values and their gradients stay on their ranks. Queries travel, with the gradient of the output
-and two fp32 values a row and head in place of the output itself, and the gradients of queries one step behind them.
+and two fp32 values a row and head in place of the output itself, and the gradients of queries a step behind them.
 
     forward   rank 1  q1 x kv1   q1 x kv0   q1 x kv2      backward   q1 x kv1   q0 x kv1   q2 x kv1
 
 With b sequences of s tokens on p ranks, h and k the widths of queries and keys, a heads and e bytes an element, a rank
 sends 2 (p-1)/p b s k elements forward and (1 + 2 (p-1)/p) b s h + 2 (p-1)/p b s a 4/e backward, where ring attention
 sends 4 (p-1)/p b s k: about 3 against 4 with multi-head attention, but more with k < 3/4 h. `balance` orders positions
-as in sequence/ring. Two of them over two axes, the outer one first, form the double ring: inner steps merge in the
+as in sequence/ring. Two of them over two axes, the outer first, form the double ring: inner steps merge in the
 local memory of near ranks while the next outer shard is on its way.
 
 Not modelled: the public code's default of sending the output in place of its row sums (optimize_bwd_comm: false);

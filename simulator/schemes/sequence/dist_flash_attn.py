@@ -1,10 +1,10 @@
 """DistFlashAttn: ranks that the causal mask would leave idle compute blocks for later ranks.
 
-Every rank holds one contiguous 1/p of the positions. In step t rank r attends to the keys and values of rank r-t, which
+Every rank holds a contiguous 1/p of the positions. In step t rank r attends to the keys and values of rank r-t, which
 it fetches directly. The first t ranks have no such rank: they fetch queries of the last ranks instead, attend with
-their own keys, and return the partial outputs one step later. So floor(p/2) steps after the diagonal one do the work of
-p-1, and no masked block is sent. What the next step needs is fetched during the current one; what a rank fetches and
-returns during a step is one batched group of messages in the public code, one after the other.
+their keys, and return the partial outputs a step later. So floor(p/2) steps after the diagonal step do the work of
+p-1, and no masked block is sent. What the next step needs is fetched during the current step; what a rank fetches and
+returns during a step is a batched group of messages in the public code, each after the other.
 
     p = 4   step 0      step 1      step 2 (no rank left to help)
     rank 0  q0 x kv0    q3 x kv0    .
@@ -86,7 +86,7 @@ class HelperAttention(AttentionSteps):
         self._run_backward()
 
     def ranks_with_own_block(self, t: int) -> Shares:
-        """Returns the ranks that compute a block of their own in step t: their keys are t places before."""
+        """Returns the ranks that compute a block of their queries in step t: their keys are t places before."""
         return Fraction(self.ranks - t, self.ranks), self.ranks / (self.ranks - t)
 
     def helping_ranks(self, t: int) -> Shares:
@@ -163,7 +163,7 @@ class HelperAttention(AttentionSteps):
         return back
 
     def _send(self, name: str, t: int, by: int, nbytes: tuple[int, int], after: Sequence[Op], phase: str) -> Op:
-        """Sends to the ranks `by` places further: in step t ranks with a block of their own the first of `nbytes`,
+        """Sends to the ranks `by` places further: in step t ranks with a block of their queries the first of `nbytes`,
         ranks that help or are helped the second.
         """
         sent = [nbytes[0]] * (self.ranks - t) + [nbytes[1]] * self.helpers[t]

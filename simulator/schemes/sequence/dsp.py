@@ -1,8 +1,9 @@
-"""Dynamic sequence parallelism (DSP): of the two axes of a video, the one that attention does not run along is sharded.
+"""Dynamic sequence parallelism (DSP): of the two axes of a video, the axis that attention does not run along is
+sharded.
 
 Every rank holds 1/p of the places of all frames, so attention across frames needs no communication. For attention
-within frames one all-to-all gives each rank all places of 1/p of the frames, from before the projections to queries,
-keys and values until behind the output projection; a second one takes the result back. All other operators work on one
+within frames an all-to-all gives each rank all places of 1/p of the frames, from before the projections to queries,
+keys and values until behind the output projection; a second takes the result back. All other operators work on a
 token at a time. Heads stay whole.
 
     across frames   x (u, s/p) -> q, k, v -> attention over u -> o (u, s/p)
@@ -11,7 +12,7 @@ token at a time. Heads stay whole.
 With n = b u s tokens (b samples, u frames, s places in a frame) and hidden size h, a rank sends 2 n h/p (p-1)/p
 elements forward in each pair of layers and as many backward: half of sequence/ulysses, whose all-to-alls move queries,
 keys, values and outputs of attention within frames, and a quarter of Ulysses around the attention of both layers. With
-one frame or one place nothing is left to shard.
+a single frame or place nothing is left to shard.
 
 Not modelled: padding of axes that p does not divide; the splits and gathers at the ends of the network.
 

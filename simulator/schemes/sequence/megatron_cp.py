@@ -8,9 +8,9 @@ same work. Weights are replicated. `comm` is the framework's ``cp_comm_type``:
     a2a         all-to-alls turn sharded positions into sharded heads and back (sequence/ulysses)
 
 Scans (Mamba-2 and linear attention) take all-to-alls with every `comm` (megatron/core/ssm/mamba_context_parallel.py).
-``a2a+p2p`` is two of them: a2a over an inner axis and p2p over an outer one. With n tokens and k the width of keys, p2p
-and all_gather send 2 (p-1)/p n k elements forward and twice that backward (all_gather where keys are gathered again);
-only p2p overlaps them. Tensor parallelism divides k. p2p supports no sliding windows or chunks.
+``a2a+p2p`` is two of them: a2a over an inner axis and p2p over an outer axis. With n tokens and k the width of keys,
+p2p and all_gather send 2 (p-1)/p n k elements forward and twice that backward (all_gather where keys are gathered
+again); only p2p overlaps them. Tensor parallelism divides k. p2p supports no sliding windows or chunks.
 
 References: Megatron-Core and Transformer Engine, https://github.com/NVIDIA/TransformerEngine, context_parallel.py; the
 ring: Liu et al. 2023, arXiv 2310.01889.
@@ -36,7 +36,7 @@ PART_LAUNCHES = 0.6
 """Time of the host to put a part of a document in its place, over that of an op of the framework: two numbers are read
 from the GPU, and an arange and 5 to 8 kernels on single numbers launched, some 75 of 120 us (counted in the code).
 
-With a2a the host goes through the parts of packed documents one by one, two for each rank, in all releases that take
+With a2a the host goes through the parts of packed documents singly, two for each rank, in all releases that take
 documents: Transformer Engine v2.10 to v2.17 (reorder_seq_chunks_after_a2a_before_attn_thd). v2.9 refuses them; v2.18 of
 2026-08-04 has no loop, and neither Megatron-Core nor Megatron-Bridge v0.6.0 (2026-08-19) builds on it."""
 

@@ -1,11 +1,12 @@
 """Ring attention: keys and values travel round a ring of ranks while each rank computes its queries against them.
 
 Every rank holds 1/p of the positions of each sequence. At every step it attends to the keys and values at hand, sends
-them to the next rank and receives those of the previous one during the computation. Partial outputs are merged by their
-row sums (online softmax), so no rank ever holds more than two shards of keys. Under a causal mask `balance` says which
-positions a rank holds: contiguous shards leave the first rank one block and the last rank all of them; striped (every
-p-th position) and zigzag (one part from the start and one from the end) balance the work. Kernels that leave out whole
-tiles of a mask only (`tile`) gain less from balance, and nothing where a block is one tile.
+them to the next rank and receives those of the previous rank during the computation. Partial outputs are merged by
+their row sums (online softmax), so no rank ever holds more than two shards of keys. Under a causal mask `balance` says
+which positions a rank holds: contiguous shards leave the first rank a single block and the last rank all of them;
+    striped (every
+p-th position) and zigzag (a part from the start and a part from the end) balance the work. Kernels that leave out whole
+tiles of a mask only (`tile`) gain less from balance, and nothing where a block is a single tile.
 
     p = 3   step 0        step 1        step 2
     rank 0  q0 x kv0      q0 x kv2      q0 x kv1
@@ -17,12 +18,12 @@ twice as many. A step takes max(block, transfer) and the merge of its output, by
 blocks per rank are ideal, the slowest rank takes the time of p - 1/2 with contiguous shards, p/2 (1 + (p-1)/s) striped,
 and p/2 zigzag.
 
-Eager PyTorch kernels merge o' into o by o - sigmoid(l' - l) (o - o'), in fp32, each operation a kernel of its own: they
-move 38 bytes per element of the output where one fused kernel moves 10. Running sums of gradients are fp32 too, and
+Eager PyTorch kernels merge o' into o by o - sigmoid(l' - l) (o - o'), in fp32, each operation a separate kernel: they
+move 38 bytes per element of the output where a fused kernel moves 10. Running sums of gradients are fp32 too, and
 those of keys and values travel p times, in fp32.
 
-Two rings over two axes, the outer one first, form a double ring: while keys go round the inner ring of near ranks,
-those of the next outer step are being sent. sequence/ulysses over one axis and a ring over another is USP.
+Two rings over two axes, the outer first, form a double ring: while keys go round the inner ring of near ranks,
+those of the next outer step are being sent. sequence/ulysses over an axis and a ring over another is USP.
 
 References: Liu et al. 2023, arXiv 2310.01889, section 3; striped: Brandon et al. 2023, arXiv 2311.09431; zigzag and the
 backward ring: Megatron-Core with Transformer Engine; double ring: Gu et al. 2024 (LoongTrain), arXiv 2406.18485.
@@ -82,8 +83,8 @@ class Ring(RingScheme):
             yield ClosedForm("sent_backward", 4 * hops, "keys and values, and their gradients, p-1 hops each")
         efficiency = {"contiguous": p / (2 * p - 1), "striped": s / (s + p - 1), "zigzag": 1.0}
         if self.kernel_tile:
-            own = float(share_of_tiles(s // p, *self.kernel_tile))
-            efficiency |= {"contiguous": (own + (p - 1) / 2) / (own + p - 1), "striped": 1.0}
+            diagonal = float(share_of_tiles(s // p, *self.kernel_tile))
+            efficiency |= {"contiguous": (diagonal + (p - 1) / 2) / (diagonal + p - 1), "striped": 1.0}
         yield ClosedForm(
             "attention_efficiency",
             efficiency[self.token_order],

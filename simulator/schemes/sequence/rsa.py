@@ -1,4 +1,4 @@
-"""Ring self-attention (RSA), of Colossal-AI: keys and values go round a ring one after the other; scores are kept.
+"""Ring self-attention (RSA), of Colossal-AI: keys and values go round a ring in turn; scores are kept.
 
 Every rank holds 1/p of the positions of each sequence. Keys go round the ring once, until a rank has the scores of its
 queries against all keys; after the softmax the values go round it for the output. So the softmax sees whole rows, with
@@ -11,7 +11,7 @@ With b sequences of s tokens, hidden size h (multi-head attention) and a heads, 
 forward and 6 (p-1)/p backward, 8 in all as in tensor parallelism, and keeps a b s^2/p scores. Kernels wait for every
 message, as in the public code. Masked scores are computed too.
 
-Of a model with `projected_keys` (Linformer) each rank projects its keys and values to k positions by its own rows of
+Of a model with `projected_keys` (Linformer) each rank projects its keys and values to k positions by its rows of
 the matrices; all-reduces sum them, and backward their gradients. No ring follows: a rank sends 4 (p-1)/p b k h elements
 each way, whatever the length, and keeps a b s k/p scores and 2 s k/p weights, all linear in s/p.
 
@@ -66,7 +66,7 @@ class Rsa(RingScheme, TakesProjectedKeys):
 
 
 def _has_projected_keys(module: Module) -> bool:
-    """Whether it is attention to keys whose positions are not those of tokens."""
+    """Returns whether it is attention to keys whose positions are not those of tokens."""
     return isinstance(module, CoreAttention) and not module.ins[1].renamed
 
 
@@ -74,7 +74,7 @@ def attend_by_scores(operator: CoreAttention, inner: LowerModule, ring_axes: tup
     """Returns ring self-attention, from unfused kernels of the local queries against the keys of all ranks.
 
     Each block of scores is copied into its columns; of the summed gradients of all keys, and of all values, every rank
-    keeps its own share.
+    keeps its share.
     """
     q, k, v = operator.ins
     whole = replace(operator, ins=(q, _lengthen(k, ranks), _lengthen(v, ranks)), kernel="unfused")
@@ -82,13 +82,13 @@ def attend_by_scores(operator: CoreAttention, inner: LowerModule, ring_axes: tup
 
 
 def _lengthen(tensor: Tensor, ranks: int) -> Tensor:
-    """The tensor with so many positions that a rank's shard has those of all `ranks`."""
+    """Returns the tensor with so many positions that a rank's shard has those of all `ranks`."""
     positions = tensor.dims["t"]
     return replace(tensor, dims={**tensor.dims, "t": Dim(positions.size * ranks, positions.unit)})
 
 
 class _ScoreRing:
-    """Replaces the GEMMs of unfused attention, in `fragment`, by messages and GEMMs of one rank's keys or values."""
+    """Replaces the GEMMs of unfused attention, in `fragment`, by messages and GEMMs of a rank's keys or values."""
 
     def __init__(self, operator: CoreAttention, fragment: Fragment, ring_axes: tuple[str, ...], ranks: int) -> None:
         self.name, self.ring_axes, self.ranks = operator.name, ring_axes, ranks
@@ -117,11 +117,11 @@ class _ScoreRing:
         self.added.append(TensorUse(key, nbytes, op, made))
 
     def _shard(self, tensor: str) -> tuple[str, int]:
-        """Memory key and bytes of a rank's own keys or values, or of their gradients."""
+        """Returns the memory key and bytes of a rank's keys or values, or of their gradients."""
         return self.tensors[tensor].key, self.tensors[tensor].nbytes // self.ranks
 
     def _go_round(self, op: Op, tensor: str, in_columns: bool, total: str = "") -> Op:
-        """Replaces a GEMM by one for the shard of each rank, which arrives round the ring; returns the last op.
+        """Replaces a GEMM by a GEMM for the shard of each rank, which arrives round the ring; returns the last op.
 
         in_columns: the GEMMs make columns of the result, copied into it; otherwise the sum of their results is the
             result.
@@ -131,9 +131,9 @@ class _ScoreRing:
         work = replace(op.work, n=op.work.n // self.ranks) if in_columns else replace(op.work, k=op.work.k / self.ranks)
         result = round(work.batch * work.m * work.n * BYTES[work.out_dtype])
         key, nbytes = self._shard(tensor)
-        made: list[Op] = []
+        ops: list[Op] = []
         for i in range(self.ranks):
-            after = made[-1:] or op.after
+            after = ops[-1:] or op.after
             if i:
                 hop = Op(
                     f"ring {tensor} {op.name}", STREAM, Collective("shift", nbytes, self.ring_axes), after, op.phase
@@ -141,22 +141,22 @@ class _ScoreRing:
                 self._use(hop, key, nbytes)
                 key = f"{self.name}.{op.phase}.{tensor}{i}"
                 self._use(hop, key, nbytes, made=True)
-                made.append(hop)
+                ops.append(hop)
                 after = [hop]
             gemm = replace(op, work=work, after=[*after])
             self._use(gemm, key, nbytes)
-            made.append(gemm)
+            ops.append(gemm)
             part = f"{self.name}.{op.phase}.part {tensor}{i}"
             if in_columns or i:
                 move = Memory("concat", result, result) if in_columns else Memory("add", 2 * result, result)
                 name = f"{'copy' if in_columns else 'add'} {op.name}"
-                made.append(Op(name, work=move, after=[gemm, *made[-3:-2]], phase=op.phase))
+                ops.append(Op(name, work=move, after=[gemm, *ops[-3:-2]], phase=op.phase))
                 self._use(gemm, part, result, made=True)
-                self._use(made[-1], part, result)
+                self._use(ops[-1], part, result)
             if total:
-                self._use(made[-1], self.tensors[total].key, self.tensors[total].nbytes, made=not i)
-        self.rewrite.swap(op, made)
-        return made[-1]
+                self._use(ops[-1], self.tensors[total].key, self.tensors[total].nbytes, made=not i)
+        self.rewrite.swap(op, ops)
+        return ops[-1]
 
     def _sum_over_ranks(self, op: Op, tensor: str) -> Op:
         """Lets an all-reduce follow the GEMM of the gradients of all keys or values; returns it."""

@@ -1,11 +1,11 @@
 """DeepSpeed-Ulysses: all-to-alls turn sharded sequences into sharded heads around attention.
 
-Every operator but attention works on one position at a time, so every rank holds 1/p of the positions of each sequence.
-For attention an all-to-all gives each rank all positions of its own heads: any mask is balanced, and attention kernels
-see whole sequences. There is one all-to-all each for queries, keys, values and the output, and one for each of their
-gradients. Where there are fewer key/value heads than ranks, ranks receive copies. Scans of Mamba-2 blocks and of linear
-attention are sharded in the same way, by heads and groups. Attention across the frames of a video, whose places are
-sharded, stays as it is.
+Every operator but attention works on a single position at a time, so every rank holds 1/p of the positions of each
+sequence. For attention an all-to-all gives each rank all positions of its heads: any mask is balanced, and attention
+kernels see whole sequences. There is an all-to-all each for queries, keys, values and the output, and another for each
+of their gradients. Where there are fewer key/value heads than ranks, ranks receive copies. Scans of Mamba-2 blocks and
+of linear attention are sharded in the same way, by heads and groups. Attention across the frames of a video, whose
+places are sharded, stays as it is.
 
     q, k, v (s/p, all heads) --all-to-all--> attention (s, heads/p) --all-to-all--> o (s/p, all heads)
 
@@ -13,7 +13,7 @@ With n tokens, h and k the widths of queries and keys (with the copies), each ra
 forward and as many backward: the more ranks, the fewer per rank.
 
 References: Jacobs et al. 2023, arXiv 2309.14509, section 3; copies of key and value heads: Gu et al. 2024 (LoongTrain),
-arXiv 2406.18485, section 4. Over one axis, with sequence/ring over another, it is USP (Fang and Zhao 2024, arXiv
+arXiv 2406.18485, section 4. Over an axis, with sequence/ring over another, it is USP (Fang and Zhao 2024, arXiv
 2405.07719) and LoongTrain's 2D-attention.
 """
 

@@ -109,17 +109,17 @@ def attend_in_teams(
     """
     groups, places, team = axes
     ranks, around = mesh.size(team), mesh.size(places)
-    found = team_blocks(token_order, ranks, around, operator.bidirectional)
+    blocks = team_blocks(token_order, ranks, around, operator.bidirectional)
     start = Collective(
         "shift", 0, (*groups, *team), targets=first_keys(ranks, mesh.stride(groups[0]) > mesh.stride(team[0]))
     )
     whole = replace(operator, marks=operator.marks | {GATHERED})
-    steps = AttentionSteps(whole, inner, places, found, around - 1, start=start)
+    steps = AttentionSteps(whole, inner, places, blocks, around - 1, start=start)
     return _TeamAttention(operator, inner(operator), steps, team, ranks).fragment
 
 
 def team_blocks(token_order: str, ranks: int, around: int, bidirectional: bool = False) -> list[ScoreBlock]:
-    """The score blocks of the steps, in numbers of teams.
+    """Returns the score blocks of the steps, in numbers of teams.
 
     ranks: of a team, as many as groups.
     around: places in a group.
@@ -138,29 +138,30 @@ def team_blocks(token_order: str, ranks: int, around: int, bidirectional: bool =
 
 
 def first_keys(ranks: int, groups_outside: bool) -> tuple[int, ...]:
-    """Where the ranks of all groups at one place send the keys of their teams: rank l of group g to rank l of g + l.
+    """Returns where the ranks of all groups at a place send the keys of their teams: rank l of group g to rank l of g +
+    l.
 
     ranks: of a team, as many as groups.
     groups_outside: whether the axis of the groups lies outside that of the team, which decides the order of positions.
     """
-    found = {
+    targets = {
         (group, rank) if groups_outside else (rank, group): ((group + rank) % ranks, rank)
         for group in range(ranks)
         for rank in range(ranks)
     }
-    ends = (found[position] for position in sorted(found))
+    ends = (targets[position] for position in sorted(targets))
     return tuple(group * ranks + rank if groups_outside else rank * ranks + group for group, rank in ends)
 
 
 class _TeamAttention:
     """The ops of a rank, in `fragment`: gathers, steps, and reductions.
 
-    own: the fragment of attention between the rank's own shards, which only tells their memory.
+    local: the fragment of attention between the rank's shards, which only tells their memory.
     """
 
-    def __init__(self, operator: CoreAttention, own: Fragment, steps: AttentionSteps, team: Axes, ranks: int) -> None:
+    def __init__(self, operator: CoreAttention, local: Fragment, steps: AttentionSteps, team: Axes, ranks: int) -> None:
         self.name, self.team, self.ranks = operator.name, team, ranks
-        self.shards, self.gathered = _memory_of_tensors(own), _memory_of_tensors(steps.step_fragments[0])
+        self.shards, self.gathered = _memory_of_tensors(local), _memory_of_tensors(steps.step_fragments[0])
         q, k, v, o = steps.q, steps.k, steps.v, steps.o
         out = self.fragment = Fragment(entry={t.name: Op(f"{t.name} in") for t in operator.ins})
         out.grad_entry = {o: Op(f"d{o} in", phase="B")}
@@ -197,10 +198,10 @@ class _TeamAttention:
         (self.fragment.forward if op.phase == "F" else self.fragment.backward).append(op)
         return op
 
-    def _gather(self, name: str, own: tuple[str, int], whole: tuple[str, int], after: Sequence[Op], phase: str) -> Op:
-        """All-gathers what `own` holds of every rank of the team into `whole`."""
+    def _gather(self, name: str, shard: tuple[str, int], whole: tuple[str, int], after: Sequence[Op], phase: str) -> Op:
+        """All-gathers what `shard` holds of every rank of the team into `whole`."""
         op = Op(f"all_gather {name}", STREAM, Collective("all_gather", whole[1], self.team), [*after], phase)
-        self._use(op, own)
+        self._use(op, shard)
         self._use(op, whole, made=True)
         return self._issue(op)
 
@@ -222,16 +223,16 @@ class _TeamAttention:
         """Gathers the row sums of the team's outputs, rescales the rank's output by them, and adds up the outputs."""
         sums, (key, output) = (f"{self.name}.lse", steps.lse), self.gathered[o]
         every = f"{self.name}.lse of the team", self.ranks * steps.lse
-        made = steps.fragment.exit[o]
-        gathered = self._gather("row sums", sums, every, [made], "F")
+        output_op = steps.fragment.exit[o]
+        gathered = self._gather("row sums", sums, every, [output_op], "F")
         work = Memory("add", output + every[1], output + sums[1])
-        rescaled = self._issue(Op(f"rescale {o}", work=work, after=[made, gathered]))
+        rescaled = self._issue(Op(f"rescale {o}", work=work, after=[output_op, gathered]))
         self._use(rescaled, every, (key, output))
         self._use(rescaled, (key, output), sums, made=True)
         return self._scatter(o, rescaled, "F")
 
 
 def _memory_of_tensors(fragment: Fragment) -> dict[str, tuple[str, int]]:
-    """Memory key and bytes of every tensor, and of gradients, with ``d:``."""
+    """Returns the memory key and bytes of every tensor, and of gradients, with ``d:``."""
     uses = (use for use in fragment.tensor_uses if "@" in use.key and "~" not in use.key)
     return {use.key.partition("@")[0]: (use.key, use.nbytes) for use in uses}

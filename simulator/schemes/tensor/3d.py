@@ -1,7 +1,7 @@
 """3D tensor parallelism: every matrix of a product is sharded over a cube of ranks, which sends the fewest bytes.
 
 The rows of activations are sharded along two axes of the cube and their width along the third; weights are sharded
-along all three. Before a product its input is all-gathered along one axis and its weight along another; its result is
+along all three. Before a product its input is all-gathered along an axis and its weight along another; its result is
 reduce-scattered along the third. In the result two axes have changed places, so the next product swaps them back.
 
     x [T/ij, K/l] --all-gather j--> [T/i, K/l]
@@ -10,8 +10,8 @@ reduce-scattered along the third. In the result two axes have changed places, so
 `over: [i, j, l]`, q ranks each. T tokens, K and N the widths of input and output. Elements that a rank sends per linear
 and micro-batch: (q-1)/q^3 (TK + KN + TN) forward and as many backward. The gathered operands are kept for the gradients
 (1/q^2 of the activations), or all-gathered again where the framework does so. A weight is stored sharded along its
-hidden dim, whether that is its input or its output, so a tied table has one layout at both ends of the model. Biases
-and norm weights are replicated along the axes that shard no dim of theirs.
+hidden dim, whether that is its input or its output, so a tied table has the same layout at both ends of the model.
+Biases and norm weights are replicated along the axes that shard no dim of theirs.
 
 References: Bian et al. 2021, arXiv 2105.14450, section 3; Agarwal et al. 1995, doi:10.1147/rd.395.0575.
 """
@@ -37,8 +37,8 @@ class ThreeD(TensorGrid):
         if self.follows_view(operator):
             return Rule(self.along(i="b", j="b"))
         if isinstance(operator, Embedding | Linear):
-            given, made = contracted_and_produced(operator) if isinstance(operator, Linear) else ("v", "h")
-            inner, outer = (given, made) if given in INNER and made not in INNER else (made, given)
+            taken, produced = contracted_and_produced(operator) if isinstance(operator, Linear) else ("v", "h")
+            inner, outer = (taken, produced) if taken in INNER and produced not in INNER else (produced, taken)
             return Rule(self.along(i="b", j=inner, l=outer), at_rest=self.along(i=outer))
         across = width_dims(operator)
         if not across:

@@ -1,9 +1,9 @@
 """GSPMD and Mesh-TensorFlow annotations: a table says which dim of each operator each axis of the mesh shards.
 
 The collectives follow from the layouts, as in GSPMD, OneFlow (SBP) and Mesh-TensorFlow: an operator needs its inputs
-sharded along the dim of its table, makes outputs that lack this dim as partial sums, and what its neighbour has in
-another layout is resharded in between. The residual stream between layers has one layout, `stream`, in all layers: a
-layer converts its output to it, so layers may have tables of their own.
+sharded along the dim of its table, produces outputs that lack this dim as partial sums, and what its neighbour has in
+another layout is resharded in between. The residual stream between layers has a layout, `stream`, in all layers: a
+layer converts its output to it, so layers may have their tables.
 
     tables:
       - divide: {all: {x: b}, qkv: {y: a}, core: {y: a}, proj: {y: a}, up: {y: f}, act: {y: f}, down: {y: f}}
@@ -12,18 +12,18 @@ layer converts its output to it, so layers may have tables of their own.
         divide: {core: {x: s}}
 
 `divide` gives for an operator (`qkv`, `core`, `proj`, `up`, `down`, `norm1`, `residual1`, `embedding`, `head`, `loss`,
-...; `all` for every one that has the dim) and an axis a dim: samples b, positions s, hidden h, heads a, feed-forward f,
-vocabulary v, experts e. Of a list an axis shards the first that the operator has; a dim without an axis is for all axes
-of `over`; null means that ranks along the axis do the same. `rest` shards weights between their uses: all-gathered by
-the operator, gradients reduce-scattered. Of several entries the last counts, and one for an operator before `all`.
-Equal steps over several axes are one collective, so that 2 x 4 ranks do what 8 do.
+...; `all` for every operator that has the dim) and an axis a dim: samples b, positions s, hidden h, heads a,
+feed-forward f, vocabulary v, experts e. Of a list an axis shards the first that the operator has; a dim without an axis
+is for all axes of `over`; null means that ranks along the axis do the same. `rest` shards weights between their uses:
+all-gathered by the operator, gradients reduce-scattered. Of several entries the last counts, and an entry for an
+operator before `all`. Equal steps over several axes are a single collective, so that 2 x 4 ranks do what 8 do.
 
 A data scheme further out may have the same axes. Samples `b` then count those of all its ranks; it reduces in buckets
 the gradients that are partial sums along these axes; and if it shards weights (data/fsdp), it does so in place of
 `rest`, and gathers them ahead of their use.
 
 Not modelled: partial sums that pass through an operator (`P, B -> P` of OneFlow); the moves within a rank, or between
-ranks, that restore the order of shards where an outer axis is gathered before an inner one of the same dim.
+ranks, that restore the order of shards where an outer axis is gathered before an inner axis of the same dim.
 
 References: Xu et al. 2021, arXiv 2105.04663, section 3; Shazeer et al. 2018, arXiv 1811.02084; Yuan et al. 2021, arXiv
 2110.15032. The default is the table of arXiv 1909.08053, section 3.
@@ -77,8 +77,8 @@ class Annotated(TensorScheme, AnnotatesOperators, PadsVocabulary):
 
     @cached_property
     def vocabulary_axes(self) -> tuple[str, ...]:
-        given = [dims for table in self.options.tables for dims in table.divide.values()]
-        named = {axis for one in given for axis, dims in one.items() if "v" in dims}
+        divisions = [dims for table in self.options.tables for dims in table.divide.values()]
+        named = {axis for division in divisions for axis, dims in division.items() if "v" in dims}
         return self.over if "" in named else self.mesh.parts(axis for axis in self.axes if axis in named)
 
     @property

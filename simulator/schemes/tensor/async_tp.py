@@ -1,23 +1,23 @@
 """Async-TP: collectives of tensor parallelism are split into shards, which move while GEMMs on other shards run.
 
-All-gather and GEMM: a rank begins with its own rows and pulls the shards of the other ranks from their memory one by
-one, each during the GEMM on the shard before. GEMM and reduce-scatter: a rank first computes the shards that other
-ranks own, each of which its owner pulls during the next GEMM, then its own shard, and adds up what it has pulled. Copy
+All-gather and GEMM: a rank begins with its rows and pulls the shards of the other ranks from their memory singly,
+each during the GEMM on the shard before. GEMM and reduce-scatter: a rank first computes the shards that other
+ranks own, each of which its owner pulls during the next GEMM, then its shard, and adds up what it has pulled. Copy
 engines move the shards, so the GEMMs keep all multiprocessors; but a GEMM on 1/p of the rows fills a GPU less well.
 
     own rows | GEMM 0 | GEMM 1 | GEMM 2 | GEMM 3           GEMM 1 | GEMM 2 | GEMM 3 | GEMM 0 | sum
              | pull 1 | pull 2 | pull 3 |                         | pull 1 | pull 2 | pull 3 |
 
-With `directions: 2` a rank pulls from the ranks i positions before and behind it at a time, and one GEMM computes both
-shards. That is half as many steps and, where links join GPUs directly, the links of two GPUs instead of one; behind a
-switch both shards share the port.
+With `directions: 2` a rank pulls from the ranks i positions before and behind it at a time, and a GEMM computes both
+shards. That is half as many steps and, where links join GPUs directly, the links of two GPUs instead of a single link;
+behind a switch both shards share the port.
 
 The scheme accompanies any tensor scheme that shards activations, and replaces all its pairs of all-gather and GEMM and
 of GEMM and reduce-scatter, forward and backward. Gradients of weights stay as they are: they read the gathered rows, or
 run during the all-gather. With p ranks, e seconds of a GEMM on 1/p of the rows and c seconds of a shard's transfer, a
 pair takes (p-1) max(c, e) + e seconds in one direction; in two, p e or, whichever is longest, the pulls and GEMMs of
-one step, all pulls before it and all GEMMs behind it. The bytes sent are those of the collective. Each pair needs a
-buffer that other ranks pull from: one shard for an all-gather, those of two steps for a reduce-scatter.
+a step, all pulls before it and all GEMMs behind it. The bytes sent are those of the collective. Each pair needs a
+buffer that other ranks pull from: a shard for an all-gather, those of two steps for a reduce-scatter.
 
 References: PyTorch 2024, https://discuss.pytorch.org/t/209487 (async tensor parallelism in PyTorch); the loop: Wang et
 al. 2023, doi 10.1145/3567955.3567959, section 5.
@@ -47,18 +47,19 @@ class AsyncTP(PulledShards):
 
     def replace_scatter(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         (product,), steps = pair.products, self.pull_steps(pair.ranks)
-        made = [
+        parts = [
             make_part(product, i, len(steps) + 1, work, product.after)
             for i, work in zip([*range(1, len(steps) + 1), 0], pair.rows(product, [*steps, 1]), strict=True)
         ]
-        pulls = shift_shards(pair, [[one] for one in made[:-1]], [pulled == 2 for pulled in steps])
-        turns = [one for turn in zip(made[:-1], pulls, strict=True) for one in turn]
-        rewrite.swap(product, [*turns, made[-1]])
-        rewrite.swap(pair.collective, [sum_shards(pair, [*pulls, made[-1]])])
-        self.add_buffer(rewrite, pair, sum(steps[:2]) * pair.shard, made[0], pulls[-1])
+        pulls = shift_shards(pair, [[part] for part in parts[:-1]], [pulled == 2 for pulled in steps])
+        turns = [op for turn in zip(parts[:-1], pulls, strict=True) for op in turn]
+        rewrite.swap(product, [*turns, parts[-1]])
+        rewrite.swap(pair.collective, [sum_shards(pair, [*pulls, parts[-1]])])
+        self.add_buffer(rewrite, pair, sum(steps[:2]) * pair.shard, parts[0], pulls[-1])
 
     def pull_steps(self, ranks: int) -> list[int]:
-        """Shards that a rank pulls in each step; in two directions one in the last step if the number is odd."""
+        """Returns the shards that a rank pulls in each step; in two directions 1 in the last step if the number is
+        odd."""
         number, at_once = ranks - 1, self.options.directions
         return [min(at_once, number - pulled) for pulled in range(0, number, at_once)]
 

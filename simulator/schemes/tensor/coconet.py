@@ -1,7 +1,7 @@
 """CoCoNeT: an all-reduce is fused with the point-wise work behind it, and overlaps the GEMM before it chunk by chunk.
 
 An all-reduce is a reduce-scatter and an all-gather. Dropout and residual addition behind it act on each element alone,
-so they move between the two, on 1/p of the elements (RS-C-AG). All three become one communication kernel. The GEMM
+so they move between the two, on 1/p of the elements (RS-C-AG). All three become a communication kernel. The GEMM
 computes its rows in the order in which the ring sends them, and that kernel starts on a chunk as soon as it is there.
 
     Megatron     GEMM ============|  all-reduce ========|  dropout, add ==|
@@ -17,7 +17,7 @@ its messages.
 
 Not modelled: multiprocessors that the GEMM lacks beside the kernel, but for contention; the masks of dropout, of which
 a rank makes 1/p and the backward pass, which stays as it is, reads all; the paper's other programs: messages between
-pipeline stages, and the optimizer between RS and AG in one kernel (data/weight-update-sharding has three).
+pipeline stages, and the optimizer between RS and AG in a single kernel (data/weight-update-sharding has three).
 
 References: Jangda et al. 2022, arXiv 2105.05720, sections 3, 5 and 6.2; doi 10.1145/3503222.3507778.
 """
@@ -61,11 +61,13 @@ class CoCoNeT(TensorOverlap):
             self._split(rewrite, pair, behind)
             return
         op, (product,) = pair.collective, pair.products
-        inputs = [other for one in behind for other in one.after if op not in {other, *working_predecessors(other)}]
+        inputs = [
+            other for kernel in behind for other in kernel.after if op not in {other, *working_predecessors(other)}
+        ]
         if self.options.schedule == "fuse" or self.options.chunks == 1:
             moved = [replace(op, after=[*op.after, *inputs])]
         else:
-            # The first chunk is computed before the kernel can start, the last one is sent when all are computed.
+            # The first chunk is computed before the kernel can start, the last is sent when all are computed.
             n = self.options.chunks
             first, rest = split_work_by(product.work, (1, n - 1))  # type: ignore[arg-type]
             parts = [make_part(product, i, 2, work, product.after) for i, work in enumerate((first, rest))]
@@ -73,14 +75,15 @@ class CoCoNeT(TensorOverlap):
             moved = [make_part(op, 0, 2, streamed, [parts[0], *inputs]), make_part(op, 1, 2, last, [parts[1]])]
             rewrite.swap(product, parts, parts)
         rewrite.swap(op, moved, moved)
-        for one in behind:
-            rewrite.swap(one, [], moved)
+        for kernel in behind:
+            rewrite.swap(kernel, [], moved)
         if behind:  # the sum itself never reaches memory
             uses = rewrite.fragment.tensor_uses
             rewrite.fragment.tensor_uses = [use for use in uses if not (use.op is op and use.made)]
 
     def _point_wise(self, rewrite: Rewrite, pair: GemmCollective) -> Sequence[Op]:
-        """The kernels that act on each element of the sum alone, and wait for nothing that is issued behind it."""
+        """Returns the kernels that act on each element of the sum alone, and wait for nothing that is issued behind
+        it."""
         issued = rewrite.fragment.forward if pair.collective.phase == "F" else rewrite.fragment.backward
         place = {op: i for i, op in enumerate(issued)}
         return [
@@ -94,9 +97,11 @@ class CoCoNeT(TensorOverlap):
         ]
 
     def _split(self, rewrite: Rewrite, pair: GemmCollective, behind: Sequence[Op]) -> None:
-        """RS, the point-wise kernels on the elements of one rank, and AG of their result."""
+        """Makes RS, the point-wise kernels on the elements of a rank, and AG of their result."""
         op = pair.collective
-        shards = [replace(one, work=split_work(one.work, pair.ranks)[0]) for one in behind if one.work is not None]
+        shards = [
+            replace(kernel, work=split_work(kernel.work, pair.ranks)[0]) for kernel in behind if kernel.work is not None
+        ]
         scatter, gather = (
             replace(
                 op,
@@ -109,8 +114,8 @@ class CoCoNeT(TensorOverlap):
         )
         gather.after = shards[-1:] or [scatter]
         rewrite.swap(op, [scatter] if behind else [scatter, gather])
-        for one, shard in zip(behind, shards, strict=True):
-            rewrite.swap(one, [shard, gather] if one is behind[-1] else [shard])
+        for kernel, shard in zip(behind, shards, strict=True):
+            rewrite.swap(kernel, [shard, gather] if kernel is behind[-1] else [shard])
 
     def closed_forms(self, setting: OverlapSetting) -> Iterable[ClosedForm]:
         p, n = setting.p, self.options.chunks

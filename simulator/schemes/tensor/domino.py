@@ -1,8 +1,9 @@
-"""Domino: a layer computes two halves of a micro-batch in turn, so that the all-reduce of one hides behind the other.
+"""Domino: a layer computes two halves of a micro-batch in turn, so that the all-reduce of either hides behind the
+other.
 
 The samples of a micro-batch are independent, so every kernel and every all-reduce of a layer is split into two, with
 half of the samples each. A layer is a row of segments that end where kernels wait for an all-reduce: attention, MLP,
-and the residual sum. A segment runs for one half and then for the other.
+and the residual sum. A segment runs for a half and then for the other.
 
     kernels       attn 0 | attn 1 | mlp 0 | mlp 1 | ..       (the same backward; weight gradients follow
     all-reduces          | AR 0   | AR 1  | AR 0  | AR 1      the all-reduce of their segment's input gradient)
@@ -40,7 +41,9 @@ class Domino(TensorOverlap):
     collectives = ("all_reduce",)
 
     def check_job(self, job: Any) -> None:
-        odd = [one.samples for one in job.batch.lengths if one.samples % 2] or [job.batch.micro] * (job.batch.micro % 2)
+        odd = [length.samples for length in job.batch.lengths if length.samples % 2] or [job.batch.micro] * (
+            job.batch.micro % 2
+        )
         if odd and prod(job.plan.mesh.values()) > 1:
             rule = f"{self.use} splits the sequences of a micro-batch into two halves"
             raise PlanError("batch.micro", rule, f"{odd[0] + 1} would work", odd[0])
@@ -48,7 +51,9 @@ class Domino(TensorOverlap):
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = inner(module)
         every = fragment.forward + fragment.backward
-        ends = isinstance(module, Unit) and any(isinstance(one, Embedding | Loss) for one in module.operators())
+        ends = isinstance(module, Unit) and any(
+            isinstance(operator, Embedding | Loss) for operator in module.operators()
+        )
         if not isinstance(module, Unit) or ends or not any(map(self._is_reduction, every)):
             return fragment
         rewrite, halves = Rewrite(fragment), {}
@@ -58,30 +63,33 @@ class Domino(TensorOverlap):
                 halves[op] = [replace(op, name=f"{op.name} {i}", work=work) for i, work in works]
         for op, parts in halves.items():
             for i, part in enumerate(parts):
-                part.after = replace_dependencies(op.after, {other: [own[i]] for other, own in halves.items()})
+                part.after = replace_dependencies(
+                    op.after, {other: [its_parts[i]] for other, its_parts in halves.items()}
+                )
             rewrite.swap(op, parts, parts)
         place = {**self._places(fragment.forward, halves), **self._places(fragment.backward, halves)}
-        made = rewrite.apply()
-        made.forward.sort(key=place.__getitem__)
-        made.backward.sort(key=place.__getitem__)
-        return made
+        halved = rewrite.apply()
+        halved.forward.sort(key=place.__getitem__)
+        halved.backward.sort(key=place.__getitem__)
+        return halved
 
     def _is_reduction(self, op: Op) -> bool:
         return op.stream == self.family and isinstance(op.work, Collective) and op.work.operation == "all_reduce"
 
     def _places(self, issued: list[Op], halves: dict[Op, list[Op]]) -> dict[Op, tuple[int, int, int]]:
-        """Segment, half and number of every new op: a segment ends before the first kernel that waits for a sum."""
-        found, segment, sums = dict[Op, tuple[int, int, int]](), 0, set[Op]()
+        """Returns segment, half and number of every new op: a segment ends before the first kernel that waits for a
+        sum."""
+        places, segment, sums = dict[Op, tuple[int, int, int]](), 0, set[Op]()
         for number, op in enumerate(issued):
             before = working_predecessors(op)
             if op.stream == COMPUTE and before & sums:
                 segment, sums = segment + 1, set()
             sums |= {op} if self._is_reduction(op) else set()
             whole = int(bool(before & halves.keys()))  # what is not split follows both halves, or goes before them
-            found |= {
+            places |= {
                 part: (segment, i if op in halves else whole, number) for i, part in enumerate(halves.get(op, [op]))
             }
-        return found
+        return places
 
     def closed_forms(self, setting: OverlapSetting) -> Iterable[ClosedForm]:
         product, reduced = setting.gemm_s / 2, (setting.p - 1) / setting.p * setting.output_s

@@ -1,6 +1,6 @@
 """FLUX: the collectives of tensor parallelism are fused into the GEMM kernels, tile by tile.
 
-All-gather and GEMM: one kernel of full size starts at once with the tiles of its own rows; a tile of other rows waits
+All-gather and GEMM: a kernel of full size starts at once with the tiles of its rows; a tile of other rows waits
 until copy engines have brought the shard of the rank that owns them. GEMM and reduce-scatter: each tile is written to
 the rank that owns it as soon as it is computed, and the owner adds up the tiles of all ranks. GEMMs are not split, so
 they keep their speed.
@@ -11,13 +11,13 @@ they keep their speed.
 The scheme accompanies any tensor scheme that shards activations, and replaces all its pairs of all-gather and GEMM and
 of GEMM and reduce-scatter, forward and backward. With T seconds of a GEMM and C of its transfer over p ranks,
 all-gather and GEMM take max(T, C + T/p), as the tiles of the shard that arrives last follow it; several GEMMs of the
-same rows are one kernel. GEMM and reduce-scatter, whose tiles finish in n waves, take max(T + C/n, T/n + C): nothing is
-sent before the first wave has finished, and the last one is sent after the GEMM. The bytes sent are those of the
-collective, sent directly to their owners. The tiles received from all ranks take the place of the GEMM's own result, so
+same rows are a single kernel. GEMM and reduce-scatter, whose tiles finish in n waves, take max(T + C/n, T/n + C):
+nothing is sent before the first wave has finished, and the last is sent after the GEMM. The bytes sent are those of the
+collective, sent directly to their owners. The tiles received from all ranks take the place of the GEMM's result, so
 the buffers are those of an all-gather and a reduce-scatter.
 
 Not modelled: the multiprocessors and stalls that remote stores cost the warp-specialised kernels on Hopper, the tuning
-of tile and chunk sizes, the other paths across nodes (NVSHMEM). All of a GEMM's tiles are of one size.
+of tile and chunk sizes, the other paths across nodes (NVSHMEM). All of a GEMM's tiles are of the same size.
 
 References: Chang et al. 2024, arXiv 2406.06858; github.com/bytedance/flux @19831ca, docs/design.md and
 src/coll/ths_op/all_gather_op.cc (`SPLIT`: the kernel waits for whole shards).
@@ -57,8 +57,8 @@ class Flux(TensorOverlap):
         for product, (early, late) in zip(pair.products, parts, strict=True):
             early.after = replace_dependencies(product.after, {op: op.after})
             late.after = [early, *copies]
-            # GEMMs of the same rows are one kernel: the tiles of the last shard are the last of all.
-            issued = [one for turn in zip(*parts, strict=True) for one in turn]
+            # GEMMs of the same rows are a single kernel: the tiles of the last shard are the last of all.
+            issued = [op for turn in zip(*parts, strict=True) for op in turn]
             rewrite.swap(product, issued if product is pair.products[0] else [], [late])
 
     def replace_scatter(self, rewrite: Rewrite, pair: GemmCollective) -> None:

@@ -1,7 +1,7 @@
 """Megatron-LM tensor parallelism: heads, feed-forward columns and vocabulary rows are sharded.
 
-The first linear of attention and MLP is sharded by columns (whole heads), the second by rows, so a block needs one
-all-reduce forward and one backward: two of each per layer. A rank sends 8 (p-1)/p b s h elements per layer and
+The first linear of attention and MLP is sharded by columns (whole heads), the second by rows, so a block needs an
+all-reduce forward and another backward: two of each per layer. A rank sends 8 (p-1)/p b s h elements per layer and
 micro-batch. Norms, residuals and their activations are replicated on every rank. Embedding and output layer are sharded
 along the vocabulary, and the loss is computed on the shards.
 

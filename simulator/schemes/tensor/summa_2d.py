@@ -2,7 +2,7 @@
 
 Activations are sharded by samples over the rows and by width over the columns of the grid, and no activation or weight
 matrix is replicated: both shrink by q^2. Every GEMM takes q steps, in each of which blocks of its operands are
-broadcast along rows and columns. The two gradient GEMMs broadcast one operand and reduce the partial products along the
+broadcast along rows and columns. The two gradient GEMMs broadcast an operand and reduce the partial products along the
 other dimension of the grid. Attention is local (b/q samples, a/q heads); norms all-reduce two sums per token along
 rows. The weights are communicated for every micro-batch, so the scheme pays off with many tokens per micro-batch.
 

@@ -1,7 +1,7 @@
 """Tesseract 2.5D tensor parallelism: several squares of ranks hold the same weights and multiply different samples.
 
 The ranks are d squares of q x q. Each square multiplies its share of the samples by SUMMA, as 2D tensor parallelism
-does, with blocks of weights that all d squares hold. Compared with one larger square, broadcasts of activations shrink
+does, with blocks of weights that all d squares hold. Compared with a larger square, broadcasts of activations shrink
 by d and reach fewer ranks; the price is memory (parameters shrink by q^2 only) and an all-reduce of the weight
 gradients over the depth, once a step.
 

@@ -1,10 +1,10 @@
 """Hugging Face Transformers tensor parallelism (`tp_plan="auto"`): Megatron's shards, layer by layer, without overlap.
 
 A plan names the layers of a model: `colwise` (queries, keys, values, gate, up) and `rowwise` (output projections). Each
-is parallel by itself. So forward a layer has Megatron's two all-reduces, behind the rowwise layers; backward it has one
-behind every colwise layer, not one for all layers that read the same input, and the results are added. The output layer
-is colwise, too, and its logits are gathered (`colwise_rep`): every rank computes the loss over the whole vocabulary,
-and holds all logits. Embedding and norms are replicated.
+is parallel by itself. So forward a layer has Megatron's two all-reduces, behind the rowwise layers; backward it has
+another behind every colwise layer, not a single all-reduce for all layers that read the same input, and the results are
+added. The output layer is colwise, too, and its logits are gathered (`colwise_rep`): every rank computes the loss over
+the whole vocabulary, and holds all logits. Embedding and norms are replicated.
 
     x --norm--> [q k v | attention | o] --all-reduce--> + --norm--> [gate up | act | down] --all-reduce--> +
     backward    q, k and v: all-reduce each              backward    gate and up: all-reduce each
@@ -13,7 +13,8 @@ A rank sends 2 (p-1)/p b s h elements for every all-reduce: 2 forward and, with 
 a gated MLP and 4 without. Collectives are waited for where a layer ends, and gradients of weights are computed before
 those of its input are summed.
 
-Not modelled: the separate kernels of layers that read the same input, which are one GEMM here; `sequence_parallel`.
+Not modelled: the separate kernels of layers that read the same input, which are a single GEMM here;
+    `sequence_parallel`.
 
 References: https://github.com/huggingface/transformers, src/transformers/integrations/tensor_parallel.py and, for the
 plan, models/llama/configuration_llama.py; shards: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
@@ -54,24 +55,25 @@ class Transformers(TensorScheme, PadsVocabulary):
         fragment = inner(module)
         if not isinstance(module, Unit):
             return fragment
-        rewrite, layers = Rewrite(fragment), {f"d{one.name}": one for one in module.operators()}
+        rewrite, layers = Rewrite(fragment), {f"d{layer.name}": layer for layer in module.operators()}
         for op in fragment.backward:
             if isinstance(op.work, Collective) and op.work.operation == "all_reduce" and op.stream == self.family:
-                makers = (layers.get(made.name) for made in working_predecessors(op))
-                count = max((len(one.outs) for one in makers if isinstance(one, Linear)), default=1)
+                makers = (layers.get(gradient.name) for gradient in working_predecessors(op))
+                count = max((len(layer.outs) for layer in makers if isinstance(layer, Linear)), default=1)
                 if count > 1:
                     self._reduce_each(rewrite, op, op.work, count)
         return rewrite.apply()
 
     def _reduce_each(self, rewrite: Rewrite, op: Op, work: Collective, count: int) -> None:
-        """Replaces the all-reduce behind several colwise layers by one for each of them, and adds what they return."""
+        """Replaces the all-reduce behind several colwise layers by an all-reduce for each of them, and adds what they
+        return."""
         sums = [replace(op, name=f"{op.name} {i}", after=list(op.after)) for i in range(count)]
         add = Memory("add", 2 * work.nbytes, work.nbytes)
-        made = [sums[0]]
-        for one in sums[1:]:
-            added = replace(op, name=f"add {op.name}", stream=COMPUTE, work=add, after=[made[-1], one])
-            made += [one, added]
-        rewrite.swap(op, made)
+        ops = [sums[0]]
+        for summand in sums[1:]:
+            added = replace(op, name=f"add {op.name}", stream=COMPUTE, work=add, after=[ops[-1], summand])
+            ops += [summand, added]
+        rewrite.swap(op, ops)
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         t, b, s, h, a = setting.t, setting.b, setting.s, setting.h, setting.a

@@ -2,7 +2,7 @@
 
 Collectives of Megatron sequence parallelism are split and overlap the GEMM before or after them, in buffers that all
 ranks of a scale-up domain can write to. All-gather and GEMM (forward QKV and MLP up-projection, input gradients of the
-output and down-projections) are a ring exchange: copy engines bring the rows of the other ranks one by one, each during
+output and down-projections) are a ring exchange: copy engines bring the rows of the other ranks singly, each during
 the GEMM on the rows before. Forward GEMM and reduce-scatter are pipelined: the GEMM is split into `splits` parts of its
 columns, and a kernel on `sms` multiprocessors sums the rows of each part during the next.
 
@@ -10,7 +10,7 @@ columns, and a kernel on `sms` multiprocessors sums the rows of each part during
              | pull 1 | pull 2 | pull 3 |                                   | sum 0  | sum 1  | sum 2  | sum 3 |
 
 The reduce-scatter of input gradients is not split (`bulk` overlap): it runs during the GEMM of the weight gradient, and
-the all-gather for that GEMM during the one of the input gradient, as without userbuffers where the framework has
+the all-gather for that GEMM during that of the input gradient, as without userbuffers where the framework has
 `overlap.gradients`. With p ranks, e seconds of a GEMM on 1/p of the rows and c seconds of a shard's transfer, the ring
 exchange takes (p-1) max(c, e) + e seconds. The pipeline of n parts, with E seconds of the GEMM and C of the
 reduce-scatter, takes (E + C + (n-1) max(E, C)) / n. The bytes sent are those of the collectives. One shard of an

@@ -13,7 +13,7 @@ from meshcast.hardware import load_cluster
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.estimate import ALONE, FULL, Use
 from meshcast.simulator.engine import contention as shared
-from meshcast.simulator.engine.contention import LEAST
+from meshcast.simulator.engine.contention import MIN_SHARE
 from meshcast.simulator.engine.longest_path import OpTimes
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, Transfer, Work
@@ -208,7 +208,7 @@ def test_kernels_never_stand_still() -> None:
     case.kernel(1.0)
     for _ in range(5):
         case.collective(1000.0, (0.0, 0.0, 0.1), kept=0.25)
-    assert case.ends[0] == pytest.approx(1 / LEAST)
+    assert case.ends[0] == pytest.approx(1 / MIN_SHARE)
 
 
 def test_a_kernel_that_starts_during_a_collective_is_slow_from_the_start() -> None:

@@ -61,7 +61,7 @@ def test_orders_that_are_planned_and_pairs_take_longer(schedule: str, least: flo
 def test_what_a_refusal_proposes_is_accepted_and_takes_a_quarter(
     schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(size, "MOST_BYTES", 1_000 * size.PASS_BYTES)
+    monkeypatch.setattr(size, "MAX_BYTES", 1_000 * size.PASS_BYTES)
     job = draw_job(random.Random(3), schedule)
     job["batch"]["global"] = 1_600
     with pytest.raises(PlanError, match=r"batch.global is 1600: .* passes, a forecast of some .* --yes") as refused:

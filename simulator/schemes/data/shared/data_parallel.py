@@ -44,7 +44,7 @@ class DataSetting:
     parameter_elements: elements of every parameter tensor.
     matrices: rows and columns of every matrix.
     buckets: equal buckets of gradients in another model, where `bucket_backward_s` seconds of the backward pass fill
-        one and its all-reduce takes `bucket_reduce_s` seconds.
+        a bucket and its all-reduce takes `bucket_reduce_s` seconds.
     """
 
     n: int = 4
@@ -74,7 +74,7 @@ class DataSetting:
 
 
 MakeOps = Callable[[tuple[str, ...], Sizes], Sequence[Op]]
-"""Makes the ops of a bucket over axes, one after another."""
+"""Makes the ops of a bucket over axes, each after that before."""
 
 
 class DataScheme(ShardsStates):
@@ -92,15 +92,15 @@ class DataScheme(ShardsStates):
         return self.mesh.size((*self.over, *self.sequence_axes))
 
     def reduces(self, param: Param) -> tuple[str, ...]:
-        """Its own axes and the sequence axes, along which ranks have the same weights; in a view all axes with other
-        tokens.
+        """Returns the scheme's axes and the sequence axes, along which ranks have the same weights; in a view all axes
+        with other tokens.
         """
         mine = self._own_axes
         return param.partial if param.view else tuple(axis for axis in param.partial if axis in mine)
 
     @cached_property
     def _own_axes(self) -> frozenset[str]:
-        """Its own axes and the sequence axes."""
+        """The scheme's axes and the sequence axes."""
         return frozenset((*self.over, *self.sequence_axes))
 
     @cached_property
@@ -111,7 +111,7 @@ class DataScheme(ShardsStates):
 
     @cached_property
     def node_axes(self) -> tuple[str, ...]:
-        """The axes of the nearest ranks that hold the same weights: the last one that the scheme is over, and the
+        """The axes of the nearest ranks that hold the same weights: the last that the scheme is over, and the
         sequence axes.
         """
         claimed = [axis for axis in self.axes if not set(self.mesh.parts(axis)) & set(self.replica_axes)]
@@ -149,7 +149,8 @@ class DataScheme(ShardsStates):
         return float(max(bucket.elements, bucket.elements_per_rank * self.replica_count))
 
     def axes_reduced_once(self, param: Param) -> tuple[str, ...]:
-        """Axes over which the gradient is reduced once a step, after the last micro-batch, and not in every one."""
+        """Axes over which the gradient is reduced once a step, after the last micro-batch, and not in every
+        micro-batch."""
         return () if "gradients" in self.shards else self.reduces(param)
 
     def axes_gathered_once(self, param: Param) -> tuple[str, ...]:
@@ -178,7 +179,7 @@ class DataScheme(ShardsStates):
     @property
     def unit_key(self) -> Hashable:
         """Data schemes add their ops to stages and updates. Units depend on which weights are sharded between passes
-        and, where kernels of their own add up gradients, on which gradients are."""
+        and, where separate kernels add up gradients, on which gradients are."""
         key = self.over, tuple(self.mesh.size(axis) > 1 for axis in self.over), self.gathered_axes
         return ("data", *key) if self.framework.fused_gradients else (*key, self.lowering_key)
 
@@ -202,7 +203,7 @@ class DataScheme(ShardsStates):
         return stage_ops
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        """Without overlap all gradients are reduced before the update, and all weights all-gathered after it."""
+        """Adds to the update, without overlap, the reductions of all gradients and the all-gathers of all weights."""
         fragment = inner(module)
         if not isinstance(module, Update):
             return fragment
@@ -222,25 +223,25 @@ class DataScheme(ShardsStates):
         return fragment
 
     def split_replica_axes(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The axes that shard states, and those along which the shards are replicated."""
+        """Returns the axes that shard states, and those along which the shards are replicated."""
         shard_axes = tuple(axis for axis in axes if axis not in self.replica_axes)
         return shard_axes, tuple(axis for axis in axes if axis in self.replica_axes)
 
     def split_by_node(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Those of some axes that join ranks within a node, and those across nodes."""
+        """Returns those of some axes that join ranks within a node, and those across nodes."""
         within = tuple(axis for axis in axes if axis in self.node_axes)
         return within, tuple(axis for axis in axes if axis not in self.node_axes)
 
     def reduce_bucket(self, axes: tuple[str, ...], sizes: Sizes, phase: str, when: str) -> Sequence[Op]:
-        """The ops that reduce the gradients of a bucket, one after another.
+        """Returns the ops that reduce the gradients of a bucket, in order.
 
         sizes: sums of the `gradient_sizes` of its parameters.
         """
         return self.reductions(axes, sizes[0], phase, when)
 
     def reductions(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> list[Op]:
-        """The reductions of gradients, each of which waits for the one before: over the axes that shard states, then of
-        the shards over replica axes.
+        """Returns the reductions of gradients, each of which waits for that before: over the axes that shard states,
+        then of the shards over replica axes.
         """
         shard_axes, copies = self.split_replica_axes(axes)
         ops = [self.reduce(shard_axes, elements, phase, when)] if shard_axes else []
@@ -250,8 +251,8 @@ class DataScheme(ShardsStates):
         return ops
 
     def reduce(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
-        """A reduction of gradients: reduce-scatter to the shards that the optimizer updates, or all-reduce; among
-        replicas an all-reduce of the shards.
+        """Returns a reduction of gradients: reduce-scatter to the shards that the optimizer updates, or all-reduce;
+        among replicas an all-reduce of the shards.
         """
         copies = set(axes) <= set(self.replica_axes)
         operation = "reduce_scatter" if "optimizer" in self.shards and not copies else "all_reduce"
@@ -263,9 +264,9 @@ class DataScheme(ShardsStates):
         return Op("gather params", "data", work, [], phase, when)
 
     def gather_updated(self, params: Iterable[tuple[Param, int]]) -> Iterable[Op]:
-        """The collectives after the update that bring updated weights to all ranks; by default one all-gather.
+        """Yields the collectives after the update that bring updated weights to all ranks; by default an all-gather.
 
-        params: of the update, each with how many there are of it.
+        params: of the update, each with its number of copies.
         """
         for axes, elements in sum_by_axes(params, self.gather_group):
             yield self.gather(axes, elements, "U", "every")
@@ -273,19 +274,19 @@ class DataScheme(ShardsStates):
     def _make_buckets(
         self, stage_ops: StageOps, of: Callable[[Param], tuple[tuple[str, ...], Sizes]], make: MakeOps, backward: bool
     ) -> Sequence[SideOps]:
-        """The ops of the buckets of parameters with the same axes, in the order in which the buckets start.
+        """Returns the ops of the buckets of parameters with the same axes, in the order in which the buckets start.
 
         Stages whose parameters have equal sizes share them: micro-batches of another size change no gradient.
         """
-        known, found = self._known_groups[backward], list[tuple[tuple[str, ...], Sizes]]()
+        known, groups = self._known_groups[backward], list[tuple[tuple[str, ...], Sizes]]()
         for param, _ in stage_ops.params():
             if (traits := traits_of(param)) not in known:
                 known[traits] = of(param) if param.trained else ((), ())
-            found.append(known[traits])
+            groups.append(known[traits])
         runs = tuple((len(unit_run.fragment.params), unit_run.count) for unit_run in stage_ops.unit_runs)
-        key = backward, tuple(found), runs
+        key = backward, tuple(groups), runs
         if key not in self._known_buckets:
-            self._known_buckets[key] = list(self._fill(stage_ops, found, make, backward))
+            self._known_buckets[key] = list(self._fill(stage_ops, groups, make, backward))
         return self._known_buckets[key]
 
     @cached_property
@@ -298,25 +299,26 @@ class DataScheme(ShardsStates):
         return {}
 
     def _fill(
-        self, stage_ops: StageOps, found: Sequence[tuple[tuple[str, ...], Sizes]], make: MakeOps, backward: bool
+        self, stage_ops: StageOps, groups: Sequence[tuple[tuple[str, ...], Sizes]], make: MakeOps, backward: bool
     ) -> Iterable[SideOps]:
-        """Fills buckets. found: axes and sizes of the distinct parameters of a stage."""
-        sets = list(dict.fromkeys(axes for axes, _ in found))
-        summed = stage_ops.of_params([sets.index(axes) for axes, _ in found])
-        kinds = max((len(sizes) for _, sizes in found), default=0)
-        columns = [stage_ops.of_params([sizes[kind] if sizes else 0 for _, sizes in found]) for kind in range(kinds)]
+        """Fills buckets. groups: axes and sizes of the distinct parameters of a stage."""
+        sets = list(dict.fromkeys(axes for axes, _ in groups))
+        summed = stage_ops.of_params([sets.index(axes) for axes, _ in groups])
+        kinds = max((len(sizes) for _, sizes in groups), default=0)
+        columns = [stage_ops.of_params([sizes[kind] if sizes else 0 for _, sizes in groups]) for kind in range(kinds)]
         numbers, lengths, chains = list[np.ndarray](), list[np.ndarray](), list[Sequence[Op]]()
         for i, axes in enumerate(sets):
             if axes:
-                own = np.flatnonzero(summed == i)[:: -1 if backward else 1]
-                starts = _fill_buckets(np.cumsum(columns[0][own]), self.bucket_elements)
-                sums = zip(*(np.add.reduceat(one[own], starts).tolist() for one in columns), strict=True)
-                made: dict[Sizes, Sequence[Op]] = {}
+                members = np.flatnonzero(summed == i)[:: -1 if backward else 1]
+                starts = _fill_buckets(np.cumsum(columns[0][members]), self.bucket_elements)
+                sums = zip(*(np.add.reduceat(column[members], starts).tolist() for column in columns), strict=True)
+                chain_of: dict[Sizes, Sequence[Op]] = {}
                 chains += [
-                    made[sizes] if sizes in made else made.setdefault(sizes, make(axes, sizes)) for sizes in sums
+                    chain_of[sizes] if sizes in chain_of else chain_of.setdefault(sizes, make(axes, sizes))
+                    for sizes in sums
                 ]
-                numbers.append(own)
-                lengths.append(np.diff(starts, append=len(own)))
+                numbers.append(members)
+                lengths.append(np.diff(starts, append=len(members)))
         if chains:
             yield from _side_ops(np.concatenate(numbers), np.concatenate(lengths), chains, backward)
 
@@ -324,11 +326,11 @@ class DataScheme(ShardsStates):
 def _side_ops(
     numbers: np.ndarray, lengths: np.ndarray, chains: Sequence[Sequence[Op]], backward: bool
 ) -> Iterable[SideOps]:
-    """The ops of buckets, side by side on each stream: bucket after bucket, until the stream of their ops changes.
-    Buckets without a sum inside a node, whose first ops lie on another stream, have lists of their own.
+    """Yields the ops of buckets, side by side on each stream: bucket after bucket, until the stream of their ops
+    changes. Buckets without a sum inside a node, whose first ops lie on another stream, have separate lists.
 
-    numbers, lengths: the parameters of all buckets, one after another, and how many each bucket has.
-    chains: the ops of each bucket, one after another.
+    numbers, lengths: the parameters of all buckets, in order, and how many each bucket has.
+    chains: the ops of each bucket in order.
     """
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -354,7 +356,7 @@ def _side_ops(
 
 
 def _join_side_ops(ops: Sequence[Sequence[Op]], params: Sequence[np.ndarray]) -> SideOps:
-    """Returns the ops of some buckets in one list. params: of each bucket, which every op of it has."""
+    """Returns the ops of some buckets in a list. params: of each bucket, which every op of it has."""
     of_ops = [numbers for leg, numbers in zip(ops, params, strict=True) for _ in leg]
     lengths = [len(numbers) for numbers in of_ops]
     return SideOps([op for leg in ops for op in leg], np.concatenate(of_ops), np.cumsum(lengths) - lengths)
@@ -370,18 +372,18 @@ def _split_by_stream(chains: Sequence[Sequence[Op]]) -> list[list[list[Op]]]:
 def sum_sizes(
     params: Iterable[tuple[Param, int]], of: Callable[[Param], tuple[tuple[str, ...], Sizes]]
 ) -> Iterable[tuple[tuple[str, ...], Sizes]]:
-    """The sizes of all parameters with the same reduction axes."""
+    """Returns the sizes of all parameters with the same reduction axes."""
     whole: dict[tuple[str, ...], Sizes] = {}
     for param, count in params:
         axes, sizes = of(param)
         if axes:
             known = whole.get(axes, (0,) * len(sizes))
-            whole[axes] = tuple(one + count * size for one, size in zip(known, sizes, strict=True))
+            whole[axes] = tuple(total + count * size for total, size in zip(known, sizes, strict=True))
     return whole.items()
 
 
 def sum_by_axes(params: Iterable[tuple[Param, int]], of: ReductionGroup) -> Iterable[tuple[tuple[str, ...], int]]:
-    """The elements of all parameters with the same reduction axes."""
+    """Returns the elements of all parameters with the same reduction axes."""
 
     def sizes(param: Param) -> tuple[tuple[str, ...], Sizes]:
         axes, elements = of(param)
@@ -393,7 +395,7 @@ def sum_by_axes(params: Iterable[tuple[Param, int]], of: ReductionGroup) -> Iter
 def _fill_buckets(cumulative: np.ndarray, limit: float) -> np.ndarray:
     """Starts of buckets: the parameter that reaches the limit closes its bucket.
 
-    cumulative: elements of all parameters up to each one.
+    cumulative: elements of all parameters up to each of them.
     limit: elements of a bucket.
     """
     before = np.concatenate([[0], cumulative[:-1]])

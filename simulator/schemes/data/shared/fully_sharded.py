@@ -50,7 +50,7 @@ from meshcast.simulator.schemes.data.shared.reduce_buckets import count_whole_el
 class GatherOps:
     """How the weights of a unit are gathered.
 
-    ops: collectives and copies, one after another.
+    ops: collectives and copies, in order.
     unpack: kernels of the unit that prepare the arrived weights.
     nbytes: bytes that arrive, where these are not the weights themselves.
     """
@@ -73,7 +73,8 @@ class ShardedScheme(DataScheme):
 
     @property
     def reuse(self) -> float:
-        """Elements that other modules use between two uses of one, from which on its weights are gathered twice."""
+        """Elements that other modules use between two uses of a module, from which on its weights are gathered
+        twice."""
         return inf
 
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
@@ -88,16 +89,17 @@ class ShardedScheme(DataScheme):
 
     @property
     def layers_per_unit(self) -> int:
-        """Layers of one unit, where that many of one kind follow each other."""
+        """Layers of a unit, where that many of a kind follow each other."""
         return 1
 
     def gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
-        """An all-gather; those that happen once a step run on a stream that units do not use."""
+        """Returns an all-gather; those that happen once a step run on a stream that units do not use."""
         op = super().gather(axes, elements, phase, when)
         return replace(op, stream="data-returns") if when == "first" else op
 
     def reach(self, forward: bool, sizes: Sequence[int]) -> Sequence[int]:
-        """For each unit (or module) of a pass: how many of the pass have been asked for by the time it computes.
+        """Returns for each unit (or module) of a pass: how many of the pass have been asked for by the time it
+        computes.
 
         sizes: their elements, in the order of the pass.
         """
@@ -110,15 +112,16 @@ class ShardedScheme(DataScheme):
         return self.framework.overlap.gathers_ahead
 
     def prefetch_depth(self, forward: bool) -> int:
-        """How many of the following units are gathered during the computation of one."""
+        """Counts how many of the following units are gathered during the computation of a unit."""
         return int(self.gathers_ahead)
 
     def join_modules(self, modules: tuple[GatheredModule, ...]) -> tuple[GatheredModule, ...]:
-        """The modules of a pass of a unit whose weights are gathered together, by default each by itself."""
+        """Returns the modules of a pass of a unit whose weights are gathered together, by default each by itself."""
         return modules
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
-        """The all-gather of weights that are sharded over `axes`, whose shards come from where they are offloaded to.
+        """Returns the all-gather of weights that are sharded over `axes`, whose shards come from where they are
+        offloaded to.
 
         elements: of the gathered weights.
         """
@@ -131,7 +134,7 @@ class ShardedScheme(DataScheme):
         return GatherOps(ops)
 
     def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
-        """The reductions of gradients in every micro-batch, one after another: reduce-scatter over the axes that shard
+        """Returns the reductions of gradients in every micro-batch, in order: reduce-scatter over the axes that shard
         them, then all-reduce of the shards over replica axes, then a copy to where they are offloaded to.
         """
         ops = self.reductions(axes, elements, "W", "every")
@@ -144,7 +147,7 @@ class ShardedScheme(DataScheme):
 
     @property
     def has_root(self) -> bool:
-        """Whether weights outside of the layers are those of one unit, whose gradients are reduced together."""
+        """Whether weights outside of the layers are those of a single unit, whose gradients are reduced together."""
         return False
 
     delays_update: bool = False
@@ -182,7 +185,7 @@ class UnitShards:
     leaving: int
 
     def __bool__(self) -> bool:
-        return bool(self.gradients or any(one.weights.groups for one in self.forward))
+        return bool(self.gradients or any(module.weights.groups for module in self.forward))
 
 
 @dataclass(frozen=True)
@@ -204,8 +207,8 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     How far ahead the weights of a unit are gathered, `scheme.reach` says; weights that nobody asked for are gathered
     while nothing computes. A unit begins once all its weights that were asked for in earlier units have arrived. An
     embedding whose table is also that of the output layer stays whole between its passes, and so does its gradient from
-    the output layer on (both belong to the root unit of FSDP, which is not freed after its forward pass). Of tables of
-    their own the gradient of the output layer waits for that of the embedding, where both are of a root unit.
+    the output layer on (both belong to the root unit of FSDP, which is not freed after its forward pass). Of two
+    tables the gradient of the output layer waits for that of the embedding, where both are of a root unit.
     """
     unit_runs = stage_ops.unit_runs
     held = [_unit_shards(scheme, unit_run, scheme.by_module) for unit_run in unit_runs]
@@ -227,7 +230,7 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
         for row in _find_rows(unit_runs)
         for i, turn in zip(row, _plan_gathers(scheme, [held[i] for i in row]), strict=True)
     ]
-    made: list[UnitRun] = []
+    sharded: list[UnitRun] = []
     # Copies of a unit differ in what they gather for later units: usually the first, the middle ones and the last.
     for (i, turn), similar in groupby(turns):
         stays = shared and i == 0
@@ -240,15 +243,15 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
             whole = replace(whole, allocated_before=(*whole.allocated_before, *table))
             if not any(unit_run.fragment.backward for unit_run in unit_runs):
                 whole = replace(whole, freed_later=(*whole.freed_later, TABLE))
-        made.append(whole)
+        sharded.append(whole)
     if waits:
-        made[0], made[-1] = _join_root_gradients(scheme, made[0], made[-1], held)
-    return replace(stage_ops, unit_runs=made)
+        sharded[0], sharded[-1] = _join_root_gradients(scheme, sharded[0], sharded[-1], held)
+    return replace(stage_ops, unit_runs=sharded)
 
 
 def _find_rows(unit_runs: Sequence[UnitRun]) -> list[list[int]]:
-    """Returns rows of neighbours, unit by unit the number of its run; a unit without input from the previous one, as an
-    embedding, starts a new one."""
+    """Returns rows of neighbours, unit by unit the number of its run; a unit without input from the previous unit, as
+    an embedding, starts a new row."""
     rows: list[list[int]] = []
     for i, unit_run in enumerate(unit_runs):
         if i == 0 or unit_run.residual_in is None:
@@ -341,26 +344,26 @@ def _gathered_params(
 
 
 def _plan_gathers(scheme: ShardedScheme, row: list[UnitShards]) -> list[UnitGathers]:
-    forward = plan_pass([one.forward for one in row], partial(scheme.reach, True))
-    backward = plan_pass([one.backward for one in row[::-1]], partial(scheme.reach, False))[::-1]
-    sent = [*(one.leaving for one in row[1:]), 0]
+    forward = plan_pass([unit.forward for unit in row], partial(scheme.reach, True))
+    backward = plan_pass([unit.backward for unit in row[::-1]], partial(scheme.reach, False))[::-1]
+    sent = [*(unit.leaving for unit in row[1:]), 0]
     return [UnitGathers(*each) for each in zip(forward, backward, sent, strict=True)]
 
 
 GRADIENTS, PACKED = "gradients of a bucket", "packed"
-"""What the memory keys of whole gradients, and of their copies in one buffer, begin with."""
+"""What the memory keys of whole gradients, and of their copies in a buffer, begin with."""
 
 TABLE = "weights"
 """The memory key of the weights of a table that other units also use."""
 
 
 def _table_key(axes: tuple[str, ...]) -> str:
-    """The memory key of the gradients of a table that other units also use."""
+    """Returns the memory key of the gradients of a table that other units also use."""
     return f"gradients of the table {axes}"
 
 
 def _add_table_gradients(scheme: ShardedScheme, unit_run: UnitRun, table: UnitShards) -> UnitRun:
-    """A unit that makes a first part of the gradients of a table; the unit with the table frees them."""
+    """Returns a unit that makes a first part of the gradients of a table; the unit with the table frees them."""
     first = next((op for op in unit_run.fragment.backward if op.phase == "W"), unit_run.fragment.backward[-1])
     for axes, elements in table.gradients:
         nbytes = elements * BYTES[scheme.framework.gradients]
@@ -369,30 +372,32 @@ def _add_table_gradients(scheme: ShardedScheme, unit_run: UnitRun, table: UnitSh
 
 
 def _free_table(scheme: ShardedScheme, unit_run: UnitRun, table: UnitShards) -> UnitRun:
-    """A unit without backward pass that is the last to read a table; the unit with the table gathers it."""
+    """Returns a unit without backward pass that is the last to read a table; the unit with the table gathers it."""
     nbytes = table.forward[0].weights.live * BYTES[scheme.framework.weights]
     unit_run.fragment.tensor_uses.append(TensorUse(TABLE, nbytes, unit_run.fragment.forward[-1], False, "parameters"))
     return replace(unit_run, allocated_before=(*unit_run.allocated_before, TABLE))
 
 
-def _lower_unit(scheme: ShardedScheme, unit_run: UnitRun, own: UnitShards, turn: UnitGathers, stays: bool) -> Fragment:
+def _lower_unit(
+    scheme: ShardedScheme, unit_run: UnitRun, shards: UnitShards, turn: UnitGathers, stays: bool
+) -> Fragment:
     """Returns a unit with its all-gathers and reductions.
 
     stays: its weights are whole between its passes, too.
     """
     fragment = unit_run.fragment.copy()
-    _PassGathering(scheme, unit_run, fragment, own.forward, turn.forward, True, stays).lower()
+    _PassGathering(scheme, unit_run, fragment, shards.forward, turn.forward, True, stays).lower()
     if fragment.backward:
         # A table that stays is gathered already.
-        modules = own.backward
+        modules = shards.backward
         if stays:
-            weights = replace(own.forward[0].weights, groups=())
-            modules = (replace(own.backward[0], weights=weights),)
+            weights = replace(shards.forward[0].weights, groups=())
+            modules = (replace(shards.backward[0], weights=weights),)
         _PassGathering(scheme, unit_run, fragment, modules, turn.backward, False, stays).lower()
         # The gradients of the unit whose backward pass came before are still being reduced.
         nbytes, ends = turn.sent * BYTES[scheme.framework.gradients], (fragment.backward[0], fragment.backward[-1])
         fragment.tensor_uses += _lifetime("gradients of the following", nbytes, *ends, "gradients")
-        for axes, _ in own.gradients:
+        for axes, _ in shards.gradients:
             _reduce_gradients(scheme, fragment, axes, stays)
     return fragment
 
@@ -409,13 +414,13 @@ class InsertionPoint(NamedTuple):
 
 
 class _PassGathering:
-    """One pass of a unit with its all-gathers: of its own weights, unless earlier units have asked for them, and of
+    """One pass of a unit with its all-gathers: of its weights, unless earlier units have asked for them, and of
     those of later units.
 
     Whatever waits for the output of the unit also waits for the weights of the next unit.
 
     ops: of the pass.
-    input: the op that brings its input, if it has one.
+    input: the op that brings its input, if there is any.
     gathers: by module of the unit, its all-gathers.
     asked: those of them that the unit issues itself.
     for_next: ops that the next unit waits for.
@@ -464,14 +469,14 @@ class _PassGathering:
         self.ops[:] = [*(op for place in self.ops for op in (*self.inserted[place], place)), *behind]
 
     def _issue_gathers(self, point: InsertionPoint, gathers: list[Gather]) -> None:
-        """Issues all-gathers one after another at one place."""
+        """Issues all-gathers in order at an insertion point."""
         issued: list[Op] = []
         for gather in gathers:
             if gather.later and not self.forward and not point.after:
                 # Without an incoming gradient the loss starts the backward pass.
                 point = point._replace(after=issued[:1]) if issued else self._find_end_of_loss()
-            own = self.gathers[gather.module] if not gather.later else None
-            groups = own if own is not None else _gather_all(self.scheme, gather.weights, self.forward)
+            planned = self.gathers[gather.module] if not gather.later else None
+            groups = planned if planned is not None else _gather_all(self.scheme, gather.weights, self.forward)
             for group in groups:
                 group.ops[0].after += point.after
             issued += self._note_issued(gather, groups)
@@ -568,13 +573,14 @@ def _gather_all(scheme: ShardedScheme, weights: GatheredWeights, forward: bool) 
 
 
 def _serialise(ops: list[Op]) -> None:
-    """Lets each op wait for the one before."""
-    for one, other in pairwise(ops):
-        other.after.append(one)
+    """Lets each op wait for the op before."""
+    for op, follower in pairwise(ops):
+        follower.after.append(op)
 
 
 def _gradient_buckets(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str, ...]) -> list[tuple[list[Param], Op]]:
-    """The buckets in which gradients of a unit are reduced over `axes`, each with the op after which it is ready."""
+    """Returns the buckets in which gradients of a unit are reduced over `axes`, each with the op after which it is
+    ready."""
     place = {op: i for i, op in enumerate(fragment.backward)}
 
     def ready(param: Param) -> int:
@@ -586,19 +592,19 @@ def _gradient_buckets(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str
 
 
 def _leave_unit(scheme: ShardedScheme, param: Param) -> bool:
-    """Whether no rank keeps the whole gradient of a parameter on its GPU."""
+    """Returns whether no rank keeps the whole gradient of a parameter on its GPU."""
     return bool(scheme.shards_at_rest("gradients", param) or scheme.offloaded_to("gradients"))
 
 
 def _last_place(op: Op, place: dict[Op, int]) -> int:
-    """The place of an op in a pass; of a mark, that of the last op that it waits for."""
+    """Returns the place of an op in a pass; of a mark, that of the last op that it waits for."""
     return place[op] if op in place else max((_last_place(other, place) for other in op.after), default=0)
 
 
 def _reduce_gradients(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str, ...], stays: bool) -> None:
     """Reduces the gradients of a unit, bucket by bucket.
 
-    Unsharded gradients live until they are reduced. Those of one bucket are still being reduced while those of the
+    Unsharded gradients live until they are reduced. Those of a bucket are still being reduced while those of the
     next are computed.
     """
     buckets = _gradient_buckets(scheme, fragment, axes)
@@ -631,7 +637,7 @@ def _reduce_gradients(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str
 
 
 def _pack_gradients(fragment: Fragment, key: str, nbytes: int, params: list[Param], reduction: Op) -> list[Op]:
-    """Returns the kernel that copies the gradients of a bucket into one buffer, which lives until they are reduced."""
+    """Returns the kernel that copies the gradients of a bucket into a buffer, which lives until they are reduced."""
     ready = [param.ready for param in params]
     pack = Op("pack grads", work=Memory("concat", nbytes, nbytes), after=ready, phase="W")
     fragment.tensor_uses += _lifetime(key, nbytes, pack, reduction, "buffers")
@@ -646,7 +652,7 @@ def relay_arrivals(reach: int, phase: str) -> list[Op]:
     """Ops without work that pass on to later units that their weights have arrived; the next unit waits for the first.
 
     Units are connected by their residual stream alone. The arrival of weights for the unit after the next is relayed
-    from unit to unit on a stream of its own, arrivals for units further on on other streams; every unit hands them to
+    from unit to unit on a separate stream, arrivals for units further on on other streams; every unit hands them to
     the stream before.
     """
     marks = [mark_arrival(phase, 1, [])] if reach else []
@@ -657,13 +663,13 @@ def relay_arrivals(reach: int, phase: str) -> list[Op]:
 
 
 def mark_arrival(phase: str, stream: int, after: list[Op]) -> Op:
-    """A mark, on one of the streams of arrivals, that weights are there."""
+    """Returns a mark, on a stream of arrivals, that weights are there."""
     name = "data-forward" if phase == "F" else "data-backward"
     return Op("weights arrived", f"{name}-{stream}", None, after, phase)
 
 
 def group_layers(stage_ops: StageOps, layers: int) -> StageOps:
-    """`stage_ops` in which each run has units of `layers` copies, and the remainder in a run of its own."""
+    """Returns `stage_ops` whose runs have units of `layers` copies, and a run for the remainder."""
     if layers == 1:
         return stage_ops
     unit_runs: list[UnitRun] = []
@@ -674,18 +680,18 @@ def group_layers(stage_ops: StageOps, layers: int) -> StageOps:
 
 
 def _join_copies(unit_run: UnitRun, n: int, count: int) -> UnitRun:
-    """A run of `count` units, each of `n` copies in one fragment."""
+    """Returns a run of `count` units, each of `n` copies in a fragment."""
     if n == 1:
         return replace(unit_run, count=count)
     copies = [unit_run.fragment.copy() for _ in range(n)]
     takes, gives = unit_run.residual_in or "", unit_run.residual_out or ""
-    for one, other in pairwise(copies):
-        other.entry[takes].after.append(one.exit[gives])
-        if takes in other.grad_exit:
-            one.grad_entry[gives].after.append(other.grad_exit[takes])
+    for copy, following in pairwise(copies):
+        following.entry[takes].after.append(copy.exit[gives])
+        if takes in following.grad_exit:
+            copy.grad_entry[gives].after.append(following.grad_exit[takes])
 
     def key(old: str, i: int) -> str:
-        """Memory keys of copy i: neighbouring copies share the residual stream between them."""
+        """Returns memory keys of copy i: neighbouring copies share the residual stream between them."""
         back, (come, go) = old.removeprefix("d:"), unit_run.keys
         at = {come: i, go: i + 1}.get(back)
         if at is None:
@@ -693,22 +699,24 @@ def _join_copies(unit_run: UnitRun, n: int, count: int) -> UnitRun:
         return old if at in (0, n) else f"{old.removesuffix(back)}between {at}"
 
     fragment = Fragment(
-        [op for one in copies for op in one.forward],
-        [op for one in reversed(copies) for op in one.backward],
+        [op for copy in copies for op in copy.forward],
+        [op for copy in reversed(copies) for op in copy.backward],
         copies[0].entry,
         copies[-1].exit,
         copies[-1].grad_entry,
         copies[0].grad_exit,
-        [param for one in copies for param in one.params],
-        [name for one in copies for name in one.shared_weights],
+        [param for copy in copies for param in copy.params],
+        [name for copy in copies for name in copy.shared_weights],
         [
             replace(tensor_use, key=key(tensor_use.key, i))
-            for i, one in enumerate(copies)
-            for tensor_use in one.tensor_uses
+            for i, copy in enumerate(copies)
+            for tensor_use in copy.tensor_uses
         ],
     )
-    found, left = (
+    allocated_before, freed_later = (
         tuple(key(old, i) for i in range(n) for old in keys)
         for keys in (unit_run.allocated_before, unit_run.freed_later)
     )
-    return replace(unit_run, fragment=fragment, count=count, layers=n, allocated_before=found, freed_later=left)
+    return replace(
+        unit_run, fragment=fragment, count=count, layers=n, allocated_before=allocated_before, freed_later=freed_later
+    )

@@ -1,7 +1,7 @@
 """Plan of the all-gathers of sharded weights: in which unit, and at which of its modules, each of them is issued.
 
 Weights are all-gathered unit by unit, as in FSDP, or module by module, as by DeepSpeed's coordinator of parameters
-(runtime/zero/partitioned_param_coordinator.py); a module is an operator with its own parameters. A scheme says how far
+(runtime/zero/partitioned_param_coordinator.py); a module is an operator with its parameters. A scheme says how far
 ahead of the computation its all-gathers are (`Reach`).
 """
 
@@ -52,7 +52,7 @@ class Gather:
     """An all-gather that a unit issues.
 
     issuer: the module of the unit that starts when it is issued.
-    later: number of units until the one that uses the weights.
+    later: number of units until that which uses the weights.
     module: the module there that uses them.
     """
 
@@ -67,7 +67,7 @@ class PassGathers:
     """The all-gathers of a pass of a unit.
 
     now: those that it issues.
-    before: weights that earlier units have asked for: of its own modules, with `later` 0, and of units that follow.
+    before: weights that earlier units have asked for: of its modules, with `later` 0, and of units that follow.
     ahead: elements in memory of weights that are asked for further ahead.
     """
 
@@ -77,8 +77,8 @@ class PassGathers:
 
     @property
     def reach(self) -> int:
-        """Number of units until the last one whose weights earlier units have asked for."""
-        return max((one.later for one in self.before), default=0)
+        """Number of units until the last whose weights earlier units have asked for."""
+        return max((gather.later for gather in self.before), default=0)
 
 
 MOST_UNITS_AHEAD = 4
@@ -91,12 +91,12 @@ def plan_pass(row: Sequence[Sequence[GatheredModule]], reach: Reach) -> list[Pas
     places = [(unit, module) for unit, modules in enumerate(row) for module in range(len(modules))]
     weights = [row[unit][module].weights for unit, module in places]
     starts = [0, *accumulate(len(modules) for modules in row)]
-    live = [0, *accumulate(one.live for one in weights)]
+    live = [0, *accumulate(gathered.live for gathered in weights)]
     now: list[list[Gather]] = [[] for _ in row]
     before: list[list[Gather]] = [[] for _ in row]
     ahead = [0 for _ in row]
     issued = asked = 0
-    for place, until in enumerate(reach([one.elements for one in weights])):
+    for place, until in enumerate(reach([gathered.elements for gathered in weights])):
         unit, issuer = places[place]
         asked = max(asked, place + 1, min(until, len(places)))
         for other in range(issued, min(asked, starts[min(unit + MOST_UNITS_AHEAD + 1, len(row))])):
@@ -112,14 +112,14 @@ def plan_pass(row: Sequence[Sequence[GatheredModule]], reach: Reach) -> list[Pas
 
 
 def whole_pass(ops: Sequence[Op], weights: GatheredWeights) -> tuple[GatheredModule, ...]:
-    """A unit whose weights are gathered together."""
+    """Returns a unit whose weights are gathered together."""
     return (GatheredModule(weights, 0, len(ops) - 1),)
 
 
 def find_modules(
     fragment: Fragment, sharded: Sequence[tuple[Param, GatheredWeights]], forward: bool, reuse: float = inf
 ) -> tuple[GatheredModule, ...]:
-    """The modules of a pass of a unit in the order of use: one for each operator, also those without weights.
+    """Returns the modules of a pass of a unit in the order of use, each for an operator, also those without weights.
 
     sharded: the parameters that are gathered for this pass.
     reuse: a backward pass that recomputes an operator keeps its weights for its backward pass if fewer elements are
@@ -174,7 +174,7 @@ class _UsesInPass:
         names = f"re {param.used.name}", f"d{param.used.name}"
         if places := [self.named[name] for name in names if name in self.named]:
             return places
-        # The backward pass of an operator follows that of the one before, which ends with its weight gradients.
+        # The backward pass of an operator follows that of the operator before, which ends with its weight gradients.
         end = self.place.get(param.ready, 0)
         after = max((other + 1 for other in self.ends if other < end), default=0)
         return [next((i for i in self.kernels if after <= i < end), end)]
@@ -187,27 +187,29 @@ class _UsesInPass:
 
 
 def join_modules(modules: Sequence[GatheredModule], elements: int) -> tuple[GatheredModule, ...]:
-    """Neighbouring modules joined until at least so many elements are gathered together."""
+    """Returns neighbouring modules joined until at least so many elements are gathered together."""
     joined: list[list[GatheredModule]] = []
     for module in modules:
-        if not joined or sum(one.weights.elements for one in joined[-1]) >= elements:
+        if not joined or sum(module.weights.elements for module in joined[-1]) >= elements:
             joined.append([])
         joined[-1].append(module)
     return tuple(
-        GatheredModule(add_up([one.weights for one in own]), own[0].begin, max(one.end for one in own))
-        for own in joined
+        GatheredModule(
+            add_up([module.weights for module in group]), group[0].begin, max(module.end for module in group)
+        )
+        for group in joined
     )
 
 
 def add_up(every: Sequence[GatheredWeights]) -> GatheredWeights:
-    """Weights that are gathered together, with one all-gather for each set of axes."""
+    """Weights that are gathered together, with an all-gather for each set of axes."""
     groups: dict[tuple[str, ...], int] = {}
-    for one in every:
-        for axes, elements in one.groups:
+    for weights in every:
+        for axes, elements in weights.groups:
             groups[axes] = groups.get(axes, 0) + elements
-    return GatheredWeights(tuple(groups.items()), sum(one.live for one in every))
+    return GatheredWeights(tuple(groups.items()), sum(weights.live for weights in every))
 
 
 def kernel_before(ops: Sequence[Op], place: int) -> list[Op]:
-    """The last kernel before a place in a pass, if there is one."""
+    """Returns the last kernel before a place in a pass, if there is any."""
     return next(([op] for op in reversed(ops[:place]) if op.stream == COMPUTE), [])

@@ -1,6 +1,6 @@
 """DeepSpeed's coordinator of parameters: sharded weights are all-gathered module by module, ahead of use.
 
-When a module starts, its own weights are gathered unless that has been asked for, and then those of the modules that
+When a module starts, its weights are gathered unless that has been asked for, and then those of the modules that
 follow in the recorded order of the pass, until `prefetch_bucket` elements have been added or `max_live` elements are
 whole. A module's weights are freed after its pass, unless it is soon needed again. A weight matrix that is larger than
 the bucket is gathered ahead all the same, because the limit is read before each: matrices of 600 million elements
@@ -32,7 +32,7 @@ from meshcast.simulator.schemes.data.shared.reduce_buckets import fill_buckets
 
 class CoordinatorOptions(SchemeOptions):
     prefetch_bucket: int = Field(default=50_000_000, ge=0)
-    """Elements that a module asks for ahead, besides its own: no further matrix is gathered once that many are."""
+    """Elements that a module asks for ahead, besides its weights: no further matrix is gathered once that many are."""
     max_live: int = Field(default=1_000_000_000, ge=0)
     """Elements from which on nothing is gathered ahead."""
     max_reuse_distance: int = Field(default=1_000_000_000, ge=0)

@@ -1,7 +1,7 @@
 """GPU memory of the buckets in which data schemes reduce gradients, as the framework says it (`Bucket`).
 
 Contiguous buffers take every gradient as soon as it is computed, so that of the unsharded gradients only the largest
-one is beside them; a bucket is copied into one flat tensor while it is reduced.
+is beside them; a bucket is copied into a flat tensor while it is reduced.
 
     backward     layer 3           | layer 2           | layer 1
     buffer 1     fills ........... | reduced ......... | fills ...
@@ -22,7 +22,7 @@ HELD = "buckets"
 
 
 def fill_buckets(params: Sequence[Param], elements: float) -> list[list[Param]]:
-    """Parameters in buckets of up to so many elements; a larger one alone."""
+    """Returns parameters in buckets of up to so many elements; a larger parameter alone."""
     buckets: list[list[Param]] = []
     room = 0.0
     for param in params:
@@ -58,16 +58,15 @@ def count_bucket_bytes(scheme: ShardsStates, bucket: float, elements: float) -> 
 
 
 def count_resting_bytes(scheme: ShardsStates, bucket: float) -> float:
-    """Returns the bytes of buffers that live through the whole step: those of sharded weights, which are made with the
-    optimizer."""
+    """Returns the bytes of buffers that live through the whole step: those of sharded weights, which are allocated with
+    the optimizer."""
     framework = scheme.framework
     buffers = framework.bucket.buffers if "parameters" in scheme.shards else 0
     return float(buffers * bucket * BYTES[framework.gradients])
 
 
 def hold_buckets(scheme: ShardsStates, bucket: float, stage_ops: StageOps, shared: bool) -> StageOps:
-    """Returns `stage_ops` in which every unit has buffers and copies of a bucket from its first gradient to its last
-    one.
+    """Returns `stage_ops` in which every unit has buffers and copies of a bucket from its first gradient to its last.
 
     bucket: elements of a full bucket.
     shared: whether its units may be those of other plans, which are copied.
@@ -94,7 +93,7 @@ def _hold_bytes(fragment: Fragment, nbytes: int) -> None:
 
 
 def without_buckets(stage_ops: StageOps) -> StageOps:
-    """Returns `stage_ops` whose units have no buckets, as with one replica."""
+    """Returns `stage_ops` whose units have no buckets, as with a single replica."""
     units = []
     for unit_run in stage_ops.unit_runs:
         kept = [use for use in unit_run.fragment.tensor_uses if use.key != HELD]
@@ -104,6 +103,6 @@ def without_buckets(stage_ops: StageOps) -> StageOps:
 
 def count_whole_elements(scheme: ShardsStates, params: Sequence[Param]) -> int:
     """Returns the elements of whole gradients in memory until their bucket is reduced: with contiguous buffers those of
-    the largest one, before it is copied or, where it is larger than the buffer, until then."""
+    the largest, before it is copied or, where it is larger than the buffer, until then."""
     sizes = [param.size for param in params]
     return max(sizes) if scheme.framework.bucket.buffers else sum(sizes)

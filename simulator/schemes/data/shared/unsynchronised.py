@@ -1,6 +1,6 @@
-"""Workers that take optimizer steps of their own: gradients are not reduced among them, and they meet once in a period.
+"""Workers that take optimizer steps alone: gradients are not reduced among them, and they meet once in a period.
 
-A worker is one rank or, with an axis in the option `within`, several that reduce gradients in every step as DDP does;
+A worker is a rank or, with an axis in the option `within`, several that reduce gradients in every step as DDP does;
 each of these meets the others with its share of the weights. A scheme says how many steps a period has (`period`) and
 what happens at its end (`meet`); the forecast step is the mean over a period.
 """
@@ -22,7 +22,7 @@ class WorkerOptions(SchemeOptions):
     """Options of all schemes whose workers meet once in a period."""
 
     within: str | None = None
-    """The axis that joins the ranks of one worker; default: a worker is one rank."""
+    """The axis that joins the ranks of a worker; default: a worker is a rank."""
 
 
 class UnsynchronisedScheme(DataScheme, MeetsPeriodically):
@@ -59,16 +59,16 @@ class UnsynchronisedScheme(DataScheme, MeetsPeriodically):
 
     @abstractmethod
     def meet(self, axes: tuple[str, ...], elements: int) -> Sequence[Op]:
-        """The ops at the end of a period, one after another, for a rank's share of so many weights, which the ranks of
+        """Returns the ops at the end of a period, in order, for a rank's share of so many weights, which the ranks of
         `axes` hold, too.
         """
 
     def reduces(self, param: Param) -> tuple[str, ...]:
-        """Those of a worker, and the sequence axes, along which ranks see other parts of the same samples."""
+        """Returns those of a worker, and the sequence axes, along which ranks see other parts of the same samples."""
         return tuple(axis for axis in super().reduces(param) if axis not in self.unsynchronised_axes)
 
     def meets(self, param: Param) -> bool:
-        """Whether other ranks have copies of `param` that differ from its own."""
+        """Returns whether other ranks have copies of `param` that differ from this rank's."""
         return self.mesh.size(self._meeting_group(param)[0]) > 1
 
     def _meeting_group(self, param: Param) -> tuple[tuple[str, ...], int]:

@@ -17,7 +17,7 @@ from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, chunked_round_s
 from meshcast.simulator.schemes.expert.shared.token_dispatch import ExpertRound
 
-MOST = 64
+MAX_DEGREE = 64
 """Most chunks that are tried."""
 
 PART = 8
@@ -26,20 +26,21 @@ PART = 8
 ROUNDED = 1e-9
 """Relative difference of durations that is rounding."""
 
-Degree = Annotated[int, Field(ge=1, le=MOST, strict=True)]
+Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE, strict=True)]
 Line = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]]
 """Start [s] and slope [s per byte or FLOP]."""
 
 
-def fastest_degree(nbytes: float, flops: float, exchange: Line, compute: Line, most: int = MOST) -> int:
-    """The number of chunks with the fastest round; the least of several. nbytes: of an all-to-all of all tokens."""
+def fastest_degree(nbytes: float, flops: float, exchange: Line, compute: Line, most: int = MAX_DEGREE) -> int:
+    """Returns the number of chunks with the fastest round; the least of several. nbytes: of an all-to-all of all
+    tokens."""
 
     def seconds(n: int) -> float:
         each = exchange[0] + exchange[1] * nbytes / n, compute[0] + compute[1] * flops / n
         return chunked_round_s(*each, n)
 
     durations = [seconds(n) for n in range(1, most + 1)]
-    return 1 + next(i for i, found in enumerate(durations) if found <= min(durations) * (1 + ROUNDED))
+    return 1 + next(i for i, duration in enumerate(durations) if duration <= min(durations) * (1 + ROUNDED))
 
 
 class ChosenDegree(ExpertScheme, FitsModels):
@@ -77,21 +78,21 @@ class ChosenDegree(ExpertScheme, FitsModels):
             compute=options.compute or _fit_line(measure_experts(PART), measure_experts(1)),
         )
 
-    def degree_of(self, one: ExpertRound) -> int:
-        """The number of chunks of a round; without fitted models one."""
-        assert isinstance(one.out.work, Collective)
+    def degree_of(self, expert_round: ExpertRound) -> int:
+        """Returns the number of chunks of a round; without fitted models 1."""
+        assert isinstance(expert_round.out.work, Collective)
         if self.options.degree != "auto":
             return int(self.options.degree)
         if self.options.exchange is None or self.options.compute is None:
             return 1
-        products = [op.work for op in one.inside if isinstance(op.work, Gemm)]
+        products = [op.work for op in expert_round.inside if isinstance(op.work, Gemm)]
         rows = min(work.batch * work.m for work in products)
         flops = sum(work.flops for work in products)
-        most = min(MOST, max(1, int(rows)))
-        return fastest_degree(one.out.work.nbytes, flops, self.options.exchange, self.options.compute, most)
+        most = min(MAX_DEGREE, max(1, int(rows)))
+        return fastest_degree(expert_round.out.work.nbytes, flops, self.options.exchange, self.options.compute, most)
 
 
 def _fit_line(small: tuple[float, float], large: tuple[float, float]) -> Line:
-    """The line through two pairs of amount and seconds, with a start of at least 0."""
+    """Returns the line through two pairs of amount and seconds, with a start of at least 0."""
     slope = (large[1] - small[1]) / (large[0] - small[0])
     return max(0.0, small[1] - slope * small[0]), slope

@@ -30,7 +30,7 @@ class DeduplicatedDispatch(ExpertScheme, ABC):
 
     @abstractmethod
     def dispatch_format(self, phase: str) -> str:
-        """Number format in which tokens (phase F, R) or gradients of results (phase B) are dispatched."""
+        """Returns the number format in which tokens (phase F, R) or gradients of results (phase B) are dispatched."""
 
     @property
     @abstractmethod
@@ -38,7 +38,7 @@ class DeduplicatedDispatch(ExpertScheme, ABC):
         """Multiprocessors that the kernels occupy."""
 
     def most_nodes(self, nodes: int) -> int:
-        """Most nodes that hold experts of one token, of the nodes of the group."""
+        """Returns the most nodes that hold experts of a token, of the nodes of the group."""
         return nodes
 
     def check_job(self, job: Any) -> None:

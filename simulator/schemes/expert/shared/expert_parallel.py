@@ -2,7 +2,7 @@
 
 Operators, layouts and their collectives assume even routing. `ExpertScheme.lower` adds what uneven routing changes:
 work states its mean over ranks, which adds up to the total, and takes the `pace` and the groups of the most loaded rank
-(see `simulator.ir.routing.slowest_rank`). The one device that stands for all ranks holds the tokens of the most loaded
+(see `simulator.ir.routing.slowest_rank`). The device that stands for all ranks holds the tokens of the most loaded
 rank, since its memory must suffice.
 """
 
@@ -51,8 +51,8 @@ class ExpertSetting:
     capacity: capacity factor; None: no token is dropped.
     over: the axis whose ranks hold the experts: dp, cp or tp (with sequence parallelism).
     nodes: nodes that the ranks lie on.
-    exchange_s: seconds of one all-to-all of all tokens of a rank.
-    compute_s: seconds of all expert kernels of one pass.
+    exchange_s: seconds of an all-to-all of all tokens of a rank.
+    compute_s: seconds of all expert kernels of a pass.
     expert_ffn: inner width of an expert.
     options: of the scheme.
     """
@@ -95,7 +95,7 @@ class ExpertScheme(AdaptsModel, VariesSteps):
     role = "expert scheme"
     most_axes = 2
     default_capacity: ClassVar[float | None] = None
-    """Capacity factor of distributed experts where neither the plan nor the model says one."""
+    """Capacity factor of distributed experts where neither the plan nor the model says any."""
 
     class Options(SchemeOptions):
         capacity: Capacity | None = None
@@ -113,11 +113,11 @@ class ExpertScheme(AdaptsModel, VariesSteps):
         return self.mesh.size(self.axes[:1])
 
     def capacity(self, moe: Any) -> float | None:
-        """The capacity factor under this scheme; None: dropless."""
-        own: float | None = self.options.capacity
-        if own is None:
-            own = moe.capacity
-        return self.default_capacity if own is None and self.ranks > 1 else own
+        """Returns the capacity factor under this scheme; None: dropless."""
+        factor: float | None = self.options.capacity
+        if factor is None:
+            factor = moe.capacity
+        return self.default_capacity if factor is None and self.ranks > 1 else factor
 
     def adapt_model(self, model: Any) -> Any:
         if model.moe is None:
@@ -154,7 +154,8 @@ class ExpertScheme(AdaptsModel, VariesSteps):
         return self if routing.step == number else self.with_options(routing=routing.at_step(number))
 
     def axes_with_same_tokens(self, job: Any) -> list[str]:
-        """The axes over which experts are distributed and along which no other scheme of the plan shards tokens."""
+        """Returns the axes over which experts are distributed and along which no other scheme of the plan shards
+        tokens."""
         mine, divided = self.mesh.parts(self.axes[:1]), self._dims_of_tokens(job)
         return [part for part in mine if self.mesh.size(part) > 1 and part not in divided]
 
@@ -163,11 +164,11 @@ class ExpertScheme(AdaptsModel, VariesSteps):
         return prod(self.mesh.size(part) for part, dim in self._dims_of_tokens(job).items() if dim == "s")
 
     def replicas(self, job: Any) -> int:
-        """Data-parallel replicas, each with samples of its own."""
+        """Counts the data-parallel replicas, each of which has other samples."""
         return prod(self.mesh.size(part) for part, dim in self._dims_of_tokens(job).items() if dim == "b")
 
     def _dims_of_tokens(self, job: Any) -> dict[str, str]:
-        """The dim of tokens, batch or sequence, that other schemes of the plan shard over an axis."""
+        """Returns the dim of tokens, batch or sequence, that other schemes of the plan shard over an axis."""
         divided: dict[str, str] = {}
         for entry in job.plan.schemes:
             kind, options = find_scheme(entry.use), entry.model_extra or {}
@@ -185,9 +186,9 @@ class ExpertScheme(AdaptsModel, VariesSteps):
         return Rule({part: dim * has for axis, dim, has in dims if has or kept for part in self.mesh.parts(axis)})
 
     def expert_load(self, module: MoE) -> ExpertLoad:
-        """The load of the ranks that hold the experts of a layer."""
-        found: ExpertLoad = self.options.routing.load(self.ranks, module.experts, module.capacity)
-        return found
+        """Returns the load of the ranks that hold the experts of a layer."""
+        load: ExpertLoad = self.options.routing.load(self.ranks, module.experts, module.capacity)
+        return load
 
     def marks_of(self, layer: MoE) -> frozenset[Hashable]:
         """Marks of a layer with experts and of all modules inside it: its load, where that is uneven."""
@@ -195,8 +196,8 @@ class ExpertScheme(AdaptsModel, VariesSteps):
         return frozenset() if expert_load.even else frozenset({expert_load})
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
-        layers = {one: self.marks_of(one) for one in every_module(stage) if isinstance(one, MoE)}
-        return inner(add_marks(stage, {part: marks for one, marks in layers.items() for part in every_module(one)}))
+        layers = {layer: self.marks_of(layer) for layer in every_module(stage) if isinstance(layer, MoE)}
+        return inner(add_marks(stage, {part: marks for layer, marks in layers.items() for part in every_module(layer)}))
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         expert_load = next((mark for mark in module.marks if isinstance(mark, ExpertLoad)), None)
@@ -208,8 +209,8 @@ class ExpertScheme(AdaptsModel, VariesSteps):
 
 
 def expert_collectives(fragment: Fragment, scheme: ExpertScheme) -> list[Op]:
-    """The collectives of a layer over the ranks that experts are distributed over, forward and backward, in issue
-    order.
+    """Returns the collectives of a layer over the ranks that experts are distributed over, forward and backward, in
+    issue order.
     """
     parts = set(scheme.mesh.parts(scheme.axes[:1]))
     ops = [op for op in (*fragment.forward, *fragment.backward) if op.stream == scheme.family]

@@ -29,21 +29,24 @@ class FusedRound:
 
 
 def find_all_to_all_rounds(fragment: Fragment, parts: Iterable[str]) -> list[FusedRound]:
-    """The rounds between all-to-alls among the ranks of `parts`."""
-    found = []
-    for one in find_rounds(fragment, parts):
-        ops = one.ops
+    """Returns the rounds between all-to-alls among the ranks of `parts`."""
+    rounds = []
+    for expert_round in find_rounds(fragment, parts):
+        ops = expert_round.ops
         first, *_, last = [i for i, op in enumerate(ops) if isinstance(op.work, Gemm)]
-        wait_for_tokens_only(one)
+        wait_for_tokens_only(expert_round)
         moving = next(i for i, op in enumerate(ops) if op.stream == COMPUTE)
         coming = len(ops) - next(i for i, op in enumerate(reversed(ops)) if op.stream == COMPUTE)
-        found.append(FusedRound(ops[:moving], ops[moving : first + 1], ops[last:coming], ops[coming:]))
-    return found
+        rounds.append(FusedRound(ops[:moving], ops[moving : first + 1], ops[last:coming], ops[coming:]))
+    return rounds
 
 
-def give_multiprocessors(one: FusedRound, to_dispatch: int, to_combine: int) -> None:
+def give_multiprocessors(fused_round: FusedRound, to_dispatch: int, to_combine: int) -> None:
     """Gives some multiprocessors of the two fused kernels to their communication."""
-    for product, moving, sms in ((one.first[-1:], one.dispatch, to_dispatch), (one.last[:1], one.combine, to_combine)):
+    for product, moving, sms in (
+        (fused_round.first[-1:], fused_round.dispatch, to_dispatch),
+        (fused_round.last[:1], fused_round.combine, to_combine),
+    ):
         for op in (*product, *moving) if moving else ():
             if isinstance(op.work, Gemm):
                 op.work = replace(op.work, sms=sms)
@@ -52,14 +55,15 @@ def give_multiprocessors(one: FusedRound, to_dispatch: int, to_combine: int) -> 
                 op.work = replace(op.work, sms=0)
 
 
-def fuse_dispatch(fused: Rewrite, moving: list[Op], kernels: list[Op], steps: int, own: bool) -> None:
-    """`kernels`, of which the last is a GEMM, work in `steps` on what the ops `moving` bring: on the last step once all
-    has come. What follows the GEMM waits for it alone.
+def fuse_dispatch(fused: Rewrite, moving: list[Op], kernels: list[Op], steps: int, own_rows_first: bool) -> None:
+    """Lets `kernels`, of which the last is a GEMM, work in `steps` on what the ops `moving` bring: on the last step
+    once all has come. What follows the GEMM waits for it alone.
 
-    own: the first rows are the rank's own; otherwise the first step waits for its share of what is sent.
+    own_rows_first: the first rows are those of the rank itself; otherwise the first step waits for its share of what is
+        sent.
     """
     ready, ends = {op: moving[0].after for op in moving}, moving[-1:]
-    if not own:
+    if not own_rows_first:
         tile, ends = (_split_exchange(moving, (1, steps - 1), part, moving[0].after) for part in (0, 1))
         fused.swap(moving[0], [*tile, *ends], ends[:1])
         for op, end in zip(moving[1:], ends[1:], strict=True):
@@ -71,8 +75,8 @@ def fuse_dispatch(fused: Rewrite, moving: list[Op], kernels: list[Op], steps: in
 
 
 def fuse_combine(fused: Rewrite, kernels: list[Op], moving: list[Op], steps: int) -> None:
-    """The ops `moving` send what `kernels`, a GEMM and what follows it, make in `steps`: nothing before the first one
-    is made, and that of the last one after it.
+    """Lets the ops `moving` send what `kernels`, a GEMM and what follows it, make in `steps`: nothing before the first
+    is computed, and that of the last after it.
     """
     first, rest = fused.chunk(kernels, (1, steps - 1), one_kernel=True)[-1]
     most = _split_exchange(moving, (steps - 1, 1), 0, [first])
@@ -83,11 +87,11 @@ def fuse_combine(fused: Rewrite, kernels: list[Op], moving: list[Op], steps: int
 
 
 def _split_exchange(moving: list[Op], sizes: tuple[int, int], which: int, after: Sequence[Op]) -> list[Op]:
-    """One of two parts, of relative `sizes`, of every op of an exchange, one after the other on its stream."""
-    found: list[Op] = []
+    """Returns one of two parts, of relative `sizes`, of every op of an exchange, in order on its stream."""
+    parts: list[Op] = []
     for op in moving:
         assert op.work is not None
         work, stream = split_work_by(op.work, sizes)[which], moving[-1].stream
-        behind = [*(found[-1:] or after)]
-        found.append(replace(op, name=f"{op.name} {which}", stream=stream, work=work, after=behind))
-    return found
+        behind = [*(parts[-1:] or after)]
+        parts.append(replace(op, name=f"{op.name} {which}", stream=stream, work=work, after=behind))
+    return parts

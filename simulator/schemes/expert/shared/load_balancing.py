@@ -1,14 +1,14 @@
 """Placements of experts that follow their loads from step to step: base of the expert schemes with such a policy.
 
-Before each step the policy of a scheme sees the loads of all earlier steps, never its own, and decides which ranks host
-each expert. Tokens are then routed by the loads of the step.
+Before each step the policy of a scheme sees the loads of all earlier steps, never that of the step, and decides which
+ranks host each expert. Tokens are then routed by the loads of the step.
 
 - Experts that *move*, and replicas that stay: weights and optimizer states are sent to each new host once. Gradients of
   replicas are summed among their hosts.
 - *Shadows* (`Placement.stays`): each step their weights are broadcast to the hosts, and gradients reduced to the owner.
 
-Both run on a stream of their own: weights arrive from the start of the step on, layer after layer, and the first use of
-a layer's experts waits for its own; gradients leave beside the rest of the last backward pass. All ranks gather the
+Both run on a separate stream: weights arrive from the start of the step on, layer after layer, and the first use of
+a layer's experts waits for its weights; gradients leave beside the rest of the last backward pass. All ranks gather the
 token counts of all ranks in every layer. Not modelled: states of experts that are sharded over several groups of
 expert-parallel ranks, of which each would send its shard; the optimizer update of replicas.
 """
@@ -40,15 +40,15 @@ COUNT = 8
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Times of one layer of experts in a step, as a system measures them before training [s].
+    """Times of a layer of experts in a step, as a system measures them before training [s].
 
     ranks, experts: ranks that hold the experts, and number of these.
     exchange: its all-to-alls under even routing.
     compute: the kernels of a rank's experts under even routing.
     others: forward kernels of the linear layers between two layers of experts.
-    broadcast, reduce: the weights, or gradients, of one expert to or from all ranks.
-    all_reduce: the gradients of one expert among all ranks.
-    move: weights and optimizer states of one expert, from one rank to another.
+    broadcast, reduce: the weights, or gradients, of an expert to or from all ranks.
+    all_reduce: the gradients of an expert among all ranks.
+    move: weights and optimizer states of an expert, from a rank to another.
     """
 
     ranks: int
@@ -62,12 +62,12 @@ class LayerTimes:
     move: float
 
     def of_load(self, routing: Routing, placement: Placement) -> float:
-        """The slowest rank's time for tokens [s]."""
+        """Returns the slowest rank's time for tokens [s]."""
         load = routing.load(self.ranks, self.experts, placement=placement)
         return self.exchange * load.remote * load.busiest_exchange + self.compute * load.most_loaded
 
     def of_moves(self, before: Placement, after: Placement) -> float:
-        """The busiest rank's time to send or receive experts between two placements [s]."""
+        """Returns the busiest rank's time to send or receive experts between two placements [s]."""
         return self.move * _busiest(after.transfers(before, self.ranks))
 
 
@@ -88,13 +88,13 @@ class BalancedScheme(ExpertScheme, FitsModels):
         capacity: None = None  # type: ignore[assignment]
         """null: there is none, whatever the model says."""
 
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.placements = {}
 
     @staticmethod
     def decide(options: Any, held: Placement, past: Sequence[Routing], times: LayerTimes) -> Placement:
-        """The placement of the next step.
+        """Returns the placement of the next step.
 
         held: the placement of the step before.
         past: the routing of all earlier steps.
@@ -112,14 +112,14 @@ class BalancedScheme(ExpertScheme, FitsModels):
     def fit_models(self, job: Any, measure: Callable[[Work], float]) -> Scheme:
         if self.ranks == 1 or job.model.moe is None:
             return self
-        found, options = copy.copy(self), self.options.model_copy(update={"routing": self.options.routing.at_step(0)})
-        found.placements = {}
+        fitted, options = copy.copy(self), self.options.model_copy(update={"routing": self.options.routing.at_step(0)})
+        fitted.placements = {}
         for number in job.model.moe.expert_counts:
             times, step = self._measure_layer(job, number, measure), self.options.routing.step
             steps = (max(0, step - 1), step)
-            before, now = (_place(type(self).decide, options, times, one) for one in steps)
-            found.placements[number] = before, now
-        return found
+            before, now = (_place(type(self).decide, options, times, number) for number in steps)
+            fitted.placements[number] = before, now
+        return fitted
 
     def _measure_layer(self, job: Any, experts: int, measure: Callable[[Work], float]) -> LayerTimes:
         model, batch, axes = job.model, job.batch, self.mesh.parts(self.axes[:1])
@@ -127,14 +127,24 @@ class BalancedScheme(ExpertScheme, FitsModels):
         rows = batch.micro * batch.sequence / self.sequence_shards(job) * model.moe.top_k
         passes = batch.total / (batch.micro * self.replicas(job))
         sizes = ((2 if model.gated else 1) * ffn, model.hidden), (model.hidden, ffn)
-        own, weights = experts // self.ranks, sum(n * k for n, k in sizes)
-        products = [Gemm(rows / own, n, k, own, self.framework.weights, groups=((own, rows / own),)) for n, k in sizes]
+        experts_per_rank, weights = experts // self.ranks, sum(n * k for n, k in sizes)
+        products = [
+            Gemm(
+                rows / experts_per_rank,
+                n,
+                k,
+                experts_per_rank,
+                self.framework.weights,
+                groups=((experts_per_rank, rows / experts_per_rank),),
+            )
+            for n, k in sizes
+        ]
         exchange = Collective("all_to_all", round(rows * model.hidden * width), axes)
         between = model.moe.every * 4 * model.hidden + (model.moe.every - 1) * (3 if model.gated else 2) * model.ffn
         others = Gemm(rows / model.moe.top_k, between, model.hidden, dtype=self.framework.weights)
         gradients = round(weights * BYTES[self.framework.gradients])
-        one = np.zeros((self.ranks, self.ranks), dtype=int)
-        one[0, 1] = 1
+        expert_moved = np.zeros((self.ranks, self.ranks), dtype=int)
+        expert_moved[0, 1] = 1
         return LayerTimes(
             ranks=self.ranks,
             experts=experts,
@@ -144,7 +154,7 @@ class BalancedScheme(ExpertScheme, FitsModels):
             broadcast=measure(Collective("broadcast", round(weights * width), axes)),
             reduce=measure(Collective("reduce", gradients, axes)),
             all_reduce=measure(Collective("all_reduce", gradients, axes)),
-            move=measure(self._move(one, weights)),
+            move=measure(self._move(expert_moved, weights)),
         )
 
     def _move(self, transfers: np.ndarray, elements: float) -> Collective:
@@ -156,7 +166,7 @@ class BalancedScheme(ExpertScheme, FitsModels):
         return Collective("all_to_all", round(nbytes), self.mesh.parts(self.axes[:1]), pace=pace)
 
     def placements_of(self, experts: int) -> tuple[Placement, Placement]:
-        """The placements of a layer in the step before and in this step."""
+        """Returns the placements of a layer in the step before and in this step."""
         start = Placement.in_order(self.ranks, experts)
         return self.placements.get(experts, (start, start))
 
@@ -224,25 +234,25 @@ class BalancedScheme(ExpertScheme, FitsModels):
         return float(BYTES[framework.weights] + states)
 
     def _foreign(self, placement: Placement) -> int:
-        """The most experts of other ranks that a rank hosts."""
+        """Returns the most experts of other ranks that a rank hosts."""
         return int(np.bincount([rank for hosts in placement.hosts for rank in hosts[1:]], minlength=1).max())
 
     def _arriving(self, before: Placement, now: Placement, elements: float) -> list[Op]:
-        """The ops that bring weights to the hosts of a layer at the start of a step."""
+        """Returns the ops that bring weights to the hosts of a layer at the start of a step."""
         if not now.stays:
             moved = now.transfers(before, self.ranks)
             return [Op("move experts", STREAM, self._move(moved, elements))] if moved.any() else []
         nbytes = round(elements * BYTES[self.framework.weights])
-        return [Op(f"shadow {one}", STREAM, work) for one, work in self._among_hosts(now, "broadcast", nbytes)]
+        return [Op(f"shadow {expert}", STREAM, work) for expert, work in self._among_hosts(now, "broadcast", nbytes)]
 
     def _leaving(self, now: Placement, elements: float) -> list[Op]:
-        """The ops that sum the gradients of a layer's experts with several hosts."""
+        """Returns the ops that sum the gradients of a layer's experts with several hosts."""
         operation, nbytes = "reduce" if now.stays else "all_reduce", round(elements * BYTES[self.framework.gradients])
         among = self._among_hosts(now, operation, nbytes)
-        return [Op(f"sum gradients {one}", STREAM, work, phase="W") for one, work in among]
+        return [Op(f"sum gradients {expert}", STREAM, work, phase="W") for expert, work in among]
 
     def _among_hosts(self, now: Placement, operation: str, nbytes: int) -> Iterable[tuple[int, Collective]]:
-        """A collective among the hosts of every expert that has several."""
+        """Yields a collective among the hosts of every expert that has several."""
         axes = self.mesh.parts(self.axes[:1])
         for expert, hosts in enumerate(now.hosts):
             if len(hosts) > 1:
@@ -257,7 +267,7 @@ class BalancedScheme(ExpertScheme, FitsModels):
 
 
 def _runs_of_units(stage: Stage, stage_ops: StageOps) -> Iterator[tuple[Unit, UnitRun]]:
-    """The runs of a stage with their units: sharded weights divide the copies of a unit into several runs."""
+    """Yields the runs of a stage with their units: sharded weights divide the copies of a unit into several runs."""
     runs = iter(stage_ops.unit_runs)
     for unit in stage.units:
         left = unit.count
@@ -270,28 +280,28 @@ class _Sides:
     """Side ops that are collected layer after layer, with the numbers of the parameters of each."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[Op, np.ndarray]] = []
+        self.ops: list[tuple[Op, np.ndarray]] = []
 
     def add(self, ops: Iterable[Op], params: np.ndarray) -> None:
-        self.found += [(op, params) for op in ops]
+        self.ops += [(op, params) for op in ops]
 
     def side_ops(self, backward: bool = False) -> list[SideOps]:
-        found = self.found[::-1] if backward else self.found
-        if not found:
+        ops = self.ops[::-1] if backward else self.ops
+        if not ops:
             return []
-        starts = np.cumsum([0, *(len(params) for _, params in found[:-1])])
-        return [SideOps([op for op, _ in found], np.concatenate([params for _, params in found]), starts)]
+        starts = np.cumsum([0, *(len(params) for _, params in ops[:-1])])
+        return [SideOps([op for op, _ in ops], np.concatenate([params for _, params in ops]), starts)]
 
 
 def _busiest(transfers: np.ndarray) -> int:
-    """The most experts that a rank sends or receives."""
+    """Returns the most experts that a rank sends or receives."""
     return int(max(transfers.sum(axis=0).max(), transfers.sum(axis=1).max()))
 
 
 @lru_cache(maxsize=512)
 def _place(decide: Policy, options: Any, times: LayerTimes, step: int) -> Placement:
-    """The placement of a step under a policy: of the first one that in order."""
+    """Returns the placement of a step under a policy: of the first step that in order."""
     if step == 0:
         return Placement.in_order(times.ranks, times.experts)
-    past = [options.routing.at_step(one) for one in range(step)]
+    past = [options.routing.at_step(earlier) for earlier in range(step)]
     return decide(options, _place(decide, options, times, step - 1), past, times)

@@ -70,7 +70,7 @@ class FixedCapacity(ExpertScheme):
         return (setting.capacity or self.default_capacity or 1) * setting.top_k * setting.b * setting.s
 
     def capacity_forms(self, setting: ExpertSetting, where: str) -> Iterable[ClosedForm]:
-        """The closed forms of fixed capacity. where: section or equation that defines it."""
+        """Yields the closed forms of fixed capacity. where: section or equation that defines it."""
         p, slots = setting.ep, self.slots_per_rank(setting)
         sent = 4 * (p - 1) / p * slots * setting.h * 2
         yield ClosedForm("sent_per_layer", sent, f"{where}: slots for c k T choices")

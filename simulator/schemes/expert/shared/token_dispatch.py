@@ -1,9 +1,9 @@
 """Token dispatch and combine: finds the rounds of a layer's experts in its lowered ops, and rewrites them.
 
-A *round* is one pass of tokens through experts on other ranks: an all-to-all (dispatch), the kernels of the experts, an
-all-to-all (combine). A layer has one round forward, one backward (gradients of results out, gradients of tokens back),
-and one more where its experts are recomputed. Schemes that exchange tokens otherwise, or while experts compute, replace
-these ops. Gradients of weights belong to no round.
+A *round* is a pass of tokens through experts on other ranks: an all-to-all (dispatch), the kernels of the experts, an
+all-to-all (combine). A layer has a round forward, a round backward (gradients of results out, gradients of tokens
+back), and another where its experts are recomputed. Schemes that exchange tokens otherwise, or while experts compute,
+replace these ops. Gradients of weights belong to no round.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MoESizes:
     topk: experts of a token.
     experts: routed experts.
     copies: copies of tokens sent to experts, over all ranks of the stage.
-    weights: elements of the matrices of one expert.
+    weights: elements of the matrices of an expert.
     """
 
     hidden: int
@@ -60,7 +60,9 @@ class MoESizes:
         operators = composite.operators()
         (sent,) = (operator.outs[0].dims for operator in operators if isinstance(operator, Permute))
         (chosen,) = (operator.outs[0].dims for operator in operators if isinstance(operator, TopK))
-        tensors = (one.dims for operator in operators if isinstance(operator, ExpertLinear) for one in operator.weights)
+        tensors = (
+            weight.dims for operator in operators if isinstance(operator, ExpertLinear) for weight in operator.weights
+        )
         matrices = sum(prod(dim.size for dim in dims.values()) for dims in tensors if {"h", "f"} <= dims.keys())
         copies = sent["b"].size * sent["s"].size
         sizes = sent["h"].size, chosen["k"].size, composite.experts, copies, matrices / composite.experts
@@ -68,7 +70,8 @@ class MoESizes:
 
 
 def find_rounds(fragment: Fragment, parts: Iterable[str]) -> list[ExpertRound]:
-    """The rounds among the ranks of `parts` in a fragment with one layer's experts; none where no token is sent."""
+    """Returns the rounds among the ranks of `parts` in a fragment with a layer's experts; none where no token is
+    sent."""
     return [
         ExpertRound(ends[0], _ops_between(fragment, *ends), ends[1])
         for ends in find_all_to_alls(fragment, parts)
@@ -77,14 +80,14 @@ def find_rounds(fragment: Fragment, parts: Iterable[str]) -> list[ExpertRound]:
 
 
 def find_all_to_alls(fragment: Fragment, parts: Iterable[str]) -> list[list[Op]]:
-    """The all-to-alls of each pass among the ranks of `parts`: dispatch and combine, or dispatch alone where no
+    """Returns the all-to-alls of each pass among the ranks of `parts`: dispatch and combine, or dispatch alone where no
     gradient of tokens is needed.
     """
-    mine, found = set(parts), []
+    mine, exchanges = set(parts), []
     for issued in (fragment.forward, fragment.backward):
         for phase in dict.fromkeys(op.phase for op in issued):
-            found.append([op for op in issued if op.phase == phase and _is_all_to_all(op, mine)])
-    return [ends for ends in found if ends]
+            exchanges.append([op for op in issued if op.phase == phase and _is_all_to_all(op, mine)])
+    return [ends for ends in exchanges if ends]
 
 
 def _is_all_to_all(op: Op, parts: set[str]) -> bool:
@@ -93,7 +96,7 @@ def _is_all_to_all(op: Op, parts: set[str]) -> bool:
 
 
 def _ops_between(fragment: Fragment, out: Op, back: Op) -> list[Op]:
-    """The ops that wait for `out` and that `back` waits for, in issue order, without gradients of weights."""
+    """Returns the ops that wait for `out` and that `back` waits for, in issue order, without gradients of weights."""
     reached, needed, left = {out}, set[Op](), [back]
     issued = fragment.forward if out in fragment.forward else fragment.backward
     ops = [op for op in issued if op.phase == out.phase]
@@ -132,7 +135,7 @@ def exchange_once(rewrite: Rewrite, op: Op, axes: tuple[str, ...], ranks: int) -
 def exchange_expert_by_expert(
     rewrite: Rewrite, op: Op, loads: Sequence[tuple[float, float]], even_nbytes: int
 ) -> list[Op]:
-    """Replaces an all-to-all by one for each expert of a rank that has tokens, one after another.
+    """Replaces an all-to-all by an all-to-all for each expert of a rank that has tokens, in order.
 
     loads: for each expert of a rank the bytes that its exchange sends over those of even routing, and its pace.
     even_nbytes: bytes of the whole exchange under even routing.
@@ -150,29 +153,29 @@ def exchange_expert_by_expert(
     return parts
 
 
-def chunk_round(rewrite: Rewrite, one: ExpertRound, sizes: Sequence[int]) -> list[list[Op]]:
+def chunk_round(rewrite: Rewrite, expert_round: ExpertRound, sizes: Sequence[int]) -> list[list[Op]]:
     """Splits a round into chunks of its tokens, of these relative sizes, each dispatched, computed and combined by
     itself. Gradients of weights follow the last chunk.
     """
-    wait_for_tokens_only(one)
-    return rewrite.chunk(one.ops, sizes)
+    wait_for_tokens_only(expert_round)
+    return rewrite.chunk(expert_round.ops, sizes)
 
 
-def wait_for_tokens_only(one: ExpertRound) -> None:
+def wait_for_tokens_only(expert_round: ExpertRound) -> None:
     """Lets the ops of a round wait for its tokens alone, even where the framework lets communication wait for the
     weight gradients issued before.
     """
-    one.back.after = one.inside[-1:]
-    for op in one.inside:
+    expert_round.back.after = expert_round.inside[-1:]
+    for op in expert_round.inside:
         op.after = [other for other in op.after if other.phase != "W"]
 
 
-def exchange_between_groups(rewrite: Rewrite, one: ExpertRound, ranks: int, size: int) -> Op:
+def exchange_between_groups(rewrite: Rewrite, expert_round: ExpertRound, ranks: int, size: int) -> Op:
     """Splits a round into shifted steps: in step j each group of `size` ranks sends to group (i + j) mod n.
 
-    Step 0 stays within a group; a group of one rank moves nothing. Returns the first kernel of the last step.
+    Step 0 stays within a group; a group of a single rank moves nothing. Returns the first kernel of the last step.
     """
-    out, *inside, back = chunk_round(rewrite, one, (1,) * (ranks // size))
+    out, *inside, back = chunk_round(rewrite, expert_round, (1,) * (ranks // size))
     for steps in (out, back):
         for step, op in enumerate(steps):
             assert isinstance(op.work, Collective)
@@ -184,7 +187,7 @@ def exchange_between_groups(rewrite: Rewrite, one: ExpertRound, ranks: int, size
 
 
 def _first_kernels(parts: Sequence[list[Op]]) -> list[Op]:
-    """The parts of the first kernel: gathers over ranks that share experts may come before it."""
+    """Returns the parts of the first kernel: gathers over ranks that share experts may come before it."""
     return next(ops for ops in parts if ops[0].stream == COMPUTE)
 
 
@@ -193,22 +196,22 @@ PARTS = 1 << 20
 
 
 def exchange_within_machines(
-    rewrite: Rewrite, one: ExpertRound, load: ExpertLoad, outgoing: float, machine: int, size: int
+    rewrite: Rewrite, expert_round: ExpertRound, load: ExpertLoad, outgoing: float, machine: int, size: int
 ) -> Op:
-    """Splits a round into shifted steps between the groups of `size` ranks of one machine of `machine` ranks, and then
+    """Splits a round into shifted steps between the groups of `size` ranks of a machine of `machine` ranks, and then
     between machines, to which a share `outgoing` of the copies goes. Returns the first kernel of the last step.
 
-    Step j within a machine goes to the j-th group further round in it; the steps to the d-th machine further round, one
-    for each group, go to the ranks at the same place there.
+    Step j within a machine goes to the j-th group further round in it; the steps to the d-th machine further round,
+    each for a group, go to the ranks at the same place there.
     """
-    work = one.out.work
+    work = expert_round.out.work
     assert isinstance(work, Collective)
     ranks, groups = len(load.rank_loads), machine // size
     far = outgoing * (work.nbytes / load.remote if load.remote else 0.0)
     near = max(0.0, work.nbytes * (ranks - 1) / ranks - far) / max(1, machine - 1) * size
     steps_outside = groups * (ranks // machine - 1)
     inside, outside = round(PARTS * (1 - outgoing) / groups), round(PARTS * outgoing / steps_outside)
-    parts = chunk_round(rewrite, one, [inside] * groups + [outside] * (steps_outside if outside else 0))
+    parts = chunk_round(rewrite, expert_round, [inside] * groups + [outside] * (steps_outside if outside else 0))
     for steps in (parts[0], parts[-1]):
         _shift_within_machine(steps[:groups], round(near), machine, size)
         for step, op in enumerate(steps[groups:]):
@@ -229,33 +232,37 @@ def _shift_within_machine(steps: Sequence[Op], nbytes: int, machine: int, size: 
             op.work = replace(op.work, nbytes=nbytes if size > 1 else 0, members=tuple(range(size)))
 
 
-def broadcast_shadows(fragment: Fragment, one: ExpertRound, number: int, nbytes: int) -> list[Op]:
+def broadcast_shadows(fragment: Fragment, expert_round: ExpertRound, number: int, nbytes: int) -> list[Op]:
     """Broadcasts `number` experts of `nbytes` each to all ranks, issued after the dispatch of a round."""
-    assert isinstance(one.out.work, Collective)
-    work = Collective("broadcast", nbytes, one.out.work.axes)
-    ops = [Op(f"shadow {i}", one.out.stream, work, list(one.out.after)) for i in range(number)]
-    place = fragment.forward.index(one.out) + 1
+    assert isinstance(expert_round.out.work, Collective)
+    work = Collective("broadcast", nbytes, expert_round.out.work.axes)
+    ops = [Op(f"shadow {i}", expert_round.out.stream, work, list(expert_round.out.after)) for i in range(number)]
+    place = fragment.forward.index(expert_round.out) + 1
     fragment.forward[place:place] = ops
     return ops
 
 
 def reduce_shadow_gradients(fragment: Fragment, shadows: Sequence[Op]) -> None:
-    """Reduces the gradients of shadows to their owners as soon as all are made; until then ranks hold the shadows, and
-    from the first gradient on their gradients.
+    """Reduces the gradients of shadows to their owners as soon as all are computed; until then ranks hold the shadows,
+    and from the first gradient on their gradients.
     """
     trained = [param for param in fragment.params if param.view and param.trained]
     ready = sorted({fragment.backward.index(param.ready) for param in trained})
-    made = [fragment.backward[place] for place in ready]
+    gradients = [fragment.backward[place] for place in ready]
     ops = []
     for op in shadows:
         assert isinstance(op.work, Collective)
-        ops.append(replace(op, name=f"d{op.name}", work=replace(op.work, operation="reduce"), after=made, phase="W"))
+        ops.append(
+            replace(op, name=f"d{op.name}", work=replace(op.work, operation="reduce"), after=gradients, phase="W")
+        )
     nbytes = sum(op.work.nbytes for op in shadows if isinstance(op.work, Collective))
     last = [*fragment.forward, *fragment.backward, *(ops if trained else [])][-1]
     fragment.tensor_uses += [TensorUse("shadows", nbytes, at, at is shadows[0], "buffers") for at in (shadows[0], last)]
     if trained:
         place = ready[-1] + 1
         fragment.backward[place:place] = ops
-        fragment.tensor_uses += [TensorUse("d:shadows", nbytes, at, at is made[0], "buffers") for at in (made[0], last)]
+        fragment.tensor_uses += [
+            TensorUse("d:shadows", nbytes, at, at is gradients[0], "buffers") for at in (gradients[0], last)
+        ]
         for param in trained:
             param.ready = last

@@ -1,8 +1,8 @@
 """Token gather: every token goes once to all ranks that share the experts.
 
 `permute_after_gather` rebuilds a block so that its permutations follow the gather (Megatron-Core's all-gather
-dispatcher). In Comet the expert GEMMs permute: the first one reads rows of gathered tokens through an index, the last
-one adds up the results of each token on the rank, and a reduce-scatter adds up those of all ranks. `fuse_permutations`
+dispatcher). In Comet the expert GEMMs permute: the first reads rows of gathered tokens through an index, the last
+adds up the results of each token on the rank, and a reduce-scatter adds up those of all ranks. `fuse_permutations`
 rebuilds a block so, before it is lowered; `find_gather_rounds` finds the ops of its passes in the lowered block.
 """
 
@@ -32,7 +32,7 @@ from meshcast.simulator.schemes.expert.shared.fused_exchange import FusedRound
 
 
 def fuse_permutations(block: MoE, kind: type[FusedExpertLinear] = FusedExpertLinear) -> MoE:
-    """The block with its permutations inside the GEMMs of the experts, which are of this kind."""
+    """Returns the block with its permutations inside the GEMMs of the experts, which are of this kind."""
     if any(isinstance(child, Operator) and child.view == EXPERTS and child.has("rank") for child in block.children):
         rule = "adapters of experts read tokens that are permuted, and these GEMMs permute themselves"
         raise PlanError("train.targets", rule, "Leave out expert_up and expert_down, or use expert/all-to-all")
@@ -45,9 +45,9 @@ def fuse_permutations(block: MoE, kind: type[FusedExpertLinear] = FusedExpertLin
         if child is permute:
             children.append(Boundary("tokens", (tokens,), (sent[copies.name],)))
         elif isinstance(child, ExpertCast) and child.ins[0].name in sent:
-            given, made = sent[child.ins[0].name], child.outs[0]
-            sent[made.name] = replace(made, dims=given.dims)
-            children.append(Cast(child.name, (given,), (sent[made.name],), (), child.quantised))
+            tokens_in, cast = sent[child.ins[0].name], child.outs[0]
+            sent[cast.name] = replace(cast, dims=tokens_in.dims)
+            children.append(Cast(child.name, (tokens_in,), (sent[cast.name],), (), child.quantised))
         elif isinstance(child, ExpertLinear) and child.ins[0].name in sent:
             children.append(replace_linear(child, kind, ins=(sent[child.ins[0].name],)))
         elif isinstance(child, ExpertLinear) and child.outs[0].name == results.name:
@@ -61,13 +61,13 @@ def fuse_permutations(block: MoE, kind: type[FusedExpertLinear] = FusedExpertLin
 
 
 def fuse_permutations_of(stage: Stage, gathers: Callable[[float], bool]) -> Stage:
-    """The stage with the permutations of its blocks inside their GEMMs, where `gathers` says so of the expert slots
-    that a token of the block takes.
+    """Returns the stage with the permutations of its blocks inside their GEMMs, where `gathers` says so of the expert
+    slots that a token of the block takes.
     """
 
     def fuse(module: Module) -> Module:
         if isinstance(module, MoE):
-            (permute,) = (one for one in module.operators() if isinstance(one, Permute))
+            (permute,) = (operator for operator in module.operators() if isinstance(operator, Permute))
             if gathers(float(permute.outs[0].dims["s"].unit)):
                 return fuse_permutations(module)
         return module
@@ -76,7 +76,7 @@ def fuse_permutations_of(stage: Stage, gathers: Callable[[float], bool]) -> Stag
 
 
 def permute_after_gather(block: MoE) -> MoE:
-    """The block with its permutations on the ranks of the experts, which hold all tokens."""
+    """Returns the block with its permutations on the ranks of the experts, which hold all tokens."""
     children: list[Module] = []
     for child in block.children:
         if isinstance(child, Permute):
@@ -92,24 +92,24 @@ def permute_after_gather(block: MoE) -> MoE:
 
 
 def replace_linear(linear: ExpertLinear, kind: type[ExpertLinear], **tensors: tuple[Tensor, ...]) -> ExpertLinear:
-    """The linear layer as one of another kind, with other tensors."""
-    own: dict[str, Any] = {field.name: getattr(linear, field.name) for field in fields(linear)}
-    return kind(**{**own, **tensors})
+    """Returns the linear layer as a layer of another kind, with other tensors."""
+    attributes: dict[str, Any] = {field.name: getattr(linear, field.name) for field in fields(linear)}
+    return kind(**{**attributes, **tensors})
 
 
 def find_gather_rounds(fragment: Fragment, parts: Iterable[str]) -> list[FusedRound]:
-    """The rounds among the ranks of `parts` in a fragment with one block whose GEMMs permute.
+    """Returns the rounds among the ranks of `parts` in a fragment with a block whose GEMMs permute.
 
     Their all-gathers wait for the router: they are launched after it, together with the GEMM that reads its choice.
     """
-    mine, found = set(parts), list[FusedRound]()
+    mine, rounds = set(parts), list[FusedRound]()
     for issued in (fragment.forward, fragment.backward):
         for phase in dict.fromkeys(op.phase for op in issued if op.phase != "W"):
             ops = [op for op in issued if op.phase == phase]
             products = [op for op in ops if isinstance(op.work, Gemm) and op.work.groups]
             if len(products) > 1:
-                found.append(_gather_round(ops, products[0], products[-1], mine))
-    return found
+                rounds.append(_gather_round(ops, products[0], products[-1], mine))
+    return rounds
 
 
 def _gather_round(ops: list[Op], first: Op, last: Op, parts: set[str]) -> FusedRound:

@@ -25,8 +25,8 @@ NEAR = "expert-near"
 def exchange_beside_nodes(
     rewrite: Rewrite, op: Op, ranks: int, node: int, near_nbytes: float, far_nbytes: float
 ) -> None:
-    """Splits an all-to-all among `ranks` ranks into two at the same time: among the `node` ranks of a node, on a stream
-    of their own, and with ranks of other nodes.
+    """Splits an all-to-all among `ranks` ranks into two at the same time: among the `node` ranks of a node, on a
+    separate stream and with ranks of other nodes.
 
     near_nbytes, far_nbytes: bytes that a rank sends to others in its node, and to other nodes.
     """
@@ -35,7 +35,7 @@ def exchange_beside_nodes(
     if node > 1:
         inside = replace(op.work, nbytes=round(near_nbytes * node / (node - 1)), members=tuple(range(node)))
         parts.append(replace(op, name=f"{op.name} near", stream=NEAR, work=inside))
-    # A rank exchanges the tokens of a whole node with one rank of each other node.
+    # A rank exchanges the tokens of a whole node with a rank of each other node.
     outside = replace(op.work, nbytes=round(far_nbytes * nodes / (nodes - 1)), members=tuple(range(0, ranks, node)))
     parts.append(replace(op, name=f"{op.name} far", work=outside))
     rewrite.swap(op, parts, parts)
@@ -59,7 +59,7 @@ class TwoLevelScheme(ExpertScheme):
             )
 
     def exchange_in_levels(self, fragment: Fragment, exchanges: Iterable[Op]) -> Fragment:
-        """The fragment with these all-to-alls in two levels, where the plan wants them so."""
+        """Returns the fragment with these all-to-alls in two levels, where the plan wants them so."""
         levels = Rewrite(fragment)
         for op in exchanges if self.options.two_level else ():
             levels.swap(op, self._split_into_levels(op))
@@ -68,9 +68,9 @@ class TwoLevelScheme(ExpertScheme):
     def _split_into_levels(self, op: Op) -> list[Op]:
         work, near = op.work, self.options.two_level
         assert isinstance(work, Collective)
-        found: list[Op] = []
+        steps: list[Op] = []
         for members in (range(near), range(0, self.mesh.size(work.axes), near)):
             copy = Memory("permute", work.nbytes, work.nbytes, pace=work.pace)
             for step in (copy, replace(work, members=tuple(members))):
-                found.append(replace(op, work=step, after=found[-1:] or op.after))
-        return found
+                steps.append(replace(op, work=step, after=steps[-1:] or op.after))
+        return steps

@@ -29,7 +29,7 @@ def recompute(
     """Lowers `module` so that its inside is freed after the forward pass and computed again when the gradient has
     arrived.
 
-    Its inputs are kept, and tensors that other modules need; all else lives within one pass.
+    Its inputs are kept, and tensors that other modules need; all else lives within a pass.
 
     saved_keys: returns the keys of memory inside that is kept, too, of the lowered module; ops that only make kept
         memory are not repeated.
@@ -74,20 +74,20 @@ def _skip_kept(again: Fragment, kept: Set[str], gradient: Sequence[Op], early_st
     """Removes from `again` the forward ops that make only what is `kept`, and those that make what only these read,
     but for matrix products that are not `compiled`. Ops that waited for them wait for the `gradient`.
     """
-    made, read = defaultdict[Op, set[str]](set), defaultdict[Op, set[str]](set)
+    written, read = defaultdict[Op, set[str]](set), defaultdict[Op, set[str]](set)
     for tensor_use in again.tensor_uses:
-        (made if tensor_use.made else read)[tensor_use.op].add(tensor_use.key)
+        (written if tensor_use.made else read)[tensor_use.op].add(tensor_use.key)
     asked = {key for keys in read.values() for key in keys}
-    wanted = {key for op in again.forward for key in made[op] - asked - kept if not early_stop}
+    wanted = {key for op in again.forward for key in written[op] - asked - kept if not early_stop}
     wanted |= {key for op in again.backward for key in read[op] - kept}
     waited: set[Op] = set()
     dead = Rewrite(again)
     left: set[Op] = set()
     for op in reversed(again.forward):
         # Ops in the middle of an operator write no named tensor.
-        dispatched = not compiled and bool(waited) and isinstance(op.work, Gemm) and not made[op] <= kept
-        if made[op] & wanted or dispatched or (not made[op] and op in waited):
-            _shorten(op, made[op] & wanted)
+        dispatched = not compiled and bool(waited) and isinstance(op.work, Gemm) and not written[op] <= kept
+        if written[op] & wanted or dispatched or (not written[op] and op in waited):
+            _shorten(op, written[op] & wanted)
             wanted |= read[op] - kept
             waited |= working_predecessors(op)
         else:
@@ -111,38 +111,41 @@ def _shorten(op: Op, wanted: Set[str]) -> None:
 def discard_outputs(fragment: Fragment, ops: Sequence[Op]) -> None:
     """Changes `fragment` so that the outputs of its forward `ops` are freed after the forward pass.
 
-    The ops are repeated before the first backward op that needs one of the outputs, from the moment at which that op
+    The ops are repeated before the first backward op that needs any of the outputs, from the moment at which that op
     could begin. So is communication between them, and communication to and from them whose result is not saved anyway.
     Outputs that no backward op needs are not recomputed; what later slices of a sequence read stays.
     """
     backward = set(fragment.backward)
     staying = {use.key for use in fragment.tensor_uses if use.stays}
     saved = {use.key for use in fragment.tensor_uses if use.op in backward} - staying
-    own = _with_communication(fragment, ops, saved)
-    made = {use.key: use.op for use in fragment.tensor_uses if use.made and use.op in own and use.key not in staying}
-    readers = {use.op for use in fragment.tensor_uses if use.key in made} & backward
+    discarded = _with_communication(fragment, ops, saved)
+    makers = {
+        use.key: use.op for use in fragment.tensor_uses if use.made and use.op in discarded and use.key not in staying
+    }
+    readers = {use.op for use in fragment.tensor_uses if use.key in makers} & backward
     if not readers:
         return
     place, first = next((i, op) for i, op in enumerate(fragment.backward) if op in readers)
-    again = {op: replace(op, name=f"re {op.name}", phase="R", after=[]) for op in fragment.forward if op in own}
+    again = {op: replace(op, name=f"re {op.name}", phase="R", after=[]) for op in fragment.forward if op in discarded}
     for op, other in again.items():
         other.after = [again[before] for before in working_predecessors(op) if before in again] or list(first.after)
-    _read_again(fragment, made, readers, again)
+    _read_again(fragment, makers, readers, again)
     fragment.backward[place:place] = again.values()
 
 
-def _read_again(fragment: Fragment, made: Mapping[str, Op], readers: Set[Op], again: Mapping[Op, Op]) -> None:
-    """Lets the readers of tensors wait for the ops that make them again, under keys of their own.
+def _read_again(fragment: Fragment, makers: Mapping[str, Op], readers: Set[Op], again: Mapping[Op, Op]) -> None:
+    """Lets the readers of tensors wait for the ops that make them again, under other keys.
 
-    made: by tensor, the op that makes it. again: by op, its repetition.
+    makers: by tensor, the op that makes it. again: by op, its repetition.
     """
     for use in fragment.tensor_uses:
-        if use.op in readers and use.key in made:
-            use.op.after.append(again[made[use.key]])
+        if use.op in readers and use.key in makers:
+            use.op.after.append(again[makers[use.key]])
     fragment.tensor_uses += [replace(use, op=again[use.op]) for use in fragment.tensor_uses if use.op in again]
     later = {*readers, *again.values()}
     fragment.tensor_uses = [
-        replace(use, key=f"{use.key}~") if use.op in later and use.key in made else use for use in fragment.tensor_uses
+        replace(use, key=f"{use.key}~") if use.op in later and use.key in makers else use
+        for use in fragment.tensor_uses
     ]
 
 
@@ -155,9 +158,9 @@ DISCARDED = "discarded"
 
 @dataclass(frozen=True)
 class Discards:
-    """The mark of a composite module inside which outputs are made and read, and can be discarded.
+    """The mark of a composite module inside which outputs are written and read, and can be discarded.
 
-    groups: names of the operators that make them; operators that read from each other form one group.
+    groups: names of the operators that make them; operators that read from each other form a group.
     """
 
     groups: tuple[frozenset[str], ...]
@@ -173,9 +176,13 @@ def recompute_marks(unit: Unit, modules: Set[str]) -> dict[Module, frozenset[Has
     inside = {part for module in again for part in every_module(module) if part is not module}
     operators = unit.operators()
     chosen = [operator for operator in operators if modules & {*operator.modules}]
-    made = {tensor.name for operator in chosen for tensor in operator.outs}
-    own = [one for one in operators if one in chosen or (isinstance(one, Cast) and one.ins[0].name in made)]
-    own = [operator for operator in own if operator not in inside]
+    written = {tensor.name for operator in chosen for tensor in operator.outs}
+    discarded = [
+        operator
+        for operator in operators
+        if operator in chosen or (isinstance(operator, Cast) and operator.ins[0].name in written)
+    ]
+    discarded = [operator for operator in discarded if operator not in inside]
     readers: dict[str, list[Operator]] = defaultdict(list)
     for operator in operators:
         for tensor in operator.ins:
@@ -185,21 +192,21 @@ def recompute_marks(unit: Unit, modules: Set[str]) -> dict[Module, frozenset[Has
         return {reader for operator in group for tensor in operator.outs for reader in readers[tensor.name]}
 
     groups: list[list[Operator]] = []
-    for operator in own:
+    for operator in discarded:
         joined = [group for group in groups if operator in read_by(group)]
         groups = [group for group in groups if group not in joined] + [[*chain(*joined), operator]]
     homes: dict[Module, list[frozenset[str]]] = defaultdict(list)
     for group in groups:
         homes[_innermost(unit, {*group, *read_by(group)})].append(frozenset(operator.name for operator in group))
-    found: dict[Module, frozenset[Hashable]] = {home: frozenset({Discards(tuple(of))}) for home, of in homes.items()}
-    for mark, bearers in ((AGAIN, again), (DISCARDED, own)):
+    marks: dict[Module, frozenset[Hashable]] = {home: frozenset({Discards(tuple(of))}) for home, of in homes.items()}
+    for mark, bearers in ((AGAIN, again), (DISCARDED, discarded)):
         for module in bearers:
-            found[module] = found.get(module, frozenset()) | {mark}
-    return found
+            marks[module] = marks.get(module, frozenset()) | {mark}
+    return marks
 
 
 def _outermost(module: Module, labels: Set[str]) -> Iterator[Module]:
-    """The modules with one of these labels that lie inside no other."""
+    """Yields the modules with any of these labels that lie inside no other."""
     if module.label in labels:
         yield module
     elif isinstance(module, CompositeModule):
@@ -208,7 +215,7 @@ def _outermost(module: Module, labels: Set[str]) -> Iterator[Module]:
 
 
 def _innermost(composite: CompositeModule, operators: Set[Operator]) -> CompositeModule:
-    """The smallest composite module that holds all `operators`."""
+    """Returns the smallest composite module that holds all `operators`."""
     for child in composite.children:
         if isinstance(child, CompositeModule) and operators <= {*child.operators()}:
             return _innermost(child, operators)
@@ -216,24 +223,24 @@ def _innermost(composite: CompositeModule, operators: Set[Operator]) -> Composit
 
 
 def _with_communication(fragment: Fragment, ops: Iterable[Op], saved: set[str]) -> set[Op]:
-    """`ops` with the communication between them, communication that brings inputs that are not saved, and communication
-    whose result is saved.
+    """Returns `ops` with the communication between them, communication that brings inputs that are not saved, and
+    communication whose result is saved.
     """
-    own, found = set(ops), set(ops)
+    chosen, joined = set(ops), set(ops)
     results = {t.op for t in fragment.tensor_uses if t.made and t.key in saved}
     for op in fragment.forward:
         for comm_chain in _communication_chains(op):
-            inside = bool(own & working_predecessors(comm_chain[-1]))
-            if (op in own and (inside or comm_chain[0] not in results)) or (
+            inside = bool(chosen & working_predecessors(comm_chain[-1]))
+            if (op in chosen and (inside or comm_chain[0] not in results)) or (
                 inside and op in results and comm_chain[0] is op
             ):
-                found |= set(comm_chain)
-    return found
+                joined |= set(comm_chain)
+    return joined
 
 
 def _communication_chains(op: Op) -> list[list[Op]]:
-    """The chains of collectives that bring an op its inputs, or, if it is communication itself, the chain that ends
-    with it: the last op first.
+    """Returns the chains of collectives that bring an op its inputs, or, if it is communication itself, the chain that
+    ends with it: the last op first.
     """
     chains = []
     for last in {op} if isinstance(op.work, Communication) else working_predecessors(op):
@@ -247,7 +254,8 @@ def _communication_chains(op: Op) -> list[list[Op]]:
 
 
 def mark_layers(stage: Stage, layers: float, mark: str) -> Stage:
-    """A stage whose first `layers` layers bear a mark; a run of units of which only some bear it is split in two."""
+    """Returns a stage whose first `layers` layers bear a mark; a run of units of which only some bear it is split in
+    two."""
     units: list[Unit] = []
     for unit in stage.units:
         some = int(min(layers, unit.count)) if isinstance(unit, Layer) else 0

@@ -1,8 +1,8 @@
-"""Attention in steps, one block of scores each: each step computes queries against the keys at hand, lowered by the
+"""Attention in steps, a block of scores each: each step computes queries against the keys at hand, lowered by the
 schemes inside, while what the next step needs arrives in a second buffer.
 
 The outputs of the steps are merged by their row sums (online softmax), in fp32 until the last step; gradients are added
-up. One kernel merges an output (Transformer Engine), or *eager* kernels do, one for each operation of
+up. A kernel merges an output (Transformer Engine), or *eager* kernels do, each for an operation of
 
     out - sigmoid(sum' - sum) (out - out')
 
@@ -38,8 +38,8 @@ HALF = Fraction(1, 2)
 def mask_blocks(
     token_order: str, ranks: int, bidirectional: bool = False, tile: tuple[int, int] | None = None
 ) -> list[ScoreBlock]:
-    """The score blocks that `ranks` compute one after another: first that of their own keys, then those of the keys of
-    the rank one, two, ... places before them. tile: as in `RankShare`."""
+    """Returns the score blocks that `ranks` compute in turn: first that of their keys, then those of the keys of
+    the rank 1, 2, ... places before them. tile: as in `RankShare`."""
     steps = ([(rank, (rank - i) % ranks) for rank in range(ranks)] for i in range(ranks))
     return [mask_block(token_order, pairs, bidirectional, tile) for pairs in steps]
 
@@ -47,12 +47,12 @@ def mask_blocks(
 def mask_block(
     token_order: str, pairs: Sequence[tuple[int, int]], bidirectional: bool = False, tile: tuple[int, int] | None = None
 ) -> ScoreBlock:
-    """The score block of a step. Bidirectional attention computes all of it, causal attention shares.
+    """Returns the score block of a step. Bidirectional attention computes all of it, causal attention shares.
 
     pairs: for every rank the numbers of the parts of a sequence that its queries and the keys at hand are from.
 
-    Of a rank's own keys the half before its queries counts. Otherwise the order of positions decides what the mask
-    leaves where the keys are from an earlier part, and where they are from a later one:
+    Of a rank's keys the half before its queries counts. Otherwise the order of positions decides what the mask
+    leaves where the keys are from an earlier part, and where they are from a later part:
 
     contiguous (the r-th part of the positions on rank r): the whole block; nothing.
     striped (every p-th position): the half of the block with its diagonal; the half without it.
@@ -62,7 +62,7 @@ def mask_block(
     if bidirectional:
         return WHOLE
     signs = Counter((query > key) - (query < key) for query, key in pairs)
-    own, behind, front = (Fraction(signs[sign], len(pairs)) for sign in (0, 1, -1))
+    diagonal, behind, front = (Fraction(signs[sign], len(pairs)) for sign in (0, 1, -1))
     cases = {
         "contiguous": (RankShare(behind),),
         "striped": (
@@ -71,17 +71,17 @@ def mask_block(
         ),
         "zigzag": (RankShare(behind, keys=HALF), RankShare(front, queries=HALF)),
     }
-    shares = (RankShare(own, pairs=HALF, tile=tile), *cases[token_order])
+    shares = (RankShare(diagonal, pairs=HALF, tile=tile), *cases[token_order])
     return ScoreBlock(tuple(share for share in shares if share.ranks))
 
 
 class AttentionSteps:
-    """The attention of one operator in steps, one for each score block, whose outputs are merged `merges` times.
+    """The attention of an operator in steps, each for a score block, whose outputs are merged `merges` times.
 
     Inside an off-diagonal block of an outer ring all steps are equal parts of that block.
 
-    eager: every operation of a merge is a kernel of its own.
-    start: a shift that brings the first step its operands; it moves no bytes yet. None: a rank's own are the first.
+    eager: every operation of a merge is a separate kernel.
+    start: a shift that brings the first step its operands; it moves no bytes yet. None: a rank's shards are the first.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class AttentionSteps:
         self.o = operator.outs[0].name
         out = self.fragment = Fragment(entry={t.name: Op(f"{t.name} in") for t in operator.ins})
         out.grad_entry = {self.o: Op(f"d{self.o} in", phase="B")}
-        for one in self.step_fragments:
+        for step in self.step_fragments:
             for name in (self.q, self.k, self.v):
-                one.entry[name].after.append(out.entry[name])
-            one.grad_entry[self.o].after.append(out.grad_entry[self.o])
+                step.entry[name].after.append(out.entry[name])
+            step.grad_entry[self.o].after.append(out.grad_entry[self.o])
         self._sums: list[Op] = []
         self.lse = max(
             t.nbytes for t in self.step_fragments[0].tensor_uses if t.key == f"{self.step_operators[0].name}.lse"
@@ -123,7 +123,7 @@ class AttentionSteps:
         return next(stem for stem in stems if stem.partition(".")[0] == f"d:{self.o}")
 
     def nbytes(self, *names: str) -> int:
-        """Local bytes of tensors; of gradients, with ``d:`` in front of the name."""
+        """Counts the local bytes of tensors; of gradients, with ``d:`` in front of the name."""
         tensor_uses = self.step_fragments[0].tensor_uses
         return sum(max(t.nbytes for t in tensor_uses if t.key.startswith(f"{name}@")) for name in names)
 
@@ -136,15 +136,15 @@ class AttentionSteps:
         forward, backward: memory keys in place of those of tensors (gradients: ``d:``).
 
         Forward, the output and its row sums get keys of the step; backward, those of the merged output. What a step
-        recomputes is its own.
+        recomputes is the step's.
         """
-        one, lse = self.step_fragments[i], f"{self.step_operators[i].name}.lse"
+        step, lse = self.step_fragments[i], f"{self.step_operators[i].name}.lse"
         merged = self.count > 1
         ahead = {self.o: self.memory_key("o", i)} if merged else {}
         ahead |= {lse: self.memory_key("lse", i if merged else ""), **forward}
         back = {lse: self.memory_key("lse"), **backward}
-        inside = set(one.forward)
-        for tensor_use in one.tensor_uses:
+        inside = set(step.forward)
+        for tensor_use in step.tensor_uses:
             stem, of_tensor, _ = tensor_use.key.partition("@")
             key = (ahead if tensor_use.op in inside else back).get(stem, tensor_use.key)
             if of_tensor and "~" in tensor_use.key:
@@ -152,30 +152,31 @@ class AttentionSteps:
             self.fragment.tensor_uses.append(replace(tensor_use, key=key))
 
     def use_memory(self, op: Op, *memory: tuple[str, int], made: bool = False) -> None:
-        """Notes that `op` uses memory, given as keys and bytes."""
+        """Notes that `op` uses memory, as keys and bytes."""
         self.fragment.tensor_uses += [TensorUse(key, nbytes, op, made) for key, nbytes in memory]
 
     def use_tensors(self, op: Op, *names: str, made: bool = False) -> None:
         """Notes that `op` writes or reads tensors (gradients: ``d:``) in their layouts outside the steps."""
         stems = dict.fromkeys(names)
-        for one in self.step_fragments:
-            for tensor_use in one.tensor_uses:
+        for step in self.step_fragments:
+            for tensor_use in step.tensor_uses:
                 stem, at, _ = tensor_use.key.partition("@")
                 if at and stem in stems and stems[stem] is None and "~" not in tensor_use.key:
                     stems[stem] = tensor_use.key
         self.use_memory(op, *((key, self.nbytes(name)) for name, key in stems.items() if key), made=made)
 
     def partial_output(self, i: int) -> list[tuple[str, int]]:
-        """Memory of the output of step i and of its row sums."""
+        """Returns the memory of the output of step i and of its row sums."""
         return [(self.memory_key("o", i), self.nbytes(self.o)), (self.memory_key("lse", i), self.lse)]
 
     def shift(self, name: str, nbytes: float, by: int, after: Iterable[Op], phase: str, pace: float = 1) -> Op:
-        """Every rank sends to the rank `by` places further round the group."""
+        """Sends from every rank to the rank `by` places further round the group."""
         work = Collective("shift", round(nbytes), self.ring_axes, by=by, pace=pace)
         return Op(f"{name} {self.operator.name}", self.stream, work, list(after), phase)
 
     def bring_first(self, name: str, nbytes: int, after: Iterable[Op], phase: str, back: bool = False) -> Op:
-        """The shift that brings the first step its operands, or takes results back; some ranks may send nothing."""
+        """Returns the shift that brings the first step its operands, or takes results back; some ranks may send
+        nothing."""
         assert self.start is not None
         targets = self.start.targets
         if back:
@@ -207,7 +208,7 @@ class AttentionSteps:
         self.fragment.forward += ops
 
     def _merge_bytes(self, first: bool, last: bool, total: int) -> list[KernelBytes]:
-        """What the kernels of a merge read and write. total: bytes of the output in fp32."""
+        """Returns what the kernels of a merge read and write. total: bytes of the output in fp32."""
         part, lse = self.nbytes(self.o), self.lse
         if not self.eager:
             return [((part if first else total) + part + 2 * lse, (part if last else total) + lse, False)]
@@ -223,7 +224,7 @@ class AttentionSteps:
         """Adds gradients of `nbytes` to the running sum; eager sums are in fp32.
 
         ends: whether this is the first, and whether it is the last sum; None: the running sum is in fp32 before and
-            after, in memory of its own.
+            after, in separate memory.
         """
         total, (first, last) = 2 * nbytes if self.eager else nbytes, ends if self.eager and ends else (False, False)
         begin, end = [(nbytes, total, True)] * first, [(total, nbytes, True)] * last
@@ -234,7 +235,7 @@ class AttentionSteps:
         return ops
 
     def use_through(self, ops: Sequence[Op], *memory: tuple[str, int], made: bool = False) -> None:
-        """Notes that kernels one after another use memory, which the first of them writes or reads."""
+        """Notes that successive kernels use memory, which the first of them writes or reads."""
         self.use_memory(ops[0], *memory, made=made)
         if len(ops) > 1 or made:
             self.use_memory(ops[-1], *memory)
@@ -248,7 +249,7 @@ class AttentionSteps:
     def _kernels(
         self, name: str, moved: Iterable[KernelBytes], shares: Shares, after: Sequence[Op], phase: str
     ) -> list[Op]:
-        """Kernels one after another; those that do not work on the whole work on `shares` of it."""
+        """Makes successive kernels; those that do not work on the whole work on `shares` of it."""
         mean, pace = shares
         ops: list[Op] = []
         for read, write, whole in moved:

@@ -1,8 +1,8 @@
 """Ring attention whose backward pass sends queries round the ring, while keys, values and their gradients stay.
 
 With queries go the gradient of the output, the row sums of the scores, and D, the row sums of output times its
-gradient, from which kernels compute the scores and their gradients again. Gradients of queries follow one step behind,
-and are home one hop after the last step (MayDomine/Burst-Attention, burst_attn_interface.py).
+gradient, from which kernels compute the scores and their gradients again. Gradients of queries follow a step behind,
+and are home a hop after the last step (MayDomine/Burst-Attention, burst_attn_interface.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from meshcast.simulator.schemes.sequence.shared.ring_attention import pass_keys
 def ring_of_queries(
     operator: CoreAttention, inner: LowerModule, ring_axes: tuple[str, ...], mask_blocks: Sequence[ScoreBlock]
 ) -> Fragment:
-    """A ring of keys and values forward, and of queries backward: in backward step b a rank has the queries of the rank
-    b places before it, so it goes back through the forward step that read keys from b places behind."""
+    """Computes attention by a ring of keys and values forward, and of queries backward: in backward step b a rank has
+    the queries of the rank b places before it, so it goes back through the forward step that read keys from b places
+    behind."""
     steps = AttentionSteps(operator, inner, ring_axes, mask_blocks, len(mask_blocks) - 1)
     out, o, do = steps.fragment, steps.o, steps.do
     arrived = out.grad_entry[o]
@@ -34,38 +35,39 @@ def ring_of_queries(
 
 
 def rotate(steps: AttentionSteps, arrived: Op) -> None:
-    """Both passes. arrived: the op after which the gradient of the output and its row sums are there."""
+    """Adds both passes. arrived: the op after which the gradient of the output and its row sums are there."""
     _read_row_sums(steps)
     pass_keys(steps, lambda i: _backward_keys(steps, -i % steps.count))
     _QueryRing(steps).run(arrived)
 
 
 def _read_row_sums(steps: AttentionSteps) -> None:
-    """Backward kernels read D in place of the output."""
-    for operator, one in zip(steps.step_operators, steps.step_fragments, strict=True):
-        back, key = {*one.backward}, row_sums_key(operator.name)
-        kept = [use for use in one.tensor_uses if use.op not in back or not use.key.startswith(f"{steps.o}@")]
+    """Lets backward kernels read D in place of the output."""
+    for operator, step in zip(steps.step_operators, steps.step_fragments, strict=True):
+        back, key = {*step.backward}, row_sums_key(operator.name)
+        kept = [use for use in step.tensor_uses if use.op not in back or not use.key.startswith(f"{steps.o}@")]
         if all(use.key != key for use in kept):
-            kept += [TensorUse(key, steps.lse, op) for op in dict.fromkeys((one.backward[0], one.backward[-1]))]
-        one.tensor_uses = kept
+            kept += [TensorUse(key, steps.lse, op) for op in dict.fromkeys((step.backward[0], step.backward[-1]))]
+        step.tensor_uses = kept
 
 
 def row_sums_key(name: str) -> str:
-    """Memory key of D of an operator."""
+    """Returns the memory key of D of an operator."""
     return f"{name}.delta"
 
 
-def sum_rows(fragment: Fragment, read: int, made: tuple[str, int]) -> Op:
-    """Adds the kernel that computes D. read: bytes of the output and its gradient; made: memory of D and its bytes."""
+def sum_rows(fragment: Fragment, read: int, written: tuple[str, int]) -> Op:
+    """Adds the kernel that computes D. read: bytes of the output and its gradient; written: memory of D and its
+    bytes."""
     after = [*fragment.grad_entry.values()]
-    op = Op("row sums", work=Memory("rms-norm", read, made[1]), after=after, phase="B")
+    op = Op("row sums", work=Memory("rms-norm", read, written[1]), after=after, phase="B")
     fragment.backward.append(op)
-    fragment.tensor_uses.append(TensorUse(*made, op, made=True))
+    fragment.tensor_uses.append(TensorUse(*written, op, made=True))
     return op
 
 
 class _QueryRing:
-    """The backward pass: queries go one rank further for each step but the last, and their gradients p times.
+    """The backward pass: queries go a rank further for each step but the last, and their gradients p times.
 
     bundle: bytes of queries and what goes with them.
     queries: bytes of their gradients.
@@ -156,11 +158,11 @@ class _QueryRing:
 
 
 def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:
-    """Memory keys of backward step b: what has come with the queries, and partial gradients."""
-    step, own = steps.step_operators[-b % steps.count].name, steps.operator.name
+    """Returns the memory keys of backward step b: what has come with the queries, and partial gradients."""
+    step, merged = steps.step_operators[-b % steps.count].name, steps.operator.name
     q, k, v, do = steps.q, steps.k, steps.v, steps.do
     bundle, part = steps.memory_key("d:bundle", b), steps.memory_key("d:part", b)
-    brought = {row_sums_key(step): row_sums_key(own)}
+    brought = {row_sums_key(step): row_sums_key(merged)}
     if b or steps.start:
         brought = dict.fromkeys((q, do, f"{step}.lse", row_sums_key(step)), bundle)
     partial_keys = {f"d:{k}": part, f"d:{v}": part} if b else {}

@@ -44,7 +44,7 @@ class RingScheme(SequenceScheme):
 
     @property
     def ring_axes(self) -> tuple[str, ...]:
-        """Its axes with more than one rank."""
+        """The scheme's axes with several ranks."""
         return tuple(axis for axis in self.over if self.mesh.size(axis) > 1)
 
     def layouts(self, operator: Operator) -> str | Rule | None:
@@ -60,7 +60,7 @@ class RingScheme(SequenceScheme):
 
     @property
     def merges_eagerly(self) -> bool:
-        """Whether every operation of a merge is a kernel of its own."""
+        """Whether every operation of a merge is a separate kernel."""
         return False
 
     @property
@@ -69,7 +69,7 @@ class RingScheme(SequenceScheme):
         return None
 
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
-        """The attention core on several ranks."""
+        """Returns the attention core on several ranks."""
         blocks = mask_blocks(self.token_order, self.ranks, operator.bidirectional, self.kernel_tile)
         return RingAttention(operator, inner, self.ring_axes, blocks, self.merges_eagerly).fragment
 
@@ -125,13 +125,14 @@ class RingScheme(SequenceScheme):
 
 
 class RingAttention(AttentionSteps):
-    """Ring attention: in every step each rank computes the block of the keys at hand and sends them one place further.
+    """Ring attention: in every step each rank computes the block of the keys at hand and sends them a place further.
 
     Backward they go round the other way, from where the forward pass left them, and their gradients with them: those of
-    a step travel during the next one, and all are home after the last (Transformer Engine). So of p steps p-1 send keys
-    and values, and p-1 their gradients. The keys left by the forward pass occupy the memory of the local ones.
+    a step travel during the next, and all are home after the last (Transformer Engine). So of p steps p-1 send keys
+    and values, and p-1 their gradients. The keys left by the forward pass occupy the memory of the local keys and
+    values.
 
-    Eager kernels go round as in the forward pass, from the rank's own keys, and gradients one place more than keys and
+    Eager kernels go round as in the forward pass, from the rank's keys, and gradients a place more than keys and
     values, in fp32 (zhuzilin/ring-flash-attention).
 
     gradient_bytes: of keys and values; carried: as they travel.
@@ -228,7 +229,7 @@ class RingAttention(AttentionSteps):
 
 
 def pass_keys(steps: AttentionSteps, backward_keys: Callable[[int], Mapping[str, str]]) -> None:
-    """The forward pass of a ring: keys and values go one rank further for each step but the last.
+    """Adds the forward pass of a ring: keys and values go a rank further for each step but the last.
 
     backward_keys: memory keys of the backward pass through a step, see `AttentionSteps.take_over_memory`.
     """
@@ -241,10 +242,10 @@ def pass_keys(steps: AttentionSteps, backward_keys: Callable[[int], Mapping[str,
         steps.use_tensors(came[0], k, v)
         steps.use_memory(came[0], (steps.memory_key("kv", 0), kv), made=True)
         out.forward += came
-    for i, one in enumerate(steps.step_fragments):
+    for i, step in enumerate(steps.step_fragments):
         buffer = steps.memory_key("kv", i)
-        one.entry[k].after += came
-        one.entry[v].after += came
+        step.entry[k].after += came
+        step.entry[v].after += came
         arrives = i or steps.start
         steps.take_over_memory(i, {k: buffer, v: buffer} if arrives else {}, backward_keys(i))
         if i < p - 1:
@@ -256,8 +257,8 @@ def pass_keys(steps: AttentionSteps, backward_keys: Callable[[int], Mapping[str,
             steps.use_memory(hop, (steps.memory_key("kv", i + 1), kv), made=True)
             out.forward.append(hop)
             came = [hop]
-        out.forward += one.forward
-        free = [one.exit[o]]
+        out.forward += step.forward
+        free = [step.exit[o]]
         if i:
             steps.merge_output(steps.step_operators[i].computed_block.queries, free, *steps.partial_output(i))
     if p == 1:
@@ -265,8 +266,8 @@ def pass_keys(steps: AttentionSteps, backward_keys: Callable[[int], Mapping[str,
 
 
 def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:
-    """Memory keys of backward step b. The first step starts with the local keys and values and the gradient of the
-    queries; the last one produces the gradients of the local keys and values, unless these are summed in fp32.
+    """Returns the memory keys of backward step b. The first step starts with the local keys and values and the gradient
+    of the queries; the last produces the gradients of the local keys and values, unless these are summed in fp32.
     """
     q, k, v = steps.q, steps.k, steps.v
     kept = (

@@ -23,12 +23,12 @@ ALL_AXES = ""
 """The key of dims that every axis of the scheme shards."""
 
 
-def _as_list(given: Any) -> Any:
-    return () if given is None else (given,) if isinstance(given, str) else given
+def _as_list(dims: Any) -> Any:
+    return () if dims is None else (dims,) if isinstance(dims, str) else dims
 
 
-def _by_axis(given: Any) -> Any:
-    return given if isinstance(given, Mapping) else {ALL_AXES: given}
+def _by_axis(entry: Any) -> Any:
+    return entry if isinstance(entry, Mapping) else {ALL_AXES: entry}
 
 
 Name = Annotated[str, Field(max_length=80)]
@@ -44,9 +44,9 @@ AxisDims = Annotated[
 Range = Annotated[str, Field(pattern=r"^\d{1,5}(-\d{1,5})?$")]
 Layers = Annotated[
     Range,
-    BeforeValidator(lambda given: str(given) if type(given) is int else given, json_schema_input_type=int | Range),
+    BeforeValidator(lambda layers: str(layers) if type(layers) is int else layers, json_schema_input_type=int | Range),
 ]
-"""The first and the last of several layers, or one layer."""
+"""The first and the last of several layers, or a single layer."""
 
 
 class OperatorTable(BaseModel):
@@ -54,7 +54,7 @@ class OperatorTable(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     layers: Layers | None = None
-    """First and last layer that it is for (``0-17``), or one layer. Default: all, and the ends."""
+    """First and last layer that it is for (``0-17``), or a single layer. Default: all, and the ends."""
     divide: dict[Name, AxisDims] = {}
     """For each operator the dim that each axis shards."""
     rest: dict[Name, AxisDims] = {}
@@ -72,7 +72,7 @@ class OperatorTable(BaseModel):
         return range(int(first), int(last or first) + 1)
 
     def covers(self, operator: Operator) -> bool:
-        """Whether it is for the layers that the operator is in."""
+        """Returns whether it is for the layers that the operator is in."""
         if self.range is None:
             return True
         return any(isinstance(mark, LayersFrom) and mark.first in self.range for mark in operator.marks)
@@ -90,7 +90,7 @@ class TableEntry(NamedTuple):
 
 
 class OperatorTables:
-    """The tables of a scheme. Of several entries the last counts, and one that names an operator before `all`.
+    """The tables of a scheme. Of several entries the last counts, and an entry that names an operator before `all`.
 
     stream: dims of the residual stream between layers.
     axes: of the scheme.
@@ -105,28 +105,28 @@ class OperatorTables:
     def borders(self) -> tuple[int, ...]:
         """Layers from which on other tables count; none if all tables are for all layers."""
         ranges = [table.range for table in self.tables if table.range is not None]
-        return tuple(sorted({0, *(end for one in ranges for end in (one.start, one.stop))})) if ranges else ()
+        return tuple(sorted({0, *(end for layers in ranges for end in (layers.start, layers.stop))})) if ranges else ()
 
     def divide(self, operator: Operator) -> dict[str, TableEntry]:
-        """What each axis shards at an operator."""
+        """Returns what each axis shards at an operator."""
         return self._entries("divide", operator, operator.divisible_dims)
 
     def rest(self, operator: Operator) -> dict[str, TableEntry]:
-        """What each axis shards of the weights of an operator between their uses."""
+        """Returns what each axis shards of the weights of an operator between their uses."""
         return self._entries("rest", operator, _dims_of_weights(operator))
 
     def _entries(self, part: Part, operator: Operator, legal: Iterable[str]) -> dict[str, TableEntry]:
-        found: dict[str, TableEntry] = {}
-        for given, where in self._given(part, operator):
-            for key, dims in given.items():
+        entries: dict[str, TableEntry] = {}
+        for by_axis, where in self._tables_of(part, operator):
+            for key, dims in by_axis.items():
                 dim = next((dim for dim in dims if dim in legal), None) if dims else ""
                 if dim is not None:
                     entry = TableEntry(dim, f"{where}.{key}" if key else where)
-                    found |= dict.fromkeys((key,) if key else self.axes, entry)
-        return found
+                    entries |= dict.fromkeys((key,) if key else self.axes, entry)
+        return entries
 
-    def _given(self, part: Part, operator: Operator) -> Iterator[tuple[Mapping[str, tuple[str, ...]], str]]:
-        """The entries for an operator with their places, one that counts more behind the others."""
+    def _tables_of(self, part: Part, operator: Operator) -> Iterator[tuple[Mapping[str, tuple[str, ...]], str]]:
+        """Yields the entries for an operator with their places, in ascending order of what counts."""
         if isinstance(operator, Boundary):
             if part == "divide":
                 yield self.stream, "stream"
@@ -146,33 +146,43 @@ class OperatorTables:
         where: place of the scheme in the job.
         """
         self._check_entry(
-            [one for one in operators if isinstance(one, Boundary)], "divide", self.stream, f"{where}.stream"
+            [operator for operator in operators if isinstance(operator, Boundary)],
+            "divide",
+            self.stream,
+            f"{where}.stream",
         )
         for number, table in enumerate(self.tables):
             place = f"{where}.tables[{number}]"
             if table.range is not None and not (table.range and table.range.stop <= layers):
                 rule = "a range of layers goes from its first to its last, and the model has these"
                 raise PlanError(f"{place}.layers", rule, f"Name some of 0-{layers - 1}", table.layers)
-            covered = {one.name: one for one in operators if table.covers(one) and not isinstance(one, Boundary)}
+            covered = {
+                operator.name: operator
+                for operator in operators
+                if table.covers(operator) and not isinstance(operator, Boundary)
+            }
             for part in PARTS:
-                for name, given in getattr(table, part).items():
+                for name, by_axis in getattr(table, part).items():
                     if name not in (ALL_OPERATORS, *covered):
                         remedy = nearest(name, [ALL_OPERATORS, *covered])
                         raise PlanError(f"{place}.{part}.{name}", "no such operator in these layers", remedy, name)
                     named = [covered[name]] if name in covered else list(covered.values())
-                    self._check_entry(named, part, given, f"{place}.{part}.{name}")
+                    self._check_entry(named, part, by_axis, f"{place}.{part}.{name}")
         for operator in operators:
             self._check_divided(operator, where)
             self._check_rest(operator, where)
 
     def _check_entry(
-        self, operators: Sequence[Operator], part: Part, given: Mapping[str, tuple[str, ...]], place: str
+        self, operators: Sequence[Operator], part: Part, by_axis: Mapping[str, tuple[str, ...]], place: str
     ) -> None:
-        """The axes exist, and every operator has each of the dims; of several operators one has one of them."""
+        """Checks that the axes exist and every operator has each of the dims; of several operators one has any of
+        them."""
         legal = {
-            dim for one in operators for dim in (one.divisible_dims if part == "divide" else _dims_of_weights(one))
+            dim
+            for operator in operators
+            for dim in (operator.divisible_dims if part == "divide" else _dims_of_weights(operator))
         }
-        for axis, dims in given.items():
+        for axis, dims in by_axis.items():
             if axis and axis not in self.axes:
                 raise PlanError(place, "no such axis in `over`", nearest(axis, self.axes), axis)
             wrong = [dim for dim in dims if dim not in legal]
@@ -182,7 +192,7 @@ class OperatorTables:
                 raise PlanError(f"{place}.{axis}" if axis else place, rule, remedy, wrong[0])
 
     def _check_divided(self, operator: Operator, where: str) -> None:
-        """Every dim divides by the axes that shard it."""
+        """Checks that every dim divides by the axes that shard it."""
         divide, tensors = self.divide(operator), (*operator.ins, *operator.outs, *operator.weights)
         for axis, entry in divide.items():
             ranks = self.mesh.size([other for other in divide if divide[other].dim == entry.dim])
@@ -235,6 +245,6 @@ def _divides(tensors: Iterable[Tensor], dim: str, ranks: int) -> bool:
 
 
 def dims_by_part(entries: Mapping[str, TableEntry], mesh: Mesh) -> Iterator[tuple[str, str]]:
-    """The dim of every part of the axes."""
+    """Yields the dim of every part of the axes."""
     for axis, entry in entries.items():
         yield from ((part, entry.dim) for part in mesh.parts(axis))

@@ -1,4 +1,4 @@
-"""All-gathers whose shards are pulled one by one, each during the GEMM on those before: Async-TP and userbuffers."""
+"""All-gathers whose shards are pulled singly, each during the GEMM on those before: Async-TP and userbuffers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshcast.simulator.schemes.tensor.shared.tensor_overlap import (
 
 
 class PulledShards(TensorOverlap):
-    """Base of the schemes in which a rank begins with the GEMM on its own rows and pulls those of the other ranks."""
+    """Base of the schemes in which a rank begins with the GEMM on its rows and pulls those of the other ranks."""
 
     def pull_steps(self, ranks: int) -> list[int]:
         """Shards that a rank pulls in each step."""
@@ -27,22 +27,22 @@ class PulledShards(TensorOverlap):
 
     def replace_gather(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         op, shard, steps = pair.collective, pair.shard, self.pull_steps(pair.ranks)
-        own = Op(
+        local = Op(
             f"own {op.name}", work=Memory("concat", shard, shard), after=list(op.after), phase=op.phase, launches=0.0
         )
-        pulls = shift_shards(pair, [[own]] * len(steps), [pulled == 2 for pulled in steps])
-        rewrite.swap(op, [own, *pulls])
+        pulls = shift_shards(pair, [[local]] * len(steps), [pulled == 2 for pulled in steps])
+        rewrite.swap(op, [local, *pulls])
         products = [
             [
-                make_part(one, i, len(steps) + 1, work, replace_dependencies(one.after, {op: [came]}))
-                for i, (work, came) in enumerate(zip(pair.rows(one, [1, *steps]), [own, *pulls], strict=True))
+                make_part(product, i, len(steps) + 1, work, replace_dependencies(product.after, {op: [came]}))
+                for i, (work, came) in enumerate(zip(pair.rows(product, [1, *steps]), [local, *pulls], strict=True))
             ]
-            for one in pair.products
+            for product in pair.products
         ]
-        turns = [one for turn in zip(*products, strict=True) for one in turn]
-        for one, made in zip(pair.products, products, strict=True):
-            rewrite.swap(one, turns if one is pair.products[0] else [], made[-1:])
-        self.add_buffer(rewrite, pair, shard, own, pulls[-1])
+        turns = [op for turn in zip(*products, strict=True) for op in turn]
+        for product, parts in zip(pair.products, products, strict=True):
+            rewrite.swap(product, turns if product is pair.products[0] else [], parts[-1:])
+        self.add_buffer(rewrite, pair, shard, local, pulls[-1])
 
     def add_buffer(self, rewrite: Rewrite, pair: GemmCollective, nbytes: int, first: Op, last: Op) -> None:
         """Adds the buffer from which other ranks pull, or into which they write, from the first to the last op."""
@@ -64,9 +64,9 @@ class PulledShards(TensorOverlap):
 
 
 def loop_seconds(e: float, c: float, steps: Sequence[int]) -> float:
-    """Seconds in which a rank pulls shards, some in each step, while GEMMs run on its own shard and on those pulled.
+    """Seconds in which a rank pulls shards, some in each step, while GEMMs run on its shard and on those pulled.
 
-    e, c: seconds of the GEMM on a shard, and of its transfer. The loop of a reduce-scatter is this one backwards.
+    e, c: seconds of the GEMM on a shard, and of its transfer. The loop of a reduce-scatter is this loop backwards.
     """
     others = sum(steps)
     pulled = zip(accumulate(steps), steps, strict=True)

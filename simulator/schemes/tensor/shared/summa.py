@@ -1,4 +1,4 @@
-"""SUMMA: products of matrices on a q x q grid of ranks, each of which holds one block of every matrix, in q steps.
+"""SUMMA: products of matrices on a q x q grid of ranks, each of which holds a block of every matrix, in q steps.
 
 Each row of ranks holds some of the samples of an activation, each column a part of its width; of a weight [K, N] each
 row holds a part of K, each column a part of N. C = A B takes q steps: in step l the l-th block of A is broadcast along
@@ -7,9 +7,9 @@ of C. Gradients have the layouts of their tensors: for A' = C' B^T blocks of B a
 rows to the l-th rank; for B' = A^T C' blocks of A are broadcast and products reduced along columns. A tied output layer
 multiplies by the transposed embedding table, B^T.
 
-The blocks of the next step are broadcast during the GEMM of the current one, into the second of two buffers per
-operand. Rows and columns have communicators, and so streams, of their own (Colossal-AI, parallel_2d/_operation.py):
-blocks go along both at the same time. A rank accumulates its own block of a weight gradient after the last step.
+The blocks of the next step are broadcast during the GEMM of the current step, into the second of two buffers per
+operand. Rows and columns have communicators, and so streams, each (Colossal-AI, parallel_2d/_operation.py):
+blocks go along both at the same time. A rank accumulates its block of a weight gradient after the last step.
 
 References: van de Geijn and Watts 1997, doi:10.1002/(SICI)1096-9128(199704)9:4<255::AID-CPE250>3.0.CO;2-2; the three
 products as in Xu et al. 2021, arXiv 2104.05343, section 3.
@@ -57,10 +57,10 @@ class Summa(TensorGrid):
         if isinstance(operator, Embedding):
             return Rule(self.along(row="b|v", col="h"))
         if isinstance(operator, Linear):
-            contracted, made = contracted_and_produced(operator)
+            contracted, produced = contracted_and_produced(operator)
             if _reads_transposed(operator):
-                return Rule(self.along(row=f"b|{made}", col=f"{contracted}|{made}"))
-            return Rule(self.along(row=f"b|{contracted}", col=f"{made}|{contracted}"))
+                return Rule(self.along(row=f"b|{produced}", col=f"{contracted}|{produced}"))
+            return Rule(self.along(row=f"b|{contracted}", col=f"{produced}|{contracted}"))
         across = width_dims(operator)
         return Rule(self.along(row="b", col=across) if across else self.along(row="b"))
 
@@ -87,33 +87,35 @@ class Summa(TensorGrid):
             if reduced and op.phase == "W" and not any(op in other.after for other in fragment.backward):
                 ops += _accumulate(op, ops[-1], reduced, module.outs[0].dtype)
             rewrite.swap(op, ops)
-            # Two buffers per block: one is read, one is received. Both gradients share them.
+            # Two buffers per block: one is read, the other received. Both gradients share them.
             nbytes = 2 * sum(block.nbytes for block in (*broadcast, *([reduced] if reduced else [])))
             key = f"{'d:' if op.phase in 'BW' else ''}blocks of {module.name}"
-            buffers += [TensorUse(key, nbytes, one, one is ops[0], "buffers") for one in ops]
+            buffers += [TensorUse(key, nbytes, step, step is ops[0], "buffers") for step in ops]
         rewrite.apply()
         fragment.tensor_uses += buffers
         return fragment
 
     def _operands(self, module: Operator, work: Gemm, phase: str) -> tuple[list[OperandBlock], OperandBlock | None]:
-        """Returns the blocks that a GEMM broadcasts, and the block of its result that is reduced, if one is."""
+        """Returns the blocks that a GEMM broadcasts, and the block of its result that is reduced, if any is."""
         row, col = self.axis("row"), self.axis("col")
-        given = BYTES[work.dtype] * work.batch
-        made = BYTES[module.outs[0].dtype] * work.batch
+        operand_width = BYTES[work.dtype] * work.batch
+        result_width = BYTES[module.outs[0].dtype] * work.batch
         first, second, result = work.m * work.k, work.k * work.n, work.m * work.n
         if phase == "W":
-            # Of A^T C' one operand is broadcast: A, or C' where the weight is stored transposed.
+            # Of A^T C' a single operand is broadcast: A, or C' where the weight is stored transposed.
             moving = first if _reads_transposed(module) else second
-            return [OperandBlock("rows", col, round(moving * given))], OperandBlock("weight", row, round(result * made))
-        weight = OperandBlock("weight", row, round(second * given))
+            return [OperandBlock("rows", col, round(moving * operand_width))], OperandBlock(
+                "weight", row, round(result * result_width)
+            )
+        weight = OperandBlock("weight", row, round(second * operand_width))
         if (phase == "B") == _reads_transposed(module):
-            return [OperandBlock("rows", col, round(first * given)), weight], None
-        return [weight], OperandBlock("rows", col, round(result * made))
+            return [OperandBlock("rows", col, round(first * operand_width)), weight], None
+        return [weight], OperandBlock("rows", col, round(result * result_width))
 
     def _multiply_in_steps(
         self, op: Op, dtype: str, broadcast: Sequence[OperandBlock], reduced: OperandBlock | None
     ) -> list[Op]:
-        """Makes the ops of one product: in each step broadcasts, a GEMM, and a reduction where `reduced` is given.
+        """Makes the ops of a product: in each step broadcasts, a GEMM, and a reduction where there is `reduced`.
 
         dtype: format of partial results that are reduced.
         """
@@ -175,5 +177,5 @@ def _accumulate(op: Op, after: Op, block: OperandBlock, dtype: str) -> list[Op]:
 
 
 def _reads_transposed(operator: Operator) -> bool:
-    """Whether a GEMM reads its weight transposed: a tied output layer with the embedding's table."""
+    """Returns whether a GEMM reads its weight transposed: a tied output layer with the embedding's table."""
     return isinstance(operator, Head) and operator.tied

@@ -17,7 +17,7 @@ from meshcast.simulator.ir.scheme import TensorScheme
 
 WIDTHS = ("a", "f", "v", "h", "c", "r", "rank")
 """Dims along which activations are wide: heads, feed-forward, vocabulary, hidden, two concatenated streams, latents and
-router logits, adapters. Where an operator has several, the first is the one whose shards are independent.
+router logits, adapters. Where an operator has several, the first is that whose shards are independent.
 """
 
 
@@ -32,18 +32,23 @@ class TensorGrid(TensorScheme):
     @classmethod
     def axis_sizes(cls, ranks: int, near: int) -> list[tuple[int, ...]]:
         """Squares or cubes; of squares behind each other two or more, and no more than a square has rows."""
-        found, equal = list[tuple[int, ...]](), len(cls.square)
+        sizes, equal = list[tuple[int, ...]](), len(cls.square)
         for side in range(2, ranks + 1):
             depth, left = divmod(ranks, side**equal)
             deep = len(cls.names) > equal
             if depth and not left and (1 < depth <= side if deep else depth == 1):
-                found.append(tuple(side if name in cls.square else depth for name in cls.names))
-        return found
+                sizes.append(tuple(side if name in cls.square else depth for name in cls.names))
+        return sizes
 
     def axis(self, name: str) -> tuple[str, ...]:
         """Returns the parts of the axis `name`."""
         return next(
-            (self.mesh.parts(axis) for own, axis in zip(self.names, self.axes, strict=False) if own == name), ()
+            (
+                self.mesh.parts(axis)
+                for axis_name, axis in zip(self.names, self.axes, strict=False)
+                if axis_name == name
+            ),
+            (),
         )
 
     def along(self, **dims: str) -> Mapping[str, str]:
@@ -51,7 +56,7 @@ class TensorGrid(TensorScheme):
         return {part: dim for name, dim in dims.items() for part in self.axis(name)}
 
     def follows_view(self, operator: Operator) -> bool:
-        """Whether the operator is in a view of the mesh (of experts), whose own schemes shard it."""
+        """Returns whether the operator is in a view of the mesh (of experts), whose schemes shard it."""
         return operator.view in self.mesh.views
 
     def check_job(self, job: Any) -> None:
@@ -66,9 +71,9 @@ class TensorGrid(TensorScheme):
 
 def contracted_and_produced(linear: Linear) -> tuple[str, str]:
     """Returns the dim that a linear contracts, and the dim that it produces."""
-    given, made = linear.ins[0], linear.outs[0]
-    contracted = next(dim for dim in given.dims if not made.has(dim))
-    return contracted, next(dim for dim in made.dims if not given.has(dim))
+    taken, produced = linear.ins[0], linear.outs[0]
+    contracted = next(dim for dim in taken.dims if not produced.has(dim))
+    return contracted, next(dim for dim in produced.dims if not taken.has(dim))
 
 
 def width_dims(operator: Operator) -> str:
@@ -78,5 +83,5 @@ def width_dims(operator: Operator) -> str:
     """
     if isinstance(operator, TopK):
         return ""
-    found = [dim for dim in WIDTHS if operator.has(dim)]
-    return "|".join(found) if isinstance(operator, Concat) else found[0]
+    dims = [dim for dim in WIDTHS if operator.has(dim)]
+    return "|".join(dims) if isinstance(operator, Concat) else dims[0]

@@ -29,8 +29,8 @@ class OverlapSetting:
     """A setting of closed forms: a GEMM [rows, inner] x [inner, columns] in bf16 over p ranks, and its collective.
 
     p: ranks.
-    flop_per_s: rate of one rank [FLOP/s]; memory traffic takes no time.
-    bytes_per_s: rate at which one rank sends.
+    flop_per_s: rate of a rank [FLOP/s]; memory traffic takes no time.
+    bytes_per_s: rate at which a rank sends.
     regather: the framework all-gathers inputs again in the backward pass.
     residual_elements: b s h of a layer on the same ranks (see `sent`).
     options: of the scheme.
@@ -124,7 +124,7 @@ class GemmCollective:
     """An all-gather with the GEMMs that read its rows, or a reduction with the GEMM that produces its rows.
 
     collective: the op of the all-gather, reduce-scatter or all-reduce.
-    products: the GEMMs, one for a reduction.
+    products: the GEMMs, a single GEMM for a reduction.
     ranks: number of ranks in the collective.
     """
 
@@ -144,7 +144,7 @@ class GemmCollective:
 
     @property
     def shard(self) -> int:
-        """Bytes of one rank's rows."""
+        """Bytes of a rank's rows."""
         return self.work.nbytes // self.ranks
 
     def rows(self, product: Op, counts: Sequence[int]) -> list[Work]:
@@ -156,13 +156,14 @@ class GemmCollective:
 def find_gemm_collectives(
     fragment: Fragment, family: str, mesh: Mesh, collectives: Sequence[str] = OF_SHARDED_ROWS
 ) -> list[GemmCollective]:
-    """Finds the pairs of one of these collectives and GEMM on the streams of a family of schemes.
+    """Finds the pairs of such a collective and a GEMM on the streams of a family of schemes.
 
-    A GEMM is in one pair at most: that with the largest collective. Not paired are collectives whose rows the ranks do
+    A GEMM is in a single pair at most: that with the largest collective. Not paired are collectives whose rows the
+        ranks do
     not divide, all-gathers of weights, and GEMMs of weight gradients, which sum over all rows and overlap with other
     collectives as they are.
     """
-    found: list[GemmCollective] = []
+    pairs: list[GemmCollective] = []
     tensors: dict[Op, set[str]] = defaultdict(set)
     for tensor_use in fragment.tensor_uses:
         if tensor_use.category != "parameters":
@@ -174,12 +175,19 @@ def find_gemm_collectives(
                 continue
             if work.members is not None or work.operation not in collectives:
                 continue
-            own = [other for other in issued if tensors[op] & tensors[other]]
-            gemms = _reading_gemms(op, own, issued) if work.operation == "all_gather" else _producing_gemm(op, own)
+            sharing = [other for other in issued if tensors[op] & tensors[other]]
+            gemms = (
+                _reading_gemms(op, sharing, issued) if work.operation == "all_gather" else _producing_gemm(op, sharing)
+            )
             ranks = mesh.size(work.axes)
-            if ranks > 1 and gemms and work.nbytes % ranks == 0 and all(_row_count(one) % ranks == 0 for one in gemms):
-                found.append(GemmCollective(op, tuple(gemms), ranks))
-    return _choose_pairs(found)
+            if (
+                ranks > 1
+                and gemms
+                and work.nbytes % ranks == 0
+                and all(_row_count(gemm) % ranks == 0 for gemm in gemms)
+            ):
+                pairs.append(GemmCollective(op, tuple(gemms), ranks))
+    return _choose_pairs(pairs)
 
 
 def _choose_pairs(pairs: list[GemmCollective]) -> list[GemmCollective]:
@@ -194,7 +202,7 @@ def _choose_pairs(pairs: list[GemmCollective]) -> list[GemmCollective]:
 
 
 def make_part(op: Op, i: int, parts: int, work: Work, after: Iterable[Op]) -> Op:
-    """Makes one of the parts of an op, which the host launches together as one op of the framework."""
+    """Makes a part of an op, which the host launches together as a single op of the framework."""
     return replace(op, name=f"{op.name} {i}", work=work, after=list(after), launches=op.launches / parts)
 
 
@@ -229,10 +237,10 @@ def _row_gemm(op: Op, phase: str) -> Gemm | None:
     return work if isinstance(work, Gemm) and work.layout != "nt" and op.phase == phase else None
 
 
-def _reading_gemms(gather: Op, own: Sequence[Op], issued: Sequence[Op]) -> list[Op]:
+def _reading_gemms(gather: Op, sharing: Sequence[Op], issued: Sequence[Op]) -> list[Op]:
     """Returns the first GEMM that reads the rows of an all-gather, and those right after it that wait for nothing else.
 
-    own: the ops that use a tensor of the all-gather.
+    sharing: the ops that use a tensor of the all-gather.
     """
     assert isinstance(gather.work, Collective)
     nbytes = gather.work.nbytes
@@ -240,7 +248,7 @@ def _reading_gemms(gather: Op, own: Sequence[Op], issued: Sequence[Op]) -> list[
     def reads(op: Op) -> bool:
         work = _row_gemm(op, gather.phase)
         fits = work is not None and work.batch * work.m * work.k * BYTES[work.dtype] == nbytes
-        return fits and op in own and gather in working_predecessors(op)
+        return fits and op in sharing and gather in working_predecessors(op)
 
     first = next((i for i, op in enumerate(issued) if reads(op)), len(issued))
     behind = set(issued[first:])
@@ -248,14 +256,14 @@ def _reading_gemms(gather: Op, own: Sequence[Op], issued: Sequence[Op]) -> list[
     return list(takewhile(lambda op: reads(op) and not working_predecessors(op) & behind, kernels))
 
 
-def _producing_gemm(reduction: Op, own: Sequence[Op]) -> list[Op]:
+def _producing_gemm(reduction: Op, sharing: Sequence[Op]) -> list[Op]:
     """Returns the GEMM whose rows a reduction sums, if it alone produces them.
 
     A reduction in issue order also waits for the weight gradients issued before it.
     """
     assert isinstance(reduction.work, Collective)
     waits = [op for op in working_predecessors(reduction) if op.phase == reduction.phase]
-    work = _row_gemm(waits[0], reduction.phase) if len(waits) == 1 and waits[0] in own else None
+    work = _row_gemm(waits[0], reduction.phase) if len(waits) == 1 and waits[0] in sharing else None
     if work is None or work.batch * work.m * work.n * BYTES[work.out_dtype] != reduction.work.nbytes:
         return []
     return waits
