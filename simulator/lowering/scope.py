@@ -61,6 +61,7 @@ class Scope:
         self.readers: dict[str, list[Operator]] = defaultdict(list)
         self._divisions: dict[Operator, dict[str, str]] = {}
         self._rest_divisions: dict[Operator, dict[str, str]] = {}
+        self._views_last = sorted(self.schemes, key=lambda scheme: scheme.view != "")
         self.sharding = schemes_with(schemes, ShardsStates)
         self._gathered = {axis for scheme in self.sharding for axis in scheme.gathered_axes}
         self._families = {axis: scheme.family for scheme in self.schemes if not scheme.view for axis in scheme.over}
@@ -96,7 +97,7 @@ class Scope:
         rest."""
         divide: dict[str, str] = {}
         at_rest: dict[str, str] = {}
-        for scheme in sorted(self.schemes, key=lambda scheme: scheme.view != ""):
+        for scheme in self._views_last:
             rule = scheme.layouts(operator) if scheme.view in ("", view) else None
             if isinstance(rule, str):
                 rule = Rule(dict.fromkeys(scheme.over, rule))
