@@ -9,6 +9,7 @@ from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.gpu import GPU
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.estimate import FULL, Estimate, Use
 from meshcast.simulator.costs.kernels.decomposition import Decomposition
@@ -173,11 +174,15 @@ class KernelPrices:
         if name != "attention":
             scaling = getattr(work, "scaling", "")
             library = Relative(training_library(name, self._gpu.architecture, scaling), 1.0, 0.0)
-        section = SECTIONS[name]
-        model = section.in_training(self._calibration.kernel_model(self._gpu, name, library.library, dtype).model)
+        model = self._training_model(name, library.library, dtype)
         decomposition = (self._traits.decomposition,) if name in DENSE else ()
-        price = section.price(work, self._gpu, model, rate * library.rate, *decomposition)
+        price = SECTIONS[name].price(work, self._gpu, model, rate * library.rate, *decomposition)
         return price._replace(sigma=math.hypot(price.sigma, library.sigma))
+
+    @remembered
+    def _training_model(self, name: str, library: str, dtype: str) -> Any:
+        """Returns the cost model of the kernels of a section in a training step."""
+        return SECTIONS[name].in_training(self._calibration.kernel_model(self._gpu, name, library, dtype).model)
 
     def _on_fewer(self, price: Estimate, taken: int) -> Estimate:
         """Returns the price of a kernel from whose multiprocessors some are taken."""

@@ -15,7 +15,7 @@ fits those of the measured GPUs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 
 from meshcast.hardware.gpu import GPU
@@ -54,7 +54,7 @@ class PowerModel:
     sigma: float
     assumed: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def limit(self) -> float:
         """Power limit of the board [W]."""
         return float(self.gpu.power)

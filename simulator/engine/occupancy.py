@@ -265,17 +265,27 @@ def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Itera
     assert isinstance(part, PricedBlock)
     end = begin + part.lasting
     rows: list[int] = []
+    joined: tuple[np.ndarray, np.ndarray] | None = None
     for axis in (COMPUTE, *EXPOSED, HOST):
-        rows = rows + part.block.by_axis.get(axis, [])
+        if more := part.block.by_axis.get(axis):
+            rows, joined = rows + more, None
         if axis in levels and rows:
-            joined = _merge_intervals(begin[:, rows].T, end[:, rows].T)
-            # The last copy listed stands for `repeats` further ones.
-            steps = np.arange(1, walked.repeats + 1) * walked.shift
-            both = (np.concatenate([times, times[:, -1:] + steps], axis=1).reshape(-1, 1) for times in joined)
-            starts, ends = _merge_intervals(*both)
-            yield axis, starts[:, 0], ends[:, 0]
+            joined = joined or _join_copies(walked, begin[:, rows].T, end[:, rows].T)
+            yield axis, *joined
     if coordinates.host is not None and walked.states[0, coordinates.host, 0] > NEVER:
         yield from _host_waits(walked, coordinates, end)
+
+
+def _join_copies(walked: Walked, begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Merges the intervals of all copies of a part. begin, end: of the copies that are listed, a column each [s]."""
+    joined = _merge_intervals(begin, end)
+    if begin.shape[1] + walked.repeats > 1:
+        # The last copy listed stands for `repeats` further ones.
+        steps = np.arange(1, walked.repeats + 1) * walked.shift
+        starts, ends = (np.concatenate([times, times[:, -1:] + steps], axis=1).reshape(-1, 1) for times in joined)
+        joined = _merge_intervals(starts, ends)
+    starts, ends = joined
+    return starts[:, 0], ends[:, 0]
 
 
 def _host_waits(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.capabilities import (
     ConvertsWeights,
     HoldsBuffers,
@@ -86,6 +87,11 @@ class DeviceParams(tuple[tuple[Param, int], ...]):
         """What updates and states depend on, see `traits_of`."""
         return tuple((traits_of(param), count) for param, count in self)
 
+    @cached_property
+    def groups(self) -> list[tuple[Param, int]]:
+        """One of each group of parameters that are sharded alike, with the elements of all, see `by_axes`."""
+        return by_axes(self)
+
 
 KnownStates = dict[Hashable, dict[str, float]]
 """Bytes of states of one rank by what they depend on: the traits of its parameters, its schemes and framework."""
@@ -107,10 +113,7 @@ def resident_of_devices(
     counted = known if known is not None else {}
 
     def resident(own: Plan, params: DeviceParams) -> dict[str, float]:
-        key = params.traits, own.mesh, own.schemes, own.job.framework
-        if key not in counted:
-            counted[key] = resident_bytes(own, params)
-        states = dict(counted[key])
+        states = dict(_count_states(own, params, counted))
         if (growth := growing_gradients(own, any_batch)) and not growth.freed:
             states["gradients"] -= sum(count * growth(param) for param, count in params if param.trained)
         elif adds_apart(own) and not any_batch:
@@ -131,6 +134,12 @@ def resident_of_devices(
         versions = peak_weight_versions(plan.schedule, plan.shape, device, order)
         found[device]["parameters"] += stashed_weight_bytes(plan.on(device), params, versions)
     return found
+
+
+def _count_states(plan: Plan, params: DeviceParams, known: KnownStates) -> dict[str, float]:
+    """Returns `resident_bytes`, counted once. known: states that were counted before; new ones are added."""
+    key = params.traits, plan.mesh, plan.schemes, plan.job.framework
+    return remember(known, key, lambda: resident_bytes(plan, params))
 
 
 def offloaded_of_devices(plan: Plan, every_params: Sequence[DeviceParams]) -> list[dict[str, float]]:
@@ -176,7 +185,7 @@ def offloaded_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
             offloaded[place] += nbytes * share
     if places := _find_offloaded(plan, "optimizer"):
         framework, shards = plan.job.framework, _shard_counter(plan)
-        elements = sum(size / shards("optimizer", param) for param, size in by_axes(params) if param.trained)
+        elements = sum(size / shards("optimizer", param) for param, size in params.groups if param.trained)
         if not _find_offloaded(plan, "gradients"):
             offloaded["cpu"] += BYTES[framework.gradients] * elements
         flattened = framework.update.converts and framework.update.flattens  # on the GPU where they are not
@@ -224,7 +233,7 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     converted = framework.gradients != framework.weights and not framework.fused_gradients
     stale = framework.update.stale_gradients and converted
     found, shards = dict.fromkeys(STATES, 0.0), _shard_counter(plan)
-    for param, size in by_axes(params):
+    for param, size in params.groups:
         at_rest = {state: shards(state, param) for state in found}
         cut = updated and (converts or at_rest["parameters"] > 1)
         if not param.trained:
@@ -251,38 +260,42 @@ def _moment_bytes(framework: Framework, param: Param, shards: float) -> float:
 def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:
     """Bytes of secondary copies of sharded weights, which are on the GPU wherever the shards are."""
     keepers, elements = schemes_with(plan.schemes, KeepsSecondaryShards), 0.0
-    for param, size in by_axes(params) if keepers else ():
+    for param, size in params.groups if keepers else ():
         copies = [axes for scheme in keepers if (axes := scheme.secondary_shards(param)) is not None]
         elements += sum(size / plan.mesh.size(axes) for axes in copies)
     return elements * float(BYTES[plan.job.framework.weights])
 
 
-def count_outside_steps(plan: Plan, every_params: Sequence[DeviceParams]) -> list[OutsideSteps]:
-    """Returns by device the memory of a rank outside of its steps."""
+def count_outside_steps(plan: Plan, every_params: Sequence[DeviceParams], known: KnownStates) -> list[OutsideSteps]:
+    """Returns by device the memory of a rank outside of its steps. Arguments as in `resident_of_devices`."""
     pairs = [(plan.on(device), params) for device, params in enumerate(every_params)]
     keys = [(id(of_device), params.traits) for of_device, params in pairs]
-    known = {key: _count_outside(*pair) for key, pair in dict(zip(keys, pairs, strict=True)).items()}
-    return [known[key] for key in keys]
+    found = {
+        key: _count_outside(*pair, _count_states(*pair, known))
+        for key, pair in dict(zip(keys, pairs, strict=True)).items()
+    }
+    return [found[key] for key in keys]
 
 
-def _count_outside(plan: Plan, params: DeviceParams) -> OutsideSteps:
+def _count_outside(plan: Plan, params: DeviceParams, states: Mapping[str, float]) -> OutsideSteps:
+    """Returns the memory of a rank outside of its steps. states: bytes of its states on the GPU."""
     framework, shards = plan.job.framework, _shard_counter(plan)
-    states = resident_bytes(plan, params)
     loading, moments = states["parameters"], 0.0
     plain, loads = StoredFormat(BYTES[framework.weights]), framework.memory.loads
-    whole = [(param, size * (param.stored or plain).nbytes) for param, size in by_axes(params)]
+    whole = [(param, size * (param.stored or plain).nbytes) for param, size in params.groups]
+    trained = [(param, size) for param, size in params.groups if param.trained]
     if loads != "shards":
         cast = BYTES["fp32"] - BYTES[framework.weights] if loads == "fp32" else 0
-        casts = sum(size * cast for param, size in by_axes(params) if param.trained)
+        casts = sum(size * cast for _, size in trained)
         loading = max(loading, sum(nbytes for _, nbytes in whole) + casts)
     if not framework.update.moments_at_start and not _find_offloaded(plan, "optimizer"):
-        trained = ((param, size) for param, size in by_axes(params) if param.trained)
-        kept = (
-            (size / param.size, _moment_bytes(framework, param, shards("optimizer", param))) for param, size in trained
+        moments = sum(
+            size / param.size * _moment_bytes(framework, param, shards("optimizer", param)) for param, size in trained
         )
-        moments = sum(count * nbytes for count, nbytes in kept)
     gathered = sum(nbytes for param, nbytes in whole if shards("parameters", param) > 1)
-    saved = _saved_whole(framework, [(param, count) for param, count in params if shards("parameters", param) > 1])
+    saved = 0.0
+    if framework.memory.saves != "shards":
+        saved = _saved_whole(framework, [(param, count) for param, count in params if shards("parameters", param) > 1])
     return OutsideSteps(loading, float(min(moments, states["optimizer"])), float(gathered), saved)
 
 
@@ -290,8 +303,6 @@ def _saved_whole(framework: Framework, sharded: Sequence[tuple[Param, int]]) -> 
     """Returns the bytes of sharded weights that are whole at most while a checkpoint is saved."""
     if framework.memory.saves == "modules":
         return float(BYTES[framework.weights] * max((param.size for param, _ in sharded), default=0))
-    if framework.memory.saves == "shards":
-        return 0.0
     root = sum(count * param.size for param, count in sharded if not param.in_layer)
     layers: list[dict[str, int]] = [{}]  # of which each has one parameter of a name
     for param, _ in sharded:
@@ -319,7 +330,7 @@ def cut_gradient_bytes(plan: Plan, params: DeviceParams) -> float:
     framework, shards = plan.job.framework, _shard_counter(plan)
     if not (framework.bucket.buffers and framework.update.flattens) or _find_offloaded(plan, "gradients"):
         return 0.0
-    whole = [(param, size) for param, size in by_axes(params) if param.trained and shards("parameters", param) == 1]
+    whole = [(param, size) for param, size in params.groups if param.trained and shards("parameters", param) == 1]
     share = sum(size / shards("gradients", param) for param, size in whole)
     largest = max((param.size for param, _ in whole if shards("gradients", param) > 1), default=0)
     return BYTES[framework.gradients] * max(0.0, math.ceil(largest / share) * share - share) if share else 0.0
@@ -328,7 +339,7 @@ def cut_gradient_bytes(plan: Plan, params: DeviceParams) -> float:
 def stashed_weight_bytes(plan: Plan, params: DeviceParams, versions: int) -> float:
     """Bytes of the older weight versions on one rank, in the compute format. versions: all, the newest included."""
     nbytes = BYTES[plan.job.framework.weights]
-    trained = [(param, size) for param, size in by_axes(params) if param.trained]
+    trained = [(param, size) for param, size in params.groups if param.trained]
     shards = _shard_counter(plan)
     cut = (size / shards("parameters", param) for param, size in trained)
     return float((versions - 1) * nbytes * sum(cut))

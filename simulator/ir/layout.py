@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import BYTES, Collective
@@ -102,12 +103,21 @@ class Tensor:
         """Renames the dims of `layout`, in which the producer makes the tensor, to those of this consumer."""
         return {axis: self.renamed.get(dim, dim) for axis, dim in layout.items()}
 
+    @cached_property
+    def sizes(self) -> dict[str, int | Fraction]:
+        """The global size of every dim."""
+        return {name: dim.size for name, dim in self.dims.items()}
+
     def local_dims(self, layout: Layout, mesh: Mesh) -> dict[str, int | Fraction]:
         """Returns the local size of every dim."""
-        parts: dict[str, int] = {}
+        sizes, parts = dict(self.sizes), dict[str, int]()
         for axis, name in layout.items():
-            parts[name] = parts.get(name, 1) * mesh.size(axis)
-        return {name: dim.local(parts[name]) if parts.get(name, 1) > 1 else dim.size for name, dim in self.dims.items()}
+            if name in sizes:
+                parts[name] = parts.get(name, 1) * mesh.size(axis)
+        for name, count in parts.items():
+            if count > 1:
+                sizes[name] = self.dims[name].local(count)
+        return sizes
 
     def local(self, layout: Layout, mesh: Mesh) -> int:
         """Returns the local number of elements."""

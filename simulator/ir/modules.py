@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.ir.layout import Layout, Tensor, output_layout, required_layout
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import BYTES, Collective, Param, Work
@@ -29,7 +30,8 @@ class LocalShapes:
     divide: Mapping[str, str]
     mesh: Mesh
 
-    def dims(self, tensor: Tensor) -> dict[str, Any]:
+    @remembered
+    def dims(self, tensor: Tensor) -> Mapping[str, Any]:
         """Returns the local size of every dim."""
         return tensor.local_dims(self.layout(tensor), self.mesh)
 
@@ -41,6 +43,7 @@ class LocalShapes:
         """Counts the local bytes of all `tensors`."""
         return sum(int(self.size(tensor) * BYTES[tensor.dtype]) for tensor in tensors)
 
+    @remembered
     def layout(self, tensor: Tensor) -> Layout:
         """Returns the layout in which the operator needs `tensor`."""
         return required_layout(tensor, self.divide)

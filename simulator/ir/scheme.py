@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -145,7 +146,7 @@ class Scheme:
         """
         return [(ranks,)] if cls.least_axes < 2 else []
 
-    @property
+    @cached_property
     def view(self) -> str:
         """The view of the mesh that has its axes; empty for the mesh itself."""
         return self.mesh.view_of(self.axes[0]) if self.axes else ""

@@ -38,8 +38,7 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
     frag.shared_weights = [param.name for param in params] if borrows else []
     frag.tensor_uses = [
         *_forward_uses(scope, operator, at, frag),
-        *(_backward_uses(scope, operator, at, inputs, weights) if frag.backward else ()),
-        *(_saved_buffers(operator, at, frag, inputs, weights) if frag.forward and frag.backward else ()),
+        *(_backward_uses(scope, operator, at, frag, inputs, weights) if frag.backward else ()),
     ]
     if params and not operator.frozen:
         whole = _unsharded_elements(scope, operator, at, params)
@@ -123,19 +122,20 @@ def _copies(weight: Tensor, at: LocalShapes) -> tuple[tuple[str, ...], int] | No
 
 def _forward_uses(scope: Scope, operator: Operator, at: LocalShapes, frag: Fragment) -> Iterable[TensorUse]:
     if frag.forward:
-        first, last = frag.forward[0], frag.forward[-1]
-        yield from (scope.tensor_use(t, at.layout(t), op) for t in operator.ins for op in (first, last))
+        last = frag.forward[-1]
+        ends = dict.fromkeys((frag.forward[0], last))
+        yield from (scope.tensor_use(t, at.layout(t), op) for t in operator.ins for op in ends)
         yield from (scope.tensor_use(t, operator.output_layout(t, at.divide), last, made=True) for t in operator.outs)
     yield from _temporaries(operator, at, frag.forward, backward=False)
 
 
 def _backward_uses(
-    scope: Scope, operator: Operator, at: LocalShapes, inputs: list[Op], weights: list[Op]
+    scope: Scope, operator: Operator, at: LocalShapes, frag: Fragment, inputs: list[Op], weights: list[Op]
 ) -> Iterable[TensorUse]:
     backward = [*inputs, *weights]
     # Gradients that are cast first are kept in the format of the GEMMs until the weight gradient, however late it is.
     nbytes = operator.cast_gradient_bytes(at) if inputs and weights else 0
-    for op in (backward[0], backward[0] if nbytes else backward[-1]):
+    for op in dict.fromkeys((backward[0], backward[0] if nbytes else backward[-1])):
         yield from (scope.tensor_use(t, at.layout(t), op, prefix="d:") for t in operator.outs)
     if nbytes:
         yield TensorUse(f"d:{operator.name}.cast", nbytes, backward[0], made=True)
@@ -143,11 +143,15 @@ def _backward_uses(
     if inputs:
         yield from _input_gradient_uses(scope, operator, at, inputs)
     # A tensor that both gradients read is freed after the weight gradient, otherwise after the one that reads it.
-    saved = saved_by(operator, at).tensors
-    for t in saved if operator.frozen else (*saved, *operator.saved_for_weights):
+    saved = saved_by(operator, at)
+    for t in saved.tensors if operator.frozen else (*saved.tensors, *operator.saved_for_weights):
         op = (weights or inputs)[-1] if t in operator.saved_for_weights else (inputs or weights)[-1]
         yield scope.tensor_use(t, at.layout(t) if t in operator.ins else operator.output_layout(t, at.divide), op)
     yield from _temporaries(operator, at, backward if inputs else [], backward=True)
+    readers = weights or inputs if operator.reuses_saved else inputs or weights
+    for what, nbytes, category in saved.buffers if frag.forward else ():
+        yield TensorUse(f"{operator.name}.{what}", nbytes, frag.forward[-1], True, category)
+        yield TensorUse(f"{operator.name}.{what}", nbytes, readers[-1], False, category)
 
 
 def _input_gradient_uses(scope: Scope, operator: Operator, at: LocalShapes, inputs: list[Op]) -> Iterable[TensorUse]:
@@ -158,15 +162,6 @@ def _input_gradient_uses(scope: Scope, operator: Operator, at: LocalShapes, inpu
     for what, nbytes in zip(("found", "left"), operator.slice_gradient_bytes(at), strict=True):
         ends = (inputs[0], last) if nbytes else ()
         yield from (TensorUse(f"d:{operator.name}.{what}", nbytes, op, what == "left", "activations") for op in ends)
-
-
-def _saved_buffers(
-    operator: Operator, at: LocalShapes, frag: Fragment, inputs: list[Op], weights: list[Op]
-) -> Iterable[TensorUse]:
-    readers = weights or inputs if operator.reuses_saved else inputs or weights
-    for what, nbytes, category in saved_by(operator, at).buffers:
-        yield TensorUse(f"{operator.name}.{what}", nbytes, frag.forward[-1], True, category)
-        yield TensorUse(f"{operator.name}.{what}", nbytes, readers[-1], False, category)
 
 
 def _temporaries(operator: Operator, at: LocalShapes, ops: list[Op], backward: bool) -> Iterable[TensorUse]:

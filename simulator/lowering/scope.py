@@ -61,6 +61,7 @@ class Scope:
         self.readers: dict[str, list[Operator]] = defaultdict(list)
         self._divisions: dict[Operator, dict[str, str]] = {}
         self._rest_divisions: dict[Operator, dict[str, str]] = {}
+        self._views_last = sorted(self.schemes, key=lambda scheme: scheme.view != "")
         self.sharding = schemes_with(schemes, ShardsStates)
         self._gathered = {axis for scheme in self.sharding for axis in scheme.gathered_axes}
         self._families = {axis: scheme.family for scheme in self.schemes if not scheme.view for axis in scheme.over}
@@ -96,7 +97,7 @@ class Scope:
         rest."""
         divide: dict[str, str] = {}
         at_rest: dict[str, str] = {}
-        for scheme in sorted(self.schemes, key=lambda scheme: scheme.view != ""):
+        for scheme in self._views_last:
             rule = scheme.layouts(operator) if scheme.view in ("", view) else None
             if isinstance(rule, str):
                 rule = Rule(dict.fromkeys(scheme.over, rule))
@@ -172,18 +173,18 @@ class Scope:
         """Makes the memory key of a tensor in one layout, in its producer's dims; partial sums are reduced in place."""
         tensor = self._renamed_from.get(tensor.name, tensor)
         back = {new: old for old, new in tensor.renamed.items()}
-        shards = (f"{a}:{back.get(d, d)}" for a, d in sorted(layout.items()) if d != PARTIAL and self.mesh.size(a) > 1)
+        size = self.mesh.size
+        shards = [f"{a}:{back.get(d, d)}" for a, d in sorted(layout.items()) if d != PARTIAL and size(a) > 1]
         return f"{tensor.name}@{','.join(shards)}"
 
     def tensor_use(self, tensor: Tensor, layout: Layout, op: Op, made: bool = False, prefix: str = "") -> TensorUse:
         """Makes the use of a tensor in one layout by `op`. prefix: ``d:`` for its gradient."""
-        whole = {axis: dim for axis, dim in layout.items() if dim != PARTIAL}
         if prefix:
             while tensor.name in self._same_gradient:
                 tensor = self._same_gradient[tensor.name]
             tensor = tensor.gradient
         category = "logits" if tensor.has("v") else "workspace"
-        return TensorUse(prefix + self.key(tensor, layout), tensor.held_bytes(whole, self.mesh), op, made, category)
+        return TensorUse(prefix + self.key(tensor, layout), tensor.held_bytes(layout, self.mesh), op, made, category)
 
     # ------------------------------------------------------------------------------------------------ units
 
