@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from meshcast.experiments.pages.forecast import render
+from meshcast.experiments.render.terminal.forecast import render
 from meshcast.experiments.search.certificate import Certificate
 from meshcast.experiments.search.find import make_limits, open_search
 from meshcast.experiments.search.output import progress
