@@ -16,9 +16,9 @@ TYPE_CHECKING = False  # not that of typing: `python -m meshcast` would look for
 if TYPE_CHECKING:
     from typing import Any
 
-    from meshcast.experiments.notebook.report import ForecastReport as Report
-    from meshcast.experiments.notebook.report import simulate
-    from meshcast.experiments.notebook.sweep import SweepResult, sweep
+    from meshcast.experiments.render.notebook.report import ForecastReport as Report
+    from meshcast.experiments.render.notebook.report import simulate
+    from meshcast.experiments.render.notebook.sweep import SweepResult, sweep
     from meshcast.experiments.search.certificate.result import SearchResult
     from meshcast.experiments.search.search_job import search
     from meshcast.hardware import load_cluster
@@ -45,15 +45,15 @@ __all__ = [
 _HOMES = {
     "Job": ("meshcast.simulator.job.job", "Job"),
     "MeshcastError": ("meshcast.hardware.errors", "MeshcastError"),
-    "Report": ("meshcast.experiments.notebook.report", "ForecastReport"),
+    "Report": ("meshcast.experiments.render.notebook.report", "ForecastReport"),
     "SearchResult": ("meshcast.experiments.search.certificate.result", "SearchResult"),
     "SharedWork": ("meshcast.simulator.forecast.shared_work", "SharedWork"),
-    "SweepResult": ("meshcast.experiments.notebook.sweep", "SweepResult"),
+    "SweepResult": ("meshcast.experiments.render.notebook.sweep", "SweepResult"),
     "load_cluster": ("meshcast.hardware", "load_cluster"),
     "load_job": ("meshcast.simulator.loading.load", "load_job"),
     "search": ("meshcast.experiments.search.search_job", "search"),
-    "simulate": ("meshcast.experiments.notebook.report", "simulate"),
-    "sweep": ("meshcast.experiments.notebook.sweep", "sweep"),
+    "simulate": ("meshcast.experiments.render.notebook.report", "simulate"),
+    "sweep": ("meshcast.experiments.render.notebook.sweep", "sweep"),
 }
 """Module and name of everything public but the version."""
 

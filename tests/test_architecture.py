@@ -65,8 +65,8 @@ FLOORS = [
     "meshcast.experiments.explain",
     "meshcast.experiments.schema",
     "meshcast.experiments.plots",
-    "meshcast.experiments.pages",
-    "meshcast.experiments.notebook",
+    "meshcast.experiments.render.terminal",
+    "meshcast.experiments.render.notebook",
     "meshcast.experiments.search.space",
     "meshcast.experiments.search.frontier",
     "meshcast.experiments.search.certificate",
@@ -268,7 +268,7 @@ def test_a_circle_is_found() -> None:
         ("validation/measurements/row_errors.py", "import meshcast.experiments.sweeps.run"),
         ("validation/measurements/row_errors.py", "from meshcast.validation.reference import model"),
         ("experiments/sweeps/run.py", "from tests import strategies"),
-        ("experiments/plots/memory.py", "from meshcast.experiments.pages import forecast"),
+        ("experiments/plots/memory.py", "from meshcast.experiments.render.terminal import forecast"),
         ("simulator/schemes/pipeline/1f1b.py", "from meshcast.simulator.costs import costs"),
         ("simulator/schemes/pipeline/1f1b.py", "from meshcast.simulator.engine import play"),
         ("simulator/schemes/pipeline/1f1b.py", "from ...report import report"),
@@ -570,7 +570,7 @@ def test_commands_say_lines_and_print_documents() -> None:
     }
     console = "experiments/cli/console.py"
     assert lines == {
-        ("experiments/pages/say.py", "typer.echo(to_line(line), err=err)"),
+        ("experiments/render/terminal/say.py", "typer.echo(to_line(line), err=err)"),
         (console, 'typer.echo(f"meshcast: {error}", err=True)'),
         (console, "typer.echo(to_json(answer, indent=2))"),
     }

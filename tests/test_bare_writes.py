@@ -44,7 +44,7 @@ ALLOWED = {
     ("experiments/sweeps/output.py", "open"): "the lock of a sweep, which holds no rows",
     ("experiments/sweeps/output.py", "truncate"): "the same",
     ("experiments/cli/app.py", "open"): "the null device, where the caller has closed a standard stream",
-    ("experiments/notebook/report.py", "savefig"): "a file object of the caller",
+    ("experiments/render/notebook/report.py", "savefig"): "a file object of the caller",
     ("validation/distributed/launch.py", "open"): "the output of processes, in a temporary folder",
     ("validation/distributed/launch.py", "touch"): "messages of a process, in a temporary folder",
     ("validation/distributed/worker.py", "open"): "the same, appended to as they come",

@@ -58,8 +58,8 @@ from meshcast.experiments.cli.launch import (
     takes_launch_files,
     tell_launch,
 )
-from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, read_text
 from meshcast.hardware.documents.output_file import replacing, write_file
 from meshcast.hardware.errors import OutOfMemory, PlanError, nearest
@@ -245,7 +245,7 @@ def predict(
                 | describe_launch(imported, bounded)
             )
         else:
-            from meshcast.experiments.pages.forecast import page, show
+            from meshcast.experiments.render.terminal.forecast import page, show
 
             if found is not None:
                 cli_search.show_search(found)
@@ -365,7 +365,7 @@ def sweep(
         if path is None or out is None:
             missing, name = ("SWEEP", "sweep.yaml") if path is None else ("--out", str(path))
             raise PlanError("sweep", f"{missing} is missing", f"Write meshcast sweep {name} --out rows.parquet")
-        from meshcast.experiments.pages import sweep as pages
+        from meshcast.experiments.render.terminal import sweep as pages
 
         fields, answer = pages.run_sweep(path, out, workers, on, shard, restart)
         emit_or_show(as_json, answer, lambda: pages.page(fields, answer))
@@ -379,7 +379,7 @@ def merge(
 ) -> None:
     """Join the shards of a sweep into the file of the whole sweep."""
     with answering(as_json):
-        from meshcast.experiments.pages import sweep as pages
+        from meshcast.experiments.render.terminal import sweep as pages
 
         fields, answer = pages.run_merge(parts, out)
         emit_or_show(as_json, answer, lambda: pages.page(fields, answer))
@@ -409,7 +409,7 @@ def list_(
         if kind == "schedule":
             cli_schedule.show_schedule(name, p, m, v, as_json)
             return
-        from meshcast.experiments.pages.listing import check_kind, list_rows, list_table
+        from meshcast.experiments.render.terminal.listing import check_kind, list_rows, list_table
 
         check_kind(kind)
         for option, given in {"NAME": name, "--p": p, "--m": m, "--v": v}.items():
@@ -494,8 +494,8 @@ def scale(
         if as_json:
             emit({"kind": found.kind, "axis": found.axis, "points": curve_rows(found)})
         else:
-            from meshcast.experiments.pages.forecast import show
-            from meshcast.experiments.pages.scaling import page
+            from meshcast.experiments.render.terminal.forecast import show
+            from meshcast.experiments.render.terminal.scaling import page
 
             show(page(found))
 

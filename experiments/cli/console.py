@@ -15,8 +15,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import WIDTHS, Width
+from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest, to_line
 
 VIOLATED, WRONG, TOO_LARGE, INTERRUPTED = 1, 2, 3, 130
@@ -159,7 +159,7 @@ def emit_or_show(as_json: bool, answer: Any, make_page: Callable[[], Any]) -> No
     if as_json:
         emit(answer)
         return
-    from meshcast.experiments.pages.forecast import show
+    from meshcast.experiments.render.terminal.forecast import show
 
     show(make_page())
 

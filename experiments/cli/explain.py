@@ -96,8 +96,8 @@ def compare(
         if as_json:
             emit(found.to_dict())
         else:
-            from meshcast.experiments.pages.explain import comparison_page
-            from meshcast.experiments.pages.forecast import show
+            from meshcast.experiments.render.terminal.explain import comparison_page
+            from meshcast.experiments.render.terminal.forecast import show
 
             show(comparison_page(found))
 
@@ -126,7 +126,7 @@ def why(
         if as_json:
             emit(found.to_dict())
         else:
-            from meshcast.experiments.pages.explain import sensitivity_page
-            from meshcast.experiments.pages.forecast import show
+            from meshcast.experiments.render.terminal.explain import sensitivity_page
+            from meshcast.experiments.render.terminal.forecast import show
 
             show(sensitivity_page(found, find_more(found.report, verbose=False).memory))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from meshcast.experiments.cli.console import check_place, emit, writing
-from meshcast.experiments.pages.say import say
+from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import to_line

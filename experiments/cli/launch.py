@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshcast.experiments.cli.console import VIOLATED, check_place, emit, to_json, writing
-from meshcast.experiments.pages.say import say
+from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.input_file import split_lines
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError, cut_middle

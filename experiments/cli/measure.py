@@ -20,7 +20,7 @@ from meshcast.experiments.cli.validate import (
     check_writable_folder,
     require_torch,
 )
-from meshcast.experiments.pages.say import say
+from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.errors import PlanError, nearest
 
 IN_PROCESS = ("kernels", "stages")
@@ -140,8 +140,8 @@ def _campaign(file: Path, out: Path, minutes: float | None, as_json: bool) -> No
     After each run its rows are compared with their forecasts in a page beside its file, ``NAME.txt``, and all errors so
     far in `SUMMARY` in the same folder.
     """
-    from meshcast.experiments.pages.forecast import show
-    from meshcast.experiments.pages.measurements import page, validate_files, write_page
+    from meshcast.experiments.render.terminal.forecast import show
+    from meshcast.experiments.render.terminal.measurements import page, validate_files, write_page
     from meshcast.validation.calibration.device import calibrate
     from meshcast.validation.measurements import campaign
     from meshcast.validation.measurements.cuda import Cuda
@@ -200,7 +200,7 @@ def _measure_kind(kind: str, *given: Any, **options: Any) -> Any:
 
 
 def _calibrate(device: str, folder: Path, processes: int) -> Any:
-    from meshcast.experiments.pages.published import progress
+    from meshcast.experiments.render.terminal.published import progress
     from meshcast.validation.calibration.device.calibrate import calibrate
 
     return calibrate(device, folder, processes, progress)
@@ -263,8 +263,8 @@ def _show_measurement(found: Any, out: Path, kind: str, as_json: bool) -> None:
     if as_json:
         emit(found.model_dump(mode="json"))
         return
-    from meshcast.experiments.pages.forecast import show
-    from meshcast.experiments.pages.measurements import page, validate_files
+    from meshcast.experiments.render.terminal.forecast import show
+    from meshcast.experiments.render.terminal.measurements import page, validate_files
 
     if kind == "collectives":
         say(f"wrote {out}: {len(found.rows)} rows", err=True)

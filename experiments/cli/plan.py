@@ -59,13 +59,13 @@ def plan(
 ) -> None:
     """Ask published planners for plans of a job, and forecast each."""
     with answering(as_json):
-        from meshcast.experiments.pages.forecast import show
         from meshcast.experiments.planning.benchmark.answer import to_answer
         from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum, find_optimum
         from meshcast.experiments.planning.benchmark.page import benchmark_table
         from meshcast.experiments.planning.benchmark.rows import choose_planners, rank_proposals
         from meshcast.experiments.planning.pricing.mixed import open_problem
         from meshcast.experiments.planning.problem import SearchBudget
+        from meshcast.experiments.render.terminal.forecast import show
         from meshcast.experiments.search.options import check_risk
         from meshcast.hardware.errors import PlanError
 

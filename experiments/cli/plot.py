@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshcast.experiments.cli.console import WidthOption, answering, choose_width, plot_files
-from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.units import read_digits
 
@@ -102,7 +102,7 @@ def plot(
             _plot_jobs(what, names, change or (), by, file, paper)
         say(f"wrote {file}")
         if page is not None:
-            from meshcast.experiments.pages.forecast import show
+            from meshcast.experiments.render.terminal.forecast import show
 
             show(page)
 
@@ -145,8 +145,8 @@ def _plot_schedules(
 
     numbers: devices, micro-batches, chunks.
     """
-    from meshcast.experiments.pages.schedules import tabulate_shown
     from meshcast.experiments.plots import schedules
+    from meshcast.experiments.render.terminal.schedules import tabulate_shown
 
     files = [Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).suffix in (".toml", ".sh") for name in names]
     if any(files) and not all(files):
@@ -162,7 +162,7 @@ def _plot_schedules(
         shown = [schedules.show_report(Path(name).stem, simulate(job)) for name, job in zip(names, jobs, strict=True)]
         words = title or f"Steps of {len(shown)} jobs" if len(shown) > 1 else title or f"A step of {shown[0].name}"
     else:
-        from meshcast.experiments.pages.schedules import play_to_show
+        from meshcast.experiments.render.terminal.schedules import play_to_show
 
         if changes:
             raise PlanError("--set", "it is for jobs", "Leave it out", changes[0])

@@ -10,7 +10,7 @@ import typer
 
 from meshcast.experiments.cli.console import Changes, answering, check_place, track, unwritable, writing
 from meshcast.experiments.cli.launch import tell_launch
-from meshcast.experiments.pages.say import say
+from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 

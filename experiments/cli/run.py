@@ -20,7 +20,7 @@ from meshcast.experiments.cli.console import (
     writing,
 )
 from meshcast.experiments.cli.launch import add_checkpoints, tell_launch
-from meshcast.experiments.pages.say import say
+from meshcast.experiments.render.terminal.say import say
 
 if TYPE_CHECKING:
     from meshcast.simulator.runs.answer import RunAnswer
@@ -66,8 +66,8 @@ def run(
         curves = curves or "curves" in files
         if out is not None:
             check_place(out, "--out")
-        from meshcast.experiments.pages.forecast import show
-        from meshcast.experiments.pages.run import page
+        from meshcast.experiments.render.terminal.forecast import show
+        from meshcast.experiments.render.terminal.run import page
         from meshcast.experiments.search.space.fields import split_run_fields
         from meshcast.experiments.search.space.run_choices import refuse_open_run
         from meshcast.simulator import load_job, simulate
@@ -108,7 +108,7 @@ def _simulate(
     plan: RunPlan, job: Path, change: list[str], workers: int | None, out: Path | None, restart: bool
 ) -> RunAnswer:
     """Simulates all runs with a progress bar; with `out` into a file. An interruption says how to go on."""
-    from meshcast.experiments.pages.sweep import Watch
+    from meshcast.experiments.render.terminal.sweep import Watch
     from meshcast.experiments.runs.seeds import simulate_runs, store_runs
     from meshcast.experiments.sweeps.output import parts_folder
     from meshcast.simulator.runs.answer import RunAnswer

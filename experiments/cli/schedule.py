@@ -9,7 +9,7 @@ import typer
 
 from meshcast.experiments.cli.console import answering, check_place, emit, writing
 from meshcast.experiments.cli.launch import edit_launch, export_launch
-from meshcast.experiments.pages.say import say
+from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError, nearest
 
@@ -24,8 +24,8 @@ Chunks = Annotated[int | None, typer.Option("--v", metavar="N", min=1, help="sch
 
 def show_schedule(name: str | None, p: int | None, m: int | None, v: int | None, as_json: bool) -> None:
     """Prints the table of devices and slots of one schedule."""
-    from meshcast.experiments.pages import schedules as pages
-    from meshcast.experiments.pages.forecast import show
+    from meshcast.experiments.render.terminal import schedules as pages
+    from meshcast.experiments.render.terminal.forecast import show
 
     if name is None:
         raise PlanError("NAME", "the name of a schedule is missing", "Write meshcast list schedule 1f1b --p 4 --m 8")
@@ -82,7 +82,7 @@ def export(
             )
         if out is not None:
             check_place(out, "--out")
-        from meshcast.experiments.pages.schedules import export_csv
+        from meshcast.experiments.render.terminal.schedules import export_csv
 
         text = export_csv(name, p, m, v)
         if out is None:

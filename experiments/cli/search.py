@@ -27,7 +27,7 @@ from meshcast.experiments.cli.console import (
     writing,
 )
 from meshcast.experiments.cli.launch import tell_launch
-from meshcast.experiments.pages.say import say
+from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.documents.output_file import write_file
 
@@ -182,7 +182,7 @@ def search(
         if as_json:
             emit(result.to_dict())
         else:
-            from meshcast.experiments.pages.forecast import show
+            from meshcast.experiments.render.terminal.forecast import show
             from meshcast.experiments.search.certificate.comparison_page import comparison_page
 
             show(page(result))
@@ -254,7 +254,7 @@ def show_search(result: SearchResult) -> None:
     """Prints the line above the page of ``predict``: by which search its plan was found."""
     from rich.text import Text
 
-    from meshcast.experiments.pages.forecast import show
+    from meshcast.experiments.render.terminal.forecast import show
     from meshcast.experiments.search.output.page import describe_proof
 
     show(Text(describe_proof(result)))

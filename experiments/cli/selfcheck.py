@@ -77,8 +77,8 @@ def check(
             more = {} if job is None else {"replays": [played.to_dict() for played in replays]}
             emit({"checks": rows, "violations": wrong, **more})
         else:
-            from meshcast.experiments.pages.forecast import show
-            from meshcast.experiments.pages.selfcheck import checks_page
+            from meshcast.experiments.render.terminal.forecast import show
+            from meshcast.experiments.render.terminal.selfcheck import checks_page
 
             show(checks_page(rows, replays))
     if has_violations(rows):

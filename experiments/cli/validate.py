@@ -22,8 +22,8 @@ from meshcast.experiments.cli.console import (
     one_of,
     plot_files,
 )
-from meshcast.experiments.pages.say import say
 from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.errors import PlanError, nearest
 
 MEASURED = ("kernels", "collectives")
@@ -91,7 +91,7 @@ def validate(
 ) -> None:
     """Compare forecasts with what is known: schedules, published runs, measured kernels, collectives, steps, traces."""
     with answering(as_json):
-        from meshcast.experiments.pages import published as pages
+        from meshcast.experiments.render.terminal import published as pages
 
         if kind not in KINDS:
             raise PlanError("KIND", "there is no kind of this name", nearest(kind, KINDS), kind)
@@ -149,7 +149,7 @@ def validate(
 
 def _validate_choice(paths: Sequence[Path], workers: int | None) -> tuple[dict[str, Any], int]:
     """Chooses among published plans, by their forecasts and by searches."""
-    from meshcast.experiments.pages.published import validate_choice
+    from meshcast.experiments.render.terminal.published import validate_choice
     from meshcast.experiments.search.published_groups import search_group
 
     return validate_choice(paths, workers, search_group)
@@ -157,8 +157,8 @@ def _validate_choice(paths: Sequence[Path], workers: int | None) -> tuple[dict[s
 
 def _validate_claims(paths: Sequence[Path], workers: int | None, as_json: bool, chosen: tuple[Any, ...]) -> None:
     """Judges the claims of papers. chosen: family, system, claim, and whether the slow ones run."""
-    from meshcast.experiments.pages import claims as pages
     from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
+    from meshcast.experiments.render.terminal import claims as pages
 
     family, system, claim, slow = chosen
     answer, missing = pages.validate_claims(paths, workers, family, system, claim, slow, find_claimed_plan)
@@ -193,7 +193,7 @@ def _json(paths: Sequence[Path]) -> bool:
 def _validate_measurement_files(
     kind: str, paths: Sequence[Path], as_json: bool, plot: str | None, width: Width
 ) -> None:
-    from meshcast.experiments.pages import measurements as pages
+    from meshcast.experiments.render.terminal import measurements as pages
 
     if not paths:
         remedy = f"Name files of meshcast measure {kind}: --data measured.json"
@@ -207,7 +207,7 @@ def _validate_measurement_files(
 def _validate_trace(
     paths: Sequence[Path], job: Path | None, as_json: bool, plot: tuple[str | None, Width], more: tuple[Any, ...]
 ) -> None:
-    from meshcast.experiments.pages import traces as pages
+    from meshcast.experiments.render.terminal import traces as pages
 
     if len(paths) != 1 or job is None:
         rule = "it compares one trace with the job that ran"
@@ -218,7 +218,7 @@ def _validate_trace(
     if as_json:
         emit(found.to_dict())
     else:
-        from meshcast.experiments.pages.forecast import show
+        from meshcast.experiments.render.terminal.forecast import show
 
         show(pages.page(found))
 
@@ -226,7 +226,7 @@ def _validate_trace(
 def _validate_tables(
     kind: str, paths: Sequence[Path], as_json: bool, plot: tuple[str | None, Width], calibration: Path | None
 ) -> None:
-    from meshcast.experiments.pages import calibration as pages
+    from meshcast.experiments.render.terminal import calibration as pages
 
     require_files(paths, kind)
     files = plot_files(plot[0], pages.PLOTS) if plot[0] is not None else {}
@@ -266,7 +266,7 @@ def calibrate(
 ) -> None:
     """Fit coefficients of GPUs or links to tables or a campaign, or measure this machine, and write them as YAML."""
     with answering(as_json):
-        from meshcast.experiments.pages import calibration as pages
+        from meshcast.experiments.render.terminal import calibration as pages
 
         if device is not None:
             if kind is not None or data or more or only:
@@ -296,7 +296,7 @@ def calibrate(
 
 
 def _calibrate_campaign(folders: Sequence[Path], out: Path, as_json: bool) -> None:
-    from meshcast.experiments.pages import calibration as pages
+    from meshcast.experiments.render.terminal import calibration as pages
 
     require_torch()
     from meshcast.validation.calibration.device.from_campaign import calibrate_from

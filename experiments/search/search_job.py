@@ -43,7 +43,7 @@ class ShownSearchResult(SearchResult):
     """A `SearchResult` that shows itself in notebooks as the page of ``meshcast search``."""
 
     def _repr_html_(self) -> str:
-        from meshcast.experiments.pages.forecast import to_html
+        from meshcast.experiments.render.terminal.forecast import to_html
         from meshcast.experiments.search.output.page import page
 
         return to_html(page(self))

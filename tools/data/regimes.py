@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from meshcast.experiments.pages.published import progress
+from meshcast.experiments.render.terminal.published import progress
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator.costs.regimes import FILE, ROOM
 from meshcast.validation.published.fit.derivatives import forecast_derivatives

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from meshcast.experiments.pages.published import fit_published, validate_published
+from meshcast.experiments.render.terminal.published import fit_published, validate_published
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.validation.published.answer import answers
 from meshcast.validation.published.clusters import forget_cluster, known_cluster

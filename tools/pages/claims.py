@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from meshcast.experiments.pages.claims import COUNTS, validate_claims, word_verdict
 from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
+from meshcast.experiments.render.terminal.claims import COUNTS, validate_claims, word_verdict
 from meshcast.hardware.documents.output_file import write_file
 
 HEAD = """\

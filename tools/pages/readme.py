@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from meshcast.experiments.pages.forecast import page, render
 from meshcast.experiments.plots import timeline
+from meshcast.experiments.render.terminal.forecast import page, render
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator import simulate
 from tools.pages.plots import compress_image

@@ -10,8 +10,8 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from meshcast.experiments.pages.published import progress
 from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
+from meshcast.experiments.render.terminal.published import progress
 from meshcast.simulator import Report, SharedWork, load_job, simulate
 from meshcast.validation.claims.claim_file import Claim
 from meshcast.validation.claims.judge import WHOLE_LIST, drop_unfit, judge

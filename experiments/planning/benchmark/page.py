@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from meshcast.experiments.pages.safe_console import Lines
 from meshcast.experiments.planning.benchmark.answer import name_method
 from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum
 from meshcast.experiments.planning.benchmark.rows import BenchmarkRow
 from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.render.terminal.safe_console import Lines
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.words import format_need
 

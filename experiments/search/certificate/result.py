@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshcast.experiments.notebook.report import ForecastReport, simulate
+from meshcast.experiments.render.notebook.report import ForecastReport, simulate
 from meshcast.experiments.search.certificate.comparison import ComparedPlan
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.objectives import OF_RUNS

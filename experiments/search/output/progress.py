@@ -9,7 +9,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from meshcast.experiments.pages.say import say
+from meshcast.experiments.render.terminal.say import say
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.objectives import OF_RUNS
 from meshcast.simulator.report.words import format_seconds

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from meshcast.experiments.pages.published import describe_inputs
+from meshcast.experiments.render.terminal.published import describe_inputs
 from tests.experiments.cli.samples import ROOT, run
 from tests.strategies import some
 from tests.thinning import thinned

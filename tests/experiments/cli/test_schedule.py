@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from meshcast.experiments.pages.schedules import page, play_in_slots
+from meshcast.experiments.render.terminal.schedules import page, play_in_slots
 from tests.experiments.cli.test_app import answer, run
 
 TABLE = """\

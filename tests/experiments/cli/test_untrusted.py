@@ -12,8 +12,8 @@ import pytest
 from rich.text import Text
 
 from meshcast.experiments.cli.console import to_json
-from meshcast.experiments.pages.forecast import render
-from meshcast.experiments.pages.safe_console import Lines
+from meshcast.experiments.render.terminal.forecast import render
+from meshcast.experiments.render.terminal.safe_console import Lines
 from meshcast.hardware.errors import PlanError, escape_controls
 from meshcast.validation.distributed.launch import environment
 from tests.experiments.cli.samples import JOB, ROOT, run

@@ -17,7 +17,7 @@ from meshcast.experiments.explain.fitting_changes import (
     MemoryChanges,
     fitting_changes,
 )
-from meshcast.experiments.pages.forecast import list_memory_changes, render
+from meshcast.experiments.render.terminal.forecast import list_memory_changes, render
 from meshcast.hardware.units import GIB
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.step import StepAndMemory

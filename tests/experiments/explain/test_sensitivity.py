@@ -10,8 +10,8 @@ import pytest
 from rich.text import Text
 
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities, change_figures, explain
-from meshcast.experiments.pages.explain import sensitivity_page
 from meshcast.experiments.plots import tornado
+from meshcast.experiments.render.terminal.explain import sensitivity_page
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.shared_work import SharedWork

@@ -265,8 +265,8 @@ def test_rows_of_a_window_have_passes_in_it() -> None:
 
 
 def test_rows_of_a_replay_are_its_passes() -> None:
-    from meshcast.experiments.pages.schedules import play_in_slots
     from meshcast.experiments.plots.gantt import measure_occupation, replay_rows
+    from meshcast.experiments.render.terminal.schedules import play_in_slots
 
     for name, v in (("1f1b", None), ("zb-h1", None), ("dualpipe", None), ("interleaved-1f1b", 2)):
         run = play_in_slots(name, 4, 8, v)
@@ -283,8 +283,8 @@ def test_rows_of_a_replay_are_its_passes() -> None:
 
 
 def test_steps_of_jobs_name_what_is_not_drawn() -> None:
-    from meshcast.experiments.pages.schedules import tabulate_shown
     from meshcast.experiments.plots import schedules
+    from meshcast.experiments.render.terminal.schedules import tabulate_shown
 
     batch, plan = {"global": 16}, {"tp": 8, "pp": 2}
     report = simulate({"model": "llama3-8b", "cluster": "dgx-h100:2", "batch": batch, "plan": plan})
@@ -304,8 +304,8 @@ def test_steps_of_jobs_name_what_is_not_drawn() -> None:
 
 
 def test_schedules_have_one_axis_of_time() -> None:
-    from meshcast.experiments.pages.schedules import play_in_slots
     from meshcast.experiments.plots import schedules
+    from meshcast.experiments.render.terminal.schedules import play_in_slots
 
     names = ("1f1b", "zb-h1", "interleaved-1f1b")
     runs = [play_in_slots(name, 4, 8, 2 if name == "interleaved-1f1b" else None) for name in names]

@@ -12,7 +12,6 @@ import pytest
 from meshcast.experiments.explain.communication_matrix import communication_matrix
 from meshcast.experiments.explain.roofline import step_roofline
 from meshcast.experiments.explain.sensitivity import Sensitivities, change_figures
-from meshcast.experiments.pages.schedules import play_in_slots
 from meshcast.experiments.plots import (
     breakdown,
     communication,
@@ -28,6 +27,7 @@ from meshcast.experiments.plots import (
 )
 from meshcast.experiments.plots.measured import calibration, measurements, published, traces
 from meshcast.experiments.plots.sheet import text_width
+from meshcast.experiments.render.terminal.schedules import play_in_slots
 from meshcast.experiments.sweeps.scaling import forecast_curve
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.shared_work import SharedWork

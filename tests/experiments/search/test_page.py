@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from meshcast.experiments.pages.forecast import render
+from meshcast.experiments.render.terminal.forecast import render
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.options import make_limits
 from meshcast.experiments.search.output import progress

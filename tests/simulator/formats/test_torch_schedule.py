@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.experiments.pages.schedules import export_csv
+from meshcast.experiments.render.terminal.schedules import export_csv
 from meshcast.hardware.errors import PlanError, ScheduleError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.formats.torch_schedule import parse_csv, read_csv, write_csv

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from meshcast.experiments.pages.forecast import page
+from meshcast.experiments.render.terminal.forecast import page
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.models import flops

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
-from meshcast.experiments.pages.forecast import page
+from meshcast.experiments.render.terminal.forecast import page
 from meshcast.hardware.units import GIB
 from meshcast.simulator import Report, simulate
 from meshcast.simulator.ir.ops import HostCopy

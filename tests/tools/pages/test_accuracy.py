@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshcast.experiments.pages.published import fit_published, validate_published
+from meshcast.experiments.render.terminal.published import fit_published, validate_published
 from meshcast.validation.published.answer import answer
 from meshcast.validation.published.clusters import forget_cluster
 from meshcast.validation.published.rows import PublishedHardware, PublishedRun, read

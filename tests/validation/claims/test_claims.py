@@ -11,8 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
-from meshcast.experiments.pages.claims import validate_claims
 from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
+from meshcast.experiments.render.terminal.claims import validate_claims
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.validation.claims.claim_file import Claim, ClaimFile, Family, read_claim_file, read_claims

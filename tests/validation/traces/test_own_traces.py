@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from meshcast.experiments.pages import traces
+from meshcast.experiments.render.terminal import traces
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import Report, simulate
 from meshcast.simulator.formats import kineto

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.pages.safe_console import Lines
-from meshcast.experiments.pages.say import say
-from meshcast.experiments.pages.tables import labelled_line, number_columns, reasons_table, ruled_table
+from meshcast.experiments.render.terminal.safe_console import Lines
+from meshcast.experiments.render.terminal.say import say
+from meshcast.experiments.render.terminal.tables import labelled_line, number_columns, reasons_table, ruled_table
 from meshcast.experiments.sweeps.merge import merge
 from meshcast.experiments.sweeps.output import parts_folder
 from meshcast.experiments.sweeps.run import load_sweep, run

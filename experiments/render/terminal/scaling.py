@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshcast.experiments.pages.tables import number_columns, ruled_table
+from meshcast.experiments.render.terminal.tables import number_columns, ruled_table
 from meshcast.experiments.sweeps.scaling import Curve, shorten
 from meshcast.simulator.report.figures import shown_in
 

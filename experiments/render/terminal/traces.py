@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshcast.experiments.pages.measurements import format_amount, measurement_table
-from meshcast.experiments.pages.published import format_percent
 from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.terminal.measurements import format_amount, measurement_table
+from meshcast.experiments.render.terminal.published import format_percent
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.formats import kineto

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 import meshcast
 from meshcast import MeshcastError, search, simulate, simulator, sweep
-from meshcast.experiments.pages.forecast import page, render
+from meshcast.experiments.render.terminal.forecast import page, render
 from tests.thinning import thinned
 
 JOB: dict[str, Any] = {

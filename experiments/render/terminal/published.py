@@ -12,9 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.pages.safe_console import Lines
-from meshcast.experiments.pages.tables import number_columns, reasons_table, ruled_table
 from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.terminal.safe_console import Lines
+from meshcast.experiments.render.terminal.tables import number_columns, reasons_table, ruled_table
 from meshcast.simulator.report.words import describe_value
 from meshcast.validation.measurements.jsonl import read_lines
 

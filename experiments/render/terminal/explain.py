@@ -13,8 +13,8 @@ from meshcast.experiments.explain.assumed_fields import Alternative, AssumedFiel
 from meshcast.experiments.explain.comparison import HEADLINES, ForecastComparison
 from meshcast.experiments.explain.fitting_changes import MemoryChanges
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
-from meshcast.experiments.pages.forecast import list_memory_changes
-from meshcast.experiments.pages.tables import list_broken_rules, number_columns, ruled_table
+from meshcast.experiments.render.terminal.forecast import list_memory_changes
+from meshcast.experiments.render.terminal.tables import list_broken_rules, number_columns, ruled_table
 from meshcast.simulator.job.hardware_figures import HardwareFigure
 from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
 from meshcast.simulator.report.metrics import NAMED

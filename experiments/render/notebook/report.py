@@ -58,7 +58,7 @@ class ForecastReport(Report):
 
     def _repr_html_(self) -> str:
         """The page of ``meshcast predict``."""
-        from meshcast.experiments.pages.forecast import page, to_html
+        from meshcast.experiments.render.terminal.forecast import page, to_html
 
         return to_html(page(self))
 

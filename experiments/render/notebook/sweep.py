@@ -34,8 +34,8 @@ class SweepResult:
 
     def _repr_html_(self) -> str:
         """The page of ``meshcast sweep``."""
-        from meshcast.experiments.pages.forecast import to_html
-        from meshcast.experiments.pages.sweep import page
+        from meshcast.experiments.render.terminal.forecast import to_html
+        from meshcast.experiments.render.terminal.sweep import page
 
         return to_html(page(self.fields, self.summary))
 

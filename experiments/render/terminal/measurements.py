@@ -12,10 +12,10 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.pages.published import format_percent
-from meshcast.experiments.pages.safe_console import SafeConsole
-from meshcast.experiments.pages.tables import number_columns, ruled_table
 from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.terminal.published import format_percent
+from meshcast.experiments.render.terminal.safe_console import SafeConsole
+from meshcast.experiments.render.terminal.tables import number_columns, ruled_table
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.units import GIB

@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.pages.published import keep_until_interrupted, progress
-from meshcast.experiments.pages.safe_console import Lines
-from meshcast.experiments.pages.tables import number_columns, ruled_table
+from meshcast.experiments.render.terminal.published import keep_until_interrupted, progress
+from meshcast.experiments.render.terminal.safe_console import Lines
+from meshcast.experiments.render.terminal.tables import number_columns, ruled_table
 from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.errors import PlanError, nearest, shorten
 from meshcast.validation.claims.claim_file import Claim, ClaimFile, read_claims

@@ -13,10 +13,10 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.pages.published import format_percent, progress
-from meshcast.experiments.pages.safe_console import Lines
-from meshcast.experiments.pages.tables import number_columns, reasons_table, ruled_table
 from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.terminal.published import format_percent, progress
+from meshcast.experiments.render.terminal.safe_console import Lines
+from meshcast.experiments.render.terminal.tables import number_columns, reasons_table, ruled_table
 from meshcast.hardware.errors import CatalogError, PlanError, nearest
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.validation.calibration.collectives import tables as collectives

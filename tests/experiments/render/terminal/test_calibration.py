@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.experiments.pages import calibration as measured
+from meshcast.experiments.render.terminal import calibration as measured
 from meshcast.hardware.errors import MeshcastError
 from meshcast.validation.calibration.kernels import tables as kernels
 from tests.experiments.cli.samples import run
-from tests.experiments.pages.tables import KIND, ROWS, put
+from tests.experiments.render.terminal.tables import KIND, ROWS, put
 from tests.strategies import examples
 
 ODD = ["", "nan", "-1", "0", "abc", "inf", "1e300", "1e-300", "1e400", "9" * 30, "1.5", "1", "3", "7", "131072", "True"]

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from meshcast.experiments.explain.assumed_fields import AssumedField
 from meshcast.experiments.explain.fitting_changes import MemoryChanges
-from meshcast.experiments.pages.safe_console import SafeConsole
-from meshcast.experiments.pages.tables import labelled_line, number_columns, ruled_table
+from meshcast.experiments.render.terminal.safe_console import SafeConsole
+from meshcast.experiments.render.terminal.tables import labelled_line, number_columns, ruled_table
 from meshcast.hardware.units import GIB
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.job.job import Job

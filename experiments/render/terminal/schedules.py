@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column
 from rich.text import Text
 
-from meshcast.experiments.pages.tables import number_columns, ruled_table
+from meshcast.experiments.render.terminal.tables import number_columns, ruled_table
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
 from meshcast.simulator.formats.torch_schedule import read_csv, write_csv

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Column, Table
 
-from meshcast.experiments.pages.tables import ruled_table
+from meshcast.experiments.render.terminal.tables import ruled_table
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.units import GIB
 

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshcast.experiments.pages.tables import number_columns
+from meshcast.experiments.render.terminal.tables import number_columns
 from meshcast.validation.selfcheck.replay import Replay
 
 SHOWN = 5

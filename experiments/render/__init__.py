@@ -1,0 +1,1 @@
+"""What views and answers look like: on a terminal, in a notebook, in Markdown."""
