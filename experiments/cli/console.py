@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from meshcast.experiments.pages.say import say
-from meshcast.experiments.plots.style import WIDTHS, Width
+from meshcast.experiments.render.matplotlib.style import WIDTHS, Width
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest, to_line
 
 VIOLATED, WRONG, TOO_LARGE, INTERRUPTED = 1, 2, 3, 130

@@ -23,7 +23,7 @@ from meshcast.experiments.cli.console import (
     plot_files,
 )
 from meshcast.experiments.pages.say import say
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.hardware.errors import PlanError, nearest
 
 MEASURED = ("kernels", "collectives")

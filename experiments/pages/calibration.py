@@ -16,7 +16,7 @@ from rich.text import Text
 from meshcast.experiments.pages.published import format_percent, progress
 from meshcast.experiments.pages.safe_console import Lines
 from meshcast.experiments.pages.tables import number_columns, reasons_table, ruled_table
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.hardware.errors import CatalogError, PlanError, nearest
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.validation.calibration.collectives import tables as collectives
@@ -233,7 +233,7 @@ def draw_plots(kind: str, held: Sequence[SampleComparison], files: dict[str, Pat
     """Draws the plots. Raises OSError if a file cannot be written."""
     if not files or not held:
         return
-    from meshcast.experiments.plots.measured import calibration as plots
+    from meshcast.experiments.render.matplotlib.measured import calibration as plots
 
     figures = {"errors": plots.draw_errors, "ratios": plots.draw_ratios}
     for name, path in files.items():

@@ -15,7 +15,7 @@ from rich.text import Text
 from meshcast.experiments.pages.published import format_percent
 from meshcast.experiments.pages.safe_console import SafeConsole
 from meshcast.experiments.pages.tables import number_columns, ruled_table
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.units import GIB
@@ -143,7 +143,7 @@ def measurement_table(first: str, *numbers: str) -> Table:
 def draw_plots(answer: Mapping[str, Any], files: Mapping[str, Path], width: Width = "page") -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
-        from meshcast.experiments.plots.measured import measurements
+        from meshcast.experiments.render.matplotlib.measured import measurements
 
         path.parent.mkdir(exist_ok=True)
         measurements.draw(answer["rows"], path, width, answer["summary"]["files"])

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from meshcast.experiments.pages.safe_console import Lines
 from meshcast.experiments.pages.tables import number_columns, reasons_table, ruled_table
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.simulator.report.words import describe_value
 from meshcast.validation.measurements.jsonl import read_lines
 
@@ -488,7 +488,7 @@ def draw_plots(answer: Answer, files: dict[str, Path], width: Width = "page") ->
     """
     if not files:
         return
-    from meshcast.experiments.plots.measured import published as plots
+    from meshcast.experiments.render.matplotlib.measured import published as plots
 
     figures = {"step-time": plots.draw_times, "memory": plots.draw_memories}
     for name, path in files.items():

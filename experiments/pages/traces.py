@@ -11,7 +11,7 @@ from rich.text import Text
 
 from meshcast.experiments.pages.measurements import format_amount, measurement_table
 from meshcast.experiments.pages.published import format_percent
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.formats import kineto
@@ -62,7 +62,7 @@ def page(found: Comparison) -> RenderableType:
 def draw_plots(found: Comparison, files: Mapping[str, Path], width: Width = "page") -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
-        from meshcast.experiments.plots.measured import traces
+        from meshcast.experiments.render.matplotlib.measured import traces
 
         path.parent.mkdir(exist_ok=True)
         traces.draw(found, path, width)

@@ -10,7 +10,7 @@ import pytest
 
 from meshcast.experiments.explain.assumed_fields import assumed_fields, forecast_alternatives
 from meshcast.experiments.pages import forecast
-from meshcast.experiments.plots import memory, timeline
+from meshcast.experiments.render.matplotlib import memory, timeline
 from meshcast.experiments.sweeps.run import load_sweep, run
 from meshcast.experiments.sweeps.scaling import forecast_curve
 from meshcast.hardware.errors import PlanError

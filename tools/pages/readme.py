@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from meshcast.experiments.pages.forecast import page, render
-from meshcast.experiments.plots import timeline
+from meshcast.experiments.render.matplotlib import timeline
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator import simulate
 from tools.pages.plots import compress_image

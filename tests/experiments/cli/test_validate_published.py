@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 from meshcast.experiments.cli import app as cli
 from meshcast.experiments.pages.forecast import render
 from meshcast.experiments.pages.published import fit_page
-from meshcast.experiments.plots import style
-from meshcast.experiments.plots.measured import published as plots
+from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.render.matplotlib.measured import published as plots
 from meshcast.validation.published import answer as module
 from meshcast.validation.published.rows import read_shipped
 

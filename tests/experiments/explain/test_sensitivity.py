@@ -11,7 +11,7 @@ from rich.text import Text
 
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities, change_figures, explain
 from meshcast.experiments.pages.explain import sensitivity_page
-from meshcast.experiments.plots import tornado
+from meshcast.experiments.render.matplotlib import tornado
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.shared_work import SharedWork

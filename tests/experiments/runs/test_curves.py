@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from meshcast.experiments.pages.run import page
-from meshcast.experiments.plots import runs as plots
+from meshcast.experiments.render.matplotlib import runs as plots
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves, draw_curves, find_best
 from meshcast.experiments.runs.seeds import simulate_runs
 from meshcast.simulator import load_job, simulate

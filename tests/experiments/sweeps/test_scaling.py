@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
 from meshcast.experiments.pages.scaling import page
-from meshcast.experiments.plots import scaling
+from meshcast.experiments.render.matplotlib import scaling
 from meshcast.experiments.sweeps.scaling import (
     MATRIX,
     Curve,

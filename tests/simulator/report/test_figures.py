@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
 from meshcast.experiments.pages.forecast import page as forecast_page
-from meshcast.experiments.plots import heatmap
+from meshcast.experiments.render.matplotlib import heatmap
 from meshcast.experiments.sweeps.run import load_sweep, run
 from meshcast.simulator import Report, simulate
 from meshcast.simulator.report import figures
