@@ -23,7 +23,7 @@ pytest.importorskip("bokeh", reason="bokeh is not installed (pip install 'meshca
 
 import meshcast
 from meshcast.experiments.explain import sensitivity
-from meshcast.experiments.report.html import (
+from meshcast.experiments.render.bokeh.html import (
     BarPiece,
     Html,
     KeyFigure,
@@ -34,11 +34,11 @@ from meshcast.experiments.report.html import (
     listing,
     table,
 )
-from meshcast.experiments.report.job_report import report_job
-from meshcast.experiments.report.load import load_plans
-from meshcast.experiments.report.page import PageSection, render_page
-from meshcast.experiments.report.results import summary
-from meshcast.experiments.report.results_report import report_results
+from meshcast.experiments.render.bokeh.job_report import report_job
+from meshcast.experiments.render.bokeh.load import load_plans
+from meshcast.experiments.render.bokeh.page import PageSection, render_page
+from meshcast.experiments.render.bokeh.results import summary
+from meshcast.experiments.render.bokeh.results_report import report_results
 from meshcast.hardware.documents.document import read_yaml
 from meshcast.hardware.errors import escape_controls
 from meshcast.simulator import load_job, simulate

@@ -58,7 +58,7 @@ from meshcast.experiments.cli.launch import (
     takes_launch_files,
     tell_launch,
 )
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, read_text
 from meshcast.hardware.documents.output_file import replacing, write_file
@@ -327,7 +327,7 @@ def draw(report: Any, files: dict[str, Path], width: Width = "page") -> None:
     """Draws the figures into their files; makes the folder if needed."""
     if not files:
         return
-    from meshcast.experiments.plots import breakdown, memory, timeline
+    from meshcast.experiments.render.matplotlib import breakdown, memory, timeline
 
     figures = {"timeline": timeline.draw, "memory": memory.draw, "breakdown": breakdown.draw}
     for name, path in files.items():
@@ -487,7 +487,7 @@ def scale(
         files, paper = plot_files(plot, ("scaling",)) if plot is not None else {}, choose_width(width, plot)
         found = forecast_curve(job, parse_counts(gpus), "strong" if strong else "weak", over)
         for place in files.values():
-            from meshcast.experiments.plots import scaling
+            from meshcast.experiments.render.matplotlib import scaling
 
             place.parent.mkdir(parents=True, exist_ok=True)
             scaling.draw(found, place, paper)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from meshcast.experiments.plots.style import WIDTHS, Width
+from meshcast.experiments.render.matplotlib.style import WIDTHS, Width
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest, to_line
 

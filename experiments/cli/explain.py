@@ -86,7 +86,7 @@ def compare(
 
         found = compare_jobs(load_job(first), load_job(second or first, change or ()))
         for place in files.values():
-            from meshcast.experiments.plots import breakdown
+            from meshcast.experiments.render.matplotlib import breakdown
             from meshcast.simulator.report.words import describe_plan
 
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def why(
 
         found = explain(load_job(job, change or ()), lambda steps: track(steps, "forecasting"))
         for place in files.values():
-            from meshcast.experiments.plots import tornado
+            from meshcast.experiments.render.matplotlib import tornado
 
             place.parent.mkdir(parents=True, exist_ok=True)
             tornado.draw(found, place, paper)

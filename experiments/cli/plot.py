@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshcast.experiments.cli.console import WidthOption, answering, choose_width, plot_files
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.units import read_digits
@@ -119,7 +119,7 @@ def _plot_sweep(
     width: Width,
 ) -> None:  # fmt: skip
     """Draws the results of a sweep as a heatmap, or explains a blank cell."""
-    from meshcast.experiments.plots import heatmap
+    from meshcast.experiments.render.matplotlib import heatmap
     from meshcast.experiments.sweeps import selection
 
     files = plot_files(out or "heatmap.png", ("heatmap",), "--out") if out is not None or why is None else {}
@@ -145,7 +145,7 @@ def _plot_schedules(
 
     numbers: devices, micro-batches, chunks.
     """
-    from meshcast.experiments.plots import schedules
+    from meshcast.experiments.render.matplotlib import schedules
     from meshcast.experiments.render.terminal.schedules import tabulate_shown
 
     files = [Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).suffix in (".toml", ".sh") for name in names]
@@ -206,7 +206,7 @@ def _plot_jobs(
     jobs = _load_jobs(names, changes)
     if kind == "tornado":
         from meshcast.experiments.explain.sensitivity import explain
-        from meshcast.experiments.plots import tornado
+        from meshcast.experiments.render.matplotlib import tornado
 
         sensitivities = explain(jobs[0])
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -217,15 +217,15 @@ def _plot_jobs(
     reports = [simulate(job) for job in jobs]
     file.parent.mkdir(parents=True, exist_ok=True)
     if kind == "breakdown":
-        from meshcast.experiments.plots import breakdown
+        from meshcast.experiments.render.matplotlib import breakdown
 
         named = [(Path(name).stem, report) for name, report in zip(names, reports, strict=True)]
         breakdown.draw(named if len(named) > 1 else reports[0], file, width)
     elif kind == "communication":
-        from meshcast.experiments.plots import communication
+        from meshcast.experiments.render.matplotlib import communication
 
         communication.draw(reports[0], file, width, by)  # type: ignore[arg-type]
     else:
         from importlib import import_module
 
-        import_module(f"meshcast.experiments.plots.{kind.replace('-', '_')}").draw(reports[0], file, width)
+        import_module(f"meshcast.experiments.render.matplotlib.{kind.replace('-', '_')}").draw(reports[0], file, width)

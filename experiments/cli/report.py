@@ -37,8 +37,8 @@ def report(
         if out.suffix.lower() not in (".html", ".htm"):
             raise PlanError("--out", "the report is written as .html", f"Write {out.stem or 'report'}.html", str(out))
         check_place(out, "--out")
-        from meshcast.experiments.report.library import check_library
-        from meshcast.experiments.report.load import load_plans
+        from meshcast.experiments.render.bokeh.library import check_library
+        from meshcast.experiments.render.bokeh.load import load_plans
 
         check_library()
         if out.exists() and source.exists() and out.samefile(source):
@@ -49,7 +49,7 @@ def report(
                 raise PlanError(
                     "--set", "plans that were forecast do not change", "Name a job, or leave it out", change[0]
                 )
-            from meshcast.experiments.report.results_report import report_results
+            from meshcast.experiments.render.bokeh.results_report import report_results
 
             page = report_results(plans, title)
         else:
@@ -61,8 +61,8 @@ def report(
 
 def _report_job(source: Path, changes: tuple[str, ...], sensitivity: bool, title: str | None) -> str:
     """The page of a job, of a launch file, or of the answer of a forecast."""
-    from meshcast.experiments.report.job_report import report_job
-    from meshcast.experiments.report.load import check_step_time, load_answer, load_answered_job
+    from meshcast.experiments.render.bokeh.job_report import report_job
+    from meshcast.experiments.render.bokeh.load import check_step_time, load_answer, load_answered_job
     from meshcast.simulator import load_job, simulate
 
     answer = load_answer(source)

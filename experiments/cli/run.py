@@ -90,7 +90,7 @@ def run(
 
             drawn = draw_curves(planned, workers, lambda tasks: iter(track(tasks, "curves")))
         for name, path in files.items():
-            from meshcast.experiments.plots import runs as plots
+            from meshcast.experiments.render.matplotlib import runs as plots
 
             with writing(path):
                 path.parent.mkdir(exist_ok=True)

@@ -22,7 +22,7 @@ from meshcast.experiments.cli.console import (
     one_of,
     plot_files,
 )
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.errors import PlanError, nearest
 

@@ -1,1 +1,1 @@
-"""What views and answers look like: on a terminal, in a notebook, in Markdown."""
+"""What views and answers look like, a room for each medium: a terminal, a notebook, figures, HTML, Markdown."""

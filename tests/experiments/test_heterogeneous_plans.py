@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshcast.experiments.explain.assumed_fields import assumed_fields, forecast_alternatives
-from meshcast.experiments.plots import memory, timeline
+from meshcast.experiments.render.matplotlib import memory, timeline
 from meshcast.experiments.render.terminal import forecast
 from meshcast.experiments.sweeps.run import load_sweep, run
 from meshcast.experiments.sweeps.scaling import forecast_curve

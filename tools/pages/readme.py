@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from meshcast.experiments.plots import timeline
+from meshcast.experiments.render.matplotlib import timeline
 from meshcast.experiments.render.terminal.forecast import page, render
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator import simulate

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from meshcast.experiments.plots import style
-from meshcast.experiments.plots.sheet import (
+from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.render.matplotlib.sheet import (
     EDGE,
     LINE,
     Heading,

@@ -13,8 +13,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum
 from meshcast.experiments.planning.benchmark.rows import BenchmarkRow
 from meshcast.experiments.planning.pricing.job import JobProblem
-from meshcast.experiments.plots import style
-from meshcast.experiments.plots.sheet import EDGE, Sheet, make_heading, save, text_width
+from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading, save, text_width
 from meshcast.simulator.report.words import format_seconds
 
 LEFT, HEIGHT = 0.62, 3.8

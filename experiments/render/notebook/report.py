@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from meshcast.experiments.explain.communication_matrix import Grouping
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.costs.calibration.calibration import Calibration
@@ -75,20 +75,20 @@ class ForecastReport(Report):
 
     def timeline(self, width: Width = "page") -> Figure:
         """Draws the step as a Gantt chart: a row for each pipeline stage."""
-        from meshcast.experiments.plots.timeline import timeline
+        from meshcast.experiments.render.matplotlib.timeline import timeline
 
         return _draw(lambda: timeline(self), width)
 
     def memory(self, width: Width = "page") -> Figure:
         """Draws the memory of each stage at its peak, and of the fullest one through the step."""
-        from meshcast.experiments.plots.memory import memory
+        from meshcast.experiments.render.matplotlib.memory import memory
 
         return _draw(lambda: memory(self), width)
 
     def roofline(self, width: Width = "page") -> Figure:
         """Draws kernels below the roofs of their GPU, and communication below those of the links."""
         from meshcast.experiments.explain.roofline import step_roofline
-        from meshcast.experiments.plots.roofline import roofline
+        from meshcast.experiments.render.matplotlib.roofline import roofline
 
         found = step_roofline(self, calibration=self.calibration)
         return _draw(lambda: roofline(self, found), width)
@@ -99,7 +99,7 @@ class ForecastReport(Report):
         by: what a row is, ``rank``, ``node`` or ``stage``; by default the finest of at most 128 rows.
         """
         from meshcast.experiments.explain.communication_matrix import choose_grouping, communication_matrix
-        from meshcast.experiments.plots.communication import CLEAR, communication
+        from meshcast.experiments.render.matplotlib.communication import CLEAR, communication
 
         grouping: Grouping = by or choose_grouping(self.job.cluster, CLEAR)
         if grouping not in get_args(Grouping):
@@ -114,7 +114,7 @@ class ForecastReport(Report):
         return DrawnBreakdown(found.step, found.parts, found.hidden, self._draw_breakdown)
 
     def _draw_breakdown(self, width: Width) -> Figure:
-        from meshcast.experiments.plots.breakdown import breakdown
+        from meshcast.experiments.render.matplotlib.breakdown import breakdown
 
         return _draw(lambda: breakdown([("", self)]), width)
 
@@ -146,7 +146,7 @@ def _draw(make: Callable[[], Figure], width: Width) -> Figure:
 
     Raises PlanError for an unknown width.
     """
-    from meshcast.experiments.plots import style
+    from meshcast.experiments.render.matplotlib import style
 
     if width not in style.WIDTHS:
         raise PlanError("width", "there is no width of this name", nearest(str(width), style.WIDTHS), width)
@@ -167,8 +167,8 @@ def _save(figure: Figure, width: Width, target: Any, **options: Any) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from meshcast.experiments.plots import style
-    from meshcast.experiments.plots.sheet import write_figure
+    from meshcast.experiments.render.matplotlib import style
+    from meshcast.experiments.render.matplotlib.sheet import write_figure
 
     with style.drawing(width):
         if not options and str(target).lower().endswith((".png", ".svg", ".pdf")):
@@ -188,7 +188,7 @@ def _save(figure: Figure, width: Width, target: Any, **options: Any) -> None:
 def _to_png(figure: Any, width: Width) -> bytes:
     from matplotlib.figure import Figure
 
-    from meshcast.experiments.plots import style
+    from meshcast.experiments.render.matplotlib import style
 
     file = io.BytesIO()
     with style.drawing(width):

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.published import format_percent, progress
 from meshcast.experiments.render.terminal.safe_console import Lines
 from meshcast.experiments.render.terminal.tables import number_columns, reasons_table, ruled_table
@@ -233,7 +233,7 @@ def draw_plots(kind: str, held: Sequence[SampleComparison], files: dict[str, Pat
     """Draws the plots. Raises OSError if a file cannot be written."""
     if not files or not held:
         return
-    from meshcast.experiments.plots.measured import calibration as plots
+    from meshcast.experiments.render.matplotlib.measured import calibration as plots
 
     figures = {"errors": plots.draw_errors, "ratios": plots.draw_ratios}
     for name, path in files.items():

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.published import format_percent
 from meshcast.experiments.render.terminal.safe_console import SafeConsole
 from meshcast.experiments.render.terminal.tables import number_columns, ruled_table
@@ -143,7 +143,7 @@ def measurement_table(first: str, *numbers: str) -> Table:
 def draw_plots(answer: Mapping[str, Any], files: Mapping[str, Path], width: Width = "page") -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
-        from meshcast.experiments.plots.measured import measurements
+        from meshcast.experiments.render.matplotlib.measured import measurements
 
         path.parent.mkdir(exist_ok=True)
         measurements.draw(answer["rows"], path, width, answer["summary"]["files"])

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.safe_console import Lines
 from meshcast.experiments.render.terminal.tables import number_columns, reasons_table, ruled_table
 from meshcast.simulator.report.words import describe_value
@@ -488,7 +488,7 @@ def draw_plots(answer: Answer, files: dict[str, Path], width: Width = "page") ->
     """
     if not files:
         return
-    from meshcast.experiments.plots.measured import published as plots
+    from meshcast.experiments.render.matplotlib.measured import published as plots
 
     figures = {"step-time": plots.draw_times, "memory": plots.draw_memories}
     for name, path in files.items():

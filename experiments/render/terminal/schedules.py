@@ -24,7 +24,7 @@ from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, Action,
 from meshcast.validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
 if TYPE_CHECKING:
-    from meshcast.experiments.plots.schedules import ShownSchedule
+    from meshcast.experiments.render.matplotlib.schedules import ShownSchedule
 
 COLOURS = {"F": "blue", "BW": "green", "B": "green", "W": "yellow", "R": "magenta", "O": "red", "N": "cyan", "Y": "red"}
 """By kind of action; activation transfers are grey."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshcast.experiments.plots.style import Width
+from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.measurements import format_amount, measurement_table
 from meshcast.experiments.render.terminal.published import format_percent
 from meshcast.simulator.costs.calibration.calibration import Calibration
@@ -62,7 +62,7 @@ def page(found: Comparison) -> RenderableType:
 def draw_plots(found: Comparison, files: Mapping[str, Path], width: Width = "page") -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
-        from meshcast.experiments.plots.measured import traces
+        from meshcast.experiments.render.matplotlib.measured import traces
 
         path.parent.mkdir(exist_ok=True)
         traces.draw(found, path, width)

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from meshcast.experiments.plots import style
-from meshcast.experiments.plots.sheet import (
+from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.render.matplotlib.sheet import (
     EDGE,
     LINE,
     Heading,

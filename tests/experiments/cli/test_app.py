@@ -246,7 +246,7 @@ def test_a_forecast_imports_only_what_it_needs(example: str) -> None:
         f"sys.argv = ['meshcast', 'predict', 'examples/{example}.yaml', '--set', 'batch.global=128']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "heavy = {'matplotlib', 'pandas', 'scipy', 'torch', 'meshcast.validation', "
-        "'meshcast.experiments.plots.sheet'}\n"
+        "'meshcast.experiments.render.matplotlib.sheet'}\n"
         "print(sorted(heavy & set(sys.modules)), os.environ['OPENBLAS_NUM_THREADS'])"
     )
     env = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}

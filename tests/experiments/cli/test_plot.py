@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from meshcast.experiments.cli.app import app
 from meshcast.experiments.cli.plot import OF_JOBS
-from meshcast.experiments.plots import style
+from meshcast.experiments.render.matplotlib import style
 from tests.thinning import thinned
 
 JOB = "model: llama3-8b\ncluster: dgx-h100:2\nbatch: {global: 16}\nplan: {tp: 8, pp: 2}\n"

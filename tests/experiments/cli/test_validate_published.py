@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
 from meshcast.experiments.cli import app as cli
-from meshcast.experiments.plots import style
-from meshcast.experiments.plots.measured import published as plots
+from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.render.matplotlib.measured import published as plots
 from meshcast.experiments.render.terminal.forecast import render
 from meshcast.experiments.render.terminal.published import fit_page
 from meshcast.validation.published import answer as module

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from meshcast.experiments.explain.action_times import UPDATE, action_times, busy_shares, merge_bins
-from meshcast.experiments.plots.gantt import busy_share, device_row
+from meshcast.experiments.render.matplotlib.gantt import busy_share, device_row
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.program.categories import EXPOSED
 from tests.thinning import thinned

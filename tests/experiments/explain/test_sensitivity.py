@@ -10,7 +10,7 @@ import pytest
 from rich.text import Text
 
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities, change_figures, explain
-from meshcast.experiments.plots import tornado
+from meshcast.experiments.render.matplotlib import tornado
 from meshcast.experiments.render.terminal.explain import sensitivity_page
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from meshcast.experiments.plots import runs as plots
+from meshcast.experiments.render.matplotlib import runs as plots
 from meshcast.experiments.render.terminal.run import page
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves, draw_curves, find_best
 from meshcast.experiments.runs.seeds import simulate_runs

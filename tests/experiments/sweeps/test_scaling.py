@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
-from meshcast.experiments.plots import scaling
+from meshcast.experiments.render.matplotlib import scaling
 from meshcast.experiments.render.terminal.scaling import page
 from meshcast.experiments.sweeps.scaling import (
     MATRIX,

@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
-from meshcast.experiments.plots import heatmap
+from meshcast.experiments.render.matplotlib import heatmap
 from meshcast.experiments.render.terminal.forecast import page as forecast_page
 from meshcast.experiments.sweeps.run import load_sweep, run
 from meshcast.simulator import Report, simulate

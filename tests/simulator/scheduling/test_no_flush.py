@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.experiments.plots import breakdown as breakdown_plot
-from meshcast.experiments.plots import memory, timeline
+from meshcast.experiments.render.matplotlib import breakdown as breakdown_plot
+from meshcast.experiments.render.matplotlib import memory, timeline
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.maxplus import NEVER

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
 from meshcast.experiments.cli.plot import KINDS
-from meshcast.experiments.plots import style
+from meshcast.experiments.render.matplotlib import style
 from tools.pages import plots
 
 ROOT = Path(__file__).resolve().parents[3]

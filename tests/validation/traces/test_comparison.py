@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from meshcast.experiments.plots import style
-from meshcast.experiments.plots.measured import traces as plot
+from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.render.matplotlib.measured import traces as plot
 from meshcast.hardware import load
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
@@ -24,7 +24,7 @@ from meshcast.simulator.report.report import Report
 from meshcast.validation.traces.comparison import Comparison, compare_step, differs, simulated_timeline
 from meshcast.validation.traces.gpu_timeline import ranks_along, stream_of
 from meshcast.validation.traces.timeline import UNATTRIBUTED, Slice
-from tests.experiments.plots.checks import check_figure, draw_styled
+from tests.experiments.render.matplotlib.checks import check_figure, draw_styled
 from tests.simulator.formats.samples import event, kernel, launch
 
 MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}

@@ -1,0 +1,127 @@
+"""Communication: bytes that ranks, nodes or stages send each other in a step, an image for every axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshcast.experiments.explain.communication_matrix import CommunicationMatrix, communication_matrix
+from meshcast.experiments.render.bokeh.charts import new_figure, sequential
+from meshcast.experiments.render.bokeh.colours import AXIS_NAMES
+from meshcast.experiments.render.bokeh.html import Html, paragraph, table
+from meshcast.experiments.render.bokeh.page import Drawing, PageSection
+from meshcast.experiments.render.matplotlib import style
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.words import format_bytes
+
+LEAST = 1e-9
+"""Share of all bytes below which an axis gets no image: sums of norms."""
+
+SIDE = 300
+"""Side of a matrix [px]: rows and columns are the same, so it is square at any width of the page."""
+
+AROUND = 85
+"""Room for the title and the labels of the x axis, and for those of the y axis and the tools [px]."""
+
+LEAST_SHADE = 1e-5
+"""Share of the largest value that has the palest shade, with all smaller ones."""
+
+
+def make_section(report: Report, calibration: Calibration | None = None) -> PageSection:
+    if report.job.cluster.gpus == 1:
+        return PageSection("communication", "Communication", [paragraph("One GPU: nothing is sent.")])
+    found = communication_matrix(report, calibration=calibration)
+    total = float(found.total.sum())
+    noun = found.grouping
+    if not total:
+        words = "The ranks of this plan send each other nothing."
+        return PageSection("communication", "Communication", [paragraph(words)])
+    shown = {axis: found.by_axis[axis] for axis in found.by_axis if found.sums[axis] >= LEAST * total}
+    words = (
+        f"Bytes in a step from each {noun} (row) to each other one (column): collectives by the algorithms that the "
+        "forecast chose for them, and messages of the pipeline. Payloads only; an all-reduce that a switch adds up "
+        "counts as the direct exchange that it stands for. All images have one logarithmic scale; white: nothing."
+    )
+    if found.grouping != "rank":
+        words += f" What ranks of one {noun} send each other is on the diagonal."
+    rows = [
+        [AXIS_NAMES[axis], format_bytes(found.sums[axis]), f"{100 * found.sums[axis] / total:.1f}",
+         format_bytes(found.sums[axis] / report.job.cluster.gpus)]
+        for axis in shown
+    ]  # fmt: skip
+    foot = ["all", format_bytes(total), "100.0", format_bytes(total / report.job.cluster.gpus)]
+    positive = [matrix[matrix > 0] for matrix in shown.values()]
+    high = float(found.total.max())
+    low = max(min(float(values.min()) for values in positive), LEAST_SHADE * high)
+    ranges: dict[str, Any] = {}
+    panels = {AXIS_NAMES[axis]: matrix for axis, matrix in shown.items()}
+    if len(shown) > 1:
+        panels = {"all axes": found.total, **panels}
+    scale = Html('<div class="scale" style="background:linear-gradient(to right,{})"></div>')
+    ends = Html('<div class="ends"><span>{} or less</span><span>{}</span></div>')
+    body: list[Html | Drawing] = [
+        paragraph(words),
+        table(["axis", "sent in a step", "%", "of a rank in the mean"], rows, foot=foot),
+        scale.format(",".join(_palette()[::7])),
+        ends.format(format_bytes(low), format_bytes(high)),
+        Html('<div class="grid square">'),
+    ]
+    for number, (title, matrix) in enumerate(panels.items()):
+        drawing = Drawing(f"matrix{number}", _draw(found, title, matrix, low, high, noun, ranges))
+        body += [Html("<div>"), drawing, Html("</div>")]
+    body.append(Html("</div>"))
+    out, back = found.host.sum(axis=0)
+    if out + back:
+        copies = f"Copies between GPUs and hosts in a step: {format_bytes(out)} out, {format_bytes(back)} back."
+        body.append(paragraph(copies))
+    return PageSection("communication", "Communication", body)
+
+
+def _palette() -> list[str]:
+    return sequential(style.BLUE)[12:]  # paler ones vanish: most cells are a line of one pixel
+
+
+def _draw(
+    found: CommunicationMatrix,
+    title: str,
+    matrix: np.ndarray,
+    low: float,
+    high: float,
+    noun: str,
+    ranges: dict[str, Any],
+) -> Any:
+    """One image. ranges: of its axes, which all images share."""
+    from bokeh.models import HoverTool, LinearColorMapper, LogColorMapper, Range1d
+
+    size = len(found.names)
+    if not ranges:
+        bounds = (-0.5, size - 0.5)
+        ranges["x_range"] = Range1d(*bounds, bounds=bounds)
+        ranges["y_range"] = Range1d(size - 0.5, -0.5, bounds=bounds)
+    figure = new_figure(
+        SIDE + AROUND,
+        f"to {noun}",
+        f"from {noun}",
+        "pan,wheel_zoom,box_zoom,reset,save",
+        title=title,
+        active_scroll=None,
+        sizing_mode="fixed",
+        width=SIDE + AROUND,
+        frame_width=SIDE,
+        frame_height=SIDE,
+        **ranges,
+    )
+    place = {"x": -0.5, "y": -0.5, "dw": size, "dh": size}
+    mapper = LogColorMapper(_palette(), low=low, high=max(high, low * 10))
+    amounts = figure.image([matrix.astype(np.float32)], color_mapper=mapper, **place)
+    white = LinearColorMapper(["#ffffff00", "#ffffffff"], low=0, high=1)
+    figure.image([(matrix == 0).astype(np.uint8)], color_mapper=white, **place)
+    tips = [(f"from {noun}", "$y{0}"), (f"to {noun}", "$x{0}"), ("sent in a step", "@image{0.[00] d}")]
+    figure.add_tools(HoverTool(renderers=[amounts], tooltips=tips, visible=False))
+    figure.grid.visible = False
+    for axis in (figure.xaxis, figure.yaxis):
+        axis.ticker.min_interval = 1
+        axis.ticker.num_minor_ticks = 0
+    return figure

@@ -1,0 +1,148 @@
+"""Plots of simulated runs: where the time goes, as a stacked bar; goodput against interval, failure rate and scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading, note_height, save, text_width
+from meshcast.experiments.runs.curves import CurvePoint, RunCurves
+from meshcast.simulator.report.words import describe_plan, format_seconds
+from meshcast.simulator.runs.answer import LABELS, RunAnswer
+from meshcast.simulator.runs.training import TIMES
+
+COLOURS = (
+    *(style.BLUE, style.ORANGE, style.YELLOW, style.GREEN, style.PURPLE),
+    *(style.SKY, style.GREY, style.PINK, style.BROWN, style.TEAL),
+)
+LOOKS: dict[str, dict[str, Any]] = {
+    name: {"facecolor": colour, "edgecolor": "white", "linewidth": 0.4, "hatch": style.HATCHES[i % len(style.HATCHES)]}
+    for i, (name, colour) in enumerate(zip(TIMES, COLOURS, strict=True))
+}
+"""Colours and hatches by use of the time."""
+
+ROW = 0.18
+"""Height of a row of the table [in]."""
+
+BAR = 0.3
+"""Height of a bar [in]."""
+
+
+def draw(answer: RunAnswer, path: str | Path, width: style.Width = "page") -> None:
+    """Draws where the time goes to a .png or .svg file. Raises OSError if it cannot be written."""
+    save(lambda: stacked_bar(answer), path, width)
+
+
+def draw_run_curves(answer: RunAnswer, curves: RunCurves, path: str | Path, width: style.Width = "page") -> None:
+    """Draws the curves of goodput to a .png or .svg file. Raises OSError if it cannot be written."""
+    save(lambda: run_curves(answer, curves), path, width)
+
+
+def _describe(answer: RunAnswer) -> tuple[str, list[str]]:
+    """Title and lines below it: the run and its assumptions."""
+    plan = answer.plan
+    title = f"{plan.job.model.name} on {plan.job.cluster.gpus:,} {plan.job.cluster.gpu.name}"
+    low, high = answer.days_interval_90
+    lines = [
+        ", ".join(describe_plan(plan.report.play.plan)),
+        f"{answer.days:,.4g} days ({low:,.4g} to {high:,.4g}), goodput {answer.goodput:.1%}, "
+        f"mean of {len(answer.runs):,} runs"
+        if len(answer.runs) > 1
+        else "one run",
+    ]
+    return title, lines
+
+
+def stacked_bar(answer: RunAnswer) -> Figure:
+    """One bar of all the time, and one of what is lost, enlarged; a table of the parts."""
+    title, lines = _describe(answer)
+    heading = make_heading(title, *lines)
+    shown = [name for name in TIMES if answer.time_s[name] > 0]
+    note = "Failures, checkpoints and stragglers are simulated: " + "; ".join(answer.plan.assumed) + "."
+    top = heading.bottom + 0.1
+    height = top + 2 * (BAR + 0.3) + ROW * len(shown) + 0.3 + note_height(note)
+    sheet = Sheet(height)
+    sheet.head(heading)
+    left, width = EDGE, sheet.width - 2 * EDGE
+    y = _bar(sheet, answer, shown, left, top, width, "all of the time")
+    lost = [name for name in shown if name != "productive"]
+    y = _bar(sheet, answer, lost, left, y, width, f"what is not productive: {1 - answer.goodput:.2%}") if lost else y
+    names = max(text_width(LABELS[name]) for name in shown)
+    for name in shown:
+        sheet.patch(left, y - 0.09, 0.14, 0.1, **LOOKS[name])
+        sheet.text(left + 0.2, y, LABELS[name], fontsize=style.SMALL)
+        seconds = answer.time_s[name]
+        words = f"{seconds / 3600:,.4g} h, {seconds / answer.seconds:.2%}"
+        sheet.text(left + 0.4 + names, y, words, fontsize=style.SMALL)
+        y += ROW
+    sheet.note(y + 0.12, note)
+    return sheet.figure
+
+
+def _bar(
+    sheet: Sheet, answer: RunAnswer, names: Sequence[str], left: float, top: float, width: float, words: str
+) -> float:
+    """Draws a bar with its heading; returns the place below it [in]."""
+    sheet.text(left, top + 0.1, words, fontsize=style.SMALL, color=style.FAINT)
+    whole, x = sum(answer.time_s[name] for name in names), left
+    for name in names:
+        part = width * answer.time_s[name] / whole
+        sheet.patch(x, top + 0.15, part, BAR, **LOOKS[name])
+        x += part
+    return top + BAR + 0.38
+
+
+PANEL = 1.7
+"""Height of the axes of a curve [in]."""
+
+
+def run_curves(answer: RunAnswer, curves: RunCurves) -> Figure:
+    """Goodput against the interval of checkpoints, the mean time between failures, and the number of GPUs."""
+    title, lines = _describe(answer)
+    heading = make_heading(title, *lines)
+    panels: list[tuple[str, Sequence[CurvePoint], Callable[[float], str]]] = [
+        ("time between checkpoints", curves.interval, format_seconds),
+        ("time between failures, over that of the job", curves.mtbf, lambda value: f"x {value:g}"),
+        ("GPUs", curves.scale, lambda value: f"{value:,.0f}"),
+    ]
+    left_out = any(point.reason for _, points, _ in panels for point in points)
+    panels = [(label, [point for point in points if not point.reason], form) for label, points, form in panels]
+    panels = [one for one in panels if len(one[1]) > 1]
+    note = (
+        "Points: mean of simulated runs; bars: nine of ten runs; line: Daly's formula, which knows neither spare nodes"
+    )
+    note += " nor stragglers. All points have the same random numbers."
+    note += " Points whose runs do not end are left out." if left_out else ""
+    top, narrow = heading.bottom + 0.2, style.is_narrow()
+    rows = len(panels) if narrow else 1
+    sheet = Sheet(top + rows * (PANEL + 0.55) + 0.1 + note_height(note))
+    sheet.head(heading)
+    room = (sheet.width - 2 * EDGE) / (1 if narrow else max(len(panels), 1))
+    for i, (label, points, form) in enumerate(panels):
+        left = EDGE if narrow else EDGE + i * room
+        axes = sheet.axes(left + 0.5, top + (i if narrow else 0) * (PANEL + 0.55), room - 0.62, PANEL)
+        _curve(axes, points, label, form)
+    sheet.note(top + rows * (PANEL + 0.55) + 0.1, note)
+    return sheet.figure
+
+
+def _curve(axes: Any, points: Sequence[CurvePoint], label: str, form: Callable[[float], str]) -> None:
+    values, means = [one.value for one in points], [100 * one.goodput for one in points]
+    below = [max(100 * (one.goodput - one.interval[0]), 0.0) for one in points]
+    above = [max(100 * (one.interval[1] - one.goodput), 0.0) for one in points]
+    axes.set_xscale("log")
+    if all(one.formula is not None for one in points):
+        axes.plot(values, [100 * (one.formula or 0.0) for one in points], color=style.ORANGE, linewidth=1.0)
+    axes.errorbar(values, means, yerr=[below, above], fmt="o", markersize=3, color=style.BLUE, linewidth=0.8)
+    axes.set_xlabel(label)
+    axes.set_ylabel("goodput [%]")
+    axes.grid(axis="y", color=style.LINE, linewidth=0.3)
+    shown = values if len(values) <= 3 else [values[0], values[len(values) // 2], values[-1]]
+    axes.set_xticks(shown)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
+    axes.xaxis.set_minor_formatter(NullFormatter())

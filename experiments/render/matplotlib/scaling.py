@@ -1,0 +1,253 @@
+"""Scaling curve: tokens/s of a GPU against GPUs with ideal scaling as a line, and below it the parts of the step.
+
+The axis of tokens/s is linear and of one GPU, so that a loss at the end of the curve is as long as it is large. The
+band is the 90 % interval; a vertical line marks where the bottleneck changes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.render.matplotlib.gantt import choose_rows
+from meshcast.experiments.render.matplotlib.sheet import (
+    EDGE,
+    LINE,
+    Sheet,
+    format_large,
+    make_heading,
+    note_height,
+    save,
+    text_width,
+    truncate_words,
+)
+from meshcast.experiments.sweeps.scaling import Curve, shorten
+from meshcast.simulator.program.categories import EXPOSED
+from meshcast.simulator.report.report import Report
+
+LEFT, TABLE, BETWEEN = 0.62, 2.15, 0.25
+"""Left end of the axes, width of the table beside them, and distance of both [in]."""
+UPPER, LOWER = 2.2, 1.3
+"""Heights of the two axes [in]."""
+KEY = 0.4
+"""Height of the legend of lines, marks and band [in]."""
+
+
+class StepShare(NamedTuple):
+    """Looks of a group of parts of the step."""
+
+    words: str
+    colour: str
+    hatch: str = ""
+
+
+PARTS = (
+    StepShare("GEMMs", style.BLUE),
+    StepShare("attention", style.SKY, "\\\\\\\\"),
+    StepShare("memory-bound kernels", style.PINK, "...."),
+    StepShare("exposed communication", style.GREEN, "----"),
+    StepShare("pipeline bubble", style.STONE, "////"),
+    StepShare("optimizer, host, idle", style.GREY, "xxxx"),
+)
+"""Groups of parts of the step from the bottom up."""
+
+
+MOST_ROWS = 12
+"""Points in the table beside the curve: as many as fit beside it, with the bottlenecks below."""
+
+
+def draw(curve: Curve, path: str | Path, width: style.Width = "page") -> None:
+    """Draws a curve to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
+    save(lambda: scaling(curve), path, width)
+
+
+def scaling(curve: Curve) -> Figure:
+    """The plot."""
+    job = curve.job
+    kept = "batch of a GPU" if curve.kind == "weak" else "global batch"
+    words = [f"the {kept} stays, {curve.axis} grows", f"{job.cluster.gpu.name}, {job.framework.name}"]
+    words += [" x ".join(f"{axis} {n}" for axis, n in job.plan.mesh.items() if axis != curve.axis and n > 1)]
+    title = f"{curve.kind.capitalize()} scaling of {job.model.name}"
+    heading = make_heading(title, [word for word in words if word])
+    top = heading.bottom + KEY
+    if not curve.known:
+        sheet = Sheet(top + 0.4)
+        sheet.head(heading)
+        sheet.text(EDGE, top, "The job runs on none of these numbers of GPUs.")
+        return sheet.figure
+    narrow = style.is_narrow()
+    refused = [f"{point.gpus:,}" for point in curve.points if point.report is None]
+    note = f"Not possible with this plan: {', '.join(refused)} GPUs." if refused else ""
+    room = style.layout_height() - top - 0.75 - note_height(note)
+    upper_height = min(UPPER, 0.62 * room)
+    lower_height = min(LOWER, room - upper_height)
+    rows = [*_table_rows(curve)]
+    table = LINE * (len(rows) + 1) + 0.1 + 0.17 * len(PARTS) + 0.1
+    below = top + upper_height + lower_height + 0.6
+    side = style.layout_width() - LEFT - (EDGE if narrow else TABLE + BETWEEN + EDGE)
+    height = below + (table + 0.1 if narrow else 0.0)
+    sheet = Sheet(max(height, 0.0 if narrow else top + table) + note_height(note))
+    sheet.head(heading)
+    upper = sheet.axes(LEFT, top, side, upper_height)
+    lower = sheet.axes(LEFT, top + upper_height + 0.15, side, lower_height)
+    gpus = [point.gpus for point in curve.points]
+    for axes in (upper, lower):
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(gpus[0] / 1.3, gpus[-1] * 1.3)
+        axes.xaxis.set_major_locator(FixedLocator(_choose_ticks(gpus, side)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.spines["left"].set_visible(True)
+    _draw_rates(upper, curve)
+    _draw_shares(lower, curve)
+    upper.tick_params(axis="x", labelbottom=False)
+    lower.set_xlabel("GPUs")
+    _draw_legend(sheet, curve, heading.bottom - 0.12)
+    _draw_table(sheet, rows, EDGE if narrow else LEFT + side + BETWEEN, below if narrow else top)
+    if note:
+        sheet.note(sheet.height - note_height(note) + 0.04, note)
+    return sheet.figure
+
+
+def _choose_ticks(gpus: list[int], room: float) -> list[int]:
+    """As many of the numbers as have room, including the last. room: length of the axis [in]."""
+    most = max(2, int(room / (text_width(f"{gpus[-1]:,}") + 0.12)))
+    step = -(-len(gpus) // most)
+    return gpus[::-1][::step][::-1]
+
+
+def _draw_rates(axes: Any, curve: Curve) -> None:
+    """Draws tokens/s of a GPU, their interval, ideal scaling, and where the bottleneck changes."""
+    known = curve.known
+    x, y = [point.gpus for point in known], [point.tokens_per_s / point.gpus for point in known]
+    axes.axhline(y[0], color=style.INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    lows, highs = zip(*([end / point.gpus for end in point.interval] for point in known), strict=True)
+    axes.fill_between(x, lows, highs, color=style.lighten(style.BLUE, 0.75), linewidth=0, zorder=0)
+    axes.plot(x, y, color=style.BLUE, linewidth=1.2, zorder=2)
+    for fits, face in ((True, style.BLUE), (False, "white")):
+        own = [point for point in known if point.report is not None and point.report.fits == fits]
+        axes.scatter(
+            [point.gpus for point in own],
+            [point.tokens_per_s / point.gpus for point in own],
+            s=16,
+            color=face,
+            edgecolors=style.BLUE,
+            linewidths=0.8,
+            zorder=3,
+        )
+    for one, other in curve.changes:
+        axes.axvline((one.gpus * other.gpus) ** 0.5, color=style.ORANGE, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
+    axes.set_ylabel("tokens/s of a GPU")
+    axes.set_ylim(0, 1.08 * max(*highs, *y))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_formatter(FuncFormatter(_format_rate))
+
+
+def _format_rate(value: float, _: Any) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):g} {unit}"
+    return f"{value:,g}"
+
+
+def step_shares(report: Report) -> list[float]:
+    """Shares of the step by group, in the order of `PARTS`; they add up to one."""
+    parts, step = report.parts, report.step_time
+    rest = parts["optimizer"] + parts["host"] + parts["idle"]
+    exposed = sum(parts[axis] for axis in EXPOSED)
+    seconds = [parts["gemm"], parts["attention"], parts["memory_bound"], exposed, parts["bubble"], rest]
+    return [value / step for value in seconds]
+
+
+def _draw_shares(axes: Any, curve: Curve) -> None:
+    x = [float(point.gpus) for point in curve.known]
+    rows = [step_shares(point.report) for point in curve.known if point.report is not None]
+    if len(x) == 1:  # an area needs two points
+        x, rows = [x[0] / 1.2, x[0] * 1.2], rows * 2
+    low = [0.0] * len(x)
+    for part, shares in zip(PARTS, zip(*rows, strict=True), strict=True):
+        high = [below + share for below, share in zip(low, shares, strict=True)]
+        axes.fill_between(x, low, high, facecolor=part.colour, hatch=part.hatch, edgecolor="white", linewidth=0.4)
+        low = high
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0, 0.5, 1], ["0", "50", "100"])
+    axes.set_ylabel("% of the step")
+
+
+def _draw_legend(sheet: Sheet, curve: Curve, top: float) -> None:
+    band = Patch(facecolor=style.lighten(style.BLUE, 0.75), linewidth=0)
+    entries: list[tuple[Any, str]] = [
+        (Line2D([], [], color=style.BLUE, marker="o", markersize=3.6, linewidth=1.2), "forecast"),
+        (band, "90% interval"),
+        (Line2D([], [], color=style.INK, linewidth=0.8, linestyle=(0, (4, 3))), "ideal scaling"),
+    ]
+    if curve.changes:
+        dots = Line2D([], [], color=style.ORANGE, linewidth=1.0, linestyle=(0, (1, 2)))
+        entries.append((dots, "largest cost changes"))
+    if any(point.report is not None and not point.report.fits for point in curve.points):
+        looks: dict[str, Any] = {"markerfacecolor": "white", "markersize": 3.6, "linewidth": 0}
+        entries.append((Line2D([], [], color=style.BLUE, marker="o", **looks), "does not fit"))
+    columns = 2 if style.is_narrow() else len(entries)
+    sheet.figure.legend(
+        *zip(*entries, strict=True),
+        loc="upper left",
+        bbox_to_anchor=((EDGE - 0.4 * style.SMALL / 72) / sheet.width, 1 - top / sheet.height),
+        ncols=columns,
+        frameon=False,
+        handlelength=2.2,
+        columnspacing=1.2,
+        handletextpad=0.5,
+        borderaxespad=0.1,
+        labelspacing=0.25,
+    )
+
+
+TableRow = tuple[str, ...]
+"""GPUs, efficiency, tokens/s and step; or when and what of the largest cost; or a single text, which is a head."""
+
+
+def _table_rows(curve: Curve) -> list[TableRow]:
+    rows: list[TableRow] = [("GPUs", "efficiency", "tokens/s", "step")]
+    for number in choose_rows(len(curve.known), MOST_ROWS):
+        point = curve.known[number]
+        assert point.report is not None
+        efficiency, step = f"{curve.efficiency(point):.1%}", _format_seconds(point.report.step_time)
+        rows.append((f"{point.gpus:,}", efficiency, format_large(point.tokens_per_s, ".3g"), step))
+    rows.append(("largest cost besides matrix work",))
+    rows += [(f"to {one.gpus:,}", shorten(one.bottleneck)) for one, _ in curve.changes][-3:]
+    return [*rows, ("all" if not curve.changes else "then", shorten(curve.known[-1].bottleneck))]
+
+
+def _draw_table(sheet: Sheet, rows: list[TableRow], left: float, top: float) -> None:
+    """Writes the efficiency at some points and the largest costs, and below them the colours of the parts."""
+    right, y = sheet.right, top + 0.08
+    ends = (left + 0.42, left + 0.98, left + 1.55, min(right, left + TABLE))
+    for row in rows:
+        looks: dict[str, Any] = {"fontsize": style.SMALL}
+        head = row[0] in ("GPUs", "largest cost besides matrix work")
+        looks["color"] = style.FAINT if head else style.INK
+        if len(row) == 1:
+            y += 0.06
+            sheet.text(left, y, row[0], **looks)
+        elif len(row) == 2:
+            sheet.text(left + 0.42, y, row[0], ha="right", **looks)
+            sheet.text(left + 0.5, y, truncate_words(row[1], right - left - 0.5), **looks)
+        else:
+            for x, cell in zip(ends, row, strict=True):
+                sheet.text(x, y, cell, ha="right", **looks)
+        y += LINE
+    for part in reversed(PARTS):
+        looks = {"facecolor": part.colour, "hatch": part.hatch, "edgecolor": "white", "linewidth": 0}
+        sheet.patch(left, y, 0.22, 0.1, **looks)
+        sheet.text(left + 0.3, y + 0.09, part.words, fontsize=style.SMALL)
+        y += 0.17
+
+
+def _format_seconds(value: float) -> str:
+    return f"{value:,.2f} s" if value < 100 else f"{value:,.0f} s"

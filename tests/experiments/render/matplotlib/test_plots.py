@@ -1,0 +1,271 @@
+"""Figures show the report's own numbers, lose no peak, and keep their words on the paper."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from typer.testing import CliRunner, Result
+
+from meshcast.experiments.cli import app as cli
+from meshcast.experiments.render.matplotlib import breakdown, memory, sheet, style
+from meshcast.simulator import simulate
+from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.figures import parts_of_step
+from tests.thinning import thinned
+
+JOB = {"model": "llama3-8b", "cluster": "dgx-h100:2", "batch": {"global": 16, "sequence": 4096}}
+PLANS: dict[str, dict[str, Any]] = {
+    "one stage": {"plan": {"tp": 8}},
+    "two stages": {"plan": {"tp": 4, "pp": 2, "chunks": 2}},
+    "too large": {"plan": {"tp": 1, "pp": 2, "zero": 0}, "batch": {"global": 64, "micro": 4, "sequence": 8192}},
+    "one gpu": {
+        "model": {"preset": "llama3-8b", "layers": 2},
+        "cluster": {"gpu": "h100-sxm", "gpus": 1, "gpus_per_node": 1},
+        "plan": {},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Any]:
+    return {name: simulate(JOB | change) for name, change in PLANS.items()}
+
+
+@pytest.fixture(scope="module")
+def memory_figures(reports: dict[str, Any]) -> dict[str, Figure]:
+    return {name: styled(memory.memory, report) for name, report in reports.items()}
+
+
+@pytest.fixture(params=PLANS)
+def name(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def report(name: str, reports: dict[str, Any]) -> Any:
+    return reports[name]
+
+
+def styled(make: Any, *arguments: Any) -> Figure:
+    with matplotlib.rc_context(style.RC):
+        figure: Figure = make(*arguments)
+        FigureCanvasAgg(figure).draw()
+    return figure
+
+
+def texts(figure: Figure) -> list[Any]:
+    return [text for text in figure.findobj(matplotlib.text.Text) if text.get_text().strip() and text.get_visible()]
+
+
+# -------------------------------------------------------------------------------------------- memory
+
+
+def test_bars_are_the_peaks_of_the_report(report: Any) -> None:
+    answer = report.to_dict()["memory"]
+    found = memory.device_bars(report)
+    assert [bar.device for bar in found] == [stage["stage"] for stage in answer["stages"]]
+    for bar, stage in zip(found, answer["stages"], strict=True):
+        assert bar.allocated / 2**30 == pytest.approx(stage["peak_allocated_gib"])
+        assert {name: nbytes / 2**30 for name, nbytes in bar.by.items()} == pytest.approx(stage["by"])
+    full = memory.fullest_device(found)
+    assert full.allocated + full.fragmentation == pytest.approx(report.peak_reserved)
+    assert full.total == pytest.approx(report.peak_device)
+
+
+def test_peaks_up_to_the_room_for_tensors_fit(report: Any) -> None:
+    full = memory.fullest_device(memory.device_bars(report))
+    assert (full.allocated <= full.capacity - full.context) == report.fits
+
+
+def test_drawn_bars_are_as_long_as_the_device_needs(name: str, report: Any, memory_figures: dict[str, Figure]) -> None:
+    patches = memory_figures[name].axes[0].patches
+    ends = {round(patch.get_x() + patch.get_width(), 6) for patch in patches}
+    assert {round(bar.total / 2**30, 6) for bar in memory.device_bars(report)} <= ends
+
+
+@given(st.integers(1, 200), st.data())
+def test_chosen_devices_hold_the_ends_and_the_fullest(devices: int, data: Any) -> None:
+    full = data.draw(st.integers(0, devices - 1))
+    found = memory.choose_devices(devices, full)
+    assert len(found) == min(devices, memory.ROWS)
+    assert {0, devices - 1, full} <= set(found) and found == sorted(set(found))
+    assert max(np.diff(found), default=1) <= 2 * -(-devices // memory.ROWS)
+
+
+@pytest.mark.parametrize(("moments", "count"), [(3, 10), (40, 10), (2000, 50), (1, 5)])
+def test_columns_of_time_hold_the_highest_moment_in_them(moments: int, count: int) -> None:
+    draw = np.random.default_rng(moments)
+    # Moments often fall together, and on the edges of columns.
+    when = np.sort(np.append(0.0, draw.integers(0, 4 * count, moments - 1) / 4))
+    held = draw.integers(0, 9, (moments, 3)).astype(float)
+    found = memory.sample_columns(when, held, count, count)
+    total = held.sum(axis=1)
+    for column, row in enumerate(found):
+        before = np.flatnonzero(when <= column)[-1]
+        inside = [before, *np.flatnonzero((when >= column) & (when < column + 1))]
+        assert row.sum() == max(total[i] for i in inside)
+        assert any((row == held[i]).all() for i in inside)
+    assert found.sum(axis=1).max() == total[when < count].max()
+
+
+def test_the_curve_keeps_the_peak(report: Any) -> None:
+    full = memory.fullest_device(memory.device_bars(report))
+    moments, held = report.play.memory(full.device)
+    for count in (7, memory.BINS):
+        found = memory.sample_columns(moments, held, report.play.step.span, count)
+        assert found.shape == (count, len(CATEGORIES))
+        assert found.sum(axis=1).max() == pytest.approx(full.allocated, rel=1e-12)
+
+
+def test_stairs_lose_only_steps_of_no_height() -> None:
+    levels, edges = memory.merge_levels(np.array([1.0, 1.0, 2.0, 2.0, 1.0]), np.arange(6.0))
+    assert levels.tolist() == [1, 2, 1] and edges.tolist() == [0, 2, 4, 5]
+
+
+def test_a_plan_that_does_not_fit_is_marked_red(reports: dict[str, Any], memory_figures: dict[str, Figure]) -> None:
+    for name, report in reports.items():
+        red = [text.get_text() for text in texts(memory_figures[name]) if text.get_color() == memory.RED]
+        assert any("does not fit" in words for words in red) == (not report.fits), name
+    missing = (reports["too large"].peak_device - reports["too large"].usable[0]) / 2**30
+    words = [text.get_text() for text in texts(memory_figures["too large"])]
+    assert any(f"{missing:.1f} GiB more than" in text for text in words)
+
+
+# ----------------------------------------------------------------------------------------- breakdown
+
+
+def test_parts_add_up_to_the_step(report: Any) -> None:
+    parts = breakdown.step_parts(report)
+    assert sum(part.took for part in parts.values()) == pytest.approx(report.step_time, rel=1e-7)
+    hidden = {name: part.hidden for name, part in parts.items() if part.hidden}
+    assert hidden == pytest.approx({name: s for name, s in report.breakdown.hidden.items() if s})
+
+
+def test_every_part_has_a_name_and_a_colour(report: Any) -> None:
+    answer = report.to_dict()["breakdown_s"]
+    parts = [*answer.pop("compute"), *answer.pop("exposed"), *answer]
+    assert set(parts_of_step()) == set(breakdown.LOOKS) == set(parts)
+
+
+def test_rows_hold_the_figures_of_the_page(reports: dict[str, Any]) -> None:
+    report = reports["two stages"]
+    words = [text.get_text() for text in texts(styled(breakdown.breakdown, [("", report)]))]
+    parts = breakdown.step_parts(report)
+    assert f"{parts['gemm'].took * 1e3:,.1f}" in words
+    assert f"{parts['tp'].hidden * 1e3:,.1f}" in words
+    assert f"{report.step_time * 1e3:,.1f}" in words and "100.0" in words
+
+
+def test_several_reports_share_one_scale(reports: dict[str, Any]) -> None:
+    figure = styled(breakdown.breakdown, list(reports.items()))
+    bars = figure.axes[: len(reports)]
+    assert len({axes.get_xlim() for axes in bars}) == 1
+    unit = 1.0 if max(report.step_time for report in reports.values()) >= 2 else 1e3
+    for axes, report in zip(bars, reports.values(), strict=True):
+        end = max(patch.get_x() + patch.get_width() for patch in axes.patches)
+        assert end == pytest.approx(report.step_time * unit, rel=1e-6)
+    words = [text.get_text() for text in texts(figure)]
+    assert set(reports) <= set(words)
+
+
+# ----------------------------------------------------------------------------------------- all of them
+
+
+def all_on_paper(figure: Figure) -> None:
+    assert figure.get_size_inches()[0] == style.PAGE
+    for text in texts(figure):
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0, text
+        assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
+
+
+def test_no_words_leave_the_paper(name: str, report: Any, memory_figures: dict[str, Figure]) -> None:
+    all_on_paper(memory_figures[name])
+    all_on_paper(styled(breakdown.breakdown, [("", report)]))
+
+
+@pytest.mark.parametrize("count", [*(pytest.param(count, marks=pytest.mark.slow) for count in (2, 9)), 4])
+def test_no_words_of_a_comparison_leave_the_paper(reports: dict[str, Any], count: int) -> None:
+    named = [(f"{name}, {'with a name that is far too long for a line ' * 4}", reports[name]) for name in reports]
+    all_on_paper(styled(breakdown.breakdown, (named * 3)[:count]))
+
+
+@pytest.mark.parametrize(
+    ("figure", "kind"),
+    thinned(product(("memory", "breakdown", "several breakdowns"), ("png", "svg")), keep=[("breakdown", "svg")]),
+)
+def test_the_same_figure_gives_the_same_bytes(tmp_path: Path, reports: dict[str, Any], figure: str, kind: str) -> None:
+    one, several = reports["two stages"], list(reports.items())
+    draw: Any = memory.draw if figure == "memory" else breakdown.draw
+    first, second = tmp_path / f"first.{kind}", tmp_path / f"second.{kind}"
+    for path in (first, second):
+        draw(several if figure == "several breakdowns" else one, path)
+    assert first.read_bytes() == second.read_bytes() and first.stat().st_size > 10_000
+
+
+def test_widths_of_words() -> None:
+    assert sheet.text_width("") == 0
+    assert 0.5 < sheet.text_width("matrix products") < 1.0
+    assert sheet.truncate_words("short", 1.0) == "short"
+    cut = sheet.truncate_words("much longer than the room there is", 1.0)
+    assert cut.endswith("...") and sheet.text_width(cut) <= 1.0
+
+
+# ------------------------------------------------------------------------------------- command line
+
+
+NAMES = ["breakdown.png", "memory.png", "timeline.png"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: llama3-8b\ncluster: dgx-h100:2\nbatch: {global: 16}\nplan: {tp: 8, pp: 2}\n", "utf-8")
+    return path
+
+
+def run(job: Path, plot: str) -> Result:
+    return CliRunner().invoke(cli.app, ["predict", str(job), "--plot", plot])
+
+
+def test_a_folder_gets_every_figure(job: Path) -> None:
+    folder = job.parent / "figures"
+    new = run(job, f"{folder}/")
+    assert new.exit_code == 0, new.output
+    assert sorted(path.name for path in folder.iterdir()) == NAMES
+    assert all(name in new.stdout for name in NAMES)
+    held = [path.read_bytes() for path in sorted(folder.iterdir())]
+    again = run(job, str(folder))  # it is there now and needs no sign that it is a folder
+    assert again.exit_code == 0 and again.stdout == new.stdout
+    assert [path.read_bytes() for path in sorted(folder.iterdir())] == held
+
+
+def test_a_file_gets_the_timeline_alone(job: Path) -> None:
+    result = run(job, str(job.parent / "a.png"))
+    assert result.exit_code == 0 and "timeline" in result.stdout and "memory.png" not in result.stdout
+    assert sorted(path.name for path in job.parent.iterdir()) == ["a.png", "job.yaml"]
+
+
+@pytest.mark.parametrize("name", ["absent/new/", "job.yaml/", "taken/", "taken", "new", ""])
+def test_a_folder_that_cannot_be_drawn_into(job: Path, name: str) -> None:
+    (job.parent / "taken" / "memory.png").mkdir(parents=True)
+    before = sorted(job.parent.rglob("*"))
+    result = run(job, f"{job.parent}/{name}" if name else "")
+    assert result.exit_code == 2 and result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1 and "--plot" in result.stderr
+    assert sorted(job.parent.rglob("*")) == before
+
+
+def test_a_mistake_in_the_job_leaves_no_folder(job: Path) -> None:
+    job.write_text("model: none", "utf-8")
+    assert run(job, f"{job.parent}/new/").exit_code == 2
+    assert not (job.parent / "new").exists()
