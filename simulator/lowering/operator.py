@@ -142,16 +142,28 @@ def _backward_uses(
         yield TensorUse(f"d:{operator.name}.cast", nbytes, backward[-1])
     if inputs:
         yield from _input_gradient_uses(scope, operator, at, inputs)
-    # A tensor that both gradients read is freed after the weight gradient, otherwise after the one that reads it.
     saved = saved_by(operator, at)
-    for t in saved.tensors if operator.frozen else (*saved.tensors, *operator.saved_for_weights):
-        op = (weights or inputs)[-1] if t in operator.saved_for_weights else (inputs or weights)[-1]
-        yield scope.tensor_use(t, at.layout(t) if t in operator.ins else operator.output_layout(t, at.divide), op)
+    yield from _saved_tensor_uses(scope, operator, at, saved.tensors, inputs, weights)
     yield from _temporaries(operator, at, backward if inputs else [], backward=True)
     readers = weights or inputs if operator.reuses_saved else inputs or weights
     for what, nbytes, category in saved.buffers if frag.forward else ():
         yield TensorUse(f"{operator.name}.{what}", nbytes, frag.forward[-1], True, category)
         yield TensorUse(f"{operator.name}.{what}", nbytes, readers[-1], False, category)
+
+
+def _saved_tensor_uses(
+    scope: Scope,
+    operator: Operator,
+    at: LocalShapes,
+    saved: Sequence[Tensor],
+    inputs: list[Op],
+    weights: list[Op],
+) -> Iterable[TensorUse]:
+    """Returns the uses of tensors that the forward pass saves: what both gradients read is freed after the weight
+    gradient, otherwise after the gradient that reads it."""
+    for t in saved if operator.frozen else (*saved, *operator.saved_for_weights):
+        op = (weights or inputs)[-1] if t in operator.saved_for_weights else (inputs or weights)[-1]
+        yield scope.tensor_use(t, at.layout(t) if t in operator.ins else operator.output_layout(t, at.divide), op)
 
 
 def _input_gradient_uses(scope: Scope, operator: Operator, at: LocalShapes, inputs: list[Op]) -> Iterable[TensorUse]:

@@ -67,13 +67,13 @@ def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate
 def share_groups(search: Search, workers: int) -> list[Groups]:
     """Returns the groups of every process: those of equal tensor-parallel degree on one. Most work is where bounds are
     smallest, so the degrees are dealt out in the order of their kernels, back and forth."""
-    alike = defaultdict[Any, Groups](list)
+    by_degree = defaultdict[tuple[int, int], Groups](list)
     for cluster, group in search.list_groups():
-        alike[id(cluster), group.tp].append((cluster, group))
+        by_degree[id(cluster), group.tp].append((cluster, group))
     if workers == 1:
-        return [[pair for groups in alike.values() for pair in groups]]
+        return [[pair for groups in by_degree.values() for pair in groups]]
     shares = [Groups() for _ in range(workers)]
-    for number, groups in enumerate(sorted(alike.values(), key=partial(_least_value, search))):
+    for number, groups in enumerate(sorted(by_degree.values(), key=partial(_least_value, search))):
         turn, at = divmod(number, workers)
         shares[workers - 1 - at if turn % 2 else at] += groups
     return [share for share in shares if share]
