@@ -566,9 +566,11 @@ def start_cluster(harness: Harness) -> str:
 
 
 def list_workers(harness: Harness) -> list[int]:
-    """Returns the processes of the Dask workers; waits while none has been started again after a kill."""
+    """Returns the processes of the Dask workers that run; waits while there are none. A worker that is killed in its
+    start is not started again by Dask, so such workers are left alone."""
     patience = Patience()
-    while not (processes := [nanny.pid for nanny in harness.cluster.workers.values() if nanny.pid]):
+    nannies = harness.cluster.workers.values
+    while not (processes := [nanny.pid for nanny in nannies() if nanny.pid and nanny.status.name == "running"]):
         assert not patience.is_over(), "no Dask worker is started again"
         time.sleep(SAMPLE)
     return processes
