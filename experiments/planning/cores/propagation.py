@@ -19,7 +19,7 @@ class Neighbours(NamedTuple):
     """The factors of several variables by variable, and the variables whose operators hold large weights."""
 
     shared: Mapping[str, list[Factor]]
-    own: Mapping[str, list[Factor]]
+    alone: Mapping[str, list[Factor]]
     with_weights: frozenset[str]
 
 
@@ -65,5 +65,5 @@ def _best_option(table: FactorTable, name: str, assignment: Assignment, near: Ne
         open_axes = [other for other in factor.scope if other == name or other not in assignment]
         axes = tuple(place for place, other in enumerate(open_axes) if other != name)
         total += cells.min(axis=axes) if axes else cells
-    cost = sum((table.objective(factor) for factor in near.own[name]), np.zeros(total.shape))
+    cost = sum((table.objective(factor) for factor in near.alone[name]), np.zeros(total.shape))
     return int(np.lexsort((cost, np.round(total, 12)))[0])

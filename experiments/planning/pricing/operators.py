@@ -92,14 +92,14 @@ class TensorRead(NamedTuple):
     """How an operator in one layout reads a tensor.
 
     tensor: as it reads it. needed: the layout that it needs. key: of the copy in memory in that layout.
-    given: the layout of the gradient that it makes, in dims of the producer; empty where it makes none.
+    gradient: the layout of the gradient that it makes, in dims of the producer; empty where it makes none.
     saved: bytes of the tensor that its backward pass reads, by memory key.
     """
 
     tensor: Tensor
     needed: Layout
     key: str
-    given: tuple[tuple[str, str], ...] | None
+    gradient: tuple[tuple[str, str], ...] | None
     saved: dict[str, float]
 
 
@@ -314,8 +314,8 @@ class UnitTable:
                 whole = read.tensor
                 kept = {self.scope.key(whole, arrives): float(whole.nbytes(arrives, self.mesh))} if kept else {}
             saved |= kept
-            if read.given is not None:
-                gradients[read.given].append(cost.weights)
+            if read.gradient is not None:
+                gradients[read.gradient].append(cost.weights)
         return seconds + self._gradient_seconds(tensor, wanted, gradients), sum(saved.values())
 
     @remembered_by(lambda pricer, operator, tensor, cost: (operator, tensor.name, cost))
