@@ -15,7 +15,7 @@ from rich.text import Text
 from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.safe_console import Lines
 from meshcast.experiments.render.terminal.tables import number_columns, reasons_table, ruled_table
-from meshcast.simulator.report.words import describe_value
+from meshcast.simulator.report.formatting import describe_value
 from meshcast.validation.measurements.jsonl import read_lines
 
 Answer = dict[str, Any]

@@ -26,7 +26,7 @@ from meshcast.experiments.search.frontier.branch_and_bound import Search
 from meshcast.experiments.search.frontier.certificate import COUNTS, Certificate
 from meshcast.experiments.search.frontier.clusters import SearchedCluster
 from meshcast.experiments.search.frontier.plan_search import CountInterrupted, ForecastPlan, PlanSearch
-from meshcast.experiments.search.space.space import LayerGroup
+from meshcast.experiments.search.space.points import LayerGroup
 from meshcast.hardware.errors import Defect, MeshcastError
 from meshcast.simulator.forecast.workers import count_cores
 

@@ -9,7 +9,7 @@ from typing import Any
 from meshcast.experiments.render.bokeh.html import Html, KeyFigure, details, key_figures, listing, paragraph, table
 from meshcast.experiments.render.bokeh.load import PlanRows
 from meshcast.experiments.render.bokeh.page import PageSection
-from meshcast.simulator.report.words import describe_value
+from meshcast.simulator.report.formatting import describe_value
 
 MOST_REASONS = 12
 """Most reasons of invalid plans that are listed."""

@@ -7,8 +7,8 @@ from meshcast.experiments.render.bokeh.html import BarPiece, bar, paragraph, swa
 from meshcast.experiments.render.bokeh.page import PageSection
 from meshcast.experiments.render.matplotlib.breakdown import step_parts
 from meshcast.simulator.report.figures import parts_of_step
+from meshcast.simulator.report.formatting import format_seconds, name_device
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import format_seconds, name_device
 
 
 def make_section(report: Report) -> PageSection:

@@ -10,7 +10,7 @@ from meshcast.experiments.render.bokeh.colours import BETTER, WORSE
 from meshcast.experiments.render.bokeh.html import BarPiece, Html, bar, heading, legend, paragraph, table
 from meshcast.experiments.render.bokeh.page import PageSection
 from meshcast.experiments.render.matplotlib.tornado import LEAST, LEAST_FIELD, MOST_FIELDS, StepRange
-from meshcast.simulator.report.words import describe_value, format_seconds
+from meshcast.simulator.report.formatting import describe_value, format_seconds
 
 NAME, TITLE = "sensitivity", "Sensitivity"
 
