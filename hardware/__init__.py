@@ -88,7 +88,7 @@ def clusters() -> tuple[str, ...]:
 
 
 def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> Cluster:
-    """The cluster that `spec` describes. Raises one CatalogError for any mistake in it.
+    """Returns the cluster that `spec` describes. Raises a CatalogError for any mistake in it.
 
     Equal descriptions give the same object, files included: they are read every time, for they may have changed.
 
@@ -135,7 +135,7 @@ def _cluster_of_nodes(node: str, count: str, where: str, spec: str) -> Cluster:
 
 
 def _cluster_of_words(word: str, where: str, spec: str) -> Cluster:
-    """The cluster that words such as ``16xH100`` name, which lists under `assumed` what they were taken for.
+    """Returns the cluster that words such as ``16xH100`` name, which lists under `assumed` what they were taken for.
 
     Raises CatalogError for words that leave something open, and for those that name nothing.
     """
@@ -153,14 +153,15 @@ def _cluster_of_words(word: str, where: str, spec: str) -> Cluster:
 
 
 def _note_words(word: str, cluster: Cluster) -> Cluster:
-    """The cluster with what the words were taken for among what was filled in."""
+    """Returns the cluster with what the words were taken for among what was filled in."""
     parts = f"{cluster.gpus:,} {cluster.gpu.name} in nodes of {cluster.gpus_per_node}"
     assumed = (f"cluster: {word!r} is read as {cluster.name}: {parts}", *cluster.assumed)
     return shared_instance((Cluster, cluster), assumed, lambda: cluster.model_copy(update={"assumed": assumed}))
 
 
 def _suggest_cluster(word: str) -> str:
-    """What to write for a word that is no cluster: a count of the machine or GPU that it names, or near names."""
+    """Returns what to write for a word that is no cluster: a count of the machine or GPU that it names, or near
+    names."""
     if machine := find_machine(word):
         return f"It is a machine of a cloud, without a count: write {machine[0]}:1 for a single machine"
     if names := find_gpus(word):
@@ -176,13 +177,13 @@ def _suggest_cluster(word: str) -> str:
 
 
 def _cluster_of_mapping(document: Document) -> Cluster:
-    """The cluster of a mapping, in any of its forms."""
+    """Returns the cluster of a mapping, in any of its forms."""
     kind = (Cluster, list_statuses()) if _names_files(document.data) else Cluster
     return shared_instance(kind, document.data, lambda: _read(document))
 
 
 def _names_files(data: Any) -> bool:
-    """Whether a cluster takes a part of it from a file of the user, which may change."""
+    """Returns whether a cluster takes a part of it from a file of the user, which may change."""
     inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
     return any(map(_names_files, inner)) or (isinstance(data, str) and data.endswith(FILES))
 
@@ -197,15 +198,15 @@ FORMS: tuple[tuple[set[str], type[ByGPU] | type[ByGroups], str], ...] = (
 def _read(document: Document) -> Cluster:
     data, text, where = document
     keys = data.keys() if isinstance(data, dict) else set()
-    form, rule = next(((model, rule) for own, model, rule in FORMS if own & keys), (None, ""))
+    form, rule = next(((model, rule) for form_keys, model, rule in FORMS if form_keys & keys), (None, ""))
     if form is None:
         return validate_data(Cluster, data, where, text=text)
     if both := {"node", "nodes"} & keys:
         place = f"{where}:{line_of(text, (min(both),))} {min(both)}" if text else f"{where}.{min(both)}"
         raise CatalogError(place, rule, "Keep {node, nodes}, {gpu, gpus} or {groups}")
-    given = validate_data(form, data, where, text=text)
+    described = validate_data(form, data, where, text=text)
     try:
-        return given.cluster()
+        return described.cluster()
     except CatalogError:
         raise
     except ValidationError as e:  # by a rule of Node or Cluster

@@ -22,7 +22,7 @@ from meshcast.hardware.load import Strict, Time, by_name, catalog_model
 from meshcast.hardware.node import Node
 
 MAX_GPUS = 1_000_000
-"""Most GPUs of a cluster: ten times the largest one built; a larger number is a typing error."""
+"""Most GPUs of a cluster: ten times the largest built; a larger number is a typing error."""
 
 STAGING = 63e9
 """Rate at which a host copies data between its GPUs where the node does not state it [bytes/s]: the geometric mean of
@@ -35,10 +35,10 @@ STAGING_SIGMA = 1.1
 buffers decide."""
 
 STATED_STAGING_SIGMA = 0.3
-"""The same where a node states the rate: four and eight L40S of one table show 20 and 12 GB/s."""
+"""The same where a node states the rate: four and eight L40S of a table show 20 and 12 GB/s."""
 
 BLOCK_LINK_SIGMA = 0.12
-"""Standard deviation of the logarithm of the rate of a link between two regions: that between four zones of one region
+"""Standard deviation of the logarithm of the rate of a link between two regions: that between four zones of a region
 of a cloud and a zone of another, in both directions and with two types of machines, is 0.97 to 1.41 GB/s
 (eth-easl/sailor @cf2c8e3, sailor/providers/multizone_bandwidths.json)."""
 
@@ -52,10 +52,10 @@ class Tier:
 
     Attributes:
         kind: catalog name of the link (``nvlink4``, ``infiniband-hdr``), the network's family, or ``none``.
-        bandwidth: of one GPU [bytes/s], one direction; 0 if there is no such tier.
+        bandwidth: of a GPU [bytes/s], one direction; 0 if there is no such tier.
         latency: end to end [s].
         payload: share of the bandwidth that large transfers reach.
-        switched: whether a GPU can use all of it for any one other GPU.
+        switched: whether a GPU can use all of it for any other GPU.
         rate: what it reaches in this cluster against the same links elsewhere.
     """
 
@@ -71,7 +71,7 @@ NONE = Tier("none", 0.0, 0.0)
 
 
 def _tier(link: Link, switched: bool = True, ports: float = 1, gpus: int = 1, rate: float = 1.0) -> Tier:
-    """One GPU's share of `ports` links that `gpus` GPUs have together."""
+    """Returns a GPU's share of `ports` links that `gpus` GPUs have together."""
     bandwidth = float(link.bandwidth * ports / gpus)
     return Tier(link.name, bandwidth, float(link.latency), float(link.payload), switched, rate)
 
@@ -86,8 +86,8 @@ class Level(Strict):
             through this level; 1 is non-blocking.
         link: joins a block of the level below to all others in place of switches, as between data centres: everything
             that leaves the block shares it. None: switches do.
-        links: such links of a block, as where each machine of a cloud has its own share of the way to another region;
-            what one node sends goes through one of them.
+        links: such links of a block, as where each machine of a cloud has its share of the way to another region;
+            what a node sends goes through one of them.
     """
 
     nodes: Size | None = None
@@ -111,7 +111,8 @@ class Fabric(Strict):
     """The switches between nodes.
 
     Attributes:
-        oversubscription: short form for one level over all nodes; 1 is a full fat tree, 2 has half of its bisection.
+        oversubscription: short form for a single level over all nodes; 1 is a full fat tree, 2 has half of its
+            bisection.
         levels: from the smallest blocks to all nodes.
         hop_latency: of a switch [s]; a group that crosses more levels than the lowest passes two more switches for each
             of them. None: no latency.
@@ -144,7 +145,7 @@ class Fabric(Strict):
 
 @lru_cache
 def _join_all(oversubscription: float) -> tuple[Level, ...]:
-    """One level over all nodes."""
+    """Returns a level over all nodes."""
     return (Level(oversubscription=oversubscription),)
 
 
@@ -167,7 +168,7 @@ class Cluster(Strict):
     Attributes:
         groups: the nodes of a cluster of several kinds; `node` is then as slow as the slowest kind in every figure.
         fabric_gpus: GPUs of a node as the levels of the fabric count nodes; None: those of `node`.
-        assumed: what was filled in, one sentence each.
+        assumed: what was filled in, a sentence each.
     """
 
     name: str = "inline"
@@ -201,7 +202,7 @@ class Cluster(Strict):
         return self
 
     def _check_levels(self) -> None:
-        """Raises ValueError if blocks of the fabric are not made of whole nodes, or do not hold all of them."""
+        """Raises ValueError if blocks of the fabric are not composed of whole nodes, or do not hold all of them."""
         if self.fabric_gpus:  # as part of a cluster that was checked
             return
         blocks = next((level.blocks for level in self.fabric.levels if level.blocks), None)
@@ -226,10 +227,11 @@ class Cluster(Strict):
 
     @cached_property
     def kinds(self) -> dict[str, Cluster]:
-        """For each of several kinds of nodes, by name: a cluster of the same number of GPUs with this kind alone."""
-        found = {}
+        """For each of several kinds of nodes, by name: a cluster of the same number of GPUs with this kind
+        alone."""
+        clusters = {}
         for node in {group.node.name: group.node for group in self.groups}.values():
-            found[node.name] = Cluster(
+            clusters[node.name] = Cluster(
                 name=f"{self.name}: {node.name}",
                 node=node,
                 nodes=-(-self.gpus // int(node.gpus)),
@@ -237,22 +239,23 @@ class Cluster(Strict):
                 fabric=self.fabric,
                 fabric_gpus=self.gpus_per_node,
             )
-        return found
+        return clusters
 
     def where(self, ranks: Iterable[int]) -> Cluster:
-        """The cluster for a group of `ranks`: of one kind of nodes if they all lie on that kind, else this one."""
+        """Returns the cluster for a group of `ranks`: of one kind of nodes if they all lie on that kind, else this
+        cluster."""
         names = {node.name for node in self.kinds_of(ranks)} if self.groups else set()
         return self.kinds[names.pop()] if len(names) == 1 else self
 
     def kinds_of(self, ranks: Iterable[int]) -> list[Node]:
-        """The kinds of nodes that `ranks` lie on, each once, in the order of ranks."""
+        """Returns the kinds of nodes that `ranks` lie on, each once, in the order of ranks."""
         ends = list(accumulate(group.nodes * int(group.node.gpus) for group in self.groups))
-        found = {i: self.groups[i].node for i in sorted({bisect_right(ends, rank) for rank in ranks})} if ends else {}
-        return list(found.values()) or [self.node]
+        nodes = {i: self.groups[i].node for i in sorted({bisect_right(ends, rank) for rank in ranks})} if ends else {}
+        return list(nodes.values()) or [self.node]
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs of a full node (a cluster may use fewer of its last one)."""
+        """GPUs of a full node (a cluster may use fewer of its last node)."""
         return int(self.node.gpus)
 
     @property
@@ -265,8 +268,8 @@ class Cluster(Strict):
         """GPUs in use of each scale-up domain.
 
         If domains of several nodes are not all full, every domain has the same number of GPUs in use, as schedulers
-        allocate them: 256 GPUs in racks of 72 are four times 64. Filled one after another, groups of ranks would
-        straddle racks. If less than half of each domain would be used, they are filled one after another all the same.
+        allocate them: 256 GPUs in racks of 72 are four times 64. Filled in turn, groups of ranks would
+        straddle racks. If less than half of each domain would be used, they are filled in turn all the same.
         """
         whole, each = self.node.domain, self.gpus_per_node
         if whole <= each or self.gpus <= whole:
@@ -286,7 +289,7 @@ class Cluster(Strict):
 
     @property
     def filled_in(self) -> tuple[str, ...]:
-        """What was filled in, one sentence each."""
+        """What was filled in, a sentence each."""
         if self.domain == self.node.domain:
             return self.assumed
         return *self.assumed, f"cluster: {self.domain} GPUs used of each scale-up domain of {self.node.domain}"
@@ -304,7 +307,7 @@ class Cluster(Strict):
         return self._block_gpus(level.nodes or self.nodes)
 
     def find_block(self, level: Level | None, rank: int) -> range:
-        """The ranks of the block in which `rank` lies, of those that `level` joins; None: of its node."""
+        """Returns the ranks of the block in which `rank` lies, of those that `level` joins; None: of its node."""
         if level and level.blocks:
             ends = (0, *accumulate(map(self._block_gpus, level.blocks)))
             place = bisect_right(ends, rank)
@@ -319,7 +322,7 @@ class Cluster(Strict):
 
     @property
     def scale_up(self) -> Tier:
-        """Links between GPUs of one scale-up domain. Kind ``none``, bandwidth 0 if PCIe alone joins GPUs."""
+        """Links between GPUs of a scale-up domain. Kind ``none``, bandwidth 0 if PCIe alone joins GPUs."""
         up = self.node.scale_up
         return _tier(up.link, up.switched.value, rate=up.rate.value if up.rate else 1.0) if up else NONE
 
@@ -341,15 +344,15 @@ class Cluster(Strict):
         return _tier(nics.link, ports=nics.count, gpus=self.gpus_per_node) if nics else NONE
 
     def port_rate(self, ports: float = 1.0) -> float:
-        """Rate of a GPU to the network [bytes/s], nominal: of `ports` of its even share of the node's ports, through
-        its link to the host.
+        """Returns the rate of a GPU to the network [bytes/s], nominal: of `ports` of its even share of the node's
+        ports, through its link to the host.
         """
         even = self.scale_out.bandwidth
         return min(even * ports, max(even, self.host.bandwidth))
 
     @property
     def ports_shared(self) -> bool:
-        """Whether several GPUs of a node use one port to the network."""
+        """Whether several GPUs of a node share a port to the network."""
         return self.node.nics is not None and self.node.nics.count < self.gpus_per_node
 
     @cached_property
@@ -378,9 +381,9 @@ class Cluster(Strict):
         ways = [self.scale_up] if self.node.scale_up else []
         ways += [self.host] if self.over_host else []
         groups = [(group.nodes * int(group.node.gpus), group.node.gpu) for group in self.groups]
-        made = " + ".join(f"{count:,} x {gpu.name}" for count, gpu in groups or [(self.gpus, self.gpu)])
+        gpus = " + ".join(f"{count:,} x {gpu.name}" for count, gpu in groups or [(self.gpus, self.gpu)])
         nodes = "node" if self.nodes == 1 else "nodes"
         kinds = [tier.kind for tier in (*ways, self.scale_out)] + [
-            one.link.name for one in self.fabric.levels if one.link
+            level.link.name for level in self.fabric.levels if level.link
         ]
-        return f"{made} in {self.nodes:,} {nodes} ({', '.join(kinds)})"
+        return f"{gpus} in {self.nodes:,} {nodes} ({', '.join(kinds)})"

@@ -68,7 +68,7 @@ def read_cluster_words(word: str) -> ClusterWords | None:
 
 
 def _read_counted(counts: list[int], name: str) -> ClusterWords | None:
-    """Returns what counts of a name say: one of GPUs, machines or nodes, or one of nodes and one of GPUs in each."""
+    """Returns what counts of a name say: a count of GPUs, machines or nodes, or counts of nodes and of GPUs in each."""
     if 0 in counts:
         return None
     if len(counts) == 1:
@@ -103,7 +103,7 @@ def _count_gpus(counts: list[int], gpu: str) -> ClusterWords:
 
 
 def _write_gpus(count: int, gpu: str) -> str:
-    """How a job writes so many GPUs."""
+    """Returns how a job writes so many GPUs."""
     usual = load("gpus", gpu).usual_node
     fill = usual and count % int(load("nodes", usual).gpus) == 0
     return f"{count}x{gpu}" if fill else f"{{gpu: {gpu}, gpus: {count}}}"
@@ -147,7 +147,7 @@ def find_gpus(word: str) -> tuple[str, ...]:
 
 @cache
 def _split_gpu(name: str) -> tuple[frozenset[str], int]:
-    """The parts of a GPU's name without noise, and its memory in GB, 0 if it is not named."""
+    """Returns the parts of a GPU's name without noise, and its memory in GB, 0 if it is not named."""
     plain = re.sub(r"[\s_/-]+", "-", name.strip().lower())
     plain = re.sub(r"(?<=\d)-(?=gi?b\b)", "", plain)
     plain = re.sub(r"\b(rtx|gtx)(?=a?\d)", r"\1-", plain)
@@ -159,5 +159,5 @@ def _split_gpu(name: str) -> tuple[frozenset[str], int]:
 
 
 def _has_memory(gpu: GPU, size: int) -> bool:
-    """Whether a GPU has a memory of about `size` GB or GiB."""
+    """Returns whether a GPU has a memory of about `size` GB or GiB."""
     return any(abs(float(gpu.memory) / unit / size - 1) < MEMORY_WITHIN for unit in (1e9, 2**30))

@@ -9,7 +9,7 @@ breaks (with the rule's numbers) and what would work::
     +-- PlanError       a job or its parallel plan
     +-- ScheduleError   an order of pipeline actions that cannot be played
     +-- OutOfMemory     only under ``--strict``; otherwise not fitting is a result, not an error
-    +-- Defect          meshcast itself failed on one row of many; the others are answered
+    +-- Defect          meshcast itself failed on a row of many; the others are answered
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MeshcastError(Exception):
 
     Args:
         where: file and line, or the field's path (``job.yaml:4 plan.tp``).
-        value: the offending value as it was given; None if something is missing.
+        value: the offending value as it was stated; None if something is missing.
         rule: the rule that it breaks, with the rule's numbers.
         remedy: what would work.
     """
@@ -46,11 +46,11 @@ class MeshcastError(Exception):
 
     @staticmethod
     def _escape(text: str) -> str:
-        """The message in one line, whatever the names in it hold."""
+        """Returns the message in a single line, whatever the names in it hold."""
         return to_line(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """The error object in answers of ``--json``."""
+        """Returns the error object in answers of ``--json``."""
         plain = self.value is None or (isinstance(self.value, str | int | float) and _is_short(self.value))
         return {
             "kind": type(self).__name__,
@@ -61,7 +61,7 @@ class MeshcastError(Exception):
         }
 
     def at(self, where: str) -> MeshcastError:
-        """The same error with `where` put in front of its place (a file in front of a field)."""
+        """Returns the same error with `where` put in front of its place (a file in front of a field)."""
         return type(self)(f"{where} {self.where}".strip(), self.rule, self.remedy, self.value)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -72,15 +72,15 @@ _LONG_WORD, _LONG_SPACE = re.compile(r"\S{1000,}"), re.compile(r"\s{100,}")
 """A name in a file, and the space in or around it, that may have any length, but would hide the sentence that quotes
 it."""
 
-MOST_LETTERS = 1_000
+MAX_LETTERS = 1_000
 """Longest text that the error object of ``--json`` repeats in full."""
 
 
 def _is_short(value: str | float) -> bool:
-    """Whether an error object repeats a value: no long text, and a number that JSON can hold, which is not infinity or
-    NaN, nor an integer of more digits than Python writes."""
+    """Returns whether an error object repeats a value: no long text, and a number that JSON can hold, which is not
+    infinity or NaN, nor an integer of more digits than Python writes."""
     if isinstance(value, str):
-        return len(value) <= MOST_LETTERS
+        return len(value) <= MAX_LETTERS
     return value.bit_length() < 10_000 if isinstance(value, int) else isfinite(value)
 
 
@@ -97,7 +97,7 @@ class PlanError(MeshcastError):
 
 
 class ScheduleError(MeshcastError):
-    """An order of pipeline actions cannot be played; the orders stand on lines of their own."""
+    """An order of pipeline actions cannot be played; the orders stand on separate lines."""
 
     @staticmethod
     def _escape(text: str) -> str:
@@ -109,11 +109,11 @@ class OutOfMemory(MeshcastError):
 
 
 class Defect(MeshcastError):
-    """meshcast itself failed: the answer to one job, line or row of many."""
+    """meshcast itself failed: the answer to a job, line or row of many."""
 
     @classmethod
     def of(cls, error: Exception, where: str = "") -> Defect:
-        """The answer that stands for an unexpected error."""
+        """Returns the answer that stands for an unexpected error."""
         rule = f"meshcast failed: {type(error).__name__}: {str(error)[:500]}"
         return cls(where, rule, "Report this defect of meshcast, with the job that shows it")
 
@@ -128,17 +128,17 @@ of a line."""
 
 
 def escape_controls(text: str) -> str:
-    """`text` with escapes, such as ``\\x1b``, in place of control characters: names in files may hold any."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """Returns `text` with escapes, such as ``\\x1b``, in place of control characters: names in files may hold any."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def to_line(text: str) -> str:
-    """`text` in one line, as in a comment of a script: with escapes for ends of lines, too."""
+    """Returns `text` in a single line, as in a comment of a script: with escapes for ends of lines, too."""
     return escape_controls(text).replace("\n", "\\n")
 
 
 def shorten(value: Any, limit: int = 80) -> str:
-    """`value` as text of at most `limit` characters."""
+    """Returns `value` as text of at most `limit` characters."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no longer numbers
@@ -147,17 +147,17 @@ def shorten(value: Any, limit: int = 80) -> str:
 
 
 def cut_middle(text: str, most: int = 400) -> str:
-    """`text`, without its middle if it is longer than `most` characters: a key may have any length."""
+    """Returns `text`, without its middle if it is longer than `most` characters: a key may have any length."""
     half = (most - 5) // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
-MOST_LISTED, MOST_LISTED_KEYS = 150, 400
+MAX_LISTED, MAX_LISTED_KEYS = 150, 400
 """Letters of valid names, and of valid keys, that a message lists, before it says that there are more."""
 
 
-def nearest(name: str, valid: Iterable[str], meanings: Mapping[str, str] = MEANINGS, most: int = MOST_LISTED) -> str:
-    """A sentence that points from a misspelt `name` to the valid ones.
+def nearest(name: str, valid: Iterable[str], meanings: Mapping[str, str] = MEANINGS, most: int = MAX_LISTED) -> str:
+    """Returns a sentence that points from a misspelt `name` to the valid ones.
 
     meanings: valid names by words of other programs. most: letters of valid names that are listed.
     """

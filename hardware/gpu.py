@@ -37,7 +37,7 @@ class GPU(Strict):
             [Hz]; None if unknown.
         peak: dense FLOP/s by number format, without structured sparsity; formats that are not listed are not supported.
         power: board power limit [W].
-        scale_up: catalog name of its scale-up link; None without one.
+        scale_up: catalog name of its scale-up link; None without any.
         host: its link to the host, over which it also reaches GPUs that no scale-up link joins.
         peer_access: whether its driver lets others read and write its memory over PCIe; None: as its node says.
         usual_node: catalog name of the node that it is mostly sold in, for clusters that do not state their node.

@@ -40,7 +40,7 @@ class Inter(Strict):
         return self
 
 
-@catalog_model("clusters", key="gpu", make=lambda given: given.cluster())
+@catalog_model("clusters", key="gpu", make=lambda form: form.cluster())
 class ByGPU(Strict):
     """A cluster described by its GPUs; what is null is taken from the GPU's usual node, and listed under `assumed`."""
 
@@ -55,7 +55,7 @@ class ByGPU(Strict):
     fabric: Fabric = Fabric()
 
     def cluster(self) -> Cluster:
-        """The same cluster by its nodes. Raises ValueError("rule. remedy") if that is impossible."""
+        """Returns the same cluster by its nodes. Raises ValueError("rule. remedy") if that is impossible."""
         notes: list[str] = []
         usual = load("nodes", self.gpu.usual_node) if self.gpu.usual_node else None
         per_node = self.gpus_per_node
@@ -87,7 +87,7 @@ class ByGPU(Strict):
         )
 
     def _scale_up(self, per_node: int, usual: Node | None, notes: list[str]) -> ScaleUp | None:
-        """The scale-up links of the GPU, switched or not as in its usual node."""
+        """Returns the scale-up links of the GPU, switched or not as in its usual node."""
         domain = self.scale_up_domain
         if domain is None:
             # A larger board has larger domains; those of bridges and of racks stay what they are.
@@ -116,7 +116,8 @@ class ByGPU(Strict):
         )
 
     def _nics(self, per_node: int, usual: Node | None, notes: list[str], domain: int) -> NICs | None:
-        """The stated ports; what is not stated is taken from the GPU's usual node, or else there is a port per GPU."""
+        """Returns the stated ports; what is not stated is taken from the GPU's usual node, or else there is a port per
+        GPU."""
         kind, gbps = self.inter.kind, self.inter.gbps_per_gpu
         if kind == "none" or (kind is None and gbps is None and self.gpus <= max(domain, per_node)):
             return None  # nothing crosses a network
@@ -143,9 +144,10 @@ class ByGPU(Strict):
 
 
 def _port(kind: str, rate: float) -> Link:
-    """A port of network `kind` and `rate` [bytes/s, one direction], like the catalog's nearest link of that kind."""
+    """Returns a port of network `kind` and `rate` [bytes/s, one direction], like the catalog's nearest link of
+    that kind."""
     known: list[Link] = [link for name in catalog("links") if (link := load("links", name)).family == kind]
-    link = min(known, key=lambda one: abs(math.log(one.bandwidth / rate)))
+    link = min(known, key=lambda link: abs(math.log(link.bandwidth / rate)))
     if math.isclose(link.bandwidth, rate):
         return link
     stated = assumed_value(rate, "the rate that the job gives", f"{rate * 8 / GIGA:g} Gb/s")

@@ -11,8 +11,8 @@ class Link(Strict):
 
     Attributes:
         family: ``nvlink``, ``pcie``, ``infiniband``, ...: the kind of network in descriptions of clusters.
-        rate: of one link or port [bytes/s], one direction, nominal.
-        links: number of parallel links of one GPU (or one network adapter).
+        rate: of a link or port [bytes/s], one direction, nominal.
+        links: number of parallel links of a GPU (or a network adapter).
         latency: from one end to the other [s], of the hardware alone; what a communication library's
             protocol adds is no property of the link.
         payload: share of the rate that large transfers reach.

@@ -3,8 +3,8 @@
 A catalog value is written ``{value: 900 GB/s, direction: both, kind: peak, source: <document>, checked: 2026-11-21}``
 and becomes a `Value`: a float in SI that keeps all of that. Three layers, each usable alone::
 
-    read_yaml(path or text)    -> Document: plain data, every fault of the file is one error
-    validate_data(Model, data) -> Model, a pydantic error turned into one MeshcastError (`explain`)
+    read_yaml(path or text)    -> Document: plain data, every fault of the file is a single error
+    validate_data(Model, data) -> Model, a pydantic error turned into a MeshcastError (`explain`)
     load("gpus", "h100-sxm")   -> the catalog's GPU, read once
 """
 
@@ -107,7 +107,7 @@ class Fact(Sourced, Generic[Plain]):
 
 
 def _make_fact(*plain: Any) -> Fact[Any]:
-    """An entry without fields yet, of a kind of values."""
+    """Returns an entry without fields yet, of a kind of values."""
     kind: type[Fact[Any]] = Fact.__class_getitem__(plain) if plain else Fact  # type: ignore[assignment]
     return kind.__new__(kind)
 
@@ -117,10 +117,10 @@ class quantity:
     """The kind of quantity that a field holds: ``Annotated[Value, quantity("bandwidth", directed=True)]``.
 
     Args:
-        dimension: one of ``units.UNITS``.
+        dimension: of ``units.UNITS``.
         directed: the value must say ``direction: one`` or ``both``; ``both`` is halved, so that every bandwidth
             inside meshcast is that of one direction.
-        per: the valid words of ``per``; a figure of a whole node is not one of a GPU.
+        per: the valid words of ``per``; a figure of a whole node is none of a GPU.
         zero: whether 0 is a possible value.
     """
 
@@ -171,7 +171,7 @@ Ratio = Annotated[Value, quantity("ratio")]
 
 
 def assumed_value(number: float, source: str, text: str = "") -> Value:
-    """A `Value` (SI) that is assumed in code; `source` says why."""
+    """Returns a `Value` (SI) that is assumed in code; `source` says why."""
     return Value(number, text or f"{number:g}", "assumed", source)
 
 
@@ -183,7 +183,7 @@ _MODELS: dict[str, dict[str, tuple[type[BaseModel], Callable[[Any], Any]]]] = {}
 def catalog_model(
     kind: str, key: str = "", make: Callable[[Any], Any] = lambda read: read
 ) -> Callable[[type[Model]], type[Model]]:
-    """Class decorator: files of the catalog folder `kind` are read as this model.
+    """Decorates a class: files of the catalog folder `kind` are read as this model.
 
     key: only files that have this key; "": all others. make: the entry of what was read.
     """
@@ -196,7 +196,7 @@ def catalog_model(
 
 
 def _read_entry(kind: str, data: Any, where: str, text: str) -> Any:
-    """The entry of the catalog of `kind` that `data` describes."""
+    """Returns the entry of the catalog of `kind` that `data` describes."""
     forms = _MODELS[kind]
     key = next((key for key in forms if key and isinstance(data, dict) and key in data), "")
     model, make = forms[key]
@@ -215,8 +215,8 @@ def catalog(kind: str) -> tuple[str, ...]:
 
 
 def load(kind: str, name: str) -> Any:
-    """The catalog's GPU, Link, Node or Cluster called `name`, or that of the file `name` (``.yaml``); read and checked
-    once, a file again when it or one that it names has changed: notebooks live long."""
+    """Returns the catalog's GPU, Link, Node or Cluster called `name`, or that of the file `name` (``.yaml``); read and
+    checked once, a file again when it or a file that it names has changed: notebooks live long."""
     return _load_file(kind, name) if name.endswith(FILES) else _load_known(kind, name)
 
 
@@ -228,11 +228,11 @@ _being_read: list[Statuses] = []
 
 
 def _load_file(kind: str, name: str) -> object:
-    """The entry in a file of a user."""
+    """Returns the entry in a file of a user."""
     files, entry = _loaded.get((kind, name), ({}, None))
     if not files or any(_find_status(path) != before for path, before in files.items()):
         files = {name: _find_status(name)}
-        _being_read.append(files)  # the files that this one names are added
+        _being_read.append(files)  # the files that this file names are added
         try:
             data, text, where = read_yaml(Path(name))
             named = {"name": Path(name).stem, **data} if isinstance(data, dict) else data
@@ -246,7 +246,8 @@ def _load_file(kind: str, name: str) -> object:
 
 
 def list_statuses() -> frozenset[tuple[str, tuple[int, ...]]]:
-    """What the files of users that were read so far are like now: part of the key of whatever is kept of them."""
+    """Returns what the files of users that were read so far are like now: part of the key of whatever is kept of
+    them."""
     return frozenset((path, _find_status(path)) for files, _ in _loaded.values() for path in files)
 
 
@@ -260,7 +261,7 @@ def _find_status(path: str) -> tuple[int, ...]:
 
 @cache
 def _load_known(kind: str, name: str) -> object:
-    """The entry of the catalog."""
+    """Returns the entry of the catalog."""
     if name not in catalog(kind):
         raise CatalogError(kind.removesuffix("s"), "not in the catalog", nearest(name, catalog(kind)), name)
     file = resources.files("meshcast.hardware") / "catalog" / kind / f"{name}.yaml"
@@ -271,8 +272,8 @@ def _load_known(kind: str, name: str) -> object:
 
 
 def by_name(kind: str, model: type[BaseModel]) -> BeforeValidator:
-    """Validator of a field that may hold a catalog name, or the path of a file like those of the catalog, in place of
-    the description itself, a `model`."""
+    """Returns the validator of a field that may hold a catalog name, or the path of a file like those of the catalog,
+    in place of the description itself, a `model`."""
 
     def read(raw: Any) -> Any:
         if not isinstance(raw, str):

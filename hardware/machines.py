@@ -51,7 +51,7 @@ class CloudMachine(Strict):
 
 
 class MachineGroup(Strict):
-    """Machines whose description has one source.
+    """Machines whose description has a single source.
 
     Attributes:
         kind: as of every value of the catalog (`Value`).
@@ -85,7 +85,7 @@ def find_machine(word: str) -> tuple[str, CloudMachine] | None:
 
 @cache
 def _machines() -> dict[str, tuple[str, CloudMachine]]:
-    """All machines of all clouds, by their names in small letters."""
+    """Returns all machines of all clouds, by their names in small letters."""
     groups = [group for cloud in catalog("machines") for group in load("machines", cloud).groups]
     return {_plain(name): (name, machine) for group in groups for name, machine in group.machines.items()}
 

@@ -1,7 +1,7 @@
 """Clusters of several kinds of nodes.
 
 A pipeline stage whose ranks all lie on nodes of one kind runs at that kind's figures. For other stages a forecast uses
-one node that is as slow as the slowest kind in every figure, which is a lower bound of the speed: no real GPU of the
+a node that is as slow as the slowest kind in every figure, which is a lower bound of the speed: no real GPU of the
 cluster has less memory, fewer FLOP/s or narrower links.
 """
 
@@ -18,7 +18,7 @@ from meshcast.hardware.load import Strict, Value, assumed_value, catalog_model
 from meshcast.hardware.node import Host, NICs, Node, ScaleUp
 
 
-@catalog_model("clusters", key="groups", make=lambda given: given.cluster())
+@catalog_model("clusters", key="groups", make=lambda form: form.cluster())
 class ByGroups(Strict):
     """A cluster described by groups of nodes, in the order of their ranks.
 
@@ -33,7 +33,8 @@ class ByGroups(Strict):
     fabric: Fabric = Fabric()
 
     def cluster(self) -> Cluster:
-        """The same cluster as nodes of one kind. Raises ValueError("rule. remedy") if that is impossible."""
+        """Returns the same cluster as nodes of a single kind. Raises ValueError("rule. remedy") if that is
+        impossible."""
         kinds = {group.node.name: group.node for group in self.groups}
         sizes = {int(node.gpus) for node in kinds.values()}
         size = min(sizes)
@@ -43,7 +44,7 @@ class ByGroups(Strict):
             )
         node = slowest([*kinds.values()], size)
         names = " and ".join(kinds)
-        one = f"cluster.groups: where ranks of a stage lie on several kinds, each is as slow as the slowest of {names}"
+        note = f"cluster.groups: where ranks of a stage lie on several kinds, each is as slow as the slowest of {names}"
         return Cluster(
             name=self.name or " + ".join(f"{group.node.name}:{group.nodes}" for group in self.groups),
             title=self.title,
@@ -52,11 +53,11 @@ class ByGroups(Strict):
             nodes=sum(group.nodes * int(group.node.gpus) for group in self.groups) // size,
             fabric=self._fabric(size),
             groups=self.groups,
-            assumed=(one,) if len(kinds) > 1 else (),
+            assumed=(note,) if len(kinds) > 1 else (),
         )
 
     def _fabric(self, size: int) -> Fabric:
-        """The fabric with all blocks counted in nodes of `size` GPUs."""
+        """Returns the fabric with all blocks counted in nodes of `size` GPUs."""
         counts = [int(group.node.gpus) // size for group in self.groups for _ in range(group.nodes)]
         levels = []
         for level in self.fabric.levels:
@@ -72,7 +73,7 @@ class ByGroups(Strict):
 
 
 def slowest(nodes: list[Node], size: int) -> Node:
-    """A node of `size` GPUs that is as slow as the slowest of `nodes` in every figure."""
+    """Returns a node of `size` GPUs that is as slow as the slowest of `nodes` in every figure."""
     if len(nodes) == 1:
         return nodes[0]
     domain = min(node.domain for node in nodes)
@@ -123,20 +124,20 @@ def _scale_up(ups: list[ScaleUp], domain: int) -> ScaleUp:
 
 
 def _host(nodes: list[Node], size: int) -> Host | None:
-    """A host with, for each GPU, the least of the figures that are known of all hosts."""
+    """Returns a host with, for each GPU, the least of the figures that are known of all hosts."""
     hosts = [(int(node.gpus), node.host) for node in nodes if node.host]
     if len(hosts) < len(nodes):
         return None
-    found: dict[str, Value] = {}
+    figures: dict[str, Value] = {}
     for key in Host.model_fields:
         rates = [getattr(host, key) / gpus for gpus, host in hosts if getattr(host, key)]
         if rates and (key == "uplinks" or len(rates) == len(hosts)):
-            found[key] = assumed_value(min(rates) * size, "the slowest host of the groups")
-    return Host(**found)  # type: ignore[arg-type]
+            figures[key] = assumed_value(min(rates) * size, "the slowest host of the groups")
+    return Host(**figures)  # type: ignore[arg-type]
 
 
 def _staging(nodes: list[Node], size: int) -> Value | None:
-    """The least rate, for each GPU, at which a host copies between its GPUs, of those that are known."""
+    """Returns the least rate, for each GPU, at which a host copies between its GPUs, of those that are known."""
     rates = [node.staging / node.gpus for node in nodes if node.staging]
     return assumed_value(min(rates) * size, "the slowest host of the groups") if rates else None
 
@@ -145,7 +146,7 @@ def _nics(nodes: list[Node], size: int) -> NICs | None:
     ports = [(int(node.gpus), node.nics) for node in nodes if node.nics]
     if len(ports) < len(nodes):
         return None
-    gpus, nics = min(ports, key=lambda one: one[1].link.bandwidth * one[1].count / one[0])
+    gpus, nics = min(ports, key=lambda ports: ports[1].link.bandwidth * ports[1].count / ports[0])
     rails = min((nics.rail_optimised for _, nics in ports), key=lambda fact: fact.value)
     count = (
         nics.count if gpus == size else assumed_value(nics.count * size / gpus, "its share of the slowest node's ports")

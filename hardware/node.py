@@ -1,4 +1,4 @@
-"""A node: GPUs in one chassis, the links between them, and the network ports out of it.
+"""A node: GPUs in a chassis, the links between them, and the network ports out of it.
 
 GPUs reach each other over up to three tiers: scale-up links within a *domain* (NVLink, Infinity Fabric), the host
 (PCIe) within a node that has several domains, and the network.
@@ -28,8 +28,8 @@ class ScaleUp(Strict):
 
     Attributes:
         link: of the catalog.
-        switched: whether every GPU can use its whole bandwidth for any one other GPU.
-        mesh: without a switch, links between two GPUs: one number for all pairs, or a row of numbers for each GPU.
+        switched: whether every GPU can use its whole bandwidth for any other GPU.
+        mesh: without a switch, links between two GPUs: a number for all pairs, or a row of numbers for each GPU.
         domain: GPUs that they join, if not those of the node (72 in a rack of 18 nodes of 4); None: the node.
         rate: what they reach on this node against the same links elsewhere; None: as much.
     """
@@ -66,18 +66,20 @@ class ScaleUp(Strict):
         rows = self.mesh.value if self.mesh else 1
         return isinstance(rows, tuple) and any(row.count(0) > 1 for row in rows)
 
-    def between(self, one: int, other: int) -> float:
-        """Share of a GPU's links that join it to one other GPU; `one` and `other` are places in the domain."""
+    def between(self, place: int, other: int) -> float:
+        """Returns the share of a GPU's links that join it to another GPU; `place` and `other` are places in the
+        domain."""
         if self.mesh is None:
             return 1.0
-        links = self.mesh.value if isinstance(self.mesh.value, int) else self.mesh.value[one][other]
+        links = self.mesh.value if isinstance(self.mesh.value, int) else self.mesh.value[place][other]
         return float(links / self.link.links)
 
     def among(self, places: tuple[int, ...]) -> float:
-        """Share of its links that a member can use in a group at these places of a domain; least of all members."""
+        """Returns the share of its links that a member can use in a group at these places of a domain; least of all
+        members."""
         if self.mesh is None or len(places) < 2:
             return 1.0
-        return min(sum(self.between(one, other) for other in places if other != one) for one in places)
+        return min(sum(self.between(place, other) for other in places if other != place) for place in places)
 
 
 class NICs(Strict):
@@ -87,7 +89,7 @@ class NICs(Strict):
         link: of the catalog.
         count: ports of a node.
         rail_optimised: whether the i-th ports of all nodes share a switch, so that GPUs at the same place of their
-            nodes are one switch apart and others are not.
+            nodes are a switch apart and others are not.
     """
 
     link: Annotated[Link, by_name("links", Link)]
@@ -109,7 +111,7 @@ class Host(Strict):
     Attributes:
         memory: bandwidth of all sockets together, reads and writes in sum; None: unknown.
         capacity: size of this memory, for which vendors write TB where they mean 1024 GiB; None: unknown.
-        uplinks: number of links through which all GPUs reach the host, each as fast as a GPU's own; None: one a GPU.
+        uplinks: number of links through which all GPUs reach the host, each as fast as a GPU's; None: one a GPU.
         read: rate of all disks together; None: unknown, or no disks.
         write: likewise.
         disk_capacity: size of all disks for data together; None: unknown, or no disks.
@@ -125,7 +127,7 @@ class Host(Strict):
 
 @catalog_model("nodes")
 class Node(Strict):
-    """A node with GPUs of one type.
+    """A node with GPUs of a single type.
 
     Attributes:
         gpus: number of GPUs.
@@ -133,7 +135,7 @@ class Node(Strict):
         nics: network ports; None for a node that stands alone.
         host: CPUs, memory and disks; None if unknown.
         peer_access: whether GPUs that no scale-up link joins reach each other directly over PCIe. NCCL does so below
-            PCIe switches, and not from one host bridge of the CPUs to another (`ncclTopoCheckP2p` in
+            PCIe switches, and not from a host bridge of the CPUs to another (`ncclTopoCheckP2p` in
             src/graph/paths.cc of NVIDIA/nccl @5067397): there data is copied to the memory of the host and from there.
             None: they do, as below switches.
         staging: rate of that for all GPUs of the node together; None: unknown.
@@ -162,7 +164,7 @@ class Node(Strict):
 
     @model_validator(mode="after")
     def _check_domains(self) -> Node:
-        # Rank r lives in node r // gpus and in domain r // domain: one must be made of whole ones of the other.
+        # Rank r lives in node r // gpus and in domain r // domain: either must be composed of whole ones of the other.
         if self.domain % int(self.gpus) and int(self.gpus) % self.domain:
             raise ValueError(
                 f"a scale-up domain of {self.domain} GPUs and a node of {int(self.gpus)} do not nest."

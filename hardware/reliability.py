@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from meshcast.hardware.load import Count, Strict, Time, Value, catalog_model, quantity
 
 Unit = Literal["gpu", "nic", "node", "switch", "job"]
-"""What fails: one GPU, one network port, one node, one leaf switch; or the job as a whole."""
+"""What fails: a GPU, a network port, a node, a leaf switch; or the job as a whole."""
 
 Loss = Literal["node", "nothing"]
 """What a failure takes from the job: the node, until it is repaired; or nothing, so that the same nodes start again."""
@@ -19,13 +19,13 @@ UNITS: tuple[Unit, ...] = ("gpu", "nic", "node", "switch", "job")
 
 
 class ObservedFailures(Strict):
-    """Failures of one kind, as counted in a run or stated as a mean.
+    """Failures of a kind, as counted in a run or stated as a mean.
 
     Attributes:
         per: the unit whose failures were counted.
         failures: their number; with `units` and `Reliability.observed` it gives the mean time between failures.
         units: number of units observed.
-        mtbf: mean time between failures of one unit [s], where the source states it instead.
+        mtbf: mean time between failures of a unit [s], where the source states it instead.
         loses: what a failure takes from the job.
     """
 
@@ -49,7 +49,7 @@ class Reliability(Strict):
     Attributes:
         observed: time in which the failures were counted [s]; None where means are stated.
         components: failures by kind.
-        detection: from a failure until it is known and its node is found [s].
+        detection: from a failure until it is known and its node is known [s].
         scheduling: from there until all processes run again [s], without loading a checkpoint.
         warm_up: from a loaded checkpoint to the first step of usual duration [s].
         repair: until a node that was lost is back [s].
@@ -70,17 +70,17 @@ class Reliability(Strict):
 
     @model_validator(mode="after")
     def _check_observed(self) -> Reliability:
-        if self.observed is None and any(one.failures is not None for one in self.components.values()):
+        if self.observed is None and any(failures.failures is not None for failures in self.components.values()):
             raise ValueError("failures are counted in a time. Give `observed`")
         return self
 
     def mtbf(self, component: str) -> float:
-        """Mean time between failures of one unit of a component [s]."""
-        found = self.components[component]
-        if found.mtbf is not None:
-            return float(found.mtbf)
-        assert self.observed is not None and found.failures is not None and found.units is not None
-        return float(self.observed * found.units / found.failures)
+        """Returns the mean time between failures of a unit of a component [s]."""
+        observed = self.components[component]
+        if observed.mtbf is not None:
+            return float(observed.mtbf)
+        assert self.observed is not None and observed.failures is not None and observed.units is not None
+        return float(self.observed * observed.units / observed.failures)
 
 
 StoreRate = Annotated[Value, quantity("bandwidth", per=("node",))]
@@ -94,7 +94,7 @@ class CheckpointStore(Strict):
     Attributes:
         write: rate at which all nodes together write [bytes/s].
         read: likewise; None: as fast as they write.
-        per_node: most that one node writes or reads [bytes/s]; None: its network ports limit it.
+        per_node: most that a node writes or reads [bytes/s]; None: its network ports limit it.
         nodes: nodes that share these rates; on other numbers of nodes they grow in proportion. None: the rates are
             those of the store, however many nodes use it.
     """

@@ -1,4 +1,4 @@
-"""Decorators for methods whose results are kept, each object its own; and stores that several objects share."""
+"""Decorators for methods whose results are kept, by each object; and stores that several objects share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ long again. Arguments by name or by default make no other key."""
 def remember(
     store: MutableMapping[Key, Result], key: Key, make: Callable[[], Result], most: int | None = None
 ) -> Result:
-    """Returns what a store has under a key, made where it has nothing. A store of `most` entries is emptied before."""
+    """Returns what a store has under a key, computed where it has nothing. A store of `most` entries is emptied
+    before."""
     try:
         return store[key]
     except KeyError:
@@ -47,7 +48,7 @@ def remembered(method: Callable[Concatenate[Instance, P], Result]) -> Callable[C
     """Returns `method` with its results kept as long as the object, by its arguments, which are hashable; results of
     calls that raise are not kept.
 
-    They lie in the `__dict__` of the object, each method's in a store of its own: pickled and copied with it, but not
+    They lie in the `__dict__` of the object, each method's in a separate store: pickled and copied with it, but not
     carried over by `dataclasses.replace`.
     """
     _, *names = signature(method).parameters

@@ -1,4 +1,4 @@
-"""One object for equal descriptions: objects are made once for equal data.
+"""Shares one object among equal descriptions: objects are built once for equal data.
 
 Descriptions are frozen, so they can be shared. A program that forecasts thousands of jobs makes each of its clusters,
 models and frameworks once, and caches that are keyed by these objects find them again.
@@ -14,7 +14,7 @@ from meshcast.hardware.remembered import remember
 
 Made = TypeVar("Made")
 
-MOST = 1000
+MAX_DESCRIPTIONS = 1000
 """Most objects that are kept, so that a sweep over many models does not fill the memory."""
 
 PLAIN = (str, int, float, bool, type(None), datetime.date)
@@ -23,7 +23,7 @@ _made: dict[Hashable, Any] = {}
 
 
 def shared_instance(kind: Hashable, data: Any, make: Callable[[], Made]) -> Made:
-    """The object that `make` returns for `data`, the same one for equal data of one `kind`; errors are not kept.
+    """Returns the object that `make` returns for `data`, the same for equal data of a `kind`; errors are not kept.
 
     Data with anything but mappings, lists and plain values, or that contains itself, gives a new object each time.
     """
@@ -31,12 +31,13 @@ def shared_instance(kind: Hashable, data: Any, make: Callable[[], Made]) -> Made
         key = kind, frozen(data)
     except (TypeError, RecursionError):
         return make()
-    found: Made = remember(_made, key, make, MOST)
-    return found
+    shared: Made = remember(_made, key, make, MAX_DESCRIPTIONS)
+    return shared
 
 
 def frozen(data: Any) -> Hashable:
-    """`data` as a key. The order of a mapping does not matter, the type of a value does: 1 is neither 1.0 nor true.
+    """Returns `data` as a key. The order of a mapping does not matter, the type of a value does: 1 is neither 1.0 nor
+    true.
 
     Raises TypeError for data that is not plain.
     """

@@ -1,4 +1,4 @@
-"""The values of a catalog file with their sources, for tables of what a forecast was made from."""
+"""The values of a catalog file with their sources, for tables of what a forecast was computed from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICES = (GPU, Link, Node)
 
 
 def sourced_values(model: BaseModel, path: str = "") -> Iterator[tuple[str, Value | Fact[Any]]]:
-    """Yields the sourced values of one file, by the paths of their fields; without those of files that it names."""
+    """Yields the sourced values of a file, by the paths of their fields; without those of files that it names."""
     for name in type(model).model_fields:
         yield from _find_values(getattr(model, name), f"{path}{name}")
 

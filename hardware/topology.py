@@ -2,7 +2,7 @@
 
 Cost models of collectives depend on a group only through this `Reach`. Ranks fill the cluster in order: rank r is in
 scale-up domain r // domain, in node r // gpus_per_node, and so on upwards. A scale-up domain that spans nodes (GB200
-NVL72) counts as one node here: its GPUs reach each other without the network.
+NVL72) counts as a single node here: its GPUs reach each other without the network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meshcast.hardware.cluster import Cluster, Level
 
 
 class Parts(NamedTuple):
-    """Number of domains or nodes that have members of a group, and the least number of members in one of them."""
+    """Number of domains or nodes that have members of a group, and the least number of members in any of them."""
 
     number: int
     fewest: int
@@ -27,7 +27,7 @@ class Crossing(NamedTuple):
 
     Attributes:
         oversubscription: rate of the ports of a block below this level against what the level passes of rings.
-        fewest: least number of the group's members in a block below; where a link joins blocks, the number in the one
+        fewest: least number of the group's members in a block below; where a link joins blocks, the number in that
             whose link limits the group.
         blocks: where a link joins blocks, in how many of them the group has members; 0: switches join them.
         latency: of that link [s].
@@ -47,8 +47,8 @@ class Reach:
 
     Attributes:
         members: GPUs in the group.
-        domains: scale-up domains of its members; if it is one, all traffic is on scale-up links.
-        nodes: nodes of its members; if it is one, the group needs no network.
+        domains: scale-up domains of its members; if it is a single domain, all traffic is on scale-up links.
+        nodes: nodes of its members; if it is a single node, the group needs no network.
         links: share of its scale-up links that a member can use within the group: 1 with a switch.
         levels: levels of the network that it crosses, from the lowest.
         rails: oversubscription of the level above `levels` that traffic between GPUs at different places of their nodes
@@ -97,45 +97,47 @@ def _links(cluster: Cluster, ranks: Sequence[int]) -> float:
 
 
 def _levels(cluster: Cluster, ranks: Sequence[int]) -> tuple[Crossing, ...]:
-    found: list[Crossing] = []
+    crossings: list[Crossing] = []
     below: Level | None = None
     for level in cluster.fabric.joins:
         if level.link is None and not (below and below.blocks):
             parts = _parts(ranks, cluster.block(below) if below else cluster.local_gpus)
             if parts.number == 1:
                 break
-            found.append(Crossing(level.oversubscription, parts.fewest))
+            crossings.append(Crossing(level.oversubscription, parts.fewest))
         else:
             held: dict[range, list[int]] = {}
             for rank in ranks:
                 held.setdefault(cluster.find_block(below, rank), []).append(rank)
             if len(held) == 1:
                 break
-            found.append(_cross_blocks(cluster, level, held))
+            crossings.append(_cross_blocks(cluster, level, held))
         below = level
-    return tuple(found)
+    return tuple(crossings)
 
 
 def _cross_blocks(cluster: Cluster, level: Level, held: Mapping[range, Sequence[int]]) -> Crossing:
-    """The crossing of a level that joins blocks of different sizes, or by links. held: members in each block."""
+    """Returns the crossing of a level that joins blocks of different sizes, or by links. held: members in each
+    block."""
     if level.link is None:
         return Crossing(level.oversubscription, min(map(len, held.values())))
     members = sum(map(len, held.values()))
 
     def load(block: range) -> tuple[float, float]:
-        """What a ring, and an all-to-all, of every group in the block sends over its links."""
+        """Returns what a ring, and an all-to-all, of every group in the block sends over its links."""
         return len(block) / len(held[block]), len(block) * (members - len(held[block]))
 
     most = max(held, key=load)
     # The rings of groups on the same nodes leave a block from one of these nodes.
-    own = len({rank // cluster.local_gpus for rank in held[most]})
-    links = min(level.links, max(1.0, len(most) / cluster.local_gpus / own))
+    senders = len({rank // cluster.local_gpus for rank in held[most]})
+    links = min(level.links, max(1.0, len(most) / cluster.local_gpus / senders))
     narrow = _share_link(cluster, level, len(most)) / links
     return Crossing(narrow, len(held[most]), len(held), float(level.link.latency), level.links / links)
 
 
 def _share_link(cluster: Cluster, level: Level, senders: int, ports: float = 1.0) -> float:
-    """Payload rate of the ports of `senders` GPUs, each with `ports` of its even share, over that of one link."""
+    """Returns the payload rate of the ports of `senders` GPUs, each with `ports` of its even share, over that of a
+    link."""
     assert level.link is not None
     rate = senders * cluster.port_rate(ports) * cluster.scale_out.payload
     return rate / float(level.link.bandwidth * level.link.payload)
@@ -158,15 +160,15 @@ Peer = Callable[[int], int | None]
 def message_reach(cluster: Cluster, source: int, target: int, sends_to: Peer, receives_from: Peer) -> Reach:
     """Returns the `Reach` of a message from rank `source` to rank `target`.
 
-    sends_to, receives_from: the messages that are sent at the same time, this one included.
+    sends_to, receives_from: the messages that are sent at the same time, this message included.
     """
-    found = reach(cluster, (source, target))
-    if found.nodes.number > 1:
+    path = reach(cluster, (source, target))
+    if path.nodes.number > 1:
         if cluster.ports_shared:
             free = min(_free_ports(cluster, source, sends_to), _free_ports(cluster, target, receives_from))
-            found = replace(found, ports=free)
-        return _share_links(cluster, found, (source, sends_to), (target, receives_from))
-    if found.nodes.number == 1 < found.domains.number and cluster.staged:
+            path = replace(path, ports=free)
+        return _share_links(cluster, path, (source, sends_to), (target, receives_from))
+    if path.nodes.number == 1 < path.domains.number and cluster.staged:
         size, domain = cluster.gpus_per_node, cluster.domain
         peers = [(rank, sends_to(rank)) for rank in _node_ranks(cluster, source)]
         staged = [
@@ -174,19 +176,19 @@ def message_reach(cluster: Cluster, source: int, target: int, sends_to: Peer, re
             for rank, to in peers
             if to is not None and to // size == rank // size and to // domain != rank // domain
         ]
-        return replace(found, ports=len(peers) / len(staged))
-    return found
+        return replace(path, ports=len(peers) / len(staged))
+    return path
 
 
-def _share_links(cluster: Cluster, found: Reach, *ends: tuple[int, Peer]) -> Reach:
+def _share_links(cluster: Cluster, path: Reach, *ends: tuple[int, Peer]) -> Reach:
     """Returns the reach of a message that shares a link between blocks with those that cross it at the same time.
 
-    ends: source and target, each with the function that finds the other end of a rank's message.
+    ends: source and target, each with the function that returns the other end of a rank's message.
     """
-    levels, below = list(found.levels), None
+    levels, below = list(path.levels), None
     joins = cluster.fabric.joins[: len(levels)]
     if all(level.link is None for level in joins):
-        return found
+        return path
     for i, level in enumerate(joins):
         if level.link is not None:
             narrow = []
@@ -194,10 +196,10 @@ def _share_links(cluster: Cluster, found: Reach, *ends: tuple[int, Peer]) -> Rea
                 block = cluster.find_block(below, end)
                 away = [rank for rank in block if (other := peer(rank)) is not None and other not in block]
                 nodes = len({rank // cluster.local_gpus for rank in away})
-                narrow.append(_share_link(cluster, level, len(away), found.ports) / min(level.links, nodes))
+                narrow.append(_share_link(cluster, level, len(away), path.ports) / min(level.links, nodes))
             levels[i] = levels[i]._replace(oversubscription=max(narrow))
         below = level
-    return replace(found, levels=tuple(levels))
+    return replace(path, levels=tuple(levels))
 
 
 def _node_ranks(cluster: Cluster, rank: int) -> range:
@@ -209,7 +211,7 @@ def _node_ranks(cluster: Cluster, rank: int) -> range:
 def _free_ports(cluster: Cluster, rank: int, peer: Peer) -> float:
     """Returns `Reach.ports` of a rank whose message leaves its node, or comes from another.
 
-    Of fewer ports than GPUs, NCCL uses the one that is nearest to a GPU, so neighbouring GPUs share a port
+    Of fewer ports than GPUs, NCCL uses that which is nearest to a GPU, so neighbouring GPUs share a port
     (`ncclTopoGetLocalNetType` in src/graph/topo.cc of NVIDIA/nccl @5067397).
     """
     size, local, nics = cluster.gpus_per_node, cluster.local_gpus, cluster.node.nics

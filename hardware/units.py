@@ -50,18 +50,18 @@ rates that follow from a quantity overflow."""
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(\D*)")
 
 
-MOST_DIGITS = 18
+MAX_DIGITS = 18
 """Of a whole number in a text, as 64 bits hold."""
 
 
 def read_digits(word: str) -> int | None:
     """Returns the number that a word of decimal digits is; None for another word: `int` takes neither the ``²`` that
     `str.isdigit` does nor thousands of digits."""
-    return int(word) if word.isascii() and word.isdecimal() and len(word) <= MOST_DIGITS else None
+    return int(word) if word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS else None
 
 
 def parse(text: str | int | float, dimension: str) -> float:
-    """`text` (``"900 GB/s"``) as an SI float of `dimension`, one of ``UNITS``.
+    """Returns `text` (``"900 GB/s"``) as an SI float of `dimension`, of ``UNITS``.
 
     Only counts and ratios may be bare numbers: all other quantities need a unit. Quantities are finite and not
     negative, counts are whole. ValueErrors read "rule. remedy".
@@ -74,9 +74,9 @@ def parse(text: str | int | float, dimension: str) -> float:
         raise ValueError(f"not a number with a unit. Write it like {_example(dimension)!r}")
     number, unit = float(match[1]), match[2].strip()
     if unit not in units:
-        given = f"{unit!r} is not a unit of {dimension}" if unit else f"a {dimension} quantity needs its unit"
+        rule = f"{unit!r} is not a unit of {dimension}" if unit else f"a {dimension} quantity needs its unit"
         valid = f"Units: {', '.join(u for u in units if u)}" if any(units) else "Write a bare number"
-        raise ValueError(f"{given}. {valid}")
+        raise ValueError(f"{rule}. {valid}")
     result = number * units[unit]
     if not math.isfinite(result) or result < 0:
         raise ValueError(f"a {dimension} quantity is finite and not negative. Write it like {_example(dimension)!r}")

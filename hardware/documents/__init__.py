@@ -1,1 +1,1 @@
-"""Input documents: YAML and JSON with line numbers, and errors of pydantic in one sentence."""
+"""Input documents: YAML and JSON with line numbers, and errors of pydantic in a single sentence."""

@@ -1,4 +1,5 @@
-"""Reads YAML 1.2 and JSON files as plain data; every fault of a file is one error with its line. Writes data as YAML.
+"""Reads YAML 1.2 and JSON files as plain data; every fault of a file is a single error with its line. Writes data as
+YAML.
 
 JSON text is read as JSON: libyaml refuses pairs of surrogates, tabs between values and keys of more than 1,024 letters.
 """
@@ -31,7 +32,7 @@ without bound). Each takes 20 us with the search for a line."""
 MAX_DEPTH = 100
 """Deepest nesting that is read: libyaml ends the process when its stack overflows."""
 
-MOST_WORDS, LONGEST_WORD = 4096, 30
+MAX_WORDS, LONGEST_WORD = 4096, 30
 """Number of words whose tags are kept, and letters of the longest."""
 
 SURROGATES = re.compile(r"(?i)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
@@ -71,8 +72,8 @@ class Loader(SafeLoader):
     """
 
     yaml_implicit_resolvers = {  # without numbers, truth and dates as YAML 1.1 had them
-        first: [resolver for resolver in found if resolver[0].endswith((":null", ":merge"))]
-        for first, found in SafeLoader.yaml_implicit_resolvers.items()
+        first: [resolver for resolver in resolvers if resolver[0].endswith((":null", ":merge"))]
+        for first, resolvers in SafeLoader.yaml_implicit_resolvers.items()
     }
     yaml_constructors = {  # what JSON has, too: no days, bytes, sets or lists of pairs
         tag: construct
@@ -82,16 +83,16 @@ class Loader(SafeLoader):
     depth = 0
     node_count = 0
     known_tags: dict[str, str] = {}
-    """Tags of words without quotes, most of which occur again and again; of no more than `MOST_WORDS`."""
+    """Tags of words without quotes, most of which occur again and again; of no more than `MAX_WORDS`."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
-        """The tag of a node that states none."""
+        """Returns the tag of a node that states none."""
         if kind is not yaml.ScalarNode or not implicit[0]:
             return super().resolve(kind, value, implicit)
         tag = self.known_tags.get(value)
         if tag is None:
             tag = super().resolve(kind, value, implicit)
-            if len(self.known_tags) < MOST_WORDS and len(value) <= LONGEST_WORD:
+            if len(self.known_tags) < MAX_WORDS and len(value) <= LONGEST_WORD:
                 self.known_tags[value] = tag
         return tag
 
@@ -113,7 +114,7 @@ class Loader(SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as e:
-            problem = str(e).partition(" for ")[0]  # Python's own advice on long numbers follows
+            problem = str(e).partition(" for ")[0]  # Python's advice on long numbers follows
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
@@ -121,7 +122,7 @@ class Loader(SafeLoader):
         return int(text, 0 if text.lstrip("+-")[1:2] in ("b", "o", "x") else 10)  # 012 is twelve
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Called before each mapping that is constructed: refuses a key given twice and merges ``<<``."""
+        """Called before each mapping that is constructed: refuses a repeated key and merges ``<<``."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self._key(key_node)
@@ -206,13 +207,13 @@ PROBLEMS = {
     "control characters are not allowed": "a control character, which no text file has",
     "could not determine a constructor": "a word that begins with !: put it in quotes",
 }
-"""Plain words for problems, by a part of the parser's own."""
+"""Plain words for problems, by a part of the parser's."""
 
 
 def _explain_problem(text: str, e: yaml.YAMLError) -> tuple[str, int]:
-    """The rule that a file breaks, and the line (from 1); 0 where the parser names none."""
-    own = str(getattr(e, "problem", None) or e).splitlines()[0]
-    plain = next((words for part, words in PROBLEMS.items() if part in own), own)
+    """Returns the rule that a file breaks, and the line (from 1); 0 where the parser names none."""
+    problem = str(getattr(e, "problem", None) or e).splitlines()[0]
+    plain = next((words for part, words in PROBLEMS.items() if part in problem), problem)
     if isinstance(e, yaml.reader.ReaderError):
         at = next((i for i, letter in enumerate(text) if yaml.reader.Reader.NON_PRINTABLE.match(letter)), -1)
         return f"not valid YAML 1.2 ({plain})", text.count("\n", 0, at) + 1 if at >= 0 else 0
@@ -221,10 +222,10 @@ def _explain_problem(text: str, e: yaml.YAMLError) -> tuple[str, int]:
 
 
 def read_yaml(source: str | Path | Traversable, where: str = "", error: type[MeshcastError] = CatalogError) -> Document:
-    """The YAML 1.2 document in a file (`source` is a path) or in text (`source` is a str).
+    """Returns the YAML 1.2 document in a file (`source` is a path) or in text (`source` is a str).
 
     Duplicate keys, tags that would build objects, several documents, binary files, and whatever else stops
-    reading raise one `error` naming `where` (the path if not given) and the line.
+    reading raise an `error` naming `where` (by default the path) and the line.
     """
     where = where or ("text" if isinstance(source, str) else str(source))
     text = source if isinstance(source, str) else _read_text(source, where, error)
@@ -285,13 +286,13 @@ def _refuse_expansion(data: object, text: str, where: str, error: type[MeshcastE
 
 
 def _name_neighbours(path: Path) -> str:
-    """What to write for a file that is not there: what its folder holds."""
-    found = sorted(one.name for one in path.parent.glob("*.y*ml"))[:4] if path.parent.is_dir() else []
-    if not found:
+    """Returns what to write for a file that is not there: what its folder holds."""
+    names = sorted(neighbour.name for neighbour in path.parent.glob("*.y*ml"))[:4] if path.parent.is_dir() else []
+    if not names:
         return "Name a YAML file that exists"
-    more = ", ..." if len(found) > 3 else ""
+    more = ", ..." if len(names) > 3 else ""
     folder = "this folder" if path.parent == Path() else str(path.parent)
-    return f"Name a YAML file that exists; {folder} has {', '.join(found[:3])}{more}"
+    return f"Name a YAML file that exists; {folder} has {', '.join(names[:3])}{more}"
 
 
 def _read_text(path: Path | Traversable, where: str, error: type[MeshcastError]) -> str:
@@ -303,7 +304,7 @@ def _read_text(path: Path | Traversable, where: str, error: type[MeshcastError])
         return read_text(path, DESCRIPTION)
     except Unreadable as e:
         raise e.error(error, where, "Name a YAML file, saved as UTF-8") from None
-    except (OSError, ValueError) as e:  # exists() of an overlong name, or of one with a null byte
+    except (OSError, ValueError) as e:  # exists() of an overlong name, or of a name with a null byte
         reason = getattr(e, "strerror", None) or str(e)
         raise error(where, f"cannot be read ({reason})", "Name a readable YAML file") from None
 
@@ -323,7 +324,7 @@ def _too_large(data: Any) -> bool:
 
 @lru_cache(maxsize=4)
 def _compose(text: str) -> yaml.Node | None:
-    """The nodes of a text: the lines of many fields are asked for one after another."""
+    """Returns the nodes of a text: the lines of many fields are asked for in turn."""
     if text.lstrip()[:1] in ("{", "["):  # what libyaml refuses in JSON
         text = SURROGATES.sub("?", text.replace("\t", " "))
     node: yaml.Node | None = yaml.compose(text, Loader)
@@ -332,12 +333,12 @@ def _compose(text: str) -> yaml.Node | None:
 
 @lru_cache(maxsize=1024)
 def _items_by_key(node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-    """Key and value nodes of a mapping, by the text of the key; the first of equal keys counts."""
+    """Returns key and value nodes of a mapping, by the text of the key; the first of equal keys counts."""
     return {str(key.value): (key, value) for key, value in reversed(node.value)}
 
 
 def line_of(text: str, place: Place) -> int:
-    """The line (from 1) of the field at `place` in YAML `text`, or of its innermost parent that exists."""
+    """Returns the line (from 1) of the field at `place` in YAML `text`, or of its innermost parent that exists."""
     try:
         node = _compose(text)
     except (yaml.YAMLError, ValueError, RecursionError):

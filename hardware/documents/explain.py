@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from meshcast.hardware.documents.document import Place, line_of
-from meshcast.hardware.errors import MOST_LISTED_KEYS, CatalogError, MeshcastError, nearest
+from meshcast.hardware.errors import MAX_LISTED_KEYS, CatalogError, MeshcastError, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -46,20 +46,20 @@ def explain(
         where: the file that `text` comes from, or without `text` the path of the field that was validated, or a file
             and a space.
         text: the YAML read; with it the error says ``where:line field``, without it ``where.field``.
-        model: the model validated; with it an unknown key is answered with the nearest valid one.
+        model: the model validated; with it an unknown key is answered with the nearest valid key.
 
-    A validator's own ``ValueError("rule. remedy")`` is split at its first ". ".
+    A validator's ``ValueError("rule. remedy")`` is split at its first ". ".
     """
-    # A misspelt key is also reported as a missing one; the misspelling is the mistake.
-    errors = sorted(e.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+    # A misspelt key is also reported as a missing key; the misspelling is the mistake.
+    errors = sorted(e.errors(include_url=False), key=lambda error: error["type"] != "extra_forbidden")
     start = _place(errors[0])
     is_form = errors[0]["type"] != "extra_forbidden" and any(map(_names_form, errors[0]["loc"][1:]))
-    # If several forms are valid, each one reports why it does not match; the one that was read furthest was meant.
-    forms = [one for one in errors if _place(one)[: len(start)] == start] if is_form else errors[:1]
+    # If several forms are valid, each reports why it does not match; that which was read furthest was meant.
+    forms = [error for error in errors if _place(error)[: len(start)] == start] if is_form else errors[:1]
     place = max(map(_place, forms), key=len)
-    here = [one for one in forms if _place(one) == place]
-    numbers = [one["type"] for one in here if one["type"] in ("int_type", "float_type")]
-    first, *more = (one for one in here if one["type"] != "int_type" or "float_type" not in numbers)
+    here = [error for error in forms if _place(error) == place]
+    numbers = [error["type"] for error in here if error["type"] in ("int_type", "float_type")]
+    first, *more = (error for error in here if error["type"] != "int_type" or "float_type" not in numbers)
     keys = valid_keys(model, place[:-1] if first["type"] in ("extra_forbidden", "missing") else place)
     rule, remedy = _tell(first, place, keys)
     if first["type"] == "extra_forbidden":
@@ -77,17 +77,17 @@ def explain(
     return error(where, rule, remedy, value)
 
 
-MOST_UNKNOWN = 20
+MAX_UNKNOWN = 20
 """Unknown keys that are told, each with what it may mean; the others are counted."""
 
 
 def _add_unknown_keys(
     errors: list[Any], place: Place, rule: str, remedy: str, model: type[BaseModel] | None
 ) -> tuple[str, str]:
-    """Rule and remedy of an unknown key, with all other unknown keys that were found, each with what it may mean."""
+    """Returns rule and remedy of an unknown key, with all other unknown keys, each with what it may mean."""
     others = []
     unknown = [other for error in errors if error["type"] == "extra_forbidden" and (other := _place(error)) != place]
-    for other in unknown[:MOST_UNKNOWN]:
+    for other in unknown[:MAX_UNKNOWN]:
         keys = valid_keys(model, other[:-1])
         hint = nearest(str(other[-1]), keys).partition(" Valid: ")[0] if keys else ""
         name = ".".join(map(str, other))
@@ -100,22 +100,22 @@ def _add_unknown_keys(
 
 
 def _show_key(key: str) -> str:
-    """A key as it was written; in quotes if it begins or ends with a blank, which nobody would see."""
+    """Returns a key as it was written; in quotes if it begins or ends with a blank, which nobody would see."""
     return key if key == key.strip() else repr(key)
 
 
 _FORMS = ("str", "int", "constrained-int", "float", "bool")
-"""Types whose names pydantic adds to a place if a field may have one of several."""
+"""Types whose names pydantic adds to a place if a field may have any of several."""
 
 
 def _names_form(part: int | str) -> bool:
     return part in _FORMS or bool(re.search(r"[\[(]", str(part)))
 
 
-def _place(one: Any) -> Place:
+def _place(error: Any) -> Place:
     """Returns the place of an error, without the names of types that pydantic adds."""
-    loc = one["loc"]
-    unknown = one["type"] == "extra_forbidden"
+    loc = error["loc"]
+    unknown = error["type"] == "extra_forbidden"
     return tuple(part for i, part in enumerate(loc) if not _names_form(part) or (unknown and i == len(loc) - 1))
 
 
@@ -146,14 +146,14 @@ _SAME = {
 }
 
 
-def _tell(one: Any, place: Place, keys: list[str]) -> tuple[str, str]:
-    kind, context = one["type"], one.get("ctx", {})
-    if kind == "string_type" and one["loc"][-1:] == ("[key]",):
+def _tell(error: Any, place: Place, keys: list[str]) -> tuple[str, str]:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "string_type" and error["loc"][-1:] == ("[key]",):
         kind = "invalid_key"
     field = str(place[-1]) if place else ""
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return "no such key", nearest(field, keys, most=MOST_LISTED_KEYS) if keys else "Remove it"
-    if kind == "int_type" and one.get("input") == "auto":
+        return "no such key", nearest(field, keys, most=MAX_LISTED_KEYS) if keys else "Remove it"
+    if kind == "int_type" and error.get("input") == "auto":
         return "must be a number: only a search opens fields", "Use `meshcast search`, or write a whole number"
     if kind == "missing":
         return "needed and missing", f"Add `{field}: ...`"
@@ -162,26 +162,26 @@ def _tell(one: Any, place: Place, keys: list[str]) -> tuple[str, str]:
         return rule, remedy or "Correct the value"
     if kind in ("literal_error", "enum"):
         words = re.findall(r"'([^']*)'|(\d+)", context["expected"])
-        return "not one of the valid words", nearest(str(one["input"]), ["".join(pair) for pair in words])
+        return "not one of the valid words", nearest(str(error["input"]), ["".join(pair) for pair in words])
     if kind in ("model_type", "dict_type", "mapping_type", "model_attributes_type", "dataclass_type"):
         return "must be a mapping of keys to values", f"Keys: {', '.join(keys)}" if keys else "Write `key: value` lines"
     if kind in _WORDING or kind in _SAME:
         rule, remedy = _WORDING[_SAME.get(kind, kind)]
         return rule.format(**context), remedy.format(**context)
-    return str(one["msg"]).replace("Input should", "should").rstrip("."), "Correct the value"
+    return str(error["msg"]).replace("Input should", "should").rstrip("."), "Correct the value"
 
 
 def valid_keys(model: type[BaseModel] | None, place: Place) -> list[str]:
     """Returns the keys that the mapping at `place` of a `model` may have; [] if unknown."""
-    found: Any = model
+    annotation: Any = model
     for part in place:
-        fields = _fields(found)
+        fields = _fields(annotation)
         if part in fields:
-            found = fields[part]
+            annotation = fields[part]
         else:  # below a dict or list: go on with the type of its items
-            items = [one for one in typing.get_args(_plain(found)) if one is not ...]
-            found = items[-1] if items else None
-    return [str(key) for key in _fields(found)]
+            items = [item for item in typing.get_args(_plain(annotation)) if item is not ...]
+            annotation = items[-1] if items else None
+    return [str(key) for key in _fields(annotation)]
 
 
 def _fields(annotation: Any) -> dict[int | str, Any]:
@@ -197,7 +197,7 @@ def _plain(annotation: Any) -> Any:
     """Returns `annotation` without Annotated; of a union, the first alternative that is a model, else the first."""
     if typing.get_origin(annotation) is Annotated:
         plain, *more = typing.get_args(annotation)
-        return next((one.written for one in more if hasattr(one, "written")), _plain(plain))
+        return next((note.written for note in more if hasattr(note, "written")), _plain(plain))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         arms = [_plain(arm) for arm in typing.get_args(annotation) if arm is not type(None)]
         return next((arm for arm in arms if _fields(arm)), arms[0])

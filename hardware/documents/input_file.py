@@ -33,12 +33,12 @@ CHUNK = 1 << 20
 
 
 class SizeLimit(NamedTuple):
-    """Largest file of one kind.
+    """Largest file of a kind.
 
     Attributes:
         nbytes: bytes, decompressed.
         lines: number of lines; a line costs more memory than its bytes.
-        remedy: what to do about a larger one.
+        remedy: what to do about a larger file.
     """
 
     nbytes: int
@@ -65,7 +65,7 @@ NO_MEMORY = "reading it takes more memory than there is"
 class Unreadable(Exception):
     """A file that cannot be read: the rule, what to do about it ("" where the reader knows better), and the line.
 
-    Readers say what they expect, so each of them turns this into its own error; see `read_text`.
+    Readers say what they expect, so each of them turns this into another error; see `read_text`.
     """
 
     def __init__(self, rule: str, remedy: str = "", line: int = 0) -> None:
@@ -73,14 +73,14 @@ class Unreadable(Exception):
         self.rule, self.remedy, self.line = rule, remedy, line
 
     def error(self, kind: type[MeshcastError], where: str, remedy: str, value: str | None = None) -> MeshcastError:
-        """The same as an error for users. remedy: where the file's own fault names none."""
+        """Returns the same as an error for users. remedy: where the file's fault names none."""
         place = f"{where}:{self.line}" if self.line and value is None else where
         rule = f"line {self.line}: {self.rule}" if self.line and value is not None else self.rule
         return kind(place, rule, self.remedy or remedy, value)
 
 
 def read_bytes(path: Path, limit: SizeLimit) -> bytes:
-    """The content of a regular file, decompressed if it is gzipped. Raises Unreadable for anything else.
+    """Returns the content of a regular file, decompressed if it is gzipped. Raises Unreadable for anything else.
 
     The file is opened before it is looked at, so that it cannot be exchanged in between; without waiting for the writer
     of a pipe.
@@ -112,13 +112,13 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
 
-def _check_regular(found: os.stat_result, limit: SizeLimit) -> None:
-    if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+def _check_regular(status: os.stat_result, limit: SizeLimit) -> None:
+    if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
         raise Unreadable("it is a pipe, not a regular file", "Save what the pipe brings to a file, and name that")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise Unreadable("it is a device, not a regular file", "Name a file")
-    if found.st_size > limit.nbytes:
-        raise Unreadable(f"{found.st_size:,} bytes, at most {limit.nbytes:,} are read", limit.remedy)
+    if status.st_size > limit.nbytes:
+        raise Unreadable(f"{status.st_size:,} bytes, at most {limit.nbytes:,} are read", limit.remedy)
 
 
 def _read_up_to(read: Callable[[int], bytes], most: int) -> bytes:
@@ -130,7 +130,8 @@ def _read_up_to(read: Callable[[int], bytes], most: int) -> bytes:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file of this path; False, too, for a path that no file can have, as one that is too long."""
+    """Returns whether there is a file of this path; False, too, for a path that no file can have, as a path that is too
+    long."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -168,7 +169,7 @@ def read_text(path: Path, limit: SizeLimit) -> str:
 # ----------------------------------------------------------------------------------------------- CSV
 
 
-MOST_CELLS = 10_000_000
+MAX_CELLS = 10_000_000
 """Most cells of a CSV file: each costs more memory than its bytes."""
 
 CSV_PROBLEMS = {
@@ -176,11 +177,11 @@ CSV_PROBLEMS = {
     "',' expected after": "letters follow a closing quote",
     "field larger than": f"a cell of more than {csv.field_size_limit():,} characters",
 }
-"""Plain words for the problems that Python's reader finds, by its own."""
+"""Plain words for the problems that Python's reader finds, by its words."""
 
 
 class CsvRow(NamedTuple):
-    """A row of a CSV file. line: its first one, from 1. cells: without blanks around them; none in an empty line."""
+    """A row of a CSV file. line: its first line, from 1. cells: without blanks around them; none in an empty line."""
 
     line: int
     cells: list[str]
@@ -193,8 +194,8 @@ def parse_csv(text: str) -> list[CsvRow]:
         for cells in reader:
             rows.append(CsvRow(begin, [cell.strip() for cell in cells]))
             begin, count = reader.line_num + 1, count + len(cells)
-            if count > MOST_CELLS:
-                raise Unreadable(f"more than {MOST_CELLS:,} cells, which is the most that is read", DATA.remedy)
+            if count > MAX_CELLS:
+                raise Unreadable(f"more than {MAX_CELLS:,} cells, which is the most that is read", DATA.remedy)
     except csv.Error as error:
         plain = next((words for part, words in CSV_PROBLEMS.items() if str(error).startswith(part)), str(error))
         raise Unreadable(f"not valid CSV ({plain})", "", begin) from None
@@ -202,8 +203,8 @@ def parse_csv(text: str) -> list[CsvRow]:
 
 
 def split_lines(text: str) -> list[str]:
-    """The lines of a text as editors and shells count them. Python's `splitlines` ends them at eight more characters,
-    such as U+2028, behind which a comment would go on as a line of its own."""
+    """Returns the lines of a text as editors and shells count them. Python's `splitlines` ends them at eight more
+    characters, such as U+2028, behind which a comment would go on as another line."""
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
@@ -217,7 +218,7 @@ def parse_toml(text: str) -> dict[str, object]:
     except RecursionError:
         raise Unreadable("TOML nested too deeply") from None
     except ValueError as error:
-        rule = str(error).partition(" for ")[0]  # Python's own advice on long numbers follows
+        rule = str(error).partition(" for ")[0]  # Python's advice on long numbers follows
         raise Unreadable(f"not valid TOML ({rule})") from None
 
 
@@ -239,12 +240,12 @@ JSON_PROBLEMS = {
     "Invalid \\escape": "a backslash before a letter that it does not go with",
     "Invalid \\uXXXX": "\\u without four hexadecimal digits",
 }
-"""Plain words for the problems that Python's parser finds, by its own."""
+"""Plain words for the problems that Python's parser finds, by its words."""
 
 
 def parse_json(text: str, constants: bool = False, repeated: bool = False, most: int = MOST_VALUES) -> Any:
-    """The value of JSON text. Raises Unreadable for invalid JSON, for NaN and Infinity, which Python's parser accepts,
-    and for a key given twice, of which Python's parser keeps the last.
+    """Returns the value of JSON text. Raises Unreadable for invalid JSON, for NaN and Infinity, which Python's parser
+    accepts, and for a repeated key, of which Python's parser keeps the last.
 
     constants: accept NaN, Infinity and -Infinity, which transformers writes into a config.json.
     repeated: accept repeated keys, of which the last counts, as trace viewers do.
@@ -270,16 +271,16 @@ def parse_json(text: str, constants: bool = False, repeated: bool = False, most:
     except UnicodeEncodeError:
         raise Unreadable("half a character: a \\u escape of a surrogate without the other one", SAVE) from None
     except ValueError as error:
-        rule = str(error).partition(" for ")[0]  # Python's own advice on long numbers follows
+        rule = str(error).partition(" for ")[0]  # Python's advice on long numbers follows
         raise Unreadable(f"not valid JSON ({rule})") from None
 
 
 def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         raise Unreadable(f"the key {counts.most_common(1)[0][0]!r} is given twice", "Keep one of the two")
-    return found
+    return unique
 
 
 def _parse_finite(digits: str) -> float:

@@ -43,7 +43,7 @@ WORDS = {
 
 
 def list_meanings(words: Mapping[str, str]) -> dict[str, str]:
-    """The valid word by each word that means it. words: as `WORDS`."""
+    """Returns the valid word by each word that means it. words: as `WORDS`."""
     return {other.replace("-", "_"): valid for valid, others in words.items() for other in others.split()}
 
 
@@ -51,7 +51,7 @@ MEANINGS = list_meanings(WORDS)
 
 
 def find_meaning(word: str, valid: list[str], meanings: Mapping[str, str] = MEANINGS) -> str | None:
-    """The valid word that a word of another program means here; None if there is none."""
+    """Returns the valid word that a word of another program means here; None if there is none."""
     plain = word.strip().lower().lstrip("-").replace("-", "_")
-    found = meanings.get(plain.rpartition(".")[2])
-    return found if found in valid else None
+    meaning = meanings.get(plain.rpartition(".")[2])
+    return meaning if meaning in valid else None

@@ -1,7 +1,7 @@
-"""Writes output files whole or not at all: every file that meshcast makes goes through here.
+"""Writes output files whole or not at all: every file that meshcast writes goes through here.
 
-A file is made under another name in its folder, flushed to the disk and renamed. Until then whoever reads it finds what
-was there before; whatever stops the writing leaves that, and no other file. Both are flushed before and after the
+A file is written under another name in its folder, flushed to the disk and renamed. Until then whoever reads it finds
+what was there before; whatever stops the writing leaves that, and no other file. Both are flushed before and after the
 rename, since a file system may else keep the new name and lose the content when the machine stops.
 """
 
@@ -41,11 +41,11 @@ def replacing(path: str | Path, folder: Path | None = None) -> Iterator[IO[bytes
     """Opens a file that takes the place of `path` at the end of the block, if the block ends without an error.
 
     Else `path` stays as it was, and the new file is removed: after an error, Ctrl-C, SIGTERM and SIGHUP at once, after
-    SIGKILL by the next process that writes into the folder. An earlier file gives its mode and owner to the new one; of
-    a symbolic link the file that it leads to is replaced. A device or a pipe, which keeps nothing, is written into.
+    SIGKILL by the next process that writes into the folder. An earlier file gives its mode and owner to the new file;
+    of a symbolic link the file that it leads to is replaced. A device or a pipe, which keeps nothing, is written into.
 
-    folder: where the new file is made, on the same file system, and where the caller removes what SIGKILL leaves; the
-        folder of `path` if None.
+    folder: where the new file is written, on the same file system, and where the caller removes what SIGKILL leaves;
+        the folder of `path` if None.
     Raises OSError that names `path`; also for a file that may not be written, although its folder may.
     """
     target = Path(os.path.realpath(path))
@@ -82,7 +82,7 @@ def replacing(path: str | Path, folder: Path | None = None) -> Iterator[IO[bytes
 
 
 def _find_status(path: Path) -> os.stat_result | None:
-    """The status of a file; None if there is none."""
+    """Returns the status of a file; None if there is none."""
     try:
         return path.stat()
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def _find_status(path: Path) -> os.stat_result | None:
 
 
 def _is_taken(descriptor: int) -> bool:
-    """Locks a new file, by which others see that it is being written; returns whether one of them was faster."""
+    """Locks a new file, by which others see that it is being written; returns whether any of them was faster."""
     try:
         _lock(descriptor)
     except BlockingIOError:
@@ -125,7 +125,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _take_over(descriptor: int, before: os.stat_result | None) -> None:
-    """Gives a file the owner and mode of the one that it replaces, as far as this user may."""
+    """Gives a file the owner and mode of that which it replaces, as far as this user may."""
     if before is not None and hasattr(os, "fchown"):
         with suppress(OSError):
             os.fchown(descriptor, before.st_uid, before.st_gid)

@@ -1,4 +1,4 @@
-"""Nested data in Python's own types, as YAML and JSON have them."""
+"""Nested data in Python's types, as YAML and JSON have them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 
 def to_plain_data(value: Any) -> Any:
-    """A copy of nested data: numbers and arrays of NumPy, rows of pandas, tuples and ranges become numbers and lists.
+    """Returns a copy of nested data: numbers and arrays of NumPy, rows of pandas, tuples and ranges become numbers and
+    lists.
 
     Objects of other kinds, such as models in the mapping of a job, are copied as they are.
 
@@ -16,9 +17,9 @@ def to_plain_data(value: Any) -> Any:
     {'plan.tp': [1, 2], 'plan.zero': [0, 1]}
     """
     if isinstance(value, Mapping):
-        return {key: to_plain_data(own) for key, own in value.items()}
+        return {key: to_plain_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple | range):
-        return [to_plain_data(one) for one in value]
+        return [to_plain_data(item) for item in value]
     if type(value).__module__.partition(".")[0] in ("numpy", "pandas") and hasattr(value, "tolist"):
         return to_plain_data(value.tolist())
     return copy.deepcopy(value)

@@ -139,7 +139,7 @@ def test_text_and_tables_that_are_refused_name_the_line(tmp_path: Path, content:
 
 
 def test_a_table_of_commas_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshcast.hardware.documents.input_file.MOST_CELLS", 100)
+    monkeypatch.setattr("meshcast.hardware.documents.input_file.MAX_CELLS", 100)
     with pytest.raises(Unreadable, match="more than 100 cells"):
         parse_csv("," * 60 + "\n" + "," * 60)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshcast.hardware import load_cluster
-from meshcast.hardware.documents.explain import MOST_UNKNOWN
+from meshcast.hardware.documents.explain import MAX_UNKNOWN
 from meshcast.hardware.documents.other_words import MEANINGS, WORDS, find_meaning
 from meshcast.hardware.errors import CatalogError, MeshcastError, nearest
 from meshcast.simulator import load_job
@@ -70,8 +70,8 @@ def test_all_wrong_keys_are_told_at_once() -> None:
     text = refusal(plan={"vpp": 2, "tensor_parallel_size": 8, "sheduling": 1})
     assert "plan.vpp: no such key, nor are " in text and "It is 'chunks' here" in text
     assert "tensor_parallel_size (it is 'tp' here)" in text and "sheduling (did you mean 'schedule'?)" in text
-    many = refusal(plan={f"key_{number}": 1 for number in range(MOST_UNKNOWN + 4)})
-    assert f"key_{MOST_UNKNOWN} and 3 more. " in many
+    many = refusal(plan={f"key_{number}": 1 for number in range(MAX_UNKNOWN + 4)})
+    assert f"key_{MAX_UNKNOWN} and 3 more. " in many
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
 """The files of claims: their schema, and how they are read and checked.
 
-A file has the claims of one system. A claim names jobs (the keys of job files), pipeline cases (the keys of
+A file has the claims of a system. A claim names jobs (the keys of job files), pipeline cases (the keys of
 ``validate pipeline``) or plans (runs of planners, `planner_run.py`), a number that is read off each of them
 (`measures.py`), a relation between these numbers, and what the paper says of it. A job may begin as a copy of another
-one::
+job::
 
     jobs:
       base: {model: gpt2, cluster: dgx-h100:1, plan: {tp: 8}}
       late: {from: base, set: {framework.set.overlap.dp: false}}     # dotted keys, as --set
-      each: {from: base, over: {plan.tp: [2, 4, 8]}}                 # one job for every combination
+      each: {from: base, over: {plan.tp: [2, 4, 8]}}                 # a job for every combination
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Family = Literal["pipeline", "tensor", "sequence", "expert", "data", "memory", "
 KINDS = ("jobs", "cases", "plans")
 """What a relation may compare."""
 
-MOST_JOBS = 1_000
+MAX_JOBS = 1_000
 """Most jobs of a claim, over all points and assumptions."""
 
 Text = Annotated[str, Field(min_length=1)]
@@ -52,9 +52,9 @@ class ClaimModel(BaseModel):
 
 
 class DerivedJob(ClaimModel):
-    """A job that begins as a copy of another one.
+    """A job that begins as a copy of another.
 
-    base: name of the other one.
+    base: name of the other.
     set: changed fields by dotted keys.
     over: fields with lists of values; the job stands for all combinations.
     """
@@ -77,7 +77,7 @@ class Claim(ClaimModel):
         value, at_least, at_most, between: what the paper says of the relation.
         tolerance: relative deviation of a `value` that is in the claim's sense; absolute where the value is 0.
         assumed: fields that the paper leaves open, with the ends of what is plausible; set in every job that is no
-            copy, before copies are made.
+            copy, before jobs are copied.
         note: why it misses, or what is special.
         cannot_judge: why no job can judge it.
         slow: whether it runs only with ``--slow``.
@@ -111,15 +111,15 @@ class Claim(ClaimModel):
 
     @model_validator(mode="after")
     def _check_target(self) -> Self:
-        given = [key for key in ("value", "at_least", "at_most", "between") if getattr(self, key) is not None]
+        targets = [key for key in ("value", "at_least", "at_most", "between") if getattr(self, key) is not None]
         if self.cannot_judge:
-            if self.relation or given:
+            if self.relation or targets:
                 raise ValueError("cannot_judge says that nothing judges it. Remove it, or the relation and its value")
             return self
         if not self.relation:
             raise ValueError("it has no relation. Write one such as base / split, or say why: cannot_judge")
         relation = parse_relation(self.relation)
-        if len(given) != (not relation.is_order):
+        if len(targets) != (not relation.is_order):
             rule = "an order needs no value" if relation.is_order else "a relation is held against one number"
             raise ValueError(f"{rule}. Write one of value, at_least, at_most, between; none beside an order a < b")
         if (self.value is None) != (self.tolerance is None):
@@ -134,7 +134,7 @@ class Claim(ClaimModel):
 
 
 class ClaimFile(ClaimModel):
-    """The claims of one system, with jobs, cases and plans that several of them use."""
+    """The claims of a system, with jobs, cases and plans that several of them use."""
 
     system: Text
     family: Family
@@ -145,81 +145,81 @@ class ClaimFile(ClaimModel):
     entries: Annotated[list[Claim], Field(min_length=1, alias="claims")]
 
     def jobs_of(self, claim: Claim, kind: str) -> Mapping[str, dict[str, Any]]:
-        """Jobs, cases or plans that the relation of a claim may name. kind: one of `KINDS`."""
+        """Returns the jobs, cases or plans that the relation of a claim may name. kind: of `KINDS`."""
         return {**getattr(self, kind), **getattr(claim, kind)}
 
     def kind_of(self, claim: Claim, name: str) -> str:
-        """Of which of `KINDS` a name of the relation is."""
+        """Returns of which of `KINDS` a name of the relation is."""
         return next((kind for kind in reversed(KINDS) if name in self.jobs_of(claim, kind)), KINDS[0])
 
     def uses_cases(self, claim: Claim) -> bool:
-        """Whether the relation of a claim is between pipeline cases."""
+        """Returns whether the relation of a claim is between pipeline cases."""
         names, cases = claim.parsed_relation.names, self.jobs_of(claim, "cases")
         return bool(names) and all(name in cases for name in names)
 
     def alternatives(self, claim: Claim) -> Iterator[dict[str, Any]]:
-        """Every combination of what the claim assumes: one value for each of its fields."""
+        """Yields every combination of what the claim assumes: a value for each of its fields."""
         for values in product(*claim.assumed.values()):
             yield dict(zip(claim.assumed, values, strict=True))
 
     def expand(self, claim: Claim, assumed: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        """The jobs, cases or plans of a relation by name: one, or one for each point of its `over`.
+        """Returns the jobs, cases or plans of a relation by name: a single one, or one for each point of its `over`.
 
         Raises PlanError for a copy of a job that does not exist, and for fields that cannot be set.
         """
         names = claim.parsed_relation.names
-        given = {name: self.jobs_of(claim, self.kind_of(claim, name)) for name in names}
-        return {name: _expand_job(name, given[name], assumed, ()) for name in names}
+        stated = {name: self.jobs_of(claim, self.kind_of(claim, name)) for name in names}
+        return {name: _expand_job(name, stated[name], assumed, ()) for name in names}
 
 
 def _expand_job(
-    name: str, given: Mapping[str, dict[str, Any]], assumed: Mapping[str, Any], above: Sequence[str]
+    name: str, stated: Mapping[str, dict[str, Any]], assumed: Mapping[str, Any], above: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """A job, copied from others where it says so. above: the jobs that are copies of it."""
+    """Returns a job, copied from others where it says so. above: the jobs that are copies of it."""
     if name in above:
         raise PlanError(f"jobs.{name}", "it is a copy of itself", "Name another job", name)
-    if "from" not in given[name]:
-        made = copy.deepcopy(given[name])
+    if "from" not in stated[name]:
+        job = copy.deepcopy(stated[name])
         for field, value in assumed.items():
-            set_field(made, field, copy.deepcopy(value), f"assumed.{field}")
-        return [made]
-    derived = validate_data(DerivedJob, given[name], f"jobs.{name}", PlanError)
-    if derived.base not in given:
-        raise PlanError(f"jobs.{name}.from", "there is no such job", nearest(derived.base, list(given)), derived.base)
-    bases = _expand_job(derived.base, given, assumed, (*above, name))
-    found = []
+            set_field(job, field, copy.deepcopy(value), f"assumed.{field}")
+        return [job]
+    derived = validate_data(DerivedJob, stated[name], f"jobs.{name}", PlanError)
+    if derived.base not in stated:
+        raise PlanError(f"jobs.{name}.from", "there is no such job", nearest(derived.base, list(stated)), derived.base)
+    bases = _expand_job(derived.base, stated, assumed, (*above, name))
+    derived_jobs = []
     for base, *values in product(bases, *derived.over.values()):
-        made = copy.deepcopy(base)
+        job = copy.deepcopy(base)
         for field, value in {**derived.set, **dict(zip(derived.over, values, strict=True))}.items():
-            set_field(made, field, copy.deepcopy(value), f"jobs.{name}.set.{field}")
-        found.append(made)
-        if len(found) > MOST_JOBS:
-            raise PlanError(f"jobs.{name}.over", f"it stands for more than {MOST_JOBS:,} jobs", "Give fewer values")
-    return found
+            set_field(job, field, copy.deepcopy(value), f"jobs.{name}.set.{field}")
+        derived_jobs.append(job)
+        if len(derived_jobs) > MAX_JOBS:
+            raise PlanError(f"jobs.{name}.over", f"it stands for more than {MAX_JOBS:,} jobs", "Give fewer values")
+    return derived_jobs
 
 
 # ------------------------------------------------------------------------------------------ reading
 
 
 def read_claims(paths: Sequence[Path] = ()) -> list[ClaimFile]:
-    """The files of claims; without paths those of meshcast. Raises PlanError for a malformed file and for an id that
-    two claims have."""
-    shipped = (one for one in resources.files("meshcast.validation.claims").iterdir() if one.name.endswith(".yaml"))
+    """Returns the files of claims; without paths those of meshcast. Raises PlanError for a malformed file and for an id
+    that two claims have."""
+    shipped = (file for file in resources.files("meshcast.validation.claims").iterdir() if file.name.endswith(".yaml"))
     files: list[Path | Traversable] = [*paths] or sorted(shipped, key=lambda file: file.name)
-    found, places = [], dict[str, str]()
+    read, places = [], dict[str, str]()
     for file in files:
-        one = read_claim_file(file)
-        for claim in one.entries:
+        claim_file = read_claim_file(file)
+        for claim in claim_file.entries:
             if claim.id in places:
                 rule = f"a claim of {places[claim.id]} has the same id"
                 raise PlanError(f"{file.name} {claim.id}", rule, "Rename one of the two")
             places[claim.id] = file.name
-        found.append(one)
-    return found
+        read.append(claim_file)
+    return read
 
 
 def read_claim_file(path: Path | Traversable) -> ClaimFile:
-    """One file of claims. Raises PlanError if it is malformed."""
+    """Reads a file of claims. Raises PlanError if it is malformed."""
     document = read_yaml(path, error=PlanError)
     file = validate_data(ClaimFile, document.data, document.where, PlanError, document.text)
     for number, claim in enumerate(file.entries):
@@ -252,9 +252,9 @@ def check_claim(file: ClaimFile, claim: Claim) -> None:
     for name, measure in claim.parsed_relation.reads:
         check_measure(measure or claim.measure, file.kind_of(claim, name))
     count = sum(len(values) for values in claim.assumed.values())
-    if count > MOST_JOBS:
-        raise PlanError("assumed", f"it has more than {MOST_JOBS:,} values", "Give the ends only", count)
-    for name, found in file.expand(claim, next(file.alternatives(claim))).items():
+    if count > MAX_JOBS:
+        raise PlanError("assumed", f"it has more than {MAX_JOBS:,} values", "Give the ends only", count)
+    for name, runs in file.expand(claim, next(file.alternatives(claim))).items():
         if file.kind_of(claim, name) == "plans":
-            for one in found:
-                validate_data(PlannerRun, one, f"plans.{name}", PlanError)
+            for run in runs:
+                validate_data(PlannerRun, run, f"plans.{name}", PlanError)

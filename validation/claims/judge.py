@@ -1,6 +1,6 @@
 """Judges claims: runs their jobs, and holds the relation against what the paper says.
 
-`holds` and `misses` compare one number. What the paper leaves open is tried at all its values: if the statuses differ,
+`holds` and `misses` compare a number. What the paper leaves open is tried at all its values: if the statuses differ,
 it `depends`, and the answer says on which field. A claim that no job can represent `cannot-be-judged`.
 """
 
@@ -32,7 +32,7 @@ ROUNDING = 1e-9
 """Deviation beyond its tolerance at which a claim still holds."""
 
 Judgement = dict[str, Any]
-"""The answer to one claim, plain data of ``--json``."""
+"""The answer to a claim, plain data of ``--json``."""
 
 WHOLE_LIST = ("fits", "memory_gib", "states_gib", "peak_allocated_gib", "peak_reserved_gib", "peak_device_gib")
 """Measures that a job has that does not fit; of others, the points of an `over` that do not fit are left out."""
@@ -48,7 +48,7 @@ class ClaimTask(NamedTuple):
 def judge_claims(
     tasks: Sequence[ClaimTask], workers: int | None = None, find_plan: PlanFinder | None = None
 ) -> Iterator[Judgement]:
-    """Judgements of all claims in their order.
+    """Yields the judgements of all claims in their order.
 
     workers: number of processes; None: one per core. find_plan: runs a planner, and can be pickled.
     """
@@ -57,12 +57,12 @@ def judge_claims(
 
 def _judge_chunk(tasks: Sequence[ClaimTask], find_plan: PlanFinder | None) -> list[Judgement]:
     shared = SharedWork()
-    found = []
+    judgements = []
     for file, claim in tasks:
-        found.append(judge(file, claim, shared, find_plan))
-        if found[-1]["defect"]:  # the failure may have left it half made
+        judgements.append(judge(file, claim, shared, find_plan))
+        if judgements[-1]["defect"]:  # the failure may have left it half built
             shared = SharedWork()
-    return found
+    return judgements
 
 
 Forecaster = Callable[[dict[str, Any]], Report]
@@ -76,7 +76,7 @@ def judge(
     find_plan: PlanFinder | None = None,
     forecast: Forecaster | None = None,
 ) -> Judgement:
-    """The judgement of one claim.
+    """Returns the judgement of a claim.
 
     find_plan: runs a planner; claims of planners are not judged without it.
     forecast: makes the reports of its jobs; None: they are simulated.
@@ -88,12 +88,12 @@ def judge(
         "target": {key: value for key in TARGET if (value := getattr(claim, key)) is not None},
         **{"scored": claim.provenance == "checked", "tolerance": claim.tolerance, "paper": _paper_number(claim)},
     }
-    found: Judgement = {
+    judgement: Judgement = {
         **{"status": OPEN, "reason": claim.cannot_judge, "defect": False},
         **{"ours": None, "ratio": None, "miss": None, "near": False, "alternatives": [], "depends_on": []},
     }
     if claim.cannot_judge:
-        return known | found
+        return known | judgement
     shared, alternatives = shared_work or SharedWork(), list[dict[str, Any]]()
     forecast = forecast or (lambda job: simulate(load_job(job), shared_work=shared))
     unfit: MeshcastError | None = None
@@ -106,18 +106,18 @@ def judge(
         if unfit and not alternatives:
             raise unfit
     except MeshcastError as error:
-        given = f" with {_describe_assumed(assumed)}" if assumed else ""
-        return known | found | {"reason": f"{error}{given}"}
-    except Exception as error:  # a defect of meshcast costs one claim
-        return known | found | {"reason": Defect.of(error).rule, "defect": True}
+        where = f" with {_describe_assumed(assumed)}" if assumed else ""
+        return known | judgement | {"reason": f"{error}{where}"}
+    except Exception as error:  # a defect of meshcast costs a single claim
+        return known | judgement | {"reason": Defect.of(error).rule, "defect": True}
     summary = _summarize_alternatives(claim, drop_unfit(claim, alternatives))
-    return known | found | {"alternatives": alternatives} | summary
+    return known | judgement | {"alternatives": alternatives} | summary
 
 
 def _judge_alternative(
     file: ClaimFile, claim: Claim, assumed: Mapping[str, Any], forecast: Forecaster, find_plan: PlanFinder | None
 ) -> dict[str, Any]:
-    """The numbers of a claim with one value for everything that it assumes."""
+    """Returns the numbers of a claim with a value for everything that it assumes."""
     unfit: list[str] = []
     reads = claim.parsed_relation.reads
     values: dict[tuple[str, str], Quantity] = {}
@@ -125,14 +125,16 @@ def _judge_alternative(
         measures, kind = [measure for job, measure in reads if job == name], file.kind_of(claim, name)
         if kind == "cases":
             played = play_case(jobs[0], f"cases.{name}")
-            values |= {(name, one): read_case(played, one or claim.measure) for one in measures}
+            values |= {(name, measure): read_case(played, measure or claim.measure) for measure in measures}
             continue
         if kind == "plans":
-            values |= {(name, one): _read_plans(name, one or claim.measure, jobs, find_plan) for one in measures}
+            values |= {
+                (name, measure): _read_plans(name, measure or claim.measure, jobs, find_plan) for measure in measures
+            }
             continue
         reports = list(_forecast_jobs(name, jobs, forecast))
-        for one in measures:
-            values[name, one] = _read_points(one or claim.measure, reports)
+        for measure in measures:
+            values[name, measure] = _read_points(measure or claim.measure, reports)
         unfit += [name] if len(reports) == 1 and not reports[0].fits else []
     of_plan = claim.measure in OF_PLAN or claim.measure.startswith("plan.")
     better = better_of(claim.measure, file.uses_cases(claim) or of_plan)
@@ -149,20 +151,20 @@ def _judge_alternative(
 
 
 def _read_plans(name: str, measure: str, runs: Sequence[dict[str, Any]], find_plan: PlanFinder | None) -> Quantity:
-    """The number of a plan that a planner finds; of all points of an `over` that have a plan, in one list."""
+    """Returns the number of a plan that a planner finds; of all points of an `over` that have a plan, in a list."""
     if find_plan is None:
         remedy = "Run meshcast validate claims, or hand find_plan in"
         raise PlanError(f"plans.{name}", "there are no planners to run it", remedy)
-    found: list[Quantity] = []
+    values: list[Quantity] = []
     for run in runs:
         try:
             plan = find_plan(validate_data(PlannerRun, run, f"plans.{name}", PlanError))
             value = read_plan(plan, measure)
-            found.append(read_measure(plan.forecast(), measure) if value is None else value)
+            values.append(read_measure(plan.forecast(), measure) if value is None else value)
         except MeshcastError as error:
             if len(runs) == 1:
                 raise error.at(f"plans.{name}") from None
-    return found[0] if len(found) == 1 else flatten(found)
+    return values[0] if len(values) == 1 else flatten(values)
 
 
 def _forecast_jobs(name: str, jobs: Sequence[dict[str, Any]], forecast: Forecaster) -> Iterator[Report]:
@@ -176,7 +178,7 @@ def _forecast_jobs(name: str, jobs: Sequence[dict[str, Any]], forecast: Forecast
 
 
 def _read_points(measure: str, reports: Sequence[Report]) -> Quantity:
-    """The measure of a job; of the points of an `over` those of all that fit, in one list."""
+    """Returns the measure of a job; of the points of an `over` those of all that fit, in a list."""
     if len(reports) == 1:
         return read_measure(reports[0], measure)
     whole = measure.partition(".")[0] in WHOLE_LIST
@@ -184,44 +186,50 @@ def _read_points(measure: str, reports: Sequence[Report]) -> Quantity:
 
 
 def drop_unfit(claim: Claim, alternatives: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The alternatives that count: what does not fit in memory was not run, if anything else does."""
-    fitting = [one for one in alternatives if not one["does_not_fit"]]
+    """Returns the alternatives that count: what does not fit in memory was not run, if anything else does."""
+    fitting = [alternative for alternative in alternatives if not alternative["does_not_fit"]]
     return fitting if fitting and claim.measure != "fits" else alternatives
 
 
 def _summarize_alternatives(claim: Claim, alternatives: list[dict[str, Any]]) -> dict[str, Any]:
-    """The status over everything that is assumed, with the numbers of the alternative that misses least.
+    """Returns the status over everything that is assumed, with the numbers of the alternative that misses least.
 
     It depends, too, where some miss above and others below: the paper's number lies between them.
     """
-    statuses = {one["status"] for one in alternatives}
-    misses = [one["miss"] for one in alternatives]
+    statuses = {alternative["status"] for alternative in alternatives}
+    misses = [alternative["miss"] for alternative in alternatives]
     if len(statuses) > 1 or (min(misses) < 0 < max(misses) and statuses == {MISSES}):
         keys = [key for key in claim.assumed if _decides(key, alternatives)] or list(claim.assumed)
-        shown = min(alternatives, key=lambda one: abs(one["miss"]))
-        reason = "; ".join(f"{_describe_assumed(one['assumed'])}: {one['ours']:.4g}" for one in alternatives)
+        shown = min(alternatives, key=lambda alternative: abs(alternative["miss"]))
+        reason = "; ".join(
+            f"{_describe_assumed(alternative['assumed'])}: {alternative['ours']:.4g}" for alternative in alternatives
+        )
         status = DEPENDS
     else:
         keys, reason, (status,) = [], claim.note if MISSES in statuses else "", statuses
-        shown = min(alternatives, key=lambda one: abs(one["miss"])) if status == MISSES else alternatives[0]
+        shown = (
+            min(alternatives, key=lambda alternative: abs(alternative["miss"])) if status == MISSES else alternatives[0]
+        )
     return {
         "status": status,
         "reason": reason,
         "ours": shown["ours"],
         "ratio": _ratio(claim, shown["ours"]),
         "miss": shown["miss"],
-        "near": max(abs(one["miss"]) for one in ([shown] if status == MISSES else alternatives)) <= NEAR
+        "near": max(abs(alternative["miss"]) for alternative in ([shown] if status == MISSES else alternatives)) <= NEAR
         or status == HOLDS,
         "depends_on": keys,
     }
 
 
 def _decides(key: str, alternatives: Sequence[dict[str, Any]]) -> bool:
-    """Whether two alternatives that differ in one field alone have different statuses."""
+    """Returns whether two alternatives that differ in a field alone have different statuses."""
     groups: dict[str, set[tuple[str, bool]]] = {}
-    for one in alternatives:
-        rest = repr([(name, value) for name, value in one["assumed"].items() if name != key])
-        groups.setdefault(rest, set()).add((one["status"], one["status"] == MISSES and one["miss"] > 0))
+    for alternative in alternatives:
+        rest = repr([(name, value) for name, value in alternative["assumed"].items() if name != key])
+        groups.setdefault(rest, set()).add(
+            (alternative["status"], alternative["status"] == MISSES and alternative["miss"] > 0)
+        )
     return any(len(statuses) > 1 for statuses in groups.values())
 
 
@@ -233,15 +241,15 @@ def _describe_assumed(assumed: Mapping[str, Any]) -> str:
 
 
 def _bounds(claim: Claim) -> tuple[float | None, float | None]:
-    """Lowest and highest value of a claim that is a bound or an order; None: unbounded."""
+    """Returns the lowest and highest value of a claim that is a bound or an order; None: unbounded."""
     if claim.parsed_relation.is_order:
         return 1.0, None
     return claim.between or (claim.at_least, claim.at_most)
 
 
 def _miss(claim: Claim, ours: float) -> float:
-    """Relative deviation from the value, or from the bound that is not met; 0 within bounds. Absolute where the paper
-    says 0."""
+    """Returns the relative deviation from the value, or from the bound that is not met; 0 within bounds. Absolute where
+    the paper says 0."""
     if claim.value is not None:
         return _deviation(ours, claim.value)
     low, high = _bounds(claim)
@@ -255,7 +263,7 @@ def _deviation(ours: float, theirs: float) -> float:
 
 
 def _paper_number(claim: Claim) -> float | list[float] | None:
-    """What the paper says of the relation: its number, the bound, or both ends; 1 of an order."""
+    """Returns what the paper says of the relation: its number, the bound, or both ends; 1 of an order."""
     if claim.cannot_judge or claim.value is not None:
         return claim.value
     low, high = _bounds(claim)
@@ -267,12 +275,12 @@ def _ratio(claim: Claim, ours: float) -> float | None:
     stated = claim.value
     if stated is None:
         low, high = _bounds(claim)
-        stated = min((one for one in (low, high) if one is not None), key=lambda one: abs(ours - one))
+        stated = min((bound for bound in (low, high) if bound is not None), key=lambda bound: abs(ours - bound))
     return ours / stated if stated else None
 
 
 def describe_target(claim: Claim) -> str:
-    """What the paper says of the relation, in words."""
+    """Returns what the paper says of the relation, in words."""
     if claim.cannot_judge:
         return ""
     if claim.value is not None:

@@ -1,8 +1,8 @@
 """Numbers that claims read off forecasts and pipeline cases.
 
-Of a job: any figure of docs/figures.md, or one of `OF_REPORT`, some with words after dots
+Of a job: any figure of docs/figures.md, or any of `OF_REPORT`, some with words after dots
 (``kernel_s.gemm.B``, ``sent_gib.tp.all_gather``, ``memory_gib.activations``). Of a pipeline case: any number of the
-answer of ``validate pipeline``. Of a plan: one of `OF_PLAN` of `planner_run.py`, ``plan.KEY``, or those of a job.
+answer of ``validate pipeline``. Of a plan: any of `OF_PLAN` of `planner_run.py`, ``plan.KEY``, or those of a job.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ SHARES_SENT = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all
 
 
 def _sum_kernels(report: Report, kind: str, phase: str = "") -> Quantity:
-    """Seconds of the kernels of a kind on every device, overlapped ones included."""
-    found = [0.0] * report.play.program.devices
+    """Sums the seconds of the kernels of a kind on every device, overlapped kernels included."""
+    seconds_by_device = [0.0] * report.play.program.devices
     for device, op, seconds, count in _priced_ops(report):
         if kind_of(op) == kind and phase in ("", op.phase):
-            found[device] += count * seconds
-    return found
+            seconds_by_device[device] += count * seconds
+    return seconds_by_device
 
 
 def _sum_sent(report: Report, axis: str, operation: str = "") -> Quantity:
-    """GiB that a rank of every device sends in collectives, or in messages between stages."""
-    found = [0.0] * report.play.program.devices
+    """Sums the GiB that a rank of every device sends in collectives, or in messages between stages."""
+    sent = [0.0] * report.play.program.devices
     mesh = report.play.plan.mesh
     for device, op, _, count in _priced_ops(report):
         if isinstance(op.work, Collective) and axis_of(op) == axis and operation in ("", op.work.operation):
             n = len(op.work.members or ()) or mesh.size(op.work.axes)
             share = SHARES_SENT.get(op.work.operation, 0.0) * (n - 1) / n or 1.0
-            found[device] += count * share * op.work.nbytes * (1 + op.work.both_ways) / GIB
+            sent[device] += count * share * op.work.nbytes * (1 + op.work.both_ways) / GIB
     if axis == "pp":
         turns = report.play.program.timetable.turns
         for slot, send in report.play.program.sent:
             work = send.work
             assert isinstance(work, Transfer)
-            found[send.source] += turns[slot] * work.nbytes / GIB
-    return found
+            sent[send.source] += turns[slot] * work.nbytes / GIB
+    return sent
 
 
 def _priced_ops(report: Report) -> Iterator[tuple[int, Op, float, int]]:
-    """Every op of a step: its device, the op, its seconds, and how often it runs."""
+    """Yields every op of a step: its device, the op, its seconds, and how often it runs."""
     program = report.play.program
     turns = defaultdict[tuple[int, Any], int](int)
     for slot, (task, count) in enumerate(zip(program.tasks, program.timetable.turns, strict=True)):
@@ -79,14 +79,15 @@ def _priced_ops(report: Report) -> Iterator[tuple[int, Op, float, int]]:
 
 
 def _list_memory(report: Report, category: str = "") -> Quantity:
-    """GiB that tensors take at the peak of every stage; of one category if it is named."""
+    """Lists the GiB that tensors take at the peak of every stage; of a single category if it is named."""
     return [(peak.by.get(category, 0.0) if category else peak.total) / GIB for peak in report.play.peaks]
 
 
 def _list_states(report: Report, category: str = "") -> Quantity:
-    """GiB of states that every stage holds through the whole step: shards where they are sharded."""
+    """Lists the GiB of states that every stage holds through the whole step: shards where they are sharded."""
     return [
-        sum(nbytes for one, nbytes in states.items() if category in ("", one)) / GIB for states in report.play.resting
+        sum(nbytes for state, nbytes in states.items() if category in ("", state)) / GIB
+        for states in report.play.resting
     ]
 
 
@@ -107,7 +108,7 @@ where it was, without detection and restart, per failure."""
 
 
 def _simulate_run(report: Report, name: str) -> Quantity:
-    """A number of the mean of the simulated runs of a job."""
+    """Returns a number of the mean of the simulated runs of a job."""
     from meshcast.simulator.runs.answer import RunAnswer
     from meshcast.simulator.runs.inputs import make_run
     from meshcast.simulator.runs.training import simulate_run
@@ -151,7 +152,9 @@ class ReportMeasure:
 OF_REPORT = {
     "parameters": ReportMeasure(lambda report: report.job.model.parameters / 1e9),
     "fits": ReportMeasure(lambda report: float(report.fits), better="higher"),
-    "tokens_per_s": ReportMeasure(lambda one: one.tokens_per_s_per_gpu * one.job.cluster.gpus, better="higher"),
+    "tokens_per_s": ReportMeasure(
+        lambda report: report.tokens_per_s_per_gpu * report.job.cluster.gpus, better="higher"
+    ),
     "model_tflops": ReportMeasure(_count_model_tflops, (("palm", "causal"),), better="higher"),
     "executed_tflops": ReportMeasure(_count_executed_tflops, better="higher"),
     "run": ReportMeasure(_simulate_run, (RUN,), needed=1, better="higher"),
@@ -186,7 +189,7 @@ def check_measure(name: str, kind: str) -> None:
 
 
 def read_measure(report: Report, name: str) -> Quantity:
-    """The number of a forecast. Raises PlanError if the job does not have it."""
+    """Returns the number of a forecast. Raises PlanError if the job does not have it."""
     name = name or DEFAULT
     if name in FIGURES:
         value = FIGURES[name].compute(report)
@@ -199,18 +202,18 @@ def read_measure(report: Report, name: str) -> Quantity:
 
 
 def read_case(answer: dict[str, Any], name: str) -> Quantity:
-    """The number of a pipeline case, as ``validate pipeline`` answers it. Raises PlanError if it has none."""
+    """Returns the number of a pipeline case, as ``validate pipeline`` answers it. Raises PlanError if it has none."""
     if answer["status"] == "refused":
         raise PlanError("case", str(answer["reason"]), "Correct the case")
     value = answer.get(name or OF_CASE[0])
     if value is None:
         remedy = "memory needs m_w; period and weight_versions need a schedule without a flush"
         raise PlanError("measure", "the case does not have this number", remedy, name)
-    return [float(one) for one in value] if isinstance(value, list) else float(value)
+    return [float(number) for number in value] if isinstance(value, list) else float(value)
 
 
 def better_of(name: str, is_case: bool) -> str:
-    """Which of two values of a measure is better: ``lower`` or ``higher``."""
+    """Returns which of two values of a measure is better: ``lower`` or ``higher``."""
     if is_case or not name:
         return "lower"
     better = FIGURES[name].better if name in FIGURES else OF_REPORT[name.partition(".")[0]].better

@@ -1,7 +1,8 @@
-"""Runs of planners that claims compare: what is planned, and the numbers that are read off the plan that was found.
+"""Runs of planners that claims compare: what is planned, and the numbers that are read off the planner's plan.
 
-The planners lie above this room, so a function that runs one is handed in (`PlanFinder`). Numbers of a plan are those
-of `OF_PLAN`, ``plan.KEY`` for a number of the plan in its planner's terms, or any number of the forecast of the plan.
+The planners lie above this room, so a function that runs a planner is handed in (`PlanFinder`). Numbers of a plan are
+those of `OF_PLAN`, ``plan.KEY`` for a number of the plan in its planner's terms, or any number of the forecast of the
+plan.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class PlannerRun(BaseModel):
 
     planner: its name (docs/planners.md).
     profile, levels, gpus, memory, settings: of a profile; levels as (width, bytes/s), the innermost first.
-    job, microbatches: a job, whose own plan does not count.
-    traits: attributes of the planner that differ from its own, such as ``recompute: [full]``.
+    job, microbatches: a job, whose plan does not count.
+    traits: attributes of the planner that differ from its defaults, such as ``recompute: [full]``.
     stages: a stated plan in place of the planner's, as (layers, tp, dp) of every stage, at the same prices.
     steps, seconds: of random searches, and of solvers [s].
     """
@@ -62,7 +63,7 @@ class PlannerRun(BaseModel):
 
 @dataclass(frozen=True)
 class PlannerPlan:
-    """What a planner has found, or a stated plan at its prices.
+    """What a planner returns, or a stated plan at its prices.
 
     numbers: those of `OF_PLAN` that there are. plan: in the planner's terms. forecast: the forecast of the plan, which
     raises PlanError for a plan that is no job.
@@ -77,19 +78,22 @@ PlanFinder = Callable[[PlannerRun], PlannerPlan]
 """Runs a planner. Raises MeshcastError where it finds no plan."""
 
 
-def read_plan(found: PlannerPlan, name: str) -> Quantity | None:
-    """The number of a plan; None for a name that is read off its forecast. Raises PlanError for one that it lacks."""
+def read_plan(planned: PlannerPlan, name: str) -> Quantity | None:
+    """Returns the number of a plan; None for a name that is read off its forecast. Raises PlanError for a number that
+    it lacks."""
     name = name or OF_PLAN[0]
     if name in OF_PLAN:
-        if name not in found.numbers:
-            raise PlanError("measure", "the plan does not have this number", f"It has {', '.join(found.numbers)}", name)
-        return found.numbers[name]
+        if name not in planned.numbers:
+            raise PlanError(
+                "measure", "the plan does not have this number", f"It has {', '.join(planned.numbers)}", name
+            )
+        return planned.numbers[name]
     if not name.startswith("plan."):
         return None
-    value: Any = found.plan
+    value: Any = planned.plan
     for word in name.split(".")[1:]:
         if not isinstance(value, Mapping) or word not in value:
-            raise PlanError("measure", f"the plan has no {word!r}", f"The plan is {dict(found.plan)}", name)
+            raise PlanError("measure", f"the plan has no {word!r}", f"The plan is {dict(planned.plan)}", name)
         value = value[word]
     if not isinstance(value, int | float):
         raise PlanError("measure", "it is no number of the plan", "Name a number", name)

@@ -27,7 +27,7 @@ VALID = (
 )
 
 Quantity = float | list[float]
-"""The value of a job: one number, or one for each stage or each point of an `over`."""
+"""The value of a job: a single number, or one for each stage or each point of an `over`."""
 
 ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -61,21 +61,21 @@ class Relation:
         return isinstance(self.body, ast.Compare)
 
     def compute(self, values: Mapping[tuple[str, str], Quantity], better: str, where: str) -> float:
-        """The value of the relation. better: ``lower`` or ``higher``, what `best` picks.
+        """Returns the value of the relation. better: ``lower`` or ``higher``, what `best` picks.
 
         Raises OutOfMemory where no job of a list fits, and PlanError for a value that does not exist: division by zero,
         or a list where a number belongs.
         """
         try:
-            found = _Evaluation(values, better).number(self.body)
+            value = _Evaluation(values, better).number(self.body)
         except NothingFits:
             raise OutOfMemory(where, "none of the jobs that it compares fits", "Correct the jobs", self.text) from None
         except (ArithmeticError, ValueError) as error:
             rule, _, remedy = str(error).partition(". ")
             raise PlanError(where, f"it has no value ({rule})", remedy or "Correct the relation", self.text) from None
-        if isinstance(found, complex) or not math.isfinite(found):
+        if isinstance(value, complex) or not math.isfinite(value):
             raise PlanError(where, "it has no finite value", "Correct the relation", self.text)
-        return found
+        return value
 
 
 def parse_relation(text: str) -> Relation:
@@ -94,7 +94,7 @@ def parse_relation(text: str) -> Relation:
 
 
 def _read_of(node: ast.expr) -> tuple[str, str] | None:
-    """The job and measure of ``name`` or ``name.measure``; None for other nodes."""
+    """Returns the job and measure of ``name`` or ``name.measure``; None for other nodes."""
     words: list[str] = []
     while isinstance(node, ast.Attribute):
         words.insert(0, node.attr)
@@ -107,23 +107,23 @@ def _check(node: ast.expr, reads: list[tuple[str, str]], top: bool = False) -> N
     match node:
         case ast.Constant(int() | float() as value) if not isinstance(value, bool) and math.isfinite(value):
             pass
-        case ast.Name() | ast.Attribute() if found := _read_of(node):
-            reads.append(found)
-        case ast.Subscript(inner, ast.Constant(value)) if type(value) is int and (found := _read_of(inner)):
-            reads.append(found)
+        case ast.Name() | ast.Attribute() if read := _read_of(node):
+            reads.append(read)
+        case ast.Subscript(inner, ast.Constant(value)) if type(value) is int and (read := _read_of(inner)):
+            reads.append(read)
         case ast.UnaryOp(ast.USub(), operand):
             _check(operand, reads)
         case ast.BinOp(left, op, right) if type(op) in ARITHMETIC:
             _check(left, reads)
             _check(right, reads)
-        case ast.Call(ast.Name(name), [_, *_] as given, []) if name in FUNCTIONS:
-            for one in given:
-                _check(one, reads)
+        case ast.Call(ast.Name(name), [_, *_] as arguments, []) if name in FUNCTIONS:
+            for argument in arguments:
+                _check(argument, reads)
         case ast.Compare(left, ops, rights) if top and len({type(op) for op in ops}) == 1:
             if not isinstance(ops[0], ast.Lt | ast.Gt):
                 _refuse("an order is a chain of < or of >")
-            for one in (left, *rights):
-                _check(one, reads)
+            for term in (left, *rights):
+                _check(term, reads)
         case _:
             _refuse("only plain arithmetic is understood")
 
@@ -139,15 +139,15 @@ class _Evaluation:
         self.values, self.better = values, better
 
     def number(self, node: ast.expr) -> float:
-        found = self.quantity(node)
-        if isinstance(found, list):
-            if len(found) == 1:
-                return found[0]
+        quantity = self.quantity(node)
+        if isinstance(quantity, list):
+            if len(quantity) == 1:
+                return quantity[0]
             name = ast.unparse(node)
-            if not found:
+            if not quantity:
                 raise NothingFits
-            raise ValueError(f"{name} has {len(found)} values. Write max({name}) or {name}[0]")
-        return found
+            raise ValueError(f"{name} has {len(quantity)} values. Write max({name}) or {name}[0]")
+        return quantity
 
     def quantity(self, node: ast.expr) -> Quantity:
         match node:
@@ -164,27 +164,27 @@ class _Evaluation:
                 return -self.number(operand)
             case ast.BinOp(left, op, right):
                 return ARITHMETIC[type(op)](self.number(left), self.number(right))
-            case ast.Call(ast.Name(name), given):
+            case ast.Call(ast.Name(name), arguments):
                 if name == "same":
-                    return self.share_of_equals(given[0], given[1:])
-                every = flatten(map(self.quantity, given))
+                    return self.share_of_equals(arguments[0], arguments[1:])
+                every = flatten(map(self.quantity, arguments))
                 if not every:
                     raise NothingFits
                 picks = {"min": min, "max": max, "sum": math.fsum, "best": min if self.better == "lower" else max}
                 return picks[name](every)  # type: ignore[no-any-return, operator]
             case ast.Compare(left, ops, rights):
-                terms = [self.number(one) for one in (left, *rights)]
+                terms = [self.number(term) for term in (left, *rights)]
                 rising = terms if isinstance(ops[0], ast.Lt) else terms[::-1]
                 return min(above / below for below, above in pairwise(rising))
         raise AssertionError(node)  # `_check` admits no other node
 
     def share_of_equals(self, node: ast.expr, stated: Sequence[ast.expr]) -> float:
-        """Share of the values of a list that equal the stated ones, over the longer of the two."""
-        found, wanted = flatten([self.quantity(node)]), [self.number(one) for one in stated]
-        equal = sum(math.isclose(one, other, rel_tol=1e-9) for one, other in zip(found, wanted, strict=False))
-        return equal / max(len(found), len(wanted))
+        """Returns the share of the values of a list that equal the stated values, over the longer of the two."""
+        values, wanted = flatten([self.quantity(node)]), [self.number(term) for term in stated]
+        equal = sum(math.isclose(value, other, rel_tol=1e-9) for value, other in zip(values, wanted, strict=False))
+        return equal / max(len(values), len(wanted))
 
 
-def flatten(given: Iterable[Quantity]) -> list[float]:
-    """All values in one list."""
-    return [one for each in given for one in (each if isinstance(each, list) else [each])]
+def flatten(quantities: Iterable[Quantity]) -> list[float]:
+    """Returns all values in a list."""
+    return [value for each in quantities for value in (each if isinstance(each, list) else [each])]

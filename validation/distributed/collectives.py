@@ -11,17 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshcast.validation.measurements.device import LEAST_SPIN, SPIN_MARGIN, Device
+from meshcast.validation.measurements.device import MIN_SPIN, SPIN_MARGIN, Device
 from meshcast.validation.reference.tensor_parallel import all_gather_into, reduce_scatter_into
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
-"""send_recv is a ping-pong between rank 0 and the last rank; half of it is one message."""
+"""send_recv is a ping-pong between rank 0 and the last rank; half of it is a message."""
 
 SIZES = tuple(4**i for i in range(5, 14))
-"""Default sizes [bytes of the largest buffer on one rank]: 1 KiB to 64 MiB."""
+"""Default sizes [bytes of the largest buffer on a rank]: 1 KiB to 64 MiB."""
 
 CALLS_PER_SAMPLE = {"cpu": 5, "cuda": 20}
-"""Calls in a row that are averaged in a sample, by kind of device. Ranks leave a barrier about one small call apart,
+"""Calls in a row that are averaged in a sample, by kind of device. Ranks leave a barrier about a small call apart,
 which no longer shows over 20 calls, as in nccl-tests (``-n 20``)."""
 
 GEMM_SIZE = 512
@@ -65,8 +65,8 @@ def time_collectives(task: Mapping[str, Any], device: Device) -> Iterator[dict[s
     """Yields samples of every operation and size of a task [s per call], averaged over the ranks as in nccl-tests, then
     the machine with the states of rank 0's GPU.
 
-    A sample is the mean over consecutive calls (`CALLS_PER_SAMPLE`). In a `busy` task it is one call after GEMMs on
-    each rank: as in a training step, ranks arrive at different times and wait.
+    A sample is the mean over consecutive calls (`CALLS_PER_SAMPLE`). In a `busy` task it is a single call after GEMMs
+    on each rank: as in a training step, ranks arrive at different times and wait.
     """
     with device.monitor() as add_states:
         for operation in task["operations"]:
@@ -76,7 +76,7 @@ def time_collectives(task: Mapping[str, Any], device: Device) -> Iterator[dict[s
 
 
 def _samples(task: Mapping[str, Any], device: Device, operation: str, nbytes: int) -> list[float]:
-    """Samples of one operation and size [s per call]."""
+    """Returns the samples of an operation and size [s per call]."""
     busy, world = task["busy"], dist.get_world_size()
     calls = 1 if busy else CALLS_PER_SAMPLE[device.kind]
     once = make_call(operation, buffer_elements(nbytes, world), device.torch)
@@ -90,7 +90,7 @@ def _samples(task: Mapping[str, Any], device: Device, operation: str, nbytes: in
     seconds = seconds.to(device.torch) * takes_part
     dist.all_reduce(seconds)
     share = 1 / (calls * (4 if operation == "send_recv" else world))
-    return [share * one for one in seconds.tolist()]
+    return [share * total for total in seconds.tolist()]
 
 
 def _issue_seconds(once: Callable[[], Any], calls: int, device: Device) -> float:
@@ -101,11 +101,11 @@ def _issue_seconds(once: Callable[[], Any], calls: int, device: Device) -> float
         once()
     seconds = torch.tensor(SPIN_MARGIN * (time.perf_counter() - begin), dtype=torch.float64, device=device.torch)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    return max(float(seconds), LEAST_SPIN)
+    return max(float(seconds), MIN_SPIN)
 
 
 def _time_after_own_work(once: Callable[[], Any], device: Device) -> float:
-    """Times one call on this rank after a barrier and GEMMs of its own [s]."""
+    """Times a call on this rank after a barrier and GEMMs of the rank [s]."""
     x = torch.ones(GEMM_SIZE, GEMM_SIZE, device=device.torch)
     device.sync()
     dist.barrier()

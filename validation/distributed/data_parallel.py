@@ -21,9 +21,10 @@ from meshcast.validation.reference.tensor_parallel import AxisGroup
 
 
 def data_scheme_of(plan: Plan) -> str:
-    """The plan's data scheme (``data/ddp``, ``data/zero-1``, ``data/fsdp``); empty if no two ranks share weights."""
+    """Returns the plan's data scheme (``data/ddp``, ``data/zero-1``, ``data/fsdp``); empty if no two ranks share
+    weights."""
     data = plan.family("data")
-    return next((one.use for one in data if plan.mesh.size((*one.over, *one.sequence_axes)) > 1), "")
+    return next((scheme.use for scheme in data if plan.mesh.size((*scheme.over, *scheme.sequence_axes)) > 1), "")
 
 
 def check(plan: Plan) -> None:
@@ -69,7 +70,7 @@ def weight_dtype(plan: Plan) -> Any:
 
 
 def wrap_stage(plan: Plan, stage: Stage, place: ProcessPlace) -> nn.Module:
-    """The stage with the plan's data parallelism around it."""
+    """Returns the stage with the plan's data parallelism around it."""
     use = data_scheme_of(plan)
     if use == "data/ddp":
         return _wrap_ddp(plan, stage, place)
@@ -79,7 +80,7 @@ def wrap_stage(plan: Plan, stage: Stage, place: ProcessPlace) -> nn.Module:
 
 
 class NestedDDP(DistributedDataParallel):
-    """DDP around a stage whose experts have a DDP of their own."""
+    """DDP around a stage whose experts have another DDP."""
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -88,7 +89,7 @@ class NestedDDP(DistributedDataParallel):
 
 
 def _wrap_ddp(plan: Plan, stage: Stage, place: ProcessPlace) -> nn.Module:
-    """DDP; experts on several data ranks have a DDP over these."""
+    """Returns DDP; experts on several data ranks have a DDP over these."""
     experts = {name for name, param in stage.named_parameters() if holds_experts(param)}
     if not experts or place.expert_data.size == 1:
         return _make_ddp(DistributedDataParallel, stage, plan, place.data, experts)
@@ -100,7 +101,7 @@ def _wrap_ddp(plan: Plan, stage: Stage, place: ProcessPlace) -> nn.Module:
 def _make_ddp(
     kind: type[DistributedDataParallel], module: nn.Module, plan: Plan, ranks: AxisGroup, others: set[str]
 ) -> DistributedDataParallel:
-    """DDP with the framework's bucket size for all parameters but those named by `others`.
+    """Returns DDP with the framework's bucket size for all parameters but those named by `others`.
 
     Gradients are views of the buckets, so there is no second copy of them.
     """
@@ -118,7 +119,7 @@ def _make_ddp(
 
 
 def data_ranks(param: Tensor, place: ProcessPlace) -> AxisGroup:
-    """The ranks that hold the same shard of a parameter, over which its gradient is reduced."""
+    """Returns the ranks that hold the same shard of a parameter, over which its gradient is reduced."""
     return place.expert_data if holds_experts(param) else place.data
 
 
@@ -154,7 +155,8 @@ def _shard_fsdp(plan: Plan, stage: Stage, place: ProcessPlace) -> None:
 
 
 def make_optimizer(plan: Plan, stages: Iterable[Stage], place: ProcessPlace) -> Optimizer | ZeroOptimizer:
-    """Optimizer of this rank's parameters; the gradient norm sums over the ranks with other parameters or shards."""
+    """Returns the optimizer of this rank's parameters; the gradient norm sums over the ranks with other parameters or
+    shards."""
     params = list(dict.fromkeys(param for stage in stages for param in stage.parameters()))
     use = data_scheme_of(plan)
     axes = [axis for axis in (place.tensor, place.pipeline) if axis.size > 1]

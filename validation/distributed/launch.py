@@ -25,7 +25,7 @@ MALLOC_TUNABLES = (
     ":glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
 )
 """Makes glibc keep freed memory, as the caching allocator of a GPU does. By default it returns large blocks to the
-kernel, which zeroes each new one page by page: longer than many a layer computes."""
+kernel, which zeroes each new block page by page: longer than many a layer computes."""
 
 PAUSE = 0.1
 """Interval between reads of the processes' messages [s]."""
@@ -35,12 +35,12 @@ GRACE = 5.0
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun has started this process."""
+    """Returns whether torchrun has started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def is_rank_zero() -> bool:
-    """Whether this process is rank 0, which writes files and prints, or the only one."""
+    """Returns whether this process is rank 0, which writes files and prints, or the only process."""
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
@@ -56,9 +56,9 @@ def check_world_size(world: int, device: str) -> None:
 
 
 def run_all(tasks: Sequence[Mapping[str, Any]], world: int) -> Generator[dict[str, Any]]:
-    """Runs tasks one after another, each in processes of its own; see `run`.
+    """Runs tasks in turn, each in separate processes; see `run`.
 
-    Under torchrun the same processes run all of them, in one process group: a second one would find the addresses of
+    Under torchrun the same processes run all of them, in one process group: a second would find the addresses of
     the first in torchrun's store, and wait for it forever.
     """
     if under_torchrun():
@@ -95,24 +95,25 @@ def run(task: Mapping[str, Any], world: int) -> Generator[dict[str, Any]]:
 
 
 def _command(world: int, folder: Path) -> list[str]:
-    """Command line of torchrun for one node, on a free port."""
+    """Returns the command line of torchrun for a node, on a free port."""
     run = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={world}"]
     return [sys.executable, *run, "-m", "meshcast.validation.distributed.worker", str(folder)]
 
 
 def environment(device: str) -> dict[str, str]:
-    """Environment of the processes: one thread each; on a CPU `MALLOC_TUNABLES` and gloo over the loopback device."""
-    found = dict(os.environ)
+    """Returns the environment of the processes: a thread each; on a CPU `MALLOC_TUNABLES` and gloo over the loopback
+    device."""
+    variables = dict(os.environ)
     ours = str(Path(str(resources.files("meshcast"))).resolve().parent)
     # Without the working directory, where a torch.py of the user may lie; an empty entry stands for it, too.
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, [ours, *found.get("PYTHONPATH", "").split(os.pathsep)]))
-    found["PYTHONSAFEPATH"] = "1"
-    found.setdefault("OMP_NUM_THREADS", "1")
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [ours, *variables.get("PYTHONPATH", "").split(os.pathsep)]))
+    variables["PYTHONSAFEPATH"] = "1"
+    variables.setdefault("OMP_NUM_THREADS", "1")
     if device == "cpu":
-        found.setdefault("GLIBC_TUNABLES", MALLOC_TUNABLES)
+        variables.setdefault("GLIBC_TUNABLES", MALLOC_TUNABLES)
         if Path("/sys/class/net/lo").exists():
-            found.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve
-    return found
+            variables.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve
+    return variables
 
 
 def _read_messages(process: subprocess.Popen[bytes], path: Path) -> Iterator[dict[str, Any]]:
@@ -145,17 +146,17 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _error(folder: Path, device: str) -> PlanError:
-    """The error of the process that failed first."""
+    """Returns the error of the process that failed first."""
     errors = [json.loads(path.read_text("utf-8")) for path in folder.glob("error.*.json")]
     if errors:
-        first = min(errors, key=lambda one: one["when"])
+        first = min(errors, key=lambda error: error["when"])
         if "rule" in first:
             return PlanError(first["where"], first["rule"], first["remedy"], first["value"])
         remedy = "Lower the batch or the model if it ran out of memory; otherwise report it"
         return PlanError(f"rank {first['rank']} of {device}", f"the process failed with {first['line']}", remedy)
     log = (folder / "log").read_text("utf-8", "replace")
-    if found := re.search(r"exitcode\s*:\s*-(\d+)", log):
-        rule = f"a process was killed by signal {found[1]}"
+    if killed := re.search(r"exitcode\s*:\s*-(\d+)", log):
+        rule = f"a process was killed by signal {killed[1]}"
         return PlanError(f"--device {device}", rule, "Lower the batch or the model if the host ran out of memory")
     named = re.findall(r"^(?:\[\w+\]:)?(\w+(?:\.\w+)*(?:Error|Exception): .*)$", log, re.MULTILINE)
     lines = named or [line.strip() for line in log.splitlines() if line.strip()] or ["they printed nothing"]

@@ -41,11 +41,11 @@ def measure(
     command: str = "",
     progress: Progress = print_progress,
 ) -> Measurement:
-    """Measures time and peak memory of whole training steps with one process per rank, and writes `out`.
+    """Measures time and peak memory of whole training steps with a process per rank, and writes `out`.
 
-    steps, warmup: timed steps, and untimed ones before.
-    check: first compare with serial training, if one device has enough memory for it.
-    trace: file for rank 0's Kineto trace of one further step.
+    steps, warmup: timed steps, and untimed steps before.
+    check: first compare with serial training, if a single device has enough memory for it.
+    trace: file for rank 0's Kineto trace of a further step.
     Raises PlanError for a job that the reference trainer does not support, and if a process fails. An interrupted
     measurement is written as far as it got. Under torchrun only rank 0 writes.
     """
@@ -77,13 +77,13 @@ def measure(
     )
     task = {"what": "steps", "job": dict(job), "device": device, "steps": steps, "warmup": warmup}
     task["trace"] = str(trace.resolve()) if trace else None
-    # In processes of its own: rank 0 holds the whole model for the comparison, which would count as reserved memory.
+    # In separate processes: rank 0 holds the whole model for the comparison, which would count as reserved memory.
     first = [{"what": "checks", "jobs": [dict(job)], "device": device}] if checked else []
 
     def complete(messages: list[dict[str, Any]]) -> Measurement:
-        peaks = next((one["peaks"] for one in messages if "peaks" in one), ())
-        rows = _rows(plan, sources, device, [one["step"] for one in messages if "step" in one], peaks)
-        checks = [serial_check.SerialCheck(**one["check"]) for one in messages if "check" in one]
+        peaks = next((message["peaks"] for message in messages if "peaks" in message), ())
+        rows = _rows(plan, sources, device, [message["step"] for message in messages if "step" in message], peaks)
+        checks = [serial_check.SerialCheck(**message["check"]) for message in messages if "check" in message]
         return blind.with_samples(rows, tuple(map(str, checks)), _machine(messages))
 
     return _run_and_write(blind, out, [*first, task], plan.mesh.world, complete, progress)
@@ -100,7 +100,7 @@ def _rows(
     batch, group = plan.job.batch, _plan_label(plan)
     shape = {**plan.mesh.named_axes, "micro": batch.micro, "sequence": batch.sequence, "global": batch.total}
     clock = "perf_counter from a barrier to the device's end, slowest rank"
-    forecasts = {one.by: one.step for one in sources}
+    forecasts = {source.by: source.step for source in sources}
     rows = [
         MeasurementRow(
             name="step", group=group, forecasts=forecasts, samples=tuple(steps), instrument=clock, shape=shape
@@ -109,15 +109,15 @@ def _rows(
     kinds = COUNTERS if device == "cuda" else COUNTERS[:1]
     for rank in range(plan.mesh.world):
         at = rank // plan.mesh.stride(plan.ranks.pipeline_axis) % plan.shape.p if plan.shape.p > 1 else 0
-        found = peaks[rank] if peaks else {}
+        of_rank = peaks[rank] if peaks else {}
         for kind in kinds:
             row = MeasurementRow(
                 name=f"rank {rank} peak {kind}",
                 group=group,
                 quantity="bytes",
-                forecasts={one.by: one.peak_memory(at, kind) for one in sources},
-                samples=(found[kind],) if found else (),
-                instrument=found.get("instrument", ""),
+                forecasts={source.by: source.peak_memory(at, kind) for source in sources},
+                samples=(of_rank[kind],) if of_rank else (),
+                instrument=of_rank.get("instrument", ""),
                 shape={"rank": rank, "pipeline device": at},
             )
             rows.append(row)
@@ -125,7 +125,7 @@ def _rows(
 
 
 def _plan_label(plan: Plan) -> str:
-    """Degrees of the plan above 1: ``pp 2 x tp 2``."""
+    """Returns the degrees of the plan above 1: ``pp 2 x tp 2``."""
     return " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named_axes.items() if size > 1) or "one device"
 
 
@@ -147,7 +147,7 @@ def measure_collectives(
 ) -> Measurement:
     """Measures single collectives among all ranks of the job's cluster, and writes `out`.
 
-    sizes: bytes of the largest buffer on one rank, as nccl-tests counts them.
+    sizes: bytes of the largest buffer on a rank, as nccl-tests counts them.
     repeat, warmup: samples, and untimed calls before.
     busy: ranks compute before each call, see `collectives.time_collectives`.
     Raises PlanError as `measure` does.
@@ -189,7 +189,11 @@ def measure_collectives(
     task |= {"operations": list(operations), "sizes": list(sizes)}
 
     def complete(messages: list[dict[str, Any]]) -> Measurement:
-        samples = {(one["operation"], one["bytes"]): one["seconds"] for one in messages if "operation" in one}
+        samples = {
+            (message["operation"], message["bytes"]): message["seconds"]
+            for message in messages
+            if "operation" in message
+        }
         pairs = [(operation, size) for operation in operations for size in sizes]
         rows = [_row(sources, *pair, world, samples.get(pair, ())) for pair in pairs]
         return blind.with_samples(rows, machine=_machine(messages))
@@ -202,7 +206,7 @@ def _row(
 ) -> MeasurementRow:
     return MeasurementRow(
         name=f"{operation} {size}",
-        forecasts={one.by: _forecast(one, operation, size, world) for one in sources},
+        forecasts={source.by: _forecast(source, operation, size, world) for source in sources},
         samples=tuple(samples),
         instrument="calls in a row from a barrier, mean over calls and ranks",
         shape={"operation": operation, "bytes": size, "members": world},
@@ -213,8 +217,8 @@ def _forecast(source: Forecaster, operation: str, size: int, world: int) -> Fore
     """Seconds of a collective, or of a message until its arrival."""
     if operation != "send_recv":
         return source.estimate_works([Collective(operation, size, (AXIS,))])
-    one = source.costs.estimate(Transfer(size, AXIS, 0, world - 1))
-    return with_interval(one.seconds + one.latency, one.sigma)
+    estimate = source.costs.estimate(Transfer(size, AXIS, 0, world - 1))
+    return with_interval(estimate.seconds + estimate.latency, estimate.sigma)
 
 
 # ---------------------------------------------------------------------------------------- running and writing
@@ -228,7 +232,7 @@ def _run_and_write(
     complete: Callable[[list[dict[str, Any]]], Measurement],
     progress: Progress,
 ) -> Measurement:
-    """Writes the blind forecast, runs the tasks one after another, and writes the complete measurement; also if they
+    """Writes the blind forecast, runs the tasks in turn, and writes the complete measurement; also if they
     are interrupted.
 
     complete: makes the measurement from the messages of the tasks.
@@ -257,16 +261,16 @@ def _run_and_write(
 
 
 def _machine(messages: Sequence[Mapping[str, Any]]) -> Machine | None:
-    """The machine with its states, if the task has come to its end."""
-    return next((Machine(**one["machine"]) for one in messages if "machine" in one), None)
+    """Returns the machine with its states, if the task has come to its end."""
+    return next((Machine(**message["machine"]) for message in messages if "machine" in message), None)
 
 
 def _describe(message: Mapping[str, Any]) -> str:
-    """A message of the worker as a line of progress."""
+    """Returns a message of the worker as a line of progress."""
     if "check" in message:
         return str(serial_check.SerialCheck(**message["check"]))
     if "peaks" in message:
-        return "peak allocated: " + ", ".join(f"{one['allocated'] / 2**20:,.1f} MiB" for one in message["peaks"])
+        return "peak allocated: " + ", ".join(f"{peak['allocated'] / 2**20:,.1f} MiB" for peak in message["peaks"])
     if "operation" in message:
         middle = sorted(message["seconds"])[len(message["seconds"]) // 2]
         return f"{message['operation']} {message['bytes']:,} bytes: {middle * 1e6:,.1f} us"
@@ -280,7 +284,8 @@ def _describe(message: Mapping[str, Any]) -> str:
 
 
 def _device(kind: str) -> Device:
-    """The device of this process under torchrun; otherwise the first one, which other processes are going to use."""
+    """Returns the device of this process under torchrun; otherwise the first device, which other processes are going to
+    use."""
     if kind == "cuda" and launch.under_torchrun():
         return Device.of(kind, int(os.environ.get("LOCAL_RANK", "0")))
     return Device.of(kind, select=False)
@@ -293,8 +298,8 @@ def _remarks(device: str) -> tuple[str, ...]:
     return ()
 
 
-def _check_counts(**given: tuple[int, int]) -> None:
+def _check_counts(**counts: tuple[int, int]) -> None:
     """Raises PlanError for a count below its minimum."""
-    for name, (value, least) in given.items():
+    for name, (value, least) in counts.items():
         if value < least:
             raise PlanError(f"--{name}", f"the minimum is {least}", f"Write {least} or more", value)

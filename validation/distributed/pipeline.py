@@ -31,12 +31,12 @@ def check(plan: Plan) -> None:
     """Raises PlanError for a schedule that torch's runtime cannot run."""
     if plan.shape.p > 1:
         torch_pipelining.check()
-    found, last, use = action_orders(plan), plan.shape.stages - 1, plan.schedule.use
-    forwards = [action.microbatch for order in found for action in order if action[:2] == (last, "F")]
+    orders, last, use = action_orders(plan), plan.shape.stages - 1, plan.schedule.use
+    forwards = [action.microbatch for order in orders for action in order if action[:2] == (last, "F")]
     if forwards != sorted(forwards):
         rule = "torch expects the losses in the order of the micro-batches"
         raise PlanError("plan.schedule", rule, "Use a schedule whose last stage keeps that order", use)
-    split = any(action.kind == "W" for order in found for action in order)
+    split = any(action.kind == "W" for order in orders for action in order)
     ddp = data_scheme_of(plan) == "data/ddp"
     if split and ddp:
         rule = "torch's DDP waits for weight gradients in the backward pass, and this schedule computes them later"
@@ -44,13 +44,13 @@ def check(plan: Plan) -> None:
     if plan.job.model.tied and ddp and last and plan.model_parts.device(0) == plan.model_parts.device(last):
         rule = "torch's DDP reduces a tied embedding's gradient once, and here two stages of one device share it"
         raise PlanError("plan.schedule", rule, "Use data/zero-1 with it, or set model.tied: false", use)
-    if plan.shape.p == 1 and found[0] != [Action(0, kind, k) for k in plan.shape.microbatches for kind in ("F", "BW")]:
+    if plan.shape.p == 1 and orders[0] != [Action(0, kind, k) for k in plan.shape.microbatches for kind in ("F", "BW")]:
         rule = "without a pipeline micro-batches run one after another through the whole model"
         raise PlanError("plan.schedule", rule, "Use 1f1b, or choose pp > 1", use)
 
 
 class GradientAccumulation:
-    """Gradient accumulation over the micro-batches; DDP communicates in the last one only."""
+    """Gradient accumulation over the micro-batches; DDP communicates in the last only."""
 
     def __init__(self, m: int, module: nn.Module) -> None:
         self.m, self.module = m, module
@@ -129,5 +129,5 @@ def _stage(
 
 
 def uses_sequence_parallelism(plan: Plan) -> bool:
-    """Whether the plan shards the residual stream along the positions."""
-    return any(one.use == "tensor/megatron-sp" for one in plan.family("tensor"))
+    """Returns whether the plan shards the residual stream along the positions."""
+    return any(scheme.use == "tensor/megatron-sp" for scheme in plan.family("tensor"))

@@ -83,7 +83,7 @@ def make_process_groups(plan: Plan, device: Device) -> ProcessPlace:
 
 
 def _submesh(mesh: DeviceMesh, parts: Collection[str]) -> DeviceMesh | None:
-    """The mesh of one dim along some parts; None if it has one rank."""
+    """Returns the mesh of a single dim along some parts; None if it has a single rank."""
     names = tuple(name for name in mesh.mesh_dim_names or () if name in parts and mesh[name].size() > 1)
     if len(names) < 2:
         return mesh[names[0]] if names else None
@@ -95,7 +95,7 @@ def _axis_group(mesh: DeviceMesh | None) -> AxisGroup:
 
 
 def _embedding_group(plan: Plan, axis: str, last: int) -> Any:
-    """Group of this pipeline's first and last stage. torch requires every process to make every group."""
+    """Returns the group of this pipeline's first and last stage. torch requires every process to make every group."""
     size, stride, mine = plan.mesh.size(axis), plan.mesh.stride(axis), None
     for rank in range(plan.mesh.world):
         if rank // stride % size == 0:

@@ -1,4 +1,4 @@
-"""Checks that sharded training equals serial training: loss, gradients, gradient norm, and weights after one step."""
+"""Checks that sharded training equals serial training: loss, gradients, gradient norm, and weights after a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 """Largest relative difference by number format, finest first: some thousand roundings in another order."""
 
 WEIGHT_TOLERANCE = 1e-2
-"""Largest mean difference of the weights after one step, in learning rates. Adam's first step is the sign of the
+"""Largest mean difference of the weights after a step, in learning rates. Adam's first step is the sign of the
 gradient, so weights whose gradients are rounding noise may differ by 2; a misplaced shard makes the mean about 1."""
 
 MEMORY_SHARE = 0.25
@@ -52,7 +52,7 @@ class SerialCheck:
     def equal(self) -> bool:
         tolerance = TOLERANCE[self.format]
         return (
-            all(one <= tolerance for one in (self.loss, self.gradient, self.norm))
+            all(error <= tolerance for error in (self.loss, self.gradient, self.norm))
             and (self.weights or 0.0) <= WEIGHT_TOLERANCE
         )
 
@@ -67,7 +67,7 @@ class SerialCheck:
 
 
 def fits_serially(plan: Plan, memory: int | None) -> bool:
-    """Whether one process can train the whole model in `MEMORY_SHARE` of a device's `memory` [bytes].
+    """Returns whether a single process can train the whole model in `MEMORY_SHARE` of a device's `memory` [bytes].
 
     Weights, gradients, main weights and two moments count 4 bytes each.
     """
@@ -77,7 +77,7 @@ def fits_serially(plan: Plan, memory: int | None) -> bool:
 def compare_with_serial(trainer: Trainer) -> SerialCheck:
     """Runs the first step sharded and, on rank 0, serial, and compares them. Collective over all ranks.
 
-    The serial step trains on the tokens of all replicas. The trainer has made one step afterwards.
+    The serial step trains on the tokens of all replicas. The trainer has taken a step afterwards.
     """
     plan = trainer.plan
     loss = trainer.accumulate_gradients(trainer.make_inputs(0))
@@ -90,20 +90,20 @@ def compare_with_serial(trainer: Trainer) -> SerialCheck:
     weights = None
     if _format(plan) == "fp32":
         differences = [((have - want).abs().sum(), want.numel()) for _, have, want, _ in _pairs(trainer, serial, False)]
-        weights = float(sum(one for one, _ in differences)) / sum(count for _, count in differences) / LEARNING_RATE
-    own = loss.item() / trainer.place.data.size / trainer.place.tensor.size if loss is not None else 0.0
-    mean = torch.tensor(own, dtype=torch.float64, device=trainer.place.device.torch)
+        weights = float(sum(error for error, _ in differences)) / sum(count for _, count in differences) / LEARNING_RATE
+    share = loss.item() / trainer.place.data.size / trainer.place.tensor.size if loss is not None else 0.0
+    mean = torch.tensor(share, dtype=torch.float64, device=trainer.place.device.torch)
     dist.all_reduce(mean)
     results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(results, (largest, worst, weights, serial.loss if serial else 0.0, serial_norm))
-    (*_, true_loss, true_norm), (largest, worst) = results[0], max(one[:2] for one in results)
+    (*_, true_loss, true_norm), (largest, worst) = results[0], max(result[:2] for result in results)
     return SerialCheck(
         format=_format(plan),
         loss=abs(float(mean) / true_loss - 1),
         gradient=largest,
         worst=worst,
         norm=abs(norm / true_norm - 1),
-        weights=None if weights is None else max(one[2] for one in results),
+        weights=None if weights is None else max(result[2] for result in results),
     )
 
 
@@ -113,7 +113,7 @@ def _format(plan: Plan) -> str:
 
 
 class _SerialTrainer:
-    """The whole model in one process, after the passes of the whole batch."""
+    """The whole model in a single process, after the passes of the whole batch."""
 
     def __init__(self, trainer: Trainer) -> None:
         plan, device = trainer.plan, trainer.place.device.torch
@@ -122,7 +122,7 @@ class _SerialTrainer:
         self.loss, parts = 0.0, plan.shape.m * plan.ranks.replicas
         for replica in range(plan.ranks.replicas):
             for k in range(plan.shape.m):
-                ids, targets = (one.to(device) for one in make_tokens(plan, 0, k, replica))
+                ids, targets = (tokens.to(device) for tokens in make_tokens(plan, 0, k, replica))
                 loss = self.stage(ids, targets) / parts
                 loss.backward()
                 self.loss += loss.item()
@@ -131,9 +131,10 @@ class _SerialTrainer:
 def _pairs(
     trainer: Trainer, serial: _SerialTrainer | None, gradients: bool
 ) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-    """For each parameter of this rank: name, its gradient (or weight), the expected shard, and the expected whole.
+    """Yields for each parameter of this rank: name, its gradient (or weight), the expected shard, and the expected
+    whole.
 
-    The expected values are broadcast from rank 0 one after another.
+    The expected values are broadcast from rank 0 in order.
     """
     theirs = dict(serial.stage.named_parameters()) if serial else {}
     shapes: list[Any] = [[(name, tuple(param.shape)) for name, param in theirs.items()]]
@@ -151,19 +152,19 @@ def _pairs(
 
 
 def _reduce_over_replicas(param: Any, trainer: Trainer) -> Tensor:
-    """A gradient averaged over the data ranks: ZeRO-1 itself reduces gradients only in its step."""
-    found = _unshard(gradient(param)).float()
+    """Returns a gradient averaged over the data ranks: ZeRO-1 itself reduces gradients only in its step."""
+    whole = _unshard(gradient(param)).float()
     if data_scheme_of(trainer.plan) == "data/zero-1":
-        found = data_ranks(param, trainer.place).all_reduce(found.clone())
-        found /= trainer.place.data.size
-    return found
+        whole = data_ranks(param, trainer.place).all_reduce(whole.clone())
+        whole /= trainer.place.data.size
+    return whole
 
 
-def _unshard(one: Any) -> Tensor:
-    """The whole of a tensor that FSDP may shard."""
-    return one.full_tensor() if hasattr(one, "full_tensor") else one  # type: ignore[no-any-return]
+def _unshard(tensor: Any) -> Tensor:
+    """Returns the whole of a tensor that FSDP may shard."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]
 
 
 def _relative(have: Tensor, want: Tensor, whole: Tensor) -> float:
-    """Largest difference over the largest entry of the whole tensor; over 1 if that is zero."""
+    """Returns the largest difference over the largest entry of the whole tensor; over 1 if that is zero."""
     return float((have - want).abs().max()) / (float(whole.abs().max()) or 1.0)

@@ -2,7 +2,8 @@
 
 What it needs of them beyond the public API:
 
-- ``_PipelineScheduleRuntime`` runs any order of actions, ``_load_csv`` gives it one, and ``_merge_outputs`` joins what
+- ``_PipelineScheduleRuntime`` runs any order of actions, ``_load_csv`` gives it an order, and ``_merge_outputs`` joins
+what
   the last stage returned;
 - a stage's ``get_fwd_recv_ops``, ``get_bwd_recv_ops``, ``get_fwd_send_ops`` and ``get_bwd_send_ops`` list the messages
   of a micro-batch; ``forward_one_chunk`` and ``backward_one_chunk`` compute its passes;
@@ -58,7 +59,7 @@ def check() -> None:
 
 
 def _require(owner: Any, names: Iterable[str]) -> None:
-    """Raises PlanError if a module, class or object of torch lacks one of these names."""
+    """Raises PlanError if a module, class or object of torch lacks any of these names."""
     if missing := [name for name in names if not hasattr(owner, name)]:
         whose = getattr(owner, "__name__", type(owner).__name__)
         rule = f"{whose} of torch's pipelining has no {', '.join(missing)}, which the reference trainer needs"
@@ -71,7 +72,7 @@ def make_runtime(
     loss_fn: Callable[[Tensor, Tensor], Tensor],
     orders: Sequence[Sequence[Action]],
 ) -> Any:
-    """Makes torch's runtime of one rank's `stages`, to run the `orders` of all devices on m micro-batches.
+    """Makes torch's runtime of a rank's `stages`, to run the `orders` of all devices on m micro-batches.
 
     Its ``step(*args, **kwargs)`` runs them. The runtime adds sends and receives to the orders.
     """
@@ -92,15 +93,15 @@ def orders_with_messages(runtime: Any) -> list[list[tuple[int, str, int]]]:
     Kinds of passes are those of `Action`, kinds of messages those of `MESSAGES`.
     """
     kinds = {letter: kind for kind, letter in TORCH_LETTERS.items()} | {kind: kind for kind in MESSAGES}
-    found: list[list[tuple[int, str, int]]] = []
+    orders: list[list[tuple[int, str, int]]] = []
     for _, order in sorted(runtime.pipeline_order_with_comms.items()):
         matches = (ACTION.fullmatch(str(action)) for action in order)  # others are for FSDP, such as 0UNSHARD
-        found.append([(int(match[1]), kinds[match[2]], int(match[3])) for match in matches if match])
-    return found
+        orders.append([(int(match[1]), kinds[match[2]], int(match[3])) for match in matches if match])
+    return orders
 
 
 class LeanPipelineStage(PipelineStage):
-    """torch's stage with its own messages, and receive buffers that exist only while a message is in flight.
+    """torch's stage with separate messages, and receive buffers that exist only while a message is in flight.
 
     torch's runtime would send on the group of the whole pipeline and keep what was sent until the end of the step; its
     stage allocates a buffer for every micro-batch and keeps them from step to step. Here the lists of messages that the
@@ -174,21 +175,21 @@ class LeanPipelineStage(PipelineStage):
         self.output_chunks.clear()
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
-        found = super()._prepare_forward_infra(*args, **kwargs)
+        result = super()._prepare_forward_infra(*args, **kwargs)
         self._take_over(FORWARD, self.args_recv_info)
-        return found
+        return result
 
     def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
-        found = super()._prepare_backward_infra(*args, **kwargs)
+        result = super()._prepare_backward_infra(*args, **kwargs)
         self._take_over(BACKWARD, self.grad_recv_info)
-        return found
+        return result
 
     def _take_over(self, direction: str, infos: dict[int, tuple[Any, ...]]) -> None:
         """Keeps the shapes of a micro-batch's buffers, which are the same for all, and frees the buffers."""
         buffers = [getattr(info, "buffer", None) for info in infos[0]]
         self.shapes[direction] = [
-            None if one is None else torch.empty_like(one, device="meta", requires_grad=one.requires_grad)
-            for one in buffers
+            None if buffer is None else torch.empty_like(buffer, device="meta", requires_grad=buffer.requires_grad)
+            for buffer in buffers
         ]
         self._free(*infos.values())
 

@@ -1,4 +1,4 @@
-"""The reference trainer: one rank's part of a training step of a plan, run eagerly or replayed from a CUDA graph."""
+"""The reference trainer: a rank's part of a training step of a plan, run eagerly or replayed from a CUDA graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Inputs = tuple[Tensor | None, Tensor | None]
 
 
 REHEARSALS = 3
-"""Steps that run eagerly before one is captured: libraries choose their kernels and allocate their workspaces."""
+"""Steps that run eagerly before a step is captured: libraries choose their kernels and allocate their workspaces."""
 
 
 def check(plan: Plan) -> None:
@@ -57,7 +57,7 @@ class Trainer:
         check(plan)
         self.plan, self.place = plan, place
         tensor = TensorGroup(**vars(place.tensor), sequence=pipeline.uses_sequence_parallelism(plan))
-        ulysses = any(one.use == "sequence/ulysses" for one in plan.family("sequence"))
+        ulysses = any(scheme.use == "sequence/ulysses" for scheme in plan.family("sequence"))
         self.context = ContextGroup(**vars(place.context), scheme="ulysses" if ulysses else "all-gather")
         mine = [i for i in range(plan.shape.stages) if plan.model_parts.device(i) == place.pipeline.rank]
         numbers: dict[int, int | None] = {0: None} if place.pipeline.size == 1 else {i: i for i in mine}
@@ -76,11 +76,12 @@ class Trainer:
         )
 
     def make_inputs(self, step: int) -> Inputs:
-        """Token ids (on ranks with the first stage) and targets (with the last stage) on the device: [m b, s/cp]."""
+        """Returns the token ids (on ranks with the first stage) and targets (with the last stage) on the device: [m b,
+        s/cp]."""
         replica, m = self.place.replica.rank, self.plan.shape.m
         pairs = [make_tokens(self.plan, step, k, replica) for k in range(m)]
-        own = [self.context.own_positions(torch.cat(some), 1) for some in zip(*pairs, strict=True)]
-        ids, targets = (one.contiguous().to(self.place.device.torch) for one in own)
+        batches = [self.context.own_positions(torch.cat(some), 1) for some in zip(*pairs, strict=True)]
+        ids, targets = (tokens.contiguous().to(self.place.device.torch) for tokens in batches)
         rank = self.place.pipeline.rank
         return ids if rank == 0 else None, targets if rank == self.place.last else None
 
@@ -101,7 +102,7 @@ class Trainer:
         return loss
 
     def step(self, inputs: Inputs) -> Tensor | None:
-        """A whole training step; gradients are zero afterwards."""
+        """Runs a whole training step; gradients are zero afterwards."""
         loss = self.accumulate_gradients(inputs)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -113,7 +114,7 @@ class Trainer:
 
 
 class CapturedStep:
-    """The step of a trainer: the first calls run eagerly, one is captured, and later ones are replayed."""
+    """The step of a trainer: the first calls run eagerly, the next is captured, and later ones are replayed."""
 
     def __init__(self, trainer: Trainer) -> None:
         assert trainer.place.device.cuda is not None
@@ -124,7 +125,7 @@ class CapturedStep:
         self.graph: Any = None
 
     def __call__(self, inputs: Inputs) -> None:
-        """Runs one step."""
+        """Runs a step."""
         self.calls += 1
         if self.calls <= REHEARSALS:
             self.stream.wait_stream(self.cuda.current_stream())
@@ -133,10 +134,10 @@ class CapturedStep:
             self.cuda.current_stream().wait_stream(self.stream)
             return
         if self.graph is None:
-            ids, targets = (None if given is None else given.clone() for given in inputs)
+            ids, targets = (None if tokens is None else tokens.clone() for tokens in inputs)
             self.inputs = ids, targets
             self.graph, _ = self.cuda.capture_graph(lambda: self.trainer.step(self.inputs))
-        for kept, given in zip(self.inputs, inputs, strict=True):
-            if kept is not None and given is not None:
-                kept.copy_(given)
+        for kept, tokens in zip(self.inputs, inputs, strict=True):
+            if kept is not None and tokens is not None:
+                kept.copy_(tokens)
         self.graph.replay()

@@ -107,37 +107,38 @@ TASKS: dict[str, Callable[[Mapping[str, Any], Device], Iterator[dict[str, Any]]]
 
 
 def _time_step(trainer: Trainer, run_step: Callable[[Inputs], Any], number: int) -> float:
-    """Seconds of a step from a barrier to its end on the slowest rank; making the tokens is not included."""
-    device, given = trainer.place.device, trainer.make_inputs(number)
+    """Returns the seconds of a step from a barrier to its end on the slowest rank; drawing the tokens is not
+    included."""
+    device, inputs = trainer.place.device, trainer.make_inputs(number)
     device.sync()
     dist.barrier()
     device.sync()  # NCCL's barrier is a kernel, too
     begin = time.perf_counter()
-    run_step(given)
+    run_step(inputs)
     device.sync()
     return slowest_rank(time.perf_counter() - begin, device)
 
 
 def decision_of_rank_zero(decision: bool, device: Device) -> bool:
-    """Rank 0's decision, on all ranks."""
-    found = torch.tensor(float(decision), device=device.torch)
-    dist.broadcast(found, 0)
-    return bool(found)
+    """Returns rank 0's decision, on all ranks."""
+    agreed = torch.tensor(float(decision), device=device.torch)
+    dist.broadcast(agreed, 0)
+    return bool(agreed)
 
 
 def slowest_rank(seconds: float, device: Device) -> float:
-    """Maximum over all ranks."""
-    found = torch.tensor(seconds, dtype=torch.float64, device=device.torch)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return float(found)
+    """Returns the maximum over all ranks."""
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=device.torch)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest)
 
 
 def _trace_step(trainer: Trainer, number: int, path: Path) -> None:
-    """Writes rank 0's Kineto trace of one step, marked as `STEP_MARK`; a barrier precedes it."""
-    given, device = trainer.make_inputs(number), trainer.place.device
+    """Writes rank 0's Kineto trace of a step, marked as `STEP_MARK`; a barrier precedes it."""
+    inputs, device = trainer.make_inputs(number), trainer.place.device
     if dist.get_rank():
         dist.barrier()
-        trainer.step(given)
+        trainer.step(inputs)
         return
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.cuda:
@@ -145,7 +146,7 @@ def _trace_step(trainer: Trainer, number: int, path: Path) -> None:
     with torch.profiler.profile(activities=kinds) as profile:
         dist.barrier()
         with torch.profiler.record_function(STEP_MARK):
-            trainer.step(given)
+            trainer.step(inputs)
             device.sync()
     with tempfile.TemporaryDirectory(prefix="meshcast-") as folder:  # torch writes by name only
         trace = Path(folder) / path.name
@@ -167,19 +168,20 @@ PAUSE = 1e-3
 
 def measure_peaks(trainer: Trainer, number: int) -> list[dict[str, Any]]:
     """Runs step `number` untimed and returns the peak memory of each rank (`MemoryPeak` as plain data)."""
-    given = trainer.make_inputs(number)
-    # A CPU's tensors are counted by their Python objects; gradients from autograd have one only once they are accessed.
+    inputs = trainer.make_inputs(number)
+    # A CPU's tensors are counted by their Python objects; gradients from autograd have an object only once they are
+    # accessed.
     held = [gradient(param) for param in trainer.parameters().values()]
     dist.barrier()
     with (
         _hold_gloo_buffers() if trainer.place.device.backend == "gloo" else nullcontext(),
         trainer.place.device.peak() as peak,
     ):
-        trainer.step(given)
+        trainer.step(inputs)
     del held
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, asdict(peak))
-    return found
+    peaks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(peaks, asdict(peak))
+    return peaks
 
 
 @contextmanager
@@ -187,7 +189,8 @@ def _hold_gloo_buffers() -> Iterator[None]:
     """Makes the calling thread free the buffers of gloo's collectives inside the block.
 
     gloo's threads drop their reference to a buffer shortly after the call has returned. If the caller has dropped its
-    own by then, the buffer is freed in a thread that torch's profiler does not watch, and counts as allocated for good.
+    reference by then, the buffer is freed in a thread that torch's profiler does not watch, and counts as allocated for
+    good.
     """
     before = {name: method for name, method in vars(dist.ProcessGroup).items() if name in COLLECTIVES}
     for name, method in before.items():
@@ -216,7 +219,7 @@ def _wait_and_pause(method: Any) -> Callable[..., Any]:
 
 @contextmanager
 def _report_failure(folder: Path) -> Iterator[None]:
-    """Writes an error as a file for the launcher, instead of one traceback per rank."""
+    """Writes an error as a file for the launcher, instead of a traceback per rank."""
     try:
         yield
     except Exception as error:
@@ -236,7 +239,7 @@ def _report_failure(folder: Path) -> Iterator[None]:
 
 
 def _line(error: BaseException) -> str:
-    """The original error in one line: torch wraps errors and appends C++ stacks."""
+    """Returns the original error in a single line: torch wraps errors and appends C++ stacks."""
     while error.__cause__ is not None:
         error = error.__cause__
     words = (str(error).strip().splitlines() or [""])[0]

@@ -1,4 +1,4 @@
-"""Campaigns: a list of measurements for one machine, run in one go after its calibration.
+"""Campaigns: a list of measurements for a machine, run in one go after its calibration.
 
 A campaign is a YAML file::
 
@@ -8,7 +8,7 @@ A campaign is a YAML file::
     runs:
       - {name: small-tp2, measure: distributed, job: small, set: {plan: {tp: 2}}, options: {steps: 10}}
 
-Each run is one call of ``meshcast measure`` and writes ``<name>.json``. ``gpu: auto`` is the GPU of this machine. An
+Each run is a call of ``meshcast measure`` and writes ``<name>.json``. ``gpu: auto`` is the GPU of this machine. An
 interrupted campaign resumes: runs whose files are complete are skipped. With a limit of minutes it runs in slices: a
 run begins only if it is expected to end in time, and the next call goes on with it.
 """
@@ -88,20 +88,20 @@ class Campaign(FileModel):
     runs: tuple[CampaignRun, ...]
 
     def job(self, run: CampaignRun, gpu: str = ANY_GPU) -> dict[str, Any]:
-        """Job of a run, with its keys replaced. gpu: in place of ``auto``.
+        """Returns the job of a run, with its keys replaced. gpu: in place of ``auto``.
 
         Raises PlanError for a name that is not under `jobs`.
         """
         if run.job not in self.jobs:
             raise PlanError("job", "the campaign has no job of this name", nearest(run.job, self.jobs), run.job)
-        found = {**self.jobs[run.job], **run.set}
-        cluster = found.get("cluster")
+        job = {**self.jobs[run.job], **run.set}
+        cluster = job.get("cluster")
         if isinstance(cluster, dict) and cluster.get("gpu") == AUTO:
-            found["cluster"] = {**cluster, "gpu": gpu}
-        return found
+            job["cluster"] = {**cluster, "gpu": gpu}
+        return job
 
     def devices(self, run: CampaignRun) -> int:
-        """Number of devices that a run takes: of kernels and stages one, whatever their job says."""
+        """Counts the devices that a run takes: of kernels and stages 1, whatever their job says."""
         if run.measure in ("kernels", "stages"):
             return 1
         return int(load_job(self.job(run)).cluster.gpus)
@@ -110,21 +110,21 @@ class Campaign(FileModel):
 def load(path: Path) -> Campaign:
     """Reads a campaign and checks all its jobs. Raises PlanError, ModelError or CatalogError for the first mistake."""
     data, text, where = read_yaml(path, str(path), PlanError)
-    found: Campaign = validate_data(Campaign, data, where, PlanError, text=text)
-    names = [run.name for run in found.runs]
+    campaign: Campaign = validate_data(Campaign, data, where, PlanError, text=text)
+    names = [run.name for run in campaign.runs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise PlanError(f"{path} runs", "two runs have the same name, and so the same file", "Rename one", twice)
-    for run in found.runs:
+    for run in campaign.runs:
         for option in run.options:
             if option not in OPTIONS[run.measure]:
                 remedy = nearest(option, OPTIONS[run.measure])
                 raise PlanError(f"{path} runs {run.name} options", f"{run.measure} have no such option", remedy, option)
         try:
-            load_job(found.job(run))
+            load_job(campaign.job(run))
         except MeshcastError as error:
             raise error.at(f"{path} run {run.name}") from None
-    return found
+    return campaign
 
 
 Measure = Callable[..., Any]
@@ -189,7 +189,7 @@ def run_all(
             except MeshcastError as error:
                 yield run, Unmeasured(str(error))
                 continue
-            except Exception as error:  # a rented machine costs money: one failed run does not stop the campaign
+            except Exception as error:  # a rented machine costs money: a failed run does not stop the campaign
                 log = out / f"{run.name}.error.txt"
                 write_file(log, "".join(traceback.format_exception(error)))
                 yield run, Unmeasured(f"failed: {describe_error(error)} (whole error in {log})")
@@ -198,9 +198,9 @@ def run_all(
 
 
 def _read_complete(path: Path) -> Measurement | None:
-    """The measurement in a file; None if there is no file or it is incomplete."""
+    """Returns the measurement in a file; None if there is no file or it is incomplete."""
     if not path.is_file():
         return None
-    found = read(path)
-    complete = found.measured is not None and not any(note.startswith(UNFINISHED) for note in found.notes)
-    return found if complete else None
+    measurement = read(path)
+    complete = measurement.measured is not None and not any(note.startswith(UNFINISHED) for note in measurement.notes)
+    return measurement if complete else None

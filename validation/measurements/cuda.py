@@ -1,4 +1,4 @@
-"""CUDA as measurements use it: one object with every call to torch.cuda and nvidia-smi.
+"""CUDA as measurements use it: an object with every call to torch.cuda and nvidia-smi.
 
 Nothing else in `validation` calls torch.cuda. A test replaces `Cuda` by a fake on CPU tensors that counts the calls, so
 that the code of a GPU measurement runs, and can be checked, on a machine without a GPU.
@@ -39,21 +39,21 @@ class Cuda:
 
     @staticmethod
     def count() -> int:
-        """Number of GPUs that torch sees."""
+        """Counts the GPUs that torch sees."""
         return torch.cuda.device_count()
 
     @staticmethod
     def versions() -> dict[str, str]:
         """Versions of CUDA and NCCL; {} for a build of torch without CUDA."""
-        found = {}
+        versions = {}
         if torch.version.cuda:
-            found["cuda"] = torch.version.cuda
+            versions["cuda"] = torch.version.cuda
             if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-                found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        return found
+                versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        return versions
 
     def select(self) -> None:
-        """Makes this GPU the current one."""
+        """Makes this GPU the current GPU."""
         torch.cuda.set_device(self.index)
 
     @property
@@ -63,7 +63,8 @@ class Cuda:
 
     @property
     def process_group_options(self) -> dict[str, Any]:
-        """Options of ``init_process_group``: NCCL's communicators are made at once, not with the first collective."""
+        """Options of ``init_process_group``: NCCL's communicators are created at once, not with the first
+        collective."""
         return {"device_id": self.device}
 
     @cached_property
@@ -77,7 +78,7 @@ class Cuda:
         return self.properties.major, self.properties.minor
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a tensor of the host in pinned memory."""
+        """Returns a copy of a tensor of the host in pinned memory."""
         return tensor.pin_memory()
 
     # --------------------------------------------------------------------------------- time and streams
@@ -93,7 +94,7 @@ class Cuda:
         return event
 
     def seconds_between(self, first: Any, last: Any) -> float:
-        """Time between two recorded events that have happened [s]."""
+        """Returns the time between two recorded events that have happened [s]."""
         return float(first.elapsed_time(last)) * 1e-3
 
     @cached_property
@@ -118,7 +119,7 @@ class Cuda:
         return torch.cuda.current_stream(self.device)
 
     def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Work issued inside the block goes to `stream`."""
+        """Sends work issued inside the block to `stream`."""
         return torch.cuda.stream(stream)
 
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
@@ -127,11 +128,11 @@ class Cuda:
 
     def capture_graph(self, work: Callable[[], Any], pool: Any = None) -> tuple[Any, Any]:
         """Captures `work` as a CUDA graph; returns the graph and what `work` has returned. pool: memory of an earlier
-        graph that this one shares."""
+        graph that this shares."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            found = work()
-        return graph, found
+            returned = work()
+        return graph, returned
 
     # ------------------------------------------------------------------------------------------- memory
 
@@ -144,15 +145,16 @@ class Cuda:
         torch.cuda.reset_peak_memory_stats(self.index)
 
     def peak_allocated(self) -> int:
-        """Peak memory of tensors since `reset_peaks` [bytes]."""
+        """Returns the peak memory of tensors since `reset_peaks` [bytes]."""
         return torch.cuda.max_memory_allocated(self.index)
 
     def peak_reserved(self) -> int:
-        """Peak memory reserved by the caching allocator since `reset_peaks` [bytes]."""
+        """Returns the peak memory reserved by the caching allocator since `reset_peaks` [bytes]."""
         return torch.cuda.max_memory_reserved(self.index)
 
     def memory_in_use(self) -> int:
-        """Memory of the GPU that is not free, for all processes [bytes]: also contexts, libraries and NCCL."""
+        """Returns the memory of the GPU that is not free, for all processes [bytes]: also contexts, libraries and
+        NCCL."""
         free, total = torch.cuda.mem_get_info(self.index)
         return total - free
 
@@ -162,15 +164,16 @@ class Cuda:
     def uuid(self) -> str:
         """Name of this GPU for nvidia-smi, which numbers GPUs otherwise than torch under CUDA_VISIBLE_DEVICES.
 
-        A process that has not used CUDA yet is not made to: its context would take memory of the GPU.
+        A process that has not used CUDA yet is not forced to: its context would take memory of the GPU.
         """
-        if torch.cuda.is_initialized() and (found := getattr(self.properties, "uuid", None)):
-            return f"GPU-{found}"
-        visible = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+        if torch.cuda.is_initialized() and (uuid := getattr(self.properties, "uuid", None)):
+            return f"GPU-{uuid}"
+        visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
         return visible[self.index] if self.index < len(visible) else str(self.index)
 
     def name_and_memory(self) -> tuple[str, int]:
-        """Name of this GPU and its memory [bytes]: from nvidia-smi, which takes no memory, or else from torch."""
+        """Returns the name of this GPU and its memory [bytes]: from nvidia-smi, which takes no memory, or else from
+        torch."""
         answer = self.query(["name", "memory.total"])
         if answer is not None and len(answer) == 2 and answer[1].isdigit():
             return answer[0], int(answer[1]) * 2**20
@@ -184,4 +187,4 @@ class Cuda:
             answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
         except (OSError, subprocess.SubprocessError):
             return None
-        return [one.strip() for one in answer.strip().split(",")] if answer.strip() else None
+        return [value.strip() for value in answer.strip().split(",")] if answer.strip() else None

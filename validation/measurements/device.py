@@ -1,4 +1,4 @@
-"""The device under measurement: a GPU, or one CPU core that stands in for a GPU.
+"""The device under measurement: a GPU, or a CPU core that stands in for a GPU.
 
 The same measuring code runs on both. A GPU is timed with CUDA events and its memory is counted by torch's caching
 allocator and by the driver; a CPU core is timed with the host's clock and its memory is counted by torch's profiler.
@@ -29,7 +29,7 @@ from meshcast.validation.measurements.measurement import GPUState, Machine, Meas
 Kind = Literal["cpu", "cuda"]
 
 Progress = Callable[[str], None]
-"""Takes one line of progress."""
+"""Takes a line of progress."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Torch's types by meshcast's names of number formats."""
@@ -40,10 +40,10 @@ FLUSH_BYTES = 256 * 2**20
 FLUSH_GEMM, FLUSH_WEIGHTS = (256, 512, 1408), 16
 """Rows, depth and columns of the GEMM that a CPU core computes between samples, and the number of weights that it uses
 in turn. As in a training step it evicts operands and code from the core's private caches but not from the shared
-one."""
+caches."""
 
 
-LEAST_SPIN, MOST_SPIN = 0.5e-3, 0.5
+MIN_SPIN, MAX_SPIN = 0.5e-3, 0.5
 """Shortest and longest time for which a spinning kernel holds the stream back while the host issues timed work [s]."""
 
 SPIN_MARGIN = 1.5
@@ -151,26 +151,27 @@ class Device:
         cold: evict the operands of the previous call from the caches first (`FLUSH_BYTES`, `FLUSH_GEMM`).
 
         On a GPU a spinning kernel holds the stream back until the host has issued all of the work, so launch latency is
-        not part of the durations. A sample whose work took the host longer to issue is taken again behind a longer one.
+        not part of the durations. A sample whose work took the host longer to issue is taken again behind a longer
+        kernel.
         """
-        spin = LEAST_SPIN
+        spin = MIN_SPIN
         for _ in range(warmup):
             work = prepare()
             self.sync()
             begin = time.perf_counter()
             work()
-            spin = min(max(spin, SPIN_MARGIN * (time.perf_counter() - begin)), MOST_SPIN)
+            spin = min(max(spin, SPIN_MARGIN * (time.perf_counter() - begin)), MAX_SPIN)
         self.sync()
-        found = []
+        durations = []
         for _ in range(repeat):
             seconds, issued = self.time_once(prepare(), spin, cold)
-            while self.cuda and issued > spin and spin < MOST_SPIN:
-                spin = min(SPIN_MARGIN * issued, MOST_SPIN)
+            while self.cuda and issued > spin and spin < MAX_SPIN:
+                spin = min(SPIN_MARGIN * issued, MAX_SPIN)
                 seconds, issued = self.time_once(prepare(), spin, cold)
-            found.append(seconds)
-        return found
+            durations.append(seconds)
+        return durations
 
-    def time_once(self, work: Callable[[], Any], spin: float = LEAST_SPIN, cold: bool = False) -> tuple[float, float]:
+    def time_once(self, work: Callable[[], Any], spin: float = MIN_SPIN, cold: bool = False) -> tuple[float, float]:
         """Times work once; returns its duration and the time in which the host issued it [s].
 
         spin: time for which a GPU's stream is held back [s]. cold: see `seconds_after`.
@@ -211,7 +212,7 @@ class Device:
     # ------------------------------------------------------------------------------------------- memory
 
     def release_cache(self) -> None:
-        """Frees what is no longer used, also in the caching allocator: what comes next reserves its own memory."""
+        """Frees what is no longer used, also in the caching allocator: what comes next reserves its memory."""
         gc.collect()
         if self.cuda:
             self.cuda.synchronize()
@@ -223,19 +224,19 @@ class Device:
         gc.collect()
         self.sync()
         if self.cuda:
-            found = MemoryPeak("torch.cuda.max_memory_allocated, max_memory_reserved, mem_get_info")
+            peak = MemoryPeak("torch.cuda.max_memory_allocated, max_memory_reserved, mem_get_info")
             self.cuda.reset_peaks()
-            yield found
+            yield peak
             self.sync()
-            found.allocated, found.reserved = self.cuda.peak_allocated(), self.cuda.peak_reserved()
-            found.device = self.cuda.memory_in_use()
+            peak.allocated, peak.reserved = self.cuda.peak_allocated(), self.cuda.peak_reserved()
+            peak.device = self.cuda.memory_in_use()
             return
-        found = MemoryPeak("torch.profiler (profile_memory), and the storages alive before")
+        peak = MemoryPeak("torch.profiler (profile_memory), and the storages alive before")
         before = live_tensor_bytes()
         activity = torch.profiler.ProfilerActivity.CPU
         with torch.profiler.profile(activities=[activity], profile_memory=True) as profile:
-            yield found
-        found.allocated = before + _highest_level(profile)
+            yield peak
+        peak.allocated = before + _highest_level(profile)
 
     # ------------------------------------------------------------------------------------------ machine
 
@@ -263,10 +264,12 @@ class Device:
                 states["during"] = self._monitors[-1].summary()
             if self.cuda:
                 states["after"] = read_state(self.cuda)
-            return machine.model_copy(update={"states": {key: one for key, one in states.items() if one is not None}})
+            return machine.model_copy(
+                update={"states": {key: state for key, state in states.items() if state is not None}}
+            )
 
-        with StateMonitor(self.cuda) if self.cuda else nullcontext() as found:
-            self._monitors.extend([found] if found is not None else [])
+        with StateMonitor(self.cuda) if self.cuda else nullcontext() as monitor:
+            self._monitors.extend([monitor] if monitor is not None else [])
             try:
                 yield add_states
             finally:
@@ -289,49 +292,49 @@ def record(blind: Measurement, out: Path, device: Device) -> Iterator[Recording]
     The states of the device are monitored inside. An interrupt is noted, and leaves in the file what was measured.
     """
     blind.write(out)
-    found = Recording(blind)
+    recording = Recording(blind)
     with device.monitor() as add_states:
         try:
-            yield found
+            yield recording
         except KeyboardInterrupt:
-            found.notes.append("interrupted: rows without samples were not measured")
+            recording.notes.append("interrupted: rows without samples were not measured")
             raise
         finally:
-            rows = [*found.rows, *blind.rows[len(found.rows) :]]
-            found.measurement = blind.with_samples(rows, tuple(found.notes), add_states(blind.machine))
-            found.measurement.write(out)
+            rows = [*recording.rows, *blind.rows[len(recording.rows) :]]
+            recording.measurement = blind.with_samples(rows, tuple(recording.notes), add_states(blind.machine))
+            recording.measurement.write(out)
 
 
 def versions() -> dict[str, str]:
-    """Versions of the software that a measurement depends on."""
-    found = {"python": platform.python_version(), "torch": torch.__version__}
+    """Returns the versions of the software that a measurement depends on."""
+    versions_by_name = {"python": platform.python_version(), "torch": torch.__version__}
     try:
-        found["meshcast"] = version("meshcast")
+        versions_by_name["meshcast"] = version("meshcast")
     except PackageNotFoundError:
-        found["meshcast"] = "unknown"
+        versions_by_name["meshcast"] = "unknown"
     if commit := find_commit():
-        found["commit"] = commit
-    return found | Cuda.versions()
+        versions_by_name["commit"] = commit
+    return versions_by_name | Cuda.versions()
 
 
 def live_tensor_bytes() -> int:
     """Sums the bytes of all tensors in host memory; a shared storage counts once."""
-    found: dict[int, int] = {}
-    for one in gc.get_objects():
+    storages: dict[int, int] = {}
+    for candidate in gc.get_objects():
         try:
-            if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
-                storage = one.untyped_storage()
-                found[storage.data_ptr()] = storage.nbytes()
+            if issubclass(type(candidate), torch.Tensor) and candidate.device.type == "cpu":
+                storage = candidate.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
         except (ReferenceError, RuntimeError, NotImplementedError):  # freed meanwhile, or without a storage
             continue
-    return sum(found.values())
+    return sum(storages.values())
 
 
 def _highest_level(profile: Any) -> int:
     """Returns the peak of allocated memory above its level at the start of the profile [bytes]."""
     level = highest = 0
     events = profile.profiler.kineto_results.events()
-    changes = [(one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"]
+    changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
     for _, nbytes in sorted(changes, key=lambda change: change[0]):
         level += nbytes
         highest = max(highest, level)

@@ -1,4 +1,4 @@
-"""Forecasts of what is about to be measured: from the catalog, and from the machine's own calibration."""
+"""Forecasts of what is about to be measured: from the catalog, and from the machine's calibration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from meshcast.validation.measurements.measurement import ForecastValue
 
 
 def with_interval(value: float, sigma: float) -> ForecastValue:
-    """A forecast with its 90 % interval.
+    """Returns a forecast with its 90 % interval.
 
     sigma: standard deviation of log(measured / forecast).
     """
@@ -33,13 +33,13 @@ def with_interval(value: float, sigma: float) -> ForecastValue:
 
 
 def without_interval(value: float) -> ForecastValue:
-    """A forecast whose interval is empty: memory is forecast without one."""
+    """Returns a forecast whose interval is empty: memory is forecast without interval."""
     return ForecastValue(value=value, low=value, high=value)
 
 
 @dataclass(frozen=True)
 class Forecaster:
-    """Forecasts a job with one set of coefficients.
+    """Forecasts a job with a set of coefficients.
 
     by: ``catalog`` or ``calibration``.
     folder: folder of the calibration; None: the coefficients that ship with meshcast.
@@ -59,7 +59,7 @@ class Forecaster:
 
     @cached_property
     def costs(self) -> Costs:
-        """Costs of kernels that are timed one by one, outside a training step."""
+        """Costs of kernels that are timed singly, outside a training step."""
         return self._make_costs(alone=True)
 
     @property
@@ -73,10 +73,12 @@ class Forecaster:
         return Costs(job.cluster, self.plan.mesh, traits, self.calibration)
 
     def estimate_works(self, works: Iterable[Work]) -> ForecastValue:
-        """Seconds of works that run one after another; their errors count as fully correlated."""
+        """Returns the seconds of works that run in order; their errors count as fully correlated."""
         estimates = [self.costs.estimate(work) for work in works]
-        total = sum(one.seconds for one in estimates)
-        return with_interval(total, sum(one.seconds * one.sigma for one in estimates) / total if total else 0.0)
+        total = sum(estimate.seconds for estimate in estimates)
+        return with_interval(
+            total, sum(estimate.seconds * estimate.sigma for estimate in estimates) / total if total else 0.0
+        )
 
     @cached_property
     def report(self) -> Report:
@@ -90,27 +92,30 @@ class Forecaster:
         return ForecastValue(value=self.report.step_time, low=low, high=high)
 
     def peak_memory(self, device: int, counter: str) -> ForecastValue:
-        """Peak memory of a pipeline device [bytes].
+        """Returns the peak memory of a pipeline device [bytes].
 
         counter: ``allocated`` (tensors), ``reserved`` (by the caching allocator) or ``device`` (also the CUDA context
             and the buffers of libraries).
         """
         memory, peak = self.plan.job.framework.memory, self.report.play.peaks[device]
         states = sum(self.report.play.resting[device].values())
-        found = peak.total if counter == "allocated" else memory.reserve(peak.total + peak.cached, states + peak.cached)
-        return without_interval(found + (memory.context_gib * GIB if counter == "device" else 0.0))
+        nbytes = (
+            peak.total if counter == "allocated" else memory.reserve(peak.total + peak.cached, states + peak.cached)
+        )
+        return without_interval(nbytes + (memory.context_gib * GIB if counter == "device" else 0.0))
 
 
 def forecasters(job: Mapping[str, Any], calibration: Path | None) -> list[Forecaster]:
-    """A forecaster from the catalog and, given the folder of a calibration, a second one from that."""
-    found = [Forecaster("catalog", job)]
+    """Returns a forecaster from the catalog and, with the folder of a calibration, another from that."""
+    sources = [Forecaster("catalog", job)]
     if calibration is not None:
-        found.append(Forecaster("calibration", use_calibrated_gpu(job, calibration), calibration))
-    return found
+        sources.append(Forecaster("calibration", use_calibrated_gpu(job, calibration), calibration))
+    return sources
 
 
 def use_calibrated_gpu(job: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The job with the device that `folder` describes as its GPU; unchanged if there is none or no `cluster.gpu`."""
+    """Returns the job with the device that `folder` describes as its GPU; unchanged if there is none or no
+    `cluster.gpu`."""
     cluster, device = job.get("cluster"), folder / DEVICE
     if not device.is_file() or not isinstance(cluster, Mapping) or "gpu" not in cluster:
         return job

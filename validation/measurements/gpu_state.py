@@ -52,7 +52,7 @@ def read_state(cuda: Cuda) -> GPUState | None:
 
 
 def _number(text: str) -> float | None:
-    """A number; None for answers such as [N/A]."""
+    """Reads a number; None for answers such as [N/A]."""
     with suppress(ValueError):
         return float(text)
     return None
@@ -95,22 +95,22 @@ class StateMonitor:
             self._stop.wait(INTERVAL)
 
     def is_steady(self) -> bool | None:
-        """Whether the latest SM clocks agree within `STEADY`; None if nvidia-smi does not tell clocks."""
-        clocks = [one.sm_clock for one in self.readings[-WINDOW:] if one.sm_clock]
+        """Returns whether the latest SM clocks agree within `STEADY`; None if nvidia-smi does not tell clocks."""
+        clocks = [reading.sm_clock for reading in self.readings[-WINDOW:] if reading.sm_clock]
         if not clocks and not self._thread.is_alive():
             return None
         return len(clocks) == WINDOW and max(clocks) <= min(clocks) * (1 + STEADY)
 
     def summary(self) -> GPUState | None:
-        """Median clocks, highest power and temperature, and all throttle reasons of the readings."""
+        """Returns median clocks, highest power and temperature, and all throttle reasons of the readings."""
         if not self.readings:
             return None
 
         def over_all(reduce: Callable[[list[float]], float], name: str) -> float | None:
-            values = [value for one in self.readings if (value := getattr(one, name)) is not None]
+            values = [value for reading in self.readings if (value := getattr(reading, name)) is not None]
             return reduce(values) if values else None
 
-        reasons = dict.fromkeys(reason for one in self.readings for reason in one.throttled)
+        reasons = dict.fromkeys(reason for reading in self.readings for reason in reading.throttled)
         return GPUState(
             sm_clock=over_all(statistics.median, "sm_clock"),
             memory_clock=over_all(statistics.median, "memory_clock"),
@@ -124,8 +124,8 @@ def warm_up(runs: int, monitor: StateMonitor | None, agree: Callable[[bool], boo
     """Yields the numbers of the warm-up runs: at least `runs`, and with a monitor until the SM clock is steady, for at
     most `WARM_UP_LIMIT` seconds.
 
-    Each run must wait for its own end, or the clock of an idle GPU would be read.
-    agree: of several processes, makes the decision of one of them that of all.
+    Each run must wait for its end, or the clock of an idle GPU would be read.
+    agree: of several processes, makes the decision of a single process that of all.
     """
     begin, done = time.monotonic(), 0
 

@@ -28,7 +28,7 @@ def import_nccl_tests(
 ) -> Measurement:
     """Imports a run of nccl-tests.
 
-    job: its cluster is the one that is forecast; None: nothing is forecast.
+    job: its cluster is that which is forecast; None: nothing is forecast.
     operation, members: collective and number of ranks, if the file does not record them.
     Raises PlanError for a file that cannot be read, for host times (-C), and for a cluster with fewer GPUs.
     """
@@ -50,7 +50,7 @@ def import_nccl_tests(
                 rows[key] = MeasurementRow(
                     name=key[0],
                     group=key[1],
-                    forecasts={one.by: _forecast(one, run, size.nbytes) for one in sources if size.nbytes},
+                    forecasts={source.by: _forecast(source, run, size.nbytes) for source in sources if size.nbytes},
                     instrument=f"nccl-tests, {averaged}",
                     shape={
                         "operation": run.operation, "bytes": size.nbytes, "members": run.members, "dtype": size.dtype
@@ -87,15 +87,15 @@ def _warnings(run: nccl_tests.Run) -> list[str]:
 
 
 def _forecast(source: Forecaster, run: nccl_tests.Run, nbytes: int) -> ForecastValue:
-    """Forecast of one size. In send_recv every rank sends to the next one, so the slowest pair sets the time."""
+    """Returns the forecast of a size. In send_recv every rank sends to the next, so the slowest pair sets the time."""
     cluster, links = source.plan.job.cluster, source.costs.communication.links
     ranks = _gpus_of(cluster, run)
     if run.operation == "send_recv":
         pairs = [(a, b) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True) if a != b]
         sends_to, receives_from = dict(pairs).get, {b: a for a, b in pairs}.get
         reaches = dict.fromkeys(message_reach(cluster, *pair, sends_to, receives_from) for pair in pairs)
-        prices = [p2p.price(nbytes, one, links) for one in reaches]
-        price = max(prices, key=lambda one: one.seconds + one.latency)
+        prices = [p2p.price(nbytes, path, links) for path in reaches]
+        price = max(prices, key=lambda price: price.seconds + price.latency)
     else:
         price = collective.price(Collective(run.operation, nbytes, ("all",)), reach(cluster, ranks), links)
     return with_interval(price.seconds + price.latency, price.sigma)

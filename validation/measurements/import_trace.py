@@ -31,28 +31,31 @@ def import_trace(
     """
     trace, sources = kineto.read(path), forecasters(job, calibration)
     steps: Sequence[int | None] = range(len(trace.steps())) or [None]
-    compared = {one.by: [compare_step(trace, one.report, rank, step) for step in steps] for one in sources}
+    compared = {source.by: [compare_step(trace, source.report, rank, step) for step in steps] for source in sources}
     comparisons = compared[sources[0].by]
     first, last = comparisons[0], comparisons[-1]
-    sigmas = {one.by: _class_sigmas(one, first.device) for one in sources}
+    sigmas = {source.by: _class_sigmas(source, first.device) for source in sources}
     rows = [
         MeasurementRow(
             name="step",
-            forecasts={one.by: one.step for one in sources},
-            samples=tuple(one.real.span for one in comparisons),
+            forecasts={source.by: source.step for source in sources},
+            samples=tuple(comparison.real.span for comparison in comparisons),
             instrument=INSTRUMENT,
             shape={"kernels": last.real.calls},
         )
     ]
-    for stream, kind in dict.fromkeys((line.stream, line.kind) for one in comparisons for line in one.lines):
+    for stream, kind in dict.fromkeys(
+        (line.stream, line.kind) for comparison in comparisons for line in comparison.lines
+    ):
         rows.append(
             MeasurementRow(
                 name=kind,
                 group=stream,
                 forecasts={
-                    by: _forecast(own[0], stream, kind, sigmas[by].get(kind, 0.0)) for by, own in compared.items()
+                    by: _forecast(steps_of_source[0], stream, kind, sigmas[by].get(kind, 0.0))
+                    for by, steps_of_source in compared.items()
                 },
-                samples=tuple(one.real.sums.get((stream, kind), (0.0, 0))[0] for one in comparisons),
+                samples=tuple(comparison.real.sums.get((stream, kind), (0.0, 0))[0] for comparison in comparisons),
                 instrument=INSTRUMENT,
                 shape={"kernels": last.real.sums.get((stream, kind), (0.0, 0))[1]},
             )
@@ -69,12 +72,13 @@ def import_trace(
 
 
 def _forecast(comparison: Comparison, stream: str, kind: str, sigma: float) -> ForecastValue:
-    """Simulated seconds of one class of kernels on one stream."""
+    """Returns the simulated seconds of a class of kernels on a stream."""
     return with_interval(comparison.simulated.sums.get((stream, kind), (0.0, 0))[0], sigma)
 
 
 def _class_sigmas(source: Forecaster, device: int) -> dict[str, float]:
-    """Standard deviation of log(time) of each class on a device; errors within a class count as fully correlated."""
+    """Returns the standard deviation of log(time) of each class on a device; errors within a class count as fully
+    correlated."""
     flat, sums = source.report.play.step.flat, defaultdict[str, list[float]](lambda: [0.0, 0.0])
     for op, owner, seconds in zip(flat.ops, flat.device, flat.seconds, strict=True):
         if owner == device and op.work is not None:

@@ -35,7 +35,7 @@ def import_training_log(
     """Imports the log of a training run.
 
     skip: number of first lines to leave out as warm-up.
-    tokens, gpus: tokens per step and number of GPUs, if no job is given: torchtitan logs tokens/s of one GPU, no times.
+    tokens, gpus: tokens per step and number of GPUs, without a job: torchtitan logs tokens/s of a single GPU, no times.
     Raises PlanError for a log that cannot be read, is too short, or has another global batch than the job.
     """
     if framework not in LOGS:
@@ -54,22 +54,22 @@ def import_training_log(
         report = sources[0].report
         tokens, gpus = tokens or report.tokens, gpus or report.job.cluster.gpus
         batch = report.job.batch.total
-        if odd := next((one for one in kept if one.samples and one.samples != batch), None):
+        if odd := next((iteration for iteration in kept if iteration.samples and iteration.samples != batch), None):
             rule = f"the job's global batch is {batch}, the log's is {odd.samples}"
             raise PlanError(odd.where, rule, "Name the job of this run, or a --skip past the batch-size ramp-up")
     rows = [
         MeasurementRow(
             name="step",
-            forecasts={one.by: one.step for one in sources},
-            samples=tuple(_step_seconds(one, tokens, gpus) for one in kept),
+            forecasts={source.by: source.step for source in sources},
+            samples=tuple(_step_seconds(iteration, tokens, gpus) for iteration in kept),
             instrument=instrument,
             shape={"lines": len(kept), "first": kept[0].number, "last": kept[-1].number},
         )
     ]
-    reserved = [one.reserved for one in kept if one.reserved is not None]
+    reserved = [iteration.reserved for iteration in kept if iteration.reserved is not None]
     notes = [f"the first {skip} of {len(iterations)} logged lines are left out as warm-up"]
     if reserved:
-        peaks = {one.by: without_interval(one.report.peak_reserved) for one in sources}
+        peaks = {source.by: without_interval(source.report.peak_reserved) for source in sources}
         rows.append(
             MeasurementRow(
                 name="peak reserved",
@@ -92,14 +92,14 @@ def import_training_log(
 
 
 def _step_seconds(iteration: logs.Iteration, tokens: int | None, gpus: int | None) -> float:
-    """Seconds of an iteration: as logged, or from tokens/s of one GPU."""
+    """Returns the seconds of an iteration: as logged, or from tokens/s of a GPU."""
     if iteration.seconds is not None:
         return iteration.seconds
     if not tokens or not gpus:
         rule = "this log gives tokens/s of one GPU and no times; tokens per step and number of GPUs are unknown"
         raise PlanError(iteration.where, rule, "Name the job of the run, or add --tokens and --gpus")
     assert iteration.tokens_per_s is not None
-    if not isfinite(found := tokens / gpus / iteration.tokens_per_s):
+    if not isfinite(seconds := tokens / gpus / iteration.tokens_per_s):
         rule = "a step at this throughput would take longer than a number can say"
         raise PlanError(iteration.where, rule, "Leave the line out, or correct it", iteration.tokens_per_s)
-    return found
+    return seconds

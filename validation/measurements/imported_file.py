@@ -1,6 +1,6 @@
-"""Measurement files made from the output of other programs.
+"""Measurement files written from the output of other programs.
 
-Their forecast is made after the measurement, so it is not blind; a note in the file says this.
+Their forecast is computed after the measurement, so it is not blind; a note in the file says this.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Origin:
         notes: Sequence[str] = (),
         versions: Mapping[str, str] | None = None,
     ) -> Measurement:
-        """The measurement file; its time of measurement is the modification time of the imported file."""
+        """Returns the measurement file; its time of measurement is the modification time of the imported file."""
         measured = datetime.fromtimestamp(self.path.stat().st_mtime, UTC).isoformat(timespec="seconds")
         return Measurement(
             kind=kind,

@@ -1,4 +1,4 @@
-"""JSONL files: one JSON object on each line."""
+"""JSONL files: a JSON object on each line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_lines(path: Path) -> list[Line]:
 
 def _parse_object(where: str, line: str) -> dict[str, Any] | str:
     try:
-        found = parse_json(line)
+        parsed = parse_json(line)
     except Unreadable as error:
         return f"{where}: {error.rule}. {error.remedy or REMEDY}"
-    return found if isinstance(found, dict) else f"{where}: not an object. {REMEDY}"
+    return parsed if isinstance(parsed, dict) else f"{where}: not an object. {REMEDY}"

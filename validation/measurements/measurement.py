@@ -1,7 +1,7 @@
 """Measurement files: forecasts of what a machine is about to run, and the samples that were then measured.
 
-A file is written twice: before the measurement with the forecasts (from the catalog, and from the machine's own
-calibration if there is one) and no samples, afterwards with the raw samples added and nothing else changed. The
+A file is written twice: before the measurement with the forecasts (from the catalog, and from the machine's
+calibration if there is any) and no samples, afterwards with the raw samples added and nothing else changed. The
 forecasts in a file are therefore blind.
 """
 
@@ -34,7 +34,7 @@ class FileModel(BaseModel):
 
 
 class GPUState(FileModel):
-    """State of a GPU at one time or over some time, from nvidia-smi; None where it does not tell."""
+    """State of a GPU at a time or over some time, from nvidia-smi; None where it does not tell."""
 
     sm_clock: float | None = None
     """Clock of the multiprocessors [MHz]."""
@@ -59,7 +59,7 @@ class Machine(FileModel):
     processors: int | None = None
     """CPU cores available to the processes."""
     memory: int | None = None
-    """Memory of one device [bytes]."""
+    """Memory of a device [bytes]."""
     system: str = ""
     driver: str | None = None
     states: dict[Literal["before", "during", "after"], GPUState] = {}
@@ -79,7 +79,7 @@ class MeasurementRow(FileModel):
 
     group: rows that belong together (launch mode of kernels, degrees of a plan).
     forecasts: by source, ``catalog`` and ``calibration``.
-    samples: raw samples in the order of measurement [s or bytes]; of several processes the slowest one's.
+    samples: raw samples in the order of measurement [s or bytes]; of several processes the slowest's.
     instrument: clock or counter that took the samples.
     shape: sizes of the operands, degrees, and the like.
     """
@@ -107,7 +107,7 @@ class MeasurementRow(FileModel):
         return (ordered[-1 - tail] - ordered[tail]) / 2 / self.median
 
     def error(self, by: str) -> float | None:
-        """Forecast over measured median, minus one; None where either is missing."""
+        """Returns forecast over measured median, minus 1; None where either is missing."""
         if by not in self.forecasts or not self.median:
             return None
         return self.forecasts[by].value / self.median - 1
@@ -117,8 +117,8 @@ class Measurement(FileModel):
     """The contents of a measurement file.
 
     versions: of python, torch, CUDA, NCCL and meshcast.
-    command: the command line that made the file.
-    job: the measured job, as it was given.
+    command: the command line that wrote the file.
+    job: the measured job, as it was stated.
     settings: how it was measured (warm-up, repeats, launch modes).
     calibration: folder of the calibration behind the second forecast.
     forecast_written, measured: time of forecast and measurement (UTC); `measured` is None before the measurement.
@@ -141,7 +141,7 @@ class Measurement(FileModel):
     def with_samples(
         self, rows: list[MeasurementRow], notes: tuple[str, ...] = (), machine: Machine | None = None
     ) -> Measurement:
-        """A copy with the measured rows, further notes, and the time of measurement set to now."""
+        """Returns a copy with the measured rows, further notes, and the time of measurement set to now."""
         update: dict[str, Any] = {"rows": tuple(rows), "notes": (*self.notes, *notes), "measured": utc_now()}
         if machine is not None:
             update["machine"] = machine
@@ -161,12 +161,12 @@ class Measurement(FileModel):
 
 
 def utc_now() -> str:
-    """Current time in UTC, ISO 8601 to the second."""
+    """Returns the current time in UTC, ISO 8601 to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def to_json(measurement: Measurement) -> str:
-    """Text of the file, with each row on a line of its own so that two files can be diffed."""
+    """Returns the text of the file, with each row on a separate line so that two files can be diffed."""
     data = measurement.model_dump(mode="json")
     rows = data.pop("rows")
     head = json.dumps(data, indent=1, ensure_ascii=False)[:-2]
@@ -175,13 +175,13 @@ def to_json(measurement: Measurement) -> str:
 
 
 def _round_samples(row: dict[str, Any]) -> dict[str, Any]:
-    """Seconds to seven digits, which is finer than any clock resolves."""
+    """Rounds seconds to seven digits, which is finer than any clock resolves."""
     exact = row["quantity"] == "bytes"
-    return row | {"samples": [one if exact else float(f"{one:.7g}") for one in row["samples"]]}
+    return row | {"samples": [sample if exact else float(f"{sample:.7g}") for sample in row["samples"]]}
 
 
 def read(path: Path) -> Measurement:
-    """Reads a measurement file. Raises PlanError if it is not one."""
+    """Reads a measurement file. Raises PlanError if it is none."""
     remedy = "Name a file that meshcast measure wrote"
     try:
         data = parse_json(read_text(path, DATA))
@@ -194,32 +194,32 @@ def read(path: Path) -> Measurement:
         raise PlanError(
             f"{path} version", rule, "Measure again, or use the meshcast that wrote it", data.get("version")
         )
-    found: Measurement = validate_data(Measurement, data, f"{path} ", PlanError)
-    for i, row in enumerate(found.rows):
+    measurement: Measurement = validate_data(Measurement, data, f"{path} ", PlanError)
+    for i, row in enumerate(measurement.rows):
         _check_row(row, f"{path} rows[{i}]")
-    return found
+    return measurement
 
 
-LEAST, MOST = 1e-12, 1e18
+MIN_AMOUNT, MAX_AMOUNT = 1e-12, 1e18
 """Range of samples and forecasts other than 0 [s or bytes]: beyond it errors are infinite."""
 
-MOST_MEMBERS = 10_000_000
+MAX_MEMBERS = 10_000_000
 
 
 def _check_row(row: MeasurementRow, where: str) -> None:
     """Raises PlanError for an amount that no clock or counter gives, and for fields of a collective of a wrong type."""
-    amounts = {f"samples[{i}]": one for i, one in enumerate(row.samples)}
-    for by, one in row.forecasts.items():
-        amounts |= {f"forecasts.{by}.{key}": getattr(one, key) for key in ("value", "low", "high")}
+    amounts = {f"samples[{i}]": sample for i, sample in enumerate(row.samples)}
+    for by, forecast in row.forecasts.items():
+        amounts |= {f"forecasts.{by}.{key}": getattr(forecast, key) for key in ("value", "low", "high")}
     for place, amount in amounts.items():
-        if amount and not LEAST <= amount <= MOST:
-            rule = f"{row.quantity} are 0, or from {LEAST:g} to {MOST:g}"
+        if amount and not MIN_AMOUNT <= amount <= MAX_AMOUNT:
+            rule = f"{row.quantity} are 0, or from {MIN_AMOUNT:g} to {MAX_AMOUNT:g}"
             raise PlanError(f"{where}.{place}", rule, "Correct it, or measure again", amount)
     if "operation" not in row.shape:
         return
     if not isinstance(row.shape["operation"], str):
         raise PlanError(f"{where}.shape.operation", "it names a collective", "Measure again", row.shape["operation"])
-    for key, most in (("bytes", MOST), ("members", MOST_MEMBERS)):
+    for key, most in (("bytes", MAX_AMOUNT), ("members", MAX_MEMBERS)):
         number = row.shape.get(key, 1)
         if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= most:
             rule = f"it must be a whole number from 1 to {most:.0e}"
@@ -227,5 +227,5 @@ def _check_row(row: MeasurementRow, where: str) -> None:
 
 
 def describe_error(error: Exception) -> str:
-    """The type of an error and the first line of its message."""
+    """Returns the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

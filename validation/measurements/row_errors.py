@@ -14,11 +14,11 @@ QUANTITIES = {"seconds": "time", "bytes": "memory"}
 """Quantity of a row, and its name in summaries."""
 
 CLASS, WORK = "class", "work"
-"""Keys in the shape of a row of kernels: their class, and if it is one kernel the fields of its work."""
+"""Keys in the shape of a row of kernels: their class, and if it is a single kernel the fields of its work."""
 
 
 def row_answers(files: Sequence[tuple[str, Measurement]]) -> list[dict[str, Any]]:
-    """All rows of all files as plain data, in file order: the answer of ``--json``."""
+    """Returns all rows of all files as plain data, in file order: the answer of ``--json``."""
     return [
         {
             "file": file,
@@ -40,10 +40,10 @@ def row_answers(files: Sequence[tuple[str, Measurement]]) -> list[dict[str, Any]
 
 
 def row_class(row: MeasurementRow) -> str:
-    """Class of a row in summaries: of kernels, ``step``, ``pipeline actions``, ``optimizer``, a memory counter, or a
-    collective; "" for others."""
-    if found := row.shape.get(CLASS, row.shape.get("operation", "")):
-        return str(found)
+    """Returns the class of a row in summaries: of kernels, ``step``, ``pipeline actions``, ``optimizer``, a memory
+    counter, or a collective; "" for others."""
+    if kind := row.shape.get(CLASS, row.shape.get("operation", "")):
+        return str(kind)
     words = row.name.split() or [""]
     if row.quantity == "bytes":
         return f"memory {words[-1]}"
@@ -55,7 +55,7 @@ def row_class(row: MeasurementRow) -> str:
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Number of rows and of measured rows, and error statistics by quantity and forecast."""
+    """Returns the number of rows and of measured rows, and error statistics by quantity and forecast."""
     summary: dict[str, Any] = {"rows": len(rows), "measured": sum(row["measured"] is not None for row in rows)}
     summary["forecasts"] = [
         {"quantity": QUANTITIES[quantity], "by": by, **error_statistics(selected, by)}
@@ -76,7 +76,7 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def error_statistics(rows: Iterable[dict[str, Any]], by: str) -> dict[str, Any]:
     """Statistics of the errors of forecast `by`: count; median, 90th percentile and maximum of |error|; median error.
 
-    inside_90: share of measured values inside the 90 % interval; None where no forecast has one (memory).
+    inside_90: share of measured values inside the 90 % interval; None where no forecast has any (memory).
     """
     known = [row for row in rows if row["error"].get(by) is not None]
     values = np.array([row["error"][by] for row in known])
@@ -93,6 +93,6 @@ def error_statistics(rows: Iterable[dict[str, Any]], by: str) -> dict[str, Any]:
 
 
 def median_scatter(rows: Sequence[dict[str, Any]]) -> float:
-    """Median relative scatter of the time samples: a lower bound on the error against a single sample."""
+    """Returns the median relative scatter of the time samples: a lower bound on the error against a single sample."""
     scatters = [row["spread"] for row in rows if row["measured"] is not None and row["quantity"] == "seconds"]
     return float(np.median(scatters)) if scatters else math.nan

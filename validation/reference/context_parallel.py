@@ -41,7 +41,7 @@ class ContextGroup(AxisGroup):
         return self.size > 1 and self.scheme == "all-gather"
 
     def own_positions(self, whole: Tensor, dim: int = 0) -> Tensor:
-        """This rank's positions out of a tensor with all positions along `dim`."""
+        """Returns this rank's positions out of a tensor with all positions along `dim`."""
         if not self.gathers:
             return whole.chunk(self.size, dim)[self.rank]
         parts = whole.chunk(2 * self.size, dim)
@@ -55,16 +55,17 @@ class ContextGroup(AxisGroup):
         """
         if self.size == 1:
             return q, k, v
-        q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if self.gathers:
             # The copy of the queries frees the fused QKV tensor with this rank's keys and values.
             q, (k, v) = q.contiguous(), (Exchange.apply(x, self.all_gather, self.reduce_scatter) for x in (k, v))
         else:
-            q, k, v = (self._positions_to_heads(one) for one in (q, k, v))
+            q, k, v = (self._positions_to_heads(x) for x in (q, k, v))
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal attention of the inputs from `enter_attention`: [b, s/p, heads d]; ulysses: [b, s, heads d/p]."""
+        """Computes causal attention of the inputs from `enter_attention`: [b, s/p, heads d]; ulysses: [b, s, heads
+        d/p]."""
         if not self.gathers:
             return functions.attention(q, k, v)
         return (attend_by_rows if q.is_cuda else attend_by_blocks)(q, k, v, self.rows(k.shape[2]))
@@ -76,13 +77,13 @@ class ContextGroup(AxisGroup):
     # --------------------------------------------------------------------------------- all-gather
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """All-gather, in the order of positions: [b, s/p, ...] to [b, s, ...]."""
+        """All-gathers, in the order of positions: [b, s/p, ...] to [b, s, ...]."""
         shards = super().all_gather(x).unflatten(1, (2 * self.size, -1))
         order = [2 * rank for rank in range(self.size)]
-        return shards[:, order + [one + 1 for one in reversed(order)]].flatten(1, 2)
+        return shards[:, order + [shard + 1 for shard in reversed(order)]].flatten(1, 2)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """Reduce-scatter of a tensor in the order of positions: the sum of [b, s, ...] to [b, s/p, ...]."""
+        """Reduce-scatters a tensor in the order of positions: the sum of [b, s, ...] to [b, s/p, ...]."""
         parts = x.unflatten(1, (2 * self.size, -1))
         order = [part for rank in range(self.size) for part in (rank, 2 * self.size - 1 - rank)]
         return super().reduce_scatter(parts[:, order].flatten(1, 2))
@@ -95,11 +96,11 @@ class ContextGroup(AxisGroup):
     # ------------------------------------------------------------------------------------ Ulysses
 
     def _positions_to_heads(self, x: Tensor) -> Tensor:
-        """All-to-all from [b, s/p, heads, d] to [b, s, heads/p, d]."""
+        """Exchanges by all-to-all from [b, s/p, heads, d] to [b, s, heads/p, d]."""
         return self.all_to_all(x.unflatten(2, (self.size, -1)).movedim(2, 0)).movedim(0, 1).flatten(1, 2)
 
     def _heads_to_positions(self, x: Tensor) -> Tensor:
-        """All-to-all from [b, s, heads d/p] to [b, s/p, heads d]."""
+        """Exchanges by all-to-all from [b, s, heads d/p] to [b, s/p, heads d]."""
         return self.all_to_all(x.unflatten(1, (self.size, -1)).movedim(1, 0)).movedim(0, 2).flatten(2, 3)
 
 
@@ -108,7 +109,7 @@ WHOLE_SEQUENCES = ContextGroup()
 
 
 def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, rows: Sequence[Rows]) -> Tensor:
-    """Attention [b, s, heads d] of queries [b, heads, s, d], one kernel for each of the rows.
+    """Computes attention [b, s, heads d] of queries [b, heads, s, d], a kernel for each of the rows.
 
     A GPU's kernels align the causal mask to the last query and the last key; a CPU's need the mask as a tensor.
     """
@@ -116,14 +117,14 @@ def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, rows: Sequence[Rows]) -> Ten
 
 
 def attend_by_blocks(q: Tensor, k: Tensor, v: Tensor, rows: Sequence[Rows]) -> Tensor:
-    """Attention [b, s, heads d] of queries [b, heads, s, d] on a CPU, one kernel for each block of the rows."""
+    """Computes attention [b, s, heads d] of queries [b, heads, s, d] on a CPU, a kernel for each block of the rows."""
     return _BlockAttention.apply(q, k, v, rows)  # type: ignore[no-any-return]
 
 
 class _BlockAttention(Function):
-    """Keys before the queries and those of their own positions are two blocks, merged by their log-sum-exp.
+    """Keys before the queries and those of their positions are two blocks, merged by their log-sum-exp.
 
-    Saves its inputs, its result and the log-sum-exp of each row and head, as one fused kernel does.
+    Saves its inputs, its result and the log-sum-exp of each row and head, as a fused kernel does.
     """
 
     @staticmethod
@@ -148,7 +149,7 @@ class _BlockAttention(Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
         grad = grad.unflatten(-1, (q.shape[1], -1)).transpose(1, 2)
-        gradients = d_q, d_k, d_v = [torch.zeros_like(one) for one in (q, k, v)]
+        gradients = d_q, d_k, d_v = [torch.zeros_like(x) for x in (q, k, v)]
         for at, keys, causal in ctx.blocks:
             ins = grad[:, :, at], q[:, :, at], k[:, :, keys], v[:, :, keys], out[:, :, at], lse[:, :, at]
             parts = BACKWARD_KERNEL(*ins, 0.0, causal)

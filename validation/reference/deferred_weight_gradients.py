@@ -2,7 +2,7 @@
 
 In B the backward functions of linears and embeddings (`validation.reference.functions`) compute the input gradient and
 append the computation of the weight gradient to a queue, which keeps the input and the output gradient. W runs the
-queue. All other saved activations are freed in B (arXiv 2401.10241, section 2). torch's own ``stage_backward_input``
+queue. All other saved activations are freed in B (arXiv 2401.10241, section 2). torch's ``stage_backward_input``
 would hold the whole graph until W and compute the gradients of norms twice.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from meshcast.validation.reference.optimizer import gradient
 
 ComputeGradient = Callable[[], Tensor]
-"""Computes the gradient of one parameter."""
+"""Computes the gradient of a parameter."""
 
 
 class DeferredWeightGradients:

@@ -3,7 +3,7 @@
 Every rank holds all experts, each sharded over the tensor-parallel ranks like an MLP; or, with expert parallelism, P
 ranks hold E/P whole experts each, and all-to-alls dispatch the tokens and combine the results. Routing is forced to be
 balanced: choice j of the token at position i is expert (i k + j) mod E. The router's probabilities still weigh the
-experts' outputs and receive gradients; they are sent to the experts in an all-to-all of one number for each copy of a
+experts' outputs and receive gradients; they are sent to the experts in an all-to-all of a number for each copy of a
 token, which the forecast does not count.
 """
 
@@ -25,7 +25,7 @@ from meshcast.validation.reference.tensor_parallel import AxisGroup, TensorGroup
 class Experts(nn.Module):
     """Gated experts in place of an MLP. up [E/P, 2 f/tp, h] holds gate and up of each, down is [E/P, h, f/tp].
 
-    With sequence parallelism a rank permutes its own positions, and the permuted tokens are all-gathered.
+    With sequence parallelism a rank permutes its positions, and the permuted tokens are all-gathered.
     """
 
     def __init__(self, model: Model, tensor: TensorGroup, expert: AxisGroup) -> None:
@@ -75,11 +75,11 @@ class Experts(nn.Module):
         return _Unpermute.apply(y.flatten(0, 1), self.experts, self.top_k).view_as(x)  # type: ignore[no-any-return]
 
     def activation(self, x: Tensor, share: Tensor) -> Tensor:
-        """SwiGLU times the combine weight."""
+        """Computes SwiGLU times the combine weight."""
         return functions.swiglu(x, share)
 
     def expert_gemm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """One GEMM per expert, [E, n, in] by [E, out, in]: grouped where CUDA supports it, otherwise batched."""
+        """Computes a GEMM per expert, [E, n, in] by [E, out, in]: grouped where CUDA supports it, otherwise batched."""
         aligned = x.shape[-1] % 8 == 0 and weight.shape[1] % 8 == 0
         if x.is_cuda and x.dtype == torch.bfloat16 and aligned and hasattr(F, "grouped_mm"):
             n = x.shape[1]
@@ -89,7 +89,7 @@ class Experts(nn.Module):
 
 
 def _permutation(tokens: int, experts: int, top_k: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token of each copy in expert order [tokens k], and the k copies of each token [tokens, k]."""
+    """Returns the token of each copy in expert order [tokens k], and the k copies of each token [tokens, k]."""
     places = torch.arange(tokens * top_k, device=device)
     by_expert = places.view(-1, experts).t()
     copies = places.view(experts, -1).t()

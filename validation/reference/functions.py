@@ -1,4 +1,4 @@
-"""Autograd functions that save exactly the activations that the simulator counts, where PyTorch's own save more."""
+"""Autograd functions that save exactly the activations that the simulator counts, where those of PyTorch save more."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from meshcast.validation.reference.deferred_weight_gradients import deferral_of
 from meshcast.validation.reference.tensor_parallel import TensorGroup
 
 ROW_CHUNK = 1 << 16
-"""Elements per chunk of rows in RMS norms on a CPU: temporaries of one chunk stay in the caches."""
+"""Elements per chunk of rows in RMS norms on a CPU: temporaries of a chunk stay in the caches."""
 
 FUSED_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 """Attention kernels that do not store the scores."""
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Number format for sums over values in `dtype`: at least fp32."""
+    """Returns the number format for sums over values in `dtype`: at least fp32."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -31,7 +31,8 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b, with a weight gradient that can be deferred (`deferred_weight_gradients`); saves what torch saves."""
+    """Computes x W^T + b, with a weight gradient that can be deferred (`deferred_weight_gradients`); saves what torch
+    saves."""
     return _Linear.apply(x, weight, bias) if hasattr(weight, "deferred") else F.linear(x, weight, bias)
 
 
@@ -56,12 +57,12 @@ class _Linear(Function):
 
 
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """Gradient of a weight [out, in]."""
+    """Returns the gradient of a weight [out, in]."""
     return grad.flatten(0, -2).t() @ x.flatten(0, -2)
 
 
 def _bias_gradient(grad: Tensor) -> Tensor:
-    """Gradient of a bias."""
+    """Returns the gradient of a bias."""
     return grad.flatten(0, -2).sum(0)
 
 
@@ -69,7 +70,7 @@ def _bias_gradient(grad: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dim; saves x and 1 / sqrt(...) of each row.
+    """Computes x / sqrt(mean(x^2) + eps) * weight over the last dim; saves x and 1 / sqrt(...) of each row.
 
     On CUDA PyTorch's fused kernels are used; elsewhere PyTorch composes it from operations that save x twice.
     """
@@ -133,7 +134,7 @@ def split_heads(qkv: Tensor, queries: int, keys: int, table: Tensor | None) -> t
 
 
 class _SplitHeads(Function):
-    """Saves only the table; the backward pass writes the three gradients into one tensor."""
+    """Saves only the table; the backward pass writes the three gradients into a tensor."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, queries: int, keys: int, table: Tensor | None) -> Any:
@@ -142,7 +143,7 @@ class _SplitHeads(Function):
         ctx.sizes, ctx.table = (queries, keys, keys), table
         if table is not None:
             _rotate(parts[:, :, : queries + keys], table)
-        return tuple(one.transpose(1, 2) for one in parts.split(ctx.sizes, 2))
+        return tuple(part.transpose(1, 2) for part in parts.split(ctx.sizes, 2))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -167,15 +168,16 @@ def _rotate(x: Tensor, table: Tensor) -> None:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of [b, heads, s, d], as [b, s, heads d]; with fewer key heads it is grouped-query attention.
+    """Computes causal attention of [b, heads, s, d], as [b, s, heads d]; with fewer key heads it is grouped-query
+    attention.
 
     With fewer queries than keys the queries are those of the last positions.
-    Only fused kernels are allowed, which save their inputs, their result and one number for each row and head, but no
+    Only fused kernels are allowed, which save their inputs, their result and a number for each row and head, but no
     scores. Their result is laid out by positions, so joining the heads copies nothing.
     """
     grouped = k.shape[1] != q.shape[1]
     if grouped and q.is_cuda and q.dtype == torch.float32:  # CUDA's fp32 kernel has no grouped-query mode
-        k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         grouped = False
     mask = None
     if q.shape[2] < k.shape[2]:
@@ -192,7 +194,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def swiglu(gate_up: Tensor, share: Tensor | None = None) -> Tensor:
-    """silu(gate) * up of [..., 2 f]; saves its inputs.
+    """Computes silu(gate) * up of [..., 2 f]; saves its inputs.
 
     share: [..., 1], a factor for each row (the combine weights of experts).
     """
@@ -260,9 +262,9 @@ class _Embedding(Function):
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorGroup) -> Tensor:
-    """Mean cross-entropy of vocabulary-parallel logits [b, s, v/tp] against targets [b, s].
+    """Computes the mean cross-entropy of vocabulary-parallel logits [b, s, v/tp] against targets [b, s].
 
-    Three all-reduces of one number per token: the maximum, the target's logit, the sum of exponentials (arXiv
+    Three all-reduces of a number per token: the maximum, the target's logit, the sum of exponentials (arXiv
     1909.08053, section 3). Saves 4 bytes per logit, which the backward pass overwrites with the gradient.
     Memory traffic per logit of n bytes: forward n for the maximum, n + 4 to subtract it, 8 for the exponentials and 4
     for their sum, so 2 n + 16; backward 8 to scale, and 4 + n to convert where n is not 4.

@@ -1,6 +1,6 @@
-"""The layers of the reference model: modules of one rank, for activations of shape [b, s, ...].
+"""The layers of the reference model: modules of a rank, for activations of shape [b, s, ...].
 
-With context parallelism s is the number of the rank's own positions.
+With context parallelism s is the number of the rank's positions.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Positions(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention: a fused QKV linear, the attention core, the output projection.
 
-    table: of `functions.rope_table`, at the rank's own positions; None: no RoPE.
+    table: of `functions.rope_table`, at the rank's positions; None: no RoPE.
     recompute: recompute the core in the backward pass.
     """
 
@@ -131,7 +131,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU with gate and up in one matrix, or GELU with the tanh approximation."""
+    """SwiGLU with gate and up in a single matrix, or GELU with the tanh approximation."""
 
     def __init__(self, model: Model, ffn: int, tensor: TensorGroup) -> None:
         super().__init__()
@@ -175,12 +175,12 @@ class Layer(nn.Module):
         return _checkpoint(self.compute, x) if self.recompute else self.compute(x)
 
     def compute(self, x: Tensor) -> Tensor:
-        """Attention, then MLP or experts."""
+        """Computes attention, then MLP or experts."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
 
 def _checkpoint(function, *inputs: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-    """Activation checkpointing: saves the inputs only. Nothing here is random, so no RNG state is saved."""
+    """Runs with activation checkpointing: saves the inputs only. Nothing here is random, so no RNG state is saved."""
     with set_checkpoint_early_stop(False):
         return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]

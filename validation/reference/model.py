@@ -66,7 +66,7 @@ class Stage(nn.Module):
         self.shardings = {name: param.sharding for name, param in self.named_parameters()}  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Computes the next stage's input; on the last stage the logits [b, s, v/tp], or the loss if targets are given.
+        """Computes the next stage's input; on the last stage the logits [b, s, v/tp], or the loss if there are targets.
 
         x: token ids [b, s] for the first stage, otherwise the previous stage's output.
         """
@@ -110,7 +110,7 @@ def build_stage(
 ) -> Stage:
     """Builds a virtual stage with its initial weights.
 
-    stage: its number; None: the whole model as one stage.
+    stage: its number; None: the whole model as a single stage.
     dtype: number format of the weights; None: the plan's.
     Raises PlanError for a plan that the reference model does not support.
     """
@@ -118,19 +118,19 @@ def build_stage(
     last = plan.shape.stages - 1
     layers = range(plan.job.model.layers) if stage is None else plan.model_parts.layers_of(stage)
     with torch.device(device):
-        made = Stage(plan, layers, stage in (None, 0), stage in (None, last), tensor, context, expert)
-    made.to(dtype or DTYPES[plan.job.framework.weights])
-    made.reattach_shardings()
+        stage_module = Stage(plan, layers, stage in (None, 0), stage in (None, last), tensor, context, expert)
+    stage_module.to(dtype or DTYPES[plan.job.framework.weights])
+    stage_module.reattach_shardings()
     with torch.no_grad():
-        for name, param in made.named_parameters():
-            sharding = made.shardings[name]
+        for name, param in stage_module.named_parameters():
+            sharding = stage_module.shardings[name]
             whole = initial_values(name, sharding.whole_shape(param.shape), sharding.mean, device)
             param.copy_(sharding.shard_of(whole))
-    return made
+    return stage_module
 
 
 def share_tied_embedding(stages: Iterable[Stage]) -> None:
-    """Makes the first and the last stage share a tied embedding table, if one device holds both."""
+    """Makes the first and the last stage share a tied embedding table, if a device holds both."""
     ends = [stage for stage in stages if stage.tied and stage.first != stage.last]
     if len(ends) == 2:
         first, last = sorted(ends, key=lambda stage: stage.last)

@@ -49,7 +49,7 @@ class Optimizer:
         self.adams = [(fused_adamw([main for _, main in part]), part) for part in parts]
 
     def _update(self, adam: torch.optim.Optimizer, pairs: Sequence[MainWeightPair]) -> None:
-        """A step of one AdamW over its parameters and their main weights."""
+        """Takes a step of an AdamW over its parameters and their main weights."""
         for param, main in pairs:
             main.grad = gradient(param).to(self.main_dtype)
         adam.step()
@@ -60,7 +60,7 @@ class Optimizer:
                 main.grad = None
 
     def step(self) -> Tensor:
-        """One step; returns the global gradient norm before clipping, a scalar on the device."""
+        """Takes a step; returns the global gradient norm before clipping, a scalar on the device."""
         with torch.no_grad():
             gradients = [local_shard(gradient(param)) for param in self.params]
             counted = [g for g, p in zip(gradients, self.params, strict=True) if getattr(p, "in_norm", True)]
@@ -80,7 +80,8 @@ class ZeroOptimizer:
 
     group: process group of the replicas.
     groups: as in `Optimizer`, without the replicas.
-    expert_group: process group of the replicas of experts under expert parallelism; None: each expert is on one rank.
+    expert_group: process group of the replicas of experts under expert parallelism; None: each expert is on a single
+        rank.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class ZeroOptimizer:
 
 
 class FlatParameters:
-    """Parameters in a flat tensor of weights and one of gradients, with AdamW for this rank's shard of them.
+    """Parameters in a flat tensor of weights and another of gradients, with AdamW for this rank's shard of them.
 
     group: process group over which they are sharded: gradients are reduce-scattered, updated weights all-gathered.
         None: not sharded.
@@ -130,7 +131,7 @@ class FlatParameters:
         framework = plan.job.framework
         self.group, self.replicas = group, replicas
         self.ranks, self.rank = (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
-        # Parameters that other ranks add to the norm come last, so that the others form one slice.
+        # Parameters that other ranks add to the norm come last, so that the others form a slice.
         self.params = sorted(params, key=lambda param: not getattr(param, "in_norm", True))
         first, total = self.params[0], sum(param.numel() for param in self.params)
         size = -(-total // self.ranks)
@@ -168,24 +169,25 @@ class FlatParameters:
 
 
 def _conversion_batches(pairs: Iterable[MainWeightPair]) -> list[list[MainWeightPair]]:
-    """Splits parameters into batches of at most the largest one's size.
+    """Splits parameters into batches of at most the largest's size.
 
     Gradients are converted to the main weights' format batch by batch, which bounds the memory of the copies.
     """
-    found: list[list[MainWeightPair]] = [[]]
+    batches: list[list[MainWeightPair]] = [[]]
     pairs, held = list(pairs), 0
     limit = max(param.numel() for param, _ in pairs)
     for pair in pairs:
         held += pair[0].numel()
         if held > limit:
-            found.append([])
+            batches.append([])
             held = pair[0].numel()
-        found[-1].append(pair)
-    return found
+        batches[-1].append(pair)
+    return batches
 
 
 def fused_adamw(params: list[nn.Parameter]) -> torch.optim.AdamW:
-    """Fused AdamW, which a CUDA graph can hold: other implementations hold a copy of the parameters during a step."""
+    """Returns fused AdamW, which a CUDA graph can hold: other implementations hold a copy of the parameters during a
+    step."""
     on_gpu = params[0].is_cuda
     return torch.optim.AdamW(
         params, lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True, capturable=on_gpu
@@ -196,7 +198,7 @@ def allocate_gradient(param: nn.Parameter, dtype: torch.dtype, place: Tensor | N
     """Allocates the tensor in which a parameter's gradient accumulates.
 
     In another format than the weight's it is `main_grad`: a hook adds each new gradient to it and frees that.
-    place: the tensor to use; None: a new one.
+    place: the tensor to use; None: a new tensor.
     """
     kept = torch.zeros_like(param, dtype=dtype) if place is None else place
     if param.dtype == dtype:
@@ -204,24 +206,24 @@ def allocate_gradient(param: nn.Parameter, dtype: torch.dtype, place: Tensor | N
         return
     param.main_grad = kept  # type: ignore[attr-defined]
 
-    def add(one: Tensor) -> None:
-        if one.grad is None:  # its backward pass has deferred it
+    def add(param: Tensor) -> None:
+        if param.grad is None:  # its backward pass has deferred it
             return
-        gradient(one).add_(one.grad)
-        one.grad = None
+        gradient(param).add_(param.grad)
+        param.grad = None
 
     param.register_post_accumulate_grad_hook(add)
 
 
 def gradient(param: Tensor) -> Tensor:
-    """Tensor in which a parameter's gradient accumulates."""
-    found = getattr(param, "main_grad", param.grad)
-    assert found is not None
-    return found
+    """Returns the tensor in which a parameter's gradient accumulates."""
+    main_grad = getattr(param, "main_grad", param.grad)
+    assert main_grad is not None
+    return main_grad
 
 
 def global_norm(gradients: Sequence[Tensor], groups: Sequence[Any], device: torch.device) -> Tensor:
-    """L2 norm of the gradients over all ranks of the groups."""
+    """Returns the L2 norm of the gradients over all ranks of the groups."""
     squares = torch.zeros((), device=device)
     if gradients:
         squares = torch.stack(torch._foreach_norm(list(gradients), 2, dtype=torch.float32)).square().sum()
@@ -231,10 +233,10 @@ def global_norm(gradients: Sequence[Tensor], groups: Sequence[Any], device: torc
 
 
 def clip_factor(norm: Tensor) -> Tensor:
-    """Factor by which gradients of this norm are clipped."""
+    """Returns the factor by which gradients of this norm are clipped."""
     return (MAX_GRADIENT_NORM / (norm + 1e-6)).clamp(max=1.0)
 
 
-def local_shard(one: Tensor) -> Tensor:
-    """This rank's shard of a tensor that FSDP shards; otherwise the tensor itself."""
-    return one.to_local() if hasattr(one, "to_local") else one  # type: ignore[no-any-return]
+def local_shard(tensor: Tensor) -> Tensor:
+    """Returns this rank's shard of a tensor that FSDP shards; otherwise the tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]

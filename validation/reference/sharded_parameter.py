@@ -35,31 +35,33 @@ class ParameterSharding:
 
     @property
     def partial_gradient(self) -> bool:
-        """Whether a rank's gradient covers only its own positions and must be all-reduced (sequence parallelism)."""
+        """Whether a rank's gradient covers only its positions and must be all-reduced (sequence parallelism)."""
         return self.replicated and self.tensor.sequence
 
     def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Shape of the whole parameter, from the shape of a shard."""
+        """Returns the shape of the whole parameter, from the shape of a shard."""
         sizes = [sum(self.sections) if i == self.dim else size for i, size in enumerate(shape)]
         return sizes[0] * self.expert.size, *sizes[1:]
 
     def shard_of(self, whole: Tensor) -> Tensor:
-        """This rank's shard of the whole parameter."""
+        """Returns this rank's shard of the whole parameter."""
         if self.expert.size > 1:
             whole = whole.chunk(self.expert.size)[self.expert.rank]
         if self.dim is None or self.tensor.size == 1:
             return whole
         sections = whole.split(self.sections, self.dim)
-        return torch.cat([one.chunk(self.tensor.size, self.dim)[self.tensor.rank] for one in sections], self.dim)
+        return torch.cat(
+            [section.chunk(self.tensor.size, self.dim)[self.tensor.rank] for section in sections], self.dim
+        )
 
 
 def sharded_parameter(sharding: ParameterSharding, *shape: int) -> nn.Parameter:
-    """An uninitialised parameter; `shape` is that of the whole, the result has this rank's shard."""
+    """Returns an uninitialised parameter; `shape` is that of the whole, the result has this rank's shard."""
     local = [size // sharding.tensor.size if i == sharding.dim else size for i, size in enumerate(shape)]
     local[0] //= sharding.expert.size
-    made = nn.Parameter(torch.empty(local))
-    attach_sharding(made, sharding)
-    return made
+    param = nn.Parameter(torch.empty(local))
+    attach_sharding(param, sharding)
+    return param
 
 
 def attach_sharding(parameter: Tensor, sharding: ParameterSharding) -> None:
@@ -75,6 +77,6 @@ def attach_sharding(parameter: Tensor, sharding: ParameterSharding) -> None:
 
 
 def holds_experts(param: Tensor) -> bool:
-    """Whether expert-parallel ranks hold different experts in this parameter."""
+    """Returns whether expert-parallel ranks hold different experts in this parameter."""
     sharding: ParameterSharding = param.sharding  # type: ignore[attr-defined]
     return sharding.expert.size > 1

@@ -23,7 +23,7 @@ SCHEMES = (
 
 
 def check(plan: Plan) -> None:
-    """Raises PlanError for the first feature that one process that stands for all ranks of a stage does not support."""
+    """Raises PlanError for the first feature that a process that stands for all ranks of a stage does not support."""
     check_distributed(plan)
     for i, scheme in enumerate(plan.schemes):
         if scheme.family in ("sequence", "expert") and plan.mesh.size(scheme.over) > 1:
@@ -48,13 +48,13 @@ def check_distributed(plan: Plan) -> None:
 
 
 def check_train(plan: Plan) -> None:
-    """All weights are trained."""
+    """Checks that all weights are trained."""
     if (mode := plan.job.train.mode) != "full":
         raise PlanError("train.mode", "the reference trainer trains all weights", "Give full, or leave it out", mode)
 
 
 def check_model(plan: Plan) -> None:
-    """GPT and Llama shapes."""
+    """Checks for GPT and Llama shapes."""
     model = plan.job.model
     lacks = {
         "mla": (model.mla is not None, None),
@@ -81,8 +81,8 @@ def check_model(plan: Plan) -> None:
     }
     for field, (lacking, remedy) in lacks.items():
         if lacking:
-            given = getattr(model, field)
-            shown = given if isinstance(given, int | float | str) else None
+            value = getattr(model, field)
+            shown = value if isinstance(value, int | float | str) else None
             remedy = f"Give model.{field}: {remedy}" if remedy is not None else f"Leave model.{field} out"
             raise PlanError(f"model.{field}", "the reference model does not implement it", remedy, shown)
     if model.positions == "rope" and model.head_dim % 2:
@@ -92,7 +92,7 @@ def check_model(plan: Plan) -> None:
 
 
 def check_experts(plan: Plan) -> None:
-    """Gated experts, whole under expert parallelism, with balanced routing."""
+    """Checks for gated experts, whole under expert parallelism, with balanced routing."""
     moe = plan.job.model.moe
     if moe is None:
         return
@@ -131,7 +131,7 @@ def check_experts(plan: Plan) -> None:
 
 
 def check_framework(plan: Plan) -> None:
-    """Fused attention, formats of 16 or 32 bits, moments in the format of the main weights."""
+    """Checks for fused attention, formats of 16 or 32 bits, moments in the format of the main weights."""
     framework = plan.job.framework
     if framework.attention != "flash":
         rule = "the reference model has fused attention only"
@@ -150,7 +150,8 @@ def check_framework(plan: Plan) -> None:
 
 
 def check_schedule(plan: Plan) -> None:
-    """One chain of stages, unsliced micro-batches, one update at the end of a step, an order fixed in advance.
+    """Checks that there are a single chain of stages, unsliced micro-batches, a single update at the end of a step, an
+    order fixed in advance.
 
     `action_orders` checks the kinds of actions.
     """
@@ -174,7 +175,7 @@ def check_schedule(plan: Plan) -> None:
 
 
 def check_schemes(plan: Plan) -> None:
-    """Supported schemes only, except along axes of size 1, where a scheme does nothing."""
+    """Checks for supported schemes only, except along axes of size 1, where a scheme does nothing."""
     for i, scheme in enumerate(plan.schemes):
         idle = scheme.over and plan.mesh.size(scheme.over) == 1
         if scheme.use not in SCHEMES and scheme.family != "pipeline" and not idle:
@@ -186,8 +187,8 @@ def check_schemes(plan: Plan) -> None:
 
 
 def check_heads(plan: Plan) -> None:
-    """Key heads divide over the tensor-parallel ranks, with Ulysses also over the context-parallel ranks: they are not
-    replicated.
+    """Checks that key heads divide over the tensor-parallel ranks, with Ulysses also over the context-parallel ranks:
+    they are not replicated.
     """
     tensor, keys = _degree(plan, "tensor"), plan.job.model.kv_heads
     if plan.model_parts.model != plan.job.model:
@@ -213,13 +214,13 @@ def check_positions(plan: Plan) -> None:
 
 
 def _position_parts(plan: Plan) -> int:
-    """Number of parts of consecutive positions that a sequence is split into outside of attention."""
-    parts = _degree(plan, "tensor") if any(one.use == "tensor/megatron-sp" for one in plan.schemes) else 1
+    """Counts the parts of consecutive positions that a sequence is split into outside of attention."""
+    parts = _degree(plan, "tensor") if any(scheme.use == "tensor/megatron-sp" for scheme in plan.schemes) else 1
     context = _degree(plan, "sequence")
-    two_per_rank = context > 1 and any(one.use == "sequence/all-gather" for one in plan.family("sequence"))
+    two_per_rank = context > 1 and any(scheme.use == "sequence/all-gather" for scheme in plan.family("sequence"))
     return parts * context * (1 + two_per_rank)
 
 
 def _degree(plan: Plan, family: str) -> int:
-    """Number of ranks over which the schemes of a family divide."""
+    """Counts the ranks over which the schemes of a family divide."""
     return plan.mesh.size(axis for scheme in plan.family(family) for axis in scheme.over)

@@ -18,12 +18,12 @@ from torch.autograd import Function
 
 @dataclass(frozen=True)
 class AxisGroup:
-    """The ranks along one axis.
+    """The ranks along an axis.
 
     size: number of ranks.
     rank: this rank among them.
-    group: their process group; None for an axis of size 1. None with size > 1: tensors have the shapes of one shard but
-        nothing is sent, so that a single process can time the kernels of one rank.
+    group: their process group; None for an axis of size 1. None with size > 1: tensors have the shapes of a shard but
+        nothing is sent, so that a single process can time the kernels of a rank.
     """
 
     size: int = 1
@@ -31,15 +31,15 @@ class AxisGroup:
     group: Any = None
 
     def all_reduce(self, x: Tensor, largest: bool = False) -> Tensor:
-        """All-reduce of the sum (or the maximum) over all ranks, in place."""
+        """All-reduces the sum (or the maximum) over all ranks, in place."""
         if self.group is not None:
             dist.all_reduce(x, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, self.group)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """All-gather along the positions: [b, s/size, ...] of each rank to [b, s, ...].
+        """All-gathers along the positions: [b, s/size, ...] of each rank to [b, s, ...].
 
-        Shards arrive rank by rank. With one sample this is the order of positions; with more it takes a copy.
+        Shards arrive rank by rank. With a single sample this is the order of positions; with more it takes a copy.
         """
         x = x.contiguous()
         parts = x.new_empty((self.size, *x.shape))
@@ -50,7 +50,7 @@ class AxisGroup:
         return parts.transpose(0, 1).flatten(1, 2)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """Reduce-scatter along the positions: the sum of [b, s, ...] over all ranks to [b, s/size, ...] on each."""
+        """Reduce-scatters along the positions: the sum of [b, s, ...] over all ranks to [b, s/size, ...] on each."""
         b, s = x.shape[:2]
         parts = x.unflatten(1, (self.size, s // self.size)).transpose(0, 1)
         if self.group is None:
@@ -60,7 +60,8 @@ class AxisGroup:
         return mine
 
     def all_to_all(self, parts: Tensor) -> Tensor:
-        """All-to-all: sends part i of [size, ...] to rank i, and returns the parts that the ranks have sent, in order.
+        """Exchanges by all-to-all: sends part i of [size, ...] to rank i, and returns the parts that the ranks have
+        sent, in order.
 
         The backward pass sends their gradients back.
         """
@@ -94,14 +95,14 @@ class TensorGroup(AxisGroup):
         return self.sequence and self.size > 1
 
     def positions(self, total: int) -> slice:
-        """The positions out of `total` that this rank's residual stream holds."""
+        """Returns the positions out of `total` that this rank's residual stream holds."""
         if not self.shards_sequence:
             return slice(0, total)
         part = total // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 
     def enter_region(self, x: Tensor) -> Tensor:
-        """Input of a column-parallel linear, from the residual stream."""
+        """Returns the input of a column-parallel linear, from the residual stream."""
         if self.size == 1:
             return x
         if self.sequence:
@@ -110,7 +111,8 @@ class TensorGroup(AxisGroup):
         return Exchange.apply(x, lambda whole: whole.view_as(whole), self.all_reduce)  # type: ignore[no-any-return]
 
     def leave_region(self, x: Tensor) -> Tensor:
-        """Residual stream, from the output of a row-parallel linear; overwrites `x` without sequence parallelism."""
+        """Returns the residual stream, from the output of a row-parallel linear; overwrites `x` without sequence
+        parallelism."""
         if self.size == 1:
             return x
         if self.sequence:
@@ -119,12 +121,12 @@ class TensorGroup(AxisGroup):
 
 
 def all_gather_into(whole: Tensor, mine: Tensor, group: Any) -> None:
-    """All-gather of `mine` into `whole`, rank by rank; `mine` may be a slice of `whole`."""
+    """All-gathers `mine` into `whole`, rank by rank; `mine` may be a slice of `whole`."""
     _ALL_GATHER(whole, mine, group=group)
 
 
 def reduce_scatter_into(mine: Tensor, whole: Tensor, group: Any) -> None:
-    """Reduce-scatter of `whole` into this rank's shard `mine`, which may be a slice of `whole`."""
+    """Reduce-scatters `whole` into this rank's shard `mine`, which may be a slice of `whole`."""
     _REDUCE_SCATTER(mine, whole, group=group)
 
 

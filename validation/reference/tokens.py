@@ -9,7 +9,8 @@ from meshcast.simulator.plan.plan import Plan
 
 
 def make_tokens(plan: Plan, step: int, microbatch: int, replica: int) -> tuple[Tensor, Tensor]:
-    """Token ids and targets of one micro-batch: two [b, s] int64 tensors on the CPU, targets shifted by one position.
+    """Returns the token ids and targets of a micro-batch: two [b, s] int64 tensors on the CPU, targets shifted by a
+    position.
 
     They depend on step, micro-batch and replica only, so every rank can make the tokens of any other.
     """

@@ -1,1 +1,1 @@
-"""Pipeline stages run one device after another on a single real device, and the step assembled from their times."""
+"""Pipeline stages run device after device on a single real device, and the step assembled from their times."""

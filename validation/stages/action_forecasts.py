@@ -1,4 +1,4 @@
-"""Forecasts of single pipeline actions: what one device does without any other."""
+"""Forecasts of single pipeline actions: what a device does without any other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ StageAction = tuple[int, str]
 
 
 def make_price(forecaster: Forecaster, without_collectives: bool = False) -> Price:
-    """Price function of a whole step.
+    """Returns the price function of a whole step.
 
     without_collectives: collectives within a stage take no time.
     """

@@ -1,4 +1,4 @@
-"""A step assembled from measured actions: the forecast's own program with the measured durations of kernels in it.
+"""A step assembled from measured actions: the forecast's program with the measured durations of kernels in it.
 
 What a single device does not show stays as forecast: collectives, messages between stages, waiting. Step and forecast
 therefore differ only by the durations of the actions.
@@ -22,10 +22,10 @@ from meshcast.validation.stages.action_forecasts import StageAction
 
 
 def assemble_step(plan: Plan, price: Price, seconds: Mapping[StageAction, float], updates: Sequence[float]) -> float:
-    """Seconds of a step with given durations of its actions.
+    """Returns the seconds of a step with measured durations of its actions.
 
     price: prices communication.
-    seconds: duration of each stage's actions [s]; it includes the host's time, so the program runs without one.
+    seconds: duration of each stage's actions [s]; it includes the host's time, so the program runs without a host.
     updates: duration of each device's optimizer update [s].
     """
     _, program = build_program(plan, price)
@@ -39,7 +39,7 @@ def assemble_step(plan: Plan, price: Price, seconds: Mapping[StageAction, float]
 
 
 def set_duration(task: Task, seconds: float) -> Task:
-    """The task with its kernels scaled so that together they take `seconds`."""
+    """Returns the task with its kernels scaled so that together they take `seconds`."""
     total = sum(
         part.count * float(np.sum(np.array(part.seconds)[_measured_ops(part.block.ops)])) for part in task.parts
     )
@@ -48,11 +48,11 @@ def set_duration(task: Task, seconds: float) -> Task:
 
 
 def _stretch(part: PricedBlock, factor: float) -> PricedBlock:
-    """The block with the durations of its kernels multiplied by `factor`."""
+    """Returns the block with the durations of its kernels multiplied by `factor`."""
     times = np.where(_measured_ops(part.block.ops), factor, 1.0) * np.array(part.seconds)
     return PricedBlock(BlockPrices(part.block, tuple(times.tolist()), part.sigma, part.latency), part.count)
 
 
 def _measured_ops(ops: Sequence[Op]) -> Any:
-    """Mask of the ops that were measured: computation, not communication or side streams."""
+    """Returns the mask of the ops that were measured: computation, not communication or side streams."""
     return np.array([op.stream == COMPUTE and not isinstance(op.work, Collective) for op in ops], bool)

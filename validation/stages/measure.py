@@ -1,4 +1,4 @@
-"""``meshcast measure stages``: runs the pipeline devices of a job one after another on a single real device."""
+"""``meshcast measure stages``: runs the pipeline devices of a job in turn on a single real device."""
 
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ def measure(
 ) -> Measurement:
     """Measures time and memory of a job's pipeline actions, device by device, and writes `out`.
 
-    recompute: choices out of none, selective and full, each measured by itself; empty: the job's own.
+    recompute: choices out of none, selective and full, each measured by itself; empty: that of the job.
     repeat, warmup: timed and untimed runs through the order of each device.
     An interrupted measurement is written as far as it got.
     Raises PlanError for a job that the reference trainer does not support, or a device that this machine does not have.
     """
     on = Device.of(device)
     check_times(warmup, repeat)
-    variants = [Variant(forecasters(one, calibration), name) for one, name in recompute_jobs(job, recompute)]
+    variants = [
+        Variant(forecasters(variant_job, calibration), name) for variant_job, name in recompute_jobs(job, recompute)
+    ]
     for variant in variants:
         check(variant.plan)
         action_orders(variant.plan)
@@ -69,31 +71,32 @@ def measure(
     )
     with record(measurement, out, on) as recording:
         for variant, waiting in zip(variants, planned, strict=True):
-            found = VariantSamples(variant, on, warmup, repeat, progress)
+            samples = VariantSamples(variant, on, warmup, repeat, progress)
             try:
-                found.measure()
+                samples.measure()
             finally:
-                recording.notes += found.notes
-                recording.rows += [found.add_samples(row) for row in waiting]
+                recording.notes += samples.notes
+                recording.rows += [samples.add_samples(row) for row in waiting]
     return recording.measurement
 
 
 def recompute_jobs(job: Mapping[str, Any], recompute: Sequence[str]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The job with each of the choices in `recompute` (its own if there are none), and the choice's name."""
+    """Yields the job with each of the choices in `recompute` (that of the job if there are none), and the choice's
+    name."""
     long = load_job(job).to_dict()["plan"]
-    memory = [one["use"] for one in long["schemes"] if one["use"].startswith("memory/")]
+    memory = [entry["use"] for entry in long["schemes"] if entry["use"].startswith("memory/")]
     if not recompute:
         yield job, memory[0].removeprefix("memory/recompute-") if memory else "none"
     for name in recompute:
         if name not in RECOMPUTE:
             raise PlanError("--recompute", "there is no recomputation of this name", nearest(name, RECOMPUTE), name)
-        kept = [one for one in long["schemes"] if not one["use"].startswith("memory/")]
+        kept = [entry for entry in long["schemes"] if not entry["use"].startswith("memory/")]
         more = [] if name == "none" else [{"use": f"memory/recompute-{name}"}]
         yield {**job, "plan": {**long, "schemes": [*kept, *more]}}, name
 
 
 def check_replicas(plan: Plan) -> None:
-    """Raises PlanError for state that is sharded over replicas, which one device cannot show."""
+    """Raises PlanError for state that is sharded over replicas, which a single device cannot show."""
     for scheme in plan.family("data"):
         if (size := plan.mesh.size(scheme.over)) > 1 and scheme.use != "data/ddp":
             rule = f"one device cannot show {scheme.use}, which shards state over replicas"
@@ -103,10 +106,10 @@ def check_replicas(plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class Variant:
-    """A job with one choice of recomputation.
+    """A job with a choice of recomputation.
 
-    forecasters: from the catalog, and from a calibration if there is one.
-    recompute: one of `RECOMPUTE`.
+    forecasters: from the catalog, and from a calibration if there is any.
+    recompute: of `RECOMPUTE`.
     """
 
     forecasters: Sequence[Forecaster]
@@ -121,7 +124,7 @@ class Variant:
         return f"recompute {self.recompute}"
 
     def label(self, action: StageAction) -> str:
-        """Name of an action's row."""
+        """Returns the name of an action's row."""
         stage, kind = action
         more = f" stage {stage}" if self.plan.shape.v > 1 else ""
         return f"device {self.device(stage)}{more} {kind}"
@@ -130,28 +133,28 @@ class Variant:
         return self.plan.model_parts.device(stage)
 
     def rows(self, on: Device) -> Iterator[MeasurementRow]:
-        """All rows with their forecasts, before the measurement."""
-        forecasts = {one.by: forecast_actions(one) for one in self.forecasters}
+        """Yields all rows with their forecasts, before the measurement."""
+        forecasts = {forecaster.by: forecast_actions(forecaster) for forecaster in self.forecasters}
         actions = next(iter(forecasts.values()))[0]
-        for action in sorted(actions, key=lambda one: (self.device(one[0]), one[0], KINDS.index(one[1]))):
+        for action in sorted(actions, key=lambda action: (self.device(action[0]), action[0], KINDS.index(action[1]))):
             shape = {"stage": action[0], "layers": len(self.plan.model_parts.layers_of(action[0]))}
             yield self._row(self.label(action), {by: values[action] for by, (values, _) in forecasts.items()}, shape)
         for device in range(self.plan.shape.p):
             updates = {by: values[device] for by, (_, values) in forecasts.items()}
             yield self._row(f"device {device} optimizer", updates, {})
             for what in on.memory_counters:
-                found = {one.by: one.peak_memory(device, what) for one in self.forecasters}
-                yield self._row(f"device {device} peak {what}", found, {}, "bytes")
-        yield self._row("step (put together)", {one.by: one.step for one in self.forecasters}, {})
+                peaks = {forecaster.by: forecaster.peak_memory(device, what) for forecaster in self.forecasters}
+                yield self._row(f"device {device} peak {what}", peaks, {}, "bytes")
+        yield self._row("step (put together)", {forecaster.by: forecaster.step for forecaster in self.forecasters}, {})
 
     def _row(
-        self, name: str, found: dict[str, ForecastValue], shape: dict[str, Any], quantity: Any = "seconds"
+        self, name: str, forecasts: dict[str, ForecastValue], shape: dict[str, Any], quantity: Any = "seconds"
     ) -> MeasurementRow:
-        return MeasurementRow(name=name, group=self.group, quantity=quantity, forecasts=found, shape=shape)
+        return MeasurementRow(name=name, group=self.group, quantity=quantity, forecasts=forecasts, shape=shape)
 
 
 class VariantSamples:
-    """Samples of one variant by the names of its rows, each with its instrument."""
+    """Samples of a variant by the names of its rows, each with its instrument."""
 
     def __init__(self, variant: Variant, on: Device, warmup: int, repeat: int, progress: Progress) -> None:
         self.variant, self.on, self.progress = variant, on, progress
@@ -160,7 +163,7 @@ class VariantSamples:
         self.notes: list[str] = []
 
     def add_samples(self, row: MeasurementRow) -> MeasurementRow:
-        """The row with its samples, if it was measured."""
+        """Returns the row with its samples, if it was measured."""
         samples, instrument = self.samples.get(row.name, ([], ""))
         return row.model_copy(update={"samples": tuple(samples), "instrument": instrument})
 
@@ -186,7 +189,7 @@ class VariantSamples:
             replay.play()
         passes = [replay.play() for _ in range(self.repeat)]
         for action in passes[0].seconds:
-            seconds = [one for some in passes for one in some.seconds[action]]
+            seconds = [duration for some in passes for duration in some.seconds[action]]
             self.samples[self.variant.label(action)] = seconds, CLOCK
         self.samples[f"device {device} optimizer"] = [some.optimizer for some in passes], CLOCK
         with self.on.peak() as peak:
@@ -196,6 +199,6 @@ class VariantSamples:
         return passes
 
     def _step(self, price: Any, devices: list[PlayedOrder]) -> float:
-        """Seconds of a step assembled from one run of each device, each action at its median."""
-        seconds = {action: statistics.median(some) for one in devices for action, some in one.seconds.items()}
-        return assemble_step(self.variant.plan, price, seconds, [one.optimizer for one in devices])
+        """Returns the seconds of a step assembled from a run of each device, each action at its median."""
+        seconds = {action: statistics.median(some) for order in devices for action, some in order.seconds.items()}
+        return assemble_step(self.variant.plan, price, seconds, [order.optimizer for order in devices])

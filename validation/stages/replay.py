@@ -1,8 +1,9 @@
 """One pipeline device run for real, without the others: its stages, its order of actions, its micro-batches in flight.
 
 Messages from other devices are random tensors and messages to them are dropped, at the moments at which the simulator
-allocates and frees their memory: with overlapped sends a received message exists one action ahead and a sent one stays
-for one more action. Messages between stages of this device are passed on.
+allocates and frees their memory: with overlapped sends a received message exists an action ahead and a sent message
+    stays
+for another action. Messages between stages of this device are passed on.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class PlayedOrder:
 
 @dataclass
 class InFlight:
-    """A micro-batch in flight in one stage, between its forward and backward pass, or between B and W.
+    """A micro-batch in flight in a stage, between its forward and backward pass, or between B and W.
 
     entered: input of the forward pass.
     edge: graph edge where its output gradient enters; the output itself has been sent.
@@ -73,7 +74,7 @@ class DeviceReplay:
         mine = [i for i in range(plan.shape.stages) if plan.model_parts.device(i) == number]
         self.stages = {i: build_stage(plan, i, self.tensor, device.torch) for i in mine}
         share_tied_embedding(self.stages.values())
-        params = list(dict.fromkeys(one for stage in self.stages.values() for one in stage.parameters()))
+        params = list(dict.fromkeys(param for stage in self.stages.values() for param in stage.parameters()))
         self.optimizer = Optimizer(params, plan)
         self.deferred = DeferredWeightGradients(params if any(action.kind == "W" for action in self.order) else [])
         self.overlaps_sends = plan.job.framework.overlap.pp
@@ -118,11 +119,11 @@ class DeviceReplay:
     # ------------------------------------------------------------------------------------------ actions
 
     def _neighbour(self, action: Action, back: bool = False) -> int:
-        """Stage that receives an action's output, or with `back` the stage that sends its input."""
+        """Returns the stage that receives an action's output, or with `back` the stage that sends its input."""
         return action.stage + (1 if (action.kind == "F") is not back else -1)
 
     def _receive(self, action: Action) -> Tensor | None:
-        """Input of an action: tokens, an activation, or the gradient of the stage's output.
+        """Returns the input of an action: tokens, an activation, or the gradient of the stage's output.
 
         None if the action has no input, or a stage of this device passes it on.
         """
@@ -137,8 +138,8 @@ class DeviceReplay:
         assert batch.sequence is not None
         positions = batch.sequence // (self.tensor.size if self.tensor.shards_sequence else 1)
         dtype = self.device.dtype(self.plan.job.framework.weights)
-        made = torch.randn(batch.micro, positions, model.hidden, dtype=dtype, device=self.device.torch)
-        return made if action.kind == "F" else made.mul_(1e-3)
+        message = torch.randn(batch.micro, positions, model.hidden, dtype=dtype, device=self.device.torch)
+        return message if action.kind == "F" else message.mul_(1e-3)
 
     def _run_action(self, action: Action, received: Tensor | None) -> Tensor | None:
         """Runs an action on its input; returns its message for another stage."""

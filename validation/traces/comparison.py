@@ -1,8 +1,8 @@
 """Compares a traced step with the simulated step of the same job: seconds and calls by stream and class of kernel.
 
-The measured side is one rank's trace of torch's profiler (`simulator.formats.kineto`): on a GPU its kernels, copies and
+The measured side is a rank's trace of torch's profiler (`simulator.formats.kineto`): on a GPU its kernels, copies and
 memsets, on a CPU the exclusive time of operators. The simulated side is the device that stands for this rank.
-The seconds of a measured collective include its wait for the other ranks; those of a simulated one do not.
+The seconds of a measured collective include its wait for the other ranks; those of a simulated collective do not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from meshcast.validation.traces.timeline import STREAMS, UNATTRIBUTED, Slice, Ti
 
 @dataclass(frozen=True)
 class ClassRow:
-    """Seconds and calls of one class of kernels on one stream, measured (`real`) and simulated."""
+    """Seconds and calls of a class of kernels on a stream, measured (`real`) and simulated."""
 
     stream: str
     kind: str
@@ -38,7 +38,7 @@ class ClassRow:
 
     @property
     def ratio(self) -> float | None:
-        """Simulated over measured seconds; None where one side has none."""
+        """Simulated over measured seconds; None where either side has none."""
         return self.simulated / self.real if self.real and self.simulated else None
 
 
@@ -48,7 +48,7 @@ class Comparison:
 
     on: name of the GPU that was traced, or ``CPU``.
     device: pipeline device of the simulation that stands for the traced rank.
-    framework_s: constant time of the framework in the simulated step that the measured one cannot have: it ends with
+    framework_s: constant time of the framework in the simulated step that the measured step cannot have: it ends with
         its last kernel [s].
     """
 
@@ -69,7 +69,8 @@ class Comparison:
         return [ClassRow(*k, *self.real.sums.get(k, nothing), *self.simulated.sums.get(k, nothing)) for k in ordered]
 
     def explain_framework(self) -> list[str]:
-        """A note on the constant time of the framework, if the forecast has one: it is no error of the forecast."""
+        """Returns a note on the constant time of the framework, if the forecast has any: it is no error of the
+        forecast."""
         if not self.framework_s:
             return []
         words = f"{self.framework_s * 1e3:,.4g} ms of the framework (step_overhead_s)"
@@ -103,7 +104,7 @@ class Comparison:
 
 
 def compare_step(trace: Trace, report: Report, rank: int | None = None, step: int | None = None) -> Comparison:
-    """Compares one step of a trace with the forecast of its job.
+    """Compares a step of a trace with the forecast of its job.
 
     rank: the traced rank, if the trace does not record it.
     step: index among the steps that the trace marks, negative from the end; None: the last.
@@ -143,7 +144,7 @@ def compare_step(trace: Trace, report: Report, rank: int | None = None, step: in
 
 
 def check_process(trace: Trace) -> None:
-    """Raises PlanError for one file of several processes: their steps run at the same time, not after each other."""
+    """Raises PlanError for a file of several processes: their steps run at the same time, not after each other."""
     processes = {mark.lane[0] for mark in trace.steps()}
     if trace.rank is None and len(processes) > 1:
         rule = f"it has {len(processes)} processes, each with its own steps, and a trace of one is compared"
@@ -152,7 +153,7 @@ def check_process(trace: Trace) -> None:
 
 
 def differs(on: str, gpu: GPU) -> bool:
-    """Whether a traced device, by the name that its driver gives it, is certainly another one than a GPU."""
+    """Returns whether a traced device, by the name that its driver gives it, is certainly another than a GPU."""
     if (on == "CPU") != (gpu.architecture == "cpu"):
         return True
     words, traced = gpu.name.lower().split("-"), on.lower()
@@ -184,43 +185,43 @@ def find_step(trace: Trace, step: int | None) -> tuple[Event | None, list[str]]:
 def attribute_communication(real: Timeline, forecast: Timeline) -> tuple[Timeline, Timeline, list[str]]:
     """Returns both timelines with a stream for every collective, and the operations that several streams use.
 
-    A trace without process groups does not tell which scheme issued a collective. If only one stream of the forecast
-    uses this operation, the collective goes there; otherwise the operation is `UNATTRIBUTED` on both sides. If the
-    trace names the scheme of some collectives of an operation, only the others are `UNATTRIBUTED`.
+    A trace without process groups does not tell which scheme issued a collective. If only a single stream of the
+    forecast uses this operation, the collective goes there; otherwise the operation is `UNATTRIBUTED` on both sides. If
+    the trace names the scheme of some collectives of an operation, only the others are `UNATTRIBUTED`.
     """
     homes: dict[str, set[str]] = defaultdict(set)
-    for one in forecast.slices:
-        if one.stream != COMPUTE:
-            homes[one.kind].add(one.stream)
-    known = {one.kind for one in real.slices if one.stream not in ("", COMPUTE)}
-    unknown = {one.kind for one in real.slices if not one.stream} - known
+    for slice_ in forecast.slices:
+        if slice_.stream != COMPUTE:
+            homes[slice_.kind].add(slice_.stream)
+    known = {slice_.kind for slice_ in real.slices if slice_.stream not in ("", COMPUTE)}
+    unknown = {slice_.kind for slice_ in real.slices if not slice_.stream} - known
     home = {kind: next(iter(homes[kind])) for kind in unknown if len(homes[kind]) == 1}
     ambiguous = unknown - home.keys()
 
-    def attribute(one: Slice) -> Slice:
-        if one.stream == COMPUTE or (one.stream and one.kind not in ambiguous):
-            return one
-        return replace(one, stream=home.get(one.kind, UNATTRIBUTED))
+    def attribute(slice_: Slice) -> Slice:
+        if slice_.stream == COMPUTE or (slice_.stream and slice_.kind not in ambiguous):
+            return slice_
+        return replace(slice_, stream=home.get(slice_.kind, UNATTRIBUTED))
 
     measured, played = (Timeline(tuple(map(attribute, side.slices)), side.span) for side in (real, forecast))
     return measured, played, sorted(kind for kind in ambiguous if len(homes[kind]) > 1)
 
 
 def simulated_timeline(report: Report, device: int) -> Timeline:
-    """Timeline of a pipeline device: its own ops on the GPU, and the messages that it receives."""
+    """Returns the timeline of a pipeline device: its ops on the GPU, and the messages that it receives."""
     flat, times = report.play.step.flat, report.play.step.times
     families = families_of(report.play.plan)
     slices: list[Slice] = []
     received = [(number, "pipeline") for number, _, receiver in flat.sent if receiver == device]
-    own = [(n, stream) for (owner, stream), queue in flat.queues.items() if owner == device for n in queue]
-    for number, stream in (*own, *received):
+    of_device = [(n, stream) for (owner, stream), queue in flat.queues.items() if owner == device for n in queue]
+    for number, stream in (*of_device, *received):
         op, begin = flat.ops[number], times.begin[number]
         seconds = times.end[number] + flat.latency[number] - begin
         if op.work is not None and seconds > 0 and not isinstance(op.work, HostLaunch | HostUpdate):
-            # Copies of the host count for the GPU's own work: a trace does not say what they are for.
+            # Copies of the host count for the GPU's work: a trace does not say what they are for.
             served = {COMPUTE if isinstance(op.work, HostCopy) else stream.partition("-")[0]}
             if stream == COMPUTE and isinstance(op.work, Collective):  # the optimizer runs its collectives in sequence
                 served = {families.get(report.play.plan.ranks.axis_of(part), UNATTRIBUTED) for part in op.work.axes}
             family = served.pop() if len(served) == 1 else UNATTRIBUTED
             slices.append(Slice(family, class_of(op), begin, seconds, op.name))
-    return Timeline(tuple(sorted(slices, key=lambda one: one.begin)), report.step_time)
+    return Timeline(tuple(sorted(slices, key=lambda slice_: slice_.begin)), report.step_time)

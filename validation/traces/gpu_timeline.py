@@ -31,47 +31,49 @@ RANKS = re.compile(r"\[\d{1,9}(?:, ?\d{1,9})*+\]", re.ASCII)
 
 
 def gpu_timeline(trace: Trace, plan: Plan, rank: int, mark: Event | None) -> Timeline:
-    """Timeline of the kernels that the marked step launched, from the first kernel's start to the last one's end.
+    """Returns the timeline of the kernels that the marked step launched, from the first kernel's start to the last
+    kernel's end.
 
-    mark: the host's event that encloses the step; None: the whole trace. Of several GPUs the busiest one counts.
+    mark: the host's event that encloses the step; None: the whole trace. Of several GPUs the busiest counts.
     """
     kernels = trace.of(*ON_DEVICE)
     busiest: dict[Any, float] = defaultdict(float)
-    for one in kernels:
-        busiest[str(one.args.get("device"))] += one.seconds
+    for kernel in kernels:
+        busiest[str(kernel.args.get("device"))] += kernel.seconds
     device = max(busiest, key=lambda name: busiest[name])
-    kernels = [one for one in kernels if str(one.args.get("device")) == device]
+    kernels = [kernel for kernel in kernels if str(kernel.args.get("device")) == device]
     if mark is not None:
-        launched = [(one, (trace.launch(one) or one).begin) for one in kernels]
-        kernels = [one for one, moment in launched if mark.begin <= moment <= mark.end]
+        launched = [(kernel, (trace.launch(kernel) or kernel).begin) for kernel in kernels]
+        kernels = [kernel for kernel, moment in launched if mark.begin <= moment <= mark.end]
     if not kernels:
         raise PlanError("--step", "no kernel was launched in it", "Name another step", mark.name if mark else None)
-    first = min(one.begin for one in kernels)
-    slices = [_slice(trace, plan, rank, one, first) for one in kernels]
-    return Timeline(tuple(slices), max(one.end for one in kernels) - first)
+    first = min(kernel.begin for kernel in kernels)
+    slices = [_slice(trace, plan, rank, kernel, first) for kernel in kernels]
+    return Timeline(tuple(slices), max(kernel.end for kernel in kernels) - first)
 
 
 def _slice(trace: Trace, plan: Plan, rank: int, kernel: Event, start: float) -> Slice:
-    """A kernel as a slice of a step that starts at `start` [s]."""
+    """Returns a kernel as a slice of a step that starts at `start` [s]."""
     callers, begin = trace.callers(kernel), kernel.begin - start
     if not COMMUNICATES.search(kernel.name):
         return Slice(COMPUTE, classify(kernel.name, callers), begin, kernel.seconds, kernel.name)
     # NCCL runs all-to-alls in kernels called SendRecv, so torch's name of the collective comes before the kernel's.
     recorded = str(kernel.args.get("Collective name") or "")
-    names = [f"nccl:{recorded}", *(one for one in callers if one.startswith("nccl:")), kernel.name]
+    names = [f"nccl:{recorded}", *(caller for caller in callers if caller.startswith("nccl:")), kernel.name]
     kind = next(filter(None, map(collective_of, names)), "other")
     return Slice(stream_of(trace, plan, rank, kernel), kind, begin, kernel.seconds, kernel.name)
 
 
 def stream_of(trace: Trace, plan: Plan, rank: int, kernel: Event) -> str:
-    """Stream of a collective, from the description of its process group or from its ranks; empty if neither tells."""
+    """Returns the stream of a collective, from the description of its process group or from its ranks; empty if neither
+    tells."""
     description, name = (str(kernel.args.get(f"Process Group {key}") or "") for key in ("Description", "Name"))
     families = families_of(plan)
     axis = description.removeprefix("mesh_")
     if axis in families:
         return families[axis]
-    if found := next((family for family, words in FAMILY_PATTERNS if re.search(words, axis, re.I)), ""):
-        return found
+    if family := next((family for family, words in FAMILY_PATTERNS if re.search(words, axis, re.I)), ""):
+        return family
     stated = str(kernel.args.get("Process Group Ranks") or "")
     members = tuple(map(int, stated[1:-1].split(","))) if RANKS.fullmatch(stated) else ()
     members = members or next((trace.groups[key] for key in (description, name) if key in trace.groups), ())
@@ -79,8 +81,8 @@ def stream_of(trace: Trace, plan: Plan, rank: int, kernel: Event) -> str:
 
 
 def families_of(plan: Plan) -> dict[str, str]:
-    """Family of the scheme of each mesh axis: ``{"tp": "tensor", ...}``."""
-    return {axis: one.use.partition("/")[0] for one in plan.schemes for axis in one.axes}
+    """Returns the family of the scheme of each mesh axis: ``{"tp": "tensor", ...}``."""
+    return {axis: scheme.use.partition("/")[0] for scheme in plan.schemes for axis in scheme.axes}
 
 
 def ranks_along(plan: Plan, rank: int, axis: str) -> tuple[int, ...]:

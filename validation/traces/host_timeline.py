@@ -19,33 +19,34 @@ GLOO = "gloo:"
 
 
 def host_timeline(trace: Trace, mark: Event | None) -> Timeline:
-    """Timeline of the marked step: operators by exclusive time, collectives by the time that gloo's threads took.
+    """Returns the timeline of the marked step: operators by exclusive time, collectives by the time that gloo's threads
+    took.
 
     mark: the event that encloses the step; None: the whole trace. Time in which Python runs between operators is idle.
     """
     begin, end = (mark.begin, mark.end) if mark else (-np.inf, np.inf)
-    run = [one for one in trace.of("user_annotation") if one.name.startswith(GLOO) and begin <= one.begin < end]
-    called = [one for one in trace.of("cpu_op") if one.name.startswith("c10d::") and begin <= one.begin < end]
+    run = [event for event in trace.of("user_annotation") if event.name.startswith(GLOO) and begin <= event.begin < end]
+    called = [event for event in trace.of("cpu_op") if event.name.startswith("c10d::") and begin <= event.begin < end]
     # Gloo implements reduce-scatter as an all-reduce, so torch's calls name the collectives; gloo runs them in order.
-    names = [one.name for one in (called if len(called) == len(run) else run)]
+    names = [event.name for event in (called if len(called) == len(run) else run)]
     kinds = [collective_of(name) or "other" for name in names]
-    slices = [Slice("", kind, one.begin, one.seconds, one.name) for one, kind in zip(run, kinds, strict=True)]
+    slices = [Slice("", kind, event.begin, event.seconds, event.name) for event, kind in zip(run, kinds, strict=True)]
     communicating = _union(run)
-    for one in trace.self_times():
-        if begin <= one.event.begin < end and _computes(one.event, one.callers):
-            kind = _class_of(one.event, one.callers)
+    for own_time in trace.self_times():
+        if begin <= own_time.event.begin < end and _computes(own_time.event, own_time.callers):
+            kind = _class_of(own_time.event, own_time.callers)
             # aten operators never wait for communication; autograd functions written in Python do.
-            intervals = [(one.begin, one.end)]
-            if not one.event.name.startswith("aten::"):
-                intervals = _subtract(one.begin, one.end, communicating)
-            slices += [Slice(COMPUTE, kind, start, stop - start, one.event.name, 0) for start, stop in intervals]
+            intervals = [(own_time.begin, own_time.end)]
+            if not own_time.event.name.startswith("aten::"):
+                intervals = _subtract(own_time.begin, own_time.end, communicating)
+            slices += [Slice(COMPUTE, kind, start, stop - start, own_time.event.name, 0) for start, stop in intervals]
     if not slices:
         raise PlanError("--step", "no operator ran in it", "Name another step", mark.name if mark else None)
     calls = _count_calls(trace, begin, end)
-    first = mark.begin if mark else min(one.begin for one in slices)
-    last = mark.end if mark else max(one.begin + one.seconds for one in slices)
+    first = mark.begin if mark else min(slice_.begin for slice_ in slices)
+    last = mark.end if mark else max(slice_.begin + slice_.seconds for slice_ in slices)
     counted = []
-    for slice_ in sorted(slices, key=lambda one: one.begin):
+    for slice_ in sorted(slices, key=lambda slice_: slice_.begin):
         # The first slice of a class carries the count of all its operators.
         count = calls.pop(slice_.kind, 0) if slice_.stream == COMPUTE else 1
         counted.append(replace(slice_, begin=slice_.begin - first, calls=count))
@@ -53,17 +54,18 @@ def host_timeline(trace: Trace, mark: Event | None) -> Timeline:
 
 
 def _computes(event: Event, callers: tuple[str, ...]) -> bool:
-    """Whether a host event is computation: an operator, but none that gloo runs inside a collective."""
+    """Returns whether a host event is computation: an operator, but none that gloo runs inside a collective."""
     return event.category == "cpu_op" and not any(name.startswith(GLOO) for name in callers)
 
 
 def _class_of(event: Event, callers: tuple[str, ...]) -> str:
-    """Class of an operator; a c10d operator only enqueues a collective, so it is `other`."""
+    """Returns the class of an operator; a c10d operator only enqueues a collective, so it is `other`."""
     return "other" if event.name.startswith("c10d::") else classify(event.name, callers)
 
 
 def _count_calls(trace: Trace, begin: float, end: float) -> dict[str, int]:
-    """Operator calls by class. Of nested operators of one class (`linear`, `matmul`, `mm`) the innermost counts."""
+    """Counts operator calls by class. Of nested operators of a class (`linear`, `matmul`, `mm`) the innermost
+    counts."""
     nested = trace.nest_events()
     kinds = [_class_of(event, callers) for event, callers, _ in nested]
     counts = [
@@ -71,7 +73,7 @@ def _count_calls(trace: Trace, begin: float, end: float) -> dict[str, int]:
         for (event, callers, _), kind in zip(nested, kinds, strict=True)
     ]
     calls: dict[str, int] = defaultdict(int)
-    for number in reversed(range(len(nested))):  # nested operators follow the one that contains them
+    for number in reversed(range(len(nested))):  # nested operators follow that which contains them
         if counts[number]:
             calls[kinds[number]] += 1
             outer = nested[number][2]
@@ -82,18 +84,18 @@ def _count_calls(trace: Trace, begin: float, end: float) -> dict[str, int]:
 
 
 def _union(events: Sequence[Event]) -> list[tuple[float, float]]:
-    """Union of the events' intervals, as sorted disjoint intervals."""
+    """Returns the union of the events' intervals, as sorted disjoint intervals."""
     union: list[tuple[float, float]] = []
-    for one in sorted(events, key=lambda event: event.begin):
-        if union and one.begin <= union[-1][1]:
-            union[-1] = union[-1][0], max(union[-1][1], one.end)
+    for event in sorted(events, key=lambda event: event.begin):
+        if union and event.begin <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], event.end)
         else:
-            union.append((one.begin, one.end))
+            union.append((event.begin, event.end))
     return union
 
 
 def _subtract(begin: float, end: float, holes: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The interval from `begin` to `end` minus the holes, which are sorted and disjoint."""
+    """Returns the interval from `begin` to `end` minus the holes, which are sorted and disjoint."""
     left, at = [], begin
     for number in range(max(0, bisect_left(holes, (begin, begin)) - 1), len(holes)):
         start, stop = holes[number]

@@ -77,7 +77,7 @@ WEAK = (
         r"|^aten::(copy_|cat|fill_|zero_|to|_to_copy|contiguous|clone)\b",
     ),
 )
-"""Patterns that decide only if no strong one matches, in this order: a copy inside an addition is an addition."""
+"""Patterns that decide only if no strong pattern matches, in this order: a copy inside an addition is an addition."""
 
 MEMORY = {
     "norm": "norm",
@@ -151,7 +151,7 @@ def collective_of(name: str) -> str:
 
 @lru_cache(100_000)
 def classify(name: str, around: tuple[str, ...] = ()) -> str:
-    """Returns the class of a kernel or operator, one of `CLASSES`.
+    """Returns the class of a kernel or operator, of `CLASSES`.
 
     around: names of the operators that enclose its launch, innermost first.
 
@@ -164,19 +164,19 @@ def classify(name: str, around: tuple[str, ...] = ()) -> str:
     >>> classify("gemm(attn_qkv)"), classify("add(embedding)", ("embedding",))
     ('gemm', 'addition')
     """
-    if found := collective_of(name) or SIMULATED.get(name.partition("(")[0], ""):
-        return found
+    if kind := collective_of(name) or SIMULATED.get(name.partition("(")[0], ""):
+        return kind
     # Gradient accumulation runs inside the evaluation of a node without being part of the node.
-    name, around = name.removeprefix(NODE), tuple(one for one in around if not one.startswith(NODE))
-    for one in (name, *around):
-        if found := _first_match(_STRONG, one):
-            return found
+    name, around = name.removeprefix(NODE), tuple(caller for caller in around if not caller.startswith(NODE))
+    for caller in (name, *around):
+        if kind := _first_match(_STRONG, caller):
+            return kind
     names = (name, *around)
     return next((kind for kind, pattern in _WEAK if any(map(pattern.search, names))), "other")
 
 
 def class_of(op: Op) -> str:
-    """Returns the class of a simulated op that has work, one of `CLASSES`."""
+    """Returns the class of a simulated op that has work, of `CLASSES`."""
     work = op.work
     if isinstance(work, Collective):
         return OTHER_COLLECTIVES.get(work.operation, work.operation)

@@ -1,4 +1,4 @@
-"""The timeline of one device in one step, measured or simulated: slices of kernels and collectives by stream."""
+"""The timeline of a device in a step, measured or simulated: slices of kernels and collectives by stream."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ STREAMS = (COMPUTE, "tensor", "sequence", "expert", "data", "pipeline", UNATTRIB
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One kernel, operator or collective.
+    """A kernel, operator or collective.
 
-    stream: one of `STREAMS`; empty while the family of a collective is unknown.
-    kind: class of the kernel, one of `kernel_classes.CLASSES`.
+    stream: of `STREAMS`; empty while the family of a collective is unknown.
+    kind: class of the kernel, of `kernel_classes.CLASSES`.
     begin: start, from the start of the step [s].
     seconds: duration [s].
     calls: calls that this slice counts; 0 for a further interval of a call that another slice counts.
@@ -40,7 +40,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One device in one step.
+    """A device in a step.
 
     span: duration of the step [s].
     """
@@ -52,25 +52,25 @@ class Timeline:
     def sums(self) -> dict[tuple[str, str], tuple[float, int]]:
         """Seconds and calls of each (stream, class)."""
         sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0])
-        for one in self.slices:
-            sums[one.stream, one.kind][0] += one.seconds
-            sums[one.stream, one.kind][1] += one.calls
+        for slice_ in self.slices:
+            sums[slice_.stream, slice_.kind][0] += slice_.seconds
+            sums[slice_.stream, slice_.kind][1] += slice_.calls
         return {key: (seconds, int(calls)) for key, (seconds, calls) in sums.items()}
 
     @cached_property
     def account(self) -> dict[str, float]:
         """Breakdown of the step into computation, exposed communication and idle time [s]; it adds up to the step."""
-        compute = union_length(one for one in self.slices if one.stream == COMPUTE)
+        compute = union_length(slice_ for slice_ in self.slices if slice_.stream == COMPUTE)
         busy = union_length(self.slices)
         return {"compute": compute, "exposed": busy - compute, "idle": max(0.0, self.span - busy)}
 
     @property
     def calls(self) -> int:
         """Number of kernels launched."""
-        return sum(one.calls for one in self.slices)
+        return sum(slice_.calls for slice_ in self.slices)
 
 
 def union_length(slices: Iterable[Slice]) -> float:
-    """Length of the union of the slices' intervals [s]."""
-    spans = np.array([(one.begin, one.begin + one.seconds) for one in slices])
+    """Returns the length of the union of the slices' intervals [s]."""
+    spans = np.array([(slice_.begin, slice_.begin + slice_.seconds) for slice_ in slices])
     return measure([(spans[:, 0], spans[:, 1])]) if len(spans) else 0.0

@@ -11,7 +11,7 @@ import pytest
 
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import MeshcastError
-from meshcast.hardware.shared import MOST, frozen, shared_instance
+from meshcast.hardware.shared import MAX_DESCRIPTIONS, frozen, shared_instance
 from meshcast.simulator import load_job
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.models.load import load_model
@@ -103,6 +103,6 @@ def test_descriptions_of_other_types_are_built_anew() -> None:
 def test_the_number_of_kept_objects_is_bounded() -> None:
     from meshcast.hardware.shared import _made
 
-    for n in range(MOST + 10):
+    for n in range(MAX_DESCRIPTIONS + 10):
         shared_instance("test", n, list)
-    assert len(_made) <= MOST
+    assert len(_made) <= MAX_DESCRIPTIONS

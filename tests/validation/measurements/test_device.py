@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from meshcast.validation.measurements import gpu_state  # noqa: E402
 from meshcast.validation.measurements.cuda import Cuda  # noqa: E402
-from meshcast.validation.measurements.device import LEAST_SPIN, MOST_SPIN, Device, versions  # noqa: E402
+from meshcast.validation.measurements.device import MAX_SPIN, MIN_SPIN, Device, versions  # noqa: E402
 from meshcast.validation.measurements.gpu_state import read_state  # noqa: E402
 from meshcast.validation.measurements.measurement import GPUState, Machine  # noqa: E402
 
@@ -41,7 +41,7 @@ def test_the_stream_is_held_back_until_all_work_is_issued(gpu: Device, fake_cuda
         clock[0] += 2e-3
 
     gpu.seconds(work, warmup=1, repeat=3)
-    assert fake_cuda.spins == [pytest.approx(3e-3)] * 3 and LEAST_SPIN < 2e-3
+    assert fake_cuda.spins == [pytest.approx(3e-3)] * 3 and MIN_SPIN < 2e-3
 
 
 def test_a_sample_is_taken_again_if_the_host_was_too_slow(gpu: Device, fake_cuda: Any, clock: list[float]) -> None:
@@ -52,7 +52,7 @@ def test_a_sample_is_taken_again_if_the_host_was_too_slow(gpu: Device, fake_cuda
 
     samples = gpu.seconds(work, warmup=0, repeat=3)
     assert samples == pytest.approx([0.0, 4e-3, 0.0])
-    assert fake_cuda.spins == pytest.approx([LEAST_SPIN, LEAST_SPIN, 6e-3, 6e-3])
+    assert fake_cuda.spins == pytest.approx([MIN_SPIN, MIN_SPIN, 6e-3, 6e-3])
 
 
 def test_eager_steps_are_held_back_for_half_a_second_at_most(gpu: Device, fake_cuda: Any, clock: list[float]) -> None:
@@ -60,7 +60,7 @@ def test_eager_steps_are_held_back_for_half_a_second_at_most(gpu: Device, fake_c
         clock[0] += 4.0
 
     gpu.seconds(work, warmup=1, repeat=1)
-    assert fake_cuda.spins == [MOST_SPIN]
+    assert fake_cuda.spins == [MAX_SPIN]
 
 
 def test_work_that_runs_once_is_prepared_for_each_sample(gpu: Device) -> None:

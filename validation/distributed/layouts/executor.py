@@ -1,7 +1,7 @@
 """Executes the forward and backward passes of a plan operator by operator, every tensor in the layout that the schemes
-of the plan give it, and compares loss and gradients with the reference model trained by one process.
+of the plan give it, and compares loss and gradients with the reference model trained by a single process.
 
-The modules, their layouts and the layouts of gradients are those that the simulator lowers; DTensor turns one layout
+The modules, their layouts and the layouts of gradients are those that the simulator lowers; DTensor turns a layout
 into another. What is compared is the meaning of layouts, so the passes are not timed.
 """
 
@@ -45,7 +45,8 @@ Placements = tuple[Placement, ...]
 
 
 def compare_layouts(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Relative differences of loss and gradients of the first micro-batch in fp64; collective over all ranks.
+    """Returns the relative differences of loss and gradients of the first micro-batch in fp64; collective over all
+    ranks.
 
     loss: of the loss.
     gradient: largest difference of a gradient over the largest entry of the same parameter of the reference model.
@@ -57,7 +58,7 @@ def compare_layouts(job: Mapping[str, Any]) -> dict[str, Any]:
     _check(plan)
     replicas = (make_tokens(plan, 0, 0, replica) for replica in range(plan.ranks.replicas))
     tokens = [torch.cat(part) for part in zip(*replicas, strict=True)]
-    # The whole reference model on one rank, in fp64.
+    # The whole reference model on a single rank, in fp64.
     alone = {**job, "cluster": {**job["cluster"], "gpus": 1}, "plan": {"mesh": dict.fromkeys(plan.mesh.named_axes, 1)}}
     serial = build_stage(resolve_plan(load_job(alone)), None, TensorGroup(), torch.device("cpu"), torch.float64)
     loss = serial(*tokens)
@@ -81,7 +82,7 @@ def _check(plan: Plan) -> None:
 
 
 class LayoutExecutor:
-    """The operators of a whole model on one rank.
+    """The operators of a whole model on a rank.
 
     parameters: of the reference model.
     shards: for each weight its shard on this rank, the placements of the shard, and the weight that it is a shard of.
@@ -95,21 +96,21 @@ class LayoutExecutor:
         self.shards: dict[str, tuple[Tensor, Placements, WholeWeight]] = {}
 
     def run(self, ids: Tensor, targets: Tensor) -> float:
-        """Both passes; returns the loss."""
+        """Runs both passes; returns the loss."""
         x, layer = ids, 0
         for unit in self.plan.model_parts.architecture.stage(self.plan.job.model.every_layer, True, True).units:
             for _ in range(unit.count):
                 inside = isinstance(unit, Layer)
                 x = self._run_unit(unit, f"layers.{layer}." if inside else "", x, targets)
                 layer += inside
-        own = x.sum() / targets.numel()
-        own.backward()
+        loss_sum = x.sum() / targets.numel()
+        loss_sum.backward()
         (loss,) = (operator for operator in unit.operators() if isinstance(operator, Loss))
         summed = dict.fromkeys(required_layout(loss.outs[0], self.scope.division(loss)), PARTIAL)
-        return float(self._global(own.detach(), self._placements((), summed)).full_tensor())
+        return float(self._global(loss_sum.detach(), self._placements((), summed)).full_tensor())
 
     def gradients(self) -> Iterator[tuple[str, Tensor, WholeWeight]]:
-        """Every weight with its whole gradient, beside that of the reference model."""
+        """Yields every weight with its whole gradient, beside that of the reference model."""
         for name, (shard, placements, weight) in self.shards.items():
             assert shard.grad is not None
             yield name, self._global(shard.grad, placements).full_tensor(), weight
@@ -120,8 +121,8 @@ class LayoutExecutor:
         for operator in unit.operators():
             divide = self.scope.division(operator)
             tokens = NamedTensor("targets", dict(self.plan.model_parts.architecture.token_dims))
-            own = self._reshard(targets, tokens, ({}, required_layout(tokens, divide)), ({}, {}))
-            at = RankShards(divide, self.mesh, self.plan.job.model, own)
+            target_shards = self._reshard(targets, tokens, ({}, required_layout(tokens, divide)), ({}, {}))
+            at = RankShards(divide, self.mesh, self.plan.job.model, target_shards)
             ins = [self._input(tensor, values[tensor.name], operator) for tensor in operator.ins]
             weights = [self._weight(weight, operator, prefix) for weight in operator.weights]
             outs = compute(operator, ins, weights, at)
@@ -129,19 +130,20 @@ class LayoutExecutor:
         return outs[0]
 
     def _input(self, tensor: NamedTensor, value: Tensor, operator: Operator) -> Tensor:
-        """An input in the layout that its reader needs; its gradient comes back in the layout that its maker needs."""
+        """Returns an input in the layout that its reader needs; its gradient comes back in the layout that its maker
+        needs."""
         divide = self.scope.division(operator)
-        made: Layout = {}
+        produced: Layout = {}
         back: Layout = {}
         if tensor.name in self.scope.producer:
             theirs, maker = self.scope.producer[tensor.name]
-            made = self.scope.produced_layout(tensor)
+            produced = self.scope.produced_layout(tensor)
             back = tensor.layout_of_producer(required_layout(theirs, self.scope.division(maker)))
-        there = made, required_layout(tensor, divide)
+        there = produced, required_layout(tensor, divide)
         return self._reshard(value, tensor, there, (output_layout(tensor, divide), back))
 
     def _weight(self, weight: NamedTensor, operator: Operator, prefix: str) -> Tensor:
-        """A weight as the operator needs it, from its shard at rest, to which its gradient comes back."""
+        """Returns a weight as the operator needs it, from its shard at rest, to which its gradient comes back."""
         divide, rest = self.scope.division(operator), self.scope.at_rest(operator, weight)
         name = f"{prefix}{weight.name}"
         if name not in self.shards:
@@ -175,15 +177,15 @@ class LayoutExecutor:
         return _Reshard.apply(value, self, *layouts)  # type: ignore[no-any-return]
 
     def convert(self, local: Tensor, source: Placements, target: Placements) -> Tensor:
-        """This rank's part of a tensor in another layout."""
+        """Returns this rank's part of a tensor in another layout."""
         return self._global(local, source).redistribute(placements=target).to_local().contiguous()
 
 
 class _Reshard(Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, executor: LayoutExecutor, *layouts: Placements) -> Any:
-        ctx.executor, (made, needed, *ctx.back) = executor, layouts
-        return executor.convert(value.detach(), made, needed).clone()
+        ctx.executor, (produced, needed, *ctx.back) = executor, layouts
+        return executor.convert(value.detach(), produced, needed).clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -204,8 +206,8 @@ class WholeWeight(NamedTuple):
 
     @classmethod
     def of(cls, weight: NamedTensor, operator: Operator, prefix: str, parameters: Mapping[str, Tensor]) -> WholeWeight:
-        """A weight of an operator in the unit `prefix`. A linear layer of the reference model has the rows of all its
-        matrices in one; elsewhere parameters have the names of the operators that use them."""
+        """Returns a weight of an operator in the unit `prefix`. A linear layer of the reference model has the rows of
+        all its matrices in a single matrix; elsewhere parameters have the names of the operators that use them."""
         module, _, kind = weight.name.rpartition(".")
         if isinstance(operator, Linear):
             module, kind = operator.name, "weight" if len(weight.dims) > 1 else "bias"
@@ -215,8 +217,8 @@ class WholeWeight(NamedTuple):
         assert param.grad is not None
         value, gradient, largest = param.detach(), param.grad, float(param.grad.abs().max())
         if isinstance(operator, Linear):
-            similar = [one for one in operator.weights if len(one.dims) == len(weight.dims)]
-            rows = [int([*one.dims.values()][-1].size) for one in similar]
-            place = [one.name for one in similar].index(weight.name)
+            similar = [other for other in operator.weights if len(other.dims) == len(weight.dims)]
+            rows = [int([*other.dims.values()][-1].size) for other in similar]
+            place = [other.name for other in similar].index(weight.name)
             value, gradient = (whole.split(rows)[place].T for whole in (value, gradient))
         return cls(value, gradient, largest)

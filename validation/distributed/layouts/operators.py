@@ -1,4 +1,4 @@
-"""The operators of dense transformers in torch, on the shards of one rank."""
+"""The operators of dense transformers in torch, on the shards of a rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from meshcast.validation.reference.layers import EPS, ROPE_BASE
 
 @dataclass(frozen=True)
 class RankShards:
-    """What one rank has of an operator.
+    """What a rank has of an operator.
 
     divide: the dim that each axis shards.
     mesh: the device mesh.
@@ -38,24 +38,24 @@ class RankShards:
     targets: Tensor
 
     def axes(self, dim: str) -> list[str]:
-        """The axes that shard a dim."""
+        """Returns the axes that shard a dim."""
         return [axis for axis in self.mesh.mesh_dim_names or () if self.divide.get(axis) == dim]
 
     def start(self, dim: str, size: int) -> int:
-        """Place of this rank's shard of `size` elements along a dim."""
+        """Returns the place of this rank's shard of `size` elements along a dim."""
         shard = 0
         for axis in self.axes(dim):
             shard = shard * self.mesh[axis].size() + self.mesh.get_local_rank(axis)
         return shard * size
 
     def is_first(self, dim: str) -> bool:
-        """Whether this rank has the first shard along a dim."""
+        """Returns whether this rank has the first shard along a dim."""
         return self.start(dim, 1) == 0
 
     def sum_shards(self, x: Tensor, dim: str, replicated: bool) -> Tensor:
-        """The sum of `x` over the shards of a dim.
+        """Returns the sum of `x` over the shards of a dim.
 
-        replicated: every rank computes the same with it, so that its gradient is that of one rank; otherwise the
+        replicated: every rank computes the same with it, so that its gradient is that of a rank; otherwise the
             gradients of all ranks add up.
         """
         for axis in self.axes(dim):
@@ -63,7 +63,7 @@ class RankShards:
         return x
 
     def largest(self, x: Tensor, dim: str) -> Tensor:
-        """The maximum of `x` over the shards of a dim, without a gradient."""
+        """Returns the maximum of `x` over the shards of a dim, without a gradient."""
         x = x.detach().clone()
         for axis in self.axes(dim):
             dist.all_reduce(x, dist.ReduceOp.MAX, self.mesh.get_group(axis))
@@ -87,7 +87,7 @@ class _SumOver(Function):
 
 
 def compute(operator: Operator, ins: Sequence[Tensor], weights: Sequence[Tensor], at: RankShards) -> list[Tensor]:
-    """The shards of the outputs of an operator, some of them partial sums.
+    """Returns the shards of the outputs of an operator, some of them partial sums.
 
     Raises PlanError for an operator that is not implemented.
     """
@@ -102,9 +102,9 @@ def compute(operator: Operator, ins: Sequence[Tensor], weights: Sequence[Tensor]
         case ir.Residual():
             return [_residual(operator, ins, weights, at)]
         case ir.Rope():
-            return [_rotate(one, at) for one in ins]
+            return [_rotate(x, at) for x in ins]
         case ir.CoreAttention():
-            q, k, v = (one.unflatten(-1, (-1, at.model.head_dim)).transpose(1, 2) for one in ins)
+            q, k, v = (x.unflatten(-1, (-1, at.model.head_dim)).transpose(1, 2) for x in ins)
             end = at.start("s", q.shape[2]) + q.shape[2]
             return [functions.attention(q, k[:, :, :end], v[:, :, :end])]
         case ir.Activation():
@@ -117,8 +117,8 @@ def compute(operator: Operator, ins: Sequence[Tensor], weights: Sequence[Tensor]
 
 
 def _linear(operator: ir.Linear, x: Tensor, weights: Sequence[Tensor], at: RankShards) -> list[Tensor]:
-    matrices = [one for one in weights if one.dim() == 2]
-    biases = [one for one in weights if one.dim() == 1]
+    matrices = [weight for weight in weights if weight.dim() == 2]
+    biases = [weight for weight in weights if weight.dim() == 1]
     outs = [x @ matrix for matrix in matrices]
     if biases:
         (contracted,) = (dim for dim in operator.ins[0].dims if not operator.outs[0].has(dim))
@@ -164,6 +164,6 @@ def _loss(logits: Tensor, at: RankShards) -> Tensor:
     kept = logits - at.largest(logits.amax(-1, keepdim=True), "v")
     place = at.targets[..., None] - at.start("v", size)
     elsewhere = (place < 0) | (place >= size)
-    own = kept.gather(-1, place.masked_fill(elsewhere, 0)).masked_fill(elsewhere, 0)
+    target_logit = kept.gather(-1, place.masked_fill(elsewhere, 0)).masked_fill(elsewhere, 0)
     total = at.sum_shards(kept.exp().sum(-1, keepdim=True), "v", replicated=True)
-    return (total.log() - at.sum_shards(own, "v", replicated=True)).squeeze(-1)
+    return (total.log() - at.sum_shards(target_logit, "v", replicated=True)).squeeze(-1)
