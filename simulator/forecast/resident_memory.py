@@ -293,14 +293,16 @@ def _count_outside(plan: Plan, params: DeviceParams, states: Mapping[str, float]
             size / param.size * _moment_bytes(framework, param, shards("optimizer", param)) for param, size in trained
         )
     gathered = sum(nbytes for param, nbytes in whole if shards("parameters", param) > 1)
-    saved = 0.0
-    if framework.memory.saves != "shards":
-        saved = _saved_whole(framework, [(param, count) for param, count in params if shards("parameters", param) > 1])
+    saved = _saved_whole(framework, params, shards)
     return OutsideSteps(loading, float(min(moments, states["optimizer"])), float(gathered), saved)
 
 
-def _saved_whole(framework: Framework, sharded: Sequence[tuple[Param, int]]) -> float:
-    """Returns the bytes of sharded weights that are whole at most while a checkpoint is saved."""
+def _saved_whole(framework: Framework, params: DeviceParams, shards: Callable[[str, Param], float]) -> float:
+    """Returns the bytes of sharded weights that are whole at most while a checkpoint is saved. shards: see
+    `_shard_counter`."""
+    if framework.memory.saves == "shards":
+        return 0.0
+    sharded = [(param, count) for param, count in params if shards("parameters", param) > 1]
     if framework.memory.saves == "modules":
         return float(BYTES[framework.weights] * max((param.size for param, _ in sharded), default=0))
     root = sum(count * param.size for param, count in sharded if not param.in_layer)

@@ -156,6 +156,8 @@ def collectives_between(tensor: Tensor, source: Layout, target: Layout, mesh: Me
     comes before the all-to-alls. Equal collectives over all parts of an axis become a collective over that axis;
     over axes that the mesh joins, those that turn the same dim into the same other.
     """
+    if source == target:
+        return []
     conversion = _Conversion(tensor, source, target, mesh)
     conversion.reduce()
     conversion.slice_whole()

@@ -31,7 +31,7 @@ class LocalShapes:
     mesh: Mesh
 
     @remembered
-    def dims(self, tensor: Tensor) -> Mapping[str, Any]:
+    def dims(self, tensor: Tensor) -> dict[str, Any]:
         """Returns the local size of every dim."""
         return tensor.local_dims(self.layout(tensor), self.mesh)
 

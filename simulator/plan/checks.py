@@ -394,12 +394,14 @@ def _check_operator(plan: Plan, scope: Scope, called: Mapping[str, str], operato
     """
     for tensor, dim, sharding in scope.sharded_dims(operator):
         size, count = tensor.dims[dim], plan.mesh.size(sharding)
+        divides_scan = isinstance(operator, Scan) and dim == "s"
+        if size.is_divisible_by(count) and not divides_scan:
+            continue
         axes = list(dict.fromkeys(plan.ranks.axis_of(part, operator.view) for part in sharding))
-        if isinstance(operator, Scan) and dim == "s":
+        if divides_scan:
             _refuse_divided_scan(plan, axes)
-        if not size.is_divisible_by(count):
-            names = EXPERT_NAMES if operator.view else called
-            _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
+        names = EXPERT_NAMES if operator.view else called
+        _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
 
 
 def check_slices(plan: Plan) -> None:
