@@ -300,6 +300,11 @@ class Framework(FrameworkPart):
     root_stays_gathered: bool = False
     """FSDP keeps the weights outside of the layers, those of its root unit, gathered from the forward pass to the end
     of the backward pass (`_post_forward_reshard` of FSDP1, `_lazy_init` of FSDP2)."""
+    reentrant_units: bool = False
+    """Reentrant checkpoints lie around the units of FSDP1. Their forward pass, without gradients, registers no hooks, so
+    nothing is prefetched backward (`_register_pre_backward_hooks` and `_get_handle_to_prefetch` of torch/distributed/
+    fsdp/_runtime_utils.py): a unit is gathered for its recomputation behind the reduce-scatter of the one before, freed
+    after it, and gathered again for its backward pass."""
     fused_gradients: bool
     """Gradient accumulation is fused into the GEMMs of weight gradients; otherwise a separate kernel adds them."""
     dummy_gradients: bool = False
