@@ -654,12 +654,21 @@ def _reduce_gradients(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str
             if framework.gathers_apart:  # gradients have the format of the weights until they are packed
                 packing = _pack_gradients(fragment, f"{PACKED} {axes} {number}", nbytes, params, ops[0])
                 nbytes = elements * BYTES[framework.weights]
+            elif framework.flat_gradients:
+                packing = _flatten_gradients(nbytes, params)
             fragment.tensor_uses += _lifetime(key, nbytes, first, following or ops[0], "gradients")
         ops[0].after += packing or [param.ready for param in params]
         fragment.backward[end:end] = [*packing, *ops]
         begin = end + len(packing) + len(ops)
         for param in params:
             param.ready = ops[-1]
+
+
+def _flatten_gradients(nbytes: int, params: list[Param]) -> list[Op]:
+    """Returns the kernels that copy the gradients of a unit into one, and divide it in place before its reduction."""
+    flatten = Op("flatten grads", work=Memory("concat", nbytes, nbytes), phase="W")
+    flatten.after += [param.ready for param in params]
+    return [flatten, Op("divide grads", work=Memory("scale", nbytes, nbytes), after=[flatten], phase="W")]
 
 
 def _pack_gradients(fragment: Fragment, key: str, nbytes: int, params: list[Param], reduction: Op) -> list[Op]:
