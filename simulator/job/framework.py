@@ -305,10 +305,10 @@ class Framework(FrameworkPart):
     is divided in place before its reduce-scatter (`_div_if_needed` of torch/distributed/fsdp/_runtime_utils.py), in
     kernels that `rates.memory_bound` does not stand for."""
     reentrant_units: bool = False
-    """Reentrant checkpoints lie around the units of FSDP1. Their forward pass, without gradients, registers no hooks, so
-    nothing is prefetched backward (`_register_pre_backward_hooks` and `_get_handle_to_prefetch` of torch/distributed/
-    fsdp/_runtime_utils.py): a unit is gathered for its recomputation behind the reduce-scatter of the one before, freed
-    after it, and gathered again for its backward pass."""
+    """Reentrant checkpoints lie around the units of FSDP1. Their forward pass, without gradients, registers no hooks,
+    so nothing is prefetched backward (`_register_pre_backward_hooks` and `_get_handle_to_prefetch` of
+    torch/distributed/fsdp/_runtime_utils.py): a unit is gathered for its recomputation behind the reduce-scatter of the
+    one before, freed after it, and gathered again for its backward pass."""
     fused_gradients: bool
     """Gradient accumulation is fused into the GEMMs of weight gradients; otherwise a separate kernel adds them."""
     dummy_gradients: bool = False
