@@ -142,7 +142,7 @@ def test_reentrant_checkpoints_gather_a_unit_twice_and_none_ahead(recomputed: bo
 
 def test_gradients_of_flat_parameters_are_copied_and_divided_before_they_are_reduced() -> None:
     """Each kernel reads and writes the two bytes of every gradient."""
-    job = job_of("data/fsdp", {"dp": 4}, framework={"flat_gradients": True, "gradients": "bf16"})
+    job = job_of("data/fsdp", {"dp": 4}, framework={"bucket": {"flat": True}, "gradients": "bf16"})
     works = [op.work for _, op in play_job(job).instances() if op.name in ("flatten grads", "divide grads")]
     assert sum(work.read for work in works) == sum(work.write for work in works) == 2 * 2 * sum(UNITS)  # type: ignore[union-attr]
 

@@ -654,7 +654,7 @@ def _reduce_gradients(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str
             if framework.gathers_apart:  # gradients have the format of the weights until they are packed
                 packing = _pack_gradients(fragment, f"{PACKED} {axes} {number}", nbytes, params, ops[0])
                 nbytes = elements * BYTES[framework.weights]
-            elif framework.flat_gradients:
+            elif framework.bucket.flat:
                 packing = _flatten_gradients(nbytes, params)
             fragment.tensor_uses += _lifetime(key, nbytes, first, following or ops[0], "gradients")
         ops[0].after += packing or [param.ready for param in params]
