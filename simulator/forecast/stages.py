@@ -222,6 +222,11 @@ def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[Gradien
         changed = [(BYTES[source], BYTES[target]) for source, target in formats if source != target]
         convert = sum(one for one, _ in changed), sum(one for _, one in changed)
         read = write = main
+    if framework.update.moment_copies:
+        # By tensors (`_multi_tensor_adamw` of torch/optim/adamw.py): weights are read and written once more for their
+        # decay, gradients and the first moment read, the second read twice and written, its root three times each.
+        again = main + BYTES[framework.gradients] + 3 * moments, main + 2 * moments
+        read, write = read + again[0], write + again[1]
     trained = tuple((param, count) for param, count in params if param.trained)
     grouped = len({bool(param.shape) for param, _ in trained}) > 1
     return Update(

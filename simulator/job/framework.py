@@ -88,6 +88,10 @@ class Bucket(FrameworkPart):
     copies: int = Field(default=0, ge=0, le=10)
     """Flat copies of a bucket while it is reduced (`flatten` in `allreduce_bucket`, `torch.cat` in
     `reduce_scatter_coalesced` of DeepSpeed; `bucket.flatten` of InternEvo, one of the bucket before, too)."""
+    flat: bool = False
+    """Autograd copies the gradients of a unit into that of its flat parameter (the backward pass of `split` in FSDP1),
+    which is divided in place before its reduce-scatter (`_div_if_needed` of torch/distributed/fsdp/_runtime_utils.py),
+    in kernels that `rates.memory_bound` does not stand for."""
     sequence_format: Format | Literal[""] = ""
     """Format of the reduction where sequences are sharded (`seq_parallel_communication_data_type`), in which the bucket
     is held once more; empty: that of the gradients."""
@@ -300,6 +304,11 @@ class Framework(FrameworkPart):
     root_stays_gathered: bool = False
     """FSDP keeps the weights outside of the layers, those of its root unit, gathered from the forward pass to the end
     of the backward pass (`_post_forward_reshard` of FSDP1, `_lazy_init` of FSDP2)."""
+    reentrant_units: bool = False
+    """Reentrant checkpoints lie around the units of FSDP1. Their forward pass, without gradients, registers no hooks,
+    so nothing is prefetched backward (`_register_pre_backward_hooks` and `_get_handle_to_prefetch` of
+    torch/distributed/fsdp/_runtime_utils.py): a unit is gathered for its recomputation behind the reduce-scatter of the
+    one before, freed after it, and gathered again for its backward pass."""
     fused_gradients: bool
     """Gradient accumulation is fused into the GEMMs of weight gradients; otherwise a separate kernel adds them."""
     dummy_gradients: bool = False

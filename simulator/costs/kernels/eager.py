@@ -56,6 +56,8 @@ class EagerPasses(BaseModel):
 
     elementwise: its kernels are conversions and products of its formula one by one, not those that were measured, such
         as the one kernel of PyTorch's own RMS norm; they run at the rate of conversions.
+    vectorised: its kernels read and write whole tensors of one format, not halves of one as those that were measured;
+        they are as fast as a stream.
     fused: the framework has one fused kernel in place of them, which runs; a recipe may switch it off.
     reads_documents: the host reads the lengths of packed documents on the GPU before it launches them.
     """
@@ -65,6 +67,7 @@ class EagerPasses(BaseModel):
     forward: EagerPass
     backward: EagerPass
     elementwise: bool = False
+    vectorised: bool = False
     fused: bool = False
     reads_documents: bool = False
 
@@ -78,6 +81,7 @@ class EagerKernels:
     kernels: their number.
     backward: whether they are those of the backward pass.
     elementwise: whether their rate is that of conversions (`EagerPasses`).
+    vectorised: whether it is that of a stream.
     """
 
     what: str
@@ -85,6 +89,7 @@ class EagerKernels:
     kernels: int
     backward: bool = False
     elementwise: bool = False
+    vectorised: bool = False
 
     flops = 0.0
 
@@ -150,7 +155,7 @@ def make_eager_kernels(work: Memory, eager: Mapping[Any, EagerPasses]) -> EagerK
         return None
     one = passes.backward if work.backward else passes.forward
     nbytes = work.pace * one.traffic * work.bytes
-    return EagerKernels(what, nbytes, one.kernels, work.backward, passes.elementwise)
+    return EagerKernels(what, nbytes, one.kernels, work.backward, passes.elementwise, passes.vectorised)
 
 
 def seconds(work: EagerKernels, gpu: GPU, model: EagerCostModel, speed: float = 1.0) -> tuple[Any, Any]:
@@ -159,7 +164,7 @@ def seconds(work: EagerKernels, gpu: GPU, model: EagerCostModel, speed: float = 
     speed: rate against the calibrated one.
     """
     rate = "loss_backward_rate" if work.what == "cross-entropy" and work.backward else RATE_OF[work.what]
-    rate = "convert_rate" if work.elementwise else rate
+    rate = "" if work.vectorised else "convert_rate" if work.elementwise else rate
     memory = model.stream_share * gpu.memory_bandwidth
     second = 1.0 / memory
     if rate:

@@ -21,7 +21,8 @@ With `offload` all shards lie in host memory: those of fp32 weights are copied i
 gradients out after each reduction (w/F bytes each time, g/F bytes), and the host updates the states.
 
 A rank sends 3 (F-1)/F M + 2 (R-1)/R M/F bytes per micro-batch for M bytes of weights and of gradients (under a pipeline
-per step); a third of the first term less where weights are not freed after the forward pass. 16/F bytes per parameter
+per step); a third of the first term less where weights are not freed after the forward pass, and a third more of
+recomputed units around which checkpoints are reentrant (`reentrant_units` of the framework). 16/F bytes per parameter
 are stored: the sharded weights are those that the optimizer updates, in its format. So are weights that no other rank
 has (of experts over all ranks), which are converted for their passes without a message.
 
@@ -89,7 +90,7 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
 
     @property
     def lowering_key(self) -> Hashable:
-        traits = self.framework.root_stays_gathered, self.holds_inputs
+        traits = self.framework.root_stays_gathered, self.holds_inputs, self.gathers_again
         return super().lowering_key, self.across_microbatches, *traits
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
@@ -116,6 +117,11 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
         is not wrapped."""
         hooks = self.framework.memory.hooks_hold_inputs and not self.framework.gathers_apart
         return hooks and self.layers_per_unit == 1 and self.mesh.size(self.over) > 1
+
+    @property
+    def gathers_again(self) -> bool:
+        freed = self.options.reshard and self.layers_per_unit == 1
+        return freed and self.framework.reentrant_units and not self.framework.gathers_apart
 
     @property
     def has_root(self) -> bool:

@@ -63,6 +63,13 @@ def test_slow_kernels_hardly_depend_on_the_memory_and_fast_ones_do() -> None:
     assert slower == pytest.approx(H200.memory_bandwidth / H100.memory_bandwidth)
 
 
+def test_kernels_of_whole_tensors_are_streams() -> None:
+    streams, halves = (
+        eager.seconds(EagerKernels("activation", 1e9, 2, vectorised=one), H200, MODEL) for one in (True, False)
+    )
+    assert streams == eager.seconds(EagerKernels("adam", 1e9, 2), H200, MODEL) and streams[0] < halves[0]
+
+
 def test_only_frameworks_that_say_so_run_operations_as_several_kernels() -> None:
     work = Memory("rope", 84 * MB, 84 * MB)
     unfused, fused = (costs_on("h200-sxm", name).estimate(work).seconds for name in ("reference", "megatron-core"))

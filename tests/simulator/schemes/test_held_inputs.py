@@ -56,7 +56,11 @@ def test_other_runs_hold_none(plan: dict[str, Any], job: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    ("release", "holds"), [("2023-09", False), ("2023-10", True), ("2025-12", True), ("2026-01", False)]
+    ("release", "reentrant", "holds"),
+    [("2023-09", True, False), ("2023-10", True, True), ("2025-12", True, True), ("2026-01", False, False)],
 )
-def test_checkpoints_of_transformers_were_reentrant(release: str, holds: bool) -> None:
-    assert load_framework("hf-trainer", release=release).memory.hooks_hold_inputs == holds
+def test_checkpoints_of_transformers_were_reentrant(release: str, reentrant: bool, holds: bool) -> None:
+    framework = load_framework("hf-trainer", release=release)
+    assert framework.memory.hooks_hold_inputs == holds
+    assert framework.reentrant_units == reentrant == (not framework.recompute_early_stop)
+    assert load_framework("deepspeed", release=release).recompute_early_stop != reentrant

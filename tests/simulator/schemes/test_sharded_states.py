@@ -122,6 +122,31 @@ def test_without_backward_prefetch_a_gather_stands_behind_the_scatter() -> None:
     assert orders[True][1] < orders[False][1]
 
 
+@pytest.mark.parametrize("recomputed", [True, False])
+def test_reentrant_checkpoints_gather_a_unit_twice_and_none_ahead(recomputed: bool) -> None:
+    """Each layer for its recomputation, behind the scatter of the one before, and meanwhile for its backward pass."""
+    orders = {}
+    for reentrant in (True, False):
+        job = job_of("data/fsdp", {"dp": 4}, framework={"reentrant_units": reentrant})
+        job["plan"]["schemes"] += [{"use": "memory/recompute-full"}] if recomputed else []
+        played = play_job(job, Ideal(links=5e6))
+        orders[reentrant] = [operation for operation, _ in wire(played)][len(UNITS) :], played.times.span
+        assert all(peak.left == 0 for peak in played.peaks)
+    if not recomputed:
+        assert orders[True] == orders[False]
+        return
+    end = ["all_gather", "reduce_scatter"]
+    assert orders[True][0] == [*end, *["all_gather", *end] * LAYERS, *end]
+    assert orders[True][1] > orders[False][1]
+
+
+def test_gradients_of_flat_parameters_are_copied_and_divided_before_they_are_reduced() -> None:
+    """Each kernel reads and writes the two bytes of every gradient."""
+    job = job_of("data/fsdp", {"dp": 4}, framework={"bucket": {"flat": True}, "gradients": "bf16"})
+    works = [op.work for _, op in play_job(job).instances() if op.name in ("flatten grads", "divide grads")]
+    assert sum(work.read for work in works) == sum(work.write for work in works) == 2 * 2 * sum(UNITS)  # type: ignore[union-attr]
+
+
 MATRIX = H * H
 FORWARD = [V * H, *[H, 3 * MATRIX, 0, 0, MATRIX, 0, H, 4 * MATRIX, 0, 4 * MATRIX, 0] * LAYERS, H, V * H, 0]
 """Elements of the operators of a forward pass: table; norm, QKV, rotation, attention, projection, sum, norm, MLP, sum;

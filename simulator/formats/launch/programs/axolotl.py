@@ -83,11 +83,15 @@ PROGRAM = TrainerProgram(
     model_names=("base_model",),
     compute="bf16",
     loads="compute",
-    reentrant=False,
+    reentrant=True,
     framework="axolotl",
     evaluation=None,
 )
-"""``bf16: auto`` is bf16 on every GPU that has it, and weights are loaded in that format."""
+"""``bf16: auto`` is bf16 on every GPU that has it, and weights are loaded in that format. Checkpoints are reentrant
+(`normalize_config` of src/axolotl/utils/config/__init__.py, v0.4.0 to v0.18.0)."""
+
+NOT_REENTRANT = ("rl", "unfrozen_parameters")
+"""Settings with which they are not (`_configure_gradient_checkpointing` of src/axolotl/core/builders/base.py)."""
 
 AXOLOTL_VERDICTS = list_verdicts(
     ("datasets* test_datasets* pretraining_dataset* dataset_* sample_packing* eval_sample_packing multipack*", DATA),
@@ -159,7 +163,8 @@ def interpret(reading: Reading) -> None:
     if (stated := reading.take("configuration")) is not None:
         follow_file(reading, stated)
     _rename(reading)
-    read_training(reading, PROGRAM)
+    others = (stated for name, stated in reading.stated.items() if name.partition(".")[0] in NOT_REENTRANT)
+    read_training(reading, replace(PROGRAM, reentrant=all(is_null(stated.value) for stated in others)))
     read_optimizer(reading, "optimizer")
     _read_degrees(reading)
     _read_kernels(reading)

@@ -358,34 +358,44 @@ def _read_states(reading: Reading, program: TrainerProgram, compute: str, loaded
 # --------------------------------------------------------------------------- recomputation and kernels
 
 
-def _read_recomputation(reading: Reading, program: TrainerProgram) -> bool:
-    """Reads whether layers are recomputed: one switch that is on counts more than others that are off."""
-    sharded = "fsdp_config.activation_checkpointing", "accelerate.fsdp_config.activation_checkpointing"
-    stated = {name: reading.take(name) for name in (*program.checkpointing_names, *sharded)}
+SHARDED = "fsdp_config.activation_checkpointing", "accelerate.fsdp_config.activation_checkpointing"
+"""Switches of Accelerate's checkpoints, which lie inside the units of FSDP and are not reentrant (`CheckpointImpl.
+NO_REENTRANT` in accelerate/accelerator.py)."""
+
+
+def _read_recomputation(reading: Reading, program: TrainerProgram) -> tuple[str, ...] | None:
+    """Reads whether layers are recomputed, and returns the switches that say so, None if they are not: one that is on
+    counts more than others that are off."""
+    stated = {name: reading.take(name) for name in (*program.checkpointing_names, *SHARDED)}
     switches = {
         name: read_switch(entry) for name, entry in stated.items() if entry is not None and not is_null(entry.value)
     }
-    trainer = [name for name in switches if name not in sharded]
+    trainer = [name for name in switches if name not in SHARDED]
     is_on = any(switches.values()) or (program.checkpointing and not trainer)
     agreeing = [name for name, switch in switches.items() if switch == is_on]
     reading.set_key("plan.recompute", "full" if is_on else "none", *agreeing)
     for name in switches:
         if name not in agreeing:
             reading.ignore(stated[name], "another setting recomputes layers")
-    return is_on
+    return tuple(agreeing) if is_on else None
 
 
 def _read_checkpointing(reading: Reading, program: TrainerProgram) -> None:
-    if not _read_recomputation(reading, program):
+    switches = _read_recomputation(reading, program)
+    if switches is None:
         return
     kwargs = [f"{name}_kwargs" for name in ("gradient_checkpointing", "activation_checkpointing")]
-    names = [f"{name}.use_reentrant" for name in kwargs]
+    names = tuple(f"{name}.use_reentrant" for name in kwargs)
     stated = reading.take(*names)
     is_stated = stated is not None and not is_null(stated.value)
     reentrant = read_switch(stated) if stated is not None and is_stated else program.reentrant
+    names = names if is_stated else ()
+    if sharded := tuple(name for name in switches if name in SHARDED):
+        reentrant, names = False, sharded
     if reentrant is not None:
-        reading.set_key("framework.set.recompute_early_stop", not reentrant, *(names if is_stated else ()))
+        reading.set_key("framework.set.recompute_early_stop", not reentrant, *names)
         if reading.keys.get("plan.data") == FSDP:
+            reading.set_key("framework.set.reentrant_units", reentrant)
             reading.set_key("framework.set.memory.hooks_hold_inputs", reentrant)
     every = reading.take_count(*(f"{name}.every_n_layers" for name in kwargs)) or 1
     if every > 1 and (layers := reading.keys.get("model.layers")):

@@ -29,7 +29,7 @@ from meshcast.simulator.ir.ops import (
     TensorUse,
     UnitRun,
 )
-from meshcast.simulator.ir.scheme import LowerModule, LowerStage
+from meshcast.simulator.ir.scheme import RECOMPUTES, LowerModule, LowerStage
 from meshcast.simulator.lowering.offload import IN, OUT, update_on_host
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 from meshcast.simulator.schemes.data.shared.gather_plan import (
@@ -150,6 +150,12 @@ class ShardedScheme(DataScheme):
         """Whether weights outside of the layers are those of a single unit, whose gradients are reduced together."""
         return False
 
+    @property
+    def gathers_again(self) -> bool:
+        """Whether recomputed units are gathered for their recomputation, none of them ahead, and once more for the rest
+        of their backward pass."""
+        return False
+
     delays_update: bool = False
     """Whether the host updates the states during the passes of the next step."""
 
@@ -177,12 +183,14 @@ class UnitShards:
     forward, backward: modules whose weights are gathered for the two passes, in their order.
     gradients: reduction axes, each with its elements.
     leaving: elements of gradients that are sharded once reduced, and that the unit reduces last.
+    again: whether its weights are gathered twice for the backward pass (`ShardedScheme.gathers_again`).
     """
 
     forward: tuple[GatheredModule, ...]
     backward: tuple[GatheredModule, ...]
     gradients: tuple[tuple[tuple[str, ...], int], ...]
     leaving: int
+    again: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.gradients or any(module.weights.groups for module in self.forward))
@@ -321,7 +329,8 @@ def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool, stay
     leaving = sum(param.size for bucket in last_buckets for param in bucket if _leave_unit(scheme, param))
     if scheme.framework.bucket.buffers:  # which hold them
         leaving = 0
-    return UnitShards(modules(True), modules(False), tuple(gradients.items()), leaving)
+    again = scheme.gathers_again and RECOMPUTES in unit_run.marks
+    return UnitShards(modules(True), modules(False), tuple(gradients.items()), leaving, again)
 
 
 def _gathered_params(
@@ -345,9 +354,15 @@ def _gathered_params(
 
 def _plan_gathers(scheme: ShardedScheme, row: list[UnitShards]) -> list[UnitGathers]:
     forward = plan_pass([unit.forward for unit in row], partial(scheme.reach, True))
-    backward = plan_pass([unit.backward for unit in row[::-1]], partial(scheme.reach, False))[::-1]
+    reach = _ask_by_itself if any(unit.again for unit in row) else partial(scheme.reach, False)
+    backward = plan_pass([unit.backward for unit in row[::-1]], reach)[::-1]
     sent = [*(unit.leaving for unit in row[1:]), 0]
     return [UnitGathers(*each) for each in zip(forward, backward, sent, strict=True)]
+
+
+def _ask_by_itself(sizes: Sequence[int]) -> Sequence[int]:
+    """For each unit of a pass: as many have been asked for as compute or have computed."""
+    return range(1, len(sizes) + 1)
 
 
 GRADIENTS, PACKED = "gradients of a bucket", "packed"
@@ -394,12 +409,29 @@ def _lower_unit(
             weights = replace(shards.forward[0].weights, groups=())
             modules = (replace(shards.backward[0], weights=weights),)
         _PassGathering(scheme, unit_run, fragment, modules, turn.backward, False, stays).lower()
+        if shards.again:
+            _gather_again(scheme, fragment, modules)
         # The gradients of the unit whose backward pass came before are still being reduced.
         nbytes, ends = turn.sent * BYTES[scheme.framework.gradients], (fragment.backward[0], fragment.backward[-1])
         fragment.tensor_uses += _lifetime("gradients of the following", nbytes, *ends, "gradients")
         for axes, _ in shards.gradients:
             _reduce_gradients(scheme, fragment, axes, stays)
     return fragment
+
+
+def _gather_again(scheme: ShardedScheme, fragment: Fragment, modules: Sequence[GatheredModule]) -> None:
+    """Gathers the weights of a unit once more behind their first all-gather, for the ops behind its recomputation."""
+    groups = [group for module in modules for group in _gather_all(scheme, module.weights, False)]
+    kernels = [op for op in fragment.backward if op.stream == COMPUTE]
+    if not groups or not (again := [op for op in kernels if op.phase == "R"]):
+        return
+    place = fragment.backward.index(again[0])
+    for group in groups:
+        group.ops[0].after += [op for op in fragment.backward[:place] if op.stream == group.ops[0].stream]
+    fragment.backward[place:place] = [op for group in groups for op in group.ops]
+    for op in kernels:
+        if op.phase != "R":
+            op.after += [group.ops[-1] for group in groups]
 
 
 class InsertionPoint(NamedTuple):
@@ -628,12 +660,21 @@ def _reduce_gradients(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str
             if framework.gathers_apart:  # gradients have the format of the weights until they are packed
                 packing = _pack_gradients(fragment, f"{PACKED} {axes} {number}", nbytes, params, ops[0])
                 nbytes = elements * BYTES[framework.weights]
+            elif framework.bucket.flat:
+                packing = _flatten_gradients(nbytes, params)
             fragment.tensor_uses += _lifetime(key, nbytes, first, following or ops[0], "gradients")
         ops[0].after += packing or [param.ready for param in params]
         fragment.backward[end:end] = [*packing, *ops]
         begin = end + len(packing) + len(ops)
         for param in params:
             param.ready = ops[-1]
+
+
+def _flatten_gradients(nbytes: int, params: list[Param]) -> list[Op]:
+    """Returns the kernels that copy the gradients of a unit into one, and divide it in place before its reduction."""
+    flatten = Op("flatten grads", work=Memory("concat", nbytes, nbytes), phase="W")
+    flatten.after += [param.ready for param in params]
+    return [flatten, Op("divide grads", work=Memory("scale", nbytes, nbytes), after=[flatten], phase="W")]
 
 
 def _pack_gradients(fragment: Fragment, key: str, nbytes: int, params: list[Param], reduction: Op) -> list[Op]:

@@ -281,7 +281,10 @@ def trainer_keys(draw: st.DrawFn, framework: str, form: str) -> tuple[Keys, Any]
     if cp > 1:
         keys["plan.sequence"] = draw(st.sampled_from(["ring", "all-gather"]))
     if keys["plan.recompute"] == "full":
-        keys["framework.set.recompute_early_stop"] = draw(st.booleans())
+        reentrant = draw(st.booleans())
+        keys["framework.set.recompute_early_stop"] = not reentrant
+        if keys["plan.data"] == "fsdp":
+            keys |= {f"framework.set.{name}": reentrant for name in ("reentrant_units", "memory.hooks_hold_inputs")}
     if draw(st.booleans()):
         keys |= {"train.mode": "lora", "train.rank": draw(st.integers(1, 128)), "train.targets": ["attn_qkv", "mlp_up"]}
     elif form == "llamafactory" and framework == "deepspeed" and keys["plan.data"] not in ("zero-3", "zero-infinity"):

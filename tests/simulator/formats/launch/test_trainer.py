@@ -86,6 +86,8 @@ TRL = {"model_name_or_path": "m", "dataset_num_proc": 4, "packing_strategy": "bf
         (AXOLOTL, "", "precision.compute", "bf16"),
         (AXOLOTL, "", "precision.main_weights", "bf16"),
         (AXOLOTL, "", "plan.recompute", "none"),
+        (AXOLOTL | {"gradient_checkpointing": True}, "", "framework.set.recompute_early_stop", False),
+        (AXOLOTL | {"gradient_checkpointing": True, "rl": "dpo"}, "", "framework.set.recompute_early_stop", True),
         (AXOLOTL, "micro_batch_size", "batch.micro", 1),
         (AXOLOTL, "sequence_len", "batch.sequence", 512),
         (TRL, "", "batch.sequence", 1024),
@@ -212,7 +214,13 @@ def test_stages_of_zero(tmp_path: Path, zero: dict[str, Any], expected: Keys) ->
         ({"fsdp_reshard_after_forward": "SHARD_GRAD_OP"}, {"plan.data.reshard": False}),
         ({"fsdp_version": 2}, {"plan.data.reshard": True, "framework.set.gathers_apart": True}),
         ({"fsdp_version": 2, "fsdp_reshard_after_forward": False}, {"plan.data.reshard": False}),
-        ({"fsdp_activation_checkpointing": True}, {"plan.recompute": "full"}),
+        (
+            {"fsdp_activation_checkpointing": True},
+            {
+                **{"plan.recompute": "full", "framework.set.recompute_early_stop": True},
+                "framework.set.reentrant_units": False,
+            },
+        ),
     ],
 )
 def test_fsdp_of_accelerate(tmp_path: Path, changes: dict[str, Any], expected: Keys) -> None:
