@@ -333,7 +333,7 @@ def _kinds_of_replicas(plan: Plan, axis: str, inner: int) -> tuple[ReplicaPlan, 
             cluster.node.name for cluster in replace(plan, positions=(axis, range(place, place + 1))).ranks.clusters
         ]
 
-    return tuple(ReplicaPlan(dp=inner * len(list(alike))) for _, alike in groupby(range(plan.mesh.size(axis)), kinds))
+    return tuple(ReplicaPlan(dp=inner * len(list(similar))) for _, similar in groupby(range(plan.mesh.size(axis)), kinds))
 
 
 def _usual_microbatches(job: Job) -> int | tuple[int, ...]:
