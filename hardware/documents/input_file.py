@@ -181,7 +181,11 @@ CSV_PROBLEMS = {
 
 
 class CsvRow(NamedTuple):
-    """A row of a CSV file. line: its first line, from 1. cells: without blanks around them; none in an empty line."""
+    """A row of a CSV file.
+
+    line: its first line, from 1.
+    cells: without blanks around them; none in an empty line.
+    """
 
     line: int
     cells: list[str]

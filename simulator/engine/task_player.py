@@ -42,7 +42,8 @@ class Play:
     second: coordinate of a further stream that matters (None: no such stream).
     host: by action, when the host began to launch it.
     sent_extra: by number of an extra result (`Timetable.extra_results`), when its send began.
-    tail: times of the ops of the updates; tail_ops: these ops.
+    tail: times of the ops of the updates.
+    tail_ops: these ops.
     span: end of the last op.
     repetition: rounds whose times are those of earlier rounds, shifted.
     """

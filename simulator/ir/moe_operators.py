@@ -104,8 +104,10 @@ class ExpertUnpermute(Unpermute):
 class ExpertLinear(Linear):
     """A linear layer of every expert over the tokens routed to it: a grouped GEMM over the experts of a rank.
 
-    Every expert has as many tokens. sorts: which tensors (``ins``, ``outs``) a rank with several experts permutes from
-        the order of the source ranks to the order of the experts, or back; empty: none.
+    Every expert has as many tokens.
+
+    sorts: which tensors (``ins``, ``outs``) a rank with several experts permutes from the order of the source ranks to
+        the order of the experts, or back; empty: none.
     adds_bias: separate kernels add its bias to the results; otherwise the grouped GEMM does.
     one_kernel: the groups are in a single kernel, which casts the gradients that the activation's derivative makes.
     """

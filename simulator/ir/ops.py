@@ -463,7 +463,9 @@ class UnitRun:
     keys: names of the buffers of `residual_in` and `residual_out`.
     nbytes, nbytes_in: bytes of the residual stream that leaves, and of that which enters.
     allocated_before, freed_later: further buffers that a run played before this one allocates, or a run after it frees.
-    marks: of the unit. layers: how many it joins. context_nbytes: see `Unit.context`.
+    marks: of the unit.
+    layers: how many it joins.
+    context_nbytes: see `Unit.context`.
     """
 
     name: str

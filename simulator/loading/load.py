@@ -92,8 +92,13 @@ def load_job(
 
 
 class ReadJob(NamedTuple):
-    """A job as read, not checked yet. data: its keys. text, where: of its file, for errors. folder: of its paths.
-    launch: what a launch file of a training program says, if it is such."""
+    """A job as read, not checked yet.
+
+    data: its keys.
+    text, where: of its file, for errors.
+    folder: of its paths.
+    launch: what a launch file of a training program says, if it is such.
+    """
 
     data: dict[str, Any]
     text: str

@@ -144,9 +144,11 @@ def _name_modules(model: Transformer, has: tuple[Target, ...], words: Sequence[s
 class LinearShape(NamedTuple):
     """The widths of a linear layer.
 
-    target: as a job names it. inner: width of its input. outs: widths of its outputs.
-    whole: whether a single matrix computes all outputs. experts: number of routed experts that have one each; 0: it is
-        of none.
+    target: as a job names it.
+    inner: width of its input.
+    outs: widths of its outputs.
+    whole: whether a single matrix computes all outputs.
+    experts: number of routed experts that have one each; 0: it is of none.
     """
 
     target: Target

@@ -33,11 +33,11 @@ def variants_of(stage: StageOps | Sequence[StageOps]) -> Sequence[StageOps]:
 class Program:
     """A step: tasks and messages by slot, the update of every device, and where devices meet in its collectives.
 
-    sends: by slot, the message that carries the result; others: the further messages where several stages need the
-    result (see `Timetable.extra_results`).
+    sends: by slot, the message that carries the result.
+    others: the further messages where several stages need the result (see `Timetable.extra_results`).
     received: bytes that a slot receives from other devices.
-    meetings: (device, place) of the ops of a collective of the updates, which begin together; the op before each is
-    a mark: it does no work and says that the device is ready.
+    meetings: (device, place) of the ops of a collective of the updates, which begin together; the op before each is a
+        mark: it does no work and says that the device is ready.
     overlap_sends: a device goes on while it sends; otherwise its next action waits.
     host: time of the host to launch an op [s].
     """

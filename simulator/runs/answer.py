@@ -41,7 +41,10 @@ QUANTILES = (0.05, 0.95)
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """The answer of ``meshcast run``. runs: those with numbers 0, 1, 2, ..."""
+    """The answer of ``meshcast run``.
+
+    runs: those with numbers 0, 1, 2, ...
+    """
 
     plan: RunPlan
     runs: Sequence[SimulatedRun]

@@ -51,7 +51,8 @@ BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 class StateSize:
     """Size of the states of training.
 
-    nbytes: of a checkpoint. copies: of every state that the replicas hold; 1 where it is sharded over all of them.
+    nbytes: of a checkpoint.
+    copies: of every state that the replicas hold; 1 where it is sharded over all of them.
     """
 
     nbytes: float

@@ -33,7 +33,9 @@ reconfigured (`simulate_should_reconfigure` of Bamboo's simulator, uclasystem/ba
 class PipelineTime(NamedTuple):
     """Duration of a step of a pipeline.
 
-    nodes: on which it runs. fixed: part that does not depend on micro-batches [s]. each: of a micro-batch [s].
+    nodes: on which it runs.
+    fixed: part that does not depend on micro-batches [s].
+    each: of a micro-batch [s].
     """
 
     nodes: int
@@ -47,12 +49,14 @@ class Elasticity:
 
     step_s: duration of a step by the number of replicas that are missing [s]; as long as the most that may be, plus 1.
     policy: what it does while nodes are missing.
-    replicas: data-parallel replicas. nodes_per_replica: of each of them; below 1 several replicas share a node.
+    replicas: data-parallel replicas.
+    nodes_per_replica: of each of them; below 1 several replicas share a node.
     doubled_stage: duration of a step over the usual while a node computes two stages.
     reconfigure: pause in which policies without a restart adapt [s].
     overhead: share by which every step of `redundant` is longer.
     pipelines: pipelines of other depths, by their nodes; () where replicas are only dropped as a whole.
-    batches: micro-batches of a step, of all replicas. outside: time of a step outside its pipelines [s].
+    batches: micro-batches of a step, of all replicas.
+    outside: time of a step outside its pipelines [s].
     most_missing: nodes that may be missing at most, where there are pipelines of other depths.
     """
 

@@ -42,8 +42,9 @@ EVENTS_EACH = 3
 class FailureGaps:
     """Times between failures.
 
-    mean [s]. drawn: in their order [s]; None: they are exponentially distributed. units: parts that fail, each of which
-    begins anew with its failure; () beside a log.
+    mean: mean time [s].
+    drawn: in their order [s]; None: they are exponentially distributed.
+    units: parts that fail, each of which begins anew with its failure; () beside a log.
     """
 
     mean: float
@@ -74,8 +75,10 @@ class FailureGaps:
 class Attempt(NamedTuple):
     """What has to pass without a failure before a run gets on.
 
-    recovery: from a failure until steps run again [s]. segment: from a checkpoint to the next [s]. write: until it
-    can be used [s]. segments: their number.
+    recovery: from a failure until steps run again [s].
+    segment: from a checkpoint to the next [s].
+    write: until it can be used [s].
+    segments: their number.
     """
 
     recovery: float
@@ -156,9 +159,11 @@ def _draw(unit: FailingUnits, rng: np.random.Generator) -> Iterator[tuple[float,
 class ExpectedRun:
     """What is expected of a run, at least.
 
-    seconds: its duration [s]. events: of its simulation.
-    attempt: what is hardest to pass, between failures with the mean time `mtbf` [s]. attempts: for each of its
-    segments. waiting: part of the duration in which the run waits for repairs [s].
+    seconds: its duration [s].
+    events: of its simulation.
+    attempt: what is hardest to pass, between failures with the mean time `mtbf` [s].
+    attempts: for each of its segments.
+    waiting: part of the duration in which the run waits for repairs [s].
     """
 
     seconds: float

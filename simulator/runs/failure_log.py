@@ -35,7 +35,11 @@ MIN_HOURS = 1e-9
 
 @dataclass(frozen=True)
 class ObservedLog:
-    """A log. failures: in the order of time. observed: time that it covers [s]."""
+    """A log.
+
+    failures: in the order of time.
+    observed: time that it covers [s].
+    """
 
     failures: tuple[Failure, ...]
     observed: float
@@ -106,10 +110,12 @@ def _read_number(text: str, where: str, column: str) -> float:
 class FittedRate:
     """Distribution of the time between two failures of a component, of all its parts together.
 
-    failures: number of them. mtbf: mean time [s], the estimate of greatest likelihood under exponential times: observed
-    time over failures. low, high: 90 % interval of it. shape, scale: of the Weibull distribution of greatest likelihood
-    of the gaps [s]. gain: by how much its log-likelihood exceeds that of the exponential distribution; above 1.92 a
-    shape of 1 is outside of the 95 % interval.
+    failures: number of them.
+    mtbf: mean time [s], the estimate of greatest likelihood under exponential times: observed time over failures.
+    low, high: 90 % interval of it.
+    shape, scale: of the Weibull distribution of greatest likelihood of the gaps [s].
+    gain: by how much its log-likelihood exceeds that of the exponential distribution; above 1.92 a shape of 1 is
+        outside of the 95 % interval.
     """
 
     component: str

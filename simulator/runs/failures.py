@@ -41,9 +41,12 @@ class FailureSource(Protocol):
 class FailingUnits(NamedTuple):
     """Parts of a kind that fail.
 
-    component: name. units: their number. mtbf: mean time between failures of a part [s]. shape: of the Weibull
-    distribution, 1: exponential. lost: nodes that a failure takes. nodes: all nodes of the job, over which the parts
-    are spread evenly in their order.
+    component: name.
+    units: their number.
+    mtbf: mean time between failures of a part [s].
+    shape: of the Weibull distribution, 1: exponential.
+    lost: nodes that a failure takes.
+    nodes: all nodes of the job, over which the parts are spread evenly in their order.
     """
 
     component: str

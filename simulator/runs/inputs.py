@@ -33,8 +33,11 @@ MIN_TIME = 1e-9
 class RunPlan:
     """A run that can be simulated.
 
-    report: forecast of its steps. setting: all figures of a simulated run. seeds, seed: number of runs, and of their
-    random numbers. size, rates: of checkpoints and their store. mtbf: mean time between failures of the job [s].
+    report: forecast of its steps.
+    setting: all figures of a simulated run.
+    seeds, seed: number of runs, and of their random numbers.
+    size, rates: of checkpoints and their store.
+    mtbf: mean time between failures of the job [s].
     assumed: a sentence each.
     """
 
@@ -81,9 +84,13 @@ class RunPlan:
 class RunConditions:
     """What a run of a job depends on besides its plan.
 
-    sources, episodes: all that fails, and all that is slow. mtbf: mean time between failures of the job [s].
-    detection: from a failure until it is known [s]. restart: until training goes on, without loading [s].
-    repair: mean time until a lost node is back [s]. checkpoints, recovery: as the job states them. store: rates.
+    sources, episodes: all that fails, and all that is slow.
+    mtbf: mean time between failures of the job [s].
+    detection: from a failure until it is known [s].
+    restart: until training goes on, without loading [s].
+    repair: mean time until a lost node is back [s].
+    checkpoints, recovery: as the job states them.
+    store: rates.
     assumed: a sentence each.
     """
 

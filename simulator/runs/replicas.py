@@ -22,8 +22,8 @@ from meshcast.simulator.scheduling.schedule import PipelineShape
 class ForecastSteps:
     """Forecasts of a plan without some of its replicas or nodes, as far as they are known.
 
-    fewer: duration of a step by the number of missing replicas [s]. pipelines: times of pipelines of other depths; None
-    before they are forecast.
+    fewer: duration of a step by the number of missing replicas [s].
+    pipelines: times of pipelines of other depths; None before they are forecast.
     """
 
     fewer: dict[int, float] = field(default_factory=dict)

@@ -84,8 +84,10 @@ class DrawnSpan:
     """Steps with a duration each.
 
     base, taken: see `Span`.
-    steps: duration of every step [s]. checkpoint, evaluation: pauses after it [s], in this order.
-    step_ends: from the beginning of the span to the end of every step [s]. ends: to the end of its pauses [s].
+    steps: duration of every step [s].
+    checkpoint, evaluation: pauses after it [s], in this order.
+    step_ends: from the beginning of the span to the end of every step [s].
+    ends: to the end of its pauses [s].
     """
 
     base: float
@@ -148,8 +150,10 @@ class DrawnSpan:
 class EqualSpan:
     """Steps of equal duration, with pauses after some of them.
 
-    base, taken, count: see `Span`. step: duration of a step [s].
-    at: steps with a pause, by their index. checkpoint, evaluation: these pauses [s].
+    base, taken, count: see `Span`.
+    step: duration of a step [s].
+    at: steps with a pause, by their index.
+    checkpoint, evaluation: these pauses [s].
     before: pauses before each of them, and all [s].
     """
 

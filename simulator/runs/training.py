@@ -50,14 +50,17 @@ TIMES = (
 class RunSetting:
     """All figures that a simulated run depends on.
 
-    steps: its length; None if `horizon` alone ends it. horizon: time after which it ends [s].
+    steps: its length; None if `horizon` alone ends it.
+    horizon: time after which it ends [s].
     elasticity: durations of steps, and what happens while nodes are missing.
     tiers: checkpoints, those that load fastest first.
-    detection: from a failure until it is known [s]. restart: until training goes on, without loading a checkpoint [s].
-    spares: nodes that wait; None: as many as are needed. repair: mean time until a lost node is back [s].
+    detection: from a failure until it is known [s].
+    restart: until training goes on, without loading a checkpoint [s].
+    spares: nodes that wait; None: as many as are needed.
+    repair: mean time until a lost node is back [s].
     evaluation: steps between two evaluations, and the duration of an evaluation [s].
-    most_events: events after which a run that has not ended is given up. most_seconds: time after which it is [s];
-    None: see `limit_s`.
+    most_events: events after which a run that has not ended is given up.
+    most_seconds: time after which it is [s]; None: see `limit_s`.
     """
 
     elasticity: Elasticity
@@ -108,7 +111,12 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """How a run went. time_s: by `TIMES`. failures: by component. steps: that it has done."""
+    """How a run went.
+
+    time_s: by `TIMES`.
+    failures: by component.
+    steps: that it has done.
+    """
 
     time_s: dict[str, float]
     failures: dict[str, int]
@@ -150,7 +158,11 @@ Waiting = Generator[Any, Any, Failure | None]
 
 
 class _Pace(NamedTuple):
-    """An event that acts from the end of the running step on. pause: to stop for [s]. data: to wait for data."""
+    """An event that acts from the end of the running step on.
+
+    pause: to stop for [s].
+    data: to wait for data.
+    """
 
     pause: float = 0.0
     data: bool = False

@@ -65,8 +65,9 @@ class PlannerRun(BaseModel):
 class PlannerPlan:
     """What a planner returns, or a stated plan at its prices.
 
-    numbers: those of `OF_PLAN` that there are. plan: in the planner's terms. forecast: the forecast of the plan, which
-    raises PlanError for a plan that is no job.
+    numbers: those of `OF_PLAN` that there are.
+    plan: in the planner's terms.
+    forecast: the forecast of the plan, which raises PlanError for a plan that is no job.
     """
 
     numbers: Mapping[str, Quantity]

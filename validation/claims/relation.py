@@ -44,7 +44,10 @@ class NothingFits(Exception):
 
 @dataclass(frozen=True)
 class Relation:
-    """A parsed relation. reads: (job, measure) that it reads, each once; the measure is empty if it names none."""
+    """A parsed relation.
+
+    reads: (job, measure) that it reads, each once; the measure is empty if it names none.
+    """
 
     text: str
     reads: tuple[tuple[str, str], ...]

@@ -81,7 +81,7 @@ class PassGathers:
         return max((gather.later for gather in self.before), default=0)
 
 
-MOST_UNITS_AHEAD = 4
+MAX_UNITS_AHEAD = 4
 """All-gathers that are asked for earlier are issued that many units before their use, which takes as long where links
 or kernels are the limit; their memory counts from the time on at which they are asked for."""
 
@@ -99,7 +99,7 @@ def plan_pass(row: Sequence[Sequence[GatheredModule]], reach: Reach) -> list[Pas
     for place, until in enumerate(reach([gathered.elements for gathered in weights])):
         unit, issuer = places[place]
         asked = max(asked, place + 1, min(until, len(places)))
-        for other in range(issued, min(asked, starts[min(unit + MOST_UNITS_AHEAD + 1, len(row))])):
+        for other in range(issued, min(asked, starts[min(unit + MAX_UNITS_AHEAD + 1, len(row))])):
             issued = other + 1
             user, module = places[other]
             if not weights[other].groups:
