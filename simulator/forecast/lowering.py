@@ -23,6 +23,7 @@ def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: S
         framework.gradients,
         framework.cuda_graphs == "outside-experts",
         host_waits(plan),
+        framework.kernel_launches,
     )
 
 

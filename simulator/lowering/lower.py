@@ -8,7 +8,7 @@ op is made. Units of a stage share the residual stream only, so each is lowered 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from meshcast.hardware.remembered import remember
@@ -40,6 +40,7 @@ class Lowering:
     forward_only: units have no backward passes, and no weights are trained.
     captured: CUDA graphs launch all ops but those of experts.
     host_waits: operations at which the host waits for the GPU, so that its launches are ops.
+    launches: see `Framework.kernel_launches`.
     """
 
     def __init__(
@@ -53,13 +54,15 @@ class Lowering:
         accumulated: str = "",
         captured: bool = False,
         host_waits: frozenset[str] = frozenset(),
+        launches: Mapping[str, tuple[float, float]] = {},
     ) -> None:
         self.schemes, self.fused_gradients, self.forward_only = tuple(schemes), fused_gradients, forward_only
         self.accumulated, self.host_waits = accumulated, host_waits
         mesh = mesh.with_joined(scheme.over for scheme in schemes_with(schemes, AnnotatesOperators))
-        self.scope = Scope(mesh, schemes, regather, captured, "router" in host_waits)
+        self.scope = Scope(mesh, schemes, regather, captured, "router" in host_waits, launches)
         self._known: LoweredUnits = known if known is not None else {}
         traits = regather, fused_gradients, accumulated, forward_only, captured, host_waits
+        traits = *traits, *launches.items()
         ordered = tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views))
         keys = (scheme.unit_key if isinstance(scheme, ShardsStates) else scheme.lowering_key for scheme in schemes)
         self._lowering_key = (*traits, tuple(mesh.axes), tuple(mesh.views), ordered, *keys)
