@@ -340,8 +340,8 @@ class Framework(FrameworkPart):
     """Rate of GEMMs and attention on a GPU in a step against the same kernels alone, where nothing is calibrated on the
     machine itself; default: that of the GPU's architecture in published runs, most of them on many nodes."""
     launch_s: float = Field(ge=0, le=1)
-    """Time of the host to launch one op [s]: a faster GPU waits for the host. A profile states it for hosts of H100, and
-    those of other GPUs have another pace (`simulator.job.host_pace`); a job states that of its own host."""
+    """Time of the host to launch one op [s]: a faster GPU waits for the host. A profile states it for hosts of H100,
+    and those of other GPUs have another pace (`simulator.job.host_pace`); a job states that of its own host."""
     op_calls: float | None = Field(default=None, ge=1, le=100)
     """Calls of the host for one op, each as long as that for one kernel of an operation that runs as several (`eager`);
     default: it launches these as one op."""
@@ -399,16 +399,6 @@ class Framework(FrameworkPart):
     def hidden_launch_s(self) -> float:
         """Time of the host to launch one op while the GPU works on earlier ones [s]; none with CUDA graphs."""
         return 0.0 if self.cuda_graphs is True or self.launch_blocking else self.launch_s
-
-    @property
-    def kernel_launches(self) -> dict[str, tuple[float, float]]:
-        """Time of the host to launch the kernels of `eager` operations, forward and backward, over that of one op."""
-        if self.op_calls is None:
-            return {}
-        passes = self.kernel_traits.eager.items()
-        return {
-            what: (each.forward.kernels / self.op_calls, each.backward.kernels / self.op_calls) for what, each in passes
-        }
 
     @property
     def _effective_rates(self) -> dict[str, float]:

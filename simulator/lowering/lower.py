@@ -40,7 +40,7 @@ class Lowering:
     forward_only: units have no backward passes, and no weights are trained.
     captured: CUDA graphs launch all ops but those of experts.
     host_waits: operations at which the host waits for the GPU, so that its launches are ops.
-    launches: see `Framework.kernel_launches`.
+    launches: launches of the operations that are several kernels, forward and backward, over those of one op.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class Scope:
     in_layer: the unit is a layer.
     captured: CUDA graphs launch all ops of layers but those of experts.
     host_waits: the host waits for routers, and experts have different numbers of tokens.
-    launches: see `Framework.kernel_launches`.
+    launches: launches of the operations that are several kernels, forward and backward, over those of one op.
     """
 
     def __init__(
