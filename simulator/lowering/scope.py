@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from operator import attrgetter
+from typing import NamedTuple
 
 from meshcast.simulator.ir.capabilities import HoldsUnequalShards, ShardsStates, schemes_with
 from meshcast.simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
@@ -33,6 +34,24 @@ the three of ten runs that drop tokens whose hosts launch experts, all on B200: 
 at 0.3."""
 
 
+class HostLaunches(NamedTuple):
+    """How the host launches ops.
+
+    captured: CUDA graphs launch all ops of layers but those of experts.
+    waits: operations at which the host waits for the GPU, so that its launches are ops.
+    kernels: operations that are several kernels, with the time of the host to launch these, forward and backward, over
+        that of one op.
+    """
+
+    captured: bool = False
+    waits: frozenset[str] = frozenset()
+    kernels: tuple[tuple[str, tuple[float, float]], ...] = ()
+
+
+ONE_BY_ONE = HostLaunches()
+"""The host launches every op, and waits for nothing."""
+
+
 class Scope:
     """Sharded dims, producers and readers of one unit under the `schemes` of a plan (outermost first).
 
@@ -42,9 +61,7 @@ class Scope:
     embeds: the device holds the embedding, in this stage or another, so that a tied output layer needs no table.
     copies_table: the stage has a copy of its table, for the tokens of a decoder, which a tied output layer reads too.
     in_layer: the unit is a layer.
-    captured: CUDA graphs launch all ops of layers but those of experts.
-    host_waits: the host waits for routers, and experts have different numbers of tokens.
-    launches: launches of the operations that are several kernels, forward and backward, over those of one op.
+    host: how the host launches ops.
     """
 
     def __init__(
@@ -52,12 +69,10 @@ class Scope:
         mesh: Mesh,
         schemes: Sequence[Scheme],
         regather: bool = False,
-        captured: bool = False,
-        host_waits: bool = False,
-        launches: Mapping[str, tuple[float, float]] = {},
+        host: HostLaunches = ONE_BY_ONE,
     ) -> None:
         self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
-        self.captured, self.host_waits, self._launches = captured, host_waits, launches
+        self.host, self._launches = host, dict(host.kernels)
         self.incoming_gradient = ""
         self.embeds = self.copies_table = self.in_layer = False
         self.producer: dict[str, tuple[Tensor, Operator]] = {}
@@ -157,7 +172,7 @@ class Scope:
         if isinstance(work, Collective):
             inside = (s.family for s in self.schemes if s.view and s.view == view and work.axes[0] in s.over)
             stream = next(inside, self._families.get(work.axes[0], COMPUTE))
-        is_captured = self.captured and self.in_layer and view != EXPERTS
+        is_captured = self.host.captured and self.in_layer and view != EXPERTS
         launches = 0.0 if is_captured else self._count_launches(work)
         return Op(name, stream, work, list(after), phase, launches=launches)
 
@@ -166,7 +181,8 @@ class Scope:
         if isinstance(work, Memory) and work.what in self._launches:
             return self._launches[work.what][work.backward]
         each = work.batch if isinstance(work, Gemm) and work.groups else 0
-        return 1.0 + (EXPERT_LAUNCHES if self.host_waits else PADDED_LAUNCHES) * each
+        # Where the host waits for routers, experts have different numbers of tokens.
+        return 1.0 + (EXPERT_LAUNCHES if "router" in self.host.waits else PADDED_LAUNCHES) * each
 
     def serial_ops(self, name: str, works: Iterable[Work], after: list[Op], phase: str, view: str = "") -> list[Op]:
         """Makes the ops of one operator, each waiting for the one before, since they may be on different streams."""
