@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from meshcast.simulator.job.framework import Framework
 from meshcast.simulator.lowering.lower import LoweredUnits, Lowering
+from meshcast.simulator.lowering.scope import HostLaunches
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
@@ -21,9 +23,17 @@ def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: S
         framework.fused_gradients,
         plan.job.forward_only,
         framework.gradients,
-        framework.cuda_graphs == "outside-experts",
-        host_waits(plan),
+        HostLaunches(framework.cuda_graphs == "outside-experts", host_waits(plan), _count_launches(framework)),
     )
+
+
+def _count_launches(framework: Framework) -> tuple[tuple[str, tuple[float, float]], ...]:
+    """Returns the time of the host to launch the kernels of each operation that runs as several, forward and backward,
+    over that of one op; empty where the host launches them as one op."""
+    eager, calls = framework.kernel_traits.eager, framework.op_calls
+    if calls is None:
+        return ()
+    return tuple((what, (each.forward.kernels / calls, each.backward.kernels / calls)) for what, each in eager.items())
 
 
 def host_waits(plan: Plan) -> frozenset[str]:

@@ -39,7 +39,7 @@ class TopK(Operator):
         return [Memory("router", 2 * at.bytes(*self.ins), at.bytes(*self.ins, *self.outs))]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        return [Memory("router", at.bytes(*self.ins, *self.outs), at.bytes(*self.ins))]
+        return [Memory("router", at.bytes(*self.ins, *self.outs), at.bytes(*self.ins), backward=True)]
 
     @property
     def saved_tensors(self) -> tuple[Tensor, ...]:

@@ -349,7 +349,11 @@ class Framework(FrameworkPart):
     """Rate of GEMMs and attention on a GPU in a step against the same kernels alone, where nothing is calibrated on the
     machine itself; default: that of the GPU's architecture in published runs, most of them on many nodes."""
     launch_s: float = Field(ge=0, le=1)
-    """Time of the host to launch one op [s]: a faster GPU waits for the host."""
+    """Time of the host to launch one op [s]: a faster GPU waits for the host. A profile states it for hosts of H100,
+    and those of other GPUs have another pace (`simulator.job.host_pace`); a job states that of its own host."""
+    op_calls: float | None = Field(default=None, ge=1, le=100)
+    """Calls of the host for one op, each as long as that for one kernel of an operation that runs as several (`eager`);
+    default: it launches these as one op."""
     deterministic: bool = False
     """What adds in one order: the backward pass of fused attention, and what the program sets besides (the key
     `when_deterministic` of its file). For example ``--deterministic-mode`` of Megatron-LM."""

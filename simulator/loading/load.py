@@ -29,6 +29,7 @@ from meshcast.simulator.job.framework import (
     merge_fields,
 )
 from meshcast.simulator.job.fused_attention import find_gpu_without_flash
+from meshcast.simulator.job.host_pace import host_pace
 from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.job.open_settings import sigmas_of_import, widen
@@ -270,6 +271,8 @@ def _find_framework(
         "update": _update(file, framework),
         "adapters": framework.adapters.model_dump() | ({} if file.train.has_adapters else {"weights": ""}),
     }
+    if "launch_s" not in traits:
+        formats["launch_s"] = framework.launch_s * host_pace(cluster)
     framework = load_framework(choice.name, {**traits, **formats}, choice.release)
     old_gpu = None if "attention" in choice.set else find_gpu_without_flash(framework, cluster)
     if old_gpu is not None:

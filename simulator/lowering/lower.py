@@ -20,7 +20,7 @@ from meshcast.simulator.ir.ops import Fragment, HostLaunch, Memory, Op, StageOps
 from meshcast.simulator.ir.scheme import LowerModule, Scheme
 from meshcast.simulator.lowering.operator import lower_operator
 from meshcast.simulator.lowering.resharding import Resharding
-from meshcast.simulator.lowering.scope import Scope
+from meshcast.simulator.lowering.scope import ONE_BY_ONE, HostLaunches, Scope
 from meshcast.simulator.lowering.update import lower_update
 
 LoweredUnits = dict[Hashable, UnitRun]
@@ -38,8 +38,7 @@ class Lowering:
     fused_gradients: GEMMs add weight gradients to the accumulated ones.
     accumulated: format in which gradients are accumulated; empty: that of the weights.
     forward_only: units have no backward passes, and no weights are trained.
-    captured: CUDA graphs launch all ops but those of experts.
-    host_waits: operations at which the host waits for the GPU, so that its launches are ops.
+    host: how the host launches ops.
     """
 
     def __init__(
@@ -51,15 +50,14 @@ class Lowering:
         fused_gradients: bool = True,
         forward_only: bool = False,
         accumulated: str = "",
-        captured: bool = False,
-        host_waits: frozenset[str] = frozenset(),
+        host: HostLaunches = ONE_BY_ONE,
     ) -> None:
         self.schemes, self.fused_gradients, self.forward_only = tuple(schemes), fused_gradients, forward_only
-        self.accumulated, self.host_waits = accumulated, host_waits
+        self.accumulated = accumulated
         mesh = mesh.with_joined(scheme.over for scheme in schemes_with(schemes, AnnotatesOperators))
-        self.scope = Scope(mesh, schemes, regather, captured, "router" in host_waits)
+        self.scope = Scope(mesh, schemes, regather, host)
         self._known: LoweredUnits = known if known is not None else {}
-        traits = regather, fused_gradients, accumulated, forward_only, captured, host_waits
+        traits = regather, fused_gradients, accumulated, forward_only, host
         ordered = tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views))
         keys = (scheme.unit_key if isinstance(scheme, ShardsStates) else scheme.lowering_key for scheme in schemes)
         self._lowering_key = (*traits, tuple(mesh.axes), tuple(mesh.views), ordered, *keys)
@@ -71,7 +69,7 @@ class Lowering:
         self.scope.embeds = embeds or any(not embedding.tied for embedding in embeddings)
         self.scope.copies_table = any(embedding.tied and bool(embedding.weights) for embedding in embeddings)
         stage_ops = self._lower_stage(stage, 0)
-        if self.host_waits:
+        if self.scope.host.waits:
             stage_ops.unit_runs[:] = [self._launch_on_host(unit_run) for unit_run in stage_ops.unit_runs]
         return stage_ops
 
@@ -87,7 +85,7 @@ class Lowering:
             nbytes += tensor.nbytes(layout, self.scope.mesh)
         outside = tuple(held)
         run = replace(made, nbytes=nbytes, allocated_before=outside, freed_later=outside)
-        return self._launch_on_host(run) if self.host_waits else run
+        return self._launch_on_host(run) if self.scope.host.waits else run
 
     def lower(self, module: Module) -> Fragment:
         """Lowers `module` through all schemes."""
@@ -112,7 +110,7 @@ class Lowering:
     def _launch_on_host(self, unit_run: UnitRun) -> UnitRun:
         key = "launched", unit_run.fragment
         made = self.shared_run(
-            key, lambda: replace(unit_run, fragment=launch_on_host(unit_run.fragment, self.host_waits))
+            key, lambda: replace(unit_run, fragment=launch_on_host(unit_run.fragment, self.scope.host.waits))
         )
         return replace(unit_run, fragment=made.fragment)
 

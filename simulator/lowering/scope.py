@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from operator import attrgetter
+from typing import NamedTuple
 
 from meshcast.simulator.ir.capabilities import HoldsUnequalShards, ShardsStates, schemes_with
 from meshcast.simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
@@ -17,19 +18,38 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, Operator, Unit, walk
 from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.operators import Boundary, Cast, Residual, Sum
-from meshcast.simulator.ir.ops import COMPUTE, Collective, Gemm, Op, Param, TensorUse, Work
+from meshcast.simulator.ir.ops import COMPUTE, Collective, Gemm, Memory, Op, Param, TensorUse, Work
 from meshcast.simulator.ir.scheme import Rule, Scheme
 
 TOKENS = ("b", "s")
 """The dims that count tokens."""
 
-EXPERT_LAUNCHES, PADDED_LAUNCHES = 0.5, 0.1
+EXPERT_LAUNCHES, PADDED_LAUNCHES = 0.5, 0.2
 """Time of the host for one expert of a grouped GEMM, over that of one op of the framework: where experts have different
 numbers of tokens, whose rows it splits, pads and quantises expert by expert, and where all have the same number.
 
 The first was chosen with `launch_s` of Megatron-Core on 69 published runs of Megatron-Bridge whose hosts launch
-experts: mean error 11.9 % at 0.5 and 120 us, 12.4 to 16.3 % at 0.3 to 0.8 and 90 to 150 us. The second is assumed, as a
-launch from C++; ten runs of one release that drop tokens would take 0.2 (mean error 14 instead of 18 %)."""
+experts: mean error 11.9 % at 0.5 and 120 us, 12.4 to 16.3 % at 0.3 to 0.8 and 90 to 150 us. The second was chosen on
+the three of ten runs that drop tokens whose hosts launch experts, all on B200: mean error 17 % at 0.1, 8 % at 0.2, 10 %
+at 0.3."""
+
+
+class HostLaunches(NamedTuple):
+    """How the host launches ops.
+
+    captured: CUDA graphs launch all ops of layers but those of experts.
+    waits: operations at which the host waits for the GPU, so that its launches are ops.
+    kernels: operations that are several kernels, with the time of the host to launch these, forward and backward, over
+        that of one op.
+    """
+
+    captured: bool = False
+    waits: frozenset[str] = frozenset()
+    kernels: tuple[tuple[str, tuple[float, float]], ...] = ()
+
+
+ONE_BY_ONE = HostLaunches()
+"""The host launches every op, and waits for nothing."""
 
 
 class Scope:
@@ -41,8 +61,7 @@ class Scope:
     embeds: the device holds the embedding, in this stage or another, so that a tied output layer needs no table.
     copies_table: the stage has a copy of its table, for the tokens of a decoder, which a tied output layer reads too.
     in_layer: the unit is a layer.
-    captured: CUDA graphs launch all ops but those of experts.
-    host_waits: the host waits for routers, and experts have different numbers of tokens.
+    host: how the host launches ops.
     """
 
     def __init__(
@@ -50,11 +69,10 @@ class Scope:
         mesh: Mesh,
         schemes: Sequence[Scheme],
         regather: bool = False,
-        captured: bool = False,
-        host_waits: bool = False,
+        host: HostLaunches = ONE_BY_ONE,
     ) -> None:
         self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
-        self.captured, self.host_waits = captured, host_waits
+        self.host, self._launches = host, dict(host.kernels)
         self.incoming_gradient = ""
         self.embeds = self.copies_table = self.in_layer = False
         self.producer: dict[str, tuple[Tensor, Operator]] = {}
@@ -155,10 +173,17 @@ class Scope:
         if isinstance(work, Collective):
             inside = (s.family for s in self.schemes if s.view and s.view == view and work.axes[0] in s.over)
             stream = next(inside, self._families.get(work.axes[0], COMPUTE))
-        each = work.batch if isinstance(work, Gemm) and work.groups else 0
-        launches = 1.0 + (EXPERT_LAUNCHES if self.host_waits else PADDED_LAUNCHES) * each
-        launches = 0.0 if self.captured and view != EXPERTS else launches
+        is_captured = self.host.captured and self.in_layer and view != EXPERTS
+        launches = 0.0 if is_captured else self._count_launches(work)
         return Op(name, stream, work, list(after), phase, launches=launches)
+
+    def _count_launches(self, work: Work) -> float:
+        """Counts the launches of an op of the framework that take the host as long as those of `work`."""
+        if isinstance(work, Memory) and work.what in self._launches:
+            return self._launches[work.what][work.backward]
+        each = work.batch if isinstance(work, Gemm) and work.groups else 0
+        # Where the host waits for routers, experts have different numbers of tokens.
+        return 1.0 + (EXPERT_LAUNCHES if "router" in self.host.waits else PADDED_LAUNCHES) * each
 
     def serial_ops(self, name: str, works: Iterable[Work], after: list[Op], phase: str, view: str = "") -> list[Op]:
         """Makes the ops of one operator, each waiting for the one before, since they may be on different streams."""

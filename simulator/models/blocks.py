@@ -28,6 +28,12 @@ UP = ("mla_up_proj",)
 """The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.
 Megatron-Core recomputes them as a single module; its norms are fused into the linear layers after them."""
 
+LATENT_ROPE_LAUNCHES = 1.6
+"""Time of the host to launch the rotation in latent attention, over that in other attention, where elements are paired
+by halves and keys are whole: interleaved elements are brought together first, queries and keys joined again and made
+contiguous. Counted in Megatron-Core without fusion: 31 and 33 kernels, forward and backward, against 24 and 16
+(multi_latent_attention.py and rope_utils.py of core_v0.15.0 to core_v0.19.0)."""
+
 
 class BlockBuilder(Shapes):
     """Builds the blocks of layers for a micro-batch of all replicas."""
@@ -96,7 +102,7 @@ class BlockBuilder(Shapes):
         ups = [self.weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
         modules += self.linear("kv.up", source, (k_up, v), *ups, modules=UP, whole=True)
         rotated = self.act("q.rope", a=width), self.act("k.rope", a=width)
-        modules.append(Rope("rope", (q, k_up, rope_key), rotated, modules=UP))
+        modules.append(Rope("rope", (q, k_up, rope_key), rotated, modules=UP, launches=LATENT_ROPE_LAUNCHES))
         return self._core(modules, *rotated, v, y, local, qk, mla.v)
 
     def _project_down(self, modules: list[Module], x: Tensor, name: str, rank: int, *more: Tensor) -> Tensor:

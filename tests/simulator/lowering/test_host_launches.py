@@ -8,6 +8,9 @@ import pytest
 
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import HostLaunch, Memory
+from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.job.host_pace import NEWER_X86
+from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.scope import EXPERT_LAUNCHES, PADDED_LAUNCHES
 from meshcast.simulator.program.program import one_of
 from tests.contract.played import Played, play_job
@@ -44,6 +47,26 @@ def test_the_host_waits_for_the_router_once_a_layer() -> None:
     assert waits == ["wait for top_k"]
     number = launches(played)
     assert number["expert.up"] == 1 + EXPERT_LAUNCHES * (EXPERTS // 2) and number["proj"] == 1
+
+
+def test_kernels_that_are_not_fused_are_launched_one_by_one() -> None:
+    slow = job(1e-4)
+    eager, calls = load_framework("megatron-core").eager["router"], load_framework("megatron-core").op_calls
+    assert calls is not None and not eager.fused
+    number = launches(play_job(slow))
+    assert number["top_k"] == eager.forward.kernels / calls and number["dtop_k"] == eager.backward.kernels / calls
+    slow["framework"]["set"]["eager"] = {"router": {"fused": True}}
+    assert launches(play_job(slow))["top_k"] == 1
+
+
+def test_the_hosts_of_other_gpus_have_another_pace() -> None:
+    """A stated time is that of the job's own host."""
+    jobs = {gpu: job(1e-4) | {"cluster": {"gpu": gpu, "gpus": 2}} for gpu in ("h100-sxm", "b200-sxm")}
+    assert {load_job(one).framework.launch_s for one in jobs.values()} == {1e-4}
+    for one in jobs.values():
+        del one["framework"]["set"]["launch_s"]
+    h100, b200 = (load_job(one).framework.launch_s for one in jobs.values())
+    assert h100 == load_framework("megatron-core").launch_s and b200 == pytest.approx(NEWER_X86 * h100)
 
 
 def test_a_host_that_drops_tokens_waits_for_nothing() -> None:

@@ -289,7 +289,13 @@ def test_a_large_model_pays_for_uneven_experts() -> None:
     assert even < some < most
     assert even < padded < most
     assert padded == seconds("all-to-all", capacity=2.0)
-    assert even <= seconds("dropless") < 1.01 * even < some < seconds("dropless", routing={"zipf": 0.5}) * 1.01
+    assert (
+        (1 - 1e-12) * even
+        <= seconds("dropless")
+        < 1.01 * even
+        < some
+        < seconds("dropless", routing={"zipf": 0.5}) * 1.01
+    )
     assert seconds("dropless", block=100_000) > 1.1 * even
 
 

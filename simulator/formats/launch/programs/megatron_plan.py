@@ -48,6 +48,7 @@ TRAITS = (
     SettingRow("overlap_dispatch_backward_with_experts_wgrad", "framework.set.overlap.ep", "switch", ON, silent=False),
     SettingRow("make_vocab_size_divisible_by", "framework.set.vocab_multiple", silent=128),
     SettingRow("no_rope_fusion", "framework.set.eager.rope.fused", "switch", {True: False, False: True}, silent=True),
+    SettingRow("moe_router_fusion", "framework.set.eager.router.fused", "switch", ON, silent=False),
 )
 """Traits of the framework that these programs switch on and off."""
 

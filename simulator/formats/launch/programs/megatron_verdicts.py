@@ -88,7 +88,7 @@ APPROXIMATIONS: Verdicts = {
     "moe_shared_expert_gate": Approximation("the gate of shared experts is left out", FAST),
     **judge(
         Approximation("routing, permutation and experts have the kernels of the profile"),
-        "moe_permute_fusion.*|moe_router_fusion|no_moe_.*|moe_use_grouped_tensor|use_grouped_gemm_for.*",
+        "moe_permute_fusion.*|no_moe_.*|moe_use_grouped_tensor|use_grouped_gemm_for.*",
         "moe_use_legacy.*|moe_mlp_glu.*|moe_apply_probs.*|moe_router_padding.*|moe_single_grouped.*",
         "moe_hybridep_.*|moe_ncclep.*|moe_paged.*",
     ),

@@ -102,6 +102,7 @@ OWN = (
     SettingRow("tp_comm_overlap", "framework.set.overlap.tp", "switch", ON),
     SettingRow("ub_tp_comm_overlap", "framework.set.overlap.tp", "switch", ON),
     SettingRow("apply_rope_fusion", "framework.set.eager.rope.fused", "switch", ON),
+    SettingRow("moe_router_fusion", "framework.set.eager.router.fused", "switch", ON),
     SettingRow("make_vocab_size_divisible_by", "framework.set.vocab_multiple"),
     SettingRow("gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", ON),
     SettingRow("use_flash_attention", "framework.set.attention", "switch", {True: "flash", False: "unfused"}),
