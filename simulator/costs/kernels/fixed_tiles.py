@@ -14,12 +14,14 @@ torch: aten/src/ATen/native/cuda/RowwiseScaledMM.cu (pytorch/pytorch @01386a0; s
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshcast.hardware.gpu import GPU
 from meshcast.simulator.costs.coefficients import ceil_div
+from meshcast.simulator.ir.ops import BYTES, Gemm
 
 GROUPS = 8
 """Groups of multiprocessors (GPC) of a Hopper or Blackwell GPU; a cluster lies within one. Of Blackwell's 148, 152 and
@@ -49,11 +51,9 @@ class FixedTile(NamedTuple):
         """Counts the multiprocessors that run whole clusters; two always share a pair."""
         size = self.cluster_rows * self.cluster_columns
         whole = multiprocessors / GROUPS // size * size * GROUPS
-        return (
-            np.where(size > 2, whole, multiprocessors)
-            if isinstance(size, np.ndarray)
-            else (whole if size > 2 else multiprocessors)
-        )
+        if isinstance(size, np.ndarray):
+            return np.where(size > 2, whole, multiprocessors)
+        return whole if size > 2 else multiprocessors
 
 
 ANY = math.inf
@@ -104,6 +104,18 @@ def sgl_kernel_tile(m: Any, n: Any, architecture: str) -> FixedTile:
 
 LARGE = 4096
 """Rows and columns from which torch's GEMM has clusters along the longer side."""
+
+
+def with_tile_of_training(work: Gemm, gpu: GPU) -> Gemm:
+    """Returns a dense GEMM in 8 bits with one scale a row with the tile that training programs run, others as they are.
+
+    On Ada torch's tiles for 257 rows and more are sgl-kernel's.
+    """
+    if work.scaling != "row" or work.groups or BYTES[work.dtype] != 1 or gpu.architecture not in SGL_KERNEL:
+        return work
+    if gpu.architecture == "ada":
+        return replace(work, tile=sgl_kernel_tile(work.m, work.n, gpu.architecture))
+    return replace(work, tile=torch_rowwise_tile(work.m, work.n, gpu))
 
 
 def torch_rowwise_tile(m: float, n: float, gpu: GPU) -> FixedTile:

@@ -200,7 +200,7 @@ def _busy(
     m, n, k, number = work.m, work.n, work.k, gpu.multiprocessors
     low, high = bounds = _bounds(work)
     element, read, partial = _unit_seconds(work, gpu, model, speed)
-    if work.tile:
+    if work.tile and decomposition is None:
         return _fixed_tile_seconds(work, FixedTile(*work.tile), number, model, element, read)
     best: Any = None
     for tm, tn in shapes:
