@@ -14,6 +14,7 @@ from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.estimate import FULL, Estimate, Use
 from meshcast.simulator.costs.kernels.decomposition import Decomposition
 from meshcast.simulator.costs.kernels.eager import EagerKernels, EagerPasses, make_eager_kernels
+from meshcast.simulator.costs.kernels.fixed_tiles import with_tile_of_training
 from meshcast.simulator.costs.kernels.gemm import uses_tensor_cores
 from meshcast.simulator.costs.kernels.grouped import price_group_by_group, take_group
 from meshcast.simulator.costs.kernels.libraries import (
@@ -144,6 +145,7 @@ class KernelPrices:
     def _price_whole_gemm(self, work: Gemm) -> Estimate:
         """Returns the price of a GEMM, or of a grouped one, in one kernel on all multiprocessors."""
         unaligned = 1.0 if uses_tensor_cores(work) else self._rates["unaligned"]
+        work = with_tile_of_training(work, self._gpu)
         return self._price_kernel(work, self._step_rate(work) * unaligned)
 
     def _price_attention(self, work: Attention) -> Estimate:

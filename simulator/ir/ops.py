@@ -74,7 +74,7 @@ class Gemm:
     part: share of a kernel, of `m` / `part` rows, that this is: it takes that share of the kernel's time.
     one_kernel: whether its groups are in a single kernel; otherwise as the training library launches them.
     tile: of a grouped GEMM whose program fixes its output tiles their rows, the rows that a tile loads, and (columns,);
-        otherwise empty.
+        of a dense one the fields of a `FixedTile`; otherwise empty.
     """
 
     m: float
@@ -154,12 +154,13 @@ class Memory:
 
     what: norm, rms-norm, residual, activation (gated), expert-activation, clamped-activation, expert-bias, gelu, rope,
         embedding, softmax, dropout, add, cross-entropy, concat, cast, convert, router, permute, conv, scan, adam,
-        bias-gradient, grad-norm, zero-grad
+        row-cast, bias-gradient, grad-norm, zero-grad
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
     flops: FLOPs of the matrix products in it; those of all others are neglected.
     rows: of a kernel with a block a row, the number of rows where they may be too few to fill a GPU; 0: they fill it.
+        Of a row-cast, their number.
     """
 
     what: str

@@ -23,6 +23,8 @@
   dense ones on Hopper at `UNALIGNED_DENSE` of the rate of others.
 - Operands in the L2 are read at its bandwidth. An operand is still in the L2 if the traffic since its last use, of
   `reuse_distance` GEMMs of this size, fits in it; the buffer of the result was written by the GEMM before.
+- Kernels whose tile is known (`simulator.costs.kernels.fixed_tiles`) run in whole waves of whole clusters, without
+  split k; the blocks of a cluster load what they share once.
 - That is a library as it was measured, with its own choice of kernels. Where a decomposition is stated, `busy` is the
   time of the longest block under it, with the best tile (`simulator.costs.kernels.decomposition`).
 """
@@ -36,9 +38,10 @@ from typing import Any
 import numpy as np
 
 from meshcast.hardware.gpu import GPU
-from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma
+from meshcast.simulator.costs.coefficients import ceil_div, coefficient, estimate_sigma, maximum, minimum
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
 from meshcast.simulator.costs.kernels.decomposition import Decomposition, loop_seconds
+from meshcast.simulator.costs.kernels.fixed_tiles import FixedTile
 from meshcast.simulator.costs.kernels.roofline import combine, count_waves, kernel_peak, lower_bound, peak
 from meshcast.simulator.ir.ops import BYTES, Gemm
 
@@ -197,6 +200,8 @@ def _busy(
     m, n, k, number = work.m, work.n, work.k, gpu.multiprocessors
     low, high = bounds = _bounds(work)
     element, read, partial = _unit_seconds(work, gpu, model, speed)
+    if work.tile and decomposition is None:
+        return _fixed_tile_seconds(work, FixedTile(*work.tile), number, model, element, read)
     best: Any = None
     for tm, tn in shapes:
         rows, columns = low(m, tm), low(n, tn)
@@ -209,6 +214,20 @@ def _busy(
             taken = loop_seconds(tiles, k, number, decomposition, step, *of_model, peer)
         best = taken if best is None else low(best, taken)
     return best
+
+
+def _fixed_tile_seconds(
+    work: Gemm, tile: FixedTile, multiprocessors: float, model: GemmCostModel, element: float, read: float
+) -> Any:
+    """Computes the seconds of the tensor cores with one tile: whole waves of clusters, no split k.
+
+    element, read: seconds of a multiprocessor for one element of a tile, and of an operand.
+    """
+    rows = minimum(work.m, tile.rows) / tile.cluster_columns
+    columns = minimum(work.n, tile.columns) / tile.cluster_rows
+    step = maximum((tile.rows * tile.columns + model.tile_overhead) * element, (rows + columns) * read)
+    waves = ceil_div(tile.count(work.m, work.n) * work.batch, tile.count_slots(multiprocessors))
+    return waves * (work.k + model.pipeline_depth) * step
 
 
 def _bounds(work: Gemm) -> tuple[Any, Any]:

@@ -24,6 +24,7 @@
   few bytes per clock, however idle the GPU: with fewer tokens than blocks fit on it, the kernel takes as long as one
   row does. Training steps have thousands of tokens.
 - The two passes of a reduction wait for each other once more: `row_reduction`.
+- A cast with one scale a row reads it twice; rows in flight that exceed the L2 come from memory again (`row-cast`).
 - The kernels of the scan of a Mamba-2 block are Triton programs, bound by neither memory nor tensor cores: `SCAN_RATE`.
   Those of linear attention are priced at the same rate; their matrix products at the peak rate are a lower bound.
 - A cast with one vector a thread has as many blocks as vectors until its grid is full, and loops from there on, with
@@ -62,6 +63,19 @@ BLOCK_CAST_RATE = 7.7
 multiprocessor], as other kernels that do so. GEMMs of tables whose n is 256 or less take 2.06 ps an element on H100 and
 2.08 on H200, which differ in their memory alone (TensorRT-LLM), and 1.74 ps on B300 (sglang 0.5.10). All 835, 835 and
 459 GEMMs of these libraries say 8, 8 and 7 (ai-dynamo/aiconfigurator @095f58a51c4c)."""
+
+ROW_CAST_BLOCKS = 2 * 8
+"""Rows for each multiprocessor from which a cast with one scale a row gives a row to a warp, and before to a block
+(`sgl_per_token_quant_fp8` in sgl-kernel/csrc/gemm/per_token_quant_fp8.cu, sgl-project/sglang @0490047)."""
+ROW_CAST_RESIDENT = {"block": 8, "warp": 64}
+"""Rows that a multiprocessor with 2,048 threads holds at a time: in blocks of 256 threads, and in warps."""
+ROW_CAST_WAVE = {"block": 1.2e-6, "warp": 2.3e-6}
+"""Seconds of a wave of these rows beyond its traffic: two passes and a reduction wait for each other. Fitted with
+`ROW_CAST_L2` on sgl-kernel's GEMMs, 1,401 each: 1.22 and 2.50 us on H100, 1.25 and 2.52 on H200, 1.15 and 2.17 on
+B200."""
+ROW_CAST_L2 = 0.76
+"""Share of the L2 that the rows in flight may fill if the second pass is to find them there: H100 and H200 say 0.76,
+B200 says 1.4 and fits 0.2 points worse with this."""
 
 SCAN_SIGMA = 0.3
 """Standard deviation of the logarithm of that rate: its spread over these GPUs, and the unknown rest of their steps."""
@@ -109,6 +123,8 @@ def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 
 
     speed: rate of issuing and moving against the calibrated one.
     """
+    if work.what == "row-cast":
+        return _row_cast_seconds(work, gpu, model, speed)
     read, written, what = work.read, work.write, work.what
     nbytes = read + written
     clocks = gpu.multiprocessors * (gpu.clock or CLOCK)
@@ -133,6 +149,19 @@ def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 
         rates = {"gelu": model.gelu_rate, "rope": model.rope_rate, "embedding": model.gather_rate}
         issued = nbytes / (model.elementwise_rate * rates.get(what, 1.0) * clocks)
     return maximum(maximum(issued, moved), _row_seconds(work, gpu, model)) / speed + launch, launch
+
+
+def _row_cast_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float) -> tuple[Any, Any]:
+    """Returns what `seconds` does for a cast with one scale a row: one kernel reads every row twice, for its maximum
+    and for the cast, the second time from the L2 if the rows in flight fit into it."""
+    of_warp, of_block = ((ROW_CAST_RESIDENT[kind], ROW_CAST_WAVE[kind]) for kind in ("warp", "block"))
+    many = work.rows >= ROW_CAST_BLOCKS * gpu.multiprocessors
+    resident, wave = (many * warp + (1 - many) * block for warp, block in zip(of_warp, of_block, strict=True))
+    waves = work.rows / (resident * gpu.multiprocessors)
+    in_flight = work.read * minimum(1.0 / waves, 1.0)
+    missed = 1.0 / (1.0 + (ROW_CAST_L2 * gpu.l2 / in_flight) ** 4)
+    taken, launch = seconds(Memory("cast", work.read * (1.0 + missed), work.write), gpu, model, speed)
+    return taken + waves * wave, launch
 
 
 def _row_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel) -> Any:

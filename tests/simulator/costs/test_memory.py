@@ -58,6 +58,15 @@ def test_casts_that_load_one_element_at_a_time_do_not_see_the_memory():
     assert times[0] == times[1]
 
 
+def test_a_cast_with_a_scale_for_each_row_reads_rows_twice_that_leave_the_l2():
+    """Warps hold 64 rows of each multiprocessor: 34 MB of 2,048 elements in 16 bits, 551 MB of 32,768."""
+    few, many = (Memory("row-cast", 2 * 10**9, 10**9, rows=10**9 // width) for width in (512, 32768))
+    once, twice = (memory.seconds(Memory("cast", reads * 10**9, 10**9), H100, MIDDLE)[0] for reads in (2, 4))
+    times = [memory.seconds(work, H100, MIDDLE)[0] for work in (few, many)]
+    waves = [work.rows / (64 * H100.multiprocessors) * memory.ROW_CAST_WAVE["warp"] for work in (few, many)]
+    assert [time - wait for time, wait in zip(times, waves, strict=True)] == pytest.approx([once, twice], rel=0.01)
+
+
 def test_no_bytes_take_no_time():
     assert memory.price(Memory("adam", 0, 0), H100, MIDDLE) == NOTHING
 

@@ -9,13 +9,14 @@ its source measured the GEMM alone (`ALONE`).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from meshcast.hardware import load
+from meshcast.simulator.costs.kernels.fixed_tiles import sgl_kernel_tile
 from meshcast.simulator.costs.kernels.sections import section_of
 from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
 from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
@@ -42,6 +43,8 @@ ALONE = r"DeepGEMM README|cuBLASLt|MAMF|ThunderKittens|aiter"
 BY_ELEMENT = r"sglang 0\.5\.10\b"
 """Sources (a regular expression) whose casts with a scale for each 128 elements load one element at a time, as those of
 TensorRT-LLM do on Hopper (fp8_quantize_1x128; later GPUs run another kernel)."""
+SGL_KERNEL = "sglang-fp8"
+"""Library of GEMMs with one scale a token, whose tiles are known (`simulator.costs.kernels.fixed_tiles`)."""
 KINDS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block"}
 LARGE = 1024
 """Minimum m, n and k of the class "large"."""
@@ -104,11 +107,14 @@ def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> KernelSample
         product, kind = Gemm(m, n, k, dtype=form), KINDS.get(same.dtype, "bf16")  # type: ignore[arg-type]
         if BYTES[form] == 1 and not same.alone:
             by_element = same.by_element or (gpu.architecture == "hopper" and same.library.startswith("tensorrt-llm"))
-            parts += _quantise(m * k, same.library, by_element)
+            parts += _quantise(m, k, same.library, by_element)
     classes = {"all": np.ones(len(index), bool), "large": (m >= LARGE) & (n >= LARGE) & (k >= LARGE)}
+    chosen = same.library != SGL_KERNEL
+    if not chosen:
+        product = replace(product, tile=sgl_kernel_tile(m, n, gpu.architecture))
     every, seconds = (*parts, product), micro * 1e-6
-    section = section_of(product, gpu)
-    return KernelSample(section, GPUS[same.gpu], same.library, every, index, seconds, kind, classes)
+    section, own = section_of(product, gpu), () if chosen else ("pipeline_depth",)
+    return KernelSample(section, GPUS[same.gpu], same.library, every, index, seconds, kind, classes, chosen, own)
 
 
 def library(source: str, dtype: str) -> str:
@@ -117,17 +123,18 @@ def library(source: str, dtype: str) -> str:
     return name and name + ("-" + KINDS[dtype] if KINDS.get(dtype, "").startswith("fp8") else "")
 
 
-def _quantise(elements: Any, name: str, by_element: bool) -> list[Work]:
-    """Returns the kernels that quantise an activation from 16 to 8 bits.
+def _quantise(tokens: Any, width: Any, name: str, by_element: bool) -> list[Work]:
+    """Returns the kernels that quantise an activation [tokens, width] from 16 to 8 bits.
 
     by_element: whether casts with a scale for each 128 elements load one element at a time.
-    One scale for the whole tensor needs its maximum first, in a kernel of its own; with one scale for each token
-    (sgl-kernel's per-token quantisation) one kernel reads every token twice, for the maximum and for the cast.
+    One scale for the whole tensor needs its maximum first, in a kernel of its own; sgl-kernel has one for each token.
     """
-    wide, narrow = elements * BYTES["bf16"], elements * BYTES["fp8"]
+    wide, narrow = tokens * width * BYTES["bf16"], tokens * width * BYTES["fp8"]
+    if name == SGL_KERNEL:
+        return [Memory("row-cast", wide, narrow, rows=tokens)]
     largest: list[Work] = [Memory("amax", wide, 0 * narrow)] if name == "tensorrt-llm-fp8" else []
     cast = "block-cast" if by_element and name.endswith("-block") else "cast"
-    return [*largest, Memory(cast, 2 * wide if name == "sglang-fp8" else wide, narrow)]
+    return [*largest, Memory(cast, wide, narrow)]
 
 
 def _format(dtype: Any) -> str:

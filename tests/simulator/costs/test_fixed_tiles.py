@@ -1,0 +1,58 @@
+"""Tiles of CUTLASS's GEMMs in 8 bits with one scale a row: tables of libraries, waves of clusters."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshcast.hardware import load
+from meshcast.simulator.costs.coefficients import coefficients
+from meshcast.simulator.costs.kernels.fixed_tiles import (
+    FixedTile,
+    sgl_kernel_tile,
+    torch_rowwise_tile,
+    with_tile_of_training,
+)
+from meshcast.simulator.costs.kernels.gemm import Fp8GemmCostModel, seconds
+from meshcast.simulator.ir.ops import Gemm
+
+MODEL = Fp8GemmCostModel(**{name: known.start for name, known in coefficients(Fp8GemmCostModel).items()})
+GPUS = {"ada": "l40s", "hopper": "h100-sxm", "blackwell": "b200-sxm"}
+
+
+@pytest.mark.parametrize("architecture", GPUS)
+def test_one_gemm_takes_as_long_as_the_same_among_many(architecture: str) -> None:
+    gpu, random = load("gpus", GPUS[architecture]), np.random.default_rng(0)
+    m, n, k = (random.integers(1, most, 100).astype(float) for most in (600, 20000, 9000))
+    many = seconds(Gemm(m, n, k, 1, "fp8", tile=sgl_kernel_tile(m, n, architecture)), gpu, MODEL)[0]
+    for at in range(100):
+        tile = sgl_kernel_tile(m[at], n[at], architecture)
+        assert tile.count(m[at], n[at]) * tile.rows * tile.columns >= m[at] * n[at]
+        work = Gemm(m[at], int(n[at]), k[at], 1, "fp8", tile=tile)
+        assert seconds(work, gpu, MODEL)[0] == pytest.approx(many[at], rel=1e-12)
+
+
+def test_a_cluster_more_than_fit_at_once_takes_a_whole_wave() -> None:
+    """132 multiprocessors in eight groups run 66 clusters of two, and 32 of four."""
+    gpu, model = load("gpus", "h100-sxm"), replace(MODEL, overlap_sharpness=8.0)
+    for tile, down, across in ((FixedTile(128, 128, 2), 6, 11), (FixedTile(128, 128, 2, 2), 4, 8)):
+        rows, columns = tile.rows * tile.cluster_rows, tile.columns * tile.cluster_columns
+        one, full, more = (
+            seconds(Gemm(rows * i, columns * j, 65536, 1, "fp8", tile=tile), gpu, model)[0] - model.launch
+            for i, j in ((1, 1), (down, across), (down, across + 1))
+        )
+        assert one == pytest.approx(full, rel=0.01) and more == pytest.approx(2 * full, rel=0.01)
+
+
+def test_tiles_of_training_are_those_of_torch() -> None:
+    """Small tiles while all of them fit on the GPU at once; transposed outputs have the cluster on the other side."""
+    hopper = load("gpus", "h100-sxm")
+    assert torch_rowwise_tile(512, 1024, hopper) == FixedTile(128, 64, 2, 1)
+    assert torch_rowwise_tile(8192, 4096, hopper) == FixedTile(128, 128, 2, 1)
+    assert torch_rowwise_tile(4096, 8192, hopper) == FixedTile(128, 128, 1, 2)
+    assert torch_rowwise_tile(8192, 4096, load("gpus", "b200-sxm")) == FixedTile(64, 128, 2, 1)
+    work = Gemm(8192, 4096, 4096, 1, "fp8", scaling="row")
+    assert with_tile_of_training(work, hopper).tile == FixedTile(128, 128, 2, 1)
+    for other in (replace(work, scaling=""), replace(work, dtype="bf16"), replace(work, groups=((8, 1024),))):
+        assert with_tile_of_training(other, hopper) is other
+    assert with_tile_of_training(work, load("gpus", "a100-sxm-80")) is work
