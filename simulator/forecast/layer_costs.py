@@ -15,6 +15,7 @@ from meshcast.hardware.remembered import remembered
 from meshcast.simulator.engine.task_time import task_seconds
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.ir.ops import Transfer, Work
+from meshcast.simulator.job.host_launches import hidden_launch_s
 from meshcast.simulator.lowering.lower import LoweredUnits
 from meshcast.simulator.lowering.scatter_gather import scatter_gather
 from meshcast.simulator.plan.partition import LayerCosts
@@ -54,7 +55,7 @@ def _leave_out_meetings(plan: Plan, price: Price) -> Price:
 
 
 def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
-    model, host = plan.job.model, plan.job.framework.hidden_launch_s
+    model, host = plan.job.model, hidden_launch_s(plan.job.framework)
     lowering, blocks = make_lowering(plan), CompiledBlocks()
     known: dict[Hashable, float] = {}
 

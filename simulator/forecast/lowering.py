@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshcast.simulator.job.framework import Framework
+from meshcast.simulator.job.host_launches import hidden_launch_s
 from meshcast.simulator.lowering.lower import LoweredUnits, Lowering
 from meshcast.simulator.lowering.scope import HostLaunches
 from meshcast.simulator.plan.plan import Plan
@@ -44,7 +45,7 @@ def host_waits(plan: Plan) -> frozenset[str]:
     """
     job, framework = plan.job, plan.job.framework
     waits = set[str]()
-    if not framework.hidden_launch_s:
+    if not hidden_launch_s(framework):
         return frozenset()
     if (moe := job.model.moe) is not None:
         capacities = [scheme.capacity(moe) for scheme in plan.schemes if isinstance(scheme, ExpertScheme)]

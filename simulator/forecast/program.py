@@ -14,6 +14,7 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stage_messages import choose_messages
 from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.ir.ops import Fragment
+from meshcast.simulator.job.host_launches import hidden_launch_s
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.block import Price, Prices
 from meshcast.simulator.program.build import build
@@ -123,4 +124,4 @@ def device_prices(plan: Plan, price: Prices) -> Sequence[Price]:
 
 def host_launch_seconds(plan: Plan) -> float:
     """Time of the host to launch one op [s]; none with CUDA graphs, or where it is added to every op, or is an op."""
-    return 0.0 if host_waits(plan.on(0)) else plan.job.framework.hidden_launch_s
+    return 0.0 if host_waits(plan.on(0)) else hidden_launch_s(plan.job.framework)

@@ -15,6 +15,7 @@ from meshcast.simulator.costs.stragglers import slowest_pace
 from meshcast.simulator.forecast.resident_memory import KnownStates
 from meshcast.simulator.forecast.stages import LoweredStages
 from meshcast.simulator.ir.ops import Work
+from meshcast.simulator.job.host_launches import exposed_launch_s, hidden_launch_s
 from meshcast.simulator.lowering.lower import LoweredUnits
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.plan.resolver import KnownParts
@@ -120,7 +121,7 @@ class SharedWork:
         framework, mesh = plan.job.framework, plan.mesh
         # The noise of a job has a pace for every rank.
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
-        launch = framework.exposed_launch_s, framework.hidden_launch_s
+        launch = exposed_launch_s(framework), hidden_launch_s(framework)
         same = cluster, replace(framework.kernel_traits, pace=pace), *launch
         kernels: dict[Work, Estimate] = remember(self._kernels, same, dict, MOST_KEPT)
         pairs: PairReaches = remember(self._pairs, cluster, dict, MOST_KEPT)

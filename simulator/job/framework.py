@@ -350,7 +350,7 @@ class Framework(FrameworkPart):
     machine itself; default: that of the GPU's architecture in published runs, most of them on many nodes."""
     launch_s: float = Field(ge=0, le=1)
     """Time of the host to launch one op [s]: a faster GPU waits for the host. A profile states it for hosts of H100,
-    and those of other GPUs have another pace (`simulator.job.host_pace`); a job states that of its own host."""
+    and those of other GPUs have another pace (`simulator.job.host_launches`); a job states that of its own host."""
     op_calls: float | None = Field(default=None, ge=1, le=100)
     """Calls of the host for one op, each as long as that for one kernel of an operation that runs as several (`eager`);
     default: it launches these as one op."""
@@ -398,16 +398,6 @@ class Framework(FrameworkPart):
     def _keeps_remainders(self) -> bool:
         """Whether main weights are weights and remainders: only bf16 is the upper half of fp32."""
         return self.weight_remainders and (self.weights, self.main_weights) == ("bf16", "fp32")
-
-    @property
-    def exposed_launch_s(self) -> float:
-        """Time of the host that is added to every op [s]."""
-        return self.launch_s if self.launch_blocking else 0.0
-
-    @property
-    def hidden_launch_s(self) -> float:
-        """Time of the host to launch one op while the GPU works on earlier ones [s]; none with CUDA graphs."""
-        return 0.0 if self.cuda_graphs is True or self.launch_blocking else self.launch_s
 
     @property
     def _effective_rates(self) -> dict[str, float]:

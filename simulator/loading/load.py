@@ -29,7 +29,7 @@ from meshcast.simulator.job.framework import (
     merge_fields,
 )
 from meshcast.simulator.job.fused_attention import find_gpu_without_flash
-from meshcast.simulator.job.host_pace import host_pace
+from meshcast.simulator.job.host_launches import host_pace
 from meshcast.simulator.job.job import Job, JobFile, JobOrigin, LongPlan, Precision, SchemeEntry, Train
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.job.open_settings import sigmas_of_import, widen

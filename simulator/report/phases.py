@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from meshcast.simulator.ir.capabilities import schemes_with
 from meshcast.simulator.ir.ops import BYTES
+from meshcast.simulator.job.host_launches import hidden_launch_s
 from meshcast.simulator.program.block import SUMS
 from meshcast.simulator.program.categories import COMPUTING, KINDS
 from meshcast.simulator.report.forecast import Forecast
@@ -117,7 +118,7 @@ def _count_freed_behind(play: Forecast, device: int) -> float:
     seconds = dict(zip(KINDS, task.sums[:, SUMS.index("seconds")].tolist(), strict=True))
     launches = sum(part.count * sum(op.issued for op in part.block.ops) for part in task.parts)
     gathered = play.outside_steps[device].gathered
-    if sum(seconds[kind] for kind in COMPUTING) <= max(seconds["dp"], launches * framework.hidden_launch_s):
+    if sum(seconds[kind] for kind in COMPUTING) <= max(seconds["dp"], launches * hidden_launch_s(framework)):
         return 0.0
     buckets = (scheme.bucket_elements for scheme in schemes_with(play.plan.schemes, DataScheme))
     copied = BUCKETS_BEHIND * BYTES[framework.weights] * sum(buckets)

@@ -27,6 +27,7 @@ from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.operators import Linear
 from meshcast.simulator.ir.ops import Attention, Gemm, HostLaunch, Memory, Op, Param, StageOps, Transfer, Work
 from meshcast.simulator.ir.routing import slowest_rank
+from meshcast.simulator.job.host_launches import hidden_launch_s
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.plan.plan import Plan
@@ -334,7 +335,7 @@ def play_job(
     if shared is not None:
         shared.forget_excess()
     plan = resolve_plan(load_job(job, changes), shared, price)
-    priced = replace(price, launch=plan.job.framework.hidden_launch_s) if isinstance(price, Ideal) else price
+    priced = replace(price, launch=hidden_launch_s(plan.job.framework)) if isinstance(price, Ideal) else price
     stages, program = build_program(plan, priced, shared, orders)
     found = play_forecast(plan, stages, program, engine=engine)
     return Played(plan, stages, program, found.step, found.peaks)

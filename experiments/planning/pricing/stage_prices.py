@@ -20,6 +20,7 @@ from meshcast.simulator.engine.task_time import task_seconds
 from meshcast.simulator.forecast.resident_memory import DeviceParams, resident_bytes
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import BYTES, Collective, Memory
+from meshcast.simulator.job.host_launches import hidden_launch_s
 from meshcast.simulator.plan.plan import Plan
 
 
@@ -128,7 +129,7 @@ def unit_costs(plan: Plan, shared: SharedWork) -> UnitCosts:
 def _kind_costs(plan: Plan, lowered: LoweredUnits, shared: SharedWork) -> Iterator[tuple[float, ...]]:
     """Yields the costs of one unit of every kind, in the order of `UnitCosts`."""
     prices = price_units(lowered, shared)
-    host = plan.job.framework.hidden_launch_s
+    host = hidden_launch_s(plan.job.framework)
     for number, kind in enumerate(prices.kinds):
         times = [task_seconds(kind.tasks[action], host) for action in ("F", "BW")]
         params = DeviceParams(kind.stage_ops.params())

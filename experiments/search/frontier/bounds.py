@@ -24,6 +24,7 @@ from meshcast.simulator.bounds.schedule_bound import StageTimes
 from meshcast.simulator.bounds.unit_prices import LoweredUnits, UnitLayout, UnitPrices, lower_units
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.job.host_launches import hidden_launch_s
 from meshcast.simulator.loading.load import load_job, set_field
 from meshcast.simulator.plan.partition import layers_of_stages
 from meshcast.simulator.plan.plan import Plan
@@ -202,7 +203,7 @@ class StateBounds:
     def _states(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
         model, framework = self.space.loaded.model, self.space.loaded.framework
         # Launches on the host change no state, and would be ops of their own.
-        changes = {"launch_s": 0.0} if model.moe is not None and framework.hidden_launch_s else {}
+        changes = {"launch_s": 0.0} if model.moe is not None and hidden_launch_s(framework) else {}
         point = group, pipeline, step
         states = self.prices.make_for_plan(point, lambda plan: device_states(plan, self.shared), **changes)
         return states.at_least() if states is not None and step.data not in self.space.data_schemes.known else states

@@ -9,7 +9,7 @@ import pytest
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import HostLaunch, Memory
 from meshcast.simulator.job.framework import load_framework
-from meshcast.simulator.job.host_pace import NEWER_X86
+from meshcast.simulator.job.host_launches import NEWER_X86
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.scope import EXPERT_LAUNCHES, PADDED_LAUNCHES
 from meshcast.simulator.program.program import one_of

@@ -1,8 +1,9 @@
-"""How fast the CPUs of a cluster's nodes launch ops."""
+"""How long hosts take to launch ops: the pace of their CPUs, and what of it hides behind the GPU."""
 
 from __future__ import annotations
 
 from meshcast.hardware import Cluster
+from meshcast.simulator.job.framework import Framework
 
 NEWER_X86, GRACE = 0.87, 1.08
 """Time of the host for an op, over that on the Xeons of the fourth generation beside H100: on Xeons of the fifth and
@@ -25,3 +26,13 @@ def host_pace(cluster: Cluster) -> float:
         GRACE if gpu.host.name == "nvlink-c2c" else NEWER_X86 if gpu.architecture == "blackwell" else 1.0
         for gpu in gpus
     )
+
+
+def exposed_launch_s(framework: Framework) -> float:
+    """Returns the time of the host that is added to every op [s]."""
+    return framework.launch_s if framework.launch_blocking else 0.0
+
+
+def hidden_launch_s(framework: Framework) -> float:
+    """Returns the time of the host to launch an op while the GPU works on earlier ones [s]; none with CUDA graphs."""
+    return 0.0 if framework.cuda_graphs is True or framework.launch_blocking else framework.launch_s
