@@ -11,8 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from meshcast.experiments.search.space.data_schemes import gathers_ahead
-from meshcast.experiments.search.space.points import LayerGroup, Pipeline, Place, StepChoice
-from meshcast.experiments.search.space.space import Space
+from meshcast.experiments.search.space.space import LayerGroup, Pipeline, Place, Space, StepChoice
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.hardware.units import GIB

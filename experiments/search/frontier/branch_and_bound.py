@@ -35,9 +35,8 @@ from meshcast.experiments.search.frontier.plan_search import (
     PlanSearch,
 )
 from meshcast.experiments.search.space.empty_space import explain_empty, explain_excluded
-from meshcast.experiments.search.space.points import LayerGroup, Pipeline, StepChoice
 from meshcast.experiments.search.space.run_choices import RunChoice
-from meshcast.experiments.search.space.space import NOTHING_EXCLUDED, Space
+from meshcast.experiments.search.space.space import NOTHING_EXCLUDED, LayerGroup, Pipeline, Space, StepChoice
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.job import NO_FILE, Job, JobOrigin

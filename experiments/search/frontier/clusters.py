@@ -9,9 +9,8 @@ from meshcast.experiments.search.frontier.bounds import PointBounds
 from meshcast.experiments.search.frontier.group_bounds import GroupBounds
 from meshcast.experiments.search.frontier.objectives import ClusterUse, Incumbents, simulates_runs
 from meshcast.experiments.search.frontier.plan_runs import RunCounts
-from meshcast.experiments.search.space.points import LayerGroup
 from meshcast.experiments.search.space.run_choices import make_choices
-from meshcast.experiments.search.space.space import Space
+from meshcast.experiments.search.space.space import LayerGroup, Space
 from meshcast.simulator.forecast.shared_work import SharedWork
 
 NOTHING: Mapping[str, Any] = {}

@@ -12,8 +12,7 @@ import numpy as np
 
 from meshcast.experiments.search.frontier.bounds import PointBounds
 from meshcast.experiments.search.space.data_schemes import gathers_once, layers_of_unit
-from meshcast.experiments.search.space.points import LayerGroup, Pipeline, Place, StepChoice
-from meshcast.experiments.search.space.space import NODE, Space
+from meshcast.experiments.search.space.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
 from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.collectives import LARGE, AxesOfGroups, collective_rates, copy_rates

@@ -14,9 +14,8 @@ from meshcast.experiments.search.frontier.objectives import Incumbents
 from meshcast.experiments.search.frontier.plan_search import ForecastPlan, has_memory
 from meshcast.experiments.search.space.fields import FIELDS
 from meshcast.experiments.search.space.membership import find_point
-from meshcast.experiments.search.space.points import OF_OTHER_VALUES, WORDS, LayerGroup, Pipeline, StepChoice
 from meshcast.experiments.search.space.short_form import read_short_form
-from meshcast.experiments.search.space.space import Space
+from meshcast.experiments.search.space.space import OF_OTHER_VALUES, WORDS, LayerGroup, Pipeline, Space, StepChoice
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step

@@ -26,7 +26,7 @@ from meshcast.experiments.search.frontier.branch_and_bound import Search
 from meshcast.experiments.search.frontier.certificate import COUNTS, Certificate
 from meshcast.experiments.search.frontier.clusters import SearchedCluster
 from meshcast.experiments.search.frontier.plan_search import CountInterrupted, ForecastPlan, PlanSearch
-from meshcast.experiments.search.space.points import LayerGroup
+from meshcast.experiments.search.space.space import LayerGroup
 from meshcast.hardware.errors import Defect, MeshcastError
 from meshcast.simulator.forecast.workers import count_cores
 
@@ -67,7 +67,11 @@ def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate
 def share_groups(search: Search, workers: int) -> list[Groups]:
     """Returns the groups of every process: those of equal tensor-parallel degree on one. Most work is where bounds are
     smallest, so the degrees are dealt out in the order of their kernels, back and forth."""
+<<<<<<< ours
     by_degree = defaultdict[tuple[int, int], Groups](list)
+=======
+    by_degree = defaultdict[Any, Groups](list)
+>>>>>>> theirs
     for cluster, group in search.list_groups():
         by_degree[id(cluster), group.tp].append((cluster, group))
     if workers == 1:

@@ -18,7 +18,6 @@ import numpy as np
 
 from meshcast.experiments.search.space.fields import FIELDS
 from meshcast.experiments.search.space.point_rules import PointRule
-from meshcast.experiments.search.space.points import LayerGroup, Pipeline, StepChoice, values_of_point
 from meshcast.experiments.search.space.program_points import (
     ProgramPoints,
     find_program,
@@ -26,7 +25,13 @@ from meshcast.experiments.search.space.program_points import (
     name_own_schemes,
 )
 from meshcast.experiments.search.space.scheme_keys import DATA_OPTIONS
-from meshcast.experiments.search.space.space import Space
+from meshcast.experiments.search.space.space import (
+    LayerGroup,
+    Pipeline,
+    Space,
+    StepChoice,
+    values_of_point,
+)
 from meshcast.experiments.sweeps.expressions import Expression
 from meshcast.experiments.sweeps.grid import DERIVED, MISSING, Names
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest

@@ -8,10 +8,9 @@ from typing import Any
 from meshcast.experiments.search.space.divisions import UNEVEN_ENDS
 from meshcast.experiments.search.space.fields import FIELD_OF, FIELDS, PARTITIONS, write_value
 from meshcast.experiments.search.space.limits import LimitedSpace
-from meshcast.experiments.search.space.points import LayerGroup, Pipeline, StepChoice
 from meshcast.experiments.search.space.scheme_keys import DATA_OPTIONS, DEFAULTS, takes_option
 from meshcast.experiments.search.space.short_form import ShortForm
-from meshcast.experiments.search.space.space import Space
+from meshcast.experiments.search.space.space import LayerGroup, Pipeline, Space, StepChoice
 
 MAX_NAMED = 12
 """Values of a field that a sentence names."""

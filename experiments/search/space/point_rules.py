@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Sequence
 
-from meshcast.experiments.search.space.points import LayerGroup, Pipeline, StepChoice
+from meshcast.experiments.search.space.space import LayerGroup, Pipeline, StepChoice
 from meshcast.hardware.remembered import remembered_by
 
 PARTS = (LayerGroup, Pipeline, StepChoice)

@@ -7,11 +7,19 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import product
 
 from meshcast.experiments.search.space.fields import AUTO, opens_plan
-from meshcast.experiments.search.space.point_facts import FACT_OF_FIELD, FIELDS_OF_FACTS, facts_of_point, make_point
 from meshcast.experiments.search.space.point_rules import PointRule
-from meshcast.experiments.search.space.points import DEGREES, LayerGroup, Pipeline, StepChoice
 from meshcast.experiments.search.space.scheme_keys import DEFAULTS
-from meshcast.experiments.search.space.space import Space
+from meshcast.experiments.search.space.space import (
+    DEGREES,
+    FACT_OF_FIELD,
+    FIELDS_OF_FACTS,
+    LayerGroup,
+    Pipeline,
+    Space,
+    StepChoice,
+    facts_of_point,
+    make_point,
+)
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS
 from meshcast.simulator.job.program_rules import (
     CONDITIONS,

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshcast.experiments.search.space.data_schemes import DATA, DataSchemes
 from meshcast.experiments.search.space.divisions import (
@@ -44,23 +44,15 @@ from meshcast.experiments.search.space.job_checks import (
     check_schedules,
     without_choice,
 )
-from meshcast.experiments.search.space.points import (
-    OVERLAPS,
-    WORDS,
-    LayerGroup,
-    Pipeline,
-    Place,
-    Stages,
-    StepChoice,
-    values_of_point,
-)
 from meshcast.experiments.search.space.scheme_keys import (
     DATA_OPTIONS,
     DEFAULTS,
+    NamedScheme,
     accompanies_others,
     changes_kernels,
     find_named,
     offloads_states,
+    plain_name,
     takes_option,
     write_scheme_keys,
 )
@@ -71,6 +63,7 @@ from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
+from meshcast.simulator.job.program_rules import Facts, name_padding
 from meshcast.simulator.loading.load import load_job, state_recipes
 from meshcast.simulator.report.peak_errors import EVEN, least_room
 
@@ -80,6 +73,14 @@ SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-
 PAIRING = ("dualpipe", "dualpipe-v")
 """Schedules that are also tried for models with experts: token exchanges of one pass run beside kernels of another."""
 
+WORDS = ("schedule", "recompute", "data", "offload", "mesh_order", *DEFAULTS)
+"""Fields of a point whose values are words, or numbers with a meaning each."""
+
+OVERLAPS = ("overlap_tp", "overlap_dp", "updated_weights", "overlap_pp")
+"""Fields of a point that say what overlaps, which a framework may rule out."""
+
+OF_OTHER_VALUES = ("recomputed", "shard")
+"""Fields of a point whose values depend on those of others."""
 
 NODE = "node"
 """As many ranks share one copy of the states as a scale-up domain has of a stage."""
@@ -91,6 +92,197 @@ least tokens of a sequence on a rank with context parallelism."""
 
 NOTHING_EXCLUDED: Mapping[str, int] = {"where": 0, "program": 0, "near_measured": 0}
 """Numbers of points that limits exclude, by limit, where none excludes any."""
+
+
+class LayerGroup(NamedTuple):
+    """Values of the fields that change the ops of a layer."""
+
+    tp: int
+    cp: int
+    ep: int
+    micro: int
+    recompute: str | tuple[str, ...]
+    sequence_parallel: bool
+    overlap_tp: bool
+    offload: tuple[str, ...]
+    etp: int | None = None
+    """Expert tensor parallel; None: the default of a plan."""
+    tensor: NamedScheme | None = None
+    """Tensor scheme that the plan names; None: Megatron's."""
+    sequence: NamedScheme = DEFAULTS["sequence"]
+    expert: NamedScheme = DEFAULTS["expert"]
+
+    @property
+    def schemes(self) -> tuple[NamedScheme | None, ...]:
+        """The schemes of its tensor, sequence and expert parallelism."""
+        return self.tensor, self.sequence, self.expert
+
+    @property
+    def degrees(self) -> tuple[Any, ...]:
+        """Its degrees, with the schemes of each."""
+        return self.tp, self.cp, self.ep, self.etp, self.schemes
+
+    @property
+    def names_schemes(self) -> bool:
+        """Whether a plan has to name one of them. Its micro-batches are lowered as they are: chunks and tiles are not
+        affine in their size."""
+        return self.schemes != tuple(DEFAULTS.values())
+
+    @property
+    def least_micro(self) -> int:
+        """The smallest micro-batch with which its plans may exist."""
+        return self.micro if self.names_schemes else 1
+
+    @property
+    def expert_tensor_ranks(self) -> int:
+        """Ranks that share the matrices of an expert."""
+        return self.etp or (1 if self.ep > 1 else self.tp)
+
+
+class Place(NamedTuple):
+    """Number of stages of a pipeline, and axes of the mesh, outermost first."""
+
+    pp: int
+    mesh_order: str = MESH_ORDERS[0]
+
+
+class Stages(NamedTuple):
+    """Number of stages, and orders of the mesh, of pipelines that may, or may not, recompute some of their layers."""
+
+    pp: int
+    mesh_orders: tuple[str, ...]
+    recomputes: bool
+
+
+class Pipeline(NamedTuple):
+    """Values of the fields of the pipeline."""
+
+    pp: int
+    schedule: str
+    chunks: int
+    partition: str | tuple[int, ...]
+    recomputed: int | None = None
+    """Layers of every stage that are recomputed with full recompute; None: all."""
+    mesh_order: str = MESH_ORDERS[0]
+    """Axes of the mesh, outermost first."""
+
+    @property
+    def order(self) -> Pipeline:
+        """The pipeline without what its order of passes does not depend on."""
+        return self._replace(recomputed=None, mesh_order=MESH_ORDERS[0])
+
+    @property
+    def place(self) -> Place:
+        """Where the ranks of the pipeline are."""
+        return Place(self.pp, self.mesh_order)
+
+
+class StepChoice(NamedTuple):
+    """Values of the fields that act between the passes."""
+
+    data: str
+    overlap_dp: bool
+    updated_weights: bool
+    overlap_pp: bool
+    shard: int | None = None
+    """Data-parallel ranks that share one copy of the states; None: all."""
+    options: tuple[Any, ...] = (*DATA_OPTIONS.values(),)
+    """Values of the options of the data scheme that keys of a plan state, in the order of `DATA_OPTIONS`."""
+
+    def option(self, key: str) -> Any:
+        """Returns the value of an option of the data scheme by its key."""
+        return self.options[OPTION_NUMBERS[key]]
+
+
+OPTION_NUMBERS = {key: number for number, key in enumerate(DATA_OPTIONS)}
+
+
+def values_of_point(group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
+    """Returns the values of a point by the names of its fields."""
+    parts = group._asdict() | pipeline._asdict() | step._asdict()
+    return parts | dict(zip(DATA_OPTIONS, parts.pop("options"), strict=True))
+
+
+DEGREES = ("tp", "cp", "pp")
+"""Fields of a point that divide the GPUs."""
+
+FACT_OF_FIELD: Mapping[str, str] = {
+    **{name: name for name in ("tp", "pp", "cp", "ep", "overlap_tp", "overlap_pp", "schedule", "data")},
+    **{"mesh_order": "rank_order", "chunks": "virtual_stages", "offload": "offloaded", "recompute": "recomputation"},
+}
+"""Facts of rules of programs (`simulator.job.program_rules`) that are fields of a point."""
+
+FIELDS_OF_FACTS: Mapping[str, tuple[str, ...]] = {
+    **{fact: (field,) for field, fact in FACT_OF_FIELD.items()},
+    **{FACT_OF_FIELD[field]: ("pp", field) for field in ("schedule", "chunks", "mesh_order")},
+    "dp": DEGREES,
+    "etp": ("tp", "ep", "etp"),
+    "copies": (*DEGREES, "mesh_order", "shard"),
+    "microbatches": (*DEGREES, "micro"),
+    "group": ("pp",),
+    "data": ("tp", "pp", "data"),
+    "sequence": ("cp", "sequence"),
+    "tensor": ("tp", "tensor", "sequence_parallel"),
+    "tensor_overlap": ("tp", "tensor", "overlap_tp"),
+    "expert": ("ep", "expert"),
+    "padding": ("tp",),
+    "modules": ("recompute",),
+    "recomputed_layers": ("recompute", "recomputed"),
+}
+"""Fields of a point that facts of rules of programs follow from; of other facts none: the job has them."""
+
+
+def facts_of_point(space: Space, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Facts:
+    """Returns the facts of a point that a plan changes, as `simulator.job.program_rules.facts_of_job` does of a job."""
+    (dp, _), pp, loaded = space.data_ranks(group, pipeline.place), pipeline.pp, space.loaded
+    assert loaded.batch.total is not None
+    words = isinstance(group.recompute, str)
+    core = ("core_attn",) if group.recompute == "selective" else ()
+    return {
+        **{"tp": group.tp, "cp": group.cp, "ep": group.ep, "pp": pp, "dp": dp, "etp": group.expert_tensor_ranks},
+        **_tensor_facts(space, group),
+        "padding": name_padding(loaded.model, group.tp),
+        "copies": dp // (step.shard or dp),
+        "microbatches": loaded.batch.total // (group.micro * dp),
+        "schedule": pipeline.schedule if pp > 1 else None,
+        "virtual_stages": pipeline.chunks if pp > 1 else 1,
+        "group": pp,
+        "overlap_passes": False,
+        "rank_order": pipeline.mesh_order if pp > 1 else MESH_ORDERS[0],
+        "data": step.data if dp * group.cp > 1 else None,
+        "sequence": plain_name(group.sequence) if group.cp > 1 else None,
+        "expert": plain_name(group.expert) if group.ep > 1 else None,
+        "recomputation": group.recompute if words else "selective",
+        "modules": core if words else group.recompute,
+        "recomputed_layers": pipeline.recomputed if group.recompute == "full" else None,
+        "offloaded": group.offload,
+        "offloaded_layers": None,
+        "overlap_pp": step.overlap_pp,
+    }
+
+
+def make_point(space: Space, fields: Mapping[str, Any]) -> tuple[LayerGroup, Pipeline, StepChoice] | None:
+    """Returns the point with some values of its fields; None if no ranks share a copy of the states as they say."""
+    group = LayerGroup(**{name: fields[name] for name in LayerGroup._fields})
+    pipeline = Pipeline(**{name: fields[name] for name in Pipeline._fields})
+    step = StepChoice(**{name: fields[name] for name in StepChoice._fields if name != "options"})
+    shard = space.shard_ranks(step.shard, *space.data_ranks(group, pipeline.place))
+    return (group, pipeline, step._replace(shard=shard)) if shard else None
+
+
+def _tensor_facts(space: Space, group: LayerGroup) -> Facts:
+    """Returns the tensor scheme of a group, and what overlaps its communication; None for a single rank."""
+    if group.tp == 1:
+        return {"tensor": None, "tensor_overlap": None, "overlap_tp": False}
+    domain = space.loaded.cluster.domain
+    reaches = space.loaded.cluster.gpus <= domain or domain % group.tp == 0  # tensor ranks are the innermost axis
+    overlap = space.loaded.framework.tensor_overlap.rpartition("/")[2] if group.overlap_tp and reaches else None
+    tensor = "megatron-sp" if group.sequence_parallel else "megatron"
+    if accompanies_others(group.tensor):
+        overlap = plain_name(group.tensor or "")
+    elif group.tensor is not None:
+        tensor = plain_name(group.tensor)
+    return {"tensor": tensor, "tensor_overlap": overlap, "overlap_tp": group.overlap_tp}
 
 
 class Space:

@@ -14,8 +14,7 @@ from meshcast.experiments.search.frontier.bounds import PointBounds
 from meshcast.experiments.search.frontier.branch_and_bound import group_by_overlap
 from meshcast.experiments.search.frontier.group_bounds import GroupBounds, Known
 from meshcast.experiments.search.frontier.plan_search import ROUNDING
-from meshcast.experiments.search.space.points import LayerGroup, Pipeline, StepChoice
-from meshcast.experiments.search.space.space import Space
+from meshcast.experiments.search.space.space import LayerGroup, Pipeline, Space, StepChoice
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.loading.load import load_job

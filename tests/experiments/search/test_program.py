@@ -10,8 +10,8 @@ import pytest
 import meshcast
 from meshcast.experiments.search.search_job import open_search, search
 from meshcast.experiments.search.space.limits import LimitedSpace
-from meshcast.experiments.search.space.point_facts import facts_of_point
 from meshcast.experiments.search.space.program_points import keep_own_values
+from meshcast.experiments.search.space.space import facts_of_point
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.job.plan_keys import PLAN_KEYS

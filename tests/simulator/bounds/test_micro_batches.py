@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshcast.experiments.search.frontier.bounds import PointBounds
-from meshcast.experiments.search.space.points import LayerGroup
+from meshcast.experiments.search.space.space import LayerGroup
 from meshcast.simulator.bounds.micro_batches import NotAffine, SizedUnits
 from meshcast.simulator.bounds.schedule_bound import PASSES
 from meshcast.simulator.bounds.unit_prices import LoweredUnits, price_units
