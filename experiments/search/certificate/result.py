@@ -11,7 +11,7 @@ from meshcast.experiments.search.certificate.comparison import ComparedPlan
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.objectives import OF_RUNS
 from meshcast.experiments.search.frontier.plan_runs import PlanRuns, differ
-from meshcast.experiments.search.frontier.plan_search import FoundPlan, PlanSearch
+from meshcast.experiments.search.frontier.plan_search import ForecastPlan, PlanSearch
 from meshcast.hardware.units import GIB
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.words import describe_list
@@ -32,7 +32,7 @@ class RankedPlan(NamedTuple):
     ranked by the upper ends of their intervals.
     """
 
-    found: FoundPlan
+    found: ForecastPlan
     report: ForecastReport
     distance: Distance | None = None
 
@@ -98,7 +98,7 @@ class SearchResult:
 
     best: Sequence[RankedPlan]
     certificate: Certificate
-    forecasts: Sequence[FoundPlan] = ()
+    forecasts: Sequence[ForecastPlan] = ()
     compared: Sequence[ComparedPlan] = ()
     top: int = 0
     smallest: SmallestNeed | None = None
@@ -178,5 +178,5 @@ def _upper_end(plan: RankedPlan) -> float:
     return plan.interval[1] * plan.found.values[0] / plan.found.forecast.step_time
 
 
-def _forecast_whole(search: PlanSearch, one: FoundPlan) -> ForecastReport:
+def _forecast_whole(search: PlanSearch, one: ForecastPlan) -> ForecastReport:
     return simulate(load_job(one.job, base=search.space.base), shared_work=search.shared)

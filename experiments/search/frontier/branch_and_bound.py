@@ -25,13 +25,13 @@ from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.clusters import NOTHING, SearchedCluster, count_runs, stated_values
 from meshcast.experiments.search.frontier.group_bounds import Known, OpenGroup
 from meshcast.experiments.search.frontier.near_plans import Point, find_near_plans
-from meshcast.experiments.search.frontier.objectives import ClusterUse, FoundPlans
+from meshcast.experiments.search.frontier.objectives import ClusterUse, Incumbents
 from meshcast.experiments.search.frontier.plan_runs import PlanRuns
 from meshcast.experiments.search.frontier.plan_search import (
     ROUNDING,
     BoundViolation,
     CountInterrupted,
-    FoundPlan,
+    ForecastPlan,
     PlanSearch,
 )
 from meshcast.experiments.search.space.empty_space import explain_empty, explain_excluded
@@ -55,7 +55,7 @@ class OtherProcesses(Protocol):
         """Tells them of a plan that fits."""
 
     def receive(self) -> Iterable[tuple[float, ...]]:
-        """The plans that they have found since. Raises KeyboardInterrupt if the search is to end."""
+        """Returns the plans that they have found since. Raises KeyboardInterrupt if the search is to end."""
 
 
 class Search(PlanSearch):
@@ -79,8 +79,8 @@ class Search(PlanSearch):
         run_fields: Mapping[str, Any] = NOTHING,
         start: Job | None = None,
     ) -> None:
-        work, known = shared or SharedWork(), FoundPlans(objectives, top, within)
-        self.clusters = [SearchedCluster(one, work, known, run_fields) for one in spaces]
+        work, incumbents = shared or SharedWork(), Incumbents(objectives, top, within)
+        self.clusters = [SearchedCluster(space, work, incumbents, run_fields) for space in spaces]
         certificate = Certificate(
             plans=0,
             fields=stated_values(self.clusters),
@@ -92,9 +92,9 @@ class Search(PlanSearch):
             runs=count_runs(self.clusters),
             counting=True,
         )
-        super().__init__(spaces, work, known, certificate, top, origin)
+        super().__init__(spaces, work, incumbents, certificate, top, origin)
         self.start = start
-        self._near: dict[tuple[int, Point], FoundPlan] = {}
+        self._near: dict[tuple[int, Point], ForecastPlan] = {}
         """Plans near the first one that fit and that the search has not come to, by cluster and point."""
         self._number = itertools.count()
         self._heap: list[_Waiting] = []
@@ -118,39 +118,41 @@ class Search(PlanSearch):
         Raises CountInterrupted if it is interrupted, PlanError for a space without points, or one of which limits
         exclude all.
         """
-        found = self.certificate
-        if not found.counting:
+        certificate = self.certificate
+        if not certificate.counting:
             return
-        began, found.plans, found.groups, found.excluded = time.process_time(), 0, 0, dict.fromkeys(found.excluded, 0)
+        began = time.process_time()
+        certificate.plans, certificate.groups = 0, 0
+        certificate.excluded = dict.fromkeys(certificate.excluded, 0)
         try:
-            for size, excluded in (one for cluster in self.clusters for one in cluster.count()):
-                found.groups += size > 0
-                found.plans += size + sum(excluded.values())
+            for size, excluded in (counted for cluster in self.clusters for counted in cluster.count()):
+                certificate.groups += size > 0
+                certificate.plans += size + sum(excluded.values())
                 for name, count in excluded.items():
-                    found.excluded[name] += count
-                found.cpu = time.process_time() - began
-                progress(found)
+                    certificate.excluded[name] += count
+                certificate.cpu = time.process_time() - began
+                progress(certificate)
         except KeyboardInterrupt:
             raise CountInterrupted from None
-        found.counting = False
-        if not found.plans:
+        certificate.counting = False
+        if not certificate.plans:
             with locate_errors(*self.origin):
                 raise explain_empty(self.space)
-        if not found.admitted:
-            raise explain_excluded(found.plans, found.excluded, self.space)
+        if not certificate.admitted:
+            raise explain_excluded(certificate.plans, certificate.excluded, self.space)
 
     def begin(self) -> None:
         """Forecasts plans near that of the job before its fields were opened, which the search has from then on."""
         for cluster in self.clusters:
             if self.start is None or cluster.runs is not None or cluster.space.loaded.cluster != self.start.cluster:
                 continue
-            for point, plan in find_near_plans(cluster, self.start, self.shared, self.known):
+            for point, plan in find_near_plans(cluster, self.start, self.shared, self.incumbents):
                 self._near[id(cluster), point] = plan
                 self.note(plan.values)
                 self._note_step(plan)
 
     def list_groups(self) -> list[tuple[SearchedCluster, LayerGroup]]:
-        """All groups of points."""
+        """Returns all groups of points."""
         return [(cluster, group) for cluster in self.clusters for group in cluster.sizes]
 
     def run(
@@ -165,38 +167,41 @@ class Search(PlanSearch):
         Raises PlanError or ModelError if every point breaks a rule: that of the first one; and as `count` does.
         """
         self.count(progress)
-        found = self.certificate
-        began = time.process_time() - found.cpu
+        certificate = self.certificate
+        began = time.process_time() - certificate.cpu
         entered = self.list_groups() if groups is None else groups
-        points = sum(cluster.sizes[group] for cluster, group in entered) + sum(found.excluded.values())
+        points = sum(cluster.sizes[group] for cluster, group in entered) + sum(certificate.excluded.values())
         numbers = {(id(cluster), group) for cluster, group in entered}
         self._near = {key: plan for key, plan in self._near.items() if (key[0], key[1][0]) in numbers}
         try:
             self._enter(entered)
-            while self._heap and self._heap[0].value < self.known.limit:
+            while self._heap and self._heap[0].value < self.incumbents.limit:
                 for values in others.receive() if others is not None else ():
                     self.note(values)
                 self._taken = self._heap[0]
                 heapq.heappop(self._heap)
                 self._take_up(self._taken, others)
                 self._taken = None
-                found.open_bound = self._heap[0].value if self._heap else found.incumbent
-                found.cpu = time.process_time() - began + self.simulator.cpu
-                progress(found)
-            if groups is None and found.invalid and found.invalid == found.admitted:
+                certificate.open_bound = self._heap[0].value if self._heap else certificate.incumbent
+                certificate.cpu = time.process_time() - began + self.simulator.cpu
+                progress(certificate)
+            if groups is None and certificate.invalid and certificate.invalid == certificate.admitted:
                 self.explain_rule()
-            if self._refused is not None and found.runs and found.runs.invalid and not found.runs.simulated:
+            runs = certificate.runs
+            if self._refused is not None and runs and runs.invalid and not runs.simulated:
                 raise self._refused
-            found.complete = True
-            found.time_bound += sum(map(self._count, self._heap)) - len(self._near)
+            certificate.complete = True
+            certificate.time_bound += sum(map(self._count, self._heap)) - len(self._near)
             self._add_near()
         except KeyboardInterrupt:
             self._add_near()
-            cut = found.invalid + found.memory_bound + found.exact + sum(found.excluded.values())
-            found.time_bound = points - cut
+            cut = (
+                certificate.invalid + certificate.memory_bound + certificate.exact + sum(certificate.excluded.values())
+            )
+            certificate.time_bound = points - cut
         self._state_open_bounds()
-        found.cpu = time.process_time() - began + self.simulator.cpu
-        return found
+        certificate.cpu = time.process_time() - began + self.simulator.cpu
+        return certificate
 
     def _add_near(self) -> None:
         """Adds the plans near the first one that the search has not come to: they were forecast, too."""
@@ -213,27 +218,28 @@ class Search(PlanSearch):
         self._taken = None
 
     def _state_open_bounds(self) -> None:
-        found, waiting = self.certificate, [*self._heap, *([self._taken] if self._taken is not None else [])]
-        found.open_bound = min((one.value for one in waiting), default=found.incumbent)
+        certificate, waiting = self.certificate, [*self._heap, *([self._taken] if self._taken is not None else [])]
+        certificate.open_bound = min((entry.value for entry in waiting), default=certificate.incumbent)
         self.open_bounds = self._bounds_of(waiting)
-        if len(found.objectives) > 1:
-            found.front_gap = self.known.gap(self.open_bounds)
-        if found.runs is not None:
-            found.runs.waiting = sum(isinstance(one.item, _Candidate) for one in waiting) + self._dominated_runs
+        if len(certificate.objectives) > 1:
+            certificate.front_gap = self.incumbents.gap(self.open_bounds)
+        if certificate.runs is not None:
+            candidates = sum(isinstance(entry.item, _Candidate) for entry in waiting)
+            certificate.runs.waiting = candidates + self._dominated_runs
 
     def explain_rule(self) -> None:
         """Raises the error of the first point, where all of them break a rule."""
         cluster, group = self.list_groups()[0]
         space = cluster.space
-        pipeline = next(one for one in space.pipelines(group) if space.choices(group, one))
+        pipeline = next(pipeline for pipeline in space.pipelines(group) if space.choices(group, pipeline))
         self.raise_rule(space.job_of(group, pipeline, space.choices(group, pipeline)[0]))
 
     def _push(self, cluster: SearchedCluster, item: _Item, seconds: float, nbytes: float) -> None:
-        value = self.known.bounds(seconds, nbytes, _use_of(cluster, item))[0]
+        value = self.incumbents.bounds(seconds, nbytes, _use_of(cluster, item))[0]
         heapq.heappush(self._heap, _Waiting(value, next(self._number), cluster, seconds, nbytes, item))
 
     def _count(self, waiting: _Waiting) -> int:
-        """Number of points of an item of the queue."""
+        """Returns the number of points of an item of the queue."""
         item = waiting.item
         if isinstance(item, LayerGroup):
             return waiting.cluster.sizes[item]
@@ -242,16 +248,17 @@ class Search(PlanSearch):
         return 1 if isinstance(item, _Point) else item.left
 
     def _bounds_of(self, waiting: Iterable[_Waiting]) -> np.ndarray:
-        """The bounds of two objectives of what waits or was left out within the gap [rows, 2]; of one none."""
+        """Returns the bounds of two objectives of what waits or was left out within the gap [rows, 2]; of one none."""
         if len(self.certificate.objectives) == 1:
             return np.zeros((0, 2))
-        found = [
-            np.stack(self.known.bounds(*self._rows(one), _use_of(one.cluster, one.item)), axis=1) for one in waiting
+        bounds = [
+            np.stack(self.incumbents.bounds(*self._rows(entry), _use_of(entry.cluster, entry.item)), axis=1)
+            for entry in waiting
         ]
-        return np.concatenate([np.zeros((0, 2)), *found, *self._left_out])
+        return np.concatenate([np.zeros((0, 2)), *bounds, *self._left_out])
 
     def _rows(self, waiting: _Waiting) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds of time and memory of what an item holds [rows] [s] [bytes]."""
+        """Returns bounds of time and memory of what an item holds [rows] [s] [bytes]."""
         item, seconds, nbytes = waiting.item, np.zeros(1), np.zeros(1)
         if isinstance(item, _Pipelines):
             seconds, nbytes = item.opened.seconds[item.at :], item.opened.nbytes[item.at :]
@@ -285,13 +292,14 @@ class Search(PlanSearch):
             self._open(cluster, item, seconds, nbytes)
 
     def _leave_dominated(self, waiting: _Waiting) -> _Waiting:
-        """What is left of an item without plans that the front dominates; its own item is None if nothing is."""
+        """Returns what is left of an item without plans that the front dominates; its own item is None if nothing
+        is."""
         item = waiting.item
-        values = self.known.bounds(*self._rows(waiting), _use_of(waiting.cluster, item))
-        dominated = self.known.dominates(values, self.known.within)
+        values = self.incumbents.bounds(*self._rows(waiting), _use_of(waiting.cluster, item))
+        dominated = self.incumbents.dominates(values, self.incumbents.within)
         if not dominated.any():
             return waiting
-        near = dominated & ~self.known.dominates(values)
+        near = dominated & ~self.incumbents.dominates(values)
         self._left_out.append(np.stack(values, axis=1)[near])
         if isinstance(item, _Pipelines | OpenGroup):
             opened, at = (item.opened, item.at) if isinstance(item, _Pipelines) else (item, 0)
@@ -347,26 +355,28 @@ class Search(PlanSearch):
             self.certificate.excluded["near_measured"] += len(steps)
         self._push_pipelines(cluster, replace(pipelines, at=at + 1), seconds, nbytes)
 
-    def _bound_families(self, cluster: SearchedCluster, one: _OnePipeline, seconds: float, nbytes: float) -> None:
+    def _bound_families(
+        self, cluster: SearchedCluster, candidates: _OnePipeline, seconds: float, nbytes: float
+    ) -> None:
         """Bounds points with one data scheme, those with equal overlap of its collectives together, before their states
         are lowered."""
-        group, pipeline, every = one
+        group, pipeline, every = candidates
         # Buckets beside the passes may take longer than one collective after them: neither bounds the other.
         for steps in group_by_overlap(every):
-            found = cluster.groups.bound_before_states(group, pipeline, steps) or (seconds, nbytes)
-            bounds = max(seconds, found[0]), max(nbytes, found[1])
+            least = cluster.groups.bound_before_states(group, pipeline, steps) or (seconds, nbytes)
+            bounds = max(seconds, least[0]), max(nbytes, least[1])
             if bounds[1] > cluster.space.capacity:
                 self.certificate.memory_bound += len(steps)
             else:
                 self._push(cluster, _Family(group, pipeline, steps), *bounds)
 
-    def _bound(self, cluster: SearchedCluster, one: _OnePipeline, seconds: float, nbytes: float) -> None:
-        group, pipeline, steps = one
-        found = cluster.bounds.bound_points(group, pipeline, steps)
-        if found is None:
+    def _bound(self, cluster: SearchedCluster, points: _OnePipeline, seconds: float, nbytes: float) -> None:
+        group, pipeline, steps = points
+        least = cluster.bounds.bound_points(group, pipeline, steps)
+        if least is None:
             self.certificate.invalid += len(steps)
             return
-        bounds = max(seconds, found[0]), max(nbytes, found[1])
+        bounds = max(seconds, least[0]), max(nbytes, least[1])
         if bounds[1] > cluster.space.capacity:
             self.certificate.memory_bound += len(steps)
         elif len(steps) == 1:
@@ -382,26 +392,26 @@ class Search(PlanSearch):
         forecast = self.forecast_plan(changes, job, seconds, nbytes, cluster.use, cluster.space)
         if forecast is None or not forecast[0].fits:
             return
-        made, report = forecast
+        plan, report = forecast
         if self._near.pop((id(cluster), (*point,)), None) is not None:  # its values are known
             return
         if cluster.runs is None:
-            self.note(made.values)
-            if others is not None and self.known.is_kept(made.values):
-                others.send(made.values)
+            self.note(plan.values)
+            if others is not None and self.incumbents.is_kept(plan.values):
+                others.send(plan.values)
             return
         known = ForecastSteps()
         for choice in cluster.runs.choices:
-            one = _Candidate(made, report, choice, cluster.use._replace(runs=cluster.runs.only(choice)), known)
-            self._push(cluster, one, made.forecast.step_time, made.forecast.peak_device)
+            candidate = _Candidate(plan, report, choice, cluster.use._replace(runs=cluster.runs.only(choice)), known)
+            self._push(cluster, candidate, plan.forecast.step_time, plan.forecast.peak_device)
 
-    def _simulate(self, cluster: SearchedCluster, one: _Candidate) -> None:
+    def _simulate(self, cluster: SearchedCluster, candidate: _Candidate) -> None:
         """Simulates the runs of a plan with a choice, and holds them against their bound."""
-        counts, plan, choice = self.certificate.runs, one.plan, one.choice
+        counts, plan, choice = self.certificate.runs, candidate.plan, candidate.choice
         assert counts is not None
         job = choice.apply(plan.job)
         try:
-            run = make_run(replace_run_keys(one.report, load_job(job, base=cluster.space.base)), one.known)
+            run = make_run(replace_run_keys(candidate.report, load_job(job, base=cluster.space.base)), candidate.known)
             runs = PlanRuns.of(RunAnswer(run, self.simulator.run(run)))
         except PlanError as error:
             counts.invalid += 1
@@ -411,24 +421,24 @@ class Search(PlanSearch):
         changes = plan.changes | choice.changes
         if (least := choice.least.seconds(plan.forecast.step_time)) > runs.mean_seconds * (1 + ROUNDING):
             raise BoundViolation.of(changes, f"{least:.6g} s over {runs.mean_seconds:.6g} s of the runs")
-        values = self.known.values(plan.forecast, cluster.use, runs)
-        made = plan._replace(changes=changes, job=job, values=values, runs=runs)
+        values = self.incumbents.values(plan.forecast, cluster.use, runs)
+        simulated = plan._replace(changes=changes, job=job, values=values, runs=runs)
         self.forecasts = [other for other in self.forecasts if other is not plan]
-        self.forecasts.append(made)
-        self._note_step(made)
+        self.forecasts.append(simulated)
+        self._note_step(simulated)
         self.note(values)
 
 
 def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:
-    """Choices with one data scheme by what of its collectives overlaps, and by its units."""
-    found: dict[tuple[Any, ...], list[StepChoice]] = {}
-    for one in steps:
-        found.setdefault((one.overlap_dp, one.updated_weights, one.options), []).append(one)
-    return [*found.values()]
+    """Returns choices with one data scheme by what of its collectives overlaps, and by its units."""
+    families: dict[tuple[Any, ...], list[StepChoice]] = {}
+    for step in steps:
+        families.setdefault((step.overlap_dp, step.updated_weights, step.options), []).append(step)
+    return [*families.values()]
 
 
 def _use_of(cluster: SearchedCluster, item: _Item | None) -> ClusterUse:
-    """What bounds of an item depend on besides its step and memory."""
+    """Returns what bounds of an item depend on besides its step and memory."""
     return item.use if isinstance(item, _Candidate) else cluster.use
 
 
@@ -444,7 +454,7 @@ class _Candidate(NamedTuple):
     """A plan that fits, with a choice of its run, which has not been simulated. known: forecasts of its steps without
     some of its replicas, for all choices."""
 
-    plan: FoundPlan
+    plan: ForecastPlan
     report: Report
     choice: RunChoice
     use: ClusterUse

@@ -75,10 +75,10 @@ class Certificate:
         return self.plans - sum(self.excluded.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """The certificate in the answer of ``search --json``."""
+        """Returns the certificate in the answer of ``search --json``."""
         finite = math.isfinite(self.step)
         # Bounds of time are searched before those of memory.
-        first = next((one for one in self.objectives if one != "memory"), "memory")
+        first = next((name for name in self.objectives if name != "memory"), "memory")
         by_time = first == "time" and math.isfinite(self.open_bound)
         return {
             "objectives": list(self.objectives),

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshcast.experiments.search.frontier.bounds import PointBounds
 from meshcast.experiments.search.frontier.group_bounds import GroupBounds
-from meshcast.experiments.search.frontier.objectives import ClusterUse, FoundPlans, simulates_runs
+from meshcast.experiments.search.frontier.objectives import ClusterUse, Incumbents, simulates_runs
 from meshcast.experiments.search.frontier.plan_runs import RunCounts
 from meshcast.experiments.search.space.run_choices import make_choices
 from meshcast.experiments.search.space.space import LayerGroup, Space
@@ -18,18 +18,18 @@ NOTHING: Mapping[str, Any] = {}
 
 
 class SearchedCluster:
-    """The points on one cluster, and their bounds. known: the objectives, by which they are searched."""
+    """The points on one cluster, and their bounds. incumbents: with the objectives by which they are searched."""
 
     def __init__(
-        self, space: Space, shared: SharedWork, known: FoundPlans, run_fields: Mapping[str, Any] = NOTHING
+        self, space: Space, shared: SharedWork, incumbents: Incumbents, run_fields: Mapping[str, Any] = NOTHING
     ) -> None:
         self.space, self.runs = space, None
-        if simulates_runs(known.names):
-            equal, priced = space.data_schemes.known.issuperset(space.values["data"]), "run-cost" in known.names
+        if simulates_runs(incumbents.names):
+            equal, priced = space.data_schemes.known.issuperset(space.values["data"]), "run-cost" in incumbents.names
             self.runs = make_choices(space.job, run_fields, space.base, equal, priced)
         self.bounds = PointBounds(space, shared)
-        self.groups = GroupBounds(space, self.bounds, known.by_memory)
-        self.use = ClusterUse.of(space.loaded, known.names)._replace(runs=self.runs)
+        self.groups = GroupBounds(space, self.bounds, incumbents.by_memory)
+        self.use = ClusterUse.of(space.loaded, incumbents.names)._replace(runs=self.runs)
         self.plans = 0
         self.sizes: dict[LayerGroup, int] = {}
         """Points of every group that has any."""
@@ -46,20 +46,20 @@ class SearchedCluster:
 
 
 def stated_values(clusters: Sequence[SearchedCluster]) -> dict[str, list[Any]]:
-    """The values of the open fields over all clusters, as a job states them."""
-    found: dict[str, list[Any]] = {}
+    """Returns the values of the open fields over all clusters, as a job states them."""
+    stated: dict[str, list[Any]] = {}
     for cluster in clusters:
         of_runs = cluster.runs.stated_values() if cluster.runs is not None else {}
         for name, values in (cluster.space.stated_values() | of_runs).items():
-            own = found.setdefault(name, [])
-            own += [one for one in values if one not in own]
-    return found
+            known = stated.setdefault(name, [])
+            known += [value for value in values if value not in known]
+    return stated
 
 
 def count_runs(clusters: Sequence[SearchedCluster]) -> RunCounts | None:
-    """What a search is to simulate; None if it is by steps."""
-    every = [one.runs for one in clusters if one.runs is not None]
+    """Returns what a search is to simulate; None if it is by steps."""
+    every = [cluster.runs for cluster in clusters if cluster.runs is not None]
     if not every:
         return None
     seed = clusters[0].space.loaded.run.seed or 0
-    return RunCounts(max(len(one.choices) for one in every), every[0].seeds, seed)
+    return RunCounts(max(len(runs.choices) for runs in every), every[0].seeds, seed)

@@ -86,23 +86,23 @@ class OpenGroup:
         return int(self.points.sum())
 
     def in_order(self) -> OpenGroup:
-        """These pipelines, the smallest bound first."""
+        """Returns these pipelines, the smallest bound first."""
         return self.select(np.argsort(self.nbytes if self.by_memory else self.seconds, kind="stable"))
 
     def select(self, which: np.ndarray) -> OpenGroup:
-        """Some of these pipelines."""
+        """Returns some of these pipelines."""
         columns = {name: getattr(self, name)[which] for name in COLUMNS}
         return replace(self, **columns)
 
     def least(self, at: int, seconds: float, nbytes: float) -> tuple[float, float]:
-        """Lower bounds of all pipelines from a place in the order on, in what they are in the order of.
+        """Returns lower bounds of all pipelines from a place in the order on, in what they are in the order of.
         seconds, nbytes: bounds that are known already [s] [bytes]."""
         if self.by_memory:
             return seconds, max(nbytes, float(self.nbytes[at]))
         return max(seconds, float(self.seconds[at])), nbytes
 
     def pipeline(self, at: int) -> Pipeline:
-        """The pipeline at a place in the order."""
+        """Returns the pipeline at a place in the order."""
         return self.table.pipelines[self.places[at]]
 
 
@@ -113,19 +113,19 @@ class GroupBounds:
         self.space, self.bounds, self.prices, self.by_memory = space, bounds, bounds.prices, by_memory
         # The copies of what a data scheme shards are another scheme, whatever their number.
         pairs: list[tuple[str, int | str | None]] = [(name, None) for name in space.values["data"]]
-        shards = [one for one in space.values["shard"] if one is not None]
-        pairs += [(name, one) for name in space.values["data"] if name in space.with_copies for one in shards]
+        shards = [shard for shard in space.values["shard"] if shard is not None]
+        pairs += [(name, shard) for name in space.values["data"] if name in space.with_copies for shard in shards]
         self._schemes = {pair: number for number, pair in enumerate(pairs)}
 
     def open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
-        """The pipelines of a group, bounded by kernels and data-parallel collectives alone; and the number of points
-        that break a rule."""
+        """Returns the pipelines of a group, bounded by kernels and data-parallel collectives alone; and the number of
+        points that break a rule."""
         opened, wrong = self._open(group)
         return replace(opened, group=group) if opened is not None else None, wrong
 
     def _what_opens(self, group: LayerGroup) -> Hashable:
-        """What the pipelines of a group follow from: groups that differ in communication and memory alone have the same
-        kernels."""
+        """Returns what the pipelines of a group follow from: groups that differ in communication and memory alone have
+        the same kernels."""
         plain = self.prices.kernel_group(group)._replace(recompute="full" if group.recompute == "full" else "none")
         return group if self.space.limits_points else (plain, "activations" in group.offload)
 
@@ -144,7 +144,7 @@ class GroupBounds:
         return opened.in_order() if len(places) else None, int(wrong.sum())
 
     def _fit(self, opened: OpenGroup) -> OpenGroup | None:
-        """The pipelines that may fit in memory, by what their devices hold at least."""
+        """Returns the pipelines that may fit in memory, by what their devices hold at least."""
         nbytes = self.bound_memory(opened)
         if nbytes is None:
             return None
@@ -152,7 +152,8 @@ class GroupBounds:
         return left.in_order() if len(left.places) else None
 
     def bound_memory(self, opened: OpenGroup) -> np.ndarray | None:
-        """What the devices of the pipelines of a group hold at least [choices] [bytes]; None if it breaks a rule."""
+        """Returns what the devices of the pipelines of a group hold at least [choices] [bytes]; None if it breaks a
+        rule."""
         group, table = opened.group, opened.table
         layout, grown = self.prices.unit_layout(group), self.prices.unit_memory(group)
         if layout is None or grown is None:
@@ -161,23 +162,24 @@ class GroupBounds:
         return (least + self.space.loaded.framework.memory.context_gib * GIB)[opened.places, opened.schemes]
 
     def least_memory(self, group: LayerGroup) -> float:
-        """A lower bound of the memory of all points of a group [bytes]: on the fullest GPU, which holds no fewer
-        parameters than the average one, states that are divided by as many ranks as can be; 0 if it breaks a rule."""
+        """Returns a lower bound of the memory of all points of a group [bytes]: on the fullest GPU, which holds no
+        fewer parameters than the average one, states that are divided by as many ranks as can be; 0 if it breaks a
+        rule."""
         layout = self.prices.unit_layout(group)
         if layout is None:
             return 0.0
         every = float(layout.elements[0] + layout.elements[layout.of_layer].sum() + layout.elements[-1])
         states = [self._whole_and_shared(group, name) for name, _ in self._schemes]
-        places = {one.place for one, _ in self.space.count_pipelines(group)}
-        found = [
+        places = {pipeline.place for pipeline, _ in self.space.count_pipelines(group)}
+        nbytes = [
             every / place.pp * (whole + shared / self._shards(group, place, value))
             for place in places
             for (_, value), (whole, shared) in zip(self._schemes, states, strict=True)
         ]
-        return min(found, default=0.0) + self.space.loaded.framework.memory.context_gib * GIB
+        return min(nbytes, default=0.0) + self.space.loaded.framework.memory.context_gib * GIB
 
     def refine(self, opened: OpenGroup) -> OpenGroup | None:
-        """The same pipelines with better bounds, or those that may fit in memory; None: there are none."""
+        """Returns the same pipelines with better bounds, or those that may fit in memory; None: there are none."""
         if opened.known is Known.KERNELS and not self.by_memory:
             times = self.prices.times_without_recompute(opened.group)
             return self._price(opened, Known.WITHOUT_RECOMPUTE, times)
@@ -194,29 +196,30 @@ class GroupBounds:
         return replace(opened, seconds=np.maximum(opened.seconds, seconds), known=known).in_order()
 
     def steps(self, opened: OpenGroup, at: int) -> list[StepChoice]:
-        """The choices of a pipeline with a data scheme."""
+        """Returns the choices of a pipeline with a data scheme."""
         choices, scheme = self.space.choices(opened.group, opened.pipeline(at)), opened.schemes[at]
         return [step for step in choices if self.scheme_of(step) == scheme]
 
     def scheme_of(self, step: StepChoice) -> int:
-        """The number of the data scheme of a choice."""
+        """Returns the number of the data scheme of a choice."""
         shard = step.shard
         return self._schemes[step.data, NODE if shard is not None and NODE in self.space.values["shard"] else shard]
 
     def _points(self, group: LayerGroup, pipelines: list[Pipeline], places: Mapping[Place, np.ndarray]) -> np.ndarray:
-        """Numbers of the points of pipelines [pipelines, data schemes]. places: as `find_places` gives them."""
-        found = np.zeros((len(pipelines), len(self._schemes)), int)
+        """Returns the numbers of the points of pipelines [pipelines, data schemes]. places: as `find_places` gives
+        them."""
+        points = np.zeros((len(pipelines), len(self._schemes)), int)
         if self.space.limits_points:
-            for row, pipeline in zip(found, pipelines, strict=True):
+            for row, pipeline in zip(points, pipelines, strict=True):
                 row += self._count(self.space.choices(group, pipeline))
         else:
             for place, at in places.items():
-                found[at] = self._count(self.space.steps(group, *place))
-        return found
+                points[at] = self._count(self.space.steps(group, *place))
+        return points
 
     @remembered
     def _count(self, choices: tuple[StepChoice, ...]) -> np.ndarray:
-        """Numbers of choices [data schemes]."""
+        """Returns the numbers of choices [data schemes]."""
         return np.bincount([self.scheme_of(step) for step in choices], minlength=len(self._schemes))
 
     @remembered_by(
@@ -235,8 +238,8 @@ class GroupBounds:
             pipelines += variants
             held = self._device_units(layout, variants, order)
             units.append(PipelineUnits(order.schedule, order.shape, held, order.in_flight))
-        shapes = [one.shape for one in units for _ in one.devices.work[0]]
-        micro_batches, devices = (np.array([getattr(one, name) for one in shapes]) for name in ("m", "p"))
+        shapes = [unit.shape for unit in units for _ in unit.devices.work[0]]
+        micro_batches, devices = (np.array([getattr(shape, name) for shape in shapes]) for name in ("m", "p"))
         return GroupPipelines(pipelines, wrong, PipelineTable(units), micro_batches, devices, find_places(pipelines))
 
     @remembered_by(
@@ -249,25 +252,26 @@ class GroupBounds:
         )
     )
     def _device_units(self, layout: UnitLayout, variants: tuple[Pipeline, ...], order: OrderBounds) -> DeviceUnits:
-        """What devices run and hold, of pipelines that differ in the layers that they recompute."""
+        """Returns what devices run and hold, of pipelines that differ in the layers that they recompute."""
         counts = np.stack([layout.count_units(order.layers, variant.recomputed) for variant in variants], axis=1)
         return DeviceUnits.of(order.place, counts, order.shape.m)
 
     def _seconds(self, group: LayerGroup, table: GroupPipelines, units: StageTimes, layout: UnitLayout) -> np.ndarray:
-        """Lower bounds of the step times of the pipelines of a group [pipelines, data schemes] [s]."""
-        found = table.units.step_seconds(units, self._collectives(group, table, layout))
+        """Returns lower bounds of the step times of the pipelines of a group [pipelines, data schemes] [s]."""
+        seconds = table.units.step_seconds(units, self._collectives(group, table, layout))
         if copies := self.prices.copy_seconds(group):
             # The layer before the loss keeps its activations on the GPU.
             layers = self.space.loaded.model.layers // table.devices - 1
-            found = np.maximum(found, (table.micro_batches * copies * layers)[:, None])
-        return found + self.space.loaded.framework.step_overhead_s
+            seconds = np.maximum(seconds, (table.micro_batches * copies * layers)[:, None])
+        return seconds + self.space.loaded.framework.step_overhead_s
 
     def _collectives(self, group: LayerGroup, table: GroupPipelines, layout: UnitLayout) -> Collectives:
-        """The data-parallel collectives of the pipelines of a group, each as fast a byte as a very large one."""
+        """Returns the data-parallel collectives of the pipelines of a group, each as fast a byte as a very large
+        one."""
         framework, groups = self.space.loaded.framework, tuple(layout.reduced)
         each_reduction, each_gather = self._turns(table)
         schemes = self.space.data_schemes
-        found = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
+        seconds = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
         sharded, known = (
             np.array([name in names for name, _ in self._schemes])[:, None]
             for names in (schemes.known - {"ddp"}, schemes.known)
@@ -277,27 +281,27 @@ class GroupBounds:
         of_unit = [(layers * layout.reduced[axes].max(), layers * layout.matrices[axes].max()) for axes in groups]
         shape = len(groups), len(layout.elements)
         elements, matrices = (
-            np.array([one[axes] for axes in groups]).reshape(shape) for one in (layout.reduced, layout.matrices)
+            np.array([sizes[axes] for axes in groups]).reshape(shape) for sizes in (layout.reduced, layout.matrices)
         )
         for place, at in table.places.items():
             for each, sizes in ((False, [(0, 0)] * len(groups)), (True, of_unit)):
                 rates = [self._rates(group, place, axes, *size) for axes, size in zip(groups, sizes, strict=True)]
                 reduce, scatter, gather = np.array(rates).reshape(-1, 3).T
-                own = ((each_reduction[at] > 0) == each)[:, :, None]
-                found[0, at] += own * known * np.where(sharded, scatter, reduce)
-                found[1, at] += own * sharded * gather
+                applies = ((each_reduction[at] > 0) == each)[:, :, None]
+                seconds[0, at] += applies * known * np.where(sharded, scatter, reduce)
+                seconds[1, at] += applies * sharded * gather
             for (name, value), number in self._schemes.items():
                 if value is not None and name in schemes.known:
-                    found[:, at, number] = self._copy_rates(group, place, value, groups, elements)[:, None]
-        found[0] *= BYTES[framework.gradients]
-        found[1] *= least_weight_bytes(self.space.loaded)
-        return Collectives(elements, matrices, found[0], found[1], each_reduction, each_gather)
+                    seconds[:, at, number] = self._copy_rates(group, place, value, groups, elements)[:, None]
+        seconds[0] *= BYTES[framework.gradients]
+        seconds[1] *= least_weight_bytes(self.space.loaded)
+        return Collectives(elements, matrices, seconds[0], seconds[1], each_reduction, each_gather)
 
     def _turns(self, table: GroupPipelines) -> tuple[np.ndarray, np.ndarray]:
-        """How often a micro-batch reduces gradients, and gathers weights [pipelines, data schemes]."""
+        """Returns how often a micro-batch reduces gradients, and gathers weights [pipelines, data schemes]."""
         overlaps, names = any(self.space.values["overlap_dp"]), [name for name, _ in self._schemes]
         turns_of = self.space.data_schemes.collectives_of_microbatch
-        alone, piped = ([turns_of(name, one, overlaps) for name in names] for one in (False, True))
+        alone, piped = ([turns_of(name, several, overlaps) for name in names] for several in (False, True))
         turns = np.where((table.devices > 1)[:, None, None], piped, alone)
         if gathered_once := self.space.data_schemes.gathered_once:
             kept = [name in gathered_once for name in names]
@@ -308,10 +312,10 @@ class GroupBounds:
     def _copy_rates(
         self, group: LayerGroup, place: Place, value: int | str, groups: AxesOfGroups, elements: np.ndarray
     ) -> np.ndarray:
-        """Least seconds a byte of the reductions and of the gathers of a scheme with copies [2, groups]. value: of the
-        field. groups, elements: as `copy_rates` takes them."""
+        """Returns the least seconds a byte of the reductions and of the gathers of a scheme with copies [2, groups].
+        value: of the field. groups, elements: as `copy_rates` takes them."""
         shard = self.space.shard_ranks(value, *self.space.data_ranks(group, place))
-        usual, plan = (self.bounds.states.plain_plan(group, place, one) if shard else None for one in (None, shard))
+        usual, plan = (self.bounds.states.plain_plan(group, place, ranks) if shard else None for ranks in (None, shard))
         if usual is None or plan is None:
             return np.zeros((2, len(groups)))
         return copy_rates(usual, plan, groups, elements, self.bounds.shared)
@@ -320,15 +324,15 @@ class GroupBounds:
     def _rates(
         self, group: LayerGroup, place: Place, axes: tuple[str, ...], reduced: int = 0, gathered: int = 0
     ) -> tuple[float, ...]:
-        """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes. reduced, gathered:
-        most parameters of a collective; 0: any number."""
+        """Returns the least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes.
+        reduced, gathered: most parameters of a collective; 0: any number."""
         plan, framework = self.bounds.states.plain_plan(group, place), self.space.loaded.framework
         reduction = int(reduced) * BYTES[framework.gradients] or LARGE
         nbytes = reduction, reduction, round(int(gathered) * least_weight_bytes(self.space.loaded)) or LARGE
         return collective_rates(plan, axes, self.bounds.shared, nbytes) if plan else (0.0, 0.0, 0.0)
 
     def _state_nbytes(self, group: LayerGroup, table: GroupPipelines) -> np.ndarray:
-        """Bytes of states of a parameter, divided by as many ranks as can be [pipelines, data schemes]."""
+        """Returns bytes of states of a parameter, divided by as many ranks as can be [pipelines, data schemes]."""
         whole, shared = np.array([self._whole_and_shared(group, name) for name, _ in self._schemes]).T
         parts = np.zeros((table.units.size, len(self._schemes)))
         for (_, value), number in self._schemes.items():
@@ -337,7 +341,8 @@ class GroupBounds:
         return whole + shared / parts
 
     def _whole_and_shared(self, group: LayerGroup, data: str) -> tuple[float, float]:
-        """Bytes of states of a parameter that a data scheme keeps on every rank, and of those that it shards."""
+        """Returns bytes of states of a parameter that a data scheme keeps on every rank, and of those that it
+        shards."""
         if data not in self.space.data_schemes.known:
             return 0.0, 0.0
         framework, cuts_weights = self.space.loaded.framework, data not in WHOLE["weights"]
@@ -360,7 +365,7 @@ class GroupBounds:
         return whole, sum(nbytes.values()) - whole
 
     def _shards(self, group: LayerGroup, place: Place, value: int | str | None) -> float:
-        """The most ranks that share one copy of a parameter of a rank. value: of the field shard."""
+        """Returns the most ranks that share one copy of a parameter of a rank. value: of the field shard."""
         dp, inside = self.space.data_ranks(group, place)
         ranks = self.space.loaded.cluster.gpus / place.pp / (group.tp if self.space.loaded.model.moe is None else 1)
         copies = dp // (self.space.shard_ranks(value, dp, inside) or dp) if value is not None else 1
@@ -371,7 +376,8 @@ class GroupBounds:
     def bound_before_states(
         self, group: LayerGroup, pipeline: Pipeline, steps: Sequence[StepChoice]
     ) -> tuple[float, float] | None:
-        """Lower bounds as `PointBounds.bound_points` has them, with states that shares of the units give, at least."""
+        """Returns lower bounds as `PointBounds.bound_points` has them, with states that shares of the units give, at
+        least."""
         step = steps[0]
         layout, stages = self.prices.unit_layout(group), self.bounds.stages(group, pipeline, step.data)
         plan = self.bounds.states.plain_plan(group, pipeline.place, step.shard)
@@ -382,7 +388,7 @@ class GroupBounds:
         return self.bounds.bound_points(group, pipeline, steps, states)
 
     def _parameter_costs(self, group: LayerGroup, place: Place, step: StepChoice, layout: UnitLayout) -> ParameterCosts:
-        """What the data scheme of a choice does with a parameter, at least."""
+        """Returns what the data scheme of a choice does with a parameter, at least."""
         whole, shared = self._whole_and_shared(group, step.data)
         nbytes = whole + shared / self._shards(group, place, step.shard)
         framework, schemes = self.space.loaded.framework, self.space.data_schemes
@@ -408,8 +414,8 @@ def least_weight_bytes(job: Job) -> float:
 
 
 def find_places(pipelines: list[Pipeline]) -> dict[Place, np.ndarray]:
-    """The numbers of pipelines with equal stages and order of the mesh."""
-    found: dict[Place, list[int]] = {}
+    """Returns the numbers of pipelines with equal stages and order of the mesh."""
+    numbers_of: dict[Place, list[int]] = {}
     for number, pipeline in enumerate(pipelines):
-        found.setdefault(pipeline.place, []).append(number)
-    return {place: np.array(numbers) for place, numbers in found.items()}
+        numbers_of.setdefault(pipeline.place, []).append(number)
+    return {place: np.array(numbers) for place, numbers in numbers_of.items()}

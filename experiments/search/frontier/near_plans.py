@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from meshcast.experiments.search.frontier.clusters import SearchedCluster
-from meshcast.experiments.search.frontier.objectives import FoundPlans
-from meshcast.experiments.search.frontier.plan_search import FoundPlan, has_memory
+from meshcast.experiments.search.frontier.objectives import Incumbents
+from meshcast.experiments.search.frontier.plan_search import ForecastPlan, has_memory
 from meshcast.experiments.search.space.fields import FIELDS
 from meshcast.experiments.search.space.membership import find_point
 from meshcast.experiments.search.space.short_form import read_short_form
@@ -42,11 +42,11 @@ class _Neighbourhood(NamedTuple):
 
 
 def find_near_plans(
-    cluster: SearchedCluster, job: Job, shared: SharedWork, known: FoundPlans
-) -> Iterator[tuple[Point, FoundPlan]]:
+    cluster: SearchedCluster, job: Job, shared: SharedWork, incumbents: Incumbents
+) -> Iterator[tuple[Point, ForecastPlan]]:
     """Yields plans of a cluster that fit, from that of a job on by steps of one field, with their points.
 
-    job: on this cluster, with a plan. known: the objectives of the search.
+    job: on this cluster, with a plan. incumbents: of the search.
     """
     space, number, seen, forecasts, fitting = cluster.space, itertools.count(), set[Point](), 0, 0
     values = _take_nearest(space, read_short_form(job, space.named).values)
@@ -66,8 +66,8 @@ def find_near_plans(
                 heapq.heappush(waiting, _Neighbourhood(not fits, forecast.step_time, next(number), values))
                 if fits:
                     fitting += 1
-                    objectives = known.values(forecast, cluster.use)
-                    yield point, FoundPlan(changes, plan, 0.0, forecast, fits, objectives)
+                    objectives = incumbents.values(forecast, cluster.use)
+                    yield point, ForecastPlan(changes, plan, 0.0, forecast, fits, objectives)
             if fitting == ENOUGH or forecasts == MAX_FORECASTS:
                 return
 
@@ -104,7 +104,7 @@ def _list_neighbours(space: Space, values: Values) -> Iterator[Values]:
 
 
 def _holds(cluster: SearchedCluster, point: Point) -> bool:
-    """Whether a cluster has a point, and the limits of the search admit it."""
+    """Returns whether a cluster has a point, and the limits of the search admit it."""
     (group, pipeline, step), space = point, cluster.space
     if group not in cluster.sizes or pipeline not in space.pipelines(group):
         return False

@@ -1,4 +1,4 @@
-"""What a search optimises, and the plans found so far that others have to beat.
+"""What a search optimises, and the incumbents: the best plans so far, which others have to beat.
 
 Every objective is a figure to minimise: the step time, the GPU time of a step (tokens per second and GPU, and cost, are
 best where it is least), the energy of a step, the memory of the fullest GPU; or the mean length or price of simulated
@@ -37,14 +37,14 @@ GPU_TIME = {"tokens", "cost"}
 
 
 def check_objectives(names: Sequence[str], place: str = "objective") -> tuple[str, ...]:
-    """The objectives by their names, one or two. Raises PlanError for others."""
+    """Returns the objectives by their names, one or two. Raises PlanError for others."""
     if not names or len(names) > 2:
         rule = "a search has one objective, or two for their Pareto front"
         raise PlanError(place, rule, "Write for example time, or time,memory", ",".join(map(str, names)))
-    for one in names:
-        if one not in OBJECTIVES:
-            remedy = nearest(str(one), OBJECTIVES) if one else "Write for example time, or time,memory"
-            raise PlanError(place, f"an objective is one of {', '.join(OBJECTIVES)}", remedy, one or ",".join(names))
+    for name in names:
+        if name not in OBJECTIVES:
+            remedy = nearest(str(name), OBJECTIVES) if name else "Write for example time, or time,memory"
+            raise PlanError(place, f"an objective is one of {', '.join(OBJECTIVES)}", remedy, name or ",".join(names))
     if len({*names}) < len(names):
         raise PlanError(place, "both objectives are the same", "Write one of them, or two different ones", names[0])
     if len(names) == 2 and {*names} <= GPU_TIME:
@@ -54,8 +54,8 @@ def check_objectives(names: Sequence[str], place: str = "objective") -> tuple[st
 
 
 def simulates_runs(names: Sequence[str]) -> bool:
-    """Whether an objective is of runs."""
-    return any(one in OF_RUNS for one in names)
+    """Returns whether an objective is of runs."""
+    return any(name in OF_RUNS for name in names)
 
 
 class ClusterUse(NamedTuple):
@@ -68,12 +68,12 @@ class ClusterUse(NamedTuple):
 
     @classmethod
     def of(cls, job: Job, names: Sequence[str]) -> ClusterUse:
-        """That of a job's cluster. names: the objectives."""
+        """Returns the use of a cluster by its job. names: the objectives."""
         return cls(job.cluster.gpus, least_energy(job) if "energy" in names else LeastEnergy())
 
 
-class FoundPlans:
-    """The objectives of the plans found so far, and which bounds cannot lead to a better plan.
+class Incumbents:
+    """The objectives of the best plans so far, and which bounds cannot lead to a better plan.
 
     names: the objectives. top: number of plans to keep of one objective. within: share by which a better plan may be
     missed.
@@ -82,7 +82,7 @@ class FoundPlans:
     def __init__(self, names: tuple[str, ...] = ("time",), top: int = 10, within: float = 0.0) -> None:
         self.names, self.top, self.within = names, top, within
         # Bounds of time are known before those of memory.
-        self.order = tuple(sorted(names, key=lambda one: one == "memory"))
+        self.order = tuple(sorted(names, key=lambda name: name == "memory"))
         self._values: list[tuple[float, ...]] = []
 
     @property
@@ -91,21 +91,21 @@ class FoundPlans:
         return self.order[0] == "memory"
 
     def bounds(self, seconds: Figure, nbytes: Figure, use: ClusterUse) -> tuple[Figure, ...]:
-        """Lower bounds of the objectives from those of time and memory, in the order in which they are searched; also
-        of arrays."""
-        found = self._figures(seconds, nbytes, use.gpus, use.energy.bound(seconds))  # type: ignore[arg-type, type-var]
+        """Returns lower bounds of the objectives from those of time and memory, in the order in which they are
+        searched; also of arrays."""
+        figures = self._figures(seconds, nbytes, use.gpus, use.energy.bound(seconds))  # type: ignore[arg-type, type-var]
         if use.runs is not None:
             of_runs = {"days": use.runs.bound_days, "run-cost": use.runs.bound_cost}
-            found |= {name: bound(seconds) for name, bound in of_runs.items() if name in self.order}
-        return tuple(found[one] for one in self.order)  # type: ignore[misc]
+            figures |= {name: bound(seconds) for name, bound in of_runs.items() if name in self.order}
+        return tuple(figures[name] for name in self.order)  # type: ignore[misc]
 
     def values(self, forecast: StepAndMemory, use: ClusterUse, runs: PlanRuns | None = None) -> tuple[float, ...]:
-        """The objectives of a plan, in the order in which they are searched. runs: those of the plan; without them
-        their objectives are infinite."""
-        found = self._figures(forecast.step_time, forecast.peak_device, use.gpus, forecast.joules)
+        """Returns the objectives of a plan, in the order in which they are searched. runs: those of the plan; without
+        them their objectives are infinite."""
+        figures = self._figures(forecast.step_time, forecast.peak_device, use.gpus, forecast.joules)
         cost = runs.cost if runs is not None else None
-        found |= {"days": runs.days if runs else math.inf, "run-cost": math.inf if cost is None else cost}
-        return tuple(found[one] for one in self.order)
+        figures |= {"days": runs.days if runs else math.inf, "run-cost": math.inf if cost is None else cost}
+        return tuple(figures[name] for name in self.order)
 
     @staticmethod
     def _figures(seconds: Figure, nbytes: Figure, gpus: int, joules: Figure) -> dict[str, Figure]:
@@ -118,14 +118,14 @@ class FoundPlans:
             del self._values[self.top :]
             return
         least, front = math.inf, []
-        for one in self._values:
-            if one[1] < least:
-                least = one[1]
-                front.append(one)
+        for point in self._values:
+            if point[1] < least:
+                least = point[1]
+                front.append(point)
         self._values = front
 
     def is_kept(self, values: tuple[float, ...]) -> bool:
-        """Whether a plan that was added is among the best ones, or on the front."""
+        """Returns whether a plan that was added is among the best ones, or on the front."""
         return values in self._values
 
     @property
@@ -138,7 +138,8 @@ class FoundPlans:
         return min(kept, self._values[0][0] * (1 + NEAR)) * (1 - self.within)
 
     def dominates(self, bounds: Sequence[np.ndarray], within: float = 0.0) -> np.ndarray:
-        """Which bounds of two objectives are dominated by a plan of the front, were that better by a share `within`."""
+        """Returns which bounds of two objectives are dominated by a plan of the front, were that better by a share
+        `within`."""
         first, second = bounds
         if not self._values:
             return np.zeros(len(first), bool)
@@ -147,8 +148,8 @@ class FoundPlans:
         return np.asarray(second >= np.array([math.inf, *points[:, 1]])[at])
 
     def gap(self, bounds: np.ndarray) -> float:
-        """The least share such that of every plan with such bounds some plan of the front is worse by no more in any
-        objective. bounds: of two objectives [plans, 2]."""
+        """Returns the least share such that of every plan with such bounds some plan of the front is worse by no more
+        in any objective. bounds: of two objectives [plans, 2]."""
         if not self._values:
             return 1.0
         if not len(bounds):

@@ -35,7 +35,7 @@ class RunCounts:
     waiting: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The key `runs` of the certificate."""
+        """Returns the key `runs` of the certificate."""
         return {**vars(self), "runs": self.simulated * self.seeds}
 
 
@@ -59,14 +59,14 @@ class PlanRuns:
 
     @classmethod
     def of(cls, answer: RunAnswer) -> PlanRuns:
-        """The figures of simulated runs."""
+        """Returns the figures of simulated runs."""
         costs = [answer.cost_of(run) for run in answer.runs]
         days, cost = answer.interval_90(lambda run: run.seconds / DAY), answer.interval_90(answer.cost_of)
         assert days is not None
         every = next((tier.every for tier in answer.plan.setting.tiers if tier.every), None)
         return cls(
             seconds=tuple(run.seconds for run in answer.runs),
-            costs=tuple(one for one in costs if one is not None),
+            costs=tuple(cost for cost in costs if cost is not None),
             interval_s=None if every is None else every * answer.plan.report.step_time,
             time_s=answer.time_s,
             columns={column.name: column.compute(answer) for column in COLUMNS},
@@ -90,7 +90,7 @@ class PlanRuns:
         return math.fsum(self.costs) / len(self.costs) if self.costs else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The key `run` of a plan in the answer of ``search --json``."""
+        """Returns the key `run` of a plan in the answer of ``search --json``."""
         return {
             "days": self.days,
             "days_interval_90": list(self.days_90),
@@ -102,11 +102,11 @@ class PlanRuns:
         }
 
 
-def differ(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the means of two plans can be told apart by so many runs: the 90 % interval of the mean difference of
-    runs with the same random numbers leaves out 0. one, other: a figure of every run, in one order."""
-    count = len(one)
-    differences = [a - b for a, b in zip(one, other, strict=True)]
+def differ(first: Sequence[float], other: Sequence[float]) -> bool:
+    """Returns whether the means of two plans can be told apart by so many runs: the 90 % interval of the mean
+    difference of runs with the same random numbers leaves out 0. first, other: a figure of every run, in one order."""
+    count = len(first)
+    differences = [a - b for a, b in zip(first, other, strict=True)]
     mean = math.fsum(differences) / count
     if count < 2 or mean == 0.0:
         return False
@@ -115,11 +115,11 @@ def differ(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def student_90(freedom: int) -> float:
-    """Two-sided 90 % quantile of Student's t distribution, within 1 % from three degrees of freedom on (Abramowitz and
-    Stegun 1964, 26.7.5); exact for one and two."""
+    """Returns the two-sided 90 % quantile of Student's t distribution, within 1 % from three degrees of freedom on
+    (Abramowitz and Stegun 1964, 26.7.5); exact for one and two."""
     if freedom < 3:
         return (math.tan(0.45 * math.pi), 2.919986)[freedom - 1]
-    z, found = Z90, Z90
-    found += (z**3 + z) / (4 * freedom)
-    found += (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    return found + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    z, quantile = Z90, Z90
+    quantile += (z**3 + z) / (4 * freedom)
+    quantile += (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return quantile + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)

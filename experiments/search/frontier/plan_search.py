@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from meshcast.experiments.search.frontier.certificate import Certificate
-from meshcast.experiments.search.frontier.objectives import ClusterUse, FoundPlans
+from meshcast.experiments.search.frontier.objectives import ClusterUse, Incumbents
 from meshcast.experiments.search.frontier.plan_runs import PlanRuns
 from meshcast.hardware.errors import ModelError, PlanError
 from meshcast.hardware.units import GIB
@@ -24,7 +24,7 @@ ROUNDING = 1e-9
 """Relative excess of a bound over a forecast that is rounding."""
 
 
-class FoundPlan(NamedTuple):
+class ForecastPlan(NamedTuple):
     """A plan that was forecast.
 
     changes: values of the open fields. job: the job as plain data. bound: lower bound of its step time [s].
@@ -67,14 +67,14 @@ class SearchedJob(Protocol):
 
 
 def has_memory(job: SearchedJob, forecast: StepAndMemory) -> bool:
-    """Whether a plan has the memory that a search asks for."""
+    """Returns whether a plan has the memory that a search asks for."""
     return forecast.room >= job.least_room and forecast.held <= job.capacity
 
 
 class PlanSearch(ABC):
     """The plans that a search has found.
 
-    jobs: of the search, one for each cluster. shared: work that forecasts share. known: the best plans so far.
+    jobs: of the search, one for each cluster. shared: work that forecasts share. incumbents: the best plans so far.
     certificate: what is proven. top: number of plans that are kept. origin: the file of the job, for errors.
     """
 
@@ -82,14 +82,14 @@ class PlanSearch(ABC):
         self,
         jobs: Sequence[SearchedJob],
         shared: SharedWork,
-        known: FoundPlans,
+        incumbents: Incumbents,
         certificate: Certificate,
         top: int,
         origin: JobOrigin,
     ) -> None:
-        self.jobs, self.shared, self.known, self.certificate = jobs, shared, known, certificate
+        self.jobs, self.shared, self.incumbents, self.certificate = jobs, shared, incumbents, certificate
         self.top, self.origin = top, origin
-        self.forecasts: list[FoundPlan] = []
+        self.forecasts: list[ForecastPlan] = []
         self._best_values: tuple[float, ...] = (math.inf,)
 
     @property
@@ -98,22 +98,23 @@ class PlanSearch(ABC):
         return self.jobs[0]
 
     @property
-    def best(self) -> list[FoundPlan]:
+    def best(self) -> list[ForecastPlan]:
         """The best plans, or the Pareto front, sorted by the first objective."""
-        found = (one for one in self.forecasts if one.fits and math.isfinite(max(one.values)))
-        fitting = sorted(found, key=lambda one: one.values)
+        fitting_plans = (plan for plan in self.forecasts if plan.fits and math.isfinite(max(plan.values)))
+        fitting = sorted(fitting_plans, key=lambda plan: plan.values)
         if len(self.certificate.objectives) == 1:
             return fitting[: self.top]
-        front = {one.values: one for one in reversed(fitting) if self.known.is_kept(one.values)}
+        front = {plan.values: plan for plan in reversed(fitting) if self.incumbents.is_kept(plan.values)}
         return [*reversed(front.values())]
 
     @abstractmethod
     def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
-        """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then."""
+        """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by
+        then."""
 
     def note(self, values: tuple[float, ...]) -> None:
         """Adds the objectives of a plan that fits."""
-        self.known.add(values)
+        self.incumbents.add(values)
         self.certificate.incumbent = min(self.certificate.incumbent, values[0])
 
     def raise_rule(self, job: dict[str, Any]) -> None:
@@ -134,39 +135,39 @@ class PlanSearch(ABC):
         nbytes: float,
         use: ClusterUse,
         space: SearchedJob,
-    ) -> tuple[FoundPlan, Report] | None:
-        """Forecasts a plan, and holds the forecast against its bounds [s] [bytes]; None if it breaks a rule. The report
-        is that of the same forecast.
+    ) -> tuple[ForecastPlan, Report] | None:
+        """Forecasts a plan, and holds the forecast against its bounds [s] [bytes]; None if it breaks a rule.
+        The report is that of the same forecast.
 
         changes: values of the open fields. job: with the plan. use: of its cluster. space: the job of the search.
         """
-        found = self.certificate
+        certificate = self.certificate
         try:
-            energy = "energy" in found.objectives
+            energy = "energy" in certificate.objectives
             report = Report(*play_job(load_job(job, base=space.base), self.shared))
             forecast = summarise_step(report, energy)
         except (PlanError, ModelError):
-            found.invalid += 1
+            certificate.invalid += 1
             return None
-        found.exact += 1
-        found.ratios.append((bound / forecast.step_time, nbytes / forecast.peak_device))
-        if max(found.ratios[-1]) > 1 + ROUNDING:
+        certificate.exact += 1
+        certificate.ratios.append((bound / forecast.step_time, nbytes / forecast.peak_device))
+        if max(certificate.ratios[-1]) > 1 + ROUNDING:
             times = f"{bound:.6g} s over {forecast.step_time:.6g} s"
             memory = f"{nbytes / GIB:.4g} GiB over {forecast.peak_device / GIB:.4g} GiB"
             raise BoundViolation.of(changes, f"{times}, or {memory}")
         if (least := use.energy.bound(bound)) > forecast.joules * (1 + ROUNDING) and energy:
             raise BoundViolation.of(changes, f"{least:.6g} J over {forecast.joules:.6g} J")
         fits = has_memory(space, forecast)
-        found.too_large += not fits
-        values = self.known.values(forecast, use)
-        self.forecasts.append(made := FoundPlan(changes, job, bound, forecast, fits, values))
+        certificate.too_large += not fits
+        values = self.incumbents.values(forecast, use)
+        self.forecasts.append(plan := ForecastPlan(changes, job, bound, forecast, fits, values))
         if fits:
-            self._note_step(made)
-        return made, report
+            self._note_step(plan)
+        return plan, report
 
-    def _note_step(self, made: FoundPlan) -> None:
-        if made.values < self._best_values:
-            self._best_values, self.certificate.step = made.values, made.forecast.step_time
+    def _note_step(self, plan: ForecastPlan) -> None:
+        if plan.values < self._best_values:
+            self._best_values, self.certificate.step = plan.values, plan.forecast.step_time
 
 
 class CountInterrupted(KeyboardInterrupt):
@@ -178,7 +179,7 @@ class BoundViolation(PlanError):
 
     @classmethod
     def of(cls, changes: dict[str, Any], figures: str) -> BoundViolation:
-        """The error for a plan. figures: the bound over the forecast, with their unit."""
+        """Returns the error for a plan. figures: the bound over the forecast, with their unit."""
         fields = ", ".join(f"{name}={value}" for name, value in changes.items())
         rule = f"a lower bound is above the forecast of its plan ({figures}): {fields}"
         return cls("search", rule, "Please report it with the job: nothing is proven")

@@ -25,7 +25,7 @@ from meshcast.experiments.runs.seeds import open_simulator
 from meshcast.experiments.search.frontier.branch_and_bound import Search
 from meshcast.experiments.search.frontier.certificate import COUNTS, Certificate
 from meshcast.experiments.search.frontier.clusters import SearchedCluster
-from meshcast.experiments.search.frontier.plan_search import CountInterrupted, FoundPlan, PlanSearch
+from meshcast.experiments.search.frontier.plan_search import CountInterrupted, ForecastPlan, PlanSearch
 from meshcast.experiments.search.space.space import LayerGroup
 from meshcast.hardware.errors import Defect, MeshcastError
 from meshcast.simulator.forecast.workers import count_cores
@@ -37,15 +37,16 @@ PLANS_OF_A_PROCESS = 20_000
 
 
 def run_search(search: PlanSearch, workers: int | None, progress: Callable[[Certificate], None]) -> Certificate:
-    """Runs a search. workers: number of processes, one a core if None; a search of heterogeneous plans takes one."""
+    """Runs a search. workers: number of processes, one a core if None; a search of heterogeneous plans takes
+    one."""
     if isinstance(search, Search):
         return run_on_workers(search, workers or count_cores(), progress)
     return search.run(progress)
 
 
 def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate], None]) -> Certificate:
-    """Runs a search on several processes, as far as it is large enough; see `Search.run`. By runs, one process searches
-    and all of them simulate."""
+    """Runs a search on several processes, as far as it is large enough; see `Search.run`. By runs, one process
+    searches and all of them simulate."""
     if search.certificate.runs is not None:  # the order of the simulated plans decides which ones are simulated
         with open_simulator(workers) as search.simulator:
             return search.run(progress)
@@ -65,25 +66,27 @@ def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate
 
 
 def share_groups(search: Search, workers: int) -> list[Groups]:
-    """The groups of every process: those of equal tensor-parallel degree on one. Most work is where bounds are
+    """Returns the groups of every process: those of equal tensor-parallel degree on one. Most work is where bounds are
     smallest, so the degrees are dealt out in the order of their kernels, back and forth."""
-    found = defaultdict[Any, Groups](list)
+    by_degree = defaultdict[Any, Groups](list)
     for cluster, group in search.list_groups():
-        found[id(cluster), group.tp].append((cluster, group))
+        by_degree[id(cluster), group.tp].append((cluster, group))
     if workers == 1:
-        return [[one for groups in found.values() for one in groups]]
+        return [[pair for groups in by_degree.values() for pair in groups]]
     shares = [Groups() for _ in range(workers)]
-    for number, groups in enumerate(sorted(found.values(), key=partial(_least_value, search))):
+    for number, groups in enumerate(sorted(by_degree.values(), key=partial(_least_value, search))):
         turn, at = divmod(number, workers)
         shares[workers - 1 - at if turn % 2 else at] += groups
-    return [one for one in shares if one]
+    return [share for share in shares if share]
 
 
 def _least_value(search: Search, groups: Groups) -> float:
-    """The smallest bound of groups that differ in their micro-batches from the first one, by their kernels."""
+    """Returns the smallest bound of groups that differ in their micro-batches from the first one, by their kernels."""
     cluster, first = groups[0]
     same = [group for other, group in groups if group == first._replace(micro=group.micro)]
-    return min(search.known.bounds(cluster.bounds.prices.bound_kernels(one), 0.0, cluster.use)[0] for one in same)
+    return min(
+        search.incumbents.bounds(cluster.bounds.prices.bound_kernels(group), 0.0, cluster.use)[0] for group in same
+    )
 
 
 @contextmanager
@@ -109,7 +112,7 @@ def _start_processes(search: Search, shares: Sequence[Groups]) -> Iterator[list[
 
 
 def _run_share(search: Search, groups: Groups, connection: Connection, pairs: Sequence[Any]) -> None:
-    """What a process does: its share of the search, with messages to the first process."""
+    """Runs the share of a process of the search, with messages to the first process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
     for ours, theirs in pairs:
         ours.close()
@@ -170,11 +173,11 @@ class _Link:
                 raise KeyboardInterrupt
             yield values
 
-    def report(self, found: Certificate) -> None:
+    def report(self, certificate: Certificate) -> None:
         """Tells the first process how far the search is."""
-        if found.cpu - self._reported >= self.EVERY:
-            self._reported = found.cpu
-            self.connection.send(("progress", replace(found, ratios=[], fields={})))
+        if certificate.cpu - self._reported >= self.EVERY:
+            self._reported = certificate.cpu
+            self.connection.send(("progress", replace(certificate, ratios=[], fields={})))
 
 
 class _Parent:
@@ -186,7 +189,7 @@ class _Parent:
         self.search, self.progress = search, progress
         self.whole = search.certificate
         self.parts: dict[Connection, Certificate | None] = dict.fromkeys(connections)
-        self.ended: dict[Connection, tuple[list[FoundPlan], np.ndarray]] = {}
+        self.ended: dict[Connection, tuple[list[ForecastPlan], np.ndarray]] = {}
 
     def run(self, interrupts: list[bool]) -> Certificate:
         """Takes messages until all processes have ended. interrupts: one is added at every Ctrl-C."""
@@ -205,58 +208,58 @@ class _Parent:
 
     def _tell(self, kind: str, content: Any, but: Connection | None = None) -> None:
         """Sends a message to all processes that run, but for one."""
-        for one in self.parts:
-            if one is not but and one not in self.ended:
+        for connection in self.parts:
+            if connection is not but and connection not in self.ended:
                 with suppress(OSError):  # it has ended a moment ago
-                    one.send((kind, content))
+                    connection.send((kind, content))
 
     def _take_messages(self) -> None:
-        waiting = [one for one in self.parts if one not in self.ended]
-        for one in wait(waiting, timeout=0.2):
-            assert isinstance(one, Connection)
+        waiting = [connection for connection in self.parts if connection not in self.ended]
+        for connection in wait(waiting, timeout=0.2):
+            assert isinstance(connection, Connection)
             try:
-                kind, content = one.recv()
+                kind, content = connection.recv()
             except EOFError:
                 raise Defect("search", "a process of the search ended early", "Try again with --workers 1") from None
             if kind == "error":
                 raise content
             if kind == "found":
-                self.search.known.add(content)
-                self._tell(kind, content, one)
+                self.search.incumbents.add(content)
+                self._tell(kind, content, connection)
             elif kind == "progress":
-                self.parts[one] = content
+                self.parts[connection] = content
             else:
-                self.parts[one], *rest = content
-                self.ended[one] = rest[0], rest[1]
+                self.parts[connection], *rest = content
+                self.ended[connection] = rest[0], rest[1]
 
     def _sum(self) -> Certificate:
-        """The certificate of all processes so far."""
-        parts, whole = [one for one in self.parts.values() if one is not None], self.whole
-        counts = {name: sum(getattr(one, name) for one in parts) for name in COUNTS}
-        excluded = {name: count + sum(one.excluded[name] for one in parts) for name, count in whole.excluded.items()}
-        best = min(parts, key=lambda one: one.incumbent, default=whole)
+        """Returns the certificate of all processes so far."""
+        parts, whole = [part for part in self.parts.values() if part is not None], self.whole
+        counts = {name: sum(getattr(part, name) for part in parts) for name in COUNTS}
+        excluded = {name: count + sum(part.excluded[name] for part in parts) for name, count in whole.excluded.items()}
+        best = min(parts, key=lambda part: part.incumbent, default=whole)
         return replace(
             whole,
             **counts,
             excluded=excluded,
-            step=min((one.step for one in parts), default=whole.step),
+            step=min((part.step for part in parts), default=whole.step),
             incumbent=best.incumbent,
             # Nothing is known of a process that has not reported yet.
-            open_bound=min(one.open_bound for one in parts) if len(parts) == len(self.parts) else 0.0,
-            ratios=[ratio for one in parts for ratio in one.ratios],
-            cpu=whole.cpu + sum(one.cpu for one in parts),
-            complete=all(one.complete for one in parts) and len(self.ended) == len(self.parts),
+            open_bound=min(part.open_bound for part in parts) if len(parts) == len(self.parts) else 0.0,
+            ratios=[ratio for part in parts for ratio in part.ratios],
+            cpu=whole.cpu + sum(part.cpu for part in parts),
+            complete=all(part.complete for part in parts) and len(self.ended) == len(self.parts),
         )
 
     def _end(self) -> Certificate:
         """Joins the plans of all processes, and what they leave open."""
-        search, found = self.search, self._sum()
+        search, certificate = self.search, self._sum()
         search.forecasts = [plan for plans, _ in self.ended.values() for plan in plans]
-        search.certificate = found
+        search.certificate = certificate
         if search.best:
-            found.step = search.best[0].forecast.step_time
-        if len(found.objectives) > 1:
-            found.front_gap = search.known.gap(np.concatenate([bounds for _, bounds in self.ended.values()]))
-        if found.complete and found.invalid and found.invalid == found.admitted:
+            certificate.step = search.best[0].forecast.step_time
+        if len(certificate.objectives) > 1:
+            certificate.front_gap = search.incumbents.gap(np.concatenate([bounds for _, bounds in self.ended.values()]))
+        if certificate.complete and certificate.invalid and certificate.invalid == certificate.admitted:
             search.explain_rule()
-        return found
+        return certificate

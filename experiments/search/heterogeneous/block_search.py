@@ -15,7 +15,7 @@ import numpy as np
 
 from meshcast.experiments.search.frontier.branch_and_bound import PlanSearch
 from meshcast.experiments.search.frontier.certificate import Certificate
-from meshcast.experiments.search.frontier.objectives import ClusterUse, FoundPlans
+from meshcast.experiments.search.frontier.objectives import ClusterUse, Incumbents
 from meshcast.experiments.search.heterogeneous.open_fields import HeterogeneousFields
 from meshcast.experiments.search.heterogeneous.plan_blocks import BlockMaker, PlanBlock
 from meshcast.experiments.search.heterogeneous.stage_units import StageUnits
@@ -66,7 +66,7 @@ class HeterogeneousSearch(PlanSearch):
             memory_risk=fields.memory_risk,
             grouped="equal micro-batches",
         )
-        super().__init__([fields], work, FoundPlans(objectives, top, within), certificate, top, origin)
+        super().__init__([fields], work, Incumbents(objectives, top, within), certificate, top, origin)
         if not self.blocks:
             rule = (
                 "no degrees make a plan: stages of tp x dp GPUs must fill every kind of nodes, their dp divide "
@@ -91,7 +91,7 @@ class HeterogeneousSearch(PlanSearch):
                 found.cpu = time.process_time() - began
                 progress(found)
             found.open_bound = least = waiting[0][0] if waiting else found.incumbent
-            while waiting and waiting[0][0] < self.known.limit:
+            while waiting and waiting[0][0] < self.incumbents.limit:
                 least = waiting[0][0]
                 self._take_next(waiting)
                 found.open_bound = least
@@ -111,7 +111,7 @@ class HeterogeneousSearch(PlanSearch):
     @property
     def _limit(self) -> float:
         """The bound from which on a plan never counts, not even for the gap that is proven."""
-        return self.known.limit / (1 - self.known.within)
+        return self.incumbents.limit / (1 - self.incumbents.within)
 
     def _enter(self, number: int, waiting: list[tuple[float, int, int]]) -> None:
         """Bounds a block, and queues those of its plans that may be among the best."""
@@ -120,7 +120,7 @@ class HeterogeneousSearch(PlanSearch):
         found.opened += 1
         found.invalid += int((~bounds.valid).sum())
         found.memory_bound += int((bounds.valid & ~bounds.fits).sum())
-        values = np.asarray(self.known.bounds(bounds.seconds, bounds.nbytes, self.use)[0])
+        values = np.asarray(self.incumbents.bounds(bounds.seconds, bounds.nbytes, self.use)[0])
         left = np.flatnonzero(bounds.valid & bounds.fits & (values < self._limit))
         left = left[np.argsort(values[left], kind="stable")]
         rows = left, bounds.seconds[left], bounds.nbytes[left]
@@ -144,7 +144,7 @@ class HeterogeneousSearch(PlanSearch):
         rows = self._left[number]
         self._forecast_row(self.blocks[number], *(column[at] for column in rows))
         if at + 1 < len(rows[0]):
-            value = self.known.bounds(float(rows[1][at + 1]), float(rows[2][at + 1]), self.use)[0]
+            value = self.incumbents.bounds(float(rows[1][at + 1]), float(rows[2][at + 1]), self.use)[0]
             heapq.heappush(waiting, (value, number, at + 1))
 
     def _forecast_row(self, block: PlanBlock, row: Any, seconds: Any, nbytes: Any) -> bool:

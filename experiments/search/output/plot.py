@@ -26,7 +26,7 @@ from meshcast.experiments.plots.sheet import (
     time_unit,
 )
 from meshcast.experiments.search.certificate.result import SearchResult
-from meshcast.experiments.search.frontier.plan_search import FoundPlan, PlanSearch
+from meshcast.experiments.search.frontier.plan_search import ForecastPlan, PlanSearch
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.words import describe_value, format_seconds
 
@@ -140,7 +140,7 @@ def _place_entries(entries: list[str]) -> tuple[list[tuple[float, int]], int]:
     return places, line + 1
 
 
-def _tensor_ranks(one: FoundPlan) -> int:
+def _tensor_ranks(one: ForecastPlan) -> int:
     return int(one.job["plan"].get("tp", 1))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshcast.experiments.search.certificate.result import RankedPlan
-from meshcast.experiments.search.frontier.plan_search import FoundPlan, PlanSearch
+from meshcast.experiments.search.frontier.plan_search import ForecastPlan, PlanSearch
 from meshcast.experiments.search.space.fields import CLUSTER
 from meshcast.experiments.sweeps.simulated_runs import forecast_run, simulates_runs
 from meshcast.experiments.sweeps.store import Row, arrow_types, column_type, row_schema, to_cell
@@ -71,8 +71,8 @@ def write_rows(search: PlanSearch, best: Sequence[RankedPlan], out: Path) -> Non
         pq.write_table(pa.table(columns, schema=schema), file, compression="zstd", write_page_checksum=True)
 
 
-def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[FoundPlan]) -> Iterator[Row]:
-    plans: list[tuple[FoundPlan, Report | None]] = [(one.found, one.report) for one in best]
+def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[ForecastPlan]) -> Iterator[Row]:
+    plans: list[tuple[ForecastPlan, Report | None]] = [(one.found, one.report) for one in best]
     for index, (found, known) in enumerate([*plans, *((one, None) for one in others)]):
         report = known or simulate(load_job(found.job, base=search.space.base), shared_work=search.shared)
         stated = report.to_dict()

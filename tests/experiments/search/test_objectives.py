@@ -16,7 +16,7 @@ import yaml
 import meshcast
 from meshcast.experiments.search.frontier import workers
 from meshcast.experiments.search.frontier.branch_and_bound import Search
-from meshcast.experiments.search.frontier.objectives import ClusterUse, FoundPlans
+from meshcast.experiments.search.frontier.objectives import ClusterUse, Incumbents
 from meshcast.experiments.search.frontier.workers import run_on_workers, share_groups
 from meshcast.experiments.search.search_job import open_search
 from meshcast.hardware.errors import PlanError
@@ -194,13 +194,13 @@ def test_shares_of_processes_hold_every_group_once() -> None:
 
 
 def test_found_plans_decide_which_bounds_are_of_interest() -> None:
-    one = FoundPlans(("tokens",), top=2, within=0.1)
+    one = Incumbents(("tokens",), top=2, within=0.1)
     assert one.limit == np.inf and one.bounds(2.0, 5.0, ClusterUse(8)) == (16.0,)
     one.add((16.0,))
     assert one.limit == pytest.approx(16 * 1.05 * 0.9)
     one.add((16.1,))
     assert one.limit == pytest.approx(16.1 * 0.9)
-    two = FoundPlans(("memory", "time"))
+    two = Incumbents(("memory", "time"))
     assert two.bounds(2.0, 5.0, ClusterUse(8)) == (2.0, 5.0) and not two.by_memory
     assert not two.dominates([np.ones(1), np.ones(1)])[0] and two.gap(np.ones((1, 2))) == 1.0
     for values in ((2.0, 5.0), (3.0, 4.0), (3.0, 6.0)):

@@ -17,7 +17,7 @@ from meshcast.experiments.runs.seeds import RunSimulator
 from meshcast.experiments.search.frontier.branch_and_bound import Search
 from meshcast.experiments.search.frontier.objectives import NEAR
 from meshcast.experiments.search.frontier.plan_runs import differ, student_90
-from meshcast.experiments.search.frontier.plan_search import FoundPlan
+from meshcast.experiments.search.frontier.plan_search import ForecastPlan
 from meshcast.experiments.search.search_job import open_search
 from meshcast.experiments.search.space.run_choices import INTERVALS, RunChoices, list_changes
 from meshcast.hardware.errors import MeshcastError, PlanError
@@ -67,7 +67,7 @@ def simulate_all() -> list[tuple[str, float, float, float]]:
     return found
 
 
-def names(plans: Sequence[FoundPlan]) -> list[str]:
+def names(plans: Sequence[ForecastPlan]) -> list[str]:
     return [str(one.changes) for one in plans]
 
 
