@@ -84,7 +84,7 @@ class ComparedPlan:
         return ForecastComparison(self.best, self.report) if self.best else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan in the answer of ``search --compare --json``; of pairs the best plan is the first."""
+        """Returns the plan in the answer of ``search --compare --json``; of pairs the best plan is the first."""
         both, again = self.forecasts, self.restated
         return {
             "plan": self.name,
@@ -96,7 +96,7 @@ class ComparedPlan:
             "peak_device_gib": [self.best.peak_device / GIB if self.best else None, self.report.peak_device / GIB],
             "fits": self.fits,
             "inside": self.inside,
-            "outside": [one.to_dict() for one in self.outside],
+            "outside": [field.to_dict() for field in self.outside],
             "differences": [{"field": field, "values": list(pair)} for field, pair in self.differences.items()],
             "breakdown_s": {key: list(pair) for key, pair in both.parts.items()} if both else {},
             "memory_gib": {key: list(pair) for key, pair in both.memory.items()} if both else {},
@@ -105,7 +105,7 @@ class ComparedPlan:
 
 
 def load_plans(search: Search, plans: Sequence[Source], base: Path | None = None) -> list[GivenPlan]:
-    """The jobs of given plans.
+    """Returns the jobs of given plans.
 
     base: folder of relative paths in mappings; default: the current one.
     Raises PlanError for a job that leaves fields open, or whose model, cluster, batch or trained parameters are others
@@ -114,13 +114,13 @@ def load_plans(search: Search, plans: Sequence[Source], base: Path | None = None
     searched = search.space.loaded
     if plans and (search.certificate.objectives != ("time",) or len(search.clusters) > 1):
         rule = "a plan is compared with the shortest step on its cluster"
-        given = ",".join(search.certificate.objectives)
+        objectives = ",".join(search.certificate.objectives)
         several = f"this is a search of {len(search.clusters)} clusters" if len(search.clusters) > 1 else ""
-        rule += f", and {several or f'the objective of this search is {given}'}"
+        rule += f", and {several or f'the objective of this search is {objectives}'}"
         raise PlanError("compare", rule, "Search one cluster, with the objective time")
     if isinstance(plans, str | Path | Mapping):
         raise PlanError("compare", "it is a list of jobs", "Write compare=[job]")
-    return [_load_plan(searched, one, number, base) for number, one in enumerate(plans, 1)]
+    return [_load_plan(searched, source, number, base) for number, source in enumerate(plans, 1)]
 
 
 def _load_plan(searched: Job, plan: Source, number: int, base: Path | None) -> GivenPlan:
@@ -131,53 +131,53 @@ def _load_plan(searched: Job, plan: Source, number: int, base: Path | None) -> G
         rule = "it leaves fields open, and a single plan is compared"
         raise PlanError(f"{name} plan", rule, "Give every field of its plan a value")
     job = load_job(plan, base=base if isinstance(plan, Mapping) else None)
-    if (found := find_other_task(searched, job)) is not None:
-        words, field, own, theirs = found
+    if (difference := find_other_task(searched, job)) is not None:
+        words, field, value, theirs = difference
         rule = f"{words} must be that of the search, and there it is {theirs}"
-        raise PlanError(f"{name} {field}", rule, "Compare plans of one task, or search this job", own)
+        raise PlanError(f"{name} {field}", rule, "Compare plans of one task, or search this job", value)
     with locate_errors(*(read.origin if not isinstance(plan, Mapping) else NO_FILE)):
         resolve_plan(job)
     return GivenPlan(name, job)
 
 
-def compare_plans(search: Search, given: Sequence[GivenPlan]) -> list[ComparedPlan]:
-    """Given plans beside the fastest one of a search that has run.
+def compare_plans(search: Search, plans: Sequence[GivenPlan]) -> list[ComparedPlan]:
+    """Returns given plans beside the fastest one of a search that has run.
 
     Raises PlanError if the space holds a plan that is faster than the search has proven: a defect of meshcast.
     """
-    if not given:
+    if not plans:
         return []
     fastest = search.best[0].job if search.best else None
     best = simulate(load_job(fastest, base=search.space.base), shared_work=search.shared) if fastest else None
-    return [_compare(search, one, best) for one in given]
+    return [_compare(search, plan, best) for plan in plans]
 
 
-def _compare(search: Search, given: GivenPlan, best: Report | None) -> ComparedPlan:
-    searched, job = search.space.loaded, given.job
+def _compare(search: Search, plan: GivenPlan, best: Report | None) -> ComparedPlan:
+    searched, job = search.space.loaded, plan.job
     form, report = read_short_form(job, search.space.named), simulate(job, shared_work=search.shared)
     fits = has_memory(search.space, summarise_step(report))
     settings = differing_settings(searched, job)
     outside = list_outside(search.space, form) + [
-        OutsideField(field, own, [theirs], f"the job of the search has {state_value(theirs)}")
-        for field, (theirs, own) in settings.items()
+        OutsideField(field, value, [theirs], f"the job of the search has {state_value(theirs)}")
+        for field, (theirs, value) in settings.items()
     ]
     shortest = min(search.certificate.open_bound, search.certificate.incumbent)
     if not outside and fits and report.step_time < shortest * (1 - ROUNDING):
         rule = f"a plan of the space takes {report.step_time:.6g} s, and none should take less than {shortest:.6g} s"
-        raise PlanError(given.name, rule, "Please report it with both jobs: nothing is proven")
+        raise PlanError(plan.name, rule, "Please report it with both jobs: nothing is proven")
     differing = {} if best is None else _differing_fields(best.job, form) | settings
     restated = None
     if form.job is not None and form.others:
         restated = simulate(load_job(form.job, base=job.folder), shared_work=search.shared)
-    return ComparedPlan(given.name, report, fits, best, shortest, differing, tuple(outside), restated)
+    return ComparedPlan(plan.name, report, fits, best, shortest, differing, tuple(outside), restated)
 
 
 def _differing_fields(best: Job, form: ShortForm) -> dict[str, tuple[Any, Any]]:
-    """Fields of the best plan and of a given one that differ, with their values in both."""
-    one, other = read_short_form(best, form.named).by_field(), form.by_field()
-    pairs = {field: (one.get(field), other.get(field)) for field in FIELDS}
+    """Returns fields of the best plan and of a given one that differ, with their values in both."""
+    best_values, other = read_short_form(best, form.named).by_field(), form.by_field()
+    pairs = {field: (best_values.get(field), other.get(field)) for field in FIELDS}
     for field in (*IMPLIED, *(each for each in FIELDS if not each.startswith("plan."))):
         if None in pairs[field]:
             del pairs[field]
-    pairs |= {field: (describe_part(best.plan, field), own) for field, (own, _) in form.others.items()}
+    pairs |= {field: (describe_part(best.plan, field), value) for field, (value, _) in form.others.items()}
     return {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}

@@ -21,67 +21,67 @@ MIN_SHARE = 0.02
 
 
 def comparison_page(compared: Sequence[ComparedPlan]) -> RenderableType:
-    """What distinguishes given plans from the best one, each below the other."""
-    return Group(*(part for one in compared for part in _describe_plan(one)))
+    """Returns what distinguishes given plans from the best one, each below the other."""
+    return Group(*(part for plan in compared for part in _describe_plan(plan)))
 
 
-def _describe_plan(one: ComparedPlan) -> Iterator[RenderableType]:
+def _describe_plan(plan: ComparedPlan) -> Iterator[RenderableType]:
     head = Table(box=None, show_header=False, pad_edge=False)
     head.add_column()
     head.add_column(overflow="fold")
-    for row in _head(one):
+    for row in _head(plan):
         head.add_row(*row)
     yield Text()
     yield head
-    if one.differences:
+    if plan.differences:
         table = _table("field that differs")
-        for field, values in one.differences.items():
+        for field, values in plan.differences.items():
             table.add_row(field, *(_shorten(value) for value in reversed(values)), "")
         yield table
-    if one.forecasts is not None and (rows := _differing_parts(one)):
+    if plan.forecasts is not None and (rows := _differing_parts(plan)):
         table = _table("part of the step")
         for part in rows:
             table.add_row(*part)
         yield table
 
 
-def _head(one: ComparedPlan) -> Iterator[tuple[str, str]]:
-    yield "compared", one.name
-    yield "step", _describe_step(one)
-    memory = f"{format_need(one.report.peak_device, one.report.capacity)} GiB"
-    yield "memory", memory + (f", the best plan {one.best.peak_device / GIB:.1f} GiB" if one.best else "")
-    if not one.fits:
+def _head(plan: ComparedPlan) -> Iterator[tuple[str, str]]:
+    yield "compared", plan.name
+    yield "step", _describe_step(plan)
+    memory = f"{format_need(plan.report.peak_device, plan.report.capacity)} GiB"
+    yield "memory", memory + (f", the best plan {plan.best.peak_device / GIB:.1f} GiB" if plan.best else "")
+    if not plan.fits:
         yield "", "it does not fit in the memory that plans of the search may take"
-    if one.inside:
+    if plan.inside:
         yield "space", "the search had this plan among its own"
-    for i, field in enumerate(one.outside):
+    for i, field in enumerate(plan.outside):
         value = state_value(field.value)
         yield "" if i else "space", f"{'not in it: ' if not i else ''}{field.field} is {value}; {field.why}"
-    if (again := one.restated) is not None:
-        factor = f", {again.step_time / one.best.step_time:.3f} times that of the best plan" if one.best else ""
+    if (again := plan.restated) is not None:
+        factor = f", {again.step_time / plan.best.step_time:.3f} times that of the best plan" if plan.best else ""
         fits = "" if again.fits else "; it does not fit"
         yield "restated", f"{format_seconds(again.step_time)}{factor}{fits}: without what no search varies"
 
 
-def _describe_step(one: ComparedPlan) -> str:
-    step = format_seconds(one.report.step_time)
-    if one.best is None or one.factor is None or one.factor_at_most is None:
+def _describe_step(plan: ComparedPlan) -> str:
+    step = format_seconds(plan.report.step_time)
+    if plan.best is None or plan.factor is None or plan.factor_at_most is None:
         return f"{step}; the search found no plan that fits"
-    words = f"{step}, {one.factor:.3f} times the {format_seconds(one.best.step_time)} of the best plan"
-    if one.factor_at_most > one.factor * (1 + 5e-4):
-        return f"{words}; at most {one.factor_at_most:.3f} times the shortest step of the space"
+    words = f"{step}, {plan.factor:.3f} times the {format_seconds(plan.best.step_time)} of the best plan"
+    if plan.factor_at_most > plan.factor * (1 + 5e-4):
+        return f"{words}; at most {plan.factor_at_most:.3f} times the shortest step of the space"
     return words
 
 
-def _differing_parts(one: ComparedPlan) -> list[tuple[str, str, str, str]]:
-    assert one.forecasts is not None
-    parts = one.forecasts.parts
-    most = sum(abs(own - best) for best, own in parts.values())
+def _differing_parts(plan: ComparedPlan) -> list[tuple[str, str, str, str]]:
+    assert plan.forecasts is not None
+    parts = plan.forecasts.parts
+    most = sum(abs(theirs - best) for best, theirs in parts.values())
     order = sorted(parts.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
     return [
-        (parts_of_step()[key].label, format_seconds(own), format_seconds(best), f"{(own - best) * 1e3:+,.0f} ms")
-        for key, (best, own) in order
-        if abs(own - best) > MIN_SHARE * most
+        (parts_of_step()[key].label, format_seconds(theirs), format_seconds(best), f"{(theirs - best) * 1e3:+,.0f} ms")
+        for key, (best, theirs) in order
+        if abs(theirs - best) > MIN_SHARE * most
     ]
 
 
@@ -94,7 +94,7 @@ def _table(title: str) -> Table:
 
 
 def _shorten(value: Any) -> str:
-    """A value in words; a dash where a plan has no such field."""
+    """Returns a value in words; a dash where a plan has no such field."""
     if value is None:
         return "-"
     return describe_list(value) if isinstance(value, list | tuple) and len(value) > 6 else state_value(value)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 class RankedPlan(NamedTuple):
     """One of the best plans.
 
-    found: as the search found it. report: its whole forecast. distance: from plans that somebody has run, if plans are
+    searched: as the search has it. report: its whole forecast. distance: from plans that somebody has run, if plans are
     ranked by the upper ends of their intervals.
     """
 
-    found: ForecastPlan
+    searched: ForecastPlan
     report: ForecastReport
     distance: Distance | None = None
 
@@ -51,26 +51,26 @@ class RankedPlan(NamedTuple):
     @property
     def runs(self) -> PlanRuns | None:
         """Its simulated runs; None in a search by steps."""
-        return self.found.runs
+        return self.searched.runs
 
     @property
     def changes(self) -> dict[str, Any]:
         """Values of the open fields, such as ``{"plan.tp": 4}``."""
-        return self.found.changes
+        return self.searched.changes
 
     @property
     def job(self) -> dict[str, Any]:
         """The job with this plan as plain data: what a job file holds."""
-        return self.found.job
+        return self.searched.job
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan in the answer of ``search --json``."""
+        """Returns the plan in the answer of ``search --json``."""
         robust = None
         if self.distance is not None:
             measured, words = self.distance.measured, str(self.distance)
             robust = {"interval_90_s": list(self.interval), "measured": measured, "distance": words}
         return {
-            "plan": self.found.changes,
+            "plan": self.searched.changes,
             "step_time_s": self.report.step_time,
             "interval_90_s": list(self.report.interval_90),
             "tokens_per_s_per_gpu": self.report.tokens_per_s_per_gpu,
@@ -104,79 +104,79 @@ class SearchResult:
     smallest: SmallestNeed | None = None
 
     def __repr__(self) -> str:
-        found = self.certificate
+        certificate = self.certificate
         if not self.best:
-            return f"<SearchResult: {found.plans:,} plans, none found that fits>"
+            return f"<SearchResult: {certificate.plans:,} plans, none found that fits>"
         changes = ", ".join(f"{key} {describe_list(value)}" for key, value in self.best[0].changes.items())
-        words = f"{found.plans:,} plans, {len(self.best):,} listed, gap {found.gap:.2%}"
+        words = f"{certificate.plans:,} plans, {len(self.best):,} listed, gap {certificate.gap:.2%}"
         best, runs = f"{self.best[0].report.step_time:.4g} s a step", self.best[0].runs
         return f"<SearchResult: {words}; best {f'{runs.days:.4g} days' if runs else best} with {changes}>"
 
     def is_apart(self, plan: RankedPlan) -> bool:
-        """Whether the simulated runs tell a plan and the best one apart, by the first objective of runs."""
-        by_days = next((one for one in self.certificate.objectives if one in OF_RUNS), "days") == "days"
-        one, other = self.best[0].runs, plan.runs
-        if one is None or other is None:
+        """Returns whether the simulated runs tell a plan and the best one apart, by the first objective of runs."""
+        by_days = next((name for name in self.certificate.objectives if name in OF_RUNS), "days") == "days"
+        first, other = self.best[0].runs, plan.runs
+        if first is None or other is None:
             return True
-        return differ(one.seconds, other.seconds) if by_days else differ(one.costs, other.costs)
+        return differ(first.seconds, other.seconds) if by_days else differ(first.costs, other.costs)
 
     def to_frame(self) -> pandas.DataFrame:
-        """A row for each of the best plans, in their order: the open fields, then the columns of a sweep, of simulated
-        runs, too."""
+        """Returns a row for each of the best plans, in their order: the open fields, then the columns of a sweep, of
+        simulated runs, too."""
         import pandas
 
-        tables = [one.report.to_frame() for one in self.best]
+        tables = [plan.report.to_frame() for plan in self.best]
         tables = [
-            table.assign(**one.runs.columns) if one.runs else table
-            for one, table in zip(self.best, tables, strict=True)
+            table.assign(**plan.runs.columns) if plan.runs else table
+            for plan, table in zip(self.best, tables, strict=True)
         ]
-        fields = pandas.DataFrame([one.changes for one in self.best])
+        fields = pandas.DataFrame([plan.changes for plan in self.best])
         return pandas.concat([fields, pandas.concat(tables, ignore_index=True)], axis=1) if tables else fields
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer of ``search --json``."""
+        """Returns the answer of ``search --json``."""
         envelope = published_envelope(self.best[0].report.job) if self.best else None
         beyond = beyond_envelope(self.best[0].report) if self.best else None
-        best = [one.to_dict() for one in self.best]
-        for i, (one, answer) in enumerate(zip(self.best, best, strict=True)):
-            if one.runs is not None:
-                answer["run"]["told_apart"] = i > 0 and self.is_apart(one)
+        best = [plan.to_dict() for plan in self.best]
+        for i, (plan, answer) in enumerate(zip(self.best, best, strict=True)):
+            if plan.runs is not None:
+                answer["run"]["told_apart"] = i > 0 and self.is_apart(plan)
         return {
             "best": best,
             "front": best if len(self.certificate.objectives) > 1 else None,
             "certificate": self.certificate.to_dict(),
             "published_envelope": describe_envelope(envelope) if envelope else None,
             "beyond_envelope": str(beyond) if beyond else None,
-            **({"compared": [one.to_dict() for one in self.compared]} if self.compared else {}),
+            **({"compared": [plan.to_dict() for plan in self.compared]} if self.compared else {}),
         }
 
 
 def rank(search: PlanSearch, robust: bool = False) -> list[RankedPlan]:
-    """The best plans of a search with their whole forecasts, the best first; of two objectives their Pareto front, in
-    the order of the first one.
+    """Returns the best plans of a search with their whole forecasts, the best first; of two objectives their Pareto
+    front, in the order of the first one.
 
     robust: of all plans that were forecast and fit, those that are best at the upper ends of their 90 % intervals,
     widened by the distance from plans that somebody has run.
     """
     if not robust:
-        found = [RankedPlan(one, _forecast_whole(search, one)) for one in search.best]
+        ranked = [RankedPlan(plan, _forecast_whole(search, plan)) for plan in search.best]
         by_memory = search.certificate.objectives[0] == "memory"  # fronts are searched in the order of the time
-        return found[::-1] if by_memory and len(search.certificate.objectives) > 1 else found
-    found = []
-    for one in sorted((one for one in search.forecasts if one.fits), key=lambda one: one.values):
-        if len(found) == search.top and one.values[0] > _upper_end(found[-1]):
+        return ranked[::-1] if by_memory and len(search.certificate.objectives) > 1 else ranked
+    ranked = []
+    for plan in sorted((plan for plan in search.forecasts if plan.fits), key=lambda plan: plan.values):
+        if len(ranked) == search.top and plan.values[0] > _upper_end(ranked[-1]):
             break  # an interval ends above its step
-        report = _forecast_whole(search, one)
-        found.append(RankedPlan(one, report, distance_from_measured(report.play.plan)))
-        found.sort(key=_upper_end)
-        del found[search.top :]
-    return found
+        report = _forecast_whole(search, plan)
+        ranked.append(RankedPlan(plan, report, distance_from_measured(report.play.plan)))
+        ranked.sort(key=_upper_end)
+        del ranked[search.top :]
+    return ranked
 
 
 def _upper_end(plan: RankedPlan) -> float:
-    """The objective, of time or GPU time, at the upper end of the interval of a plan."""
-    return plan.interval[1] * plan.found.values[0] / plan.found.forecast.step_time
+    """Returns the objective, of time or GPU time, at the upper end of the interval of a plan."""
+    return plan.interval[1] * plan.searched.values[0] / plan.searched.forecast.step_time
 
 
-def _forecast_whole(search: PlanSearch, one: ForecastPlan) -> ForecastReport:
-    return simulate(load_job(one.job, base=search.space.base), shared_work=search.shared)
+def _forecast_whole(search: PlanSearch, plan: ForecastPlan) -> ForecastReport:
+    return simulate(load_job(plan.job, base=search.space.base), shared_work=search.shared)

@@ -26,32 +26,34 @@ NO_TRAITS = ("title", "source", "weights", "quantised", "gradients", "main_weigh
 """Fields of a framework that are descriptions, or that the precision of the job states."""
 
 
-def find_other_task(searched: Job, given: Job) -> tuple[str, str, Any, Any] | None:
-    """The first part of the task that differs: the part in words, the field, its value in the given job and in that of
-    the search; None if both jobs are of one task."""
+def find_other_task(searched: Job, compared: Job) -> tuple[str, str, Any, Any] | None:
+    """Returns the first part of the task that differs: the part in words, the field, its value in the given job and in
+    that of the search; None if both jobs are of one task."""
     for part, words in TASK.items():
-        one, other = getattr(searched, part), getattr(given, part)
+        wanted, other = getattr(searched, part), getattr(compared, part)
         if part == "cluster":
-            names = [f"{each.gpus:,} x {each.gpu.name}" for each in (other, one)]
+            names = [f"{each.gpus:,} x {each.gpu.name}" for each in (other, wanted)]
             if names[0] != names[1]:
                 return words, part, names[0], names[1]
-        for key in type(one).model_fields:
-            own, theirs = getattr(other, key), getattr(one, key)
-            if key not in NOT_OF_TASK and own != theirs:
-                return words, f"{part}.{JOB_KEYS.get(key, key)}", _to_scalar(own), _to_scalar(theirs)
+        for key in type(wanted).model_fields:
+            value, theirs = getattr(other, key), getattr(wanted, key)
+            if key not in NOT_OF_TASK and value != theirs:
+                return words, f"{part}.{JOB_KEYS.get(key, key)}", _to_scalar(value), _to_scalar(theirs)
     return None
 
 
-def differing_settings(searched: Job, given: Job) -> dict[str, tuple[Any, Any]]:
-    """Fields of framework and precision that differ, in the job of the search and in the given one. Of another
+def differing_settings(searched: Job, compared: Job) -> dict[str, tuple[Any, Any]]:
+    """Returns fields of framework and precision that differ, in the job of the search and in the given one. Of another
     framework it is its name alone; fields that a search varies are of the plan."""
-    one, other = searched.framework, given.framework
-    if one.name != other.name:
-        pairs: dict[str, tuple[Any, Any]] = {"framework.name": (one.name, other.name)}
+    framework, other = searched.framework, compared.framework
+    if framework.name != other.name:
+        pairs: dict[str, tuple[Any, Any]] = {"framework.name": (framework.name, other.name)}
     else:
-        stated = [dict(_leaves(each.model_dump(exclude=set(NO_TRAITS)), "framework.set")) for each in (one, other)]
+        stated = [
+            dict(_leaves(each.model_dump(exclude=set(NO_TRAITS)), "framework.set")) for each in (framework, other)
+        ]
         pairs = {field: (stated[0].get(field), stated[1].get(field)) for field in {**stated[0], **stated[1]}}
-    precisions = [each.precision.model_dump() for each in (searched, given)]
+    precisions = [each.precision.model_dump() for each in (searched, compared)]
     pairs |= {f"precision.{key}": (value, precisions[1][key]) for key, value in precisions[0].items()}
     return {field: pair for field, pair in pairs.items() if field not in FIELDS and pair[0] != pair[1]}
 
@@ -65,5 +67,5 @@ def _leaves(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _to_scalar(value: Any) -> Any:
-    """A value that a message can show."""
+    """Returns a value that a message can show."""
     return value if isinstance(value, int | float | str) else "none" if value is None else "another one"

@@ -40,8 +40,8 @@ class SmallestNeed(NamedTuple):
 
 
 def find_smallest(search: PlanSearch) -> SmallestNeed | None:
-    """The smallest forecast of a search, else the forecast of the plan with the smallest bound; None if neither is
-    known."""
+    """Returns the smallest forecast of a search, else the forecast of the plan with the smallest bound; None if neither
+    is known."""
     job = search.jobs[0]
     closed = tuple(field for field in SAVES_MEMORY if field not in job.open)
     if search.forecasts:

@@ -109,8 +109,7 @@ class PlanSearch(ABC):
 
     @abstractmethod
     def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
-        """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by
-        then."""
+        """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then."""
 
     def note(self, values: tuple[float, ...]) -> None:
         """Adds the objectives of a plan that fits."""

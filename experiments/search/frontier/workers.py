@@ -37,8 +37,7 @@ PLANS_OF_A_PROCESS = 20_000
 
 
 def run_search(search: PlanSearch, workers: int | None, progress: Callable[[Certificate], None]) -> Certificate:
-    """Runs a search. workers: number of processes, one a core if None; a search of heterogeneous plans takes
-    one."""
+    """Runs a search. workers: number of processes, one a core if None; a search of heterogeneous plans takes one."""
     if isinstance(search, Search):
         return run_on_workers(search, workers or count_cores(), progress)
     return search.run(progress)

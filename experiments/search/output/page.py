@@ -63,7 +63,7 @@ def _plans(result: SearchResult) -> list[RenderableType]:
     values = _values_of_plans(result)
     varying, below = _divide_fields(values)
     equal = [name for name in values if name not in varying + below]
-    common = describe_changes({name: plans[0].found.changes.get(name) for name in equal})
+    common = describe_changes({name: plans[0].searched.changes.get(name) for name in equal})
     columns = _figure_columns(result)
     padding = 1 if len(varying) > (1 if by_runs else 4) else 2
     wide = columns | {name.split(".")[-1]: values[name] for name in varying}
@@ -91,7 +91,7 @@ def _divide_fields(values: Mapping[str, Sequence[str]]) -> tuple[list[str], list
 
 
 def _values_of_plans(result: SearchResult) -> dict[str, list[str]]:
-    changes = [plan.found.changes for plan in result.best]
+    changes = [plan.searched.changes for plan in result.best]
     names = dict.fromkeys(name for fields in changes for name in fields)
     stated = [name for name in names if any(fields.get(name) is not None for fields in changes)]
     return {name: [describe_field(fields.get(name)) for fields in changes] for name in stated}
@@ -122,7 +122,7 @@ def _figure_columns(result: SearchResult) -> dict[str, list[str]]:
         interval = "90% interval" if plans[0].distance is None else "widened interval"
         cells |= zip((interval, "MFU", "GiB"), map(list, zip(*map(_describe_step, plans), strict=True)), strict=True)
     else:
-        fields = {name for one in plans for name, value in one.found.changes.items() if value is not None}
+        fields = {name for one in plans for name, value in one.searched.changes.items() if value is not None}
         open_interval = not {"run.checkpoints.every_s", "run.checkpoints.every_steps"}.isdisjoint(fields)
         priced = any(one.runs is not None and one.runs.cost is not None for one in plans)
         left_out = {*(["saved"] if open_interval else []), *([] if priced else ["cost"])}
@@ -139,8 +139,8 @@ OF_STAGES = {"plan.stages", "plan.replicas"}
 
 def _describe_below(plan: RankedPlan, names: Sequence[str]) -> str:
     """The fields of a plan that the table has no columns for, those without a value left out."""
-    changes = {name.removeprefix("plan."): plan.found.changes.get(name) for name in names if name not in OF_STAGES}
-    stated = [(name, plan.found.changes[name]) for name in OF_STAGES if plan.found.changes.get(name) is not None]
+    changes = {name.removeprefix("plan."): plan.searched.changes.get(name) for name in names if name not in OF_STAGES}
+    stated = [(name, plan.searched.changes[name]) for name in OF_STAGES if plan.searched.changes.get(name) is not None]
     words = [f"{'replicas ' if name == 'plan.replicas' else ''}{describe_list(value)}" for name, value in stated]
     return "; ".join([*words, *([fields] if (fields := describe_changes(changes)) else [])])
 
@@ -158,7 +158,7 @@ def _why_worse(best: RankedPlan, other: RankedPlan, of_gpus: bool) -> str:
     scale, base = ((one.report.job.cluster.gpus if of_gpus else 1) for one in (other, best))
     more = {key: scale * other.report.parts[key] - base * best.report.parts[key] for key in best.report.parts}
     key = max(more, key=lambda one: more[one])
-    worse = other.found.values[0] / best.found.values[0] - 1
+    worse = other.searched.values[0] / best.searched.values[0] - 1
     amount = f"{more[key]:+,.0f} GPU-s" if of_gpus else f"{more[key] * 1e3:+,.0f} ms"
     return f"{worse:+.1%}: {parts_of_step()[key].label} {amount}"
 
@@ -176,7 +176,7 @@ def _more_energy(best: RankedPlan, other: RankedPlan, _: bool) -> str:
 
 
 def _longer_run(best: RankedPlan, other: RankedPlan, _: bool) -> str:
-    return f"{other.found.values[0] / best.found.values[0] - 1:+.2%}" if best.found.values[0] else ""
+    return f"{other.searched.values[0] / best.searched.values[0] - 1:+.2%}" if best.searched.values[0] else ""
 
 
 def _of_runs(describe: Callable[[PlanRuns], str]) -> Callable[[RankedPlan], str]:

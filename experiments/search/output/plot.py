@@ -64,8 +64,8 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
     _draw_key(sheet, heading.bottom, entries, places, len(degrees))
     _draw_limits(axes, search)
     if {*found.objectives} == {"time", "memory"}:
-        seconds = [one.found.forecast.step_time * scale for one in result.best]
-        memory = [one.found.forecast.peak_device / GIB for one in result.best]
+        seconds = [one.searched.forecast.step_time * scale for one in result.best]
+        memory = [one.searched.forecast.peak_device / GIB for one in result.best]
         axes.step(seconds, memory, where="post", color=style.INK, linewidth=0.8, zorder=2)
     if result.best and (not fronted or "time" in found.objectives):
         _mark_best(axes, result, scale)
@@ -96,7 +96,7 @@ def _describe(search: PlanSearch, result: SearchResult) -> Heading:
 def _draw_plans(axes: Axes, result: SearchResult, degrees: list[int], scale: float) -> None:
     """Draws a mark for every plan, filled on the front. scale: of seconds."""
     fronted = len(result.certificate.objectives) > 1
-    front = {id(one.found) for one in result.best} if fronted else {id(one) for one in result.forecasts}
+    front = {id(one.searched) for one in result.best} if fronted else {id(one) for one in result.forecasts}
     for i, tp in enumerate(degrees):
         hue = HUES[i % len(HUES)]
         for inside in (False, True):
@@ -170,9 +170,9 @@ def _draw_limits(axes: Any, search: PlanSearch) -> None:
 
 def _mark_best(axes: Any, result: SearchResult, scale: float) -> None:
     if len(result.certificate.objectives) == 1:
-        best, words = result.best[0].found.forecast, "best"
+        best, words = result.best[0].searched.forecast, "best"
     else:
-        best, words = min((one.found.forecast for one in result.best), key=lambda one: one.step_time), "fastest"
+        best, words = min((one.searched.forecast for one in result.best), key=lambda one: one.step_time), "fastest"
     place = best.step_time * scale, best.peak_device / GIB
     axes.scatter(*place, s=70, facecolors="none", edgecolors=style.INK, linewidths=1.0, zorder=4)
     axes.annotate(

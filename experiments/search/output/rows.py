@@ -58,7 +58,7 @@ def write_rows(search: PlanSearch, best: Sequence[RankedPlan], out: Path) -> Non
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    ranked = [one.found for one in best]
+    ranked = [one.searched for one in best]
     others = [one for one in search.forecasts if not any(one is found for found in ranked)]
     others.sort(key=lambda one: (one.values if one.runs else (math.inf,), one.forecast.step_time))
     rows = [*_rows_of(search, best, others)]
@@ -72,7 +72,7 @@ def write_rows(search: PlanSearch, best: Sequence[RankedPlan], out: Path) -> Non
 
 
 def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[ForecastPlan]) -> Iterator[Row]:
-    plans: list[tuple[ForecastPlan, Report | None]] = [(one.found, one.report) for one in best]
+    plans: list[tuple[ForecastPlan, Report | None]] = [(one.searched, one.report) for one in best]
     for index, (found, known) in enumerate([*plans, *((one, None) for one in others)]):
         report = known or simulate(load_job(found.job, base=search.space.base), shared_work=search.shared)
         stated = report.to_dict()
