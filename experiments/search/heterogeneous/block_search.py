@@ -56,9 +56,9 @@ class HeterogeneousSearch(PlanSearch):
         self.use = ClusterUse.of(fields.loaded, objectives)
         work = shared or SharedWork()
         self.maker = BlockMaker(fields, StageUnits(fields, work), runs or max(2, kinds))
-        self.blocks: list[PlanBlock] = [one for one in self.maker.blocks() if one.size]
+        self.blocks: list[PlanBlock] = [block for block in self.maker.blocks() if block.size]
         certificate = Certificate(
-            plans=sum(one.size for one in self.blocks),
+            plans=sum(block.size for block in self.blocks),
             fields=fields.stated_values(),
             groups=len(self.blocks),
             objectives=objectives,
@@ -80,33 +80,33 @@ class HeterogeneousSearch(PlanSearch):
 
         Raises PlanError or ModelError if every plan breaks a rule: that of the first one.
         """
-        began, found = time.process_time(), self.certificate
-        found.open_bound = 0.0
+        began, certificate = time.process_time(), self.certificate
+        certificate.open_bound = 0.0
         waiting: list[tuple[float, int, int]] = []
         least = 0.0
         """Of what was taken up."""
         try:
             for number in range(len(self.blocks)):
                 self._enter(number, waiting)
-                found.cpu = time.process_time() - began
-                progress(found)
-            found.open_bound = least = waiting[0][0] if waiting else found.incumbent
+                certificate.cpu = time.process_time() - began
+                progress(certificate)
+            certificate.open_bound = least = waiting[0][0] if waiting else certificate.incumbent
             while waiting and waiting[0][0] < self.incumbents.limit:
                 least = waiting[0][0]
                 self._take_next(waiting)
-                found.open_bound = least
-                found.cpu = time.process_time() - began
-                progress(found)
-            if found.invalid == found.plans:
+                certificate.open_bound = least
+                certificate.cpu = time.process_time() - began
+                progress(certificate)
+            if certificate.invalid == certificate.plans:
                 self.raise_rule(self.blocks[0].job(0))
-            found.complete = True
-            least = waiting[0][0] if waiting else found.incumbent
+            certificate.complete = True
+            least = waiting[0][0] if waiting else certificate.incumbent
         except KeyboardInterrupt:
             pass
-        found.open_bound = min(least, found.incumbent) if not found.complete else least
-        found.time_bound = found.plans - found.invalid - found.memory_bound - found.exact
-        found.cpu = time.process_time() - began
-        return found
+        certificate.open_bound = min(least, certificate.incumbent) if not certificate.complete else least
+        certificate.time_bound = certificate.plans - certificate.invalid - certificate.memory_bound - certificate.exact
+        certificate.cpu = time.process_time() - began
+        return certificate
 
     @property
     def _limit(self) -> float:
@@ -115,22 +115,22 @@ class HeterogeneousSearch(PlanSearch):
 
     def _enter(self, number: int, waiting: list[tuple[float, int, int]]) -> None:
         """Bounds a block, and queues those of its plans that may be among the best."""
-        block, found = self.blocks[number], self.certificate
+        block, certificate = self.blocks[number], self.certificate
         bounds = block.bound()
-        found.opened += 1
-        found.invalid += int((~bounds.valid).sum())
-        found.memory_bound += int((bounds.valid & ~bounds.fits).sum())
+        certificate.opened += 1
+        certificate.invalid += int((~bounds.valid).sum())
+        certificate.memory_bound += int((bounds.valid & ~bounds.fits).sum())
         values = np.asarray(self.incumbents.bounds(bounds.seconds, bounds.nbytes, self.use)[0])
         left = np.flatnonzero(bounds.valid & bounds.fits & (values < self._limit))
         left = left[np.argsort(values[left], kind="stable")]
         rows = left, bounds.seconds[left], bounds.nbytes[left]
         at, tried = 0, 0
-        while at < len(left) and tried < TRIED and values[left[at]] < found.incumbent:
+        while at < len(left) and tried < TRIED and values[left[at]] < certificate.incumbent:
             # A good plan that is known early keeps the queue short.
-            made = self._forecast_row(block, *(column[at] for column in rows))
+            fits = self._forecast_row(block, *(column[at] for column in rows))
             tried += 1
             at += 1
-            if made:
+            if fits:
                 break
         keep = values[left] < self._limit
         keep[:at] = False
@@ -148,11 +148,11 @@ class HeterogeneousSearch(PlanSearch):
             heapq.heappush(waiting, (value, number, at + 1))
 
     def _forecast_row(self, block: PlanBlock, row: Any, seconds: Any, nbytes: Any) -> bool:
-        """Forecasts a plan of a block; whether it fits."""
-        made = self.forecast_plan(
+        """Forecasts a plan of a block; returns whether it fits."""
+        outcome = self.forecast_plan(
             block.changes(int(row)), block.job(int(row)), float(seconds), float(nbytes), self.use, self.fields
         )
-        if made is None or not made[0].fits:
+        if outcome is None or not outcome[0].fits:
             return False
-        self.note(made[0].values)
+        self.note(outcome[0].values)
         return True

@@ -101,9 +101,9 @@ class HeterogeneousFields:
     ) -> None:
         self.base, self.memory_margin, self.memory_risk = base, memory_margin, memory_risk
         self.job: dict[str, Any] = copy.deepcopy(dict(job))
-        given = self._take_plan()
+        opened = self._take_plan()
         batch = dict(self.job.get("batch", {}))
-        given["micro"] = batch.pop("micro", None)
+        opened["micro"] = batch.pop("micro", None)
         self.job["batch"] = batch
         stated = {**self.job, "batch": {**batch, "micro": 1}}
         self.loaded = load_job(stated, base=base)
@@ -112,7 +112,7 @@ class HeterogeneousFields:
             self.loaded = load_job({**stated, "framework": self.job["framework"]}, base=base)
         _check_heterogeneous_job(self.loaded, batch)
         self.kinds = list_kinds(self.loaded.cluster)
-        self.values = self._read_values(given)
+        self.values = self._read_values(opened)
         if memory_margin and len({kind.memory for kind in self.kinds}) > 1:
             rule = "a margin is a share of the memory of a GPU, and the kinds of nodes have different memory"
             raise PlanError("memory_margin", rule, "Leave it out", memory_margin)
@@ -141,9 +141,9 @@ class HeterogeneousFields:
         return least_room(self.loaded.framework, self.memory_risk)
 
     def stated_values(self) -> dict[str, list[Any]]:
-        """The values of the fields, as the certificate lists them."""
+        """Returns the values of the fields, as the certificate lists them."""
         v = self.values
-        found: dict[str, Sequence[Any]] = {
+        stated: dict[str, Sequence[Any]] = {
             "plan.tp": v.tp,
             "plan.dp": v.dp or [AUTO],
             "plan.pp": v.pp or [AUTO],
@@ -153,7 +153,7 @@ class HeterogeneousFields:
             "plan.schedule": v.schedule,
             "batch.micro": v.micro,
         }
-        return {name: list(values) for name, values in found.items()}
+        return {name: list(values) for name, values in stated.items()}
 
     def _take_plan(self) -> dict[str, Any]:
         """Takes the open fields from the plan of the job, and returns what it gives for each of them."""
@@ -170,7 +170,7 @@ class HeterogeneousFields:
         self.job["plan"] = {key: value for key, value in plan.items() if key not in (*fields, *CLOSED, AUTO)}
         return {name: plan.get(name, opened.get(name)) for name in fields}
 
-    def _read_values(self, given: Mapping[str, Any]) -> FieldValues:
+    def _read_values(self, opened: Mapping[str, Any]) -> FieldValues:
         model, gpus = self.loaded.model, self.loaded.cluster.gpus
         total = self.loaded.batch.total
         assert total is not None
@@ -178,70 +178,70 @@ class HeterogeneousFields:
         experts = math.gcd(*model.moe.expert_counts) if model.moe else 1
         most = max(MAX_MICRO, gpus)
         tensor = [n for n in range(1, domain + 1) if domain % n == 0 and model.heads % n == 0]
-        schedules = [*map(schedule_name, _list_values("plan.schedule", given["schedule"], SCHEDULES, ("1f1b",)))]
-        if wrong := [one for one in schedules if one not in SCHEDULES]:
+        schedules = [*map(schedule_name, _list_values("plan.schedule", opened["schedule"], SCHEDULES, ("1f1b",)))]
+        if wrong := [name for name in schedules if name not in SCHEDULES]:
             rule = f"with --heterogeneous a schedule is one of {', '.join(SCHEDULES)}"
             raise PlanError("plan.schedule", rule, "Write one of them, or leave it out", wrong[0])
-        zero = _numbers("plan.zero", given["zero"], STATES, (1,), least=0)
-        if wrong := [one for one in zero if one not in STATES]:
+        zero = _numbers("plan.zero", opened["zero"], STATES, (1,), least=0)
+        if wrong := [stage for stage in zero if stage not in STATES]:
             rule = "with --heterogeneous states are not sharded, or as in ZeRO-1: zero is 0 or 1"
             raise PlanError("plan.zero", rule, "Write one of them, or leave it out", wrong[0])
         words = PLAN_KEYS["recompute"].auto
-        recompute = _list_values("plan.recompute", given["recompute"], words, ("none",))
-        if wrong := [one for one in recompute if one not in words]:
+        recompute = _list_values("plan.recompute", opened["recompute"], words, ("none",))
+        if wrong := [word for word in recompute if word not in words]:
             raise PlanError("plan.recompute", f"it is one of {', '.join(words)}", "Write one of them", wrong[0])
         ranks = [n for n in range(1, gpus + 1) if experts % n == 0]
         micro = [n for n in range(1, min(most, total) + 1) if total % n == 0]
-        tensor = _numbers("plan.tp", given["tp"], tensor, tensor)
+        tensor = _numbers("plan.tp", opened["tp"], tensor, tensor)
         return FieldValues(
-            tuple(one for one in tensor if model.heads % one == 0 and any(k.domain % one == 0 for k in self.kinds)),
-            _numbers("plan.dp", given["dp"], None, None),
-            _numbers("plan.pp", given["pp"], None, None),
-            _numbers("plan.ep", given["ep"], ranks, (1,)) or (1,),
+            tuple(tp for tp in tensor if model.heads % tp == 0 and any(k.domain % tp == 0 for k in self.kinds)),
+            _numbers("plan.dp", opened["dp"], None, None),
+            _numbers("plan.pp", opened["pp"], None, None),
+            _numbers("plan.ep", opened["ep"], ranks, (1,)) or (1,),
             tuple(recompute),
             zero or (),
             tuple(schedules),
-            tuple(one for one in _numbers("batch.micro", given["micro"], micro, micro) or () if total % one == 0),
+            tuple(size for size in _numbers("batch.micro", opened["micro"], micro, micro) or () if total % size == 0),
         )
 
 
 def list_kinds(cluster: Cluster) -> list[NodeKind]:
-    """The kinds of nodes of a cluster, neighbouring nodes of one kind together, in the order of ranks."""
+    """Returns the kinds of nodes of a cluster, neighbouring nodes of one kind together, in the order of ranks."""
     if not cluster.groups:
         return [_kind(cluster.node.name, cluster, cluster.gpus)]
-    found: list[NodeKind] = []
+    kinds: list[NodeKind] = []
     for group in cluster.groups:
         name, gpus = group.node.name, group.nodes * int(group.node.gpus)
-        if found and found[-1].name == name:
-            gpus += found.pop().gpus
-        found.append(_kind(name, cluster.kinds[name], gpus))
-    return found
+        if kinds and kinds[-1].name == name:
+            gpus += kinds.pop().gpus
+        kinds.append(_kind(name, cluster.kinds[name], gpus))
+    return kinds
 
 
 def _kind(name: str, cluster: Cluster, gpus: int) -> NodeKind:
     return NodeKind(name, cluster, gpus, cluster.scale_up_domain, cluster.gpu.program_memory)
 
 
-def _list_values(field: str, given: Any, every: Sequence[Any], usual: Sequence[Any]) -> list[Any]:
-    if given is None:
+def _list_values(field: str, stated: Any, every: Sequence[Any], usual: Sequence[Any]) -> list[Any]:
+    if stated is None:
         return [*usual]
-    if given == AUTO:
+    if stated == AUTO:
         return [*every]
-    values = given if isinstance(given, list) else [given]
+    values = stated if isinstance(stated, list) else [stated]
     if not values:
-        raise PlanError(field, "there are no values", "Give one at least, or write auto", given)
+        raise PlanError(field, "there are no values", "Give one at least, or write auto", stated)
     if wrong := [value for value in values if not isinstance(value, str | int)]:
         raise PlanError(field, "its values are words and whole numbers", "Correct them, or write auto", wrong[0])
     return [*dict.fromkeys(values)]
 
 
-def _numbers(field: str, given: Any, every: Any, usual: Any, least: int = 1) -> Any:
-    """The values of a field that are whole numbers; None if any number may be tried."""
-    if given is None or given == AUTO:
-        found = usual if given is None else every
-        return None if found is None else tuple(found)
-    values = _list_values(field, given, (), ())
-    if wrong := [one for one in values if not isinstance(one, int) or isinstance(one, bool) or one < least]:
+def _numbers(field: str, stated: Any, every: Any, usual: Any, least: int = 1) -> Any:
+    """Returns the values of a field that are whole numbers; None if any number may be tried."""
+    if stated is None or stated == AUTO:
+        numbers = usual if stated is None else every
+        return None if numbers is None else tuple(numbers)
+    values = _list_values(field, stated, (), ())
+    if wrong := [value for value in values if not isinstance(value, int) or isinstance(value, bool) or value < least]:
         rule = f"its values are whole numbers, {least} or more"
         raise PlanError(field, rule, "Correct them, or write auto", wrong[0])
     return tuple(values)

@@ -32,14 +32,14 @@ class DeviceLines(NamedTuple):
     each: np.ndarray
 
     def seconds(self, m: float | np.ndarray) -> np.ndarray:
-        """When the last device is done with m micro-batches, at the earliest [pipelines] [s]."""
+        """Returns when the last device is done with m micro-batches, at the earliest [pipelines] [s]."""
         return np.asarray((self.fixed + m * self.each).max(axis=0))
 
     @property
     def slowest(self) -> tuple[np.ndarray, np.ndarray]:
         """The line of the device that takes longest for a micro-batch [pipelines] each."""
         at = self.each.argmax(axis=0)[None]
-        return tuple(np.take_along_axis(one, at, axis=0)[0] for one in self)  # type: ignore[return-value]
+        return tuple(np.take_along_axis(column, at, axis=0)[0] for column in self)  # type: ignore[return-value]
 
 
 class PipelineMemory(NamedTuple):
@@ -67,20 +67,20 @@ class OptionTable:
 
     def __init__(self, units: StageUnits, options: Sequence[RunOption], micro: int) -> None:
         self.options, self.fields = options, units.fields
-        found = [units.find(one, micro // one.dp) for one in options]
-        self.valid = np.array([one is not None for one in found], bool)
-        known = next((one for one in found if one is not None), None)
+        units_of = [units.find(option, micro // option.dp) for option in options]
+        self.valid = np.array([unit_sums is not None for unit_sums in units_of], bool)
+        known = next((unit_sums for unit_sums in units_of if unit_sums is not None), None)
         self.empty = known is None
         if known is None:
             return
-        sums: list[UnitSums] = [one or known for one in found]
-        self.streams = {name: stack_sums([getattr(one, name) for one in sums]) for name in OF_STREAMS}
-        self.sums = {name: np.array([getattr(one, name) for one in sums]) for name in OF_UNITS}
-        self.single = {name: np.array([getattr(one, name) for one in sums]) for name in OF_OPTION}
-        self.dp = np.array([one.dp for one in options])
+        sums: list[UnitSums] = [unit_sums or known for unit_sums in units_of]
+        self.streams = {name: stack_sums([getattr(unit_sums, name) for unit_sums in sums]) for name in OF_STREAMS}
+        self.sums = {name: np.array([getattr(unit_sums, name) for unit_sums in sums]) for name in OF_UNITS}
+        self.single = {name: np.array([getattr(unit_sums, name) for unit_sums in sums]) for name in OF_OPTION}
+        self.dp = np.array([option.dp for option in options])
         # Shards of experts lie on as many ranks as do not share an expert.
         moe = self.fields.loaded.model.moe is not None
-        self.shards = np.array([one.dp * (one.tp if moe else 1) for one in options], float)
+        self.shards = np.array([option.dp * (option.tp if moe else 1) for option in options], float)
         kinds = [kind.memory for kind in self.fields.kinds]
         memory = [*kinds, min(kinds)]
         self.memory = np.array([memory[option.kind] for option in options]) * self.fields.usable
@@ -109,7 +109,8 @@ class _Device(NamedTuple):
 
 def find_devices(runs: Runs, layers: int) -> list[_Device]:
     """Returns the devices that are bounded: of every run the first and the last one, of a run alone also the second."""
-    found, passed, ends = list[_Device](), list[tuple[np.ndarray, np.ndarray, np.ndarray]](), runs.layers.cumsum(axis=1)
+    devices, passed = list[_Device](), list[tuple[np.ndarray, np.ndarray, np.ndarray]]()
+    ends = runs.layers.cumsum(axis=1)
     for run in range(runs.option.shape[1]):
         first_layer = ends[:, run] - runs.layers[:, run]
         entered = np.zeros_like(first_layer) if run == 0 else first_layer + 1
@@ -120,9 +121,9 @@ def find_devices(runs: Runs, layers: int) -> list[_Device]:
             opens, closes = place == 0, place == runs.stages.sum(axis=1) - 1
             of_run = option, entered, np.where(opens, entered, begin + 1)
             end = np.where(closes, layers + 2, begin + width + 1)
-            found.append(_Device(option, place, np.where(opens, 0, begin + 1), end, [*passed, of_run]))
+            devices.append(_Device(option, place, np.where(opens, 0, begin + 1), end, [*passed, of_run]))
         passed.append((runs.option[:, run], entered, ends[:, run] + 1))
-    return found
+    return devices
 
 
 def _layers_of_devices(runs: Runs, run: int) -> dict[int, np.ndarray]:
@@ -203,7 +204,7 @@ class ScheduleTable:
 
     @remembered
     def at(self, m: int) -> tuple[np.ndarray, np.ndarray]:
-        """With m micro-batches, by number of stages: whether the schedule takes them [stages + 1], and the least
+        """Returns, by number of stages, whether the schedule takes m micro-batches [stages + 1], and the least
         activations in flight [stages + 1, devices]."""
         takes, held = np.zeros(self.most + 1, bool), np.ones((self.most + 1, self.most))
         for stages in range(1, self.most + 1):

@@ -58,13 +58,13 @@ class PlanBlock(Protocol):
         """Number of plans."""
 
     def bound(self) -> BlockBounds:
-        """The bounds of all of them."""
+        """Returns the bounds of all of them."""
 
     def changes(self, number: int) -> dict[str, Any]:
-        """The fields of a plan, as a job states them but for the stages, of which equal ones are one entry."""
+        """Returns the fields of a plan, as a job states them but for the stages, of which equal ones are one entry."""
 
     def job(self, number: int) -> dict[str, Any]:
-        """The job of a plan, as plain data."""
+        """Returns the job of a plan, as plain data."""
 
     def forget(self) -> None:
         """Drops what can be made again when it is needed."""
@@ -92,11 +92,11 @@ class BlockMaker:
 
     @remembered_by(lambda maker, micro, options: micro)
     def table(self, micro: int, options: Sequence[RunOption]) -> OptionTable:
-        """The units of all degrees with one size of micro-batches."""
+        """Returns the units of all degrees with one size of micro-batches."""
         return OptionTable(self.units, options, micro)
 
     def blocks(self) -> Iterator[PlanBlock]:
-        """All blocks."""
+        """Yields all blocks."""
         v = self.fields.values
         for micro in v.micro:
             options = list_options(self.fields, micro)
@@ -110,10 +110,10 @@ class BlockMaker:
                     for option, stages in placed:
                         keep = (stages.sum(axis=1) > 1) | (number == 0)  # without a pipeline there is one schedule
                         yield from self._stages(step, options, option[keep], stages[keep])
-                    yield from (ReplicaBlock(self, step, options, *one, number == 0) for one in pipelines)
-                    own = [one for one in equal if one.pp > 1 or number == 0]
-                    if own:
-                        yield EqualDegreesBlock(self, step, own)
+                    yield from (ReplicaBlock(self, step, options, *replicas, number == 0) for replicas in pipelines)
+                    plans = [plan for plan in equal if plan.pp > 1 or number == 0]
+                    if plans:
+                        yield EqualDegreesBlock(self, step, plans)
 
     def _stages(
         self, step: StepValues, options: Sequence[RunOption], option: np.ndarray, stages: np.ndarray
@@ -124,8 +124,8 @@ class BlockMaker:
                 yield StageBlock(self, step, options, option[rows], stages[rows], size)
 
     def _replicas(self, options: Sequence[RunOption]) -> Iterator[tuple[list[Runs], tuple[float, ...], bool]]:
-        """The pipelines of every replica: their degrees and numbers of stages; the rates of the sums of their gradients
-        [s/byte]; and whether one must come first."""
+        """Yields the pipelines of every replica: their degrees and numbers of stages; the rates of the sums of their
+        gradients [s/byte]; and whether one must come first."""
         kinds, pp = self.fields.kinds, self.fields.values.pp
         if len(kinds) > 1:
             sizes = [[kind.gpus for kind in kinds]]
@@ -133,27 +133,29 @@ class BlockMaker:
             cluster = self.fields.loaded.cluster
             unit = cluster.gpus_per_node if cluster.gpus > cluster.gpus_per_node else 1
             gpus = cluster.gpus
-            sizes = [[gpus - own, own] for own in range(unit, gpus // 2 + 1, unit) if gpus % unit == 0]
-        for own in sizes:
-            found, offset = [], 0
-            for number, gpus in enumerate(own):
+            sizes = [[gpus - second, second] for second in range(unit, gpus // 2 + 1, unit) if gpus % unit == 0]
+        for gpus_of_replicas in sizes:
+            pipelines, offset = [], 0
+            for number, gpus in enumerate(gpus_of_replicas):
                 kind = number if len(kinds) > 1 else 0
                 offset = 0 if len(kinds) > 1 else offset
                 fitting = [
-                    (i, gpus // one.gpus)
-                    for i, one in enumerate(options)
-                    if one.kind == kind and gpus % one.gpus == 0 and offset % one.tp == 0
+                    (i, gpus // candidate.gpus)
+                    for i, candidate in enumerate(options)
+                    if candidate.kind == kind and gpus % candidate.gpus == 0 and offset % candidate.tp == 0
                 ]
                 rows = [(i, p) for i, p in fitting if p <= self.layers and (pp is None or p in pp)]
                 option, stages = np.array(rows, int).reshape(-1, 2).T[:, :, None]
-                found.append(Runs(option, stages, np.full_like(stages, self.layers)))
+                pipelines.append(Runs(option, stages, np.full_like(stages, self.layers)))
                 offset += gpus
-            if all(len(one.option) for one in found):
-                yield found, self._sum_rates(tuple(own)), len(kinds) == 1 and own[0] == own[1]
+            if all(len(runs.option) for runs in pipelines):
+                ordered = len(kinds) == 1 and gpus_of_replicas[0] == gpus_of_replicas[1]
+                yield pipelines, self._sum_rates(tuple(gpus_of_replicas)), ordered
 
     @remembered
     def _sum_rates(self, sizes: tuple[int, ...]) -> tuple[float, ...]:
-        """Least time of the sums of gradients on the devices of every replica [s/byte]. sizes: their GPUs."""
+        """Returns the least time of the sums of gradients on the devices of every replica [s/byte]. sizes: their
+        GPUs."""
         borders, several = np.cumsum(sizes)[:-1].tolist(), len(self.fields.kinds) > 1
         return tuple(
             min(self.units.replica_sum_rate(i if several else 0, border) for border in borders)
@@ -173,26 +175,30 @@ class BlockMaker:
                     continue
                 classes = self.classes_of_replicas(tp, pp, dp)
                 shares = ("even", "by-speed") if len(classes) > 1 else ("even",)
-                for ep in (one for one in v.ep if tp * dp % one == 0):
-                    yield from (EqualDegreesPlan(tp, pp, dp, ep, one, share) for one in v.recompute for share in shares)
+                for ep in (ep for ep in v.ep if tp * dp % ep == 0):
+                    yield from (
+                        EqualDegreesPlan(tp, pp, dp, ep, recompute, share)
+                        for recompute in v.recompute
+                        for share in shares
+                    )
 
     def kinds_at(self, begin: int, end: int) -> int:
-        """The kind of nodes of some ranks; the number of kinds if they are on several."""
-        first, found = 0, set()
+        """Returns the kind of nodes of some ranks; the number of kinds if they are on several."""
+        first, kinds = 0, set()
         for number, kind in enumerate(self.fields.kinds):
             if begin < first + kind.gpus and end > first:
-                found.add(number)
+                kinds.add(number)
             first += kind.gpus
-        return found.pop() if len(found) == 1 else len(self.fields.kinds)
+        return kinds.pop() if len(kinds) == 1 else len(self.fields.kinds)
 
     def classes_of_replicas(self, tp: int, pp: int, dp: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Neighbouring replicas on the same kinds of nodes: how many, and the kind of every stage."""
+        """Returns neighbouring replicas on the same kinds of nodes: how many, and the kind of every stage."""
         each = tp * dp
 
         def kinds(place: int) -> tuple[int, ...]:
             return tuple(self.kinds_at(i * each + place * tp, i * each + (place + 1) * tp) for i in range(pp))
 
-        return [(len([*own]), key) for key, own in groupby(range(dp), kinds)]
+        return [(len([*replicas]), key) for key, replicas in groupby(range(dp), kinds)]
 
 
 @dataclass(eq=False)
@@ -228,19 +234,19 @@ class StageBlock:
             seconds[rows] = bound_lines(table, runs.take(rows), schedule.schedule).seconds(m)
         return BlockBounds(seconds + maker.fields.loaded.framework.step_overhead_s, memory.nbytes, valid, memory.fits)
 
-    def _one(self, number: int) -> list[tuple[RunOption, int, int]]:
+    def _list_runs(self, number: int) -> list[tuple[RunOption, int, int]]:
         if self._runs is None:
             self._runs = self.runs
         columns = (column[number].tolist() for column in self._runs)
         return [(self.options[option], stages, layers) for option, stages, layers in zip(*columns, strict=True)]
 
     def changes(self, number: int) -> dict[str, Any]:
-        """The runs, each as one entry, with the size of a micro-batch and the schedule."""
-        return {"plan.stages": [describe_run(*one) for one in self._one(number)], **step_changes(self.step)}
+        """Returns the runs, each as one entry, with the size of a micro-batch and the schedule."""
+        return {"plan.stages": [describe_run(*run) for run in self._list_runs(number)], **step_changes(self.step)}
 
     def job(self, number: int) -> dict[str, Any]:
-        """The job with the stages one by one."""
-        return with_plan(self.maker.fields.job, self.step, {"stages": state_stages(self._one(number))})
+        """Returns the job with the stages one by one."""
+        return with_plan(self.maker.fields.job, self.step, {"stages": state_stages(self._list_runs(number))})
 
     def forget(self) -> None:
         """Drops the pipelines, which are made again when they are needed."""
@@ -266,13 +272,13 @@ class ReplicaBlock:
     first: bool
 
     def __post_init__(self) -> None:
-        grid = np.meshgrid(*(np.arange(len(one.option)) for one in self.pipelines), indexing="ij")
-        rows = np.column_stack([one.ravel() for one in grid])
-        alone = np.column_stack([one.stages[rows[:, i], 0] == 1 for i, one in enumerate(self.pipelines)]).all(axis=1)
+        grid = np.meshgrid(*(np.arange(len(runs.option)) for runs in self.pipelines), indexing="ij")
+        rows = np.column_stack([numbers.ravel() for numbers in grid])
+        alone = np.column_stack([runs.stages[rows[:, i], 0] == 1 for i, runs in enumerate(self.pipelines)]).all(axis=1)
         keep = ~alone | self.first
         if len(self.maker.fields.kinds) == 1:
-            option = [one.option[rows[:, i], 0] for i, one in enumerate(self.pipelines)]
-            stages = [one.stages[rows[:, i], 0] for i, one in enumerate(self.pipelines)]
+            option = [runs.option[rows[:, i], 0] for i, runs in enumerate(self.pipelines)]
+            stages = [runs.stages[rows[:, i], 0] for i, runs in enumerate(self.pipelines)]
             keep &= (option[0] != option[1]) | (stages[0] != stages[1])
             if self.ordered:
                 keep &= rows[:, 0] < rows[:, 1]
@@ -281,7 +287,7 @@ class ReplicaBlock:
         shares = ["by-speed"] if count >= len(self.pipelines) else []
         shares = ["even", *shares] if shares and count % len(self.pipelines) == 0 else shares
         self.rows = np.tile(rows, (len(shares), 1))
-        self.even = np.repeat([one == "even" for one in shares], len(rows)).astype(bool)
+        self.even = np.repeat([share == "even" for share in shares], len(rows)).astype(bool)
         self.count = count
 
     @property
@@ -299,44 +305,44 @@ class ReplicaBlock:
         takes, held = schedule.at(max(1, self.count // k))
         ones = np.ones_like(held)
         for number, runs in enumerate(self.pipelines):
-            own = self.rows[:, number]
-            memory, least = (bound_memory(table, runs, one, self.step.zero) for one in (held, ones))
+            rows = self.rows[:, number]
+            memory, least = (bound_memory(table, runs, in_flight, self.step.zero) for in_flight in (held, ones))
             lines = bound_lines(table, runs, schedule.schedule, self.rates[number])
             slow = lines.slowest
-            valid &= table.valid[runs.option[own, 0]] & (takes[runs.stages[own, 0]] | ~self.even)
-            fits &= np.where(self.even, memory.fits[own], least.fits[own])
-            nbytes = np.maximum(nbytes, np.where(self.even, memory.nbytes[own], least.nbytes[own]))
-            fixed.append(slow[0][own])
-            each.append(slow[1][own])
-            even = np.maximum(even, lines.seconds(self.count // k)[own])
+            valid &= table.valid[runs.option[rows, 0]] & (takes[runs.stages[rows, 0]] | ~self.even)
+            fits &= np.where(self.even, memory.fits[rows], least.fits[rows])
+            nbytes = np.maximum(nbytes, np.where(self.even, memory.nbytes[rows], least.nbytes[rows]))
+            fixed.append(slow[0][rows])
+            each.append(slow[1][rows])
+            even = np.maximum(even, lines.seconds(self.count // k)[rows])
         by_speed = share_bound(np.array(fixed), np.array(each), np.ones((k, 1)), self.count)
         seconds = np.where(self.even, even, np.maximum(by_speed, 0.0))
         seconds = np.where(valid & fits, seconds + maker.fields.loaded.framework.step_overhead_s, np.inf)
         return BlockBounds(seconds, nbytes, valid, fits)
 
-    def _one(self, number: int) -> list[list[tuple[RunOption, int, int]]]:
-        found = []
-        for own, runs in zip(self.rows[number], self.pipelines, strict=True):
-            option = self.options[int(runs.option[own, 0])]
-            found.append([(option, int(runs.stages[own, 0]), int(runs.layers[own, 0]))])
-        return found
+    def _list_replicas(self, number: int) -> list[list[tuple[RunOption, int, int]]]:
+        replicas = []
+        for row, runs in zip(self.rows[number], self.pipelines, strict=True):
+            option = self.options[int(runs.option[row, 0])]
+            replicas.append([(option, int(runs.stages[row, 0]), int(runs.layers[row, 0]))])
+        return replicas
 
     def changes(self, number: int) -> dict[str, Any]:
-        """The pipeline of every replica as one entry, with the share of the batch."""
-        replicas = [describe_run(*one) for (one,) in self._one(number)]
+        """Returns the pipeline of every replica as one entry, with the share of the batch."""
+        replicas = [describe_run(*run) for (run,) in self._list_replicas(number)]
         share = "even" if self.even[number] else "by-speed"
         return {"plan.replicas": replicas, "plan.share": share, **step_changes(self.step)}
 
     def job(self, number: int) -> dict[str, Any]:
-        """The job with the stages of every replica one by one."""
-        replicas: list[dict[str, Any]] = [{"stages": state_stages(one)} for one in self._one(number)]
+        """Returns the job with the stages of every replica one by one."""
+        replicas: list[dict[str, Any]] = [{"stages": state_stages(runs)} for runs in self._list_replicas(number)]
         if self.even[number]:
-            replicas = [{"microbatches": self.count // len(replicas), **one} for one in replicas]
+            replicas = [{"microbatches": self.count // len(replicas), **replica} for replica in replicas]
         share = {} if self.even[number] else {"share": "by-speed"}
         return with_plan(self.maker.fields.job, self.step, {"replicas": replicas, **share})
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Keeps nothing."""
 
 
 class EqualDegreesPlan(NamedTuple):
@@ -363,7 +369,7 @@ class EqualDegreesBlock:
         return len(self.plans)
 
     def bound(self) -> BlockBounds:
-        rows = [self._bound(one) for one in self.plans]
+        rows = [self._bound(plan) for plan in self.plans]
         return BlockBounds(*(np.array(column) for column in zip(*rows, strict=True)))
 
     def _bound(self, plan: EqualDegreesPlan) -> tuple[float, float, bool, bool]:
@@ -386,7 +392,8 @@ class EqualDegreesBlock:
             fixed, slow = (np.array(column) for column in zip(*(line.slowest for line in lines), strict=True))
             numbers = np.array([[number] for number, _ in classes], float)
             seconds = float(share_bound(fixed, slow, numbers, count * plan.dp)[0])
-        nbytes, fits = max(float(one.nbytes[0]) for one in memories), all(bool(one.fits[0]) for one in memories)
+        nbytes = max(float(memory.nbytes[0]) for memory in memories)
+        fits = all(bool(memory.fits[0]) for memory in memories)
         return max(0.0, seconds) + maker.fields.loaded.framework.step_overhead_s, nbytes, True, fits
 
     def _bound_replica(
@@ -405,24 +412,24 @@ class EqualDegreesBlock:
         return bound_memory(table, runs, held, self.step.zero), lines
 
     def changes(self, number: int) -> dict[str, Any]:
-        """The degrees, with the share of the batch."""
-        one = self.plans[number]
+        """Returns the degrees, with the share of the batch."""
+        plan = self.plans[number]
         names = ("tp", "pp", *(["ep"] if self.maker.fields.loaded.model.moe else []), "recompute", "share")
-        found = {f"plan.{name}": getattr(one, name) for name in names}
-        return found | step_changes(self.step._replace(micro=self.step.micro // one.dp))
+        changes = {f"plan.{name}": getattr(plan, name) for name in names}
+        return changes | step_changes(self.step._replace(micro=self.step.micro // plan.dp))
 
     def job(self, number: int) -> dict[str, Any]:
-        """The job in short form."""
-        one = self.plans[number]
-        plan = {name: getattr(one, name) for name in ("tp", "pp", "ep", "recompute", "share")}
-        return with_plan(self.maker.fields.job, self.step._replace(micro=self.step.micro // one.dp), plan)
+        """Returns the job in short form."""
+        degrees = self.plans[number]
+        plan = {name: getattr(degrees, name) for name in ("tp", "pp", "ep", "recompute", "share")}
+        return with_plan(self.maker.fields.job, self.step._replace(micro=self.step.micro // degrees.dp), plan)
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Keeps nothing."""
 
 
 def share_bound(fixed: np.ndarray, each: np.ndarray, replicas: np.ndarray, count: int) -> np.ndarray:
-    """When replicas that share micro-batches in whatever way are done, at the earliest [plans] [s].
+    """Returns when replicas that share micro-batches in whatever way are done, at the earliest [plans] [s].
 
     They all end at once at best, with shares that need not be whole numbers: T = fixed + x each, sum of replicas x =
     count. fixed, each: of every kind of replica [kinds, plans] [s]. replicas: of every kind [kinds, 1].
@@ -431,29 +438,29 @@ def share_bound(fixed: np.ndarray, each: np.ndarray, replicas: np.ndarray, count
 
 
 def describe_run(option: RunOption, stages: int, layers: int) -> dict[str, Any]:
-    """A run as one entry: the number of stages and of all their layers with their degrees."""
-    found: dict[str, Any] = {"stages": stages, "tp": option.tp, "dp": option.dp, "layers": layers}
+    """Returns a run as one entry: the number of stages and of all their layers with their degrees."""
+    run: dict[str, Any] = {"stages": stages, "tp": option.tp, "dp": option.dp, "layers": layers}
     if option.ep > 1:
-        found["ep"] = option.ep
-    return found if option.recompute == "none" else {**found, "recompute": option.recompute}
+        run["ep"] = option.ep
+    return run if option.recompute == "none" else {**run, "recompute": option.recompute}
 
 
 def state_stages(runs: Sequence[tuple[RunOption, int, int]]) -> list[dict[str, Any]]:
-    """The stages of a pipeline as a job states them."""
-    found = []
+    """Returns the stages of a pipeline as a job states them."""
+    stated = []
     for number, (option, stages, layers) in enumerate(runs):
-        for own in layers_of_run(stages, layers, number, len(runs)):
-            one: dict[str, Any] = {"layers": own, "tp": option.tp, "dp": option.dp}
-            found.append(one | ({"ep": option.ep} if option.ep > 1 else {}) | {"recompute": option.recompute})
-    return found
+        for stage_layers in layers_of_run(stages, layers, number, len(runs)):
+            stage: dict[str, Any] = {"layers": stage_layers, "tp": option.tp, "dp": option.dp}
+            stated.append(stage | ({"ep": option.ep} if option.ep > 1 else {}) | {"recompute": option.recompute})
+    return stated
 
 
 def step_changes(step: StepValues) -> dict[str, Any]:
-    """The values that all stages have in common, by field."""
+    """Returns the values that all stages have in common, by field."""
     return {"batch.micro": step.micro, "plan.schedule": step.schedule, "plan.zero": step.zero}
 
 
 def with_plan(job: dict[str, Any], step: StepValues, plan: dict[str, Any]) -> dict[str, Any]:
-    """The job with a plan."""
+    """Returns the job with a plan."""
     common = {"schedule": step.schedule, "zero": step.zero}
     return {**job, "batch": {**job["batch"], "micro": step.micro}, "plan": {**job["plan"], **common, **plan}}

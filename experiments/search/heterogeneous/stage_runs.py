@@ -32,8 +32,8 @@ class Runs(NamedTuple):
 
 
 def list_options(fields: HeterogeneousFields, micro: int) -> list[RunOption]:
-    """The degrees of a stage with micro-batches of `micro` sequences."""
-    v, found = fields.values, []
+    """Returns the degrees of a stage with micro-batches of `micro` sequences."""
+    v, options = fields.values, []
     for number, kind in enumerate(fields.kinds):
         for tp in v.tp:
             if kind.domain % tp:
@@ -42,45 +42,46 @@ def list_options(fields: HeterogeneousFields, micro: int) -> list[RunOption]:
                 if micro % dp or micro // dp > MAX_SEQUENCES_OF_A_RANK or (v.dp is not None and dp not in v.dp):
                     continue
                 degrees = [ep for ep in v.ep if tp * dp % ep == 0]
-                found += [RunOption(number, tp, dp, ep, one) for ep in degrees for one in v.recompute]
-    return found
+                options += [RunOption(number, tp, dp, ep, recompute) for ep in degrees for recompute in v.recompute]
+    return options
 
 
 def kinds_of_runs(kinds: int, most: int) -> Iterator[tuple[int, ...]]:
-    """The kinds of nodes of the runs of a pipeline through all of them, in order. most: of runs."""
+    """Yields the kinds of nodes of the runs of a pipeline through all of them, in order. most: of runs."""
     for number in range(kinds, most + 1):
-        for one in combinations_with_replacement(range(kinds), number):
-            if len({*one}) == kinds:
-                yield one
+        for kinds_in_order in combinations_with_replacement(range(kinds), number):
+            if len({*kinds_in_order}) == kinds:
+                yield kinds_in_order
 
 
 def place_runs(
     options: Sequence[RunOption], fields: HeterogeneousFields, kinds: Sequence[int]
 ) -> tuple[np.ndarray, ...]:
-    """The options and numbers of stages of runs that take all GPUs of their kinds of nodes, in order [rows, runs] each.
+    """Returns the options and numbers of stages of runs that take all GPUs of their kinds of nodes, in order [rows,
+    runs] each.
 
     A tensor-parallel group lies in one scale-up domain: ranks of a stage begin at a multiple of its degree.
     """
-    most, found = fields.loaded.model.layers, [np.zeros((1, 0), int)] * 2
+    most, placed = fields.loaded.model.layers, [np.zeros((1, 0), int)] * 2
     for number, kind in enumerate(fields.kinds):
         count = list(kinds).count(number)
-        own = [(i, one) for i, one in enumerate(options) if one.kind == number]
-        parts = _fill(own, kind.gpus, count, most)
-        left, right = len(found[0]), len(parts[0])
-        found = [
+        numbered = [(i, option) for i, option in enumerate(options) if option.kind == number]
+        parts = _fill(numbered, kind.gpus, count, most)
+        left, right = len(placed[0]), len(parts[0])
+        placed = [
             np.hstack([np.repeat(before, right, axis=0), np.tile(after, (left, 1))])
-            for before, after in zip(found, parts, strict=True)
+            for before, after in zip(placed, parts, strict=True)
         ]
-        keep = found[1].sum(axis=1) <= most
-        found = [one[keep] for one in found]
+        keep = placed[1].sum(axis=1) <= most
+        placed = [column[keep] for column in placed]
     if fields.values.pp is not None:
-        keep = np.isin(found[1].sum(axis=1), fields.values.pp)
-        found = [one[keep] for one in found]
-    return tuple(found)
+        keep = np.isin(placed[1].sum(axis=1), fields.values.pp)
+        placed = [column[keep] for column in placed]
+    return tuple(placed)
 
 
 def _fill(options: Sequence[tuple[int, RunOption]], gpus: int, count: int, most: int) -> list[np.ndarray]:
-    """The options and numbers of stages of `count` runs that take `gpus` GPUs together [rows, runs]."""
+    """Returns the options and numbers of stages of `count` runs that take `gpus` GPUs together [rows, runs]."""
     by_gpus: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, option in options:
         for stages in range(1, min(most, gpus // option.gpus) + 1):
@@ -97,8 +98,8 @@ def _fill(options: Sequence[tuple[int, RunOption]], gpus: int, count: int, most:
                 if taken + more > gpus or (left == 0) != (taken + more == gpus):
                     continue
                 pairs = np.array(every)
-                own = pairs[taken % tensor[pairs[:, 0]] == 0]
-                rows, new = np.repeat(np.arange(len(before)), len(own)), np.tile(own, (len(before), 1))
+                possible = pairs[taken % tensor[pairs[:, 0]] == 0]
+                rows, new = np.repeat(np.arange(len(before)), len(possible)), np.tile(possible, (len(before), 1))
                 parts = np.column_stack([before[rows], new[:, 0]]), np.column_stack([lengths[rows], new[:, 1]])
                 grown[taken + more].append([*parts])
         so_far = {
@@ -108,18 +109,18 @@ def _fill(options: Sequence[tuple[int, RunOption]], gpus: int, count: int, most:
 
 
 def count_layers(option: np.ndarray, stages: np.ndarray, layers: int) -> np.ndarray:
-    """Number of ways to divide the layers among the runs of every row [rows]."""
+    """Returns the number of ways to divide the layers among the runs of every row [rows]."""
     runs = option.shape[1]
     free = layers - stages.sum(axis=1)
     table = np.array([comb(n + runs - 1, runs - 1) for n in range(layers + 1)])
-    found = table[free]
+    ways = table[free]
     for row in np.flatnonzero((option[:, 1:] == option[:, :-1]).any(axis=1)):
-        found[row] = len(divide_layers_of_runs(option[row : row + 1], stages[row : row + 1], layers).layers)
-    return np.asarray(found)
+        ways[row] = len(divide_layers_of_runs(option[row : row + 1], stages[row : row + 1], layers).layers)
+    return np.asarray(ways)
 
 
 def divide_layers_of_runs(option: np.ndarray, stages: np.ndarray, layers: int) -> Runs:
-    """All ways to divide the layers among runs of which every stage has one at least.
+    """Returns all ways to divide the layers among runs of which every stage has one at least.
 
     Neighbouring runs of equal degrees have different numbers of layers, each the same on all stages, and are not what
     one run with a remainder would be.
@@ -132,33 +133,33 @@ def divide_layers_of_runs(option: np.ndarray, stages: np.ndarray, layers: int) -
         least, most = stages[rows, run], left - after[rows, run + 1]
         width = np.maximum(most - least + 1, 0)
         again = np.repeat(np.arange(len(rows)), width)
-        own = np.arange(len(again)) - np.repeat(np.cumsum(width) - width, width) + least[again]
-        rows, parts, left = rows[again], [one[again] for one in parts] + [own], left[again] - own
-    found = Runs(option[rows], stages[rows], np.column_stack([*parts, left]))
+        of_run = np.arange(len(again)) - np.repeat(np.cumsum(width) - width, width) + least[again]
+        rows, parts, left = rows[again], [part[again] for part in parts] + [of_run], left[again] - of_run
+    divided = Runs(option[rows], stages[rows], np.column_stack([*parts, left]))
     keep = np.ones(len(rows), bool)
-    each, rest = np.divmod(found.layers, found.stages)
+    each, rest = np.divmod(divided.layers, divided.stages)
     for run in range(runs - 1):
-        equal = found.option[:, run] == found.option[:, run + 1]
-        one, other = each[:, run], each[:, run + 1]
-        as_one = (other == one + 1) & (found.stages[:, run] == 1) if runs == 2 else np.abs(one - other) == 1
-        wrong = (rest[:, run] > 0) | (rest[:, run + 1] > 0) | (one == other) | as_one
+        equal = divided.option[:, run] == divided.option[:, run + 1]
+        former, other = each[:, run], each[:, run + 1]
+        as_one = (other == former + 1) & (divided.stages[:, run] == 1) if runs == 2 else np.abs(former - other) == 1
+        wrong = (rest[:, run] > 0) | (rest[:, run + 1] > 0) | (former == other) | as_one
         keep &= ~(equal & wrong)
-    return found.take(keep) if not keep.all() else found
+    return divided.take(keep) if not keep.all() else divided
 
 
 def layers_of_run(stages: int, layers: int, run: int, runs: int) -> list[int]:
-    """The layers of every stage of a run.
+    """Returns the layers of every stage of a run.
 
     What is left of an even division goes, a layer each, to the last stages of the first run, to the first stages of
     every other run, and of a run that is alone to those from the second one on: away from embedding and loss.
     """
     each, rest = divmod(layers, stages)
     first = 1 if runs == 1 else stages - rest if run == 0 else 0
-    return [each + (first <= one < first + rest) for one in range(stages)]
+    return [each + (first <= stage < first + rest) for stage in range(stages)]
 
 
 def split_rows(counts: np.ndarray) -> Iterator[slice]:
-    """Slices of rows that have about `ROWS` pipelines together. counts: of every row."""
+    """Yields slices of rows that have about `ROWS` pipelines together. counts: of every row."""
     ends, begin = np.cumsum(counts), 0
     while begin < len(counts):
         done = ends[begin - 1] if begin else 0

@@ -99,18 +99,18 @@ class StageUnits:
             self.clusters.append(fields.loaded.cluster)
 
     def find(self, option: RunOption, samples: int) -> UnitSums | None:
-        """The units of a stage with a micro-batch of some sequences on a rank; None if they break a rule."""
+        """Returns the units of a stage with a micro-batch of some sequences on a rank; None if they break a rule."""
         return self._make(UnitKey(option.kind, option.tp, option.ep, option.recompute, samples))
 
     @remembered
     def _make(self, key: UnitKey) -> UnitSums | None:
         try:
-            made = [self._price(key, rows) for rows in self._possible_rows(key.tp)]
+            priced = [self._price(key, rows) for rows in self._possible_rows(key.tp)]
         except MeshcastError:
             return None
-        columns = {name: np.min([one[name] for one in made], axis=0) for name in made[0]}
+        columns = {name: np.min([columns_of_rows[name] for columns_of_rows in priced], axis=0) for name in priced[0]}
         for name in ("early", "late", "late_inputs"):
-            columns[name] = max(one[name] for one in made)
+            columns[name] = max(columns_of_rows[name] for columns_of_rows in priced)
         both = columns["forward"] + columns["whole"]
         longer = (both > both[:1]).any(axis=1)
         longer[0] = True  # streams that are shorter than the compute stream in every unit never count
@@ -123,18 +123,20 @@ class StageUnits:
         return UnitSums(**summed)
 
     def _possible_rows(self, tp: int) -> list[int]:
-        """Rows that the embedding may have in a plan with a stage of this degree: those of all stages decide."""
+        """Returns rows that the embedding may have in a plan with a stage of this degree: those of all stages
+        decide."""
         model, framework = self.fields.loaded.model, self.fields.loaded.framework
         products = {tp}
         for other in self.fields.values.tp:
-            products |= {math.lcm(one, other) for one in products}
+            products |= {math.lcm(product, other) for product in products}
         rows = {
             model.vocab if model.vocab % n == 0 else model.padded_vocab(framework.vocab_multiple * n) for n in products
         }
         return sorted(rows)
 
     def plan(self, key: UnitKey, zero: int = 1) -> Plan:
-        """A plan of stages that are alike, with these degrees. Raises MeshcastError for the first rule it breaks."""
+        """Returns a plan of stages that are alike, with these degrees. Raises MeshcastError for the first rule it
+        breaks."""
         cluster = self.clusters[key.kind]
         ranks = math.lcm(key.tp, key.ep)
         gpus = max(1, cluster.gpus // ranks) * ranks
@@ -148,13 +150,13 @@ class StageUnits:
         return resolve_plan(job.model_copy(update={"cluster": cluster}), self.shared)
 
     def _price(self, key: UnitKey, rows: int) -> dict[str, Any]:
-        """The columns of `UnitSums`, unit by unit."""
+        """Returns the columns of `UnitSums`, unit by unit."""
         plan = replace(self.plan(key), vocab_rows=rows)
         units = lower_units(plan, self.shared)
         times = price_units(units, self.shared).unit_times
         order = np.array([0, *units.of_layer, len(units.stages) - 1])
         seconds, path = times.stream.transpose(1, 2, 0)[..., order], times.path.T[..., order]
-        own = times.stream[:, :, 0]
+        compute = times.stream[:, :, 0]
         states = self._count_states(units, replace(self.plan(key, 0), vocab_rows=rows))
         weights, optimizer, gradients = states[:-1].T
         tied_weights, tied_optimizer, tied_gradients = states[-1].tolist()
@@ -167,9 +169,9 @@ class StageUnits:
             "path": path[FORWARD],
             "gradient": path[WHOLE],
             "gradient_of_inputs": path[INPUTS],
-            "early": max(0.0, float((own[:, FORWARD] - times.from_input[:, FORWARD, 0]).max())),
-            "late": max(0.0, float((own[:, WHOLE] - times.to_result[:, WHOLE, 0]).max())),
-            "late_inputs": max(0.0, float((own[:, INPUTS] - times.to_result[:, INPUTS, 0]).max())),
+            "early": max(0.0, float((compute[:, FORWARD] - times.from_input[:, FORWARD, 0]).max())),
+            "late": max(0.0, float((compute[:, WHOLE] - times.to_result[:, WHOLE, 0]).max())),
+            "late_inputs": max(0.0, float((compute[:, INPUTS] - times.to_result[:, INPUTS, 0]).max())),
             "grown": units.grown(self.shared.blocks)[order],
             "weights": weights[order],
             "optimizer": optimizer[order],
@@ -179,19 +181,20 @@ class StageUnits:
         }
 
     def _count_states(self, units: LoweredUnits, plan: Plan) -> np.ndarray:
-        """Bytes of states on a rank without data parallelism: weights with gradients, the optimizer's, and gradients
-        alone; of every kind of unit, and last of a matrix of the output layer that is the embedding's
-        [kinds + 1, 3]."""
-        found = []
-        every = [[*one.params()] for one in units.stages]
-        tied = [one for one in every[-1] if one[0].tied]
+        """Returns bytes of states on a rank without data parallelism: weights with gradients, the optimizer's, and
+        gradients alone; of every kind of unit, and last of a matrix of the output layer that is the embedding's [kinds
+        + 1, 3]."""
+        nbytes = []
+        every = [[*stage.params()] for stage in units.stages]
+        tied = [param for param in every[-1] if param[0].tied]
         for params in (*every, tied):
             states = state_bytes(plan, DeviceParams(params))
-            found.append((states["parameters"] + states["gradients"], states["optimizer"], states["gradients"]))
-        return np.array(found, float)
+            nbytes.append((states["parameters"] + states["gradients"], states["optimizer"], states["gradients"]))
+        return np.array(nbytes, float)
 
     def replica_sum_rate(self, kind: int, border: int) -> float:
-        """Least seconds a byte of an all-reduce between ranks of two replicas, as a device on a kind of nodes takes it.
+        """Returns the least seconds a byte of an all-reduce between ranks of two replicas, as a device on a kind of
+        nodes takes it.
 
         border: the first rank of the second replica. Those beside it are nearest to each other, or those at the same
         place of neighbouring nodes.
@@ -208,9 +211,9 @@ class StageUnits:
 
 
 def stack_sums(sums: Sequence[np.ndarray]) -> np.ndarray:
-    """Sums of several options [streams, options, units + 1]: streams that an option lacks take no time."""
-    streams = max(len(one) for one in sums)
-    found = np.zeros((streams, len(sums), sums[0].shape[-1]))
-    for number, one in enumerate(sums):
-        found[: len(one), number] = one
-    return found
+    """Stacks sums of several options [streams, options, units + 1]: streams that an option lacks take no time."""
+    streams = max(len(unit_sums) for unit_sums in sums)
+    stacked = np.zeros((streams, len(sums), sums[0].shape[-1]))
+    for number, unit_sums in enumerate(sums):
+        stacked[: len(unit_sums), number] = unit_sums
+    return stacked
