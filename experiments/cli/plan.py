@@ -66,7 +66,7 @@ def plan(
         from meshcast.experiments.planning.benchmark.rows import choose_planners, rank_proposals
         from meshcast.experiments.planning.pricing.mixed import open_problem
         from meshcast.experiments.planning.problem import SearchBudget
-        from meshcast.experiments.search.search_job import check_risk
+        from meshcast.experiments.search.options import check_risk
         from meshcast.hardware.errors import PlanError
 
         files, paper = plot_files(plot, ("plan",)) if plot is not None else {}, choose_width(width, plot)

@@ -118,16 +118,15 @@ def search(
             "--memory-margin", memory_margin, "a margin is a share of the memory of a GPU", "Write 10% or 0.1"
         )
         from meshcast.experiments.search.certificate.comparison import compare_plans, load_plans
-        from meshcast.experiments.search.output.page import page, run_with_progress
-        from meshcast.experiments.search.search_job import (
+        from meshcast.experiments.search.options import (
             check_heterogeneous_options,
             check_options,
             check_risk,
             make_limits,
-            open_heterogeneous,
-            open_search,
             read_objectives,
         )
+        from meshcast.experiments.search.output.page import page, run_with_progress
+        from meshcast.experiments.search.search_job import open_heterogeneous, open_search
         from meshcast.hardware.errors import PlanError
 
         check_options(gap, top, workers, "--")

@@ -41,7 +41,7 @@ class NoSearchError(Exception):
 
 
 def search_group(group: PlanGroup) -> dict[str, Any]:
-    """What a search of the plans of a group alone chooses.
+    """Returns what a search of the plans of a group alone chooses.
 
     chosen: the run of the best plan; None if none fits in memory.
     agrees: whether its step is the shortest forecast of those that fit.
@@ -49,7 +49,7 @@ def search_group(group: PlanGroup) -> dict[str, Any]:
     fits: whether the shortest forecast of all fits; otherwise a search cannot choose it.
     reason: why the group is no search, and its `kind`; None if it is one.
     """
-    fits = min(group.surveyed, key=lambda one: one.step_time).fits
+    fits = min(group.surveyed, key=lambda run: run.step_time).fits
     try:
         forms, search = _open(group)
         if not search.run().complete:
@@ -60,14 +60,14 @@ def search_group(group: PlanGroup) -> dict[str, Any]:
         return _answer(fits, defect=str(error))
     except MeshcastError as error:
         return _answer(fits, kind="break a rule of searches", reason=str(error))
-    fitting = [one.step_time for one in group.surveyed if one.fits]
-    shortest, found = min(fitting, default=math.inf), search.certificate.incumbent
+    fitting = [run.step_time for run in group.surveyed if run.fits]
+    shortest, incumbent = min(fitting, default=math.inf), search.certificate.incumbent
     chosen = None
     if search.best:
         best = find_point(search.space, read_short_form(load_job(search.best[0].job)).values)
         points = [find_point(search.space, form.values) for form in forms]
         chosen = group.names[points.index(best)]
-    agrees = found == shortest or math.isclose(found, shortest, rel_tol=ROUNDING)
+    agrees = incumbent == shortest or math.isclose(incumbent, shortest, rel_tol=ROUNDING)
     return _answer(fits, chosen=chosen, agrees=agrees)
 
 
@@ -77,12 +77,12 @@ def _answer(fits: bool, **known: Any) -> dict[str, Any]:
 
 
 def _open(group: PlanGroup) -> tuple[list[ShortForm], Search]:
-    """The plans of a group, and the search of them alone. Raises NoSearchError."""
-    jobs = [load_job(one.job) for one in group.surveyed]
+    """Returns the plans of a group, and the search of them alone. Raises NoSearchError."""
+    jobs = [load_job(run.job) for run in group.surveyed]
     forms = [read_short_form(job) for job in jobs]
     for form, name in zip(forms, group.names, strict=True):
-        for field, (own, _) in form.others.items():
-            raise NoSearchError("have what no search varies", f"{field} of {name} is {state_value(own)}")
+        for field, (value, _) in form.others.items():
+            raise NoSearchError("have what no search varies", f"{field} of {name} is {state_value(value)}")
     for job in jobs[1:]:
         for field in differing_settings(jobs[0], job):
             if not field.startswith(OF_INTERVALS):
@@ -98,38 +98,38 @@ def _open(group: PlanGroup) -> tuple[list[ShortForm], Search]:
             first = outside[0]
             detail = f"{first.field} of {name} is {state_value(first.value)}; {first.why}"
             raise NoSearchError("have what no search varies", detail)
-    made = open_search(written, top=len(forms), limits=Limits((_only(space, forms),), memory_risk=EVEN))
-    made.count()
-    left = made.certificate.plans - sum(made.certificate.excluded.values())
+    search = open_search(written, top=len(forms), limits=Limits((_only(space, forms),), memory_risk=EVEN))
+    search.count()
+    left = search.certificate.plans - sum(search.certificate.excluded.values())
     assert left == len({find_point(space, form.values) for form in forms}), "the space has other plans as well"
-    return forms, made
+    return forms, search
 
 
 def _write_space(job: dict[str, Any], plans: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The job of a search over the values that some plans have in each field.
+    """Returns the job of a search over the values that some plans have in each field.
 
     A field of the plan is a list even with a single value: what the job states elsewhere stays as it is.
     """
-    made = {key: value for key, value in job.items() if key not in ("id", "plan")}
-    made |= {"plan": {}, "batch": dict(made["batch"])}
-    made["framework"] = {**made["framework"], "set": dict(made["framework"]["set"])}
-    made["framework"]["set"]["overlap"] = dict(made["framework"]["set"].get("overlap", {}))
+    written = {key: value for key, value in job.items() if key not in ("id", "plan")}
+    written |= {"plan": {}, "batch": dict(written["batch"])}
+    written["framework"] = {**written["framework"], "set": dict(written["framework"]["set"])}
+    written["framework"]["set"]["overlap"] = dict(written["framework"]["set"].get("overlap", {}))
     for field, name in FIELDS.items():
         values = list(dict.fromkeys(plan[name] for plan in plans if plan[name] is not None or name == "recomputed"))
         if name == "data":
             # Fully sharded schemes are no value of a list.
             zero = AUTO if "fsdp" in values else [state_scheme_name("data", value)["zero"] for value in values]
-            made["plan"] |= {"zero": zero} if values else {}
+            written["plan"] |= {"zero": zero} if values else {}
         elif values and values not in ([None], [()]):
             known = name != "partition" or {*values} <= {*PARTITIONS}
             listed = [list(value) if isinstance(value, tuple) else value for value in values]
             stated = listed[0] if len(listed) == 1 and field.startswith("framework.") else listed
-            set_field(made, field, stated if known else AUTO, field)
-    return made
+            set_field(written, field, stated if known else AUTO, field)
+    return written
 
 
 def _only(space: Space, forms: Sequence[ShortForm]) -> Expression:
-    """The constraint that a point is one of some plans."""
+    """Returns the constraint that a point is one of some plans."""
     points = [space.changes(*find_point(space, form.values)) for form in forms]
     names = tuple(dict.fromkeys(name for point in points for name in point))
     listed = {tuple(map(_freeze, (point.get(name) for name in names))) for point in points}

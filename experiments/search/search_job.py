@@ -10,11 +10,12 @@ from meshcast.experiments.search.certificate.comparison import Source, compare_p
 from meshcast.experiments.search.certificate.result import SearchResult, rank
 from meshcast.experiments.search.frontier.branch_and_bound import Search
 from meshcast.experiments.search.frontier.certificate import Certificate
-from meshcast.experiments.search.frontier.objectives import OF_RUNS, check_objectives, simulates_runs
+from meshcast.experiments.search.frontier.objectives import simulates_runs
 from meshcast.experiments.search.frontier.plan_search import CountInterrupted
 from meshcast.experiments.search.frontier.workers import run_on_workers
 from meshcast.experiments.search.heterogeneous.block_search import HeterogeneousSearch
 from meshcast.experiments.search.heterogeneous.open_fields import HeterogeneousFields
+from meshcast.experiments.search.options import check_heterogeneous_options, check_options, make_limits, read_objectives
 from meshcast.experiments.search.space.fields import (
     CLUSTER,
     check_open_job,
@@ -26,7 +27,6 @@ from meshcast.experiments.search.space.fields import (
 from meshcast.experiments.search.space.limits import LimitedSpace, Limits
 from meshcast.experiments.search.space.run_choices import refuse_open_run
 from meshcast.experiments.search.space.space import Space
-from meshcast.experiments.sweeps.expressions import parse_constraint
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.costs.calibration.calibration import Calibration
@@ -35,7 +35,7 @@ from meshcast.simulator.forecast.workers import count_cores
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.loading.load import load_job, read_job
-from meshcast.simulator.report.peak_errors import EVEN, RISK
+from meshcast.simulator.report.peak_errors import RISK
 from meshcast.simulator.report.words import describe_value
 
 
@@ -47,10 +47,6 @@ class ShownSearchResult(SearchResult):
         from meshcast.experiments.search.output.page import page
 
         return to_html(page(self))
-
-
-MAX_PLANS = 1000
-"""Maximum number of plans that a search keeps as the best ones."""
 
 
 def search(
@@ -73,7 +69,7 @@ def search(
     calibration: Calibration | None = None,
     watch: Callable[[Certificate], None] = lambda _: None,
 ) -> SearchResult:
-    """The best plans that fit in memory, and the proof that no other plan of the space is better in the model.
+    """Returns the best plans that fit in memory, and the proof that no other plan of the space is better in the model.
 
     job: path of a job file, or its mapping; fields that are ``auto`` or lists of values are searched (docs/search.md).
     within: gap, a share of the objective from 0 to below 1, at which the search may end.
@@ -107,71 +103,18 @@ def search(
     objectives = read_objectives(objective, robust)
     if heterogeneous:
         check_heterogeneous_options(limits, robust, compare, runs, objectives)
-        found = open_heterogeneous(job, within, top, objectives, limits, runs, base=base, calibration=calibration)
-        proven = found.run(watch)
-        return ShownSearchResult(rank(found), proven, tuple(found.forecasts), top=top)
+        searched = open_heterogeneous(job, within, top, objectives, limits, runs, base=base, calibration=calibration)
+        proven = searched.run(watch)
+        return ShownSearchResult(rank(searched), proven, tuple(searched.forecasts), top=top)
     if runs is not None:
         raise PlanError(
             "runs", "only pipelines of heterogeneous stages have runs", "Leave it out, or add heterogeneous=True", runs
         )
-    made = open_search(job, within, top, objectives=objectives, limits=limits, base=base, calibration=calibration)
-    given = load_plans(made, compare, made.space.base)
-    certificate = run_on_workers(made, workers or count_cores(), watch)
-    compared = tuple(compare_plans(made, given))
-    return ShownSearchResult(rank(made, robust), certificate, tuple(made.forecasts), compared, top)
-
-
-def check_options(within: float, top: int, workers: int | None = None, dashes: str = "") -> None:
-    """Refuses a gap, a number of plans or a number of processes outside of its range. dashes: before their names in
-    error messages."""
-    if not _is_number(within) or not 0 <= within < 1:
-        rule = "a gap is a share of the step from 0 to below 1"
-        raise PlanError(f"{dashes}within", rule, "Write 0.01 for 1 %", within)
-    if not isinstance(top, int) or isinstance(top, bool) or not 1 <= top <= MAX_PLANS:
-        raise PlanError(f"{dashes}top", f"it is a whole number from 1 to {MAX_PLANS:,}", "Write for example 10", top)
-    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
-        rule, remedy = "it is a number of processes, 1 or more", "Leave it out for one a core"
-        raise PlanError(f"{dashes}workers", rule, remedy, workers)
-
-
-def read_objectives(given: str | Sequence[str], robust: bool = False, place: str = "objective") -> tuple[str, ...]:
-    """The objectives by their names. place: of them in error messages. robust: whether intervals rank the plans.
-    Raises PlanError for wrong ones."""
-    names = given.split(",") if isinstance(given, str) else given
-    if not isinstance(names, list | tuple):
-        raise PlanError(place, "it is a word, or a list of two", "Write for example time,memory", given)
-    found = check_objectives([one.strip() if isinstance(one, str) else one for one in names], place)
-    if robust and (len(found) > 1 or found[0] in ("memory", "energy", *OF_RUNS)):
-        rule = "with --robust intervals of the step rank the plans, so it takes one objective: time, tokens or cost"
-        raise PlanError(place, rule, "Leave out --robust, or write one of these", ",".join(found))
-    return found
-
-
-def make_limits(
-    where: Sequence[str] = (),
-    memory_margin: float = 0.0,
-    near_measured: bool = False,
-    any_program: bool = False,
-    memory_risk: float = RISK,
-    place: str = "where",
-) -> Limits:
-    """The limits of a search, as `search` takes them. place: of the constraints in error messages. Raises PlanError for
-    wrong ones."""
-    if isinstance(where, str) or not all(isinstance(one, str) for one in where):
-        raise PlanError(place, "constraints are a list of texts", 'Write for example ["plan.tp <= 8"]', where)
-    if not _is_number(memory_margin) or not 0 <= memory_margin < 1:
-        rule = "it is a share of the memory of a GPU from 0 to below 1"
-        raise PlanError("memory_margin", rule, "Write 0.1 for 10 %", memory_margin)
-    check_risk(memory_risk)
-    constraints = tuple(parse_constraint(one, place) for one in where)
-    return Limits(constraints, float(memory_margin), float(memory_risk), bool(near_measured), not any_program)
-
-
-def check_risk(risk: float, place: str = "memory_risk", written: object = None) -> None:
-    """Refuses a risk of lacking memory outside of its range. place, written: of it in error messages."""
-    if not _is_number(risk) or not 0 < risk <= EVEN:
-        rule = f"it is the most probability of lacking memory that a plan may have, above 0 and up to {EVEN}"
-        raise PlanError(place, rule, "Write 0.1 for plans that fit with 90 %", risk if written is None else written)
+    ordinary = open_search(job, within, top, objectives=objectives, limits=limits, base=base, calibration=calibration)
+    plans = load_plans(ordinary, compare, ordinary.space.base)
+    certificate = run_on_workers(ordinary, workers or count_cores(), watch)
+    compared = tuple(compare_plans(ordinary, plans))
+    return ShownSearchResult(rank(ordinary, robust), certificate, tuple(ordinary.forecasts), compared, top)
 
 
 def open_search(
@@ -185,7 +128,7 @@ def open_search(
     base: str | Path | None = None,
     calibration: Calibration | None = None,
 ) -> Search:
-    """The search of a job, before its plans are counted.
+    """Returns the search of a job, before its plans are counted.
 
     changes: to make first, such as ``plan.tp=auto``. limits: by default what the program of the job runs.
     """
@@ -204,7 +147,9 @@ def open_search(
             by = " and ".join(objectives)
             refuse_open_run(run_fields, f"the step does not depend on it, and a search by {by} compares steps")
         several = isinstance(read.data.get(CLUSTER), list)
-        spaces = [LimitedSpace(one, folder, limits, several, bool(run_fields)) for one in split_clusters(rest)]
+        spaces = [
+            LimitedSpace(cluster_job, folder, limits, several, bool(run_fields)) for cluster_job in split_clusters(rest)
+        ]
         check_clusters(spaces)
         start = _read_start(job, changes, base)
         return Search(spaces, within, top, objectives, SharedWork(calibration), origin, run_fields, start)
@@ -225,37 +170,14 @@ def check_clusters(spaces: Sequence[Space]) -> None:
     """Refuses clusters that are written in different ways and are the same."""
     known: list[tuple[Cluster, Any]] = []
     for space in spaces:
-        cluster, given = space.loaded.cluster, space.job[CLUSTER]
+        cluster, stated = space.loaded.cluster, space.job[CLUSTER]
         words = {"name": "", "title": "", "source": "", "assumed": (), "used": cluster.gpus}
         content = cluster.model_copy(update=words)
         for other, name in known:
             if content == other:
                 rule = f"the list has this cluster twice: {describe_value(name)} is the same"
-                raise PlanError(CLUSTER, rule, "Leave one out", given)
-        known.append((content, given))
-
-
-def check_heterogeneous_options(
-    limits: Limits,
-    robust: bool,
-    compare: Sequence[object],
-    runs: int | None,
-    objectives: tuple[str, ...],
-    dashes: str = "",
-) -> None:
-    """Refuses options that a search of heterogeneous plans does not have. dashes: before their names in error
-    messages."""
-    given = {"where": limits.where, "near_measured": limits.near_measured, "robust": robust, "compare": compare}
-    for name, stated in given.items():
-        if stated:
-            place = dashes + (name.replace("_", "-") if dashes else name)
-            raise PlanError(place, "a search of heterogeneous plans does not have this option", "Leave it out")
-    if simulates_runs(objectives):
-        rule = "a search of heterogeneous plans compares steps, and this is an objective of runs"
-        raise PlanError(f"{dashes}objective", rule, "Write time, or search plans that are alike", ",".join(objectives))
-    if runs is not None and (not isinstance(runs, int) or isinstance(runs, bool) or runs < 1):
-        rule, remedy = "it is a number of runs of stages, 1 or more", "Leave it out for the default"
-        raise PlanError(f"{dashes}runs", rule, remedy, runs)
+                raise PlanError(CLUSTER, rule, "Leave one out", stated)
+        known.append((content, stated))
 
 
 def open_heterogeneous(
@@ -269,7 +191,8 @@ def open_heterogeneous(
     base: str | Path | None = None,
     calibration: Calibration | None = None,
 ) -> HeterogeneousSearch:
-    """The search of the heterogeneous plans of a job, before it runs. Raises CountInterrupted if it is interrupted."""
+    """Returns the search of the heterogeneous plans of a job, before it runs. Raises CountInterrupted if it is
+    interrupted."""
     read = read_job(job)
     folder, origin = read.folder if base is None else Path(base), read.origin
     with locate_errors(*origin):
@@ -282,7 +205,3 @@ def open_heterogeneous(
             return HeterogeneousSearch(fields, within, top, objectives, SharedWork(calibration), origin, runs)
         except KeyboardInterrupt:
             raise CountInterrupted from None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -12,7 +12,8 @@ from meshcast.experiments.planning.pricing.space_search import search_in_time
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.search.frontier.branch_and_bound import Search
 from meshcast.experiments.search.frontier.plan_search import ROUNDING, PlanSearch
-from meshcast.experiments.search.search_job import make_limits, open_heterogeneous, open_search
+from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.search_job import open_heterogeneous, open_search
 from meshcast.experiments.search.space.membership import list_outside
 from meshcast.experiments.search.space.short_form import read_short_form
 from meshcast.hardware.errors import PlanError

@@ -12,7 +12,8 @@ from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.plan_search import CountInterrupted, PlanSearch
 from meshcast.experiments.search.frontier.workers import run_search
-from meshcast.experiments.search.search_job import make_limits, open_search
+from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.search_job import open_search
 from meshcast.hardware.errors import PlanError
 
 

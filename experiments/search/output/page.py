@@ -40,24 +40,24 @@ SURE = 0.99
 
 
 def page(result: SearchResult) -> RenderableType:
-    """The best plans, what the search has proven, and how the best one compares with published runs."""
+    """Returns the best plans, what the search has proven, and how the best one compares with published runs."""
     plans = result.best
     if not plans:
-        found = result.certificate
-        words = f"No plan {'of the space' if found.complete else 'that was forecast'} {_fitting(found)}."
-        if not (found.complete or found.exact):
+        certificate = result.certificate
+        words = f"No plan {'of the space' if certificate.complete else 'that was forecast'} {_fitting(certificate)}."
+        if not (certificate.complete or certificate.exact):
             words = "No plan was forecast before the interruption."
         need = result.smallest
         smallest: list[RenderableType] = []
         if need is not None:
             smallest = [line("smallest", str(need)), line("remedy", need.remedy), Text()]
-        return Group(Text(words), *smallest, _certificate(found))
+        return Group(Text(words), *smallest, _certificate(certificate))
     rows = [*_plans(result), Text(), _certificate(result.certificate), *_honesty(result)]
     return Group(*rows, *_compare_runs(result))
 
 
 def _plans(result: SearchResult) -> list[RenderableType]:
-    """What all plans have in common, and a row for each; fields too wide for the table are listed below it."""
+    """Returns what all plans have in common, and a row for each; fields too wide for the table are listed below it."""
     plans, by_runs = result.best, result.certificate.runs is not None
     objective = result.certificate.objectives[0] if len(result.certificate.objectives) == 1 else ""
     values = _values_of_plans(result)
@@ -113,24 +113,24 @@ ROOM_FOR_REASONS = 30
 
 
 def _figure_columns(result: SearchResult) -> dict[str, list[str]]:
-    """The columns of the table before those of fields: their titles, and a cell for each plan."""
+    """Returns the columns of the table before those of fields: their titles, and a cell for each plan."""
     plans, objectives = result.best, result.certificate.objectives
     cells = {"": [str(i) for i in range(1, len(plans) + 1)]}
-    cells["step"] = [format_seconds(one.report.step_time) for one in plans]
+    cells["step"] = [format_seconds(plan.report.step_time) for plan in plans]
     more: list[tuple[str, Callable[[RankedPlan], str]]] = []
     if result.certificate.runs is None:
         interval = "90% interval" if plans[0].distance is None else "widened interval"
         cells |= zip((interval, "MFU", "GiB"), map(list, zip(*map(_describe_step, plans), strict=True)), strict=True)
     else:
-        fields = {name for one in plans for name, value in one.searched.changes.items() if value is not None}
+        fields = {name for plan in plans for name, value in plan.searched.changes.items() if value is not None}
         open_interval = not {"run.checkpoints.every_s", "run.checkpoints.every_steps"}.isdisjoint(fields)
-        priced = any(one.runs is not None and one.runs.cost is not None for one in plans)
+        priced = any(plan.runs is not None and plan.runs.cost is not None for plan in plans)
         left_out = {*(["saved"] if open_interval else []), *([] if priced else ["cost"])}
         more = [(title, figure) for title, figure in RUN_COLUMNS.items() if title not in left_out]
         if "memory" in objectives:
-            more.append(("GiB", lambda one: format_need(one.report.peak_device, one.report.capacity)))
+            more.append(("GiB", lambda plan: format_need(plan.report.peak_device, plan.report.capacity)))
     more += [(title, figure) for name, (title, figure) in MORE_COLUMNS.items() if name in objectives]
-    return cells | {title: [figure(one) for one in plans] for title, figure in more}
+    return cells | {title: [figure(plan) for plan in plans] for title, figure in more}
 
 
 OF_STAGES = {"plan.stages", "plan.replicas"}
@@ -138,7 +138,7 @@ OF_STAGES = {"plan.stages", "plan.replicas"}
 
 
 def _describe_below(plan: RankedPlan, names: Sequence[str]) -> str:
-    """The fields of a plan that the table has no columns for, those without a value left out."""
+    """Returns the fields of a plan that the table has no columns for, those without a value left out."""
     changes = {name.removeprefix("plan."): plan.searched.changes.get(name) for name in names if name not in OF_STAGES}
     stated = [(name, plan.searched.changes[name]) for name in OF_STAGES if plan.searched.changes.get(name) is not None]
     words = [f"{'replicas ' if name == 'plan.replicas' else ''}{describe_list(value)}" for name, value in stated]
@@ -146,33 +146,33 @@ def _describe_below(plan: RankedPlan, names: Sequence[str]) -> str:
 
 
 def _describe_step(plan: RankedPlan) -> tuple[str, str, str]:
-    """The interval of a step, its MFU and its memory."""
+    """Returns the interval of a step, its MFU and its memory."""
     report = plan.report
     need = format_need(report.peak_device, report.capacity)
     return " to ".join(map(format_seconds, plan.interval)), f"{report.mfu['palm']:.1%}", need
 
 
 def _why_worse(best: RankedPlan, other: RankedPlan, of_gpus: bool) -> str:
-    """By how much the objective of a plan is worse than that of the best one, and the part of the step by which it
-    loses most. of_gpus: of the time of all GPUs, not of the step."""
-    scale, base = ((one.report.job.cluster.gpus if of_gpus else 1) for one in (other, best))
+    """Returns by how much the objective of a plan is worse than that of the best one, and the part of the step by which
+    it loses most. of_gpus: of the time of all GPUs, not of the step."""
+    scale, base = ((plan.report.job.cluster.gpus if of_gpus else 1) for plan in (other, best))
     more = {key: scale * other.report.parts[key] - base * best.report.parts[key] for key in best.report.parts}
-    key = max(more, key=lambda one: more[one])
+    key = max(more, key=lambda part: more[part])
     worse = other.searched.values[0] / best.searched.values[0] - 1
     amount = f"{more[key]:+,.0f} GPU-s" if of_gpus else f"{more[key] * 1e3:+,.0f} ms"
     return f"{worse:+.1%}: {parts_of_step()[key].label} {amount}"
 
 
 def _more_memory(best: RankedPlan, other: RankedPlan, _: bool) -> str:
-    one, two = best.report, other.report
-    return f"{(two.peak_device - one.peak_device) / GIB:+.2f} GiB, step {two.step_time / one.step_time - 1:+.1%}"
+    first, two = best.report, other.report
+    return f"{(two.peak_device - first.peak_device) / GIB:+.2f} GiB, step {two.step_time / first.step_time - 1:+.1%}"
 
 
 def _more_energy(best: RankedPlan, other: RankedPlan, _: bool) -> str:
-    one, two = best.report, other.report
-    more = two.energy.kwh / one.energy.kwh - 1
-    watts = two.energy.gpu_watts - one.energy.gpu_watts
-    return f"{more:+.1%}: {watts:+,.0f} W a GPU, step {two.step_time / one.step_time - 1:+.1%}"
+    first, two = best.report, other.report
+    more = two.energy.kwh / first.energy.kwh - 1
+    watts = two.energy.gpu_watts - first.energy.gpu_watts
+    return f"{more:+.1%}: {watts:+,.0f} W a GPU, step {two.step_time / first.step_time - 1:+.1%}"
 
 
 def _longer_run(best: RankedPlan, other: RankedPlan, _: bool) -> str:
@@ -180,12 +180,12 @@ def _longer_run(best: RankedPlan, other: RankedPlan, _: bool) -> str:
 
 
 def _of_runs(describe: Callable[[PlanRuns], str]) -> Callable[[RankedPlan], str]:
-    return lambda one: describe(one.runs) if one.runs is not None else ""
+    return lambda plan: describe(plan.runs) if plan.runs is not None else ""
 
 
 RUN_COLUMNS: dict[str, Callable[[RankedPlan], str]] = {
     "days": _of_runs(lambda runs: f"{runs.days:,.5g}"),
-    "9 of 10 runs": _of_runs(lambda runs: " to ".join(f"{one:,.4g}" for one in runs.days_90)),
+    "9 of 10 runs": _of_runs(lambda runs: " to ".join(f"{days:,.4g}" for days in runs.days_90)),
     "cost": _of_runs(lambda runs: "" if runs.cost is None else f"{runs.cost:,.{0 if runs.cost >= 1000 else 2}f}"),
     "goodput": _of_runs(lambda runs: f"{runs.goodput:.1%}"),
     "saved": _of_runs(lambda runs: "" if runs.interval_s is None else f"{runs.interval_s:,.0f} s"),
@@ -194,14 +194,14 @@ RUN_COLUMNS: dict[str, Callable[[RankedPlan], str]] = {
 
 
 def _cost(plan: RankedPlan) -> str:
-    """What the run costs if the job states its length and its price, else a step in GPU-hours."""
+    """Returns what the run costs if the job states its length and its price, else a step in GPU-hours."""
     return f"{plan.gpu_hours:,.3g} GPU-h/step" if plan.report.cost is None else f"{plan.report.cost:,.0f}"
 
 
 MORE_COLUMNS: dict[str, tuple[str, Callable[[RankedPlan], str]]] = {
-    "tokens": ("tokens/s/GPU", lambda one: f"{one.report.tokens_per_s_per_gpu:,.0f}"),
+    "tokens": ("tokens/s/GPU", lambda plan: f"{plan.report.tokens_per_s_per_gpu:,.0f}"),
     "cost": ("cost", _cost),
-    "energy": ("kWh/step", lambda one: f"{one.report.energy.kwh:,.4g}"),
+    "energy": ("kWh/step", lambda plan: f"{plan.report.energy.kwh:,.4g}"),
 }
 """Columns of objectives that other searches do not show."""
 
@@ -226,93 +226,100 @@ WORDS = {
 """What a plan is that is better than another one, by objective."""
 
 
-def _certificate(found: Certificate) -> Table:
+def _certificate(certificate: Certificate) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(justify="left")
     table.add_column(justify="right")
     table.add_column()
-    has = "a GPU has" if found.memory_risk == EVEN and not found.memory_margin else "may be taken of a GPU"
-    plans, groups = ("plan" + "s" * (found.plans != 1)), ("group" + "s" * (found.groups != 1))
-    exactly = f"exactly, {found.too_large:,} of them too large; no bound above its forecast"
+    has = "a GPU has" if certificate.memory_risk == EVEN and not certificate.memory_margin else "may be taken of a GPU"
+    plans, groups = ("plan" + "s" * (certificate.plans != 1)), ("group" + "s" * (certificate.groups != 1))
+    exactly = f"exactly, {certificate.too_large:,} of them too large; no bound above its forecast"
     rows: list[tuple[str, str, str]] = [
-        ("space", f"{found.plans:,}", f"{plans} in {found.groups:,} {groups} of {found.grouped}"),
-        *_list_excluded(found),
-        ("cut", f"{found.invalid:,}", "break a rule"),
-        ("", f"{found.memory_bound:,}", f"need more memory than {has}, by their lower bound"),
-        ("", f"{found.time_bound:,}", _cut_by_objective(found)),
-        ("forecast", f"{found.exact:,}", exactly),
-        *_count_simulated(found),
-        ("proof", *_proof(found)),
-        ("effort", f"{found.cpu:.1f} s", "of CPU time"),
+        ("space", f"{certificate.plans:,}", f"{plans} in {certificate.groups:,} {groups} of {certificate.grouped}"),
+        *_list_excluded(certificate),
+        ("cut", f"{certificate.invalid:,}", "break a rule"),
+        ("", f"{certificate.memory_bound:,}", f"need more memory than {has}, by their lower bound"),
+        ("", f"{certificate.time_bound:,}", _cut_by_objective(certificate)),
+        ("forecast", f"{certificate.exact:,}", exactly),
+        *_count_simulated(certificate),
+        ("proof", *_proof(certificate)),
+        ("effort", f"{certificate.cpu:.1f} s", "of CPU time"),
     ]
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def _count_simulated(found: Certificate) -> list[tuple[str, str, str]]:
-    if (runs := found.runs) is None:
+def _count_simulated(certificate: Certificate) -> list[tuple[str, str, str]]:
+    if (runs := certificate.runs) is None:
         return []
     each = f" with {runs.choices:,} choices of the run" if runs.choices > 1 else ""
     words = f"of them{each}, {runs.seeds:,} runs each, with the same random numbers"
-    left = "were not decided, or " if not found.complete else ""
+    left = "were not decided, or " if not certificate.complete else ""
     rows = [("simulated", f"{runs.simulated:,}", words)]
     rows += [("", f"{runs.invalid:,}", "break a rule of runs, or do not end")] if runs.invalid else []
     return [*rows, ("", f"{runs.waiting:,}", f"{left}cannot be better, by the bound of their runs")]
 
 
-def _list_excluded(found: Certificate) -> list[tuple[str, str, str]]:
+def _list_excluded(certificate: Certificate) -> list[tuple[str, str, str]]:
     words = {
         "where": "by --where",
         "program": "by rules of the program, which does not run them; --any-program keeps them",
         "near_measured": "by --near-measured: nobody has run their combination",
     }
-    counts = [(f"{count:,}", words[name]) for name, count in found.excluded.items() if count]
+    counts = [(f"{count:,}", words[name]) for name, count in certificate.excluded.items() if count]
     rows = [("excluded" if i == 0 else "", *row) for i, row in enumerate(counts)]
-    if found.memory_margin:
-        rows.append(("margin", f"{found.memory_margin:.2%}", "of the memory of every GPU stays free"))
-    if found.memory_risk < EVEN:
-        rows.append(("risk", f"{found.memory_risk:.2%}", "of lacking memory, at most (--memory-risk)"))
+    if certificate.memory_margin:
+        rows.append(("margin", f"{certificate.memory_margin:.2%}", "of the memory of every GPU stays free"))
+    if certificate.memory_risk < EVEN:
+        rows.append(("risk", f"{certificate.memory_risk:.2%}", "of lacking memory, at most (--memory-risk)"))
     return rows
 
 
-def _fitting(found: Certificate) -> str:
-    """That a plan fits with the probability that was asked for, in words."""
-    return f"fits with {format_probability(1 - found.memory_risk)}" if found.memory_risk < EVEN else "fits in memory"
+def _fitting(certificate: Certificate) -> str:
+    """Says that a plan fits with the probability that was asked for, in words."""
+    return (
+        f"fits with {format_probability(1 - certificate.memory_risk)}"
+        if certificate.memory_risk < EVEN
+        else "fits in memory"
+    )
 
 
-def _proof(found: Certificate) -> tuple[str, str]:
-    if found.complete and found.exact == found.too_large:
-        return "", f"no plan of the space {_fitting(found)}, by the model"
-    if len(found.objectives) > 1:
-        every = f"no plan of the space that {_fitting(found)} is better"
-        words = f"{every} in both" if found.gap == 0.0 else f"{every} by more than that"
-        return f"{found.gap:.2%}", f"gap: {words} than every plan of the front in the model"
-    better, is_better = WORDS[found.objectives[0]]
-    if found.gap == 0.0:
-        return f"{found.gap:.2%}", f"gap: no plan of the space that {_fitting(found)} {is_better} in the model"
-    figures = {one: one for one in ("memory", "energy", "days")} | {"run-cost": "cost of a run"}
-    figure = figures.get(found.objectives[0], "step")
+def _proof(certificate: Certificate) -> tuple[str, str]:
+    if certificate.complete and certificate.exact == certificate.too_large:
+        return "", f"no plan of the space {_fitting(certificate)}, by the model"
+    if len(certificate.objectives) > 1:
+        every = f"no plan of the space that {_fitting(certificate)} is better"
+        words = f"{every} in both" if certificate.gap == 0.0 else f"{every} by more than that"
+        return f"{certificate.gap:.2%}", f"gap: {words} than every plan of the front in the model"
+    better, is_better = WORDS[certificate.objectives[0]]
+    if certificate.gap == 0.0:
+        return (
+            f"{certificate.gap:.2%}",
+            f"gap: no plan of the space that {_fitting(certificate)} {is_better} in the model",
+        )
+    figures = {name: name for name in ("memory", "energy", "days")} | {"run-cost": "cost of a run"}
+    figure = figures.get(certificate.objectives[0], "step")
     words = f"gap: share of the {figure} by which a plan that was not forecast may be {better} in the model"
-    return f"{found.gap:.2%}", words
+    return f"{certificate.gap:.2%}", words
 
 
-def _cut_by_objective(found: Certificate) -> str:
-    if len(found.objectives) > 1:
-        left = "" if found.complete else "were not decided, or "
+def _cut_by_objective(certificate: Certificate) -> str:
+    if len(certificate.objectives) > 1:
+        left = "" if certificate.complete else "were not decided, or "
         return f"{left}are no better in both than a plan of the front, by their lower bounds"
-    better = WORDS[found.objectives[0]][0]
-    if not found.complete:
+    better = WORDS[certificate.objectives[0]][0]
+    if not certificate.complete:
         return f"were not decided, or cannot be {better} than the best plan, by their lower bound"
-    more = f"more than {found.gap:.2%} " if found.gap and math.isfinite(found.incumbent) else ""
+    more = f"more than {certificate.gap:.2%} " if certificate.gap and math.isfinite(certificate.incumbent) else ""
     return f"cannot be {more}{better} than the best plan, by their lower bound"
 
 
 def _honesty(result: SearchResult) -> list[RenderableType]:
-    """How certain the order of the plans is, which ones are not shown, how little memory the best one leaves free, and
-    whether it is beyond all that was measured."""
+    """Says how certain the order of the plans is, which ones are not shown, how little memory the best one leaves
+    free, and whether it is beyond all that was measured."""
     plans, objectives, best = result.best, result.certificate.objectives, result.best[0].report
-    within = sum(one.report.step_time <= best.interval_90[1] for one in plans)
+    within = sum(plan.report.step_time <= best.interval_90[1] for plan in plans)
     rows: list[RenderableType] = [Text()]
     if plans[0].distance is not None:
         words = (
@@ -323,7 +330,7 @@ def _honesty(result: SearchResult) -> list[RenderableType]:
     elif describe_order(within) and tuple(objectives) == ("time",):
         rows.append(line("order", describe_order(within)))
     rows += [*_list_omitted(result), *_warn_of_full(plans[0])]
-    if "cost" in objectives and len({one.report.job.cluster.gpu.name for one in plans}) > 1:
+    if "cost" in objectives and len({plan.report.job.cluster.gpu.name for plan in plans}) > 1:
         rows.append(line("price", "an hour of every GPU costs the same here, whatever its type"))
     if envelope := published_envelope(best.job):
         rows.append(line("published", f"best MFU of this GPU, format and class: {envelope}"))
@@ -333,11 +340,16 @@ def _honesty(result: SearchResult) -> list[RenderableType]:
 
 
 def _list_omitted(result: SearchResult) -> list[RenderableType]:
-    """That plans which are worse by more than `NEAR` are not shown, where fewer plans than asked for are left."""
-    found, share = result.certificate, f"{NEAR:.0%}".replace("%", " %")
-    if len(found.objectives) > 1 or found.runs is not None or len(result.best) >= result.top or not found.time_bound:
+    """Says that plans which are worse by more than `NEAR` are not shown, where fewer plans than asked for are left."""
+    certificate, share = result.certificate, f"{NEAR:.0%}".replace("%", " %")
+    if (
+        len(certificate.objectives) > 1
+        or certificate.runs is not None
+        or len(result.best) >= result.top
+        or not certificate.time_bound
+    ):
         return []
-    worse = "slower" if found.objectives[0] == "time" else "worse"
+    worse = "slower" if certificate.objectives[0] == "time" else "worse"
     words = f"plans more than {share} {worse} than the best one are not forecast; meshcast sweep forecasts every plan"
     return [line("not shown", words)]
 
@@ -349,7 +361,7 @@ def _warn_of_full(best: RankedPlan) -> list[RenderableType]:
 
 
 def line(name: str, words: str) -> Table:
-    """A line of the page below its table: a name, and words that are indented where they wrap."""
+    """Returns a line of the page below its table: a name, and words that are indented where they wrap."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=9, no_wrap=True)
     grid.add_column()
@@ -361,19 +373,20 @@ def _compare_runs(result: SearchResult) -> list[RenderableType]:
     runs, plans = result.certificate.runs, result.best
     if runs is None or len(result.certificate.objectives) > 1:
         return []
-    count = sum(not result.is_apart(one) for one in plans[1:])
+    count = sum(not result.is_apart(plan) for plan in plans[1:])
     words = f"the {count:,} in parentheses cannot be told apart from the first by {runs.seeds:,} runs (at 90 %)"
     return [line("order", words)] if count else []
 
 
 def describe_proof(result: SearchResult) -> str:
-    """How the best plan was found, in a line: of how many plans, and how the gap was proven."""
-    found = result.certificate
+    """Returns how the best plan was found, in a line: of how many plans, and how the gap was proven."""
+    certificate = result.certificate
     plan = describe_changes(result.best[0].changes)
-    others = found.plans - found.exact
+    others = certificate.plans - certificate.exact
     return (
-        f"search     {plan}: the best of {found.plans:,} plans, gap {found.gap:.2%}, proven by "
-        f"{found.exact:,} forecast{'s' * (found.exact != 1)} and by the bounds and broken rules of {others:,} others"
+        f"search     {plan}: the best of {certificate.plans:,} plans, gap {certificate.gap:.2%}, proven by "
+        f"{certificate.exact:,} forecast{'s' * (certificate.exact != 1)} "
+        f"and by the bounds and broken rules of {others:,} others"
     )
 
 

@@ -44,14 +44,14 @@ def draw(search: PlanSearch, result: SearchResult, path: str | Path, width: styl
 
 def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
     """Returns the plot."""
-    found, plans, heading = result.certificate, result.forecasts, _describe(search, result)
+    certificate, plans, heading = result.certificate, result.forecasts, _describe(search, result)
     if not plans:
         sheet = Sheet(heading.bottom + 0.2)
         sheet.head(heading)
         sheet.text(EDGE, heading.bottom, "No plan was forecast.")
         return sheet.figure
-    fronted = len(found.objectives) > 1
-    degrees = sorted({_tensor_ranks(one) for one in plans})
+    fronted = len(certificate.objectives) > 1
+    degrees = sorted({_tensor_ranks(plan) for plan in plans})
     entries = [*(f"tp {tp}" for tp in degrees), *(["on the front", "not on it"] if fronted else [])]
     places, lines = _place_entries([KEY_WORDS, *entries])
     top = heading.bottom + 0.1 + LINE * 1.1 * lines
@@ -59,15 +59,15 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
     sheet.head(heading)
     axes = sheet.axes(LEFT, top, sheet.width - LEFT - RIGHT, sheet.height - top - 0.55)
     axes.spines["left"].set_visible(True)
-    scale, unit = time_unit(max(one.forecast.step_time for one in plans))
+    scale, unit = time_unit(max(plan.forecast.step_time for plan in plans))
     _draw_plans(axes, result, degrees, scale)
     _draw_key(sheet, heading.bottom, entries, places, len(degrees))
     _draw_limits(axes, search)
-    if {*found.objectives} == {"time", "memory"}:
-        seconds = [one.searched.forecast.step_time * scale for one in result.best]
-        memory = [one.searched.forecast.peak_device / GIB for one in result.best]
+    if {*certificate.objectives} == {"time", "memory"}:
+        seconds = [plan.searched.forecast.step_time * scale for plan in result.best]
+        memory = [plan.searched.forecast.peak_device / GIB for plan in result.best]
         axes.step(seconds, memory, where="post", color=style.INK, linewidth=0.8, zorder=2)
-    if result.best and (not fronted or "time" in found.objectives):
+    if result.best and (not fronted or "time" in certificate.objectives):
         _mark_best(axes, result, scale)
     axes.margins(x=0.08)
     axes.set_xlim(axes.get_xlim())
@@ -78,17 +78,17 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
 
 
 def _describe(search: PlanSearch, result: SearchResult) -> Heading:
-    found, job = result.certificate, search.space.loaded
+    certificate, job = result.certificate, search.space.loaded
     words = [
-        f"{found.exact:,} of {found.plans:,} plans were forecast, gap {found.gap:.2%}",
-        " or ".join(f"{one.loaded.cluster.gpus:,} x {one.loaded.cluster.gpu.name}" for one in search.jobs),
+        f"{certificate.exact:,} of {certificate.plans:,} plans were forecast, gap {certificate.gap:.2%}",
+        " or ".join(f"{space.loaded.cluster.gpus:,} x {space.loaded.cluster.gpu.name}" for space in search.jobs),
         job.framework.name,
     ]
-    best = [f"front of {len(result.best)} plans by {' and '.join(found.objectives)}"]
-    if len(found.objectives) == 1:
+    best = [f"front of {len(result.best)} plans by {' and '.join(certificate.objectives)}"]
+    if len(certificate.objectives) == 1:
         best = [
-            "best: " + ", ".join(f"{name} {describe_value(value)}" for name, value in one.changes.items())
-            for one in result.best[:1]
+            "best: " + ", ".join(f"{name} {describe_value(value)}" for name, value in plan.changes.items())
+            for plan in result.best[:1]
         ]
     return make_heading(f"Search for the best plan of {job.model.name}: step time and memory", words, *best)
 
@@ -96,14 +96,14 @@ def _describe(search: PlanSearch, result: SearchResult) -> Heading:
 def _draw_plans(axes: Axes, result: SearchResult, degrees: list[int], scale: float) -> None:
     """Draws a mark for every plan, filled on the front. scale: of seconds."""
     fronted = len(result.certificate.objectives) > 1
-    front = {id(one.searched) for one in result.best} if fronted else {id(one) for one in result.forecasts}
+    front = {id(plan.searched) for plan in result.best} if fronted else {id(plan) for plan in result.forecasts}
     for i, tp in enumerate(degrees):
         hue = HUES[i % len(HUES)]
         for inside in (False, True):
-            plans = [one for one in result.forecasts if _tensor_ranks(one) == tp and (id(one) in front) == inside]
+            plans = [plan for plan in result.forecasts if _tensor_ranks(plan) == tp and (id(plan) in front) == inside]
             axes.scatter(
-                [one.forecast.step_time * scale for one in plans],
-                [one.forecast.peak_device / GIB for one in plans],
+                [plan.forecast.step_time * scale for plan in plans],
+                [plan.forecast.peak_device / GIB for plan in plans],
                 facecolors=hue if inside else "white",
                 edgecolors=hue,
                 marker=MARKERS[i % len(MARKERS)],
@@ -128,7 +128,7 @@ def _draw_key(sheet: Sheet, top: float, entries: list[str], places: list[tuple[f
 
 
 def _place_entries(entries: list[str]) -> tuple[list[tuple[float, int]], int]:
-    """Left end [in] and line of every entry of the legend, and the number of lines."""
+    """Returns the left end [in] and line of every entry of the legend, and the number of lines."""
     places: list[tuple[float, int]] = []
     x, line = EDGE, 0
     for words in entries:
@@ -140,14 +140,14 @@ def _place_entries(entries: list[str]) -> tuple[list[tuple[float, int]], int]:
     return places, line + 1
 
 
-def _tensor_ranks(one: ForecastPlan) -> int:
-    return int(one.job["plan"].get("tp", 1))
+def _tensor_ranks(plan: ForecastPlan) -> int:
+    return int(plan.job["plan"].get("tp", 1))
 
 
 def _draw_limits(axes: Any, search: PlanSearch) -> None:
     lines = []
     for space in search.jobs:
-        gpu, several = space.loaded.cluster.gpu, len({one.capacity for one in search.jobs}) > 1
+        gpu, several = space.loaded.cluster.gpu, len({space.capacity for space in search.jobs}) > 1
         memory, name = gpu.program_memory / GIB, gpu.name if several else "a GPU"
         lines.append((memory, f"memory of {name}, {memory:.4g} GiB"))
         if space.capacity < gpu.program_memory:
@@ -172,7 +172,10 @@ def _mark_best(axes: Any, result: SearchResult, scale: float) -> None:
     if len(result.certificate.objectives) == 1:
         best, words = result.best[0].searched.forecast, "best"
     else:
-        best, words = min((one.searched.forecast for one in result.best), key=lambda one: one.step_time), "fastest"
+        best, words = (
+            min((plan.searched.forecast for plan in result.best), key=lambda forecast: forecast.step_time),
+            "fastest",
+        )
     place = best.step_time * scale, best.peak_device / GIB
     axes.scatter(*place, s=70, facecolors="none", edgecolors=style.INK, linewidths=1.0, zorder=4)
     axes.annotate(

@@ -28,34 +28,37 @@ class SearchProgress:
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not self._terminal)
         self._began = self._written = time.monotonic()
 
-    def __call__(self, found: Certificate) -> None:
+    def __call__(self, certificate: Certificate) -> None:
         if not self._terminal:
             now = time.monotonic()
             if now - self._written >= SECONDS_BETWEEN_LINES:
                 self._written = now
-                say(f"meshcast: {now - self._began:,.0f} s: {describe_progress(found)}", err=True)
+                say(f"meshcast: {now - self._began:,.0f} s: {describe_progress(certificate)}", err=True)
             return
         if not self.bar.task_ids:
             self.bar.start()
             self.bar.add_task("search", total=1.0)
-        self.bar.update(self.bar.task_ids[0], description=describe_progress(found), completed=1.0 - found.gap)
+        self.bar.update(
+            self.bar.task_ids[0], description=describe_progress(certificate), completed=1.0 - certificate.gap
+        )
 
 
-def describe_progress(found: Certificate) -> str:
-    """How far a search is, in a line."""
-    if found.counting:
-        return f"counting the plans: {found.plans:,} in {found.groups:,} groups"
-    best = _describe_incumbent(found)
-    if found.runs is not None:
-        count = found.runs.simulated * found.runs.seeds
-        return f"{found.exact:,} forecasts, {count:,} simulated runs, best {best}, gap {found.gap:.1%}"
-    return f"{found.opened:,} of {found.groups:,} groups, {found.exact:,} forecasts, best {best}, gap {found.gap:.1%}"
+def describe_progress(certificate: Certificate) -> str:
+    """Returns how far a search is, in a line."""
+    if certificate.counting:
+        return f"counting the plans: {certificate.plans:,} in {certificate.groups:,} groups"
+    best = _describe_incumbent(certificate)
+    if certificate.runs is not None:
+        count = certificate.runs.simulated * certificate.runs.seeds
+        return f"{certificate.exact:,} forecasts, {count:,} simulated runs, best {best}, gap {certificate.gap:.1%}"
+    groups = f"{certificate.opened:,} of {certificate.groups:,} groups"
+    return f"{groups}, {certificate.exact:,} forecasts, best {best}, gap {certificate.gap:.1%}"
 
 
-def _describe_incumbent(found: Certificate) -> str:
-    name = found.objectives[0]
-    if not math.isfinite(found.incumbent if found.runs is not None else found.step):
+def _describe_incumbent(certificate: Certificate) -> str:
+    name = certificate.objectives[0]
+    if not math.isfinite(certificate.incumbent if certificate.runs is not None else certificate.step):
         return "none yet"
-    if found.runs is None or name not in OF_RUNS:
-        return format_seconds(found.step)
-    return f"{found.incumbent:,.4g}{' days' if name == 'days' else ''}"
+    if certificate.runs is None or name not in OF_RUNS:
+        return format_seconds(certificate.step)
+    return f"{certificate.incumbent:,.4g}{' days' if name == 'days' else ''}"

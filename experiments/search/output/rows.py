@@ -58,9 +58,9 @@ def write_rows(search: PlanSearch, best: Sequence[RankedPlan], out: Path) -> Non
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    ranked = [one.searched for one in best]
-    others = [one for one in search.forecasts if not any(one is found for found in ranked)]
-    others.sort(key=lambda one: (one.values if one.runs else (math.inf,), one.forecast.step_time))
+    ranked = [plan.searched for plan in best]
+    others = [plan for plan in search.forecasts if not any(plan is best_plan for best_plan in ranked)]
+    others.sort(key=lambda plan: (plan.values if plan.runs else (math.inf,), plan.forecast.step_time))
     rows = [*_rows_of(search, best, others)]
     schema = _schema(search, rows)
     columns = {
@@ -72,30 +72,30 @@ def write_rows(search: PlanSearch, best: Sequence[RankedPlan], out: Path) -> Non
 
 
 def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[ForecastPlan]) -> Iterator[Row]:
-    plans: list[tuple[ForecastPlan, Report | None]] = [(one.searched, one.report) for one in best]
-    for index, (found, known) in enumerate([*plans, *((one, None) for one in others)]):
-        report = known or simulate(load_job(found.job, base=search.space.base), shared_work=search.shared)
+    plans: list[tuple[ForecastPlan, Report | None]] = [(plan.searched, plan.report) for plan in best]
+    for index, (plan, known) in enumerate([*plans, *((other, None) for other in others)]):
+        report = known or simulate(load_job(plan.job, base=search.space.base), shared_work=search.shared)
         stated = report.to_dict()
         status, reason = stated["status"], None
-        if found.fits:
+        if plan.fits:
             status = "fits"
         elif status == "fits":
             status, reason = "tight", "it leaves less of the memory of a GPU free than --memory-margin or --memory-risk"
-        row = {"index": index, **found.changes, "status": status, "reason": reason}
+        row = {"index": index, **plan.changes, "status": status, "reason": reason}
         if search.certificate.runs is not None:
-            row |= {**(found.runs.columns if found.runs else {}), EVERY: found.runs.interval_s if found.runs else None}
-        elif known is not None and simulates_runs(search.space.job, found.changes):
+            row |= {**(plan.runs.columns if plan.runs else {}), EVERY: plan.runs.interval_s if plan.runs else None}
+        elif known is not None and simulates_runs(search.space.job, plan.changes):
             row |= forecast_run(report)
-        yield {**row, **row_of(stated), "limits": stated["limits"], BOUND: found.bound}
+        yield {**row, **row_of(stated), "limits": stated["limits"], BOUND: plan.bound}
 
 
 def _schema(search: PlanSearch, rows: list[Row]) -> pa.Schema:
     import pyarrow as pa
 
-    names = list(dict.fromkeys(name for one in search.forecasts for name in one.changes)) or list(search.space.open)
+    names = list(dict.fromkeys(name for plan in search.forecasts for name in plan.changes)) or list(search.space.open)
     kinds = arrow_types()
     fields = {name: kinds[column_type(row.get(name) for row in rows)] for name in names}
-    clusters = [one.job[CLUSTER] for one in search.jobs]
+    clusters = [space.job[CLUSTER] for space in search.jobs]
     job = {**search.space.job, CLUSTER: clusters if len(clusters) > 1 else clusters[0]}
     about = {"version": product_version(), "certificate": search.certificate.to_dict(), "job": job}
     if search.certificate.runs is not None:  # the fields of the run alone may not say that it is simulated

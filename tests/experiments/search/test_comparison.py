@@ -14,7 +14,8 @@ import yaml
 import meshcast
 from meshcast.experiments.search.certificate.comparison import compare_plans, load_plans
 from meshcast.experiments.search.certificate.settings import differing_settings
-from meshcast.experiments.search.search_job import make_limits, open_search
+from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.search_job import open_search
 from meshcast.experiments.search.space.limits import Limits
 from meshcast.experiments.search.space.membership import find_point, list_outside
 from meshcast.experiments.search.space.short_form import read_short_form

@@ -19,7 +19,8 @@ import meshcast
 from meshcast.experiments.search.frontier import workers
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.plan_search import CountInterrupted
-from meshcast.experiments.search.search_job import make_limits, open_search
+from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.search_job import open_search
 from meshcast.experiments.search.space.limits import LimitedSpace, Limits
 from meshcast.experiments.search.space.space import Space
 from tests.experiments.cli.samples import run

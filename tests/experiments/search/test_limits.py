@@ -13,7 +13,8 @@ import yaml
 from meshcast.experiments.search.frontier.branch_and_bound import Search
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.plan_search import has_memory
-from meshcast.experiments.search.search_job import make_limits, open_search
+from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.search_job import open_search
 from meshcast.experiments.search.space.space import Space
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate

@@ -11,9 +11,10 @@ import yaml
 
 from meshcast.experiments.pages.forecast import render
 from meshcast.experiments.search.frontier.certificate import Certificate
+from meshcast.experiments.search.options import make_limits
 from meshcast.experiments.search.output import progress
 from meshcast.experiments.search.output.page import page, run_with_progress
-from meshcast.experiments.search.search_job import make_limits, open_search
+from meshcast.experiments.search.search_job import open_search
 from meshcast.simulator.report.peak_errors import EVEN
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from meshcast.experiments.search.certificate.result import SearchResult, rank
+from meshcast.experiments.search.options import make_limits
 from meshcast.experiments.search.output.plot import time_and_memory
-from meshcast.experiments.search.search_job import make_limits, open_search
+from meshcast.experiments.search.search_job import open_search
 from meshcast.simulator import simulate
 from meshcast.simulator.loading.load import load_job, set_field
 from tests.experiments.cli.samples import run
