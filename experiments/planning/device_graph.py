@@ -41,8 +41,8 @@ class DeviceGraph:
             self.readers[source, target] = 1.0
 
     def loads(self, ideals: np.ndarray, memory: float) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds of the piece between ideals a and b on an accelerator and on a CPU [ideals, ideals]; infinite where a
-        is no part of b, and on accelerators where it needs more memory or a node is not supported."""
+        """Returns the seconds of the piece between ideals a and b on an accelerator and on a CPU [ideals, ideals];
+        infinite where a is no part of b, and on accelerators where it needs more memory or a node is not supported."""
         sets = (ideals.astype(np.int32) @ self.members.astype(np.int32)) > 0
         inside = find_contained(ideals)
         accelerator, cpu = np.full(inside.shape, np.inf), np.full(inside.shape, np.inf)
@@ -55,8 +55,8 @@ class DeviceGraph:
         return accelerator, cpu
 
     def accelerator_seconds(self, pieces: np.ndarray, memory: float) -> np.ndarray:
-        """Seconds of sets of nodes on an accelerator, transfers included [pieces, nodes] -> [pieces]: every output that
-        crosses the border of the set is sent once, in or out."""
+        """Returns the seconds of sets of nodes on an accelerator, transfers included [pieces, nodes] -> [pieces]: every
+        output that crosses the border of the set is sent once, in or out."""
         figures = self.nodes.figures
         inside = pieces.astype(np.float32) @ self.readers.T
         all_readers = self.readers.sum(axis=1)
@@ -67,14 +67,14 @@ class DeviceGraph:
         return np.where(fits, seconds, np.inf)
 
     def write_pieces(self, groups: Iterable[np.ndarray | list[int]], accelerators: int) -> list[dict[str, Any]]:
-        """The nodes of every device that has some, accelerators first. groups: of every device."""
+        """Returns the nodes of every device that has some, accelerators first. groups: of every device."""
         nodes = [np.flatnonzero(self.members[held].any(axis=0)).tolist() for held in groups]
         kinds = ("accelerator" if device < accelerators else "cpu" for device in range(len(nodes)))
         return [{"device": kind, "nodes": held} for kind, held in zip(kinds, nodes, strict=True) if held]
 
 
 def _merge_cycles(colours: np.ndarray, edges: Iterable[tuple[int, int]]) -> list[int]:
-    """The colour class of every node, where classes that reach each other are one."""
+    """Returns the colour class of every node, where classes that reach each other are one."""
     classes = sorted({int(colour) for colour in colours})
     reach = {colour: {colour} for colour in classes}
     pairs = {(int(colours[a]), int(colours[b])) for a, b in edges if colours[a] != colours[b]}

@@ -41,33 +41,34 @@ class LayerGraph:
     @cached_property
     def predecessors(self) -> list[list[int]]:
         """The producers that every node reads."""
-        found: list[list[int]] = [[] for _ in self.names]
+        producers: list[list[int]] = [[] for _ in self.names]
         for source, target in self.edges:
-            found[target].append(source)
-        return found
+            producers[target].append(source)
+        return producers
 
     @cached_property
     def order(self) -> list[int]:
         """The nodes in topological order."""
         left = [set(before) for before in self.predecessors]
-        found: list[int] = []
-        while len(found) < len(self.names):
-            ready = [node for node, before in enumerate(left) if not before and node not in found]
+        sorted_nodes: list[int] = []
+        while len(sorted_nodes) < len(self.names):
+            ready = [node for node, before in enumerate(left) if not before and node not in sorted_nodes]
             if not ready:
                 raise ValueError(
                     f"the graph has a cycle through {self.names[next(i for i, b in enumerate(left) if b)]}"
                 )
-            found += ready
+            sorted_nodes += ready
             for before in left:
                 before.difference_update(ready)
-        return found
+        return sorted_nodes
 
     def ideals(self, most: int = MAX_IDEALS) -> np.ndarray:
-        """All ideals as rows of booleans, the empty one first and smaller ones before larger ones [ideals, nodes].
+        """Returns all ideals as rows of booleans, the empty one first and smaller ones before larger ones [ideals,
+        nodes].
 
         Raises ValueError if there are more than `most`.
         """
-        need = [sum(1 << one for one in before) for before in self.predecessors]
+        need = [sum(1 << node for node in before) for before in self.predecessors]
         known, layer = {0}, [0]
         rows = [0]
         while layer:

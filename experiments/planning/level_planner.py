@@ -35,7 +35,7 @@ class LevelRule:
         return fits and not any(dim for _, dim in inner) and self.allows(name, outer)
 
     def candidates(self, name: str, dims: Sequence[str], axes: Sequence[str]) -> Iterator[Dims]:
-        """The layouts that are worth asking about."""
+        """Returns the layouts that are worth asking about."""
         outer, inner = self.decided.get(name, ()), [(axis, "") for axis in axes[self.depth :]]
         return ((*outer, (axes[self.depth - 1], dim), *inner) for dim in dims)
 
@@ -57,29 +57,30 @@ class SpaceRule:
         return self.allows(name, layout)
 
     def candidates(self, name: str, dims: Sequence[str], axes: Sequence[str]) -> Iterator[Dims]:
-        """The layouts that are worth asking about."""
+        """Returns the layouts that are worth asking about."""
         if self.kept is None:
             usable = [dim for dim in dims if self.allows(name, ((axes[0], dim),))]
             ways = [[*combinations_with_replacement(usable, len(group))] for group in self.groups]
             return (self._lay_out(axes, choice) for choice in product(*ways))
-        found: dict[Dims, None] = {}
+        layouts: dict[Dims, None] = {}
         for layout in self.kept[name]:
             ways = [sorted({*permutations(layout[level][1] for level in group)}) for group in self.groups]
-            found.update((self._lay_out(axes, choice), None) for choice in product(*ways))
-        return iter(found)
+            layouts.update((self._lay_out(axes, choice), None) for choice in product(*ways))
+        return iter(layouts)
 
     def _lay_out(self, axes: Sequence[str], choice: Sequence[Sequence[str]]) -> Dims:
-        """The layout in which the levels of every group shard these dims."""
+        """Returns the layout in which the levels of every group shard these dims."""
         dims = {
             level: dim
-            for group, own in zip(self.groups, choice, strict=True)
-            for level, dim in zip(group, own, strict=True)
+            for group, sharded in zip(self.groups, choice, strict=True)
+            for level, dim in zip(group, sharded, strict=True)
         }
         return tuple((axis, dims[level]) for level, axis in enumerate(axes))
 
 
 def group_levels(widths: Sequence[int], inside: int) -> list[list[int]]:
-    """Numbers of the levels that are interchangeable: of one width, inside a node of `inside` GPUs or over nodes.
+    """Returns the numbers of the levels that are interchangeable: of one width, inside a node of `inside` GPUs or over
+    nodes.
 
     What an operator alone costs does not depend on which of them shards a dim; conversions between operators may, by
     the order of their collectives.
@@ -97,29 +98,31 @@ class LevelPlanner(LayoutPlanner):
 
     @abstractmethod
     def widths(self, problem: Problem) -> list[int]:
-        """Parts that every level divides the devices into, the outermost first; their product is their number."""
+        """Returns the parts that every level divides the devices into, the outermost first; their product is their
+        number."""
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        """The plan after all levels.
+        """Returns the plan after all levels.
 
         While the outer levels are decided, the inner ones shard nothing. Raises PlanError where a level has no plan.
         """
         widths = self.widths(problem) or [1]
         axes = {f"level{number}": width for number, width in enumerate(widths)}
         decided: dict[str, Dims] = {}
-        visited, value, table, found = 0, math.inf, None, None
+        visited, value, table, optimum = 0, math.inf, None, None
         for depth in range(1, len(widths) + 1):
             table = problem.operators(axes, LevelRule(self.allows, depth, dict(decided)))
-            found = eliminate(table)
-            if found is None:
+            optimum = eliminate(table)
+            if optimum is None:
                 raise self.nothing_fits(problem, f"Level {depth} of {len(widths)} has no legal layouts: use fewer GPUs")
-            visited, value = visited + found.visited, found.value
-            decided = {name: layout[:depth] for name, layout in table.options(found.assignment).items()}  # type: ignore[index]
-        assert table is not None and found is not None
-        return Proposal(write_plan(problem, table, found.assignment, axes), value, visited)
+            visited, value = visited + optimum.visited, optimum.value
+            decided = {name: layout[:depth] for name, layout in table.options(optimum.assignment).items()}  # type: ignore[index]
+        assert table is not None and optimum is not None
+        return Proposal(write_plan(problem, table, optimum.assignment, axes), value, visited)
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """The best layouts of all levels at once, without a limit of memory, or a bound where they are too many.
+        """Returns the best layouts of all levels at once, without a limit of memory, or a bound where they are too
+        many.
 
         Layouts of operators that differ by the order of interchangeable levels are priced once, to see which may be
         part of a plan as good as the proposal; of those all orders are.
@@ -132,11 +135,11 @@ class LevelPlanner(LayoutPlanner):
         groups = group_levels(widths, [*physical_mesh(problem).values()][-1])
         table = price(axes, SpaceRule(self.allows, groups))
         alone = bound_objective(table._replace(pending=()), proposal.value, 0)
-        kept = {name: [table.choices[name][place] for place in own] for name, own in alone.kept.items()}
+        kept = {name: [table.choices[name][place] for place in numbers] for name, numbers in alone.kept.items()}
         orders = {
             name: sum(1 for _ in SpaceRule(self.allows, groups, kept).candidates(name, (), [*axes])) for name in kept
         }
         if max(orders.values()) > MAX_LAYOUTS:
             return SpaceOptimum(alone.value, BOUND)
-        found = bound_objective(price(axes, SpaceRule(self.allows, groups, kept)), proposal.value, MAX_CELLS)
-        return SpaceOptimum(found.value, "pruned elimination" if found.exact else BOUND)
+        bounded = bound_objective(price(axes, SpaceRule(self.allows, groups, kept)), proposal.value, MAX_CELLS)
+        return SpaceOptimum(bounded.value, "pruned elimination" if bounded.exact else BOUND)

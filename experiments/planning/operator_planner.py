@@ -23,7 +23,7 @@ class LayoutPlanner(Planner):
     dims: ClassVar[frozenset[str]] = frozenset()
 
     def allows(self, name: str, layout: Dims) -> bool:
-        """Whether an operator may have a layout."""
+        """Returns whether an operator may have a layout."""
         return not self.dims or all(not dim or dim in self.dims for _, dim in layout)
 
 
@@ -38,7 +38,7 @@ class OperatorPlanner(LayoutPlanner):
     method: ClassVar[str] = ""
 
     def meshes(self, problem: Problem) -> Iterator[Mapping[str, int]]:
-        """The meshes that it tries: by default one axis inside a node and one over the nodes."""
+        """Yields the meshes that it tries: by default one axis inside a node and one over the nodes."""
         yield physical_mesh(problem)
 
     @abstractmethod
@@ -66,17 +66,17 @@ class OperatorPlanner(LayoutPlanner):
         return best._replace(visited=visited, proof=proof)
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Where the planner has proven nothing: the best layouts within the memory of a GPU, by elimination, or by an
-        integer program if those do not fit."""
+        """Bounds the space where the planner has proven nothing: by the best layouts within the memory of a GPU, by
+        elimination, or by an integer program if those do not fit."""
         job = getattr(problem, "bound_layouts", None)
         if proposal.proof is not None or job is None:
             return super().bound_space(problem, proposal, budget)
-        found = [job(table) for table in self.space(problem)]
-        best = min(found, key=lambda one: one.value, default=None)
+        optima = [job(table) for table in self.space(problem)]
+        best = min(optima, key=lambda optimum: optimum.value, default=None)
         return best if best is not None and math.isfinite(best.value) else None
 
     def space(self, problem: Problem) -> Iterator[FactorTable]:
-        """The tables of its meshes, with the layouts that it may choose."""
+        """Returns the tables of its meshes, with the layouts that it may choose."""
         return (problem.operators(axes, self.allows) for axes in self.meshes(problem))
 
 
@@ -88,7 +88,7 @@ def physical_mesh(problem: Problem) -> dict[str, int]:
 
 
 def write_plan(problem: Problem, table: FactorTable, assignment: Assignment, axes: Mapping[str, int]) -> dict:
-    """The keys ``plan`` and ``batch`` of the job that executes an assignment."""
+    """Returns the keys ``plan`` and ``batch`` of the job that executes an assignment."""
     annotate = getattr(problem, "annotate", None)
     if annotate is None:
         raise PlanError(f"problem {problem.name}", "its layouts are no plan of a job", "Give the planner a job")

@@ -115,21 +115,22 @@ class Planner(ABC):
 
     @abstractmethod
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        """See `plan`."""
+        """Proposes a plan: see `plan`."""
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """See `find_space_optimum`; by default the proof of the proposal."""
+        """Bounds the space of the planner: see `find_space_optimum`; by default by the proof of the proposal."""
         proof = proposal.proof
         return SpaceOptimum(proof.bound, proof.method) if proof and math.isfinite(proof.bound) else None
 
     def nothing_fits(self, problem: Problem, remedy: str) -> PlanError:
-        """The error of a space without a plan that fits."""
+        """Returns the error of a space without a plan that fits."""
         space = f"no plan of {self.name} fits {problem.gpus} devices of {problem.memory / 2**30:.1f} GiB"
         return PlanError(f"problem {problem.name}", space, remedy)
 
 
 def write_stages(problem: Problem, table: StageTable, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
-    """The keys ``plan`` and ``batch`` of the job that executes stages of a table. Raises PlanError without a job."""
+    """Returns the keys ``plan`` and ``batch`` of the job that executes stages of a table. Raises PlanError without a
+    job."""
     write = getattr(problem, "stage_plan", None)
     if write is None:
         raise PlanError(f"problem {problem.name}", "its stages are no plan of a job", "Give the planner a job")
@@ -137,22 +138,24 @@ def write_stages(problem: Problem, table: StageTable, stages: tuple[PlannedStage
 
 
 def planner_names() -> list[str]:
-    """Every planner that has a file."""
+    """Returns every planner that has a file."""
     return sorted(path.stem.replace("_", "-") for path in PLANNERS.glob("*.py") if path.stem != "__init__")
 
 
 @cache
 def find_planner(name: str) -> type[Planner]:
-    """The planner class in the file of `name`. Raises PlanError for a name without a file."""
+    """Returns the planner class in the file of `name`. Raises PlanError for a name without a file."""
     if name not in planner_names():
         raise PlanError("--with", "no such planner", nearest(name, planner_names()), name)
     module = importlib.import_module(f"meshcast.experiments.planning.planners.{name.replace('-', '_')}")
-    own = [
-        one
-        for _, one in inspect.getmembers(module, inspect.isclass)
-        if issubclass(one, Planner) and one.__module__ == module.__name__
+    classes = [
+        planner
+        for _, planner in inspect.getmembers(module, inspect.isclass)
+        if issubclass(planner, Planner) and planner.__module__ == module.__name__
     ]
-    if len(own) != 1:
-        raise PlanError("--with", f"its file must define one planner, it defines {len(own)}", "Keep one a file", name)
-    own[0].name = name
-    return own[0]
+    if len(classes) != 1:
+        raise PlanError(
+            "--with", f"its file must define one planner, it defines {len(classes)}", "Keep one a file", name
+        )
+    classes[0].name = name
+    return classes[0]

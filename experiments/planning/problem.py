@@ -20,7 +20,7 @@ Allowed = Callable[[str, Dims], bool]
 
 
 def allow_all(name: str, layout: Dims) -> bool:
-    """No restriction."""
+    """Restricts nothing."""
     return True
 
 
@@ -52,7 +52,7 @@ class Problem(Protocol):
     microbatches: int
 
     def operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> FactorTable:
-        """The table of the model's operators on a mesh of `axes`, outermost first.
+        """Returns the table of the model's operators on a mesh of `axes`, outermost first.
 
         allowed: layouts that the planner may use; others are not priced.
         Raises PlanError where the problem has no operators, or these axes do not fit its devices.
@@ -60,15 +60,15 @@ class Problem(Protocol):
         ...
 
     def stages(self, recompute: bool = True) -> StageTable:
-        """The table of stages of the model's layers. recompute: with stages that recompute all layers.
+        """Returns the table of stages of the model's layers. recompute: with stages that recompute all layers.
 
         Raises PlanError where the problem has none.
         """
         ...
 
     def graph(self) -> LayerGraph:
-        """The graph of the model's layers, with the figures that the problem knows of them. Raises PlanError where the
-        problem has none."""
+        """Returns the graph of the model's layers, with the figures that the problem knows of them. Raises PlanError
+        where the problem has none."""
         ...
 
 

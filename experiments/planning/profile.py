@@ -29,7 +29,7 @@ class NetworkLevel(NamedTuple):
 
 
 def profile_names() -> list[str]:
-    """Every profile that has a file."""
+    """Returns every profile that has a file."""
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
@@ -62,7 +62,7 @@ class ProfileProblem(UnknownPart):
         self.settings |= {"edge_order": self._edges, **settings}
 
     def graph(self) -> LayerGraph:
-        """The graph, with every column of numbers as a figure in seconds or bytes."""
+        """Returns the graph, with every column of numbers as a figure in seconds or bytes."""
         columns, units = self.settings["columns"], self.settings["units"]
         figures = {
             column: [float(row[place]) * UNITS[units.get(column, "s")] for row in self._nodes]

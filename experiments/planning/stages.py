@@ -46,7 +46,7 @@ class StageTable(NamedTuple):
         return float(self.seconds[stage.layers[0], stage.layers[-1], stage.option])
 
     def take(self, kept: Sequence[int]) -> StageTable:
-        """The table of some options alone."""
+        """Returns the table of some options alone."""
         arrays = (array[:, :, list(kept)] for array in (self.seconds, self.forward, self.once, self.behind))
         return StageTable(tuple(self.options[place] for place in kept), *arrays)
 

@@ -49,12 +49,12 @@ class Factor(NamedTuple):
     nbytes: np.ndarray
 
     def at(self, assignment: Assignment) -> Cost:
-        """The cost of one assignment."""
+        """Returns the cost of one assignment."""
         place = tuple(assignment[name] for name in self.scope)
         return Cost(float(self.seconds[place]), float(self.once[place]), float(self.nbytes[place]))
 
     def take(self, kept: Kept) -> Factor:
-        """The factor of the kept options alone; variables that are not listed keep all."""
+        """Returns the factor of the kept options alone; variables that are not listed keep all."""
         arrays = []
         for array in (self.seconds, self.once, self.nbytes):
             for place, name in enumerate(self.scope):
@@ -82,8 +82,8 @@ class FactorTable:
         for factor in self.factors:
             shape = tuple(len(self.choices[name]) for name in factor.scope)
             if any(array.shape != shape for array in factor[1:]):
-                found = [array.shape for array in factor[1:]]
-                raise ValueError(f"the factor over {factor.scope} must have arrays of shape {shape}, it has {found}")
+                shapes = [array.shape for array in factor[1:]]
+                raise ValueError(f"the factor over {factor.scope} must have arrays of shape {shape}, it has {shapes}")
 
     @property
     def assignments(self) -> float:
@@ -91,25 +91,25 @@ class FactorTable:
         return float(math.prod(len(options) for options in self.choices.values()))
 
     def objective(self, factor: Factor) -> np.ndarray:
-        """Seconds of a step of every combination of a factor [s]."""
+        """Returns the seconds of a step of every combination of a factor [s]."""
         return self.microbatches * factor.seconds + factor.once
 
     def cost(self, assignment: Assignment) -> Cost:
-        """The cost of an assignment."""
+        """Returns the cost of an assignment."""
         costs = [factor.at(assignment) for factor in self.factors]
         return Cost(*(sum(column) for column in zip(*costs, strict=True))) if costs else Cost(0.0, 0.0, 0.0)
 
     def value(self, assignment: Assignment) -> float:
-        """The objective of an assignment [s]."""
+        """Returns the objective of an assignment [s]."""
         cost = self.cost(assignment)
         return self.microbatches * cost.seconds + cost.once
 
     def options(self, assignment: Assignment) -> dict[str, Option]:
-        """The options that an assignment chooses, by variable."""
+        """Returns the options that an assignment chooses, by variable."""
         return {name: self.choices[name][number] for name, number in assignment.items()}
 
     def restrict(self, allowed: Callable[[str, Option], bool]) -> FactorTable:
-        """The table of the allowed options alone. This is how a planner declares a restriction of its space.
+        """Returns the table of the allowed options alone. This is how a planner declares a restriction of its space.
 
         allowed: of a variable and an option.
         Raises ValueError for a variable that keeps no option.
@@ -123,17 +123,17 @@ class FactorTable:
         return self.take(kept)
 
     def take(self, kept: Kept) -> FactorTable:
-        """The table of the kept options of every variable alone."""
+        """Returns the table of the kept options of every variable alone."""
         choices = {name: [self.choices[name][number] for number in numbers] for name, numbers in kept.items()}
         return FactorTable(choices, [factor.take(kept) for factor in self.factors], self.microbatches)
 
     def touching(self) -> dict[str, list[Factor]]:
-        """The factors of every variable."""
-        found: dict[str, list[Factor]] = {name: [] for name in self.choices}
+        """Returns the factors of every variable."""
+        factors: dict[str, list[Factor]] = {name: [] for name in self.choices}
         for factor in self.factors:
             for name in factor.scope:
-                found[name].append(factor)
-        return found
+                factors[name].append(factor)
+        return factors
 
 
 class Optimum(NamedTuple):
@@ -174,6 +174,8 @@ class PendingTable(NamedTuple):
     microbatches: int = 1
 
     def price_all(self) -> FactorTable:
-        """The table with all factors."""
+        """Returns the table with all factors."""
         kept = {name: range(len(options)) for name, options in self.choices.items()}
-        return FactorTable(self.choices, [*self.factors, *(one.price(kept) for one in self.pending)], self.microbatches)
+        return FactorTable(
+            self.choices, [*self.factors, *(factor.price(kept) for factor in self.pending)], self.microbatches
+        )

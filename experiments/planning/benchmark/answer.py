@@ -33,24 +33,24 @@ def name_method(method: str) -> str:
 def to_answer(
     problem: JobProblem, rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum | PlanError | None = None
 ) -> dict[str, Any]:
-    """The rows, best first, and the certified optimum."""
-    found: dict[str, Any] = {"rows": [_row_answer(problem, row) for row in rows]}
+    """Returns the rows, best first, and the certified optimum."""
+    answer: dict[str, Any] = {"rows": [_row_answer(problem, row) for row in rows]}
     if isinstance(optimum, PlanError):
-        found["certificate"] = {"refused": optimum.to_dict()}
+        answer["certificate"] = {"refused": optimum.to_dict()}
     elif optimum is not None:
-        found["certificate"] = optimum.to_dict()
-    return found
+        answer["certificate"] = optimum.to_dict()
+    return answer
 
 
 def _row_answer(problem: JobProblem, row: BenchmarkRow) -> dict[str, Any]:
-    found: dict[str, Any] = {"planner": row.name, "mode": problem.mode, "cpu_s": row.cpu_s, "plan": None}
+    answer: dict[str, Any] = {"planner": row.name, "mode": problem.mode, "cpu_s": row.cpu_s, "plan": None}
     if row.proposal is None:
-        return found | {"executable": str(row.refused), "refused": row.refused.to_dict() if row.refused else None}
+        return answer | {"executable": str(row.refused), "refused": row.refused.to_dict() if row.refused else None}
     proof, report, space = row.proposal.proof, row.report, row.space
     reason = "" if row.fits else "it does not fit in memory"
     if report is None:
         reason = row.not_executable or str(row.refused)
-    found |= {
+    answer |= {
         "objective": row.proposal.value,
         "unit": find_planner(row.name).unit,
         "evaluations": row.proposal.visited,
@@ -64,4 +64,4 @@ def _row_answer(problem: JobProblem, row: BenchmarkRow) -> dict[str, Any]:
         "space_optimum": space._asdict() if space else None,
         "outside": [*row.outside],
     }
-    return found | ({} if row.not_executable else {"plan": problem.job_of(row.proposal.plan)})
+    return answer | ({} if row.not_executable else {"plan": problem.job_of(row.proposal.plan)})

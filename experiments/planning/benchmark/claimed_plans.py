@@ -20,13 +20,14 @@ from meshcast.validation.claims.relation import Quantity
 
 
 def find_claimed_plan(run: PlannerRun) -> PlannerPlan:
-    """The plan of a run of a planner. Raises PlanError where it finds none, or the run has a mistake."""
+    """Returns the plan of a run of a planner. Raises PlanError where it finds none, or the run has a mistake."""
     return _find_plan(run.model_dump_json())
 
 
 @lru_cache(maxsize=8)
 def _find_plan(text: str) -> PlannerPlan:
-    """The plan of a run that is given as JSON; claims that follow each other read several numbers of one run."""
+    """Returns the plan of a run that is given as JSON; claims that follow each other read several numbers of one
+    run."""
     run = PlannerRun.model_validate_json(text)
     planner = _make_planner(run.planner, run.traits)
     problem = _make_problem(run)
@@ -46,16 +47,17 @@ def _find_plan(text: str) -> PlannerPlan:
 
 
 def _make_planner(name: str, traits: Mapping[str, Any]) -> Planner:
-    """A planner with some attributes of its own. Raises PlanError for a planner or an attribute that does not exist."""
+    """Returns a planner with some attributes of its own. Raises PlanError for a planner or an attribute that does not
+    exist."""
     planner = find_planner(name)
-    known = [one for one in vars(planner) if not one.startswith("_") and not callable(getattr(planner, one))]
-    known += [one for base in planner.__mro__[1:] for one in vars(base) if not one.startswith("_")]
+    known = [name for name in vars(planner) if not name.startswith("_") and not callable(getattr(planner, name))]
+    known += [name for base in planner.__mro__[1:] for name in vars(base) if not name.startswith("_")]
     for trait in traits:
         if trait not in known:
             raise PlanError("traits", f"{name} has no such attribute", nearest(trait, known), trait)
     changed = {key: tuple(value) if isinstance(value, list) else value for key, value in traits.items()}
-    made: Planner = type(planner.__name__, (planner,), changed)()
-    return made
+    changed_planner: Planner = type(planner.__name__, (planner,), changed)()
+    return changed_planner
 
 
 def _make_problem(run: PlannerRun) -> Problem:
@@ -67,30 +69,32 @@ def _make_problem(run: PlannerRun) -> Problem:
 
 
 def _price_stages(problem: JobProblem, stages: Sequence[tuple[int, int, int]], recompute: Sequence[str]) -> Proposal:
-    """A stated plan at the prices of stages, by the objective of Alpa: all stages, and the slowest once more for every
-    further micro-batch."""
-    table, found, first = problem.stages(), list[PlannedStage](), 0
+    """Returns a stated plan at the prices of stages, by the objective of Alpa: all stages, and the slowest once more
+    for every further micro-batch."""
+    table, planned, first = problem.stages(), list[PlannedStage](), 0
     for layers, tensor, data in stages:
         wanted = {"tp": tensor, "dp": data, "recompute": recompute[0]}
-        options = [at for at, one in enumerate(table.options) if one.plan == wanted and one.gpus == tensor * data]
+        options = [
+            at for at, option in enumerate(table.options) if option.plan == wanted and option.gpus == tensor * data
+        ]
         if not options:
             raise PlanError("stages", "no stage has these degrees", "Correct tp and dp", [layers, tensor, data])
-        found.append(PlannedStage(range(first, first + layers), options[0]))
+        planned.append(PlannedStage(range(first, first + layers), options[0]))
         first += layers
-    seconds = [*map(table.stage_seconds, found)]
+    seconds = [*map(table.stage_seconds, planned)]
     value = sum(seconds) + (problem.microbatches - 1) * max(seconds)
-    return Proposal(problem.stage_plan(table, tuple(found)), value, 0)
+    return Proposal(problem.stage_plan(table, tuple(planned)), value, 0)
 
 
 def _list_numbers(problem: Problem, proposal: Proposal) -> dict[str, Quantity]:
-    """The numbers of a plan that there are; see `OF_PLAN`."""
+    """Returns the numbers of a plan that there are; see `OF_PLAN`."""
     numbers: dict[str, Quantity] = {"value": float(proposal.value), "visited": float(proposal.visited)}
     numbers["proven"] = float(proposal.proof is not None and proposal.proof.optimal)
     stages = _list_stages(problem, proposal.plan)
     if stages:
         numbers["stages"] = float(len(stages))
         columns = {"stage_gpus": "gpus", "stage_nodes": "nodes", "stage_tp": "tp", "stage_dp": "dp"}
-        numbers |= {name: [float(one[key]) for one in stages] for name, key in columns.items() if key in stages[0]}
+        numbers |= {name: [float(stage[key]) for stage in stages] for name, key in columns.items() if key in stages[0]}
     if isinstance(problem, ProfileProblem):
         figures, settings = problem.graph().figures, problem.settings
         if {"forward", "backward"} <= {*figures}:
@@ -100,21 +104,22 @@ def _list_numbers(problem: Problem, proposal: Proposal) -> dict[str, Quantity]:
 
 
 def _list_stages(problem: Problem, plan: Mapping[str, Any]) -> list[dict[str, int]]:
-    """Devices, nodes and degrees of the stages of a plan: of a job, or in the terms of the planner of a profile."""
+    """Returns devices, nodes and degrees of the stages of a plan: of a job, or in the terms of the planner of a
+    profile."""
     if isinstance(problem, JobProblem):
         resolved = problem.resolve(plan)
         stated = dict(plan["plan"])
         layers = problem.job.model.layers
         rows = stated.get("stages") or [{"layers": layers // resolved.shape.p, **stated}] * resolved.shape.p
         return [
-            {"nodes": int(one["layers"]), "tp": int(one.get("tp", 1)), "dp": int(one.get("dp", 1)),
-             "gpus": int(one.get("tp", 1)) * int(one.get("dp", 1))}
-            for one in rows
+            {"nodes": int(row["layers"]), "tp": int(row.get("tp", 1)), "dp": int(row.get("dp", 1)),
+             "gpus": int(row.get("tp", 1)) * int(row.get("dp", 1))}
+            for row in rows
         ]  # fmt: skip
-    found = []
+    listed = []
     for stage in plan.get("stages", ()):
         if isinstance(stage, list):  # nodes alone
-            found.append({"nodes": len(stage)})
+            listed.append({"nodes": len(stage)})
             continue
         row = {"nodes": len(stage["nodes"])} if "nodes" in stage else {}
         if "replicas" in stage:
@@ -123,5 +128,5 @@ def _list_stages(problem: Problem, plan: Mapping[str, Any]) -> list[dict[str, in
             row["gpus"] = len(stage["gpus"])
         elif "tp" in stage:
             row |= {"tp": stage["tp"], "dp": stage["dp"], "gpus": stage["tp"] * stage["dp"]}
-        found.append(row)
-    return found
+        listed.append(row)
+    return listed

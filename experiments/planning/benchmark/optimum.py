@@ -51,14 +51,14 @@ class CertifiedOptimum:
         return self.step_time * (1 - self.gap)
 
     def to_dict(self) -> dict[str, Any]:
-        """The certificate in the answer of ``plan --json``."""
+        """Returns the certificate in the answer of ``plan --json``."""
         names = ("gap", "plans", "cpu_s", "plan", "heterogeneous")
         step = self.step_time if math.isfinite(self.step_time) else None
         return {"step_time_s": step, **{name: getattr(self, name) for name in names}}
 
 
 def find_optimum(problem: JobProblem, budget: SearchBudget, any_program: bool = False) -> CertifiedOptimum | PlanError:
-    """The certified optimum of a job, or why there is none.
+    """Returns the certified optimum of a job, or why there is none.
 
     budget: of a planner; in `SHARE` times its CPU time the gap is as small as it can be proven.
     any_program: see `experiments.search.search_job.search`.
@@ -84,8 +84,8 @@ def find_optimum(problem: JobProblem, budget: SearchBudget, any_program: bool = 
 
 
 def explain_faster(problem: JobProblem, plan: dict[str, Any], step: float, optimum: CertifiedOptimum) -> list[str]:
-    """The fields of a plan, faster than the certified optimum, that are outside of the space; empty if it is not
-    faster.
+    """Returns the fields of a plan, faster than the certified optimum, that are outside of the space; empty if it is
+    not faster.
 
     plan: as a planner proposes it. step: of its forecast [s].
     Raises PlanError if the space holds the plan: nothing is proven then, a defect of meshcast.
@@ -99,4 +99,4 @@ def explain_faster(problem: JobProblem, plan: dict[str, Any], step: float, optim
     if not outside:
         rule = f"a plan of the space takes {step:.6g} s, and none should take less than {optimum.shortest:.6g} s"
         raise PlanError(f"problem {problem.name}", rule, "Please report it with the job: nothing is proven", plan)
-    return [one.field for one in outside]
+    return [place.field for place in outside]

@@ -25,9 +25,9 @@ SHORT = {"elimination": "elim", "enumeration": "enum", "one plan": "one"}
 
 
 def benchmark_table(rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum | PlanError | None) -> Table:
-    """A row for every planner: forecast, memory, regret against the certified optimum and against the optimum of its
-    own space, its own objective, evaluations, CPU time. Below: what the columns are, why planners refused, and what is
-    outside of the space.
+    """Returns a row for every planner: forecast, memory, regret against the certified optimum and against the optimum
+    of its own space, its own objective, evaluations, CPU time. Below: what the columns are, why planners refused, and
+    what is outside of the space.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("planner", no_wrap=True)

@@ -37,7 +37,7 @@ class PlacedBox(NamedTuple):
     high: float
 
     def overlaps(self, other: PlacedBox) -> bool:
-        """Whether the two have a part in common."""
+        """Returns whether the two have a part in common."""
         return self.left < other.right and other.left < self.right and self.low < other.high and other.low < self.high
 
 
@@ -53,7 +53,7 @@ def draw(
 
 
 def regret_and_time(problem: JobProblem, rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum) -> Figure:
-    """The plot."""
+    """Returns the plot."""
     shown = [(row.name, max(row.cpu_s, 1e-2), 100 * row.regret) for row in rows if row.regret is not None]
     title = f"Planners of {problem.job.model.name}: regret and time of the search"
     heading = make_heading(title, *_describe(problem, rows, optimum))
@@ -84,10 +84,10 @@ def regret_and_time(problem: JobProblem, rows: Sequence[BenchmarkRow], optimum: 
 
 
 def _describe(problem: JobProblem, rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum) -> list[list[str] | str]:
-    """The sentences below the title: the job, the optimum, and planners without a point."""
+    """Returns the sentences below the title: the job, the optimum, and planners without a point."""
     kinds = [*problem.job.cluster.kinds.values()] or [problem.job.cluster]
     words = [
-        f"{problem.gpus:,} x {' and '.join(dict.fromkeys(one.gpu.name for one in kinds))}",
+        f"{problem.gpus:,} x {' and '.join(dict.fromkeys(kind.gpu.name for kind in kinds))}",
         f"{problem.sequences:,} sequences a step",
         f"certified optimum {format_seconds(optimum.step_time)} (gap {optimum.gap:.2%}) of {optimum.plans:,} plans",
     ]
@@ -114,10 +114,10 @@ def _write_labels(axes: Any, points: Sequence[tuple[str, float, float]], size: t
     taken = [PlacedBox(0.0, side, zero - 0.01, zero + 0.01)]
     taken += [PlacedBox(x - 0.04, x + 0.04, y - 0.04, y + 0.04) for x, y in places]
     # From the right: there labels have room beside their points.
-    for (name, *_), (x, y) in sorted(zip(points, places, strict=True), key=lambda one: one[1], reverse=True):
+    for (name, *_), (x, y) in sorted(zip(points, places, strict=True), key=lambda labelled: labelled[1], reverse=True):
         width = text_width(name)
         box = next(
-            (one for one in _boxes_near(x, y, width, size) if not any(one.overlaps(other) for other in taken)),
+            (place for place in _boxes_near(x, y, width, size) if not any(place.overlaps(other) for other in taken)),
             PlacedBox(x + GAP, x + GAP + width, y - ROW / 2, y + ROW / 2),
         )
         taken.append(box)
@@ -134,8 +134,8 @@ def _write_labels(axes: Any, points: Sequence[tuple[str, float, float]], size: t
 
 
 def _boxes_near(x: float, y: float, width: float, size: tuple[float, float]) -> Iterator[PlacedBox]:
-    """Places for a label of a point inside the axes, the nearest first."""
-    shifts = sorted(product(range(-14, 15), (1, -1)), key=lambda one: (abs(one[0]), -one[1], -one[0]))
+    """Yields places for a label of a point inside the axes, the nearest first."""
+    shifts = sorted(product(range(-14, 15), (1, -1)), key=lambda shift: (abs(shift[0]), -shift[1], -shift[0]))
     for row, side in shifts:
         middle = y + row * ROW
         left = x + GAP + 0.02 * abs(row) if side > 0 else x - GAP - 0.02 * abs(row) - width

@@ -54,18 +54,18 @@ class BenchmarkRow:
 
 
 def planners_of_jobs() -> list[str]:
-    """The planners that propose plans of jobs."""
+    """Returns the planners that propose plans of jobs."""
     return [name for name in planner_names() if "ours" in find_planner(name).modes]
 
 
-def choose_planners(given: str) -> list[str]:
-    """The planners of a list with commas; ``all``: those that propose plans of jobs.
+def choose_planners(stated: str) -> list[str]:
+    """Returns the planners of a list with commas; ``all``: those that propose plans of jobs.
 
     Raises PlanError for a name without a planner, for none beside a comma, and for planners of profiles alone.
     """
-    names = planners_of_jobs() if given == "all" else [name.strip() for name in given.split(",")]
+    names = planners_of_jobs() if stated == "all" else [name.strip() for name in stated.split(",")]
     if not all(names):
-        raise PlanError("--with", "a name is missing beside a comma", "Write --with alpa,optcnn, or all", given)
+        raise PlanError("--with", "a name is missing beside a comma", "Write --with alpa,optcnn, or all", stated)
     for name in names:
         if "ours" not in find_planner(name).modes:
             remedy = f"Choose some of {', '.join(planners_of_jobs())}"
@@ -81,7 +81,7 @@ def rank_proposals(
     watch: Callable[[Sequence[str]], Iterable[str]] = lambda names: names,
     any_program: bool = False,
 ) -> list[BenchmarkRow]:
-    """The proposals of planners, best first.
+    """Returns the proposals of planners, best first.
 
     watch: goes through their names, for example with a progress bar. any_program: whether plans count that the program
     which the job names refuses or does not have; otherwise they are not executable.
@@ -115,7 +115,7 @@ def _propose(
 
 
 def _forecast(problem: JobProblem, row: BenchmarkRow, proposal: Proposal, any_program: bool) -> BenchmarkRow:
-    """The row with the forecast of its plan, or with the rule of the program that it breaks."""
+    """Returns the row with the forecast of its plan, or with the rule of the program that it breaks."""
     report = problem.report(dict(proposal.plan))
     if report.broken_rules and not any_program:
         return replace(row, not_executable=str(report.broken_rules[0]))

@@ -56,7 +56,7 @@ def eliminate(table: FactorTable) -> Optimum | None:
 
 
 def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
-    """The Pareto frontier of objective and memory, by ascending memory; empty if no assignment is allowed.
+    """Returns the Pareto frontier of objective and memory, by ascending memory; empty if no assignment is allowed.
 
     most: points that an intermediate frontier keeps, evenly over its memory; 0: all, and the frontier is exact.
     Raises ValueError if the table is too entangled, see `LARGEST`.
@@ -106,7 +106,7 @@ def _sum_frontiers(
 
 
 def least_objectives(table: FactorTable) -> dict[str, np.ndarray]:
-    """The least objective of all assignments that have an option, for every option of every variable [s].
+    """Returns the least objective of all assignments that have an option, for every option of every variable [s].
 
     Min-marginals, by a pass over the eliminated variables forward and one back. Raises ValueError as `eliminate`.
     """
@@ -152,7 +152,7 @@ class LeastObjective(NamedTuple):
 
 
 def bound_objective(table: PendingTable, known: float, cells: int) -> LeastObjective:
-    """The least objective of a table of which most is never priced.
+    """Returns the least objective of a table of which most is never priced.
 
     Costs that are not priced yet count as zero, so the least objective with an option is a lower bound of it. Options
     whose bound is above the known objective go; then the smallest factor that is left is priced, and so on
@@ -232,7 +232,7 @@ def _elimination_order(table: FactorTable) -> list[tuple[str, tuple[str, ...]]]:
 def join_arrays(
     messages: Sequence[tuple[tuple[str, ...], np.ndarray]], scope: tuple[str, ...], table: FactorTable
 ) -> np.ndarray:
-    """The sum of arrays over parts of a scope, over the whole scope. Raises OutOfTime."""
+    """Returns the sum of arrays over parts of a scope, over the whole scope. Raises OutOfTime."""
     check_time()
     total = np.zeros([len(table.choices[name]) for name in scope])
     for names, array in messages:

@@ -84,7 +84,7 @@ class _Program:
             self._add_factor(table, factor)
 
     def constraints(self, solver: Solver) -> tuple[int, Any, np.ndarray, np.ndarray]:
-        """The number of rows, their matrix, and the sums that they must have."""
+        """Returns the number of rows, their matrix, and the sums that they must have."""
         rows, columns, values = zip(*self.entries, strict=True) if self.entries else ((), (), ())
         matrix = solver.coo_matrix((values, (rows, columns)), shape=(len(self.sums), len(self.costs)))
         return len(self.sums), matrix.tocsr(), np.array(self.sums), np.array(self.sums)
@@ -124,7 +124,7 @@ class _Program:
 
 
 def _merge_equal(costs: np.ndarray, nbytes: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Options along an axis that a factor tells apart, and for every option the class that it belongs to."""
+    """Returns options along an axis that a factor tells apart, and for every option the class that it belongs to."""
     rows = [np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in (costs, nbytes)]
     _, kept, members = np.unique(np.hstack(rows), axis=0, return_index=True, return_inverse=True)
     return kept, members.ravel()

@@ -19,19 +19,19 @@ class Neighbours(NamedTuple):
     """The factors of several variables by variable, and the variables whose operators hold large weights."""
 
     shared: Mapping[str, list[Factor]]
-    own: Mapping[str, list[Factor]]
+    alone: Mapping[str, list[Factor]]
     with_weights: frozenset[str]
 
 
 def find_neighbours(table: FactorTable) -> Neighbours:
-    """The factors by variable. Large weights: an option of the variable saves a quarter of its bytes or more, and its
-    update takes part of the step."""
+    """Returns the factors by variable. Large weights: an option of the variable saves a quarter of its bytes or more,
+    and its update takes part of the step."""
     touching = table.touching()
-    shared = {name: [one for one in factors if len(one.scope) > 1] for name, factors in touching.items()}
-    own = {name: [one for one in factors if len(one.scope) == 1] for name, factors in touching.items()}
-    updates = {name: sum(float(one.once.min()) for one in factors) for name, factors in own.items()}
+    shared = {name: [factor for factor in factors if len(factor.scope) > 1] for name, factors in touching.items()}
+    alone = {name: [factor for factor in factors if len(factor.scope) == 1] for name, factors in touching.items()}
+    updates = {name: sum(float(factor.once.min()) for factor in factors) for name, factors in alone.items()}
     limit = 0.01 * sum(updates.values())
-    return Neighbours(shared, own, frozenset(name for name, once in updates.items() if once > limit))
+    return Neighbours(shared, alone, frozenset(name for name, once in updates.items() if once > limit))
 
 
 def propagate(table: FactorTable, decided: Assignment, near: Neighbours) -> dict[str, int]:
@@ -41,29 +41,29 @@ def propagate(table: FactorTable, decided: Assignment, near: Neighbours) -> dict
     conversions with decided neighbours, of several the one of the least own cost; so does one without decided
     neighbours.
     """
-    found = dict(decided)
-    left = [name for name in table.choices if name not in found]
+    assignment = dict(decided)
+    left = [name for name in table.choices if name not in assignment]
     while left:
-        ready = [name for name in left if any(set(one.scope) & found.keys() for one in near.shared[name])]
+        ready = [name for name in left if any(set(factor.scope) & assignment.keys() for factor in near.shared[name])]
         if not ready:
             ready = left[:1]
         for name in ready[:1]:
-            found[name] = _best_option(table, name, found, near)
+            assignment[name] = _best_option(table, name, assignment, near)
             left.remove(name)
-    return found
+    return assignment
 
 
-def _best_option(table: FactorTable, name: str, found: Assignment, near: Neighbours) -> int:
+def _best_option(table: FactorTable, name: str, assignment: Assignment, near: Neighbours) -> int:
     total = np.zeros(len(table.choices[name]))
     for factor in near.shared[name]:
-        if not set(factor.scope) - {name} & found.keys():
+        if not set(factor.scope) - {name} & assignment.keys():
             continue
         # Undecided readers are taken as they would be at best.
         array = table.objective(factor)
-        index = tuple(found.get(other, slice(None)) if other != name else slice(None) for other in factor.scope)
+        index = tuple(assignment.get(other, slice(None)) if other != name else slice(None) for other in factor.scope)
         cells = array[index]
-        open_axes = [other for other in factor.scope if other == name or other not in found]
+        open_axes = [other for other in factor.scope if other == name or other not in assignment]
         axes = tuple(place for place, other in enumerate(open_axes) if other != name)
         total += cells.min(axis=axes) if axes else cells
-    own = sum((table.objective(one) for one in near.own[name]), np.zeros(total.shape))
-    return int(np.lexsort((own, np.round(total, 12)))[0])
+    cost = sum((table.objective(factor) for factor in near.alone[name]), np.zeros(total.shape))
+    return int(np.lexsort((cost, np.round(total, 12)))[0])

@@ -87,7 +87,7 @@ class Aceso(Planner):
         return Proposal(write_stages(problem, table, walk.list_stages(state)), walk.price(state).value, walk.visited)
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Alpa's dynamic program over the same stages: the objective is the same."""
+        """Bounds by Alpa's dynamic program over the same stages: the objective is the same."""
         best = plan_stages(problem.stages(), problem.gpus, problem.microbatches)
         return SpaceOptimum(best.bound, "dynamic programming over stages") if best else None
 
@@ -153,7 +153,7 @@ class StageWalk(ABC):
 
     @abstractmethod
     def split_seconds(self, stage: StageState, seconds: float) -> tuple[float, float, float]:
-        """Returns seconds of a stage for its work alone, lost to small kernels and collectives, and recomputing."""
+        """Returns the seconds of a stage for its work alone, lost to small kernels and collectives, and recomputing."""
 
     @abstractmethod
     def layers_to_move(self, stage: StageState, behind: int, step: int, wanted: float) -> int:
@@ -278,7 +278,7 @@ class StageWalk(ABC):
         return [group for group in (*groups, left) if group]
 
     def _move_layers(self, state: State, at: int) -> Iterator[State]:
-        """Layers leave for a partner, the stage of least seconds first; stages in between pass them on."""
+        """Moves layers to a partner, the stage of least seconds first; stages in between pass them on."""
         seconds = self.price(state).seconds
         for partner in sorted((place for place in range(len(state)) if place != at), key=lambda place: seconds[place]):
             for goal in GOALS:
@@ -301,8 +301,8 @@ class StageWalk(ABC):
         return changed if changed in self.shapes else None
 
     def _resize(self, state: State, at: int, degree: str, up: bool) -> Iterator[State]:
-        """The bottleneck doubles or halves a degree; partners, those of least seconds after it first, do the opposite
-        with one of theirs until they have given, or taken, as many GPUs."""
+        """Doubles or halves a degree of the bottleneck; partners, those of least seconds after it first, do the
+        opposite with one of theirs until they have given, or taken, as many GPUs."""
         shape = self._scale(state[at].shape, degree, up)
         if shape is None:
             return
@@ -327,7 +327,7 @@ class StageWalk(ABC):
         yield tuple(moved)
 
     def _trade(self, state: State, at: int, degree: str) -> Iterator[State]:
-        """The bottleneck doubles one degree and halves the other."""
+        """Doubles one degree of the bottleneck and halves the other."""
         shape = state[at].shape
         other = {"tensor": "data", "data": "tensor"}[degree]
         if getattr(shape, other) % 2 == 0:
@@ -446,7 +446,7 @@ class OperatorProfile:
         return PricedStage(seconds, extra, memory, tuple(again.tolist()))
 
     def _transfer(self, size: float) -> float:
-        """Returns seconds of a message of some MiB."""
+        """Returns the seconds of a message of some MiB."""
         if size <= 0:
             return 0.0
         power = int(math.log2(size))
@@ -555,7 +555,7 @@ class OperatorWalk(StageWalk):
         return ideal, max(0.0, seconds - again - ideal), again
 
     def layers_to_move(self, stage: StageState, behind: int, step: int, wanted: float) -> int:
-        """By bisection: memory and seconds shrink with the stage, or nearly so."""
+        """Finds the number by bisection: memory and seconds shrink with the stage, or nearly so."""
 
         def is_enough(count: int) -> bool:
             left = stage._replace(stop=stage.stop - count) if step > 0 else stage._replace(first=stage.first + count)

@@ -19,7 +19,7 @@ from meshcast.simulator.ir.scheme import Paper
 
 
 def submeshes(table: StageTable, per_node: int) -> StageTable:
-    """The options that Alpa's submesh shapes admit: (1, 2^i) inside a node, (n, all) over n nodes."""
+    """Returns the options that Alpa's submesh shapes admit: (1, 2^i) inside a node, (n, all) over n nodes."""
     shapes = [
         number
         for number, option in enumerate(table.options)
@@ -46,17 +46,19 @@ class Alpa(Planner):
         best: Proposal | None = None
         visited, bound = 0, float("inf")
         for number, again in enumerate(self.recompute):
-            kept = [place for place, one in enumerate(table.options) if one.plan.get("recompute", "none") == again]
+            kept = [
+                place for place, option in enumerate(table.options) if option.plan.get("recompute", "none") == again
+            ]
             if not kept:
                 continue
-            own = table.take(kept)
+            options = table.take(kept)
             with limiting_time(seconds_left() / (len(self.recompute) - number)):
-                found = plan_stages(own, problem.gpus, problem.microbatches, per_node=per_node)
-            if found is None:
+                division = plan_stages(options, problem.gpus, problem.microbatches, per_node=per_node)
+            if division is None:
                 continue
-            visited, bound = visited + found.visited, min(bound, found.bound)
-            if best is None or found.value < best.value:
-                best = Proposal(write_stages(problem, own, found.stages), found.value, visited)
+            visited, bound = visited + division.visited, min(bound, division.bound)
+            if best is None or division.value < best.value:
+                best = Proposal(write_stages(problem, options, division.stages), division.value, visited)
         if best is None:
             raise self.nothing_fits(problem, "Give more GPUs, smaller micro-batches, or GPUs of more memory")
         return best._replace(visited=visited, proof=PlanProof(bound, best.value, "dynamic programming over stages"))

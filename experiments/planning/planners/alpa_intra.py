@@ -33,12 +33,13 @@ class AlpaIntra(OperatorPlanner):
                 yield {"x": problem.gpus // inner, "y": inner}
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        """The best of all meshes. Those whose layouts without a limit of memory are no better need no program."""
+        """Returns the best of all meshes. Those whose layouts without a limit of memory are no better need no
+        program."""
         tables = [(axes, problem.operators(axes, self.allows)) for axes in self.meshes(problem)]
-        free = [(found.value if (found := eliminate(table)) else math.inf) for _, table in tables]
+        free = [(optimum.value if (optimum := eliminate(table)) else math.inf) for _, table in tables]
         best: Proposal | None = None
         visited, bounds = 0, [math.inf]
-        for least, (axes, table) in sorted(zip(free, tables, strict=True), key=lambda one: one[0]):
+        for least, (axes, table) in sorted(zip(free, tables, strict=True), key=lambda pair: pair[0]):
             if best is not None and (least >= best.value or is_over()):
                 break
             solved = self.solve(table, problem, budget)

@@ -74,7 +74,7 @@ class AutoPipe(Planner):
         return best._replace(visited=visited)
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """By forecasts on nodes of one kind, by the objective without exchanges of gradients on several."""
+        """Bounds by forecasts on nodes of one kind, by the objective without exchanges of gradients on several."""
         if not isinstance(problem, JobProblem):
             return None
         if len(problem.job.cluster.kinds) > 1:

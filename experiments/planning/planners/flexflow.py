@@ -33,7 +33,7 @@ class FlexFlow(OperatorPlanner):
 
 
 def _most_by_samples(options: Sequence[Any]) -> int:
-    """The option in which most axes shard samples."""
+    """Returns the option in which most axes shard samples."""
     return max(range(len(options)), key=lambda place: sum(dim == "b" for _, dim in options[place]))
 
 

@@ -32,11 +32,11 @@ class GSPMD(OperatorPlanner):
         near = find_neighbours(table)
         annotated = {name: self._annotate(options) for name, options in table.choices.items()}
         decided = {name: place for name, place in annotated.items() if name in near.with_weights and place is not None}
-        found = propagate(table, decided, near)
-        return Optimum(found, table.value(found), len(found))
+        assignment = propagate(table, decided, near)
+        return Optimum(assignment, table.value(assignment), len(assignment))
 
     def space(self, problem: Problem) -> Iterator[FactorTable]:
-        """The tables in which annotated operators have their annotations."""
+        """Yields the tables in which annotated operators have their annotations."""
         for table in super().space(problem):
             weighted = find_neighbours(table).with_weights
             fixed = {name: self._annotate(options) for name, options in table.choices.items() if name in weighted}
@@ -48,7 +48,7 @@ class GSPMD(OperatorPlanner):
             yield table.restrict(keeps)
 
     def _annotate(self, options: Sequence[Any]) -> int | None:
-        """The option whose innermost axis shards one of `inner_dims` and whose outer axes shard samples."""
+        """Returns the option whose innermost axis shards one of `inner_dims` and whose outer axes shard samples."""
         for place, layout in enumerate(options):
             if not layout:  # experts
                 continue

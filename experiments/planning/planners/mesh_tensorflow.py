@@ -35,14 +35,14 @@ class MeshTensorFlow(OperatorPlanner):
         self.layout, self.mesh = dict(layout or {}), dict(mesh or {})
 
     def plan_axes(self, problem: Problem) -> Mapping[str, int]:
-        """The mesh that the rules are about."""
+        """Returns the mesh that the rules are about."""
         return self.mesh or physical_mesh(problem)
 
     def meshes(self, problem: Problem) -> Iterator[Mapping[str, int]]:
         yield self.plan_axes(problem)
 
     def rules(self, axes: Mapping[str, int], known: set[str]) -> dict[str, str]:
-        """The axis of each dim. Raises PlanError for an axis or a dim that there is not."""
+        """Returns the axis of each dim. Raises PlanError for an axis or a dim that there is not."""
         *outer, inner = axes
         default = {dim: inner for dim in MODEL_DIMS} | ({"b": outer[0]} if outer else {})
         layout = self.layout or default
@@ -56,23 +56,23 @@ class MeshTensorFlow(OperatorPlanner):
     def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
         options: Mapping[str, tuple[Dims, ...]] = table.choices  # type: ignore[assignment]
         axes = self.plan_axes(problem)
-        own = {name: {dim for one in given for _, dim in one if dim} for name, given in options.items()}
-        rules = self.rules(axes, set().union(*own.values()))
-        found = {}
-        for name, given in options.items():
+        dims = {name: {dim for layout in layouts for _, dim in layout if dim} for name, layouts in options.items()}
+        rules = self.rules(axes, set().union(*dims.values()))
+        assignment = {}
+        for name, layouts in options.items():
             axis_dims: dict[str, str] = {}
-            for dim in sorted(own[name] & rules.keys()):
+            for dim in sorted(dims[name] & rules.keys()):
                 if other := axis_dims.get(rules[dim]):
                     rule = f"axis {rules[dim]} shards both {other} and {dim} of {name}"
                     raise PlanError("layout", rule, "Give one of the dims another axis, or none", dict(rules))
                 axis_dims[rules[dim]] = dim
-            wanted = tuple((axis, axis_dims.get(axis, "")) for axis in axes) if given != ((),) else ()  # experts
-            if wanted not in given:
+            wanted = tuple((axis, axis_dims.get(axis, "")) for axis in axes) if layouts != ((),) else ()  # experts
+            if wanted not in layouts:
                 rule = f"the dims of {name} do not divide by the axes of {axis_dims}"
                 raise PlanError("layout", rule, "Choose a mesh whose axes divide them", dict(axes))
-            found[name] = given.index(wanted)
-        return self.price_fitting(table, problem, found, len(found))
+            assignment[name] = layouts.index(wanted)
+        return self.price_fitting(table, problem, assignment, len(assignment))
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """The rules of the user leave one plan."""
+        """Bounds the space by its one plan, which the rules of the user leave."""
         return SpaceOptimum(proposal.value, "one plan")

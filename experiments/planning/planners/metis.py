@@ -62,7 +62,7 @@ class Metis(Planner):
         return Proposal(best[1], best[0], visited, proof)
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Where the enumeration was cut, a bound: the best stages of every order of the kinds and number of
+        """Bounds the space where the enumeration was cut: by the best stages of every order of the kinds and number of
         micro-batches, with any tensor parallelism, at no cost of messages and exchanges."""
         if proposal.proof is not None:
             return super().bound_space(problem, proposal, budget)
@@ -76,7 +76,7 @@ class Metis(Planner):
         return SpaceOptimum(min([proposal.value, *bounds]), "dynamic programming without messages")
 
     def _space(self, mixed: MixedProblem) -> Iterator[tuple[KindStages, Sequence[int]]]:
-        """Groups on the GPUs in an order of their kinds, in a number of micro-batches; few stages first."""
+        """Yields groups on the GPUs in an order of their kinds, in a number of micro-batches; few stages first."""
         ordered = [
             KindStages(variant, order)
             for variant in map(mixed.with_microbatches, list_divisors(mixed.sequences))
@@ -108,7 +108,8 @@ class Metis(Planner):
 
 
 def _double_tensor(strategies: Strategies, left: Sequence[float]) -> Strategies | None:
-    """The strategies with twice the tensor parallelism in the stage that has least left; None if no stage can."""
+    """Returns the strategies with twice the tensor parallelism in the stage that has least left; None if no stage
+    can."""
     for stage in np.argsort(left, kind="stable").tolist():
         data, tensor = strategies[stage]
         if data > 1:

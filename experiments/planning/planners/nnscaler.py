@@ -48,14 +48,14 @@ class NnScaler(Planner):
         self.degrees, self.bubbles, self.imbalance = tuple(degrees), bubbles, imbalance
 
     def allows(self, name: str, layout: Dims) -> bool:
-        """Whether the constraints let an operator have a layout."""
+        """Returns whether the constraints let an operator have a layout."""
         inner = {dim for _, dim in layout[-1:] if dim}
         outer = {dim for _, dim in layout[:-1] if dim}
         allowed = self.operators.get(name)
         return outer <= {"b"} and (allowed is None or inner | outer <= allowed)
 
     def allows_stage(self, option: StageOption) -> bool:
-        """Whether the constraints let a stage use its GPUs this way."""
+        """Returns whether the constraints let a stage use its GPUs this way."""
         data, tensor = int(option.plan.get("dp", 1)), int(option.plan.get("tp", 1))
         fits = all(
             (data == 1 or "b" in dims) and (tensor == 1 or bool(dims & MEGATRON_DIMS))
@@ -64,20 +64,22 @@ class NnScaler(Planner):
         return fits and option.gpus in self.degrees
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        found = [one for one in (self._plan_pipeline(problem), self._plan_stage(problem, budget)) if one is not None]
-        if not found:
+        plans = self._plan_pipeline(problem), self._plan_stage(problem, budget)
+        proposals = [proposal for proposal in plans if proposal is not None]
+        if not proposals:
             raise self.nothing_fits(problem, "Loosen the constraints, or give more GPUs")
-        best = min(found, key=lambda one: one.value)
-        bound = min(one.proof.bound if one.proof else one.value for one in found)
+        best = min(proposals, key=lambda proposal: proposal.value)
+        bound = min(proposal.proof.bound if proposal.proof else proposal.value for proposal in proposals)
         proof = PlanProof(bound, best.value, "dynamic programming over stages; integer program")
-        return best._replace(visited=sum(one.visited for one in found), proof=proof)
+        return best._replace(visited=sum(proposal.visited for proposal in proposals), proof=proof)
 
     def narrow(self, table: StageTable, gpus: int, microbatches: int) -> StageTable:
-        """The stages that the constraints and the window of forward passes leave, with the seconds of the objective."""
-        table = table.take([place for place, one in enumerate(table.options) if self.allows_stage(one)])
+        """Returns the stages that the constraints and the window of forward passes leave, with the seconds of the
+        objective."""
+        table = table.take([place for place, option in enumerate(table.options) if self.allows_stage(option)])
         if not table.options:
             return table
-        sizes = np.array([one.gpus for one in table.options])
+        sizes = np.array([option.gpus for option in table.options])
         work = (table.forward * sizes).min(axis=-1)  # GPU seconds of the forward pass of a range of layers
         share = work[:, :, None] / sizes / (work[0, -1] / gpus)
         inside = (share >= self.imbalance) & (share <= 1 / self.imbalance)
@@ -85,23 +87,25 @@ class NnScaler(Planner):
         return table._replace(seconds=seconds)
 
     def most_stages(self, microbatches: int) -> int:
-        """The most stages whose bubbles are at most their share of a step."""
+        """Returns the most stages whose bubbles are at most their share of a step."""
         return math.floor(self.bubbles / (1 - self.bubbles) * microbatches + 1 + 1e-9)
 
     def _plan_pipeline(self, problem: Problem) -> Proposal | None:
         table = self.narrow(problem.stages(), problem.gpus, problem.microbatches)
         most = min(table.layers, problem.gpus, self.most_stages(problem.microbatches))
-        found = balance_stages(table, problem.gpus, problem.microbatches, most) if table.options else None
-        if found is None:
+        division = balance_stages(table, problem.gpus, problem.microbatches, most) if table.options else None
+        if division is None:
             return None
-        return Proposal(write_stages(problem, table, found.stages), found.value, found.visited)
+        return Proposal(write_stages(problem, table, division.stages), division.value, division.visited)
 
     def _plan_stage(self, problem: Problem, budget: SearchBudget) -> Proposal | None:
-        inner = max((one for one in self.degrees if problem.gpus % one == 0), default=1)
+        inner = max((degree for degree in self.degrees if problem.gpus % degree == 0), default=1)
         axes = {"x": problem.gpus // inner, "y": inner} if problem.gpus > inner else {"x": inner}
         table = problem.operators(axes, self.allows)
-        found = solve_table(table, problem.memory)
-        if found is None:
+        solution = solve_table(table, problem.memory)
+        if solution is None:
             return None
-        proof = PlanProof(found.bound, found.value, "integer program")
-        return Proposal(write_plan(problem, table, found.assignment, axes), found.value, found.visited + 1, proof)
+        proof = PlanProof(solution.bound, solution.value, "integer program")
+        return Proposal(
+            write_plan(problem, table, solution.assignment, axes), solution.value, solution.visited + 1, proof
+        )

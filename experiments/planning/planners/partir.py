@@ -28,17 +28,17 @@ class Tactic(NamedTuple):
 
 
 def batch_tactic(axis: str) -> Tactic:
-    """BP: the samples of the inputs."""
+    """Returns BP: the samples of the inputs."""
     return Tactic(axis, {"embedding": "b"})
 
 
 def megatron_tactic(axis: str) -> Tactic:
-    """MP: the heads of attention and the channels of feed-forward layers."""
+    """Returns MP: the heads of attention and the channels of feed-forward layers."""
     return Tactic(axis, {"qkv": "a", "up": "f"})
 
 
 def embedding_tactic(axis: str) -> Tactic:
-    """EMB: the vocabulary of the matrices at both ends."""
+    """Returns EMB: the vocabulary of the matrices at both ends."""
     return Tactic(axis, {"embedding": "v", "head": "v"})
 
 
@@ -67,11 +67,11 @@ class PartIR(OperatorPlanner):
         return self.price_fitting(table, problem, assignment, len(assignment))
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """The rules of the user leave one plan."""
+        """Bounds the space by its one plan, which the rules of the user leave."""
         return SpaceOptimum(proposal.value, "one plan")
 
     def apply(self, table: FactorTable, tactics: Sequence[Tactic], axes: Sequence[str]) -> dict[str, int]:
-        """The assignment after all tactics. Raises PlanError for an axis or an operator that there is not."""
+        """Returns the assignment after all tactics. Raises PlanError for an axis or an operator that there is not."""
         options: Mapping[str, Sequence[Dims]] = table.choices  # type: ignore[assignment]
         dims: dict[str, dict[str, str]] = {name: {} for name in options}
         for number, (axis, wanted) in enumerate(tactics):
@@ -89,23 +89,23 @@ class PartIR(OperatorPlanner):
             def allows(name: str, dim: str, axis: str = axis) -> bool:
                 return _place(options[name], {**dims[name], axis: dim}, axes) is not None
 
-            before = {name: own[axis] for name, own in dims.items() if axis in own}
+            before = {name: by_axis[axis] for name, by_axis in dims.items() if axis in by_axis}
             for name, dim in spread_dims(table, {**before, **fresh}, allows).items():
                 dims[name][axis] = dim
         return {
-            name: (options[name].index(_write_layout(own, axes)) if own else _whole(options[name]))
-            for name, own in dims.items()
+            name: (options[name].index(_write_layout(by_axis, axes)) if by_axis else _whole(options[name]))
+            for name, by_axis in dims.items()
         }
 
 
 def _place(options: Sequence[Dims], layout: Mapping[str, str], axes: Sequence[str]) -> int | None:
-    """The number of the option that shards these dims and no others; None if it is not legal."""
+    """Returns the number of the option that shards these dims and no others; None if it is not legal."""
     wanted = _write_layout(layout, axes)
     return [*options].index(wanted) if wanted in options else None
 
 
 def _whole(options: Sequence[Dims]) -> int:
-    """The number of the option that shards nothing; operators of experts have no other."""
+    """Returns the number of the option that shards nothing; operators of experts have no other."""
     return next(place for place, layout in enumerate(options) if not any(dim for _, dim in layout))
 
 

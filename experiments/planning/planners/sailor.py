@@ -78,7 +78,7 @@ class Sailor(Planner):
         layers: list[int],
         replicas: int,
     ) -> tuple[float, dict[str, Any]] | None:
-        """The step and the job of stages on the kinds in order, as many on each; None if they do not fit."""
+        """Returns the step and the job of stages on the kinds in order, as many on each; None if they do not fit."""
         ends = np.cumsum(layers).tolist()
         degrees: list[int] = []
         used = []
@@ -103,7 +103,8 @@ class Sailor(Planner):
 
 
 def _least_tensor(kind: PricedNodes, replicas: int, cell: tuple[int, int], behind: int) -> int | None:
-    """The least tensor parallelism with which a stage of these layers fits on a kind, so many stages behind it."""
+    """Returns the least tensor parallelism with which a stage of these layers fits on a kind, so many stages behind
+    it."""
     try:
         table = kind.problem.stages(recompute=False)
     except PlanError:  # no degrees suit these micro-batches
@@ -117,6 +118,6 @@ def _least_tensor(kind: PricedNodes, replicas: int, cell: tuple[int, int], behin
 
 
 def _shares(depth: int, kinds: int) -> Iterator[tuple[int, ...]]:
-    """All ways to give every kind at least one of the stages."""
+    """Yields all ways to give every kind at least one of the stages."""
     for borders in combinations(range(1, depth), kinds - 1):
         yield tuple(end - begin for begin, end in pairwise((0, *borders, depth)))

@@ -69,7 +69,7 @@ class Slapo(Planner):
         return Proposal(best[1], problem.sequences / best[0], visited)
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """The search over the whole grid; on nodes of several kinds, where there is none, all its forecasts."""
+        """Returns the search over the whole grid; on nodes of several kinds, where there is none, all its forecasts."""
         if not isinstance(problem, JobProblem):
             return None
         if len(problem.job.cluster.kinds) > 1:
@@ -88,7 +88,7 @@ class Slapo(Planner):
         return search_space(problem, plan, "auto", problem.forecast(proposal.plan).step_time)
 
     def _grids(self, problem: JobProblem) -> Iterator[tuple[int, list[int]]]:
-        """Degrees of tensor parallelism, each with the sizes of micro-batches of a rank."""
+        """Yields degrees of tensor parallelism, each with the sizes of micro-batches of a rank."""
         most = min(problem.gpus, problem.job.cluster.gpus_per_node)
         for tensor in (2**power for power in range(most.bit_length())):
             data, left = divmod(problem.gpus, tensor)
@@ -97,7 +97,7 @@ class Slapo(Planner):
 
 
 def _write_cell(problem: JobProblem, tensor: int, batch: int, share: float) -> dict[str, Any]:
-    """The ``plan`` and ``batch`` of a cell of the grid."""
+    """Returns the ``plan`` and ``batch`` of a cell of the grid."""
     plan: dict[str, Any] = {"tp": tensor, "dp": problem.gpus // tensor, "recompute": "full"}
     if share < 1:
         plan["recompute_layers"] = max(1, round(share * int(problem.job.model.layers)))

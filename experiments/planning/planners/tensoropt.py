@@ -23,7 +23,7 @@ class TensorOpt(OperatorPlanner):
     """Points that an intermediate frontier keeps; 0: all, and the frontier is exact."""
 
     def frontier(self, problem: Problem) -> list[FrontierPoint]:
-        """Step time and memory of a rank of every plan that no other beats in both, by ascending memory."""
+        """Returns step time and memory of a rank of every plan that no other beats in both, by ascending memory."""
         return trace_frontier(problem.operators(physical_mesh(problem), self.allows), self.most)
 
     def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:

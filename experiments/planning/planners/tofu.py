@@ -25,9 +25,9 @@ class Tofu(LevelPlanner):
         return all(dim for _, dim in layout)
 
     def widths(self, problem: Problem) -> list[int]:
-        left, found = problem.gpus, []
+        left, factors = problem.gpus, []
         for factor in range(2, problem.gpus + 1):
             while left % factor == 0:
-                found.append(factor)
+                factors.append(factor)
                 left //= factor
-        return found[::-1]
+        return factors[::-1]

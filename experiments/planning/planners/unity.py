@@ -46,7 +46,7 @@ class Unity(OperatorPlanner):
     )
 
     def meshes(self, problem: Problem) -> Iterator[Mapping[str, int]]:
-        """Nodes and their GPUs; on one node pairs of neighbours, too, so that a placement has a choice."""
+        """Yields nodes and their GPUs; on one node pairs of neighbours, too, so that a placement has a choice."""
         physical = physical_mesh(problem)
         yield physical
         if len(physical) == 1 and problem.gpus % 2 == 0 and problem.gpus > 2:
@@ -57,7 +57,7 @@ class Unity(OperatorPlanner):
         unit = 0.0  # seconds of a byte, in which the fastest plan's time and memory weigh the same
 
         def search(share: float) -> Optimum | None:
-            """The best plan where memory has a share of the objective, and time the rest."""
+            """Returns the best plan where memory has a share of the objective, and time the rest."""
             rewrites = RewriteSearch(table, unit * share / max(1e-6, 1 - share), max(1, budget.steps // 8))
             searches.append(rewrites)
             data = {name: frozenset("b") for name in table.choices}

@@ -39,7 +39,7 @@ class VarunaPlanner(Planner):
         return Proposal(plans[seconds.index(best)], best, len(seconds), proof)
 
     def _space(self, job: JobProblem) -> Iterator[dict[str, dict[str, Any]]]:
-        """All depths and sizes; the batch stays."""
+        """Yields all depths and sizes; the batch stays."""
         for depth in list_divisors(job.gpus):
             replicas = job.gpus // depth
             if job.job.model.layers % depth or job.sequences % replicas:

@@ -77,13 +77,13 @@ class JobProblem:
         self.samples = self.sequences // self.microbatches
 
     def with_microbatches(self, count: int) -> Self:
-        """The same job in another number of micro-batches."""
+        """Returns the same job in another number of micro-batches."""
         return type(self)(self.job, self.shared, count, self.memory_risk)
 
     # ----------------------------------------------------------------------------------- jobs of plans
 
     def job_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The job with the ``plan`` and ``batch`` of a planner, and its ``cluster`` if it has one."""
+        """Returns the job with the ``plan`` and ``batch`` of a planner, and its ``cluster`` if it has one."""
         stated = {key: value for key, value in self.job.to_dict().items() if key not in ("plan", "batch")}
         stated["framework"] |= {"rules": self.job.means_program, "recipe": False}
         stated |= {key: value for key, value in changes.items() if key == "cluster"}
@@ -91,7 +91,8 @@ class JobProblem:
         return {**stated, "plan": changes["plan"], "batch": {**batch, **changes["batch"]}}
 
     def forecast(self, changes: Mapping[str, Any]) -> StepAndMemory:
-        """The engine's step time and memory of a planner's plan. Raises PlanError for a plan that breaks a rule."""
+        """Returns the engine's step time and memory of a planner's plan. Raises PlanError for a plan that breaks a
+        rule."""
         check_time()
         return forecast_step(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
@@ -104,18 +105,18 @@ class JobProblem:
         return forecast.step_time if forecast.room >= self.least_room else math.inf
 
     def report(self, changes: Mapping[str, Any]) -> Report:
-        """The whole forecast of a planner's plan. Raises PlanError for a plan that breaks a rule."""
+        """Returns the whole forecast of a planner's plan. Raises PlanError for a plan that breaks a rule."""
         return simulate(load_job(self.job_of(changes), base=self.job.folder), shared_work=self.shared)
 
     def resolve(self, changes: Mapping[str, Any]) -> Plan:
-        """The resolved plan of a planner's plan. Raises PlanError for one that breaks a rule."""
+        """Returns the resolved plan of a planner's plan. Raises PlanError for one that breaks a rule."""
         return resolve_plan(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
     # --------------------------------------------------------------------------------------- operators
 
     @remembered_by(lambda problem, axes, allowed: (tuple(axes.items()), allowed))
     def operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> FactorTable:
-        """The table of all operators on a mesh of `axes`, outermost first; see `list_factors`.
+        """Returns the table of all operators on a mesh of `axes`, outermost first; see `list_factors`.
 
         Raises PlanError where the axes have another number of ranks than the cluster has GPUs.
         """
@@ -124,7 +125,7 @@ class JobProblem:
         return self.pending_operators(axes, allowed).price_all()
 
     def pending_operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> PendingTable:
-        """The table of all operators on a mesh of `axes`, outermost first, whose tensors are not priced yet.
+        """Returns the table of all operators on a mesh of `axes`, outermost first, whose tensors are not priced yet.
 
         Raises PlanError where the axes have another number of ranks than the cluster has GPUs.
         """
@@ -135,7 +136,7 @@ class JobProblem:
         return list_factors(self.resolve(plan), tuple(axes), self.shared, self.microbatches, allowed)
 
     def _restrict_table(self, axes: Mapping[str, int], allowed: Allowed) -> FactorTable:
-        """A part of the whole table, whose prices planners of several restrictions share."""
+        """Returns a part of the whole table, whose prices planners of several restrictions share."""
         whole = self.operators(axes)
 
         def keep(name: str, layout: Any) -> bool:
@@ -150,10 +151,10 @@ class JobProblem:
 
     @remembered_by(lambda problem, table: table)
     def bound_layouts(self, table: FactorTable) -> SpaceOptimum:
-        """What no layouts of a table that fit into the memory of a GPU are below; infinite if none fit."""
-        found = eliminate(table)
-        if found is None or table.cost(found.assignment).nbytes <= self.memory:
-            return SpaceOptimum(found.value if found else math.inf, "elimination")
+        """Returns what no layouts of a table that fit into the memory of a GPU are below; infinite if none fit."""
+        optimum = eliminate(table)
+        if optimum is None or table.cost(optimum.assignment).nbytes <= self.memory:
+            return SpaceOptimum(optimum.value if optimum else math.inf, "elimination")
         solved = solve_table(table, self.memory)
         return SpaceOptimum(solved.bound if solved else math.inf, "integer program")
 
@@ -167,7 +168,7 @@ class JobProblem:
         return {"plan": {**plan, "schemes": schemes}, "batch": batch}
 
     def annotate(self, table: FactorTable, assignment: Assignment, axes: Mapping[str, int]) -> dict[str, Any]:
-        """The ``plan`` and ``batch`` of a job that executes an assignment of a table of `operators`."""
+        """Returns the ``plan`` and ``batch`` of a job that executes an assignment of a table of `operators`."""
         options = table.options(assignment)
         layouts: dict[str, dict[str, str | None]] = {
             name: {axis: dim or None for axis, dim in options[name]}  # type: ignore[attr-defined]
@@ -181,7 +182,7 @@ class JobProblem:
 
     @remembered
     def stages(self, recompute: bool = True) -> StageTable:
-        """The table of stages of every power of two of GPUs up to a node and every number of nodes, with tensor
+        """Returns the table of stages of every power of two of GPUs up to a node and every number of nodes, with tensor
         parallelism inside a node and data parallelism; see `price_stages`."""
         return price_stages(self._stage_options(recompute), self._resolve_option, self.shared, self.memory)
 
@@ -189,21 +190,21 @@ class JobProblem:
         per_node = min(self.gpus, self.job.cluster.gpus_per_node)
         powers = [2**power for power in range(per_node.bit_length()) if per_node % 2**power == 0]
         sizes = [*powers, *range(2 * per_node, self.gpus + 1, per_node)]
-        found = []
+        options = []
         for size in sizes:
-            for tensor in (one for one in powers if size % one == 0 and self.samples % (size // one) == 0):
+            for tensor in (power for power in powers if size % power == 0 and self.samples % (size // power) == 0):
                 for again in ("none", "full") if recompute else ("none",):
                     degrees = {"tp": tensor, "dp": size // tensor, "recompute": again}
                     if self.expert_ranks > 1:
                         degrees["ep"] = math.gcd(self.expert_ranks, size)
-                    found.append(StageOption(size, degrees))
-        return found
+                    options.append(StageOption(size, degrees))
+        return options
 
     def _resolve_option(self, option: StageOption) -> Plan:
         check_time()
         # Stages of a part of the nodes do not fill the cluster: those that are priced are the ones that do.
         most = self.gpus // option.gpus if self.gpus % option.gpus == 0 else 1
-        depth = max(one for one in list_divisors(self.job.model.layers) if one <= most)
+        depth = max(layers for layers in list_divisors(self.job.model.layers) if layers <= most)
         batch = {"global": self.sequences, "micro": self.samples // int(option.plan["dp"])}
         stated = self.job_of({"plan": {**option.plan, "pp": depth, "partition": "even"}, "batch": batch})
         if depth * option.gpus != self.gpus:
@@ -211,20 +212,22 @@ class JobProblem:
         return resolve_plan(load_job(stated, base=self.job.folder), self.shared)
 
     def units_of(self, option: StageOption) -> UnitCosts:
-        """The costs of the model's units where all stages are of one option. Raises PlanError for a broken rule."""
+        """Returns the costs of the model's units where all stages are of one option. Raises PlanError for a broken
+        rule."""
         return unit_costs(self._resolve_option(option), self.shared)
 
     def units_of_plan(self, changes: Mapping[str, Any]) -> UnitCosts:
-        """The costs of the model's units in a plan whose stages are alike. Raises PlanError for a broken rule."""
+        """Returns the costs of the model's units in a plan whose stages are alike. Raises PlanError for a broken
+        rule."""
         return unit_costs(self.resolve(changes), self.shared)
 
     def stage_plan(self, table: StageTable, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
-        """The ``plan`` and ``batch`` of a job that executes stages of a table of `stages`."""
+        """Returns the ``plan`` and ``batch`` of a job that executes stages of a table of `stages`."""
         entries = [{"layers": len(stage.layers), **table.options[stage.option].plan} for stage in stages]
         return self.entries_plan(entries, {})
 
     def entries_plan(self, entries: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
-        """The ``plan`` and ``batch`` of a job whose stages have degrees of their own.
+        """Returns the ``plan`` and ``batch`` of a job whose stages have degrees of their own.
 
         entries: of the stages, with their ``layers``. more: other keys of the job, such as its ``cluster``.
         """
@@ -238,8 +241,8 @@ class JobProblem:
     # ------------------------------------------------------------------------------------------- layers
 
     def graph(self) -> LayerGraph:
-        """The chain of embedding, layers and output layer on one GPU: seconds of the passes of a micro-batch, bytes of
-        activations sent on and of parameters."""
+        """Returns the chain of embedding, layers and output layer on one GPU: seconds of the passes of a micro-batch,
+        bytes of activations sent on and of parameters."""
         option = StageOption(1, {"tp": 1, "dp": 1, "recompute": "none"})
         plan, units = self._resolve_option(option), self.units_of(option)
         names = ["embedding", *(f"layer {number}" for number in range(len(units.forward) - 2)), "output"]
@@ -263,14 +266,14 @@ class JobProblem:
 
 
 def require_job(problem: Problem) -> JobProblem:
-    """The problem as a job. Raises PlanError for a profile, whose plans are no jobs."""
+    """Returns the problem as a job. Raises PlanError for a profile, whose plans are no jobs."""
     if not isinstance(problem, JobProblem):
         raise PlanError(f"problem {problem.name}", "the planner plans jobs", "Give it a job", problem.mode)
     return problem
 
 
 def _resize_cluster(stated: Any, gpus: int, job: Job) -> Any:
-    """A cluster of the same nodes with as many GPUs as a priced plan has.
+    """Returns a cluster of the same nodes with as many GPUs as a priced plan has.
 
     Raises PlanError for the path of a file, whose nodes are not known by name.
     """

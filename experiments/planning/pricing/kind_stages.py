@@ -56,7 +56,7 @@ class KindStages:
         self.more = problem.order_kinds(kinds)
 
     def choose(self, strategies: Sequence[tuple[int, int]]) -> list[StageChoice]:
-        """The stages of (data, tensor) parallelism, without recomputation, on the next free GPUs.
+        """Returns the stages of (data, tensor) parallelism, without recomputation, on the next free GPUs.
 
         Raises PlanError where a stage would have GPUs of several kinds, or degrees that its kind does not have.
         """
@@ -82,11 +82,11 @@ class KindStages:
         raise PlanError("plan.stages", "a stage has GPUs of one kind", "Choose other groups", [first, first + count])
 
     def fitting_seconds(self, choice: StageChoice, behind: int) -> np.ndarray:
-        """The seconds of a stage that others follow, infinite where it does not fit [s; layers, layers]."""
+        """Returns the seconds of a stage that others follow, infinite where it does not fit [s; layers, layers]."""
         return np.where(choice.table.behind[:, :, choice.number] >= behind, choice.seconds, np.inf)
 
     def memory_left(self, choices: Sequence[StageChoice], layers: Sequence[int]) -> list[float]:
-        """Bytes that the ranks of every stage have left; negative: it does not fit."""
+        """Returns the bytes that the ranks of every stage have left; negative: it does not fit."""
         need = []
         for place, choice in enumerate(choices):
             units = choice.kind.problem.units_of(choice.table.options[choice.number])
@@ -95,7 +95,8 @@ class KindStages:
         return [choice.kind.problem.memory - nbytes for choice, nbytes in zip(choices, held, strict=True)]
 
     def step_seconds(self, choices: Sequence[StageChoice], layers: Sequence[int]) -> float:
-        """Sum of the stages, (m - 1) x the slowest, their messages, and the largest exchange with its update [s]."""
+        """Returns the sum of the stages, (m - 1) x the slowest, their messages, and the largest exchange with its
+        update [s]."""
         seconds = costs_of([choice.seconds for choice in choices], layers)
         once = max(costs_of([choice.once for choice in choices], layers))
         messages = 0.0
@@ -105,14 +106,14 @@ class KindStages:
         return sum(seconds) + (self.problem.microbatches - 1) * max(seconds) + messages + once
 
     def write(self, choices: Sequence[StageChoice], layers: Sequence[int]) -> dict[str, Any]:
-        """The changes of the job that execute the stages."""
+        """Returns the changes of the job that execute the stages."""
         entries = [{**choice.plan, "layers": held} for choice, held in zip(choices, layers, strict=True)]
         return self.problem.entries_plan(entries, self.more)
 
 
 def bound_stages(stages: KindStages, known: float) -> float:
-    """No stages whose GPUs are a power of two of one kind have a shorter step, without recomputation; infinite if that
-    is at least a known one, or none fit [s].
+    """Returns a bound: no stages whose GPUs are a power of two of one kind have a shorter step, without recomputation;
+    infinite if that is at least a known one, or none fit [s].
     """
     tables, places, first = [], list[range](), 0
     for kind in stages.kinds:

@@ -53,7 +53,8 @@ class StrategyPrices(NamedTuple):
 
 
 def strategy_plan(problem: JobProblem, layers: Sequence[int], strategies: Sequence[LayerStrategy]) -> Mapping[str, Any]:
-    """The ``plan`` and ``batch`` of a job of stages of as many layers, with a strategy for each of all layers."""
+    """Returns the ``plan`` and ``batch`` of a job of stages of as many layers, with a strategy for each of all
+    layers."""
     gpus = strategies[0].tensor * strategies[0].data
     axes = [f"x{place}" for place in range(max(1, gpus.bit_length() - 1))]
     split = dict.fromkeys(axes, "b")
@@ -93,7 +94,7 @@ def _table_of(strategy: LayerStrategy, axes: Sequence[str]) -> dict[str, Any]:
 def price_strategies(
     problem: JobProblem, layers: Sequence[int], strategies: Sequence[LayerStrategy]
 ) -> tuple[list[LayerStrategy], StrategyPrices]:
-    """Prices of the strategies that the model allows, in stages of as many layers, and these strategies.
+    """Prices the strategies that the model allows, in stages of as many layers; returns them with their prices.
 
     What a layer takes once a step is told from forecasts of plans whose layers are alike, less their micro-batches, as
     a profiler tells it from runs. Raises PlanError, the last one, if the model allows none.
@@ -111,10 +112,10 @@ def price_strategies(
         except PlanError as broken:
             error = broken
             continue
-        own = stage_seconds(costs.forward + costs.backward, layers)
+        alone = stage_seconds(costs.forward + costs.backward, layers)
         kept.append(strategy)
         units.append(costs)
-        rest.append(step - sum(own) - (problem.microbatches - 1) * max(own))
+        rest.append(step - sum(alone) - (problem.microbatches - 1) * max(alone))
     if not kept:
         assert error is not None
         raise error
@@ -125,7 +126,7 @@ def price_strategies(
 
 
 def stage_seconds(figure: np.ndarray, layers: Sequence[int]) -> list[float]:
-    """Sums of a figure of embedding, layers and output layer over stages of as many layers."""
+    """Returns the sums of a figure of embedding, layers and output layer over stages of as many layers."""
     ends = np.cumsum([0, *layers])
     sums = [float(figure[1 + first : 1 + end].sum()) for first, end in pairwise(ends.tolist())]
     sums[0] += float(figure[0])

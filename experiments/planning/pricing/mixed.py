@@ -34,7 +34,8 @@ class PricedNodes(NamedTuple):
 
 
 def link_bandwidth(kinds: Sequence[PricedNodes], rank: int, peer: int) -> float:
-    """Bandwidth of the slower end of the link between two ranks: inside their node, or between nodes [bytes/s].
+    """Returns the bandwidth of the slower end of the link between two ranks: inside their node, or between nodes
+    [bytes/s].
 
     kinds: in the order of ranks.
     """
@@ -46,7 +47,7 @@ def link_bandwidth(kinds: Sequence[PricedNodes], rank: int, peer: int) -> float:
 
 
 def _find_place(kinds: Sequence[PricedNodes], rank: int) -> tuple[PricedNodes, int]:
-    """The kind of a rank's node, and the node's number among those of its kind."""
+    """Returns the kind of a rank's node, and the node's number among those of its kind."""
     first = 0
     for kind in kinds:
         if rank < first + kind.gpus:
@@ -95,44 +96,45 @@ class MixedProblem(JobProblem):
         if len(set(names)) < len(names) or not isinstance(stated, Mapping):
             rule = "planners need one group of nodes of every kind, written into the job"
             raise PlanError("cluster.groups", rule, "Write each kind of node as one group", names)
-        found = []
+        kinds = []
         for group, entry in zip(self._groups, stated["groups"], strict=True):
             nodes = -(-self.gpus // int(group.node.gpus))
-            own = {**self.job.to_dict(), "cluster": {"node": entry["node"], "nodes": nodes, "gpus": self.gpus}}
-            problem = JobProblem(own, self.shared, self.microbatches, self.memory_risk)
+            of_kind = {**self.job.to_dict(), "cluster": {"node": entry["node"], "nodes": nodes, "gpus": self.gpus}}
+            problem = JobProblem(of_kind, self.shared, self.microbatches, self.memory_risk)
             gpus = int(group.nodes * group.node.gpus)
-            found.append(PricedNodes(group.node.name, gpus, problem.job.cluster, problem))
-        return found
+            kinds.append(PricedNodes(group.node.name, gpus, problem.job.cluster, problem))
+        return kinds
 
     def order_kinds(self, kinds: Sequence[PricedNodes]) -> dict[str, Any]:
-        """The ``cluster`` of a job that has these kinds, in this order, each with as many GPUs as it says; empty where
-        the nodes are of one kind."""
+        """Returns the ``cluster`` of a job that has these kinds, in this order, each with as many GPUs as it says;
+        empty where the nodes are of one kind."""
         if not self._groups:
             return {}
         stated = self.job.to_dict()["cluster"]
         entries = dict(zip((group.node.name for group in self._groups), stated["groups"], strict=True))
-        groups = [{**entries[one.name], "nodes": one.gpus // one.cluster.gpus_per_node} for one in kinds]
+        groups = [{**entries[kind.name], "nodes": kind.gpus // kind.cluster.gpus_per_node} for kind in kinds]
         return {"cluster": {**stated, "groups": groups}}
 
     # ----------------------------------------------------------------------------------- as if of one kind
 
     def operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> FactorTable:
-        """The table whose operators and conversions each take as long as on the slowest kind."""
+        """Returns the table whose operators and conversions each take as long as on the slowest kind."""
         if len(self.kinds) == 1:
             return super().operators(axes, allowed)
         return slowest_table([kind.problem.operators(axes, allowed) for kind in self.kinds])
 
     def pending_operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> PendingTable:
-        """The same as `operators`, where tensors are not priced yet."""
+        """Returns the same as `operators`, where tensors are not priced yet."""
         if len(self.kinds) == 1:
             return super().pending_operators(axes, allowed)
         kinds = [kind.problem.pending_operators(axes, allowed) for kind in self.kinds]
-        factors = [*map(slowest_factor, zip(*(one.factors for one in kinds), strict=True))]
-        pending = [slowest_pending(same) for same in zip(*(one.pending for one in kinds), strict=True)]
+        factors = [*map(slowest_factor, zip(*(kind.factors for kind in kinds), strict=True))]
+        pending = [slowest_pending(same) for same in zip(*(kind.pending for kind in kinds), strict=True)]
         return PendingTable(kinds[0].choices, factors, pending, self.microbatches)
 
     def stages(self, recompute: bool = True) -> StageTable:
-        """The table of stages on the slowest kind, within the least memory, as if the cluster were of that kind."""
+        """Returns the table of stages on the slowest kind, within the least memory, as if the cluster were of that
+        kind."""
         if len(self.kinds) == 1:
             return super().stages(recompute)
         return slowest_stages([kind.problem.stages(recompute) for kind in self.kinds])
@@ -152,7 +154,7 @@ class MixedProblem(JobProblem):
         return [2**power for power in range(least.bit_length()) if least % 2**power == 0]
 
     def mean_units(self, option: StageOption) -> UnitCosts:
-        """Costs of the model's units in one way to use GPUs: the mean of all kinds, weighted by their GPUs.
+        """Returns the costs of the model's units in one way to use GPUs: the mean of all kinds, weighted by their GPUs.
 
         Raises PlanError where it breaks a rule on one of them.
         """
@@ -162,18 +164,18 @@ class MixedProblem(JobProblem):
         return UnitCosts(*(np.average(np.stack(column), axis=0, weights=shares) for column in columns))
 
     def message_nbytes(self, replicas: int) -> float:
-        """Bytes of the residual stream of a micro-batch, of one of so many replicas."""
+        """Returns the bytes of the residual stream of a micro-batch, of one of so many replicas."""
         return 2.0 * self.job.model.hidden * self.job.model.seq * self.samples / replicas
 
 
 def open_problem(job: Job | str | Path | Mapping[str, Any], memory_risk: float = EVEN) -> JobProblem:
-    """A job as a problem, on one or several kinds of nodes. memory_risk: see `JobProblem`."""
-    found = MixedProblem(job, memory_risk=memory_risk)
-    return found if len(found.kinds) > 1 else JobProblem(found.job, found.shared, memory_risk=memory_risk)
+    """Returns a job as a problem, on one or several kinds of nodes. memory_risk: see `JobProblem`."""
+    mixed = MixedProblem(job, memory_risk=memory_risk)
+    return mixed if len(mixed.kinds) > 1 else JobProblem(mixed.job, mixed.shared, memory_risk=memory_risk)
 
 
 def require_kinds(problem: Problem) -> MixedProblem:
-    """The problem as a job on one or several kinds of nodes. Raises PlanError for a profile."""
+    """Returns the problem as a job on one or several kinds of nodes. Raises PlanError for a profile."""
     if isinstance(problem, MixedProblem):
         return problem
     job = require_job(problem)
@@ -181,39 +183,40 @@ def require_kinds(problem: Problem) -> MixedProblem:
 
 
 def slowest_units(kinds: Sequence[UnitCosts]) -> UnitCosts:
-    """The largest of every cost of units over kinds of nodes."""
+    """Returns the largest of every cost of units over kinds of nodes."""
     return UnitCosts(*(np.max(np.stack(column), axis=0) for column in zip(*kinds, strict=True)))
 
 
 def slowest_factor(kinds: Sequence[Factor]) -> Factor:
-    """The largest of every cost of a factor over kinds of nodes."""
-    arrays = zip(*(one[1:] for one in kinds), strict=True)
+    """Returns the largest of every cost of a factor over kinds of nodes."""
+    arrays = zip(*(factor[1:] for factor in kinds), strict=True)
     return Factor(kinds[0].scope, *(np.maximum.reduce(column) for column in arrays))
 
 
 def slowest_pending(kinds: Sequence[PendingFactor]) -> PendingFactor:
-    """The same of a factor that is not priced yet."""
-    return PendingFactor(kinds[0].scope, lambda kept: slowest_factor([one.price(kept) for one in kinds]))
+    """Returns the same of a factor that is not priced yet."""
+    return PendingFactor(kinds[0].scope, lambda kept: slowest_factor([factor.price(kept) for factor in kinds]))
 
 
 def slowest_table(kinds: Sequence[FactorTable]) -> FactorTable:
-    """The table whose every cost is the largest over kinds of nodes."""
+    """Returns the table whose every cost is the largest over kinds of nodes."""
     factors = [*map(slowest_factor, zip(*(table.factors for table in kinds), strict=True))]
     return FactorTable(kinds[0].choices, factors, kinds[0].microbatches)
 
 
 def slowest_stages(kinds: Sequence[StageTable]) -> StageTable:
-    """The table of the options that all kinds of nodes have, each as long as on the slowest, within the least memory.
+    """Returns the table of the options that all kinds of nodes have, each as long as on the slowest, within the least
+    memory.
 
     Raises PlanError if they have none in common.
     """
-    places = [{tuple(sorted(one.plan.items())): i for i, one in enumerate(table.options)} for table in kinds]
-    common = [key for key in places[0] if all(key in own for own in places)]
+    places = [{tuple(sorted(option.plan.items())): i for i, option in enumerate(table.options)} for table in kinds]
+    common = [key for key in places[0] if all(key in place for place in places)]
     if not common:
         rule = "no degrees of a stage suit all kinds of nodes"
         raise PlanError("cluster.groups", rule, "Choose micro-batches of other sizes, or other nodes")
-    taken = [table.take([own[key] for key in common]) for table, own in zip(kinds, places, strict=True)]
+    taken = [table.take([place[key] for key in common]) for table, place in zip(kinds, places, strict=True)]
     seconds, forward, once = (
-        np.maximum.reduce([getattr(one, name) for one in taken]) for name in ("seconds", "forward", "once")
+        np.maximum.reduce([getattr(stages, name) for stages in taken]) for name in ("seconds", "forward", "once")
     )
-    return StageTable(taken[0].options, seconds, forward, once, np.minimum.reduce([one.behind for one in taken]))
+    return StageTable(taken[0].options, seconds, forward, once, np.minimum.reduce([stages.behind for stages in taken]))

@@ -51,7 +51,7 @@ STREAM = "stream"
 def legal_layouts(
     operator: Operator, axes: Sequence[str], mesh: Mesh, tried: Iterable[Dims] | None = None
 ) -> list[Dims]:
-    """Every layout of an operator in which all dims divide by the axes that shard them.
+    """Returns every layout of an operator in which all dims divide by the axes that shard them.
 
     tried: layouts that are looked at; None: all.
     """
@@ -60,7 +60,7 @@ def legal_layouts(
     def divides(layout: Mapping[str, str]) -> bool:
         for dim in {*layout.values()} - {""}:
             ranks = mesh.size([axis for axis in layout if layout[axis] == dim])
-            if not all(one.dims[dim].is_divisible_by(ranks) for one in tensors if one.has(dim)):
+            if not all(tensor.dims[dim].is_divisible_by(ranks) for tensor in tensors if tensor.has(dim)):
                 return False
         return True
 
@@ -92,14 +92,14 @@ class TensorRead(NamedTuple):
     """How an operator in one layout reads a tensor.
 
     tensor: as it reads it. needed: the layout that it needs. key: of the copy in memory in that layout.
-    given: the layout of the gradient that it makes, in dims of the producer; empty where it makes none.
+    gradient: the layout of the gradient that it makes, in dims of the producer; empty where it makes none.
     saved: bytes of the tensor that its backward pass reads, by memory key.
     """
 
     tensor: Tensor
     needed: Layout
     key: str
-    given: tuple[tuple[str, str], ...] | None
+    gradient: tuple[tuple[str, str], ...] | None
     saved: dict[str, float]
 
 
@@ -138,9 +138,9 @@ class UnitTable:
                 candidates = getattr(allowed, "candidates", None)
                 tried = candidates(name, ("", *operator.divisible_dims), axes) if candidates else None
                 legal = legal_layouts(operator, axes, self.mesh, tried)
-                layouts = tuple(one for one in legal if allowed(name, one))
+                layouts = tuple(layout for layout in legal if allowed(name, layout))
             if name in choices and choices[name] != layouts:
-                layouts = tuple(one for one in choices[name] if one in layouts)
+                layouts = tuple(layout for layout in choices[name] if layout in layouts)
             if not layouts:
                 rule = f"a planner's restrictions leave {name} no layout over {dict(self.mesh.axes)}"
                 raise PlanError("model", rule, "Choose fewer ranks, or a planner with fewer restrictions", name)
@@ -149,11 +149,11 @@ class UnitTable:
             self.costs_of[operator] = [self._price(operator, layout) for layout in choices[self.variable(operator)]]
 
     def variable(self, operator: Operator) -> str:
-        """The name of the variable that decides the layout of an operator."""
+        """Returns the name of the variable that decides the layout of an operator."""
         return STREAM if isinstance(operator, Boundary) else operator.name
 
     def division(self, operator: Operator, layout: Dims) -> Layout:
-        """The dim that every part of the mesh shards, in a layout; of experts, what their scheme says."""
+        """Returns the dim that every part of the mesh shards, in a layout; of experts, what their scheme says."""
         if operator.view:
             return self.scope.division(operator)
         return {part: dim for axis, dim in layout if dim for part in self.mesh.parts(axis)}
@@ -161,10 +161,10 @@ class UnitTable:
     # --------------------------------------------------------------------------------------- operators
 
     def seconds(self, ops: Sequence[Op] | Sequence[Collective | Memory]) -> float:
-        """Seconds of ops, or of pieces of work, one after another."""
-        works = (one.work if isinstance(one, Op) else one for one in ops)
-        found = (self.costs.estimate(work) for work in works if work is not None)
-        return sum(one.seconds + one.latency for one in found)
+        """Returns the seconds of ops, or of pieces of work, one after another."""
+        works = (op.work if isinstance(op, Op) else op for op in ops)
+        estimates = (self.costs.estimate(work) for work in works if work is not None)
+        return sum(estimate.seconds + estimate.latency for estimate in estimates)
 
     def _price(self, operator: Operator, layout: Dims) -> OperatorCost:
         check_time()
@@ -176,20 +176,21 @@ class UnitTable:
         fragment = lower_operator(self.scope, operator, self.framework.fused_gradients, self.framework.gradients)
         phases = [[op for op in fragment.backward if (op.phase == "W") == weights] for weights in (False, True)]
         inputs, weights = map(self.seconds, phases)
-        found = OperatorCost(divide, self.seconds(fragment.forward), inputs, weights)
-        found.once = sum(self._update_seconds(param) for param in fragment.params if param.trained)
+        operator_cost = OperatorCost(divide, self.seconds(fragment.forward), inputs, weights)
+        operator_cost.once = sum(self._update_seconds(param) for param in fragment.params if param.trained)
         params = DeviceParams((param, 1) for param in fragment.params)
-        found.nbytes = sum(resident_bytes(self.plan, params).values())
+        operator_cost.nbytes = sum(resident_bytes(self.plan, params).values())
         tensors = {tensor.name for tensor in (*operator.ins, *operator.outs)}
         for key, nbytes in self._saved_buffers(fragment).items():
             if key.partition("@")[0] in tensors:
-                found.saved[key] = nbytes
+                operator_cost.saved[key] = nbytes
             else:
-                found.nbytes += nbytes
-        return found
+                operator_cost.nbytes += nbytes
+        return operator_cost
 
     def _update_seconds(self, param: Param) -> float:
-        """Seconds of the update of a parameter of all units: sums over ranks, the norm, the optimizer, zeroing."""
+        """Returns the seconds of the update of a parameter of all units: sums over ranks, the norm, the optimizer,
+        zeroing."""
         framework = self.framework
         size = self.count * param.size
         width, main = BYTES[framework.gradients], framework.main_copy_bytes
@@ -208,57 +209,57 @@ class UnitTable:
     def _saved_buffers(self, fragment: Fragment) -> dict[str, float]:
         """Buffers that live from the forward to the backward pass of an operator, or that its backward pass reads."""
         backward, forward = set(fragment.backward), set(fragment.forward)
-        before = {one.key for one in fragment.tensor_uses if one.op in forward}
+        before = {use.key for use in fragment.tensor_uses if use.op in forward}
         return {
-            one.key: float(one.nbytes)
-            for one in fragment.tensor_uses
-            if one.op in backward and one.key in before and not one.key.startswith("d:")
+            use.key: float(use.nbytes)
+            for use in fragment.tensor_uses
+            if use.op in backward and use.key in before and not use.key.startswith("d:")
         }
 
     def operator_factors(self) -> Iterator[Factor]:
-        """A factor for every operator."""
+        """Yields a factor for every operator."""
         for operator, costs in self.costs_of.items():
             if isinstance(operator, Boundary):
                 continue
-            seconds = np.array([one.forward + one.inputs + one.weights for one in costs])
-            once, nbytes = (np.array([getattr(one, name) for one in costs]) for name in ("once", "nbytes"))
+            seconds = np.array([cost.forward + cost.inputs + cost.weights for cost in costs])
+            once, nbytes = (np.array([getattr(cost, name) for cost in costs]) for name in ("once", "nbytes"))
             yield Factor((self.variable(operator),), self.count * seconds, once, self.count * nbytes)
 
     # ----------------------------------------------------------------------------------------- tensors
 
     def tensor_factors(self) -> Iterator[PendingFactor]:
-        """A factor for every tensor that one operator makes and others read, which is not priced yet."""
+        """Yields a factor for every tensor that one operator makes and others read, which is not priced yet."""
         for name, readers in self.scope.readers.items():
             if name in self.scope.producer and self.scope.producer[name][1] not in readers:
                 tensor, producer = self.scope.producer[name]
                 operators = [producer, *dict.fromkeys(readers)]
-                scope = tuple(dict.fromkeys(self.variable(one) for one in operators))
+                scope = tuple(dict.fromkeys(self.variable(operator) for operator in operators))
                 yield PendingFactor(scope, partial(self._tensor_factor, tensor, operators, scope))
 
     def _tensor_factor(
         self, tensor: Tensor, operators: Sequence[Operator], scope: tuple[str, ...], kept: Kept
     ) -> Factor:
-        """The conversions and saved copies of one tensor: only what its layouts tell apart is priced.
+        """Returns the conversions and saved copies of one tensor: only what its layouts tell apart is priced.
 
         operators: its producer, and its readers. kept: numbers of the options of the variables of `scope`.
         """
-        costs = [[self._costs(one)[number] for number in kept[self.variable(one)]] for one in operators]
+        costs = [[self._costs(operator)[number] for number in kept[self.variable(operator)]] for operator in operators]
         keys = [
-            [self._traits(tensor, one, cost, one is operators[0]) for cost in own]
-            for one, own in zip(operators, costs, strict=True)
+            [self._traits(tensor, operator, cost, operator is operators[0]) for cost in operator_costs]
+            for operator, operator_costs in zip(operators, costs, strict=True)
         ]
         # Of every variable: the classes of its options that the price tells apart, and the class of every option.
-        positions = [[i for i, one in enumerate(operators) if self.variable(one) == name] for name in scope]
+        positions = [[i for i, operator in enumerate(operators) if self.variable(operator) == name] for name in scope]
         first: list[list[int]] = []
         of_option: list[np.ndarray] = []
-        for own in positions:
-            traits = [*zip(*(keys[i] for i in own), strict=True)]
+        for places in positions:
+            traits = [*zip(*(keys[i] for i in places), strict=True)]
             classes = {key: place for place, key in reversed([*enumerate(traits)])}
             numbers = {key: number for number, key in enumerate(classes)}
             first.append([*classes.values()])
             of_option.append(np.array([numbers[key] for key in traits]))
-        seconds, nbytes = (np.zeros([len(own) for own in first]) for _ in range(2))
-        at = [scope.index(self.variable(one)) for one in operators]
+        seconds, nbytes = (np.zeros([len(classes) for classes in first]) for _ in range(2))
+        at = [scope.index(self.variable(operator)) for operator in operators]
         for cell in np.ndindex(*seconds.shape):
             check_time()
             chosen = [costs[i][first[place][cell[place]]] for i, place in enumerate(at)]
@@ -273,56 +274,64 @@ class UnitTable:
         return [OperatorCost(self.division(operator, layout)) for layout in self.choices[STREAM]]
 
     def _traits(self, tensor: Tensor, operator: Operator, cost: OperatorCost, makes: bool) -> tuple[object, ...]:
-        """All of a layout that the price of a tensor depends on."""
-        own = tensor if makes else self._as_read(operator, tensor)
-        layout = operator.output_layout(own, cost.divide) if makes else required_layout(own, cost.divide)
-        needed = required_layout(own, cost.divide) if makes else output_layout(own, cost.divide)
+        """Returns all of a layout that the price of a tensor depends on."""
+        role = tensor if makes else self._as_read(operator, tensor)
+        layout = operator.output_layout(role, cost.divide) if makes else required_layout(role, cost.divide)
+        needed = required_layout(role, cost.divide) if makes else output_layout(role, cost.divide)
         beside = (0.0, 0.0) if makes else (cost.weights, cost.inputs)
         saved = tuple(_saved_of(tensor, cost).items())
         return tuple(sorted(layout.items())), tuple(sorted(needed.items())), beside, saved
 
     def _as_read(self, operator: Operator, tensor: Tensor) -> Tensor:
-        return next(one for one in operator.ins if one.name == tensor.name)
+        return next(read for read in operator.ins if read.name == tensor.name)
 
     def _price_tensor(
         self, tensor: Tensor, operators: Sequence[Operator], costs: Sequence[OperatorCost]
     ) -> tuple[float, float]:
-        """Seconds of a micro-batch, and bytes, of one tensor in given layouts of its producer and its readers."""
-        producer, own = operators[0], costs[0]
-        made, wanted = producer.output_layout(tensor, own.divide), required_layout(tensor, own.divide)
+        """Returns the seconds of a micro-batch, and bytes, of one tensor in given layouts of its producer and its
+        readers."""
+        producer, producer_cost = operators[0], costs[0]
+        output, wanted = (
+            producer.output_layout(tensor, producer_cost.divide),
+            required_layout(tensor, producer_cost.divide),
+        )
         moved: set[str] = set()
-        saved = _saved_of(tensor, own)
+        saved = _saved_of(tensor, producer_cost)
         seconds, gradients = 0.0, defaultdict[tuple[tuple[str, str], ...], list[float]](list)
         for operator, cost in zip(operators[1:], costs[1:], strict=True):
             read = self._read(operator, tensor, cost)
-            arrives, kept = read.tensor.layout_of_producer(made), read.saved
+            arrives, kept = read.tensor.layout_of_producer(output), read.saved
             steps, duration = self._move(read.tensor, arrives, read.needed)
             if steps and read.key not in moved:
                 moved.add(read.key)
                 seconds += duration
-            if steps and all(one.operation == "all_gather" for one in steps) and self._gathers_again(operator, tensor):
+            if (
+                steps
+                and all(step.operation == "all_gather" for step in steps)
+                and self._gathers_again(operator, tensor)
+            ):
                 seconds += max(0.0, duration - cost.inputs) if isinstance(operator, Linear) else duration
                 whole = read.tensor
                 kept = {self.scope.key(whole, arrives): float(whole.nbytes(arrives, self.mesh))} if kept else {}
             saved |= kept
-            if read.given is not None:
-                gradients[read.given].append(cost.weights)
+            if read.gradient is not None:
+                gradients[read.gradient].append(cost.weights)
         return seconds + self._gradient_seconds(tensor, wanted, gradients), sum(saved.values())
 
     @remembered_by(lambda pricer, operator, tensor, cost: (operator, tensor.name, cost))
     def _read(self, operator: Operator, tensor: Tensor, cost: OperatorCost) -> TensorRead:
         read = self._as_read(operator, tensor)
-        needed, given = required_layout(read, cost.divide), None
+        needed, gradient = required_layout(read, cost.divide), None
         if read in self.scope.inputs_with_gradient(operator):
             back = {new: old for old, new in read.renamed.items()}
             layout = {axis: back.get(dim, dim) for axis, dim in output_layout(read, cost.divide).items()}
-            given = tuple(sorted(layout.items()))
-        return TensorRead(read, needed, self.scope.key(read, needed), given, _saved_of(tensor, cost))
+            gradient = tuple(sorted(layout.items()))
+        return TensorRead(read, needed, self.scope.key(read, needed), gradient, _saved_of(tensor, cost))
 
     def _move(
         self, tensor: Tensor, source: Layout, target: Layout, gradient: bool = False
     ) -> tuple[list[Collective], float]:
-        """The collectives between two layouts of a tensor, or of its gradient, and their seconds."""
+        """Returns the collectives between two layouts of a tensor, or of its gradient, and their seconds."""
         moved = tensor.gradient if gradient else tensor
         # Tensors of equal dims take the same collectives; dims hash slowly.
         if (tensor, gradient) not in self._shapes:
@@ -336,16 +345,16 @@ class UnitTable:
         return self._moves[key]
 
     def _gathers_again(self, operator: Operator, tensor: Tensor) -> bool:
-        """Whether an all-gathered input is not kept, but gathered again in the backward pass."""
-        later = {one.name for one in operator.read_by_later_slices}
+        """Returns whether an all-gathered input is not kept, but gathered again in the backward pass."""
+        later = {later_tensor.name for later_tensor in operator.read_by_later_slices}
         kinds = isinstance(operator, Linear | CoreAttention) and tensor.name not in later
         return self.scope.regather and kinds and not operator.view
 
     def _gradient_seconds(
         self, tensor: Tensor, wanted: Layout, gradients: Mapping[tuple[tuple[str, str], ...], Sequence[float]]
     ) -> float:
-        """Seconds of the sums and conversions of the gradients of a tensor, by their layouts; each with the seconds of
-        the weight gradients that its readers compute meanwhile."""
+        """Returns the seconds of the sums and conversions of the gradients of a tensor, by their layouts; each with the
+        seconds of the weight gradients that its readers compute meanwhile."""
         seconds, ordered = 0.0, self.scope.keeps_issue_order(self.scope.transfer_view(tensor))
         for layout, beside in gradients.items():
             seconds += self._sum_seconds(tensor, dict(layout), len(beside))
@@ -354,7 +363,7 @@ class UnitTable:
         return seconds + self._sum_seconds(tensor, wanted, len(gradients))
 
     def _sum_seconds(self, tensor: Tensor, layout: Layout, members: int) -> float:
-        """Seconds of the sum of several gradients of one layout."""
+        """Returns the seconds of the sum of several gradients of one layout."""
         if members < 2:
             return 0.0
         nbytes = tensor.gradient.nbytes({a: d for a, d in layout.items() if d != "+"}, self.mesh)
@@ -362,14 +371,14 @@ class UnitTable:
 
 
 def _saved_of(tensor: Tensor, cost: OperatorCost) -> dict[str, float]:
-    """Bytes of the copies of a tensor that the backward pass of an operator reads, by memory key."""
+    """Returns the bytes of the copies of a tensor that the backward pass of an operator reads, by memory key."""
     return {key: size for key, size in cost.saved.items() if key.partition("@")[0] == tensor.name}
 
 
 def list_factors(
     plan: Plan, axes: Sequence[str], shared: SharedWork, microbatches: int, allowed: Allowed = allow_all
 ) -> PendingTable:
-    """The table of all operators of a model in one stage, whose tensors are not priced yet.
+    """Returns the table of all operators of a model in one stage, whose tensors are not priced yet.
 
     plan: a resolved plan of one stage, on whose mesh `axes` shard. allowed: layouts that are priced at all.
     Raises PlanError for an operator without allowed layouts.
@@ -380,27 +389,35 @@ def list_factors(
     kinds: dict[Any, list[Any]] = defaultdict(list)
     for layer in layers:
         kinds[tuple(unit.lowering_key for unit in layer.units)].append(layer)
-    stages = [(architecture.stage(range(0), True, False), 1), *((own[0], len(own)) for own in kinds.values())]
+    stages = [(architecture.stage(range(0), True, False), 1), *((same[0], len(same)) for same in kinds.values())]
     stages.append((architecture.stage(range(0), False, True), 1))
     choices: dict[str, tuple[Dims, ...]] = {}
     units = [(unit, count) for stage, count in stages for unit in stage.units]
     tables = [UnitTable(plan, costs, unit, axes, count, choices, allowed) for unit, count in units]
     # A variable of several units keeps the layouts that are legal in all of them.
-    if any(len(one.costs_of[op]) != len(choices[one.variable(op)]) for one in tables for op in one.operators):
+    if any(
+        len(unit_table.costs_of[op]) != len(choices[unit_table.variable(op)])
+        for unit_table in tables
+        for op in unit_table.operators
+    ):
         tables = [UnitTable(plan, costs, unit, axes, count, choices, allowed) for unit, count in units]
-    factors = [factor for one in tables for factor in one.operator_factors()]
+    factors = [factor for table in tables for factor in table.operator_factors()]
     if model.tied:
-        factors.append(_tie_layouts(choices, [one for table in tables for one in table.operators]))
-    return PendingTable(choices, factors, [one for table in tables for one in table.tensor_factors()], microbatches)
+        factors.append(_tie_layouts(choices, [operator for table in tables for operator in table.operators]))
+    return PendingTable(
+        choices, factors, [factor for table in tables for factor in table.tensor_factors()], microbatches
+    )
 
 
 def _tie_layouts(choices: Mapping[str, Sequence[Dims]], operators: Sequence[Operator]) -> Factor:
-    """The factor that gives embedding and output layer equal shards of the matrix that they share."""
-    embedding, head = (next(one for one in operators if isinstance(one, kind)) for kind in (Embedding, Head))
+    """Returns the factor that gives embedding and output layer equal shards of the matrix that they share."""
+    embedding, head = (
+        next(operator for operator in operators if isinstance(operator, kind)) for kind in (Embedding, Head)
+    )
     table, other = embedding.weights[0], head.weights[0]
     layouts = [
-        [required_layout(weight, {axis: dim for axis, dim in layout if dim}) for layout in choices[one.name]]
-        for one, weight in ((embedding, table), (head, other))
+        [required_layout(weight, {axis: dim for axis, dim in layout if dim}) for layout in choices[operator.name]]
+        for operator, weight in ((embedding, table), (head, other))
     ]
-    seconds = np.array([[0.0 if one == two else math.inf for two in layouts[1]] for one in layouts[0]])
+    seconds = np.array([[0.0 if first == second else math.inf for second in layouts[1]] for first in layouts[0]])
     return Factor((embedding.name, head.name), seconds, np.zeros(seconds.shape), np.zeros(seconds.shape))

@@ -24,17 +24,18 @@ class UniformPipeline(NamedTuple):
     units: UnitCosts
 
     def stage_bytes(self, stage: int, microbatches: int) -> np.ndarray:
-        """Memory of a rank of a stage that holds a range of layers, under 1F1B [bytes; layers, layers]."""
+        """Returns the memory of a rank of a stage that holds a range of layers, under 1F1B [bytes; layers, layers]."""
         return range_bytes(self.units, min(microbatches, self.depth - stage))
 
 
 def range_bytes(units: UnitCosts, flights: int) -> np.ndarray:
-    """Memory of a rank that holds a range of layers with so many micro-batches in flight [bytes; layers, layers]."""
+    """Returns the memory of a rank that holds a range of layers with so many micro-batches in flight [bytes; layers,
+    layers]."""
     return range_totals(units.states + flights * units.kept) + range_largest(units.peak)
 
 
 def uniform_pipelines(problem: JobProblem, table: StageTable) -> Iterator[UniformPipeline]:
-    """The pipelines of all options of a table that fill the GPUs and have a layer for every stage."""
+    """Yields the pipelines of all options of a table that fill the GPUs and have a layer for every stage."""
     for number, option in enumerate(table.options):
         depth, left = divmod(problem.gpus, option.gpus)
         if not left and depth <= table.layers:
@@ -44,7 +45,7 @@ def uniform_pipelines(problem: JobProblem, table: StageTable) -> Iterator[Unifor
 def pipeline_plan(
     problem: JobProblem, option: StageOption, layers: Sequence[int], **more: Any
 ) -> dict[str, dict[str, Any]]:
-    """The ``plan`` and ``batch`` of a pipeline whose stages have equal degrees and so many layers each."""
+    """Returns the ``plan`` and ``batch`` of a pipeline whose stages have equal degrees and so many layers each."""
     plan = {**option.plan, **more}
     if len(layers) > 1:
         plan = {"schedule": "1f1b", **plan, "pp": len(layers), "partition": [*layers]}

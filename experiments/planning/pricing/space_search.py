@@ -18,12 +18,12 @@ from meshcast.hardware.errors import PlanError
 
 
 def search_space(
-    problem: JobProblem, plan: Mapping[str, Any], micro: Any, found: float, where: Sequence[str] = ()
+    problem: JobProblem, plan: Mapping[str, Any], micro: Any, known: float, where: Sequence[str] = ()
 ) -> SpaceOptimum | None:
-    """The shortest step of plans that fit; None if there is no search of them.
+    """Returns the shortest step of plans that fit; None if there is no search of them.
 
     plan: fields with a value, several, or ``auto``. micro: the same for sequences of a micro-batch of a rank.
-    found: step of a plan of the space that is known, which may have a partition that no search tries [s].
+    known: step of a plan of the space that is known, which may have a partition that no search tries [s].
     where: constraints of the search.
     """
     batch = {"global": problem.sequences, "micro": micro}
@@ -33,7 +33,7 @@ def search_space(
         proof = search_in_time(search, 1, seconds_left())
     except PlanError:
         return None
-    step = min(found, search.best[0].forecast.step_time if search.best else found)
+    step = min(known, search.best[0].forecast.step_time if search.best else known)
     return SpaceOptimum(step * (1 - proof.gap), "search", forecast=True)
 
 

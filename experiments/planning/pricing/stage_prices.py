@@ -41,7 +41,7 @@ class UnitCosts(NamedTuple):
 def price_stages(
     options: list[StageOption], resolve: Callable[[StageOption], Plan], shared: SharedWork, memory: float
 ) -> StageTable:
-    """The table of all ranges of layers in all options; an option whose plan breaks a rule is left out.
+    """Returns the table of all ranges of layers in all options; an option whose plan breaks a rule is left out.
 
     resolve: the plan in which all stages are of an option. memory: of a GPU [bytes].
     Raises PlanError, the last one, if no option is left.
@@ -63,8 +63,8 @@ def price_stages(
 
 
 def range_totals(figure: np.ndarray) -> np.ndarray:
-    """The sums of a figure of units over all ranges of layers, first to last; the first layer brings the embedding, the
-    last the output layer [units] -> [layers, layers]."""
+    """Returns the sums of a figure of units over all ranges of layers, first to last; the first layer brings the
+    embedding, the last the output layer [units] -> [layers, layers]."""
     layers = len(figure) - 2
     first, last = np.indices((layers, layers))
     sums = np.concatenate([[0.0], np.cumsum(figure[1:-1])])
@@ -72,7 +72,7 @@ def range_totals(figure: np.ndarray) -> np.ndarray:
 
 
 def range_largest(figure: np.ndarray) -> np.ndarray:
-    """The largest of a figure over all ranges of layers, as in `range_totals` [units] -> [layers, layers]."""
+    """Returns the largest of a figure over all ranges of layers, as in `range_totals` [units] -> [layers, layers]."""
     layers = len(figure) - 2
     first, last = np.indices((layers, layers))
     rows = np.maximum.accumulate(np.where(first <= last, figure[1:-1][None, :], 0.0), axis=1)
@@ -80,8 +80,8 @@ def range_largest(figure: np.ndarray) -> np.ndarray:
 
 
 def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.ndarray, ...]:
-    """Seconds, those of the forward pass, seconds once a step, and stages that may follow, of all ranges of layers
-    [layers, layers]."""
+    """Returns seconds, those of the forward pass, seconds once a step, and stages that may follow, of all ranges of
+    layers [layers, layers]."""
     units = unit_costs(plan, shared)
     layers = plan.model_parts.model.layers
     shape = (layers, layers)
@@ -99,26 +99,26 @@ def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.nda
 
 
 def _once_seconds(plan: Plan, shared: SharedWork, elements: np.ndarray, backward: np.ndarray) -> np.ndarray:
-    """Seconds of the exchange of gradients that the last backward pass does not hide, and of the update."""
+    """Returns the seconds of the exchange of gradients that the last backward pass does not hide, and of the update."""
     framework, costs = plan.job.framework, shared.costs(plan)
     width, main = (
         BYTES[framework.gradients],
         framework.main_copy_bytes + framework.update.states.element_bytes(framework.moments),
     )
     axes = tuple(axis for axis in plan.mesh.axes if axis == "dp" and plan.mesh.size(axis) > 1)
-    found = np.zeros(elements.shape)
+    seconds = np.zeros(elements.shape)
     for size in np.unique(elements):
         nbytes = round(float(size) * width)
         exchange = costs.estimate(Collective("all_reduce", nbytes, axes)).seconds if axes else 0.0
         written = BYTES[framework.weights] + main
         update = costs.estimate(Memory("adam", round(size * (width + main)), round(size * written))).seconds
         hidden = backward if framework.overlap.dp else np.zeros(())
-        found = np.where(elements == size, np.maximum(0.0, exchange - hidden) + update, found)
-    return found
+        seconds = np.where(elements == size, np.maximum(0.0, exchange - hidden) + update, seconds)
+    return seconds
 
 
 def unit_costs(plan: Plan, shared: SharedWork) -> UnitCosts:
-    """The costs of the units of a plan whose stages are alike."""
+    """Returns the costs of the units of a plan whose stages are alike."""
     lowered = lower_units(plan, shared)
     rows = [*_kind_costs(plan, lowered, shared)]
     kinds = [0, *map(int, lowered.of_layer), len(rows) - 1]
@@ -126,7 +126,7 @@ def unit_costs(plan: Plan, shared: SharedWork) -> UnitCosts:
 
 
 def _kind_costs(plan: Plan, lowered: LoweredUnits, shared: SharedWork) -> Iterator[tuple[float, ...]]:
-    """The costs of one unit of every kind, in the order of `UnitCosts`."""
+    """Yields the costs of one unit of every kind, in the order of `UnitCosts`."""
     prices = price_units(lowered, shared)
     host = plan.job.framework.hidden_launch_s
     for number, kind in enumerate(prices.kinds):

@@ -332,7 +332,7 @@ class GroupBounds:
         return collective_rates(plan, axes, self.bounds.shared, nbytes) if plan else (0.0, 0.0, 0.0)
 
     def _state_nbytes(self, group: LayerGroup, table: GroupPipelines) -> np.ndarray:
-        """Returns bytes of states of a parameter, divided by as many ranks as can be [pipelines, data schemes]."""
+        """Returns the bytes of states of a parameter, divided by as many ranks as can be [pipelines, data schemes]."""
         whole, shared = np.array([self._whole_and_shared(group, name) for name, _ in self._schemes]).T
         parts = np.zeros((table.units.size, len(self._schemes)))
         for (_, value), number in self._schemes.items():
@@ -341,7 +341,7 @@ class GroupBounds:
         return whole + shared / parts
 
     def _whole_and_shared(self, group: LayerGroup, data: str) -> tuple[float, float]:
-        """Returns bytes of states of a parameter that a data scheme keeps on every rank, and of those that it
+        """Returns the bytes of states of a parameter that a data scheme keeps on every rank, and of those that it
         shards."""
         if data not in self.space.data_schemes.known:
             return 0.0, 0.0

@@ -181,7 +181,7 @@ class StageUnits:
         }
 
     def _count_states(self, units: LoweredUnits, plan: Plan) -> np.ndarray:
-        """Returns bytes of states on a rank without data parallelism: weights with gradients, the optimizer's, and
+        """Returns the bytes of states on a rank without data parallelism: weights with gradients, the optimizer's, and
         gradients alone; of every kind of unit, and last of a matrix of the output layer that is the embedding's [kinds
         + 1, 3]."""
         nbytes = []

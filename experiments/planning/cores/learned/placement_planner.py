@@ -33,17 +33,17 @@ class LearnedPlacement(Planner):
 
         settings = trainer.TrainingSettings(**self.training)
         count = problem.gpus + cpus
-        found = trainer.train_placement(group_features(graph), count, price, budget.steps, budget.seed, settings)
-        if found is None:
+        trained = trainer.train_placement(group_features(graph), count, price, budget.steps, budget.seed, settings)
+        if trained is None:
             raise self.nothing_fits(problem, "All placements drawn failed: give more memory, or more steps")
-        devices = np.array(found.devices)
+        devices = np.array(trained.devices)
         pieces = graph.write_pieces((devices == device for device in range(count)), problem.gpus)
         reason = "operators are placed on subsets of devices, one by one"
-        return Proposal({"pieces": pieces}, found.seconds, found.visited, None, reason)
+        return Proposal({"pieces": pieces}, trained.seconds, trained.visited, None, reason)
 
 
 def placement_seconds(graph: DeviceGraph, devices: np.ndarray, accelerators: int, memory: float) -> float:
-    """The load of the fullest device, where accelerators come before CPUs; infinite if one does not fit [s].
+    """Returns the load of the fullest device, where accelerators come before CPUs; infinite if one does not fit [s].
 
     devices: of every group of the graph [groups].
     """
@@ -59,7 +59,8 @@ def placement_seconds(graph: DeviceGraph, devices: np.ndarray, accelerators: int
 
 
 def group_features(graph: DeviceGraph) -> np.ndarray:
-    """What a policy reads of every group: its share of each figure, and which groups it reads [groups, features]."""
+    """Returns what a policy reads of every group: its share of each figure, and which groups it reads [groups,
+    features]."""
     names = ("accelerator", "cpu", "send", "bytes")
     totals = np.stack([graph.members @ graph.nodes.figures[name] for name in names], axis=1)
     groups = len(graph.members)
@@ -71,7 +72,7 @@ def group_features(graph: DeviceGraph) -> np.ndarray:
 
 
 def _load_trainer(name: str) -> Any:
-    """The module that trains. Raises PlanError where torch is absent."""
+    """Returns the module that trains. Raises PlanError where torch is absent."""
     try:
         return importlib.import_module("meshcast.experiments.planning.cores.learned.policy_gradient")
     except ModuleNotFoundError as error:

@@ -76,10 +76,10 @@ class PlacementPolicy(nn.Module):
         self.choose = nn.Linear(2 * width, devices)
 
     def forward(self, count: int, chosen: Any = None, generator: Any = None) -> tuple[Any, Any]:
-        """Devices of every group [count, groups], drawn or as `chosen`, and log-probabilities of all [count, groups,
-        devices]."""
+        """Returns devices of every group [count, groups], drawn or as `chosen`, and log-probabilities of all [count,
+        groups, devices]."""
         read, (hidden, cell) = self.reader(self.embed(self.features)[None])
-        hidden, cell = (one[0].expand(count, -1) for one in (hidden, cell))
+        hidden, cell = (state[0].expand(count, -1) for state in (hidden, cell))
         read = read.expand(count, -1, -1)
         before = torch.full((count,), self.devices)
         devices, logs = [], []
@@ -103,7 +103,7 @@ def train_placement(
     seed: int,
     settings: TrainingSettings,
 ) -> FoundPlacement | None:
-    """The fastest of `steps` placements drawn while a policy is trained on their times; None if all fail.
+    """Returns the fastest of `steps` placements drawn while a policy is trained on their times; None if all fail.
 
     features: of every group of operators [groups, features]. price: seconds of the devices of all groups; infinite: the
     placement fails.
@@ -153,10 +153,10 @@ def _train(
         with torch.no_grad():
             drawn, old = policy(count, generator=generator)
         placements = drawn.numpy()
-        for one in placements:
-            if one.tobytes() not in known:
-                known[one.tobytes()] = price(one)
-        seconds = np.array([known[one.tobytes()] for one in placements])
+        for placement in placements:
+            if placement.tobytes() not in known:
+                known[placement.tobytes()] = price(placement)
+        seconds = np.array([known[placement.tobytes()] for placement in placements])
         yield placements, seconds
         if len(known) - before < CONVERGED * count:
             return
@@ -176,12 +176,12 @@ def _train(
 
 
 def _loss(logs: Any, old: Any, drawn: Any, advantage: Any, settings: TrainingSettings) -> Any:
-    """What a gradient step lowers. All groups of a placement have its advantage."""
-    own = logs.gather(2, drawn[..., None])[..., 0]
+    """Returns what a gradient step lowers. All groups of a placement have its advantage."""
+    chosen = logs.gather(2, drawn[..., None])[..., 0]
     entropy = -(logs.exp() * logs).sum(2).mean()
     if settings.passes == 1:
-        return -(advantage * own).sum(1).mean() - settings.entropy * entropy
-    ratio = (own - old.gather(2, drawn[..., None])[..., 0]).exp()
+        return -(advantage * chosen).sum(1).mean() - settings.entropy * entropy
+    ratio = (chosen - old.gather(2, drawn[..., None])[..., 0]).exp()
     kept = ratio.clamp(1 - settings.clip, 1 + settings.clip)
     divergence = (old.exp() * (old - logs)).sum(2).mean()
     gain = torch.minimum(ratio * advantage, kept * advantage).sum(1).mean()
