@@ -30,8 +30,8 @@ from meshcast.simulator.report.words import (
     format_probability,
     format_seconds,
 )
-from meshcast.validation.published.measured_range.beyond import beyond_envelope
 from meshcast.validation.published.measured_range.envelope import published_envelope
+from meshcast.validation.published.measured_range.excess import beyond_envelope
 
 WIDTH = 100
 """Columns of a page that is written to a pipe."""

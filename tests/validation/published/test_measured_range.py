@@ -18,7 +18,6 @@ from meshcast.simulator.costs.kernels.roofline import peak
 from meshcast.simulator.models.flops import needed_flops
 from meshcast.simulator.report.report import Report
 from meshcast.validation.published.measured_range import combinations as combinations_module
-from meshcast.validation.published.measured_range.beyond import beyond_envelope, compare_terms, describe_envelope
 from meshcast.validation.published.measured_range.combinations import (
     MeasuredPlan,
     condense,
@@ -34,6 +33,7 @@ from meshcast.validation.published.measured_range.envelope import (
     published_envelope,
     read_envelope,
 )
+from meshcast.validation.published.measured_range.excess import beyond_envelope, compare_terms, describe_envelope
 from meshcast.validation.published.measured_range.plan_fields import (
     NAMED,
     NUMBERS,
