@@ -87,7 +87,7 @@ def compare(
         found = compare_jobs(load_job(first), load_job(second or first, change or ()))
         for place in files.values():
             from meshcast.experiments.plots import breakdown
-            from meshcast.simulator.report.words import describe_plan
+            from meshcast.simulator.report.formatting import describe_plan
 
             place.parent.mkdir(parents=True, exist_ok=True)
             plans = [", ".join(describe_plan(report.play.plan)) for report in (found.first, found.second)]

@@ -17,10 +17,10 @@ from meshcast.simulator.formats.nccl_tests import OPERATIONS
 from meshcast.simulator.formats.nccl_tests_table import NcclTable, TableLine
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Exchange, Op, Transfer
+from meshcast.simulator.report.formatting import name_device
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.tracing.names import group_ranks
 from meshcast.simulator.report.version import product_version
-from meshcast.simulator.report.words import name_device
 
 TESTS = {operation: test for test, operation in OPERATIONS.items()} | {"shift": "sendrecv", "reduce": "reduce"}
 """Names of tests by operation of a collective. In a shift every rank sends to another, as in the test sendrecv."""

@@ -36,8 +36,8 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Exchange, HostCopy, Transfer, Work
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.categories import EXPOSED, axis_of
+from meshcast.simulator.report.formatting import name_device
 from meshcast.simulator.report.metrics import Metrics
-from meshcast.simulator.report.words import name_device
 
 Grouping = Literal["rank", "node", "stage"]
 """Rows and columns of a matrix: single ranks, nodes (or scale-up domains that span nodes), or pipeline devices."""

@@ -37,8 +37,8 @@ from meshcast.simulator.costs.kernels.libraries import attention_format
 from meshcast.simulator.costs.kernels.roofline import peak
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory
 from meshcast.simulator.program.categories import COMPUTING, EXPOSED
+from meshcast.simulator.report.formatting import name_device
 from meshcast.simulator.report.metrics import Metrics
-from meshcast.simulator.report.words import name_device
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from meshcast.experiments.pages.forecast import list_memory_changes
 from meshcast.experiments.pages.tables import list_broken_rules, number_columns, ruled_table
 from meshcast.simulator.job.hardware_figures import HardwareFigure
 from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
+from meshcast.simulator.report.formatting import format_number, format_seconds
 from meshcast.simulator.report.metrics import NAMED
-from meshcast.simulator.report.words import format_number, format_seconds
 
 LEAST = 1e-4
 """Share of the step below which a figure of the hardware has no row of its own."""

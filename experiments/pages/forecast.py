@@ -27,10 +27,7 @@ from meshcast.simulator.job.job import Job
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
-from meshcast.simulator.report.peak_errors import Verdict
-from meshcast.simulator.report.phases import find_deciding_phase, list_phases
-from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import (
+from meshcast.simulator.report.formatting import (
     describe_device,
     describe_microbatches,
     describe_plan,
@@ -41,6 +38,9 @@ from meshcast.simulator.report.words import (
     is_heterogeneous,
     name_device,
 )
+from meshcast.simulator.report.peak_errors import Verdict
+from meshcast.simulator.report.phases import find_deciding_phase, list_phases
+from meshcast.simulator.report.report import Report
 
 if TYPE_CHECKING:
     from meshcast.validation.selfcheck.replay import Replay

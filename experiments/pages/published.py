@@ -15,7 +15,7 @@ from rich.text import Text
 from meshcast.experiments.pages.safe_console import Lines
 from meshcast.experiments.pages.tables import number_columns, reasons_table, ruled_table
 from meshcast.experiments.plots.style import Width
-from meshcast.simulator.report.words import describe_value
+from meshcast.simulator.report.formatting import describe_value
 from meshcast.validation.measurements.jsonl import read_lines
 
 Answer = dict[str, Any]

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from meshcast.experiments.pages.tables import list_broken_rules, number_columns, ruled_table
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves
-from meshcast.simulator.report.words import format_count, format_number, format_seconds
+from meshcast.simulator.report.formatting import format_count, format_number, format_seconds
 from meshcast.simulator.runs.answer import LABELS, RunAnswer
 from meshcast.simulator.runs.training import TIMES
 

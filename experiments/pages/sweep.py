@@ -24,7 +24,7 @@ from meshcast.experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN
 from meshcast.experiments.sweeps.store import RANKED_BY, WHOLE, parse_shard
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.figures import shown_in
-from meshcast.simulator.report.words import describe_order, describe_value
+from meshcast.simulator.report.formatting import describe_order, describe_value
 
 REASONS = 10
 """Maximum number of reasons on the page."""

@@ -26,8 +26,8 @@ from meshcast.experiments.plots.sheet import (
     truncate_words,
 )
 from meshcast.simulator.report.figures import parts_of_step
+from meshcast.simulator.report.formatting import describe_plan, format_seconds, name_device
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import describe_plan, format_seconds, name_device
 
 BRIEF = {
     "gemm": "GEMMs",

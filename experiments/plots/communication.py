@@ -23,8 +23,8 @@ from meshcast.experiments.explain.communication_matrix import (
 from meshcast.experiments.plots import style
 from meshcast.experiments.plots.gantt import LANES
 from meshcast.experiments.plots.sheet import EDGE, Sheet, make_heading, note_height, save
+from meshcast.simulator.report.formatting import describe_plan, format_bytes
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import describe_plan, format_bytes
 
 LEFT, BELOW, BAR = 0.48, 0.4, 0.14
 """Room left of a matrix and below it, and height of the scale of colours [in]."""

@@ -23,8 +23,8 @@ from meshcast.experiments.plots import style
 from meshcast.experiments.plots.sheet import EDGE, Sheet, text_width, time_unit
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.program.categories import axis_of
+from meshcast.simulator.report.formatting import name_device
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import name_device
 from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, actions_of
 
 WHOLE = 0.0, 1.0

@@ -33,7 +33,7 @@ from meshcast.experiments.plots.sheet import (
 from meshcast.experiments.sweeps.selection import LARGE
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.report import figures
-from meshcast.simulator.report.words import describe_value
+from meshcast.simulator.report.formatting import describe_value
 
 Row = Mapping[str, Any]
 

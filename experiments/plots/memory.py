@@ -32,8 +32,8 @@ from meshcast.experiments.plots.sheet import (
 )
 from meshcast.hardware.units import GIB
 from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.formatting import describe_plan, format_need, format_number, name_device
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import describe_plan, format_need, format_number, name_device
 
 THICK = 0.78
 """Thickness of bars, in their distance."""

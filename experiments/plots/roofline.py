@@ -29,8 +29,8 @@ from meshcast.experiments.plots.sheet import (
     save,
     truncate_words,
 )
+from meshcast.simulator.report.formatting import describe_plan
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import describe_plan
 
 NUMBERED = 8
 """Most kernels with a number and a line below the plot: those that take longest."""

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from meshcast.experiments.plots import style
 from meshcast.experiments.plots.sheet import EDGE, Sheet, make_heading, note_height, save, text_width
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves
-from meshcast.simulator.report.words import describe_plan, format_seconds
+from meshcast.simulator.report.formatting import describe_plan, format_seconds
 from meshcast.simulator.runs.answer import LABELS, RunAnswer
 from meshcast.simulator.runs.training import TIMES
 

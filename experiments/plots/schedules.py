@@ -46,8 +46,8 @@ from meshcast.experiments.plots.sheet import (
     time_unit,
     wrap_text,
 )
+from meshcast.simulator.report.formatting import describe_plan, format_seconds
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import describe_plan, format_seconds
 from meshcast.validation.pipelines.cases import ScheduleReplay
 
 BAR = 0.26

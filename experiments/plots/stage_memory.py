@@ -41,8 +41,8 @@ from meshcast.experiments.plots.sheet import (
 )
 from meshcast.hardware.units import GIB
 from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.formatting import describe_plan
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import describe_plan
 
 HIGHEST, LEAST = 0.62, 0.22
 """Largest and least height of a curve [in]."""

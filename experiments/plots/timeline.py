@@ -36,8 +36,8 @@ from meshcast.experiments.plots.gantt import (
     usual_pass,
 )
 from meshcast.experiments.plots.sheet import LINE, Sheet, make_heading, note_height, save, space_ticks, time_unit
+from meshcast.simulator.report.formatting import describe_plan, format_seconds, name_device
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import describe_plan, format_seconds, name_device
 
 ROWS = 32
 """Maximum number of devices that are drawn; if there are more, evenly spaced ones are."""

@@ -25,7 +25,7 @@ from meshcast.experiments.plots.sheet import (
     truncate_words,
     wrap_text,
 )
-from meshcast.simulator.report.words import describe_plan, format_seconds
+from meshcast.simulator.report.formatting import describe_plan, format_seconds
 
 ROW = 0.24
 """Height of a bar with its gap [in]."""

@@ -19,8 +19,8 @@ from meshcast.experiments.report.sections import (
 )
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.report.formatting import format_seconds
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import format_seconds
 
 Track = Callable[[Iterable[Any], str], Iterable[Any]]
 """Passes the steps of a long work on, as a progress bar with these words does."""

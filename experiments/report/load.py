@@ -17,7 +17,7 @@ from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.figures import FIGURES, Figure
-from meshcast.simulator.report.words import describe_value
+from meshcast.simulator.report.formatting import describe_value
 
 SAME = 1e-9
 """Relative difference up to which the step time of an answer and of its job are the same."""

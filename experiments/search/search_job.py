@@ -35,8 +35,8 @@ from meshcast.simulator.forecast.workers import count_cores
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.loading.load import load_job, read_job
+from meshcast.simulator.report.formatting import describe_value
 from meshcast.simulator.report.peak_errors import RISK
-from meshcast.simulator.report.words import describe_value
 
 
 class ShownSearchResult(SearchResult):

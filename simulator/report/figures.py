@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.energy import KWH
+from meshcast.simulator.report.formatting import format_count, format_days, format_number, format_seconds
 from meshcast.simulator.report.host_memory import sum_offloaded
 from meshcast.simulator.report.metrics import CAUSE, REGIME, Z90, Metrics
-from meshcast.simulator.report.words import format_count, format_days, format_number, format_seconds
 
 Better = Literal["lower", "higher", "neither"]
 

@@ -23,12 +23,7 @@ from meshcast.simulator.program.join import shift_item
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.figures import FIGURES, nest
 from meshcast.simulator.report.forecast import Forecast
-from meshcast.simulator.report.host_memory import loading_use
-from meshcast.simulator.report.metrics import Metrics
-from meshcast.simulator.report.peak_errors import FITS
-from meshcast.simulator.report.phases import find_deciding_phase, list_phases
-from meshcast.simulator.report.version import product_version
-from meshcast.simulator.report.words import (
+from meshcast.simulator.report.formatting import (
     describe_device,
     describe_room,
     describe_value,
@@ -36,6 +31,11 @@ from meshcast.simulator.report.words import (
     is_heterogeneous,
     name_device,
 )
+from meshcast.simulator.report.host_memory import loading_use
+from meshcast.simulator.report.metrics import Metrics
+from meshcast.simulator.report.peak_errors import FITS
+from meshcast.simulator.report.phases import find_deciding_phase, list_phases
+from meshcast.simulator.report.version import product_version
 from meshcast.simulator.scheduling.schedule import ScheduleItem
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.flatten import check_ops
 from meshcast.simulator.program.join import shift_item
 from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.formatting import describe_device, is_heterogeneous, name_device, name_replicas
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.tracing.lanes import (
     HOST,
@@ -55,7 +56,6 @@ from meshcast.simulator.report.tracing.names import (
     name_kernel,
 )
 from meshcast.simulator.report.version import product_version
-from meshcast.simulator.report.words import describe_device, is_heterogeneous, name_device, name_replicas
 from meshcast.simulator.scheduling.schedule import OverlappedPasses
 
 SPOKEN = {"memory": "copy"}

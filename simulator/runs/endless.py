@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.report.words import format_days, format_seconds
+from meshcast.simulator.report.formatting import format_days, format_seconds
 from meshcast.simulator.runs.checkpoints import best_interval
 from meshcast.simulator.runs.expected_run import ExpectedRun, FailureTimes, expect_run, measure_pauses
 from meshcast.simulator.runs.failures import FailingUnits

@@ -16,8 +16,8 @@ from meshcast.experiments.sweeps.scaling import forecast_curve
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import Report, simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.report.formatting import describe_value
 from meshcast.simulator.report.trace import write_trace
-from meshcast.simulator.report.words import describe_value
 from meshcast.validation.kernels.measure import measure
 from meshcast.validation.reference.supported import check_distributed
 from meshcast.validation.selfcheck.run import check_job

@@ -16,8 +16,8 @@ from meshcast.simulator.engine.per_rank import Pace, unfold
 from meshcast.simulator.engine.play import ByOps, PlayedStep, play_on_simpy
 from meshcast.simulator.report.breakdown import breakdown
 from meshcast.simulator.report.forecast import Forecast
+from meshcast.simulator.report.formatting import format_seconds, name_device
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import format_seconds, name_device
 
 CLOSE = 1e-9
 """Share of a step by which figures may differ that are equal but for rounding."""

@@ -13,7 +13,7 @@ from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum
 from meshcast.experiments.planning.benchmark.rows import BenchmarkRow
 from meshcast.experiments.planning.planner import find_planner
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.report.words import format_need
+from meshcast.simulator.report.formatting import format_need
 
 HEADS = ("step s", "90%", "GiB", "regret", "own regret", "objective s", "priced", "CPU s")
 LEGEND = (

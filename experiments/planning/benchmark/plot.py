@@ -15,7 +15,7 @@ from meshcast.experiments.planning.benchmark.rows import BenchmarkRow
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.plots import style
 from meshcast.experiments.plots.sheet import EDGE, Sheet, make_heading, save, text_width
-from meshcast.simulator.report.words import format_seconds
+from meshcast.simulator.report.formatting import format_seconds
 
 LEFT, HEIGHT = 0.62, 3.8
 """Left end and largest height of the axes [in]."""

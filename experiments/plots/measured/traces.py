@@ -26,7 +26,7 @@ from meshcast.experiments.plots.sheet import (
 )
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.ir.scheme import SHORT
-from meshcast.simulator.report.words import format_seconds
+from meshcast.simulator.report.formatting import format_seconds
 from meshcast.validation.traces.comparison import Comparison
 from meshcast.validation.traces.timeline import STREAMS, UNATTRIBUTED, Slice, Timeline
 

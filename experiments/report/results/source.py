@@ -11,7 +11,7 @@ from meshcast.experiments.report.load import PlanRows
 from meshcast.experiments.sweeps.selection import Row
 from meshcast.hardware.errors import cut_middle, escape_controls
 from meshcast.simulator.report.figures import Figure
-from meshcast.simulator.report.words import describe_value
+from meshcast.simulator.report.formatting import describe_value
 
 MOST_ROWS = 5000
 """Most plans that are drawn and listed; of more those of the highest throughput."""

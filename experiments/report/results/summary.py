@@ -9,7 +9,7 @@ from typing import Any
 from meshcast.experiments.report.html import Html, KeyFigure, details, key_figures, listing, paragraph, table
 from meshcast.experiments.report.load import PlanRows
 from meshcast.experiments.report.page import PageSection
-from meshcast.simulator.report.words import describe_value
+from meshcast.simulator.report.formatting import describe_value
 
 MOST_REASONS = 12
 """Most reasons of invalid plans that are listed."""

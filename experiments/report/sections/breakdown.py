@@ -7,8 +7,8 @@ from meshcast.experiments.report.colours import part_colour
 from meshcast.experiments.report.html import BarPiece, bar, paragraph, swatch, table
 from meshcast.experiments.report.page import PageSection
 from meshcast.simulator.report.figures import parts_of_step
+from meshcast.simulator.report.formatting import format_seconds, name_device
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import format_seconds, name_device
 
 
 def make_section(report: Report) -> PageSection:

@@ -13,8 +13,8 @@ from meshcast.experiments.report.colours import AXIS_NAMES
 from meshcast.experiments.report.html import Html, paragraph, table
 from meshcast.experiments.report.page import Drawing, PageSection
 from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.report.formatting import format_bytes
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import format_bytes
 
 LEAST = 1e-9
 """Share of all bytes below which an axis gets no image: sums of norms."""

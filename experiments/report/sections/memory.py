@@ -11,9 +11,9 @@ from meshcast.experiments.report.html import details, legend, paragraph, table
 from meshcast.experiments.report.page import Drawing, PageSection
 from meshcast.hardware.units import GIB
 from meshcast.simulator.program.memory_profile import CATEGORIES
+from meshcast.simulator.report.formatting import name_device
 from meshcast.simulator.report.phases import list_phases
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import name_device
 
 FRAGMENTATION, CONTEXT = "fragmentation, cached blocks", "CUDA context, libraries"
 RED = "#c1121f"

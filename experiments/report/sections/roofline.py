@@ -16,8 +16,8 @@ from meshcast.experiments.report.html import Html, heading, legend, line_legend,
 from meshcast.experiments.report.page import Drawing, PageSection
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.report.figures import parts_of_step
+from meshcast.simulator.report.formatting import format_bytes, format_number, format_seconds
 from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import format_bytes, format_number, format_seconds
 
 LEAST = 1e-6
 """Share of the step for which links are busy with an axis below which it gets no point."""

@@ -10,7 +10,7 @@ from meshcast.experiments.plots.tornado import LEAST, LEAST_FIELD, MOST_FIELDS, 
 from meshcast.experiments.report.colours import BETTER, WORSE
 from meshcast.experiments.report.html import BarPiece, Html, bar, heading, legend, paragraph, table
 from meshcast.experiments.report.page import PageSection
-from meshcast.simulator.report.words import describe_value, format_seconds
+from meshcast.simulator.report.formatting import describe_value, format_seconds
 
 NAME, TITLE = "sensitivity", "Sensitivity"
 

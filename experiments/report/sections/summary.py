@@ -6,13 +6,13 @@ from meshcast.experiments.report.html import Html, KeyFigure, concat, key_figure
 from meshcast.experiments.report.page import PageSection
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.figures import FIGURES, name_contribution
-from meshcast.simulator.report.report import Report
-from meshcast.simulator.report.words import (
+from meshcast.simulator.report.formatting import (
     describe_microbatches,
     describe_plan,
     format_count,
     format_need,
 )
+from meshcast.simulator.report.report import Report
 
 
 def make_lead(report: Report) -> Html:

@@ -20,9 +20,9 @@ from meshcast.experiments.report.colours import AXES, AXIS_NAMES, action_looks
 from meshcast.experiments.report.html import legend, paragraph
 from meshcast.experiments.report.page import Drawing, PageSection
 from meshcast.simulator.engine.play import ByMatrices
+from meshcast.simulator.report.formatting import name_device
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.trace import describe_ranks
-from meshcast.simulator.report.words import name_device
 
 MOST_BINS, SHARED_BINS = 1000, 60_000
 """Bins of communication of a device, and of all devices and axes together."""

@@ -14,7 +14,7 @@ from meshcast.experiments.search.certificate.comparison import ComparedPlan
 from meshcast.experiments.search.space.membership import state_value
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.figures import parts_of_step
-from meshcast.simulator.report.words import describe_list, format_need, format_seconds
+from meshcast.simulator.report.formatting import describe_list, format_need, format_seconds
 
 MIN_SHARE = 0.02
 """Share of all differences between the parts of two steps from which a part has a row."""

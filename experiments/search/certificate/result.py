@@ -14,7 +14,7 @@ from meshcast.experiments.search.frontier.plan_runs import PlanRuns, differ
 from meshcast.experiments.search.frontier.plan_search import ForecastPlan, PlanSearch
 from meshcast.hardware.units import GIB
 from meshcast.simulator.loading.load import load_job
-from meshcast.simulator.report.words import describe_list
+from meshcast.simulator.report.formatting import describe_list
 from meshcast.validation.published.measured_range.distance import Distance, distance_from_measured, widened_interval
 from meshcast.validation.published.measured_range.envelope import published_envelope
 from meshcast.validation.published.measured_range.excess import beyond_envelope, describe_envelope

@@ -10,7 +10,7 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.loading.load import load_job
-from meshcast.simulator.report.words import describe_changes
+from meshcast.simulator.report.formatting import describe_changes
 
 SAVES_MEMORY = ("plan.recompute", "batch.micro", "plan.sequence_parallel", "plan.zero", "plan.offload")
 """Fields that may lower the need and that a search may open."""

@@ -20,8 +20,7 @@ from meshcast.experiments.search.frontier.workers import run_search
 from meshcast.experiments.search.output.progress import SearchProgress
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.figures import parts_of_step
-from meshcast.simulator.report.peak_errors import EVEN
-from meshcast.simulator.report.words import (
+from meshcast.simulator.report.formatting import (
     describe_changes,
     describe_field,
     describe_list,
@@ -30,6 +29,7 @@ from meshcast.simulator.report.words import (
     format_probability,
     format_seconds,
 )
+from meshcast.simulator.report.peak_errors import EVEN
 from meshcast.validation.published.measured_range.envelope import published_envelope
 from meshcast.validation.published.measured_range.excess import beyond_envelope
 

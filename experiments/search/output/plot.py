@@ -28,7 +28,7 @@ from meshcast.experiments.plots.sheet import (
 from meshcast.experiments.search.certificate.result import SearchResult
 from meshcast.experiments.search.frontier.plan_search import ForecastPlan, PlanSearch
 from meshcast.hardware.units import GIB
-from meshcast.simulator.report.words import describe_value, format_seconds
+from meshcast.simulator.report.formatting import describe_value, format_seconds
 
 LEFT, RIGHT, HEIGHT = 0.55, 0.12, 3.0
 """Room left and right of the axes, and their largest height [in]."""

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from meshcast.experiments.pages.say import say
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.objectives import OF_RUNS
-from meshcast.simulator.report.words import format_seconds
+from meshcast.simulator.report.formatting import format_seconds
 
 SECONDS_BETWEEN_LINES = 10.0
 """Time between two lines of progress where stderr is no terminal [s]."""

@@ -28,9 +28,9 @@ from meshcast.simulator.engine.reserved_memory import (
 from meshcast.simulator.program.block import TensorKind
 from meshcast.simulator.program.join import shift_item
 from meshcast.simulator.report.forecast import Forecast
+from meshcast.simulator.report.formatting import name_device
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.tracing.names import UPDATE
-from meshcast.simulator.report.words import name_device
 
 COLORS = {
     "parameters": "parameter",

@@ -11,7 +11,7 @@ from meshcast.experiments.explain.communication_matrix import choose_grouping, c
 from meshcast.experiments.explain.roofline import step_roofline
 from meshcast.experiments.plots import communication, memory, roofline, stage_memory, style
 from meshcast.simulator import simulate
-from meshcast.simulator.report.words import format_bytes
+from meshcast.simulator.report.formatting import format_bytes
 from tests.experiments.plots.checks import check_figure, draw_styled, shown_texts
 
 JOB: dict[str, Any] = {

@@ -14,7 +14,7 @@ from meshcast.experiments.report.html import BarPiece, Html, bar, paragraph, tab
 from meshcast.experiments.report.library import check_library
 from meshcast.experiments.report.page import Drawing, PageSection, render_page
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.report.words import format_bytes
+from meshcast.simulator.report.formatting import format_bytes
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m"
 

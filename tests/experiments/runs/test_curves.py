@@ -13,7 +13,7 @@ from meshcast.experiments.plots import runs as plots
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves, draw_curves, find_best
 from meshcast.experiments.runs.seeds import simulate_runs
 from meshcast.simulator import load_job, simulate
-from meshcast.simulator.report.words import format_seconds
+from meshcast.simulator.report.formatting import format_seconds
 from meshcast.simulator.runs.answer import RunAnswer
 from meshcast.simulator.runs.inputs import RunPlan, make_run
 

@@ -7,11 +7,11 @@ import doctest
 import pytest
 
 from meshcast.simulator import simulate
-from meshcast.simulator.report import figures, words
+from meshcast.simulator.report import figures, formatting
 
 
 def test_the_examples_hold() -> None:
-    for module in (words, figures):
+    for module in (formatting, figures):
         result = doctest.testmod(module)
         assert result.attempted and not result.failed
 
@@ -20,12 +20,12 @@ def test_the_examples_hold() -> None:
     ("value", "text"), [(1.0, "1.000 s"), (0.9996, "999.6 ms"), (2e-6, "2.000 us"), (0.0, "0.000 us")]
 )
 def test_seconds_have_the_unit_that_suits(value: float, text: str) -> None:
-    assert words.format_seconds(value) == text
+    assert formatting.format_seconds(value) == text
 
 
 def test_a_plan_is_its_axes_and_the_schemes_over_them() -> None:
     job = {"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": {"tp": 2, "pp": 2, "chunks": 2}}
-    found = words.describe_plan(simulate(job).play.plan)
+    found = formatting.describe_plan(simulate(job).play.plan)
     assert found == ["pp 2 x dp 2 x tp 2 = 8 GPUs", "interleaved-1f1b with 2 chunks", "zero-1", "megatron-sp"]
     alone = {"model": "gpt2", "cluster": {"gpu": "h100-sxm", "gpus": 1, "gpus_per_node": 1}}
-    assert words.describe_plan(simulate(alone).play.plan)[0].endswith("= 1 GPU")
+    assert formatting.describe_plan(simulate(alone).play.plan)[0].endswith("= 1 GPU")
