@@ -67,11 +67,7 @@ def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate
 def share_groups(search: Search, workers: int) -> list[Groups]:
     """Returns the groups of every process: those of equal tensor-parallel degree on one. Most work is where bounds are
     smallest, so the degrees are dealt out in the order of their kernels, back and forth."""
-<<<<<<< ours
     by_degree = defaultdict[tuple[int, int], Groups](list)
-=======
-    by_degree = defaultdict[Any, Groups](list)
->>>>>>> theirs
     for cluster, group in search.list_groups():
         by_degree[id(cluster), group.tp].append((cluster, group))
     if workers == 1:
