@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+Number = Any
+"""A number, or an array with the number of each kernel."""
+
 
 @dataclass(frozen=True)
 class Coefficient:
@@ -47,7 +50,7 @@ def coefficients(model: type) -> dict[str, Coefficient]:
     return {f.name: f.metadata["coefficient"] for f in fields(model) if "coefficient" in f.metadata}
 
 
-def estimate_sigma(model: Any, seconds: Any, launch: Any) -> Any:
+def estimate_sigma(model: Any, seconds: Number, launch: Number) -> Number:
     """Standard deviation of log(measured / forecast) of work that takes `seconds`, of which `launch` is overhead.
 
     Goes linearly from `model.sigma` for long work to `model.sigma_short` for work that is all launch.
@@ -59,21 +62,21 @@ def estimate_sigma(model: Any, seconds: Any, launch: Any) -> Any:
 # serve both; the functions below are what operators cannot express.
 
 
-def minimum(a: Any, b: Any) -> Any:
+def minimum(a: Number, b: Number) -> Number:
     """The smaller of two numbers, element by element for arrays."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return np.minimum(a, b)
     return a if a < b else b
 
 
-def maximum(a: Any, b: Any) -> Any:
+def maximum(a: Number, b: Number) -> Number:
     """The larger of two numbers, element by element for arrays."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return np.maximum(a, b)
     return a if a > b else b
 
 
-def ceil_div(a: Any, b: Any) -> Any:
+def ceil_div(a: Number, b: Number) -> Number:
     """a / b rounded up to a whole number, for integers, floats and arrays."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return np.ceil(a / b)  # several times faster than a floor division

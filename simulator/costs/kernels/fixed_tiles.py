@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from meshcast.hardware.gpu import GPU
-from meshcast.simulator.costs.coefficients import ceil_div
+from meshcast.simulator.costs.coefficients import Number, ceil_div
 from meshcast.simulator.ir.ops import BYTES, Gemm
 
 GROUPS = 8
@@ -37,17 +37,17 @@ class FixedTile(NamedTuple):
         cluster_rows, cluster_columns: blocks of a cluster along the rows and the columns of the output.
     """
 
-    rows: Any
-    columns: Any
-    cluster_rows: Any = 1
-    cluster_columns: Any = 1
+    rows: Number
+    columns: Number
+    cluster_rows: Number = 1
+    cluster_columns: Number = 1
 
-    def count(self, m: Any, n: Any) -> Any:
+    def count(self, m: Number, n: Number) -> Number:
         """Counts the tiles of an [m, n] output in whole clusters."""
         down = ceil_div(m, self.rows * self.cluster_rows) * self.cluster_rows
         return down * ceil_div(n, self.columns * self.cluster_columns) * self.cluster_columns
 
-    def count_slots(self, multiprocessors: float) -> Any:
+    def count_slots(self, multiprocessors: float) -> Number:
         """Counts the multiprocessors that run whole clusters; two always share a pair."""
         size = self.cluster_rows * self.cluster_columns
         whole = multiprocessors / GROUPS // size * size * GROUPS
@@ -93,7 +93,7 @@ SGL_KERNEL = {
 for. On Blackwell the tiles of two multiprocessors that compute one together are written as two."""
 
 
-def sgl_kernel_tile(m: Any, n: Any, architecture: str) -> FixedTile:
+def sgl_kernel_tile(m: Number, n: Number, architecture: str) -> FixedTile:
     """Returns the tile of sgl-kernel's GEMM with an [m, n] output, numbers or arrays."""
     rules = SGL_KERNEL[architecture]
     fits = [(m <= most_m) & (n <= most_n) for most_m, most_n, _ in rules]

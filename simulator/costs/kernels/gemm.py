@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from meshcast.hardware.gpu import GPU
-from meshcast.simulator.costs.coefficients import ceil_div, coefficient, estimate_sigma, maximum, minimum
+from meshcast.simulator.costs.coefficients import Number, ceil_div, coefficient, estimate_sigma, maximum, minimum
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
 from meshcast.simulator.costs.kernels.decomposition import Decomposition, loop_seconds
 from meshcast.simulator.costs.kernels.fixed_tiles import FixedTile
@@ -138,7 +138,7 @@ def seconds(
     speed: float = 1.0,
     decomposition: Decomposition | None = None,
     tiles: Sequence[tuple[int, int]] = TILES,
-) -> tuple[Any, Any]:
+) -> tuple[Number, Number]:
     """Computes the time [s] of a GEMM or of many (arrays in `work`), and the part of it that is launch.
 
     speed: rate of the multiprocessors against the calibrated one.
@@ -195,14 +195,14 @@ def _busy(
     speed: float,
     decomposition: Decomposition | None,
     shapes: Sequence[tuple[int, int]],
-) -> Any:
+) -> Number:
     """Computes the seconds of the tensor cores, with the best tile and split."""
     m, n, k, number = work.m, work.n, work.k, gpu.multiprocessors
     low, high = bounds = _bounds(work)
     element, read, partial = _unit_seconds(work, gpu, model, speed)
     if work.tile and decomposition is None:
         return _fixed_tile_seconds(work, FixedTile(*work.tile), number, model, element, read)
-    best: Any = None
+    best: Number = None
     for tm, tn in shapes:
         rows, columns = low(m, tm), low(n, tn)
         step = high((tm * tn + model.tile_overhead) * element, (rows + columns) * read)
@@ -218,7 +218,7 @@ def _busy(
 
 def _fixed_tile_seconds(
     work: Gemm, tile: FixedTile, multiprocessors: float, model: GemmCostModel, element: float, read: float
-) -> Any:
+) -> Number:
     """Computes the seconds of the tensor cores with one tile: whole waves of clusters, no split k.
 
     element, read: seconds of a multiprocessor for one element of a tile, and of an operand.
@@ -230,7 +230,7 @@ def _fixed_tile_seconds(
     return waves * (work.k + model.pipeline_depth) * step
 
 
-def _bounds(work: Gemm) -> tuple[Any, Any]:
+def _bounds(work: Gemm) -> tuple[Number, Number]:
     """Chooses the functions for the smaller and the larger of two numbers, or arrays."""
     arrays = any(isinstance(size, np.ndarray) for size in (work.m, work.n, work.k, work.batch))
     return (np.minimum, np.maximum) if arrays else (min, max)
@@ -247,8 +247,14 @@ def _unit_seconds(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> t
 
 
 def _split_seconds(
-    tiles: Any, k: Any, multiprocessors: float, step: Any, peer: Any, model: GemmCostModel, bounds: tuple[Any, Any]
-) -> Any:
+    tiles: Number,
+    k: Number,
+    multiprocessors: float,
+    step: Number,
+    peer: Number,
+    model: GemmCostModel,
+    bounds: tuple[Any, Any],
+) -> Number:
     """Computes the seconds of all tiles, each on one multiprocessor or, if that is faster, on the best number of them.
 
     step: seconds of an iteration.
@@ -264,7 +270,7 @@ def _split_seconds(
     return low(whole, parts + split * peer + model.split_overhead)
 
 
-def _traffic_seconds(work: Gemm, gpu: GPU, model: GemmCostModel) -> Any:
+def _traffic_seconds(work: Gemm, gpu: GPU, model: GemmCostModel) -> Number:
     """Computes the seconds of the traffic to and from memory and L2."""
     size, out = BYTES[work.dtype], BYTES[work.out_dtype] * (2 if work.accumulate else 1)
     activation, weight = work.batch * work.m * work.k * size, work.batch * work.n * work.k * size

@@ -35,10 +35,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from meshcast.hardware.gpu import GPU
-from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma, maximum, minimum
+from meshcast.simulator.costs.coefficients import Number, coefficient, estimate_sigma, maximum, minimum
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
 from meshcast.simulator.costs.kernels.roofline import CLOCK
 from meshcast.simulator.ir.ops import Memory
@@ -118,7 +117,7 @@ VECTORISED = frozenset({"residual", "add"})
 """PyTorch's own kernels: measured as streams in every library."""
 
 
-def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 1.0) -> tuple[Any, Any]:
+def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 1.0) -> tuple[Number, Number]:
     """Time [s] of a kernel or of many (arrays in `work`), and the part of it that is launch.
 
     speed: rate of issuing and moving against the calibrated one.
@@ -151,7 +150,7 @@ def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 
     return maximum(maximum(issued, moved), _row_seconds(work, gpu, model)) / speed + launch, launch
 
 
-def _row_cast_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float) -> tuple[Any, Any]:
+def _row_cast_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float) -> tuple[Number, Number]:
     """Returns what `seconds` does for a cast with one scale a row: one kernel reads every row twice, for its maximum
     and for the cast, the second time from the L2 if the rows in flight fit into it."""
     of_warp, of_block = ((ROW_CAST_RESIDENT[kind], ROW_CAST_WAVE[kind]) for kind in ("warp", "block"))
@@ -164,13 +163,13 @@ def _row_cast_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed
     return taken + waves * wave, launch
 
 
-def _row_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel) -> Any:
+def _row_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel) -> Number:
     """Returns the seconds that one block takes for a row; 0 where `Memory.rows` is."""
     bytes_of_row = work.bytes / maximum(work.rows, 1.0) * minimum(work.rows, 1.0)
     return bytes_of_row / (model.block_rate * (gpu.clock or CLOCK))
 
 
-def lower_bound(work: Memory, gpu: GPU) -> Any:
+def lower_bound(work: Memory, gpu: GPU) -> Number:
     """Time [s] that no kernel with cold caches can beat: its bytes at the nominal memory bandwidth."""
     return (work.read + work.write) / gpu.memory_bandwidth
 
