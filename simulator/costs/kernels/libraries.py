@@ -32,9 +32,10 @@ times as long."""
 ROWWISE_LIBRARIES = dict.fromkeys(("ada", "hopper", "blackwell"), "sglang-fp8")
 """Libraries of GEMMs in 8 bits with one scale a row of each operand, by GPU architecture. torch._scaled_mm runs these
 by CUTLASS, those with one scale a tensor by cuBLAS (pytorch/pytorch #153555); measured is sgl-kernel's CUTLASS kernel
-with one scale a token. Seven public times on H100, in which CUTLASS runs alone (pytorch/FBGEMM #2546, #2764), lie from
--17 to +31 % of its forecasts, as wide as its own rows do. Against one scale a tensor, 130 equal shapes take 1.21 times
-as long on H100 (median; p10 0.97, p90 1.97), 1.15 on H200 and 1.16 on B200."""
+with one scale a token, whose coefficients are taken with torch's own tiles (`fixed_tiles`). Seven public times on H100,
+in which CUTLASS runs alone (pytorch/FBGEMM #2546, #2764), are forecast from -20 to +30 %, as far off as its own rows.
+Against one scale a tensor, 130 equal shapes take 1.21 times as long on H100 (median; p10 0.97, p90 1.97), 1.15 on H200
+and 1.16 on B200."""
 
 AttentionLibrary = Literal["flash-1", "flash-2", "flash-3", "triton", "cudnn", "cudnn-fp8", "sdpa"]
 """Libraries of fused attention: FlashAttention 1 to 3, FlashAttention in Triton as of 2022 and 2023, cuDNN in 16 bits,
