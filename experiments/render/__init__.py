@@ -1,1 +1,1 @@
-"""What is drawn from the data of views, a room for each library that draws."""
+"""What views and answers look like: on a terminal, in a notebook, in Markdown."""
