@@ -64,6 +64,7 @@ FLOORS = [
     "meshcast.experiments.runs",
     "meshcast.experiments.explain",
     "meshcast.experiments.schema",
+    "meshcast.experiments.views",
     "meshcast.experiments.render.matplotlib",
     "meshcast.experiments.render.terminal",
     "meshcast.experiments.render.notebook",
@@ -93,6 +94,7 @@ DENIED = {
     "meshcast.simulator.costs": tuple(
         f"meshcast.simulator.{room}" for room in ("models", "scheduling", "lowering", "formats", "schemes")
     ),
+    "meshcast.experiments.render.bokeh": ("meshcast.experiments.render.matplotlib",),
     "meshcast.simulator.schemes": (
         "meshcast.simulator.models",
         "meshcast.hardware.cluster",
@@ -101,7 +103,8 @@ DENIED = {
         "meshcast.hardware.topology",
     ),
 }
-"""Rooms below that a room must not import all the same: costs know no plans, schemes neither devices nor models."""
+"""Rooms below that a room must not import all the same: costs know no plans, schemes neither devices nor models, the
+HTML page nothing that matplotlib draws."""
 
 
 parse = cache(ast.parse)
@@ -178,6 +181,8 @@ def breaches(path: str, source: str) -> Iterator[str]:
             r"meshcast\.simulator\.schemes\.\w+\.(?!shared\.)", target + "."
         ):
             yield f"{path}:{line} imports {target}: a scheme file imports no other scheme"
+        if path.startswith("experiments/views/") and top in ("matplotlib", "bokeh", "rich"):
+            yield f"{path}:{line} imports {target}: views are data, which any library may draw"
         if top in ("tests", "benchmarks"):
             yield f"{path}:{line} imports {target}: shipped code must not need what is not shipped"
         if top == "torch" and not path.startswith(("validation/", LEARNED)):
@@ -269,6 +274,8 @@ def test_a_circle_is_found() -> None:
         ("validation/measurements/row_errors.py", "from meshcast.validation.reference import model"),
         ("experiments/sweeps/run.py", "from tests import strategies"),
         ("experiments/render/matplotlib/memory.py", "from meshcast.experiments.render.terminal import forecast"),
+        ("experiments/views/memory.py", "from meshcast.experiments.render.matplotlib import style"),
+        ("experiments/views/memory.py", "import matplotlib"),
         ("simulator/schemes/pipeline/1f1b.py", "from meshcast.simulator.costs import costs"),
         ("simulator/schemes/pipeline/1f1b.py", "from meshcast.simulator.engine import play"),
         ("simulator/schemes/pipeline/1f1b.py", "from ...report import report"),

@@ -121,13 +121,14 @@ def _plot_sweep(
     """Draws the results of a sweep as a heatmap, or explains a blank cell."""
     from meshcast.experiments.render.matplotlib import heatmap
     from meshcast.experiments.sweeps import selection
+    from meshcast.experiments.views.heatmap import explain_cell, group_cells
 
     files = plot_files(out or "heatmap.png", ("heatmap",), "--out") if out is not None or why is None else {}
     rows = selection.read_rows(results)
     x, y = selection.choose_axes(rows, axes[0], axes[1])
-    cells = heatmap.group_cells(rows, x, y, axes[2])
+    cells = group_cells(rows, x, y, axes[2])
     if why is not None:
-        for line in heatmap.explain_cell(cells, *selection.parse_cell(why, rows, x, y)):
+        for line in explain_cell(cells, *selection.parse_cell(why, rows, x, y)):
             say(line)
     for file in files.values():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from meshcast.experiments.render.matplotlib.sheet import (
     text_width,
     truncate_words,
 )
+from meshcast.experiments.views import palette
 from tools.papers.figure_file import FigureAxis
 from tools.papers.forecasts import ForecastFigure, ForecastPoint
 from tools.papers.words import format_number, format_share, word_errors
@@ -34,7 +35,8 @@ LEFT, MOST_LEFT, NARROW_LEFT = 0.62, 2.6, 1.3
 HEIGHT = 2.5
 """Height of the axes of lines [in]."""
 COLOURS = (
-    style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.GREY, style.SKY, style.BROWN, style.YELLOW, style.WINE,
+    palette.BLUE, palette.ORANGE, palette.GREEN, palette.PURPLE, palette.GREY, palette.SKY, palette.BROWN,
+    palette.YELLOW, palette.WINE,
 )  # fmt: skip
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 STEPS = [1, 2, 2.5, 5, 10]
@@ -79,7 +81,7 @@ def _plot_lines(figure: ForecastFigure) -> Figure:
     sheet.head(heading)
     for (line, left), (name, _), colour, mark in zip(legend, series, COLOURS, MARKS, strict=False):
         _draw_key(sheet, left, heading.bottom + LINE * line - 0.03, name, colour, mark)
-    sheet.text(EDGE, top - 0.08, given.y.label, color=style.INK)
+    sheet.text(EDGE, top - 0.08, given.y.label, color=palette.INK)
     axes = sheet.axes(LEFT, top, sheet.width - LEFT - EDGE - 0.1, HEIGHT)
     axes.spines["left"].set_visible(True)
     for (_, points), colour, mark in zip(series, COLOURS, MARKS, strict=False):
@@ -127,7 +129,7 @@ def _scale_axes(axes: Any, x: FigureAxis, y: FigureAxis, xs: list[float], points
         axes.set_ylim(0, max(values) * 1.1)
         axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
-    axes.grid(axis="y", color=style.lighten(style.LINE, 0.5), linewidth=0.5, zorder=0)
+    axes.grid(axis="y", color=palette.lighten(palette.LINE, 0.5), linewidth=0.5, zorder=0)
     axes.set_axisbelow(True)
 
 
@@ -205,7 +207,7 @@ def _plot_rows(figure: ForecastFigure) -> Figure:
     for (name, points), colour in zip(series, COLOURS, strict=False):
         sheet.text(EDGE, top + ROW * (row + 0.72), name, fontsize=style.SMALL, fontweight="bold", color=colour)
         if row == 0:
-            _write_numbers(sheet, top + ROW * 0.72, heads, wides, color=style.FAINT)
+            _write_numbers(sheet, top + ROW * 0.72, heads, wides, color=palette.FAINT)
         row += 1
         for point in points:
             label = truncate_words(str(point.x), left - EDGE - 0.05)
@@ -245,18 +247,18 @@ def _scale_rows(axes: Any, y: FigureAxis, points: Sequence[ForecastPoint], rows:
         axes.set_xlim(0, max(values) * 1.05)
         axes.xaxis.set_major_locator(MaxNLocator(4 if style.is_narrow() else 6, steps=STEPS))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
-    axes.grid(axis="x", color=style.lighten(style.LINE, 0.5), linewidth=0.5, zorder=0)
+    axes.grid(axis="x", color=palette.lighten(palette.LINE, 0.5), linewidth=0.5, zorder=0)
     axes.set_axisbelow(True)
 
 
 def _draw_row(axes: Any, row: int, point: ForecastPoint, colour: str) -> None:
     middle = row + 0.5
     if point.ours is not None:
-        axes.barh(middle, point.ours, BAR, color=style.lighten(colour, 0.35), linewidth=0, zorder=2)
+        axes.barh(middle, point.ours, BAR, color=palette.lighten(colour, 0.35), linewidth=0, zorder=2)
         if point.low != point.high:
             axes.plot([point.low, point.high], [middle, middle], color=colour, linewidth=1.6, zorder=3)
     axes.plot(
-        [point.theirs], [middle], marker="D", markersize=4.2, markerfacecolor="white", markeredgecolor=style.INK,
+        [point.theirs], [middle], marker="D", markersize=4.2, markerfacecolor="white", markeredgecolor=palette.INK,
         markeredgewidth=1.0, linestyle="none", zorder=4, clip_on=False,
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from meshcast.experiments.planning.benchmark.rows import BenchmarkRow
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.render.matplotlib import style
 from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading, save, text_width
+from meshcast.experiments.views import palette
 from meshcast.simulator.report.formatting import format_seconds
 
 LEFT, HEIGHT = 0.62, 3.8
@@ -66,10 +67,10 @@ def regret_and_time(problem: JobProblem, rows: Sequence[BenchmarkRow], optimum: 
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.axhline(0, color=style.INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-    axes.scatter([x for _, x, _ in shown], [y for _, _, y in shown], s=20, color=style.PURPLE, zorder=3)
+    axes.axhline(0, color=palette.INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    axes.scatter([x for _, x, _ in shown], [y for _, _, y in shown], s=20, color=palette.PURPLE, zorder=3)
     star = max(optimum.cpu_s, 1e-2)
-    axes.scatter(star, 0.0, s=60, marker="*", color=style.INK, zorder=4)
+    axes.scatter(star, 0.0, s=60, marker="*", color=palette.INK, zorder=4)
     times, regrets = [star, *(x for _, x, _ in shown)], [0.0, *(y for _, _, y in shown)]
     axes.set_xlim(min(times) / 1.6, max(times) * 3.5)
     axes.set_yscale("symlog", linthresh=LINEAR, linscale=0.8)
@@ -126,7 +127,7 @@ def _write_labels(axes: Any, points: Sequence[tuple[str, float, float]], size: t
             end = box.left if box.left > x else box.right
             axes.plot(
                 [x / side, end / side], [y / high, middle / high], transform=axes.transAxes,
-                color=style.FAINT, linewidth=0.5, zorder=2,
+                color=palette.FAINT, linewidth=0.5, zorder=2,
             )  # fmt: skip
         axes.text(
             box.left / side, middle / high, name, transform=axes.transAxes, fontsize=style.SMALL, va="center_baseline"

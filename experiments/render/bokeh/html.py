@@ -55,7 +55,7 @@ def heading(text: str) -> Html:
 
 
 def listing(items: Iterable[str]) -> Html:
-    """A list with a point for every text."""
+    """Returns a list with a point for every text."""
     return Html("<ul>{}</ul>").format(concat(Html("<li>{}</li>").format(item) for item in items))
 
 
@@ -69,7 +69,7 @@ def key_figures(figures: Iterable[KeyFigure]) -> Html:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "", foot: Sequence[str] = ()) -> Html:
-    """A table of texts or pieces of HTML; columns of numbers are right-aligned."""
+    """Returns a table of texts or pieces of HTML; columns of numbers are right-aligned."""
     body = list(rows)
     numbers = [
         all(_is_number(row[i]) for row in body if row[i]) and any(row[i] for row in body) for i in range(len(heads))
@@ -89,7 +89,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "", f
 
 
 def bar(pieces: Iterable[BarPiece], kind: str = "", mark: float | None = None) -> Html:
-    """A bar of pieces. mark: place of a vertical line, as a share of the width."""
+    """Returns a bar of pieces. mark: place of a vertical line, as a share of the width."""
     shape = Html('<i{} style="left:{:.3f}%;width:{:.3f}%;background-color:{}" title="{}"></i>')
     shapes = [
         shape.format(
@@ -113,13 +113,13 @@ def swatch(colour: str, name: str = "") -> Html:
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> Html:
-    """Names with their colours."""
+    """Returns names with their colours."""
     squares = concat(Html("<span>{}</span>").format(swatch(colour, name)) for name, colour in entries)
     return Html('<div class="legend">{}</div>').format(squares)
 
 
 def line_legend(entries: Iterable[tuple[str, str]]) -> Html:
-    """Names of lines with their dashes, in the words of Bokeh."""
+    """Returns names of lines with their dashes, in the words of Bokeh."""
     styles = {"dotdash": "groove"}
     stroke = Html('<span><span class="stroke" style="border-top-style:{}"></span>{}</span>')
     strokes = concat(stroke.format(styles.get(dash, dash), name) for name, dash in entries)
@@ -127,12 +127,12 @@ def line_legend(entries: Iterable[tuple[str, str]]) -> Html:
 
 
 def details(summary: str, body: Html) -> Html:
-    """A part that is folded until a reader opens it."""
+    """Returns a part that is folded until a reader opens it."""
     return Html("<details><summary>{}</summary>{}</details>").format(summary, body)
 
 
 def _is_number(cell: str) -> bool:
-    """Whether a cell begins with a digit, or with a sign and one."""
+    """Says whether a cell begins with a digit, or with a sign and one."""
     return cell.lstrip("+-")[:1].isdigit()
 
 

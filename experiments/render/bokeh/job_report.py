@@ -34,7 +34,7 @@ def track_silently(steps: Iterable[Any], _: str) -> Iterable[Any]:
 def report_job(
     job: Job, report: Report, sensitivities: bool = True, track: Track = track_silently, title: str | None = None
 ) -> str:
-    """The HTML page of a forecast.
+    """Returns the HTML page of a forecast.
 
     report: the forecast of `job`, played by matrices.
     sensitivities: whether to forecast the job again with every figure of its hardware and every assumed field changed.
@@ -57,7 +57,7 @@ def _sensitivity(job: Job, wanted: bool, track: Track) -> Any:
     if not wanted:
         return sensitivity.make_note("Left out: the report was made with --no-sensitivity.")
     try:
-        found = explain(job, lambda steps: track(list(steps), "sensitivity"))
+        sensitivities = explain(job, lambda steps: track(list(steps), "sensitivity"))
     except PlanError as error:
         return sensitivity.make_note(f"Left out: {error}")
-    return sensitivity.make_section(found)
+    return sensitivity.make_section(sensitivities)

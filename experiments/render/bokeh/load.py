@@ -48,8 +48,8 @@ class PlanRows:
     @cached_property
     def fitting(self) -> list[Row]:
         """Rows of plans that fit, the highest throughput of a GPU first."""
-        found = [row for row in self.rows if row["status"] == "fits"]
-        return sorted(found, key=lambda row: -(row.get("tokens_per_s_per_gpu") or 0.0))
+        fitting = [row for row in self.rows if row["status"] == "fits"]
+        return sorted(fitting, key=lambda row: -(row.get("tokens_per_s_per_gpu") or 0.0))
 
     @cached_property
     def others(self) -> list[Row]:
@@ -72,7 +72,7 @@ class PlanRows:
         return Counter(row["status"] for row in self.rows)
 
     def describe(self, row: Row) -> str:
-        """The values of the varied fields of a row in words."""
+        """Describes a row by the values of the varied fields."""
         names = self.several or self.fields
         return ", ".join(f"{name.removeprefix('plan.')} {describe_value(row.get(name))}" for name in names)
 
@@ -100,20 +100,20 @@ def load_rows(path: Path) -> PlanRows:
 
 
 def is_search_answer(data: Any) -> bool:
-    """Whether JSON data is an answer of ``search --json``."""
+    """Says whether JSON data is an answer of ``search --json``."""
     return isinstance(data, dict) and isinstance(data.get("best"), list) and isinstance(data.get("certificate"), dict)
 
 
 def read_answer(name: str, data: Mapping[str, Any]) -> PlanRows:
-    """The best plans in an answer of ``search --json``. Raises PlanError if it has none, or is damaged."""
+    """Reads the best plans of an answer of ``search --json``. Raises PlanError if it has none, or is damaged."""
     rows: list[Row] = []
     try:
-        for index, one in enumerate(data["best"]):
-            figures = {figure: one.get(figure) for figure in SEARCH_FIGURES}
-            figures |= {"mfu_palm": one["mfu"]["palm"], "interval_low_s": one["interval_90_s"][0]}
-            figures["interval_high_s"] = one["interval_90_s"][1]
-            rows.append({"index": index, **one["plan"], "status": "fits", "reason": None, **figures})
-        fields = list(dict.fromkeys(field for one in data["best"] for field in one["plan"]))
+        for index, plan in enumerate(data["best"]):
+            figures = {figure: plan.get(figure) for figure in SEARCH_FIGURES}
+            figures |= {"mfu_palm": plan["mfu"]["palm"], "interval_low_s": plan["interval_90_s"][0]}
+            figures["interval_high_s"] = plan["interval_90_s"][1]
+            rows.append({"index": index, **plan["plan"], "status": "fits", "reason": None, **figures})
+        fields = list(dict.fromkeys(field for plan in data["best"] for field in plan["plan"]))
     except (LookupError, TypeError, AttributeError):
         rule = "its list `best` is not that of an answer of meshcast search --json"
         raise PlanError(name, rule, "Write the answer to a file again") from None
@@ -124,7 +124,7 @@ def read_answer(name: str, data: Mapping[str, Any]) -> PlanRows:
 
 
 def load_plans(path: Path) -> PlanRows | None:
-    """The plans of a Parquet file, or of an answer of ``search --json``; None for any other file."""
+    """Returns the plans of a Parquet file, or of an answer of ``search --json``; None for any other file."""
     if path.suffix.lower() in (".parquet", ".pq"):
         return load_rows(path)
     data = read_json(path)
@@ -132,13 +132,13 @@ def load_plans(path: Path) -> PlanRows | None:
 
 
 def load_answer(path: Path) -> Mapping[str, Any] | None:
-    """The answer of ``predict --json`` in a file; None for any other file."""
+    """Returns the answer of ``predict --json`` in a file; None for any other file."""
     data = read_json(path)
     return data if isinstance(data, dict) and {"job", "step_time_s", "breakdown_s"} <= data.keys() else None
 
 
 def load_answered_job(path: Path, answer: Mapping[str, Any], changes: Sequence[str] = ()) -> Job:
-    """The job of an answer.
+    """Loads the job of an answer.
 
     An answer holds the figures of a forecast, not its timeline nor its ops, so its job is forecast again. Raises
     PlanError if the job cannot be read.
@@ -163,7 +163,7 @@ def check_step_time(path: Path, answer: Mapping[str, Any], seconds: float) -> No
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; None for a file that has another ending, or is not JSON."""
+    """Reads what a JSON file holds; None for a file that has another ending, or is not JSON."""
     if path.suffix.lower() != ".json" or not path.is_file():
         return None
     try:

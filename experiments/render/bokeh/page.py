@@ -70,7 +70,7 @@ class PageSection:
 
 
 def render_page(title: str, lead: Html, sections: Sequence[PageSection]) -> str:
-    """The HTML of the page. lead: HTML below the title."""
+    """Returns the HTML of the page. lead: HTML below the title."""
     figures = {_element(name): figure for section in sections for name, figure in section.figures.items()}
     scripts, drawing = _embed(figures) if figures else ([], Html(""))
     policy = POLICY.format(" ".join(map(_hash, scripts)) or "'none'")
@@ -101,7 +101,7 @@ def render_page(title: str, lead: Html, sections: Sequence[PageSection]) -> str:
 
 
 def _embed(figures: Mapping[str, Any]) -> tuple[list[str], Html]:
-    """The scripts of the page, the one that draws behind those of Bokeh, and HTML with data of the figures and it."""
+    """Returns the scripts of the page, the one that draws last, and HTML with it and the data of the figures."""
     from bokeh.models import DataTable
 
     tables = any(isinstance(figure, DataTable) for figure in figures.values())
@@ -110,20 +110,20 @@ def _embed(figures: Mapping[str, Any]) -> tuple[list[str], Html]:
 
 
 def _script(text: str) -> Html:
-    """An element with a script of Bokeh or of this module. Its text is hashed as it stands."""
+    """Returns an element with a script of Bokeh or of this module. Its text is hashed as it stands."""
     return Html("<script>{}</script>\n").format(Html(text))
 
 
 def _hash(script: str) -> str:
-    """The hash of a script in the words of a content security policy."""
+    """Returns the hash of a script in the words of a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _element(name: str) -> str:
-    """The id of the element of a figure."""
+    """Returns the id of the element of a figure."""
     return f"figure-{name}"
 
 
 def _place(drawing: Drawing) -> Html:
-    """The element in which a figure is drawn; it takes no part in the layout, its content does."""
+    """Returns the element in which a figure is drawn; it takes no part in the layout, its content does."""
     return Html('<div id="{}" style="display:contents"></div>').format(_element(drawing.name))

@@ -8,13 +8,13 @@ from meshcast.experiments.render.bokeh.results import parallel, pareto, plan_tab
 from meshcast.experiments.render.bokeh.results.source import make_source
 
 
-def report_results(found: PlanRows, title: str | None = None) -> str:
-    """The HTML page of many plans."""
-    source = make_source(found)
+def report_results(plans: PlanRows, title: str | None = None) -> str:
+    """Returns the HTML page of many plans."""
+    source = make_source(plans)
     sections = [
-        summary.make_section(found),
+        summary.make_section(plans),
         pareto.make_section(source),
         parallel.make_section(source),
-        plan_table.make_section(found, source),
+        plan_table.make_section(plans, source),
     ]
-    return render_page(title or summary.make_title(found), summary.make_lead(found), sections)
+    return render_page(title or summary.make_title(plans), summary.make_lead(plans), sections)

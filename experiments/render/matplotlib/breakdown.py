@@ -7,7 +7,6 @@ own: it is drawn pale and hatched after the parts, and is not in their sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +21,17 @@ from meshcast.experiments.render.matplotlib.sheet import (
     note_height,
     save,
     text_width,
-    time_unit,
     truncate_words,
+    write_beside,
+    write_on,
 )
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.breakdown import BreakdownPart, step_parts
+from meshcast.experiments.views.timeline import time_unit
 from meshcast.simulator.report.figures import parts_of_step
 from meshcast.simulator.report.formatting import describe_plan, format_seconds, name_device
 from meshcast.simulator.report.report import Report
 
-BRIEF = {
-    "gemm": "GEMMs",
-    "memory_bound": "memory-bound",
-    "bubble": "bubble",
-    "host": "host",
-}
-"""Short names for bars; other parts have their key."""
-
-WHITE: dict[str, Any] = {"facecolor": style.rgb("#ffffff"), "edgecolor": style.FAINT, "linewidth": 0.5, "zorder": 3}
-LOOKS: dict[str, dict[str, Any]] = {
-    "gemm": {"facecolor": style.rgb(style.BLUE), "edgecolor": "white"},
-    "attention": {"facecolor": style.rgb(style.SKY), "edgecolor": "white", "hatch": "\\\\\\\\"},
-    "memory_bound": {"facecolor": style.rgb(style.PINK), "edgecolor": "white", "hatch": "...."},
-    **{axis: {"facecolor": style.rgb(colour), "edgecolor": "white"} for axis, colour in style.AXES.items()},
-    "tp": {"facecolor": style.rgb(style.AXES["tp"]), "edgecolor": "white", "hatch": "++++"},
-    "copy": {"facecolor": style.rgb(style.BROWN), "edgecolor": "white", "hatch": "||||"},
-    "bubble": WHITE,
-    "optimizer": {"facecolor": style.rgb(style.GREY), "edgecolor": "white", "hatch": "xxxx"},
-    "host": {"facecolor": style.rgb(style.STONE), "edgecolor": "white", "hatch": "----"},
-    "idle": {**WHITE, "hatch": "..."},
-}
-"""Colours and hatches of the parts: no two have one hue, and none is hatched as hidden communication is."""
 ROW = 0.165
 """Height of a row of the table [in]."""
 
@@ -58,18 +39,10 @@ LABELS = 2.16
 """Position where bars and numbers start, after the names of the parts [in]."""
 
 WHOLE, SHARE = 1.5, 0.42
-"""Least width of the columns of a report with all numbers, and with its shares of the step only [in]."""
+"""Minimum width of the columns of a report with all numbers, and with its shares of the step only [in]."""
 
-LEAST_BARS = 0.5
-"""Least width of the bars beside the numbers of a single report [in]."""
-
-
-@dataclass(frozen=True)
-class BreakdownPart:
-    """A part of a step [s]. hidden: overlapped communication of the same axis."""
-
-    took: float
-    hidden: float = 0.0
+MIN_BARS = 0.5
+"""Minimum width of the bars beside the numbers of a single report [in]."""
 
 
 Named = Sequence[tuple[str, Report]]
@@ -84,27 +57,14 @@ def draw(reports: Report | Named, path: str | Path, width: style.Width = "page")
     save(lambda: breakdown(named), path, width)
 
 
-def step_parts(report: Report) -> dict[str, BreakdownPart]:
-    """Parts that add up to the step, in the order of the page; rounding errors are set to zero."""
-    hidden, least = report.breakdown.hidden, 1e-9 * report.step_time
-
-    def clean(seconds: float) -> float:
-        return float(seconds) if seconds > least else 0.0
-
-    return {
-        key: BreakdownPart(clean(figure.compute(report) or 0.0), clean(hidden.get(key, 0.0)))
-        for key, figure in parts_of_step().items()
-    }
-
-
 # ------------------------------------------------------------------------------------------- drawing
 
 
 def breakdown(named: Named) -> Figure:
-    """The plot: a stacked bar for every report, and below them a table row for every part."""
+    """Returns the plot: a stacked bar for every report, and below them a table row for every part."""
     accounts = [step_parts(report) for _, report in named]
     steps = [report.step_time for _, report in named]
-    keys = [key for key in parts_of_step() if any(account[key] != BreakdownPart(0.0) for account in accounts)]
+    keys = [key for key in parts_of_step() if any(not account[key].is_empty for account in accounts)]
     alone = len(named) == 1
     plan: list[str] = []
     title = f"Where the time of a step goes: {len(named)} forecasts"
@@ -122,7 +82,7 @@ def breakdown(named: Named) -> Figure:
     first = heading.bottom - 0.06
     table = first + (bar + above) * len(named) + (0.46 if alone else 0.62)
     hides = any(part.hidden > 0 for account in accounts for part in account.values())
-    drawn = not alone or _room_for_bars(column_ends(1)[0]) >= LEAST_BARS
+    drawn = not alone or _room_for_bars(column_ends(1)[0]) >= MIN_BARS
     note = "Hidden communication is overlapped by computation and not part of the sum."
     note = f"Hatched and pale: hidden communication. {note.replace('Hidden communication', 'It')}" if drawn else note
     foot = table + ROW * (len(keys) + 1.4)
@@ -161,46 +121,43 @@ def breakdown(named: Named) -> Figure:
 def draw_stack(axes: Any, account: dict[str, BreakdownPart], step: float, longest: float, scale: float) -> None:
     """Stacks the parts of one step along a bar, with as much of their names as fits."""
     inches = (style.layout_width() - 2 * EDGE) / longest
-    at = 0.0
     for key, part in account.items():
-        looks = LOOKS[key] | {"linewidth": 0.5}
-        axes.barh(0, part.took * scale, 0.94, at * scale, **looks)
-        name, share = BRIEF.get(key, key), f"{part.took / step:.1%}"
+        looks = part_fill(key) | {"linewidth": 0.5}
+        axes.barh(0, part.took * scale, 0.94, part.begin * scale, **looks)
+        name, share = palette.PARTS[key].words, f"{part.took / step:.1%}"
         for words in (f"{name} {share}", f"{name}\n{share}", share, name):
             if max(map(text_width, words.split("\n"))) < part.took * inches - 0.08:
-                middle, ink = (at + part.took / 2) * scale, style.ink_on(looks["facecolor"])
-                patch = {"facecolor": looks["facecolor"], "edgecolor": "none", "pad": 0.8}
-                axes.text(middle, 0, words, ha="center", va="center", fontsize=style.SMALL, color=ink, bbox=patch)
+                middle = (part.begin + part.took / 2) * scale
+                write_on(axes, words, (middle, 0), looks["facecolor"], 0.8, va="center")
                 break
-        at += part.took
 
 
 def draw_hidden(axes: Any, account: dict[str, BreakdownPart], scale: float) -> None:
     """Draws hidden communication as a thin bar below that of the step."""
     at = 0.0
     for key, part in account.items():
-        axes.barh(-0.7, part.hidden * scale, 0.3, at * scale, **hidden_looks(key))
+        axes.barh(-0.7, part.hidden * scale, 0.3, at * scale, **hidden_fill(key))
         at += part.hidden
     if at:
         words = f"{format_seconds(at)} hidden"
-        axes.annotate(
-            words,
-            (at * scale, -0.7),
-            (4, 0),
-            textcoords="offset points",
-            va="center_baseline",
-            fontsize=style.SMALL,
-            color=style.FAINT,
-        )
+        write_beside(axes, words, (at * scale, -0.7), (4, 0), va="center_baseline", color=palette.FAINT)
 
 
-def hidden_looks(key: str) -> dict[str, Any]:
-    tone = LOOKS[key]["facecolor"]
-    return {"facecolor": [part + (1 - part) * 0.7 for part in tone], "edgecolor": tone, "hatch": "////", "linewidth": 0}
+def part_fill(key: str) -> dict[str, Any]:
+    """Returns the area of a part; a white one has a rim."""
+    looks = palette.PARTS[key]
+    rim: dict[str, Any] = {"linewidth": 0.5, "zorder": 3} if looks.edge != "white" else {"linewidth": 0.0}
+    return style.fill(looks) | rim
+
+
+def hidden_fill(key: str) -> dict[str, Any]:
+    """Returns the area of the hidden communication of an axis."""
+    colour = palette.PARTS[key].colour
+    return {"facecolor": palette.lighten(colour, 0.7), "edgecolor": colour, "hatch": "////", "linewidth": 0}
 
 
 def column_ends(count: int) -> list[dict[str, float]]:
-    """Right ends of the columns of every report [in]; none for more reports than have room."""
+    """Returns the right ends of the columns of every report [in]; none for more reports than have room."""
     right, left = style.layout_width() - EDGE, min(LABELS, 1.72)
     wide = (right - left) / count
     if wide < SHARE:
@@ -210,7 +167,7 @@ def column_ends(count: int) -> list[dict[str, float]]:
 
 
 def _room_for_bars(place: dict[str, float]) -> float:
-    """Width between the names of the parts and the numbers of a single report [in]. place: right ends of those [in]."""
+    """Computes the width between names of parts and numbers of a single report [in]. place: their right ends [in]."""
     return place["ms"] - 0.62 - LABELS
 
 
@@ -229,11 +186,11 @@ def draw_rows(
             write(max(place.values()), top - 0.2, str(number), ha="right", fontweight="bold")
         for head, x in place.items():
             if hides or head != "hidden ms":
-                write(x, top - 0.06, head, ha="right", color=style.FAINT)
+                write(x, top - 0.06, head, ha="right", color=palette.FAINT)
 
     if alone:
         room = _room_for_bars(places[0])
-    if alone and room >= LEAST_BARS:
+    if alone and room >= MIN_BARS:
         axes = sheet.axes(LABELS, top, room, ROW * len(keys))
         axes.set_axis_off()
         longest = max(part.took + part.hidden for part in accounts[0].values())
@@ -242,26 +199,25 @@ def draw_rows(
         for y, key in enumerate(keys):
             part = accounts[0][key]
             seen = max(part.took, longest / 400) if part.took else 0.0  # a short part stays visible
-            axes.barh(y, seen, 0.66, **{"linewidth": 0, **LOOKS[key]})
-            axes.barh(y, part.hidden, 0.66, seen, **hidden_looks(key))
+            axes.barh(y, seen, 0.66, **part_fill(key))
+            axes.barh(y, part.hidden, 0.66, seen, **hidden_fill(key))
     for i, key in enumerate(keys):
         middle = top + ROW * (i + 0.5)
-        swatch = {"linewidth": 0.0, **LOOKS[key]}
-        sheet.patch(EDGE, middle - 0.05, 0.2, 0.1, **swatch)
+        sheet.patch(EDGE, middle - 0.05, 0.2, 0.1, **part_fill(key))
         write(EDGE + 0.28, middle, parts_of_step()[key].part)
         for account, step, place in zip(accounts, steps, places, strict=False):
             part = account[key]
-            given = {
+            cells = {
                 "ms": f"{part.took * 1e3:,.1f}" if part.took else "",
                 "%": f"{part.took / step:.1%}"[:-1] if part.took else "",
                 "hidden ms": f"{part.hidden * 1e3:,.1f}" if part.hidden else "",
             }
             for head, x in place.items():
-                write(x, middle, given[head], ha="right", color=style.FAINT if head == "hidden ms" else style.INK)
+                write(x, middle, cells[head], ha="right", color=palette.FAINT if head == "hidden ms" else palette.INK)
     if places:
         below = top + ROW * (len(keys) + 0.75)
         write(EDGE + 0.28, below, "step", fontweight="bold")
         for step, place in zip(steps, places, strict=True):
-            given = {"ms": f"{step * 1e3:,.1f}", "%": "100.0"}
-            for head in given.keys() & place.keys():
-                write(place[head], below, given[head], ha="right", fontweight="bold")
+            cells = {"ms": f"{step * 1e3:,.1f}", "%": "100.0"}
+            for head in cells.keys() & place.keys():
+                write(place[head], below, cells[head], ha="right", fontweight="bold")

@@ -14,28 +14,29 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 
-from meshcast.experiments.explain.communication_matrix import (
+from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading, note_height, save
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.communication import (
     CommunicationMatrix,
     Grouping,
     choose_grouping,
     communication_matrix,
+    pool_cells,
 )
-from meshcast.experiments.render.matplotlib import style
-from meshcast.experiments.render.matplotlib.gantt import LANES
-from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading, note_height, save
 from meshcast.simulator.report.formatting import describe_plan, format_bytes
 from meshcast.simulator.report.report import Report
 
 LEFT, BELOW, BAR = 0.48, 0.4, 0.14
 """Room left of a matrix and below it, and height of the scale of colours [in]."""
-LEAST = 0.4
-"""Least side of the matrix of an axis [in]."""
+MIN_SIDE = 0.4
+"""Minimum side of the matrix of an axis [in]."""
 CLEAR = 128
-"""Most rows of a matrix that is drawn by default: cells of more are too small to be told apart."""
-CELLS = 90.0
-"""Most cells an inch."""
+"""Maximum number of rows of a matrix that is drawn by default: cells of more are too small to be told apart."""
+MAX_CELLS = 90.0
+"""Maximum number of cells an inch."""
 DECADES = 6.0
-"""Most decades of the scale of colours; what is less has the palest colour."""
+"""Maximum number of decades of the scale of colours; what is less has the palest colour."""
 
 
 def draw(report: Report, path: str | Path, width: style.Width = "page", grouping: Grouping | None = None) -> None:
@@ -43,29 +44,29 @@ def draw(report: Report, path: str | Path, width: style.Width = "page", grouping
 
     grouping: what a row is; by default the finest of at most `CLEAR` rows, or stages.
     """
-    found = communication_matrix(report, grouping or choose_grouping(report.job.cluster, CLEAR))
-    save(lambda: communication(report, found), path, width)
+    matrix = communication_matrix(report, grouping or choose_grouping(report.job.cluster, CLEAR))
+    save(lambda: communication(report, matrix), path, width)
 
 
-def communication(report: Report, found: CommunicationMatrix) -> Figure:
+def communication(report: Report, matrix: CommunicationMatrix) -> Figure:
     """Returns the plot."""
     job, narrow = report.job, style.is_narrow()
-    noun = found.names[0].partition(" ")[0] if found.names else found.grouping
-    title = f"{job.model.name} on {job.cluster.name}: bytes between {len(found.names):,} {noun}s in a step"
-    sums = ", ".join(f"{axis} {format_bytes(nbytes)}" for axis, nbytes in found.sums.items())
+    noun = matrix.names[0].partition(" ")[0] if matrix.names else matrix.grouping
+    title = f"{job.model.name} on {job.cluster.name}: bytes between {len(matrix.names):,} {noun}s in a step"
+    sums = ", ".join(f"{axis} {format_bytes(nbytes)}" for axis, nbytes in matrix.sums.items())
     heading = make_heading(title, describe_plan(report.play.plan), f"All {noun}s send {sums or 'nothing'}.")
     note = f"Rows send to columns; the diagonal is what ranks of one {noun} send each other." if noun != "rank" else ""
     note = note or "Rows send to columns."
     note += " White: nothing is sent. Palest blue: the least value of the scale, or less."
-    host = found.host.sum(axis=0)
+    host = matrix.host.sum(axis=0)
     if host.any():
         note += f" Not drawn: {format_bytes(host[0])} are copied to hosts, and {format_bytes(host[1])} back."
-    if not found.by_axis:
+    if not matrix.by_axis:
         sheet = Sheet(heading.bottom + 0.1)
         sheet.head(heading)
         return sheet.figure
-    axes_of = list(found.by_axis)
-    own = len(axes_of) > 1  # of one axis the matrix of all is the same
+    axes_of = list(matrix.by_axis)
+    has_axes = len(axes_of) > 1  # of one axis the matrix of all is the same
     foot = 0.5 + note_height(note) + 0.1
     room = style.layout_height() - heading.bottom - foot
     width = style.layout_width()
@@ -73,24 +74,24 @@ def communication(report: Report, found: CommunicationMatrix) -> Figure:
         side = width - LEFT - EDGE - 0.1
         columns = 2
         small = (width - EDGE - columns * (LEFT + 0.05)) / columns
-        rows = -(-len(axes_of) // columns) if own else 0
+        rows = -(-len(axes_of) // columns) if has_axes else 0
         height = side + BELOW + rows * (small + BELOW + 0.2)
     else:
-        columns = 1 if not own else 2 if len(axes_of) <= 4 else 3
-        rows = -(-len(axes_of) // columns) if own else 0
-        side = min(0.46 * width if own else 0.7 * width, room - BELOW - 0.18)
+        columns = 1 if not has_axes else 2 if len(axes_of) <= 4 else 3
+        rows = -(-len(axes_of) // columns) if has_axes else 0
+        side = min(0.46 * width if has_axes else 0.7 * width, room - BELOW - 0.18)
         left = LEFT + side + 0.12
-        small = (width - left - EDGE - columns * LEFT) / columns if own else 0.0
-        small = max(LEAST, min(small, (side + BELOW + 0.18) / rows - BELOW - 0.2)) if own else 0.0
+        small = (width - left - EDGE - columns * LEFT) / columns if has_axes else 0.0
+        small = max(MIN_SIDE, min(small, (side + BELOW + 0.18) / rows - BELOW - 0.2)) if has_axes else 0.0
         height = side + BELOW + 0.18
     sheet = Sheet(heading.bottom + height + foot)
     sheet.head(heading)
-    colours, norm = _choose_colours(found)
+    colours, norm = _choose_colours(matrix)
     top = heading.bottom + (0.0 if narrow else 0.18)
-    if not narrow and own:
+    if not narrow and has_axes:
         sheet.text(LEFT, top - 0.06, "all axes", fontsize=style.SMALL, fontweight="bold")
-    _draw_matrix(sheet.axes(LEFT, top, side, side), found.total, noun, colours, norm)
-    for i, axis in enumerate(axes_of if own else ()):
+    _draw_matrix(sheet.axes(LEFT, top, side, side), matrix.total, noun, colours, norm)
+    for i, axis in enumerate(axes_of if has_axes else ()):
         row, column = divmod(i, columns)
         if narrow:
             x = LEFT + column * (small + LEFT + 0.05)
@@ -98,21 +99,19 @@ def communication(report: Report, found: CommunicationMatrix) -> Figure:
         else:
             x = left + LEFT + column * (small + LEFT)
             y = top + row * (small + BELOW + 0.2)
-        words = f"{LANES[axis]}, {format_bytes(found.sums[axis])}"
+        words = f"{palette.AXES[axis].words.removesuffix(' comm.')}, {format_bytes(matrix.sums[axis])}"
         sheet.text(x, y - 0.06, words, fontsize=style.SMALL, fontweight="bold")
-        _draw_matrix(sheet.axes(x, y, small, small), found.by_axis[axis], "", colours, norm)
+        _draw_matrix(sheet.axes(x, y, small, small), matrix.by_axis[axis], "", colours, norm)
     at = heading.bottom + height + 0.06
     _draw_scale(sheet, at, colours, norm)
     sheet.note(at + 0.54, note)
     return sheet.figure
 
 
-def _choose_colours(found: CommunicationMatrix) -> tuple[Any, Any]:
-    """Colours and their logarithmic scale, common to all matrices."""
-    colours = LinearSegmentedColormap.from_list("bytes", [style.SKY, style.BLUE, "#00395c", "#00080f"])
-    sent = [matrix[matrix > 0] for matrix in (found.total, *found.by_axis.values())]
-    low, high = min(float(one.min()) for one in sent), max(float(one.max()) for one in sent)
-    low = max(low, high / 10**DECADES)
+def _choose_colours(matrix: CommunicationMatrix) -> tuple[Any, Any]:
+    """Chooses colours and their logarithmic scale, common to all matrices."""
+    colours = LinearSegmentedColormap.from_list("bytes", [palette.SKY, palette.BLUE, "#00395c", "#00080f"])
+    low, high = matrix.find_scale(DECADES)
     return colours, LogNorm(low if low < high else high / 10, high, clip=True)
 
 
@@ -120,7 +119,7 @@ def _draw_matrix(axes: Any, matrix: np.ndarray, noun: str, colours: Any, norm: A
     """Draws a matrix; cells without bytes stay white."""
     inches = axes.get_position().width * axes.figure.get_size_inches()[0]
     size = len(matrix)
-    shown = np.ma.masked_less_equal(pool_cells(matrix, int(CELLS * inches)), 0.0)
+    shown = np.ma.masked_less_equal(pool_cells(matrix, int(MAX_CELLS * inches)), 0.0)
     axes.imshow(shown, cmap=colours, norm=norm, interpolation="nearest", extent=(-0.5, size - 0.5, size - 0.5, -0.5))
     axes.spines[:].set_visible(True)
     step = next(n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 1 << 30) if size / n * 0.3 <= inches)
@@ -131,15 +130,6 @@ def _draw_matrix(axes: Any, matrix: np.ndarray, noun: str, colours: Any, norm: A
     if noun:
         axes.set_xlabel(f"to {noun}", labelpad=1)
         axes.set_ylabel(f"from {noun}", labelpad=1)
-
-
-def pool_cells(matrix: np.ndarray, most: int) -> np.ndarray:
-    """Takes the largest of every block of cells, so that at most `most` rows are left."""
-    block = -(-len(matrix) // max(1, most))
-    starts = np.arange(0, len(matrix), block)
-    rows: np.ndarray = np.maximum.reduceat(matrix, starts, axis=0)
-    pooled: np.ndarray = np.maximum.reduceat(rows, starts, axis=1)
-    return pooled
 
 
 def _draw_scale(sheet: Sheet, top: float, colours: Any, norm: Any) -> None:

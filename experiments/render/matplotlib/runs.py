@@ -12,16 +12,17 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from meshcast.experiments.render.matplotlib import style
 from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading, note_height, save, text_width
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves
+from meshcast.experiments.views import palette
 from meshcast.simulator.report.formatting import describe_plan, format_seconds
 from meshcast.simulator.runs.answer import LABELS, RunAnswer
 from meshcast.simulator.runs.training import TIMES
 
 COLOURS = (
-    *(style.BLUE, style.ORANGE, style.YELLOW, style.GREEN, style.PURPLE),
-    *(style.SKY, style.GREY, style.PINK, style.BROWN, style.TEAL),
+    *(palette.BLUE, palette.ORANGE, palette.YELLOW, palette.GREEN, palette.PURPLE),
+    *(palette.SKY, palette.GREY, palette.PINK, palette.BROWN, palette.TEAL),
 )
 LOOKS: dict[str, dict[str, Any]] = {
-    name: {"facecolor": colour, "edgecolor": "white", "linewidth": 0.4, "hatch": style.HATCHES[i % len(style.HATCHES)]}
+    name: style.fill(palette.Looks(name, colour, palette.HATCHES[i % len(palette.HATCHES)])) | {"linewidth": 0.4}
     for i, (name, colour) in enumerate(zip(TIMES, COLOURS, strict=True))
 }
 """Colours and hatches by use of the time."""
@@ -44,7 +45,7 @@ def draw_run_curves(answer: RunAnswer, curves: RunCurves, path: str | Path, widt
 
 
 def _describe(answer: RunAnswer) -> tuple[str, list[str]]:
-    """Title and lines below it: the run and its assumptions."""
+    """Writes title and lines below it: the run and its assumptions."""
     plan = answer.plan
     title = f"{plan.job.model.name} on {plan.job.cluster.gpus:,} {plan.job.cluster.gpu.name}"
     low, high = answer.days_interval_90
@@ -59,7 +60,7 @@ def _describe(answer: RunAnswer) -> tuple[str, list[str]]:
 
 
 def stacked_bar(answer: RunAnswer) -> Figure:
-    """One bar of all the time, and one of what is lost, enlarged; a table of the parts."""
+    """Draws one bar of all the time, and one of what is lost, enlarged; a table of the parts."""
     title, lines = _describe(answer)
     heading = make_heading(title, *lines)
     shown = [name for name in TIMES if answer.time_s[name] > 0]
@@ -88,7 +89,7 @@ def _bar(
     sheet: Sheet, answer: RunAnswer, names: Sequence[str], left: float, top: float, width: float, words: str
 ) -> float:
     """Draws a bar with its heading; returns the place below it [in]."""
-    sheet.text(left, top + 0.1, words, fontsize=style.SMALL, color=style.FAINT)
+    sheet.text(left, top + 0.1, words, fontsize=style.SMALL, color=palette.FAINT)
     whole, x = sum(answer.time_s[name] for name in names), left
     for name in names:
         part = width * answer.time_s[name] / whole
@@ -102,7 +103,7 @@ PANEL = 1.7
 
 
 def run_curves(answer: RunAnswer, curves: RunCurves) -> Figure:
-    """Goodput against the interval of checkpoints, the mean time between failures, and the number of GPUs."""
+    """Draws goodput against the interval of checkpoints, the mean time between failures, and the number of GPUs."""
     title, lines = _describe(answer)
     heading = make_heading(title, *lines)
     panels: list[tuple[str, Sequence[CurvePoint], Callable[[float], str]]] = [
@@ -112,7 +113,7 @@ def run_curves(answer: RunAnswer, curves: RunCurves) -> Figure:
     ]
     left_out = any(point.reason for _, points, _ in panels for point in points)
     panels = [(label, [point for point in points if not point.reason], form) for label, points, form in panels]
-    panels = [one for one in panels if len(one[1]) > 1]
+    panels = [panel for panel in panels if len(panel[1]) > 1]
     note = (
         "Points: mean of simulated runs; bars: nine of ten runs; line: Daly's formula, which knows neither spare nodes"
     )
@@ -132,16 +133,16 @@ def run_curves(answer: RunAnswer, curves: RunCurves) -> Figure:
 
 
 def _curve(axes: Any, points: Sequence[CurvePoint], label: str, form: Callable[[float], str]) -> None:
-    values, means = [one.value for one in points], [100 * one.goodput for one in points]
-    below = [max(100 * (one.goodput - one.interval[0]), 0.0) for one in points]
-    above = [max(100 * (one.interval[1] - one.goodput), 0.0) for one in points]
+    values, means = [point.value for point in points], [100 * point.goodput for point in points]
+    below = [max(100 * (point.goodput - point.interval[0]), 0.0) for point in points]
+    above = [max(100 * (point.interval[1] - point.goodput), 0.0) for point in points]
     axes.set_xscale("log")
-    if all(one.formula is not None for one in points):
-        axes.plot(values, [100 * (one.formula or 0.0) for one in points], color=style.ORANGE, linewidth=1.0)
-    axes.errorbar(values, means, yerr=[below, above], fmt="o", markersize=3, color=style.BLUE, linewidth=0.8)
+    if all(point.formula is not None for point in points):
+        axes.plot(values, [100 * (point.formula or 0.0) for point in points], color=palette.ORANGE, linewidth=1.0)
+    axes.errorbar(values, means, yerr=[below, above], fmt="o", markersize=3, color=palette.BLUE, linewidth=0.8)
     axes.set_xlabel(label)
     axes.set_ylabel("goodput [%]")
-    axes.grid(axis="y", color=style.LINE, linewidth=0.3)
+    axes.grid(axis="y", color=palette.LINE, linewidth=0.3)
     shown = values if len(values) <= 3 else [values[0], values[len(values) // 2], values[-1]]
     axes.set_xticks(shown)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))

@@ -7,7 +7,7 @@ band is the 90 % interval; a vertical line marks where the bottleneck changes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -15,7 +15,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from meshcast.experiments.render.matplotlib import style
-from meshcast.experiments.render.matplotlib.gantt import choose_rows
 from meshcast.experiments.render.matplotlib.sheet import (
     EDGE,
     LINE,
@@ -28,8 +27,9 @@ from meshcast.experiments.render.matplotlib.sheet import (
     truncate_words,
 )
 from meshcast.experiments.sweeps.scaling import Curve, shorten
-from meshcast.simulator.program.categories import EXPOSED
-from meshcast.simulator.report.report import Report
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.breakdown import group_shares
+from meshcast.experiments.views.devices import choose_devices
 
 LEFT, TABLE, BETWEEN = 0.62, 2.15, 0.25
 """Left end of the axes, width of the table beside them, and distance of both [in]."""
@@ -39,27 +39,8 @@ KEY = 0.4
 """Height of the legend of lines, marks and band [in]."""
 
 
-class StepShare(NamedTuple):
-    """Looks of a group of parts of the step."""
-
-    words: str
-    colour: str
-    hatch: str = ""
-
-
-PARTS = (
-    StepShare("GEMMs", style.BLUE),
-    StepShare("attention", style.SKY, "\\\\\\\\"),
-    StepShare("memory-bound kernels", style.PINK, "...."),
-    StepShare("exposed communication", style.GREEN, "----"),
-    StepShare("pipeline bubble", style.STONE, "////"),
-    StepShare("optimizer, host, idle", style.GREY, "xxxx"),
-)
-"""Groups of parts of the step from the bottom up."""
-
-
-MOST_ROWS = 12
-"""Points in the table beside the curve: as many as fit beside it, with the bottlenecks below."""
+MAX_ROWS = 12
+"""Maximum number of points in the table beside the curve: as many as fit beside it, with the bottlenecks below."""
 
 
 def draw(curve: Curve, path: str | Path, width: style.Width = "page") -> None:
@@ -68,7 +49,7 @@ def draw(curve: Curve, path: str | Path, width: style.Width = "page") -> None:
 
 
 def scaling(curve: Curve) -> Figure:
-    """The plot."""
+    """Returns the plot."""
     job = curve.job
     kept = "batch of a GPU" if curve.kind == "weak" else "global batch"
     words = [f"the {kept} stays, {curve.axis} grows", f"{job.cluster.gpu.name}, {job.framework.name}"]
@@ -88,7 +69,7 @@ def scaling(curve: Curve) -> Figure:
     upper_height = min(UPPER, 0.62 * room)
     lower_height = min(LOWER, room - upper_height)
     rows = [*_table_rows(curve)]
-    table = LINE * (len(rows) + 1) + 0.1 + 0.17 * len(PARTS) + 0.1
+    table = LINE * (len(rows) + 1) + 0.1 + 0.17 * len(palette.STEP_GROUPS) + 0.1
     below = top + upper_height + lower_height + 0.6
     side = style.layout_width() - LEFT - (EDGE if narrow else TABLE + BETWEEN + EDGE)
     height = below + (table + 0.1 if narrow else 0.0)
@@ -126,23 +107,24 @@ def _draw_rates(axes: Any, curve: Curve) -> None:
     """Draws tokens/s of a GPU, their interval, ideal scaling, and where the bottleneck changes."""
     known = curve.known
     x, y = [point.gpus for point in known], [point.tokens_per_s / point.gpus for point in known]
-    axes.axhline(y[0], color=style.INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    axes.axhline(y[0], color=palette.INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     lows, highs = zip(*([end / point.gpus for end in point.interval] for point in known), strict=True)
-    axes.fill_between(x, lows, highs, color=style.lighten(style.BLUE, 0.75), linewidth=0, zorder=0)
-    axes.plot(x, y, color=style.BLUE, linewidth=1.2, zorder=2)
-    for fits, face in ((True, style.BLUE), (False, "white")):
-        own = [point for point in known if point.report is not None and point.report.fits == fits]
+    axes.fill_between(x, lows, highs, color=palette.lighten(palette.BLUE, 0.75), linewidth=0, zorder=0)
+    axes.plot(x, y, color=palette.BLUE, linewidth=1.2, zorder=2)
+    for fits, face in ((True, palette.BLUE), (False, "white")):
+        points = [point for point in known if point.report is not None and point.report.fits == fits]
         axes.scatter(
-            [point.gpus for point in own],
-            [point.tokens_per_s / point.gpus for point in own],
+            [point.gpus for point in points],
+            [point.tokens_per_s / point.gpus for point in points],
             s=16,
             color=face,
-            edgecolors=style.BLUE,
+            edgecolors=palette.BLUE,
             linewidths=0.8,
             zorder=3,
         )
-    for one, other in curve.changes:
-        axes.axvline((one.gpus * other.gpus) ** 0.5, color=style.ORANGE, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
+    for before, after in curve.changes:
+        middle = (before.gpus * after.gpus) ** 0.5
+        axes.axvline(middle, color=palette.ORANGE, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
     axes.set_ylabel("tokens/s of a GPU")
     axes.set_ylim(0, 1.08 * max(*highs, *y))
     axes.yaxis.set_major_locator(MaxNLocator(6))
@@ -156,24 +138,15 @@ def _format_rate(value: float, _: Any) -> str:
     return f"{value:,g}"
 
 
-def step_shares(report: Report) -> list[float]:
-    """Shares of the step by group, in the order of `PARTS`; they add up to one."""
-    parts, step = report.parts, report.step_time
-    rest = parts["optimizer"] + parts["host"] + parts["idle"]
-    exposed = sum(parts[axis] for axis in EXPOSED)
-    seconds = [parts["gemm"], parts["attention"], parts["memory_bound"], exposed, parts["bubble"], rest]
-    return [value / step for value in seconds]
-
-
 def _draw_shares(axes: Any, curve: Curve) -> None:
     x = [float(point.gpus) for point in curve.known]
-    rows = [step_shares(point.report) for point in curve.known if point.report is not None]
+    rows = [group_shares(point.report) for point in curve.known if point.report is not None]
     if len(x) == 1:  # an area needs two points
         x, rows = [x[0] / 1.2, x[0] * 1.2], rows * 2
     low = [0.0] * len(x)
-    for part, shares in zip(PARTS, zip(*rows, strict=True), strict=True):
+    for part, shares in zip(palette.STEP_GROUPS.values(), zip(*rows, strict=True), strict=True):
         high = [below + share for below, share in zip(low, shares, strict=True)]
-        axes.fill_between(x, low, high, facecolor=part.colour, hatch=part.hatch, edgecolor="white", linewidth=0.4)
+        axes.fill_between(x, low, high, linewidth=0.4, **style.fill(part))
         low = high
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.5, 1], ["0", "50", "100"])
@@ -181,18 +154,18 @@ def _draw_shares(axes: Any, curve: Curve) -> None:
 
 
 def _draw_legend(sheet: Sheet, curve: Curve, top: float) -> None:
-    band = Patch(facecolor=style.lighten(style.BLUE, 0.75), linewidth=0)
+    band = Patch(facecolor=palette.lighten(palette.BLUE, 0.75), linewidth=0)
     entries: list[tuple[Any, str]] = [
-        (Line2D([], [], color=style.BLUE, marker="o", markersize=3.6, linewidth=1.2), "forecast"),
+        (Line2D([], [], color=palette.BLUE, marker="o", markersize=3.6, linewidth=1.2), "forecast"),
         (band, "90% interval"),
-        (Line2D([], [], color=style.INK, linewidth=0.8, linestyle=(0, (4, 3))), "ideal scaling"),
+        (Line2D([], [], color=palette.INK, linewidth=0.8, linestyle=(0, (4, 3))), "ideal scaling"),
     ]
     if curve.changes:
-        dots = Line2D([], [], color=style.ORANGE, linewidth=1.0, linestyle=(0, (1, 2)))
+        dots = Line2D([], [], color=palette.ORANGE, linewidth=1.0, linestyle=(0, (1, 2)))
         entries.append((dots, "largest cost changes"))
     if any(point.report is not None and not point.report.fits for point in curve.points):
         looks: dict[str, Any] = {"markerfacecolor": "white", "markersize": 3.6, "linewidth": 0}
-        entries.append((Line2D([], [], color=style.BLUE, marker="o", **looks), "does not fit"))
+        entries.append((Line2D([], [], color=palette.BLUE, marker="o", **looks), "does not fit"))
     columns = 2 if style.is_narrow() else len(entries)
     sheet.figure.legend(
         *zip(*entries, strict=True),
@@ -214,13 +187,13 @@ TableRow = tuple[str, ...]
 
 def _table_rows(curve: Curve) -> list[TableRow]:
     rows: list[TableRow] = [("GPUs", "efficiency", "tokens/s", "step")]
-    for number in choose_rows(len(curve.known), MOST_ROWS):
+    for number in choose_devices(len(curve.known), MAX_ROWS):
         point = curve.known[number]
         assert point.report is not None
         efficiency, step = f"{curve.efficiency(point):.1%}", _format_seconds(point.report.step_time)
         rows.append((f"{point.gpus:,}", efficiency, format_large(point.tokens_per_s, ".3g"), step))
     rows.append(("largest cost besides matrix work",))
-    rows += [(f"to {one.gpus:,}", shorten(one.bottleneck)) for one, _ in curve.changes][-3:]
+    rows += [(f"to {point.gpus:,}", shorten(point.bottleneck)) for point, _ in curve.changes][-3:]
     return [*rows, ("all" if not curve.changes else "then", shorten(curve.known[-1].bottleneck))]
 
 
@@ -231,7 +204,7 @@ def _draw_table(sheet: Sheet, rows: list[TableRow], left: float, top: float) -> 
     for row in rows:
         looks: dict[str, Any] = {"fontsize": style.SMALL}
         head = row[0] in ("GPUs", "largest cost besides matrix work")
-        looks["color"] = style.FAINT if head else style.INK
+        looks["color"] = palette.FAINT if head else palette.INK
         if len(row) == 1:
             y += 0.06
             sheet.text(left, y, row[0], **looks)
@@ -242,9 +215,8 @@ def _draw_table(sheet: Sheet, rows: list[TableRow], left: float, top: float) -> 
             for x, cell in zip(ends, row, strict=True):
                 sheet.text(x, y, cell, ha="right", **looks)
         y += LINE
-    for part in reversed(PARTS):
-        looks = {"facecolor": part.colour, "hatch": part.hatch, "edgecolor": "white", "linewidth": 0}
-        sheet.patch(left, y, 0.22, 0.1, **looks)
+    for part in reversed(palette.STEP_GROUPS.values()):
+        sheet.patch(left, y, 0.22, 0.1, linewidth=0, **style.fill(part))
         sheet.text(left + 0.3, y + 0.09, part.words, fontsize=style.SMALL)
         y += 0.17
 

@@ -17,6 +17,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
 from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.views import palette
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import cut_middle, escape_controls
 
@@ -95,19 +96,31 @@ class Sheet:
             self.text(EDGE, y, line, fontsize=style.TITLE, fontweight="bold")
             y += TITLE_LINE
         for line in heading.lines:
-            self.text(EDGE, y, line, color=style.FAINT)
+            self.text(EDGE, y, line, color=palette.FAINT)
             y += LINE
 
     def note(self, y: float, words: str) -> float:
         """Writes a note in small type, broken to the width; returns the baseline of a next line [in]."""
         for line in wrap_text(words, self.width - 2 * EDGE, style.SMALL):
-            self.text(EDGE, y, line, fontsize=style.SMALL, color=style.FAINT)
+            self.text(EDGE, y, line, fontsize=style.SMALL, color=palette.FAINT)
             y += LINE
         return y
 
 
+def write_beside(axes: Any, words: str, place: tuple[float, float], offset: tuple[float, float], **looks: Any) -> None:
+    """Writes small text beside a point of the axes. offset: from that point [pt]."""
+    axes.annotate(words, place, offset, textcoords="offset points", **{"fontsize": style.SMALL, **looks})
+
+
+def write_on(axes: Any, words: str, place: tuple[float, float], face: palette.RGB, pad: float, **looks: Any) -> None:
+    """Writes small text in the middle of an area, on a patch of its colour, which keeps the hatch away from it."""
+    patch = {"facecolor": face, "edgecolor": "none", "pad": pad}
+    looks = {"ha": "center", "va": "center_baseline", "fontsize": style.SMALL, "color": palette.ink_on(face), **looks}
+    axes.text(*place, words, bbox=patch, **looks)
+
+
 def note_height(words: str) -> float:
-    """Height of the lines of a note [in]."""
+    """Returns the height of the lines of a note [in]."""
     return LINE * len(wrap_text(words, style.layout_width() - 2 * EDGE, style.SMALL)) if words else 0.0
 
 
@@ -126,7 +139,7 @@ def wrap_text(words: str, room: float, size: float = style.SMALL, bold: bool = F
 
 @lru_cache(maxsize=4096)
 def text_width(words: str, size: float = style.SMALL, bold: bool = False) -> float:
-    """Width of a line of text [in]. size: of its type [pt]."""
+    """Returns the width of a line of text [in]. size: of its type [pt]."""
     font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal", size=size)
     return float(text_to_path.get_text_width_height_descent(escape_controls(words), font, False)[0]) / 72
 
@@ -178,11 +191,6 @@ def format_large(value: float, form: str) -> str:
         if value >= size:
             return f"{value / size:{form}} {unit}"
     return f"{value:{form}}"
-
-
-def time_unit(span: float) -> tuple[float, str]:
-    """Units per second, and name of the unit, for times up to `span` [s]."""
-    return (1.0, "s") if span >= 2 else (1e3, "ms")
 
 
 def save(make: Callable[[], Figure], path: str | Path, width: style.Width = "page") -> None:

@@ -14,21 +14,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from meshcast.experiments.render.matplotlib import style
-from meshcast.experiments.render.matplotlib.gantt import LegendEntry, draw_legend, legend_height
-from meshcast.experiments.render.matplotlib.memory import (
-    BINS,
-    COLOURS,
-    HATCHES,
-    LEGEND_FROM,
-    WORDS,
-    Bar,
-    choose_devices,
-    device_bars,
-    fill_categories,
-    format_gib,
-    fullest_device,
-    sample_columns,
-)
+from meshcast.experiments.render.matplotlib.gantt import draw_legend, legend_entry, legend_height
+from meshcast.experiments.render.matplotlib.memory import LEGEND_FROM, fill_categories, format_gib
 from meshcast.experiments.render.matplotlib.sheet import (
     LINE,
     Sheet,
@@ -37,19 +24,28 @@ from meshcast.experiments.render.matplotlib.sheet import (
     note_height,
     save,
     text_width,
-    time_unit,
 )
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.devices import choose_devices
+from meshcast.experiments.views.memory import (
+    COLUMNS,
+    DeviceMemory,
+    device_memories,
+    fullest_device,
+    memory_curve,
+)
+from meshcast.experiments.views.timeline import time_unit
 from meshcast.hardware.units import GIB
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.formatting import describe_plan
 from meshcast.simulator.report.report import Report
 
-HIGHEST, LEAST = 0.62, 0.22
-"""Largest and least height of a curve [in]."""
+MAX_HEIGHT, MIN_HEIGHT = 0.62, 0.22
+"""Maximum and minimum height of a curve [in]."""
 PEAK = 0.7
 """Room right of the curves for the peaks [in]."""
-MOST = 64
-"""Most devices that are drawn; of more, evenly spaced ones and the fullest."""
+MAX_DEVICES = 64
+"""Maximum number of devices that are drawn; of more, evenly spaced ones and the fullest."""
 LABELLED = 0.24
 """Least height of axes that have room for labels [in]."""
 
@@ -61,26 +57,21 @@ def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
 
 def stage_memory(report: Report) -> Figure:
     """Returns the plot."""
-    everyone = device_bars(report)
+    everyone = device_memories(report)
     full, job, span = fullest_device(everyone), report.job, report.play.step.span
     title = f"{job.model.name} on {job.cluster.name}: tensors of every stage through a step"
     heading = make_heading(title, describe_plan(report.play.plan))
     columns = 2 if len(everyone) > 16 and not style.is_narrow() else 1
     room = style.layout_height() - heading.bottom - 1.2
-    most = min(MOST, columns * int(room / LEAST))
-    shown = [everyone[device] for device in choose_devices(len(everyone), full.device, most)]
+    most = min(MAX_DEVICES, columns * int(room / MIN_HEIGHT))
+    shown = [everyone[device] for device in choose_devices(len(everyone), most, full.device)]
     rows = -(-len(shown) // columns)
-    tall = min(HIGHEST, room / rows)
-    curves = {}
-    for bar in shown:
-        moments, held = report.play.memory(bar.device)
-        curves[bar.device] = sample_columns(moments, held, span) / GIB
+    tall = min(MAX_HEIGHT, room / rows)
+    curves = {bar.device: memory_curve(report, bar.device).sample() / GIB for bar in shown}
     peaks = np.max([curve.max(axis=0) for curve in curves.values()], axis=0)
     top = max(bar.allocated for bar in shown) / GIB
     entries = [
-        LegendEntry(WORDS.get(name, name), [style.rgb(COLOURS[name])], HATCHES.get(name, ""))
-        for name, n in zip(CATEGORIES, peaks, strict=True)
-        if n > LEGEND_FROM * top
+        legend_entry(palette.MEMORY[name]) for name, n in zip(CATEGORIES, peaks, strict=True) if n > LEGEND_FROM * top
     ]
     note = "Right: peak of the tensors [GiB]. Axes: GiB from 0, one scale for all."
     rooms = {(bar.capacity - bar.context) / GIB for bar in shown}
@@ -126,17 +117,17 @@ def stage_memory(report: Report) -> Figure:
 
 
 def _round_below(value: float) -> float:
-    """The largest of 1, 2, 2.5 and 5 times a power of ten that is not above a value."""
+    """Returns the largest of 1, 2, 2.5 and 5 times a power of ten that is not above a value."""
     unit: float = 10.0 ** math.floor(math.log10(value))
     return max(step * unit for step in (1, 2, 2.5, 5) if step * unit <= value)
 
 
-def _draw_curve(axes: Any, bar: Bar, curve: np.ndarray, end: float, upper: float) -> None:
+def _draw_curve(axes: Any, bar: DeviceMemory, curve: np.ndarray, end: float, upper: float) -> None:
     """Draws the memory of a device by category, its peak, and the room of its GPU for tensors."""
-    sums, edges = np.cumsum(curve, axis=1), np.linspace(0.0, end, BINS + 1)
+    sums, edges = np.cumsum(curve, axis=1), np.linspace(0.0, end, COLUMNS + 1)
     fill_categories(axes, sums, edges, curve)
     at = int(np.argmax(sums[:, -1]))
     middle = (edges[at] + edges[at + 1]) / 2
-    axes.plot([middle], [sums[at, -1]], marker="v", color=style.INK, markersize=2.6, clip_on=False)
-    axes.axhline((bar.capacity - bar.context) / GIB, color=style.INK, linewidth=0.8)
+    axes.plot([middle], [sums[at, -1]], marker="v", color=palette.INK, markersize=2.6, clip_on=False)
+    axes.axhline((bar.capacity - bar.context) / GIB, color=palette.INK, linewidth=0.8)
     axes.set_ylim(0, upper)

@@ -1,9 +1,4 @@
-"""Style of all plots: widths, type sizes, and colours that are told apart on white paper, in grey and by the
-colour-blind.
-
-Most hues are those of Okabe and Ito (2008), "Color Universal Design"; each has a contrast of at least 2 to white (WCAG
-2.2, relative luminance). Within one legend no two kinds share a hue, and kinds whose greys are alike have different
-hatches (`HATCHES`). No information is in the hue alone: position, number or label has it too.
+"""Style of all plots: widths, type sizes, fills.
 
 A plot is laid out in inches of the width that it is made for (`WIDTHS`). A slide is laid out smaller than it is and
 enlarged as a whole when it is written (`SheetSize.zoom`), so its type and lines grow with it.
@@ -17,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from meshcast.experiments.views import palette
 from meshcast.hardware.errors import escape_controls
 
 if TYPE_CHECKING:
@@ -54,36 +50,19 @@ DPI = 200
 SMALL, TEXT, TITLE = 7.0, 7.5, 9.0
 """Type sizes of the layout [pt]: none is smaller than 7."""
 
-INK, FAINT, LINE = "#222222", "#6f6f6f", "#a6a6a6"
-
-BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
-SKY, YELLOW, GREY, BROWN = "#56b4e9", "#b79f00", "#555555", "#8c5a3c"
-VIOLET, TEAL, OLIVE, PINK, WINE, AMBER, STONE, ROSE, OCHRE = (
-    "#5d3a9b", "#44aac4", "#808000", "#cc79a7", "#6b1244", "#c79500", "#7d7d7d", "#dc93be", "#bc8d00",
-)  # fmt: skip
-
-AXES = {"tp": VIOLET, "cp": TEAL, "ep": OLIVE, "dp": GREEN, "pp": INK, "copy": BROWN}
-"""Colours of communication by mesh axis; their greys are a ladder."""
-
-HATCHES = ("", "////", "\\\\\\\\", "....", "xxxx", "||||", "----", "++++", "oo")
-"""Hatches that tell kinds apart whose greys are alike; the first is none."""
-
-PALEST = 0.38
-"""Largest share of white in a shade of a hue: paler ones vanish on white."""
-
 RC: Any = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: plots look the same everywhere
     "font.size": TEXT,
-    "axes.edgecolor": LINE,
+    "axes.edgecolor": palette.LINE,
     "axes.linewidth": 0.6,
     "axes.labelsize": TEXT,
-    "axes.labelcolor": INK,
-    "text.color": INK,
+    "axes.labelcolor": palette.INK,
+    "text.color": palette.INK,
     "text.parse_math": False,  # names may hold any letters, such as $ and \\
-    "xtick.color": LINE,
-    "ytick.color": LINE,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
+    "xtick.color": palette.LINE,
+    "ytick.color": palette.LINE,
+    "xtick.labelcolor": palette.INK,
+    "ytick.labelcolor": palette.INK,
     "xtick.labelsize": SMALL,
     "ytick.labelsize": SMALL,
     "legend.fontsize": SMALL,
@@ -96,7 +75,7 @@ RC: Any = {
 
 
 def settings(width: Width = "page") -> Any:
-    """Settings of matplotlib for a plot of this width."""
+    """Returns settings of matplotlib for a plot of this width."""
     paper = WIDTHS[width]
     return RC | {"figure.figsize": (paper.width / paper.zoom, paper.tallest / paper.zoom)}
 
@@ -135,77 +114,31 @@ def _escape_labels(write: Callable[[list[float]], list[str]], ticks: list[float]
 
 
 def layout_width() -> float:
-    """Width of the layout of the plot that is being made [in]."""
+    """Returns the width of the layout of the plot that is being made [in]."""
     from matplotlib import rcParams
 
     return float(rcParams["figure.figsize"][0])
 
 
 def layout_height() -> float:
-    """Height that a plot of rows should keep to [in]."""
+    """Returns the height that a plot of rows should keep to [in]."""
     from matplotlib import rcParams
 
     return float(rcParams["figure.figsize"][1])
 
 
 def is_narrow() -> bool:
-    """Whether the plot is made for a column: what else stands beside the axes goes below them."""
+    """Says whether the plot is made for a column: what else stands beside the axes goes below them."""
     return layout_width() < 5.0
 
 
-RGB = tuple[float, float, float]
-
-
-def rgb(colour: str) -> RGB:
-    """Red, green and blue of ``#rrggbb``, from 0 to 1."""
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return red, green, blue
-
-
-def lighten(colour: str, by: float) -> RGB:
-    """Mixes a colour with white. by: share of white."""
-    red, green, blue = (part + (1 - part) * by for part in rgb(colour))
-    return red, green, blue
-
-
-def shades(colour: str, count: int) -> list[RGB]:
-    """`count` shades of one hue, darkest first; the palest is still seen on white, of a pale hue all are darker."""
-    if count == 1:
-        return [rgb(colour)]
-    palest = PALEST
-    while palest > 0 and contrast(lighten(colour, palest)) < 2.0:
-        palest -= 0.02
-    darkest = palest - PALEST
-    return [_mix(colour, darkest + PALEST * i / (count - 1)) for i in range(count)]
-
-
-def _mix(colour: str, by: float) -> RGB:
-    """A colour with a share of white, or of black if negative."""
-    if by >= 0:
-        return lighten(colour, by)
-    red, green, blue = (part * (1 + by) for part in rgb(colour))
-    return red, green, blue
-
-
-def luminance(colour: RGB) -> float:
-    """Relative luminance from 0, black, to 1, white (WCAG 2.2)."""
-    red, green, blue = ((p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4) for p in colour)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(colour: RGB, other: RGB = (1.0, 1.0, 1.0)) -> float:
-    """Contrast of two colours from 1 to 21 (WCAG 2.2)."""
-    low, high = sorted((luminance(colour), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def ink_on(colour: RGB) -> str:
-    """Black or white, whichever is readable on `colour`."""
-    return "white" if luminance(colour) < 0.25 else "black"
+def fill(looks: palette.Looks) -> dict[str, Any]:
+    """Returns face, hatch and edge of an area of a kind, in the words of matplotlib."""
+    return {"facecolor": palette.rgb(looks.colour), "hatch": looks.hatch, "edgecolor": looks.edge}
 
 
 def metadata(path: str) -> dict[str, Any]:
-    """Metadata of an image file without date and version, so that equal plots have equal bytes."""
+    """Returns metadata of an image file without date and version, so that equal plots have equal bytes."""
     if path.endswith("pdf"):
         return {"CreationDate": None}
     return {"Date": None} if path.endswith("svg") else {"Software": None}

@@ -17,23 +17,16 @@ from meshcast.experiments.render.matplotlib import style
 from meshcast.experiments.render.matplotlib.gantt import (
     GAP,
     LANE,
-    LANES,
     RIGHT,
     SEEN,
-    Occupation,
     Panel,
-    Row,
     bar_height,
-    choose_rows,
     draw_legend,
     draw_panel,
     left_margin,
     legend_entries,
     legend_height,
-    measure_occupation,
     number_width,
-    report_rows,
-    usual_pass,
 )
 from meshcast.experiments.render.matplotlib.sheet import (
     LINE,
@@ -42,7 +35,18 @@ from meshcast.experiments.render.matplotlib.sheet import (
     note_height,
     save,
     space_ticks,
+    write_beside,
+)
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.devices import choose_devices
+from meshcast.experiments.views.timeline import (
+    UPDATE,
+    DeviceTimeline,
+    Occupation,
+    measure_occupation,
+    step_timelines,
     time_unit,
+    usual_pass,
 )
 from meshcast.simulator.report.formatting import describe_plan, format_seconds, name_device
 from meshcast.simulator.report.report import Report
@@ -68,8 +72,8 @@ def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
 def timeline(report: Report) -> Figure:
     """Returns the plot."""
     program = report.play.program
-    rows = report_rows(report, choose_rows(program.devices, ROWS))
-    lanes = [axis for axis in LANES if any(axis in row.lanes for row in rows)]
+    rows = step_timelines(report, choose_devices(program.devices, ROWS))
+    lanes = [axis for axis in palette.AXES if any(axis in row.lanes for row in rows)]
     span = report.play.step.span
     chunks = max(report.play.plan.shape.v, *(int(row.chunk.max(initial=0)) + 1 for row in rows))
     job = report.job
@@ -79,7 +83,7 @@ def timeline(report: Report) -> Figure:
         *describe_bubble(report),
     )
     entries = legend_entries(rows, lanes, chunks, waits=True)
-    stages = max(one.shape.p * one.shape.v for one in report.play.plan.every_pipeline)
+    stages = max(pipeline.shape.p * pipeline.shape.v for pipeline in report.play.plan.every_pipeline)
     notes = describe_idle(measure_occupation(rows, span), chunks)
     foot = legend_height(entries) + sum(map(note_height, notes)) + 0.12
     panels = choose_panels(rows, span, stages, lanes, style.layout_height() - heading.bottom - foot)
@@ -120,7 +124,7 @@ def timeline(report: Report) -> Figure:
 
 
 def describe_bubble(report: Report) -> list[str]:
-    """A sentence on the bubble, if there are several devices."""
+    """Writes a sentence on the bubble, if there are several devices."""
     if report.play.program.devices == 1:
         return []
     share = report.breakdown.parts["bubble"] / report.step_time
@@ -131,38 +135,40 @@ def describe_bubble(report: Report) -> list[str]:
     ]
 
 
-def describe_idle(found: Occupation, chunks: int) -> list[str]:
-    """Notes below the legend: how the time of all devices is divided, and what numbers and shades are."""
-    given = (
-        f"Time of all stages: {found.computing:.1%} kernels compute, {found.waiting:.1%} waits inside passes (the "
-        f"short ones are not drawn), {found.between:.1%} between passes (white). Unlike the bubble, waits and white "
-        "include exposed communication, and the time in which faster stages wait."
+def describe_idle(occupation: Occupation, chunks: int) -> list[str]:
+    """Writes notes below the legend: how the time of all devices is divided, and what numbers and shades are."""
+    shares = (
+        f"Time of all stages: {occupation.computing:.1%} kernels compute, {occupation.waiting:.1%} waits inside passes "
+        f"(the short ones are not drawn), {occupation.between:.1%} between passes (white). Unlike the bubble, waits "
+        "and white include exposed communication, and the time in which faster stages wait."
     )
     shades = f" Shades: chunk 0 (dark) to chunk {chunks - 1} (light)." if chunks > 1 else ""
-    return [f"Numbers, where there is room: micro-batch.{shades}", given]
+    return [f"Numbers, where there is room: micro-batch.{shades}", shares]
 
 
 # ------------------------------------------------------------------------------------------- panels
 
 
 def is_beside(panels: Sequence[Panel]) -> bool:
-    """Whether warm-up and cool-down stand beside each other: on slides, which are low and wide."""
+    """Says whether warm-up and cool-down stand beside each other: on slides, which are low and wide."""
     return len(panels) == 3 and style.layout_height() < 6
 
 
 def zoom_width(margin: float, beside: bool) -> float:
-    """Width of the rows of warm-up or cool-down [in]."""
+    """Returns the width of the rows of warm-up or cool-down [in]."""
     room = style.layout_width() - margin - RIGHT
     return (room - margin - RIGHT) / 2 if beside else room
 
 
 def seconds_an_inch(panels: Sequence[Panel]) -> float:
-    """Scale of the panel that shows most [s/in]."""
+    """Returns the scale of the panel that shows most [s/in]."""
     last = panels[-1]
     return (last.stop - last.start) / zoom_width(left_margin(last.rows), is_beside(panels))
 
 
-def choose_panels(rows: Sequence[Row], span: float, stages: int, lanes: Sequence[str], room: float) -> list[Panel]:
+def choose_panels(
+    rows: Sequence[DeviceTimeline], span: float, stages: int, lanes: Sequence[str], room: float
+) -> list[Panel]:
     """Chooses the panels: the whole step; also warm-up and cool-down if numbers in its bars would not be readable.
 
     span: of the step [s]. room: height of all panels [in].
@@ -174,7 +180,7 @@ def choose_panels(rows: Sequence[Row], span: float, stages: int, lanes: Sequence
     readable = usual * zoom_width(left_margin(rows), False) / number_width(largest)
     fitting = int((room - AXIS) / (least + more))
     if span <= 1.25 * readable:
-        shown = [rows[i] for i in choose_rows(len(rows), fitting)]
+        shown = [rows[i] for i in choose_devices(len(rows), fitting)]
         return [Panel(0.0, span, shown, _tall(room - AXIS, len(shown), more), True, lanes)]
     readable *= zoom_width(left_margin(rows), beside) / zoom_width(left_margin(rows), False)
     first = rows[0]
@@ -188,7 +194,7 @@ def choose_panels(rows: Sequence[Row], span: float, stages: int, lanes: Sequence
     most = int(left / (least + more))
     begin, end = choose_busy(rows, 0.0, reach, most), choose_busy(rows, span - reach, span, most)
     bar = max(least, _tall(left, max(len(begin), len(end)), more))
-    drains = "cool-down and optimizer" if "O" in first.kind else "cool-down"
+    drains = "cool-down and optimizer" if UPDATE in first.kind else "cool-down"
     begins, ends = ("warm-up", drains) if stages > 1 else ("start", "end")
     return [
         whole,
@@ -197,21 +203,23 @@ def choose_panels(rows: Sequence[Row], span: float, stages: int, lanes: Sequence
     ]
 
 
-def choose_busy(rows: Sequence[Row], start: float, stop: float, most: int) -> list[Row]:
-    """At most `most` rows for a window of time [s], evenly spaced among those with a pass in it, or among all."""
+def choose_busy(rows: Sequence[DeviceTimeline], start: float, stop: float, most: int) -> list[DeviceTimeline]:
+    """Chooses at most `most` rows for a window of time [s], evenly spaced among those with a pass in it, or all."""
     if len(rows) <= most:
         return list(rows)
     busy = [
         row
         for row in rows
-        if any(kind != "O" and a < stop and b > start for kind, a, b in zip(row.kind, row.begin, row.end, strict=True))
+        if any(
+            kind != UPDATE and a < stop and b > start for kind, a, b in zip(row.kind, row.begin, row.end, strict=True)
+        )
     ]
     chosen = busy if len(busy) > 1 else list(rows)
-    return [chosen[i] for i in choose_rows(len(chosen), most)]
+    return [chosen[i] for i in choose_devices(len(chosen), most)]
 
 
 def _tall(room: float, rows: int, more: float) -> float:
-    """Height of bars for `rows` rows in a room [in]. more: height of a row beside its bar."""
+    """Returns the height of bars for `rows` rows in a room [in]. more: height of a row beside its bar."""
     return min(BAR, room / rows - more)
 
 
@@ -225,33 +233,17 @@ def _label_panel(axes: Any, panel: Panel, devices: int) -> None:
     more = f"{len(panel.rows)} of {devices} stages" if len(panel.rows) < devices else ""
     if panel.letter:
         words = f"{panel.words}, {more}" if more else panel.words
-        for x, text, looks in ((0, panel.letter, {"fontweight": "bold"}), (9, words, {"color": style.FAINT})):
-            axes.annotate(text, (0, 1), (x, 4), xycoords="axes fraction", textcoords="offset points", **looks)
+        for x, text, looks in ((0, panel.letter, {"fontweight": "bold"}), (9, words, {"color": palette.FAINT})):
+            write_beside(axes, text, (0, 1), (x, 4), xycoords="axes fraction", fontsize=style.TEXT, **looks)
     elif more:
-        place: Any = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right"}
-        axes.annotate(more, (1, 0), (0, -20), color=style.FAINT, fontsize=style.SMALL, **place)
+        write_beside(axes, more, (1, 0), (0, -20), xycoords="axes fraction", ha="right", color=palette.FAINT)
 
 
 def mark_panel(axes: Any, panel: Panel, whole: Panel) -> None:
     """Marks on the whole step the window of another panel."""
     scale, _ = time_unit(whole.stop)
     y = -0.06 - 0.045 / whole.row
-    axes.plot(
-        [panel.start * scale, panel.stop * scale],
-        [y, y],
-        color=style.INK,
-        linewidth=1.2,
-        clip_on=False,
-        solid_capstyle="butt",
-        gid=f"window {panel.letter}",
-    )
-    axes.annotate(
-        panel.letter,
-        ((panel.start + panel.stop) / 2 * scale, y),
-        (0, 1.5),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontweight="bold",
-        annotation_clip=False,
-    )
+    looks: dict[str, Any] = {"color": palette.INK, "linewidth": 1.2, "clip_on": False, "solid_capstyle": "butt"}
+    axes.plot([panel.start * scale, panel.stop * scale], [y, y], gid=f"window {panel.letter}", **looks)
+    looks = {"ha": "center", "va": "bottom", "fontsize": style.TEXT, "fontweight": "bold", "annotation_clip": False}
+    write_beside(axes, panel.letter, ((panel.start + panel.stop) / 2 * scale, y), (0, 1.5), **looks)

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from meshcast.experiments.explain.assumed_fields import AssumedFieldEffect
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
 from meshcast.experiments.render.matplotlib import style
 from meshcast.experiments.render.matplotlib.sheet import (
@@ -21,48 +19,30 @@ from meshcast.experiments.render.matplotlib.sheet import (
     save,
     space_ticks,
     text_width,
-    time_unit,
     truncate_words,
     wrap_text,
+    write_beside,
 )
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.timeline import time_unit
+from meshcast.experiments.views.tornado import StepRange, make_tornado
 from meshcast.simulator.report.formatting import describe_plan, format_seconds
 
 ROW = 0.24
 """Height of a bar with its gap [in]."""
 LEFT, NARROW = 2.35, 1.45
 """Largest left end of the axes, after the names of the figures, and that in a column [in]."""
-LOOKS: dict[str, dict[str, Any]] = {
-    "shorter": {"facecolor": style.GREEN, "edgecolor": "white", "linewidth": 0},
-    "longer": {"facecolor": style.ORANGE, "edgecolor": "white", "linewidth": 0, "hatch": "////"},
-}
-LEAST = 1e-4
-"""Share of the step below which a figure gets no bar."""
-LEAST_FIELD = 1e-3
-"""The same for a field that the job does not state."""
-MOST_FIELDS = 16
-"""Most bars of such fields; fewer where the sheet is low."""
 
 
-class StepRange(NamedTuple):
-    """A bar from the shortest to the longest step [s]."""
-
-    label: str
-    low_s: float
-    high_s: float
-
-
-def draw(found: Sensitivities, path: str | Path, width: style.Width = "page") -> None:
+def draw(sensitivities: Sensitivities, path: str | Path, width: style.Width = "page") -> None:
     """Draws the plot to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    save(lambda: tornado(found), path, width)
+    save(lambda: tornado(sensitivities), path, width)
 
 
-def tornado(found: Sensitivities) -> Figure:
-    """The plot."""
-    report, step = found.report, found.report.step_time
-    hardware = [
-        StepRange(one.figure.label, one.better_s, one.worse_s) for one in found.found if one.swing_s >= LEAST * step
-    ]
-    assumed = [_field_bar(one) for one in found.assumed if one.step_effect_s >= LEAST_FIELD * step][:MOST_FIELDS]
+def tornado(sensitivities: Sensitivities) -> Figure:
+    """Returns the plot."""
+    report, bars = sensitivities.report, make_tornado(sensitivities)
+    step, hardware, assumed = bars.step, bars.hardware, bars.fields
     heading = make_heading(
         f"{report.job.model.name} on {report.job.cluster.name}: what shortens a step of {format_seconds(step)}",
         describe_plan(report.play.plan),
@@ -103,13 +83,6 @@ def split_rows(rows: int, hardware: int, assumed: int) -> tuple[int, int]:
     return (rows - assumed, assumed) if assumed <= half else (half, rows - half)
 
 
-def _field_bar(found: AssumedFieldEffect) -> StepRange:
-    """The bar of a field; it ends at the step itself where no alternative is shorter, or none longer."""
-    label = found.field.name.removeprefix("framework.set.").removeprefix("plan.schemes.")
-    times = [found.step_time_s, *(one.step_time_s for one in found.alternatives)]
-    return StepRange(label, min(times), max(times))
-
-
 def _draw_bars(sheet: Sheet, top: float, bars: Sequence[StepRange], step: float) -> None:
     """Draws the bars one below the other, from the step time [s] to both sides. top: upper end of the axes [in]."""
     most = NARROW if style.is_narrow() else LEFT
@@ -119,25 +92,18 @@ def _draw_bars(sheet: Sheet, top: float, bars: Sequence[StepRange], step: float)
     scale, unit = time_unit(step)
     low, high = min(step, *(bar.low_s for bar in bars)), max(step, *(bar.high_s for bar in bars))
     # Numbers beside the longest bars have room of their own.
-    number = max(text_width(format_seconds(end)) for bar in bars for end in bar[1:]) + 0.1
+    number = max(text_width(format_seconds(end)) for bar in bars for end in (bar.low_s, bar.high_s)) + 0.1
     room = number * (high - low) / max(0.3, wide - 2 * number)
     axes.set_xlim((low - room) * scale, (high + room) * scale)
     axes.set_ylim(len(bars) - 0.5, -0.5)
     for row, bar in enumerate(bars):
-        for end, look, side in ((bar.low_s, "shorter", "right"), (bar.high_s, "longer", "left")):
+        for end, looks, side in ((bar.low_s, palette.BETTER, "right"), (bar.high_s, palette.WORSE, "left")):
             if end == step:
                 continue
-            axes.barh(row, (end - step) * scale, 0.66, step * scale, **LOOKS[look])
-            axes.annotate(
-                format_seconds(end),
-                (end * scale, row),
-                (-3 if side == "right" else 3, 0),
-                textcoords="offset points",
-                ha=side,
-                va="center_baseline",
-                fontsize=style.SMALL,
-            )
-    axes.axvline(step * scale, color=style.INK, linewidth=0.8)
+            axes.barh(row, (end - step) * scale, 0.66, step * scale, linewidth=0, **style.fill(looks))
+            away = (-3 if side == "right" else 3, 0)
+            write_beside(axes, format_seconds(end), (end * scale, row), away, ha=side, va="center_baseline")
+    axes.axvline(step * scale, color=palette.INK, linewidth=0.8)
     axes.set_yticks(range(len(bars)), [_break_label(bar.label, left - EDGE - 0.05) for bar in bars], linespacing=0.9)
     limits = axes.get_xlim()
     space_ticks(axes, lambda value: f"{value:,.10g} {unit}")
@@ -145,7 +111,7 @@ def _draw_bars(sheet: Sheet, top: float, bars: Sequence[StepRange], step: float)
 
 
 def _break_label(label: str, room: float) -> str:
-    """A label in at most two lines of a width [in], cut behind them; a field breaks at its last dot."""
+    """Breaks a label into at most two lines of a width [in], cut behind them; a field breaks at its last dot."""
     field, dot, name = label.rpartition(".")
     is_long = " " not in label and text_width(label) > room
     lines = [field + dot, name] if is_long and dot else wrap_text(label, room)

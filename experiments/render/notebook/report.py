@@ -10,8 +10,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from meshcast.experiments.explain.communication_matrix import Grouping
 from meshcast.experiments.render.matplotlib.style import Width
+from meshcast.experiments.views.communication import Grouping
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.costs.calibration.calibration import Calibration
@@ -87,8 +87,8 @@ class ForecastReport(Report):
 
     def roofline(self, width: Width = "page") -> Figure:
         """Draws kernels below the roofs of their GPU, and communication below those of the links."""
-        from meshcast.experiments.explain.roofline import step_roofline
         from meshcast.experiments.render.matplotlib.roofline import roofline
+        from meshcast.experiments.views.roofline import step_roofline
 
         found = step_roofline(self, calibration=self.calibration)
         return _draw(lambda: roofline(self, found), width)
@@ -98,8 +98,8 @@ class ForecastReport(Report):
 
         by: what a row is, ``rank``, ``node`` or ``stage``; by default the finest of at most 128 rows.
         """
-        from meshcast.experiments.explain.communication_matrix import choose_grouping, communication_matrix
         from meshcast.experiments.render.matplotlib.communication import CLEAR, communication
+        from meshcast.experiments.views.communication import choose_grouping, communication_matrix
 
         grouping: Grouping = by or choose_grouping(self.job.cluster, CLEAR)
         if grouping not in get_args(Grouping):

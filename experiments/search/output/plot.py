@@ -23,10 +23,11 @@ from meshcast.experiments.render.matplotlib.sheet import (
     save,
     space_ticks,
     text_width,
-    time_unit,
 )
 from meshcast.experiments.search.certificate.result import SearchResult
 from meshcast.experiments.search.frontier.plan_search import ForecastPlan, PlanSearch
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.timeline import time_unit
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.formatting import describe_value, format_seconds
 
@@ -34,7 +35,7 @@ LEFT, RIGHT, HEIGHT = 0.55, 0.12, 3.0
 """Room left and right of the axes, and their largest height [in]."""
 MARKERS = "osD^vP*X<>"
 KEY_WORDS = "tensor-parallel ranks"
-HUES = (style.BLUE, style.ORANGE, style.GREEN, style.VIOLET, style.AMBER, style.PINK, style.GREY)
+HUES = (palette.BLUE, palette.ORANGE, palette.GREEN, palette.VIOLET, palette.AMBER, palette.PINK, palette.GREY)
 
 
 def draw(search: PlanSearch, result: SearchResult, path: str | Path, width: style.Width = "page") -> None:
@@ -66,7 +67,7 @@ def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
     if {*certificate.objectives} == {"time", "memory"}:
         seconds = [plan.searched.forecast.step_time * scale for plan in result.best]
         memory = [plan.searched.forecast.peak_device / GIB for plan in result.best]
-        axes.step(seconds, memory, where="post", color=style.INK, linewidth=0.8, zorder=2)
+        axes.step(seconds, memory, where="post", color=palette.INK, linewidth=0.8, zorder=2)
     if result.best and (not fronted or "time" in certificate.objectives):
         _mark_best(axes, result, scale)
     axes.margins(x=0.08)
@@ -116,10 +117,10 @@ def _draw_plans(axes: Axes, result: SearchResult, degrees: list[int], scale: flo
 def _draw_key(sheet: Sheet, top: float, entries: list[str], places: list[tuple[float, int]], degrees: int) -> None:
     """Draws the legend below the heading. degrees: number of its entries that are tensor-parallel degrees."""
     (head, *others) = places
-    sheet.text(head[0], top, KEY_WORDS, fontsize=style.SMALL, color=style.FAINT)
+    sheet.text(head[0], top, KEY_WORDS, fontsize=style.SMALL, color=palette.FAINT)
     for i, (words, (x, line)) in enumerate(zip(entries, others, strict=True)):
         y = top + LINE * 1.1 * line
-        marker, hue = (MARKERS[i % len(MARKERS)], HUES[i % len(HUES)]) if i < degrees else ("o", style.INK)
+        marker, hue = (MARKERS[i % len(MARKERS)], HUES[i % len(HUES)]) if i < degrees else ("o", palette.INK)
         face = hue if i != degrees + 1 else "white"
         place = [(x + 0.05) / sheet.width], [1 - (y - 0.035) / sheet.height]
         looks: dict[str, Any] = {"markersize": 4.2, "markerfacecolor": face, "markeredgecolor": hue, "linewidth": 0}
@@ -155,7 +156,7 @@ def _draw_limits(axes: Any, search: PlanSearch) -> None:
     memory, lines = max(height for height, _ in lines), [*dict.fromkeys(lines)]
     axes.set_ylim(0, max(axes.get_ylim()[1], memory * 1.08))
     for height, label in lines:
-        axes.axhline(height, color=style.INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+        axes.axhline(height, color=palette.INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
         axes.annotate(
             label,
             (1.0, height),
@@ -164,7 +165,7 @@ def _draw_limits(axes: Any, search: PlanSearch) -> None:
             textcoords="offset points",
             ha="right",
             fontsize=style.SMALL,
-            color=style.FAINT,
+            color=palette.FAINT,
         )
 
 
@@ -177,7 +178,7 @@ def _mark_best(axes: Any, result: SearchResult, scale: float) -> None:
             "fastest",
         )
     place = best.step_time * scale, best.peak_device / GIB
-    axes.scatter(*place, s=70, facecolors="none", edgecolors=style.INK, linewidths=1.0, zorder=4)
+    axes.scatter(*place, s=70, facecolors="none", edgecolors=palette.INK, linewidths=1.0, zorder=4)
     axes.annotate(
         f"{words}: {format_seconds(best.step_time)}",
         place,

@@ -19,6 +19,7 @@ from meshcast.experiments.sweeps.scaling import (
     resize_cluster,
     scale_job,
 )
+from meshcast.experiments.views.breakdown import group_shares
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
@@ -140,7 +141,7 @@ def test_figure_and_page(tmp_path: Path) -> None:
             scaling.draw(found, file)
         assert files[0].read_bytes() == files[1].read_bytes()
         assert page(found)
-    shares = scaling.step_shares(simulate(JOB))
+    shares = group_shares(simulate(JOB))
     assert sum(shares) == pytest.approx(1) and min(shares) >= 0
     assert isinstance(found, Curve)
 

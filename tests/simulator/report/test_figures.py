@@ -17,9 +17,9 @@ from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
-from meshcast.experiments.render.matplotlib import heatmap
 from meshcast.experiments.render.terminal.forecast import page as forecast_page
 from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.experiments.views.heatmap import group_cells
 from meshcast.simulator import Report, simulate
 from meshcast.simulator.report import figures
 from meshcast.simulator.report.figures import FIGURES, Figure, nest, parts_of_step, row_of
@@ -97,7 +97,7 @@ def test_an_added_figure_is_a_column_of_sweeps_and_a_value_of_heatmaps(added: Fi
     assert str(pq.read_schema(out).field(added.name).type) == "double"
     values = {(row["plan.tp"], row["plan.pp"]): row[added.name] for row in rows}
     assert values[4, 1] == 0 < values[4, 2] == rows[3]["bubble_s"] / rows[3]["step_time_s"]
-    assert heatmap.group_cells(rows, "plan.tp", "plan.pp", added.name)[4, 2].best == rows[3]
+    assert group_cells(rows, "plan.tp", "plan.pp", added.name)[4, 2].best == rows[3]
     picture = tmp_path / "map.svg"
     plotted = CliRunner().invoke(app, ["plot", str(out), "--value", added.name, "--out", str(picture)])
     assert plotted.exit_code == 0 and "pipeline bubble [%], 4 plans" in picture.read_text("utf-8")

@@ -10,13 +10,13 @@ from meshcast.experiments.render.bokeh.charts import FONT, new_figure, sequentia
 from meshcast.experiments.render.bokeh.html import paragraph
 from meshcast.experiments.render.bokeh.page import Drawing, PageSection
 from meshcast.experiments.render.bokeh.results.source import PlanSource
-from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.views import palette
 from meshcast.simulator.report.figures import FIGURES, Figure
 
 SHOWN = ("peak_device_gib", "mfu_palm", "step_time_s", "tokens_per_s_per_gpu")
 """Figures that have an axis, the last one at the right end."""
-MOST_VALUES = 12
-"""Most values of a field that are all written beside its axis."""
+MAX_VALUES = 12
+"""Maximum number of values of a field that are all written beside its axis."""
 LETTERS, NAME_LETTERS = 14, 40
 """Longest value beside an axis, and longest name below it [characters]."""
 
@@ -43,25 +43,25 @@ def make_section(source: PlanSource) -> PageSection:
 
 
 def list_axes(source: PlanSource) -> list[ParallelAxis]:
-    """Axes of the varied fields and of `SHOWN` that differ between the plans that fit."""
+    """Lists axes of the varied fields and of `SHOWN` that differ between the plans that fit."""
     fitting, columns = source.fitting, source.data.data
-    found = []
+    axes = []
     for number, name in enumerate(source.fields):
         values = list(columns[f"f{number}"][:fitting])
         distinct = sorted(set(values), key=lambda value: (isinstance(value, str), value))
         if len(distinct) > 1:
-            found.append(_field_axis(name, values, distinct))
+            axes.append(_field_axis(name, values, distinct))
     for name in SHOWN:
         numbers = np.asarray(columns.get(name, [])[:fitting], float)
         if len(numbers) and np.isfinite(numbers).all() and np.ptp(numbers) > 0:
-            found.append(_figure_axis(FIGURES[name], numbers))
-    return found
+            axes.append(_figure_axis(FIGURES[name], numbers))
+    return axes
 
 
 def _field_axis(name: str, values: list[Any], distinct: list[Any]) -> ParallelAxis:
-    """Values at equal distances, in their order."""
+    """Places values at equal distances, in their order."""
     place = {value: i / (len(distinct) - 1) for i, value in enumerate(distinct)}
-    every = -(-len(distinct) // MOST_VALUES)
+    every = -(-len(distinct) // MAX_VALUES)
     labels = [
         (place[value], _shorten(f"{value:g}" if isinstance(value, float) else str(value), LETTERS))
         for value in distinct[::every]
@@ -78,7 +78,7 @@ def _figure_axis(figure: Figure, values: np.ndarray) -> ParallelAxis:
 
 
 def _round(value: float) -> str:
-    """Three significant figures, and all digits before the point."""
+    """Formats three significant figures, and all digits before the point."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
@@ -99,20 +99,20 @@ def _draw(source: PlanSource, axes: list[ParallelAxis]) -> Any:
         460, "", "", "box_zoom,tap,reset,save", x_range=Range1d(-0.3, count - 0.25), y_range=Range1d(-0.06, 1.06)
     )
     rate = np.asarray(source.data.data["tokens_per_s_per_gpu"][:fitting], float)
-    mapper = LinearColorMapper(sequential(style.BLUE)[10:], low=float(rate.min()), high=float(rate.max()))
+    mapper = LinearColorMapper(sequential(palette.BLUE)[10:], low=float(rate.min()), high=float(rate.max()))
     width, alpha = (1.6, 0.8) if fitting <= 300 else (1.0, 0.35)
-    made = figure.multi_line(
+    lines = figure.multi_line(
         "parallel_x", "parallel_y", source=source.data, line_color=transform("tokens_per_s_per_gpu", mapper),
         line_width=width, line_alpha=alpha, nonselection_alpha=0.06, selection_line_width=2.4, selection_alpha=1.0,
-        hover_line_color=style.ORANGE, hover_line_width=3, hover_line_alpha=1.0,
+        hover_line_color=palette.ORANGE, hover_line_width=3, hover_line_alpha=1.0,
     )  # fmt: skip
-    figure.add_tools(HoverTool(renderers=[made], tooltips=[("", "@plan")], line_policy="interp", visible=False))
+    figure.add_tools(HoverTool(renderers=[lines], tooltips=[("", "@plan")], line_policy="interp", visible=False))
     for at, axis in enumerate(axes):
-        figure.segment([at], [0], [at], [1], line_color=style.INK, line_width=1)
+        figure.segment([at], [0], [at], [1], line_color=palette.INK, line_width=1)
         heights, words = zip(*axis.labels, strict=True)
         figure.text(
             [at] * len(words), list(heights), list(words), x_offset=5, text_baseline="middle",
-            text_font={"value": FONT}, text_font_size="12px", text_color=style.INK,
+            text_font={"value": FONT}, text_font_size="12px", text_color=palette.INK,
             background_fill_color="#ffffff", background_fill_alpha=0.92,
         )  # fmt: skip
     figure.xaxis.ticker = list(range(count))

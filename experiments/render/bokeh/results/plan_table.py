@@ -21,8 +21,8 @@ LETTER = 7
 """Width of a letter in a cell [pixels]."""
 
 
-def make_section(found: PlanRows, source: PlanSource) -> PageSection:
-    count = len(found.fitting) + len(found.others)
+def make_section(plans: PlanRows, source: PlanSource) -> PageSection:
+    count = len(plans.fitting) + len(plans.others)
     words = (
         "Click a heading to sort by it, again for the other direction. Plans that are selected here, or by dragging a "
         "box in the scatter plot, are marked in all figures; Ctrl adds to them."
@@ -42,7 +42,7 @@ def _draw(source: PlanSource) -> Any:
         title = str(Html.escape(head))  # Bokeh takes it for HTML
         columns.append(TableColumn(field=f"f{number}", title=title, width=wide, formatter=StringFormatter()))
     columns.append(TableColumn(field="status", title="status", width=90))
-    for figure in sorted(source.figures, key=lambda one: one.name not in FIRST):
+    for figure in sorted(source.figures, key=lambda figure: figure.name not in FIRST):
         form = NumberFormatter(format=number_format(figure), text_align="right", nan_format="-")
         title = figure.title
         columns.append(
@@ -66,6 +66,6 @@ def _draw(source: PlanSource) -> Any:
 
 
 def number_format(figure: Figure) -> str:
-    """The format of a figure in Bokeh's words."""
+    """Returns the format of a figure in Bokeh's words."""
     form = figure.form.removesuffix("}")
     return FORMATS[form[-1]] if form[-1] in "%g" else FORMATS[form[-2]]

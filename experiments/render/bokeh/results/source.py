@@ -13,8 +13,8 @@ from meshcast.hardware.errors import cut_middle, escape_controls
 from meshcast.simulator.report.figures import Figure
 from meshcast.simulator.report.formatting import describe_value
 
-MOST_ROWS = 5000
-"""Most plans that are drawn and listed; of more those of the highest throughput."""
+MAX_ROWS = 5000
+"""Maximum number of plans that are drawn and listed; of more those of the highest throughput."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,22 @@ class PlanSource:
     figures: list[Figure]
 
 
-def make_source(found: PlanRows) -> PlanSource:
+def make_source(plans: PlanRows) -> PlanSource:
     from bokeh.models import ColumnDataSource
 
-    rows = [*found.fitting, *found.others][:MOST_ROWS]
-    fitting = min(len(found.fitting), len(rows))
-    fields = found.several or found.fields
+    rows = [*plans.fitting, *plans.others][:MAX_ROWS]
+    fitting = min(len(plans.fitting), len(rows))
+    fields = plans.several or plans.fields
     columns: dict[str, Any] = {
         "status": [row["status"] for row in rows],
-        "plan": [escape_controls(cut_middle(found.describe(row))) for row in rows],
+        "plan": [escape_controls(cut_middle(plans.describe(row))) for row in rows],
     }
     for number, name in enumerate(fields):
         values = [row.get(name) for row in rows]
         plain = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         columns[f"f{number}"] = values if plain else [escape_controls(describe_value(value)) for value in values]
     figures = []
-    for figure in found.figures:
+    for figure in plans.figures:
         numbers = np.array([np.nan if row.get(figure.name) is None else row[figure.name] for row in rows], float)
         if np.isfinite(numbers).any():
             columns[figure.name] = numbers.astype(np.float32)

@@ -34,9 +34,9 @@ def make_section(report: Report) -> PageSection:
 
 
 def list_sources(report: Report) -> list[list[str]]:
-    """Hardware, figure, value, kind and source of everything that the cluster's files state."""
+    """Lists hardware, figure, value, kind and source of everything that the cluster's files state."""
     cluster = report.job.cluster
-    found, seen = [], set[str]()
+    rows, seen = [], set[str]()
     for node in dict.fromkeys([group.node for group in cluster.groups] or [cluster.node]):
         for model in _models(node):
             name = getattr(model, "name", "") or type(model).__name__.lower()
@@ -45,12 +45,12 @@ def list_sources(report: Report) -> list[list[str]]:
             seen.add(name)
             for path, value in sourced_values(model):
                 source = f"{value.source}{f' (read on {value.checked})' if value.checked else ''}"
-                found.append([name, path.replace("_", " ").replace(".", ", "), _text(value), value.kind, source])
-    return found
+                rows.append([name, path.replace("_", " ").replace(".", ", "), _text(value), value.kind, source])
+    return rows
 
 
 def _models(node: Node) -> Iterator[Any]:
-    """The files of a node: itself, its GPU, and the links of both."""
+    """Returns the files of a node: itself, its GPU, and the links of both."""
     yield node.gpu
     if node.scale_up:
         yield node.scale_up.link

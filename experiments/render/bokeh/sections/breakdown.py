@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from meshcast.experiments.render.bokeh.colours import part_colour
 from meshcast.experiments.render.bokeh.html import BarPiece, bar, paragraph, swatch, table
 from meshcast.experiments.render.bokeh.page import PageSection
-from meshcast.experiments.render.matplotlib.breakdown import step_parts
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.breakdown import step_parts
 from meshcast.simulator.report.figures import parts_of_step
 from meshcast.simulator.report.formatting import format_seconds, name_device
 from meshcast.simulator.report.report import Report
@@ -13,25 +13,25 @@ from meshcast.simulator.report.report import Report
 
 def make_section(report: Report) -> PageSection:
     parts, figures, step = step_parts(report), parts_of_step(), report.step_time
-    pieces, at = [], 0.0
+    pieces = []
     for key, part in parts.items():
         words = f"{figures[key].label}: {format_seconds(part.took)}, {part.took / step:.1%} of the step"
-        pieces.append(BarPiece(at / step, min(1.0, (at + part.took) / step), part_colour(key), words))
-        at += part.took
+        pieces.append(BarPiece(part.begin / step, min(1.0, part.end / step), palette.PARTS[key].colour, words))
     longest = max(part.took + part.hidden for part in parts.values())
     rows = []
     for key, part in parts.items():
-        if not (part.took or part.hidden):
+        if part.is_empty:
             continue
         ends = part.took / longest, (part.took + part.hidden) / longest
-        own = [
-            BarPiece(0.0, ends[0], part_colour(key), format_seconds(part.took)),
-            BarPiece(ends[0], ends[1], part_colour(key), f"hidden: {format_seconds(part.hidden)}", striped=True),
+        colour, hidden = palette.PARTS[key].colour, f"hidden: {format_seconds(part.hidden)}"
+        pieces_of_row = [
+            BarPiece(0.0, ends[0], colour, format_seconds(part.took)),
+            BarPiece(ends[0], ends[1], colour, hidden, striped=True),
         ]
         rows.append(
             [
-                swatch(part_colour(key), figures[key].label),
-                bar(own),
+                swatch(colour, figures[key].label),
+                bar(pieces_of_row),
                 f"{1e3 * part.took:,.1f}",
                 f"{100 * part.took / step:.1f}",
                 f"{1e3 * part.hidden:,.1f}" if part.hidden else "",

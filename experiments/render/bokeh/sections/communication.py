@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.explain.communication_matrix import CommunicationMatrix, communication_matrix
 from meshcast.experiments.render.bokeh.charts import new_figure, sequential
-from meshcast.experiments.render.bokeh.colours import AXIS_NAMES
 from meshcast.experiments.render.bokeh.html import Html, paragraph, table
 from meshcast.experiments.render.bokeh.page import Drawing, PageSection
-from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.communication import CommunicationMatrix, communication_matrix
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.report.formatting import format_bytes
 from meshcast.simulator.report.report import Report
 
-LEAST = 1e-9
+MIN_SHARE = 1e-9
 """Share of all bytes below which an axis gets no image: sums of norms."""
 
 SIDE = 300
@@ -25,40 +24,38 @@ SIDE = 300
 AROUND = 85
 """Room for the title and the labels of the x axis, and for those of the y axis and the tools [px]."""
 
-LEAST_SHADE = 1e-5
-"""Share of the largest value that has the palest shade, with all smaller ones."""
+DECADES = 5.0
+"""Maximum number of decades of the scale of colours; what is less has the palest shade."""
 
 
 def make_section(report: Report, calibration: Calibration | None = None) -> PageSection:
     if report.job.cluster.gpus == 1:
         return PageSection("communication", "Communication", [paragraph("One GPU: nothing is sent.")])
-    found = communication_matrix(report, calibration=calibration)
-    total = float(found.total.sum())
-    noun = found.grouping
+    sent = communication_matrix(report, calibration=calibration)
+    total = float(sent.total.sum())
+    noun = sent.grouping
     if not total:
         words = "The ranks of this plan send each other nothing."
         return PageSection("communication", "Communication", [paragraph(words)])
-    shown = {axis: found.by_axis[axis] for axis in found.by_axis if found.sums[axis] >= LEAST * total}
+    shown = {axis: sent.by_axis[axis] for axis in sent.by_axis if sent.sums[axis] >= MIN_SHARE * total}
     words = (
         f"Bytes in a step from each {noun} (row) to each other one (column): collectives by the algorithms that the "
         "forecast chose for them, and messages of the pipeline. Payloads only; an all-reduce that a switch adds up "
         "counts as the direct exchange that it stands for. All images have one logarithmic scale; white: nothing."
     )
-    if found.grouping != "rank":
+    if sent.grouping != "rank":
         words += f" What ranks of one {noun} send each other is on the diagonal."
     rows = [
-        [AXIS_NAMES[axis], format_bytes(found.sums[axis]), f"{100 * found.sums[axis] / total:.1f}",
-         format_bytes(found.sums[axis] / report.job.cluster.gpus)]
+        [palette.AXES[axis].name, format_bytes(sent.sums[axis]), f"{100 * sent.sums[axis] / total:.1f}",
+         format_bytes(sent.sums[axis] / report.job.cluster.gpus)]
         for axis in shown
     ]  # fmt: skip
     foot = ["all", format_bytes(total), "100.0", format_bytes(total / report.job.cluster.gpus)]
-    positive = [matrix[matrix > 0] for matrix in shown.values()]
-    high = float(found.total.max())
-    low = max(min(float(values.min()) for values in positive), LEAST_SHADE * high)
+    low, high = sent.find_scale(DECADES, shown)
     ranges: dict[str, Any] = {}
-    panels = {AXIS_NAMES[axis]: matrix for axis, matrix in shown.items()}
+    panels = {palette.AXES[axis].name: matrix for axis, matrix in shown.items()}
     if len(shown) > 1:
-        panels = {"all axes": found.total, **panels}
+        panels = {"all axes": sent.total, **panels}
     scale = Html('<div class="scale" style="background:linear-gradient(to right,{})"></div>')
     ends = Html('<div class="ends"><span>{} or less</span><span>{}</span></div>')
     body: list[Html | Drawing] = [
@@ -69,10 +66,10 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
         Html('<div class="grid square">'),
     ]
     for number, (title, matrix) in enumerate(panels.items()):
-        drawing = Drawing(f"matrix{number}", _draw(found, title, matrix, low, high, noun, ranges))
+        drawing = Drawing(f"matrix{number}", _draw(sent, title, matrix, low, high, noun, ranges))
         body += [Html("<div>"), drawing, Html("</div>")]
     body.append(Html("</div>"))
-    out, back = found.host.sum(axis=0)
+    out, back = sent.host.sum(axis=0)
     if out + back:
         copies = f"Copies between GPUs and hosts in a step: {format_bytes(out)} out, {format_bytes(back)} back."
         body.append(paragraph(copies))
@@ -80,11 +77,11 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
 
 
 def _palette() -> list[str]:
-    return sequential(style.BLUE)[12:]  # paler ones vanish: most cells are a line of one pixel
+    return sequential(palette.BLUE)[12:]  # paler ones vanish: most cells are a line of one pixel
 
 
 def _draw(
-    found: CommunicationMatrix,
+    sent: CommunicationMatrix,
     title: str,
     matrix: np.ndarray,
     low: float,
@@ -92,10 +89,10 @@ def _draw(
     noun: str,
     ranges: dict[str, Any],
 ) -> Any:
-    """One image. ranges: of its axes, which all images share."""
+    """Draws one image. ranges: of its axes, which all images share."""
     from bokeh.models import HoverTool, LinearColorMapper, LogColorMapper, Range1d
 
-    size = len(found.names)
+    size = len(sent.names)
     if not ranges:
         bounds = (-0.5, size - 0.5)
         ranges["x_range"] = Range1d(*bounds, bounds=bounds)

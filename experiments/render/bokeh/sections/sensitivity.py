@@ -6,53 +6,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
-from meshcast.experiments.render.bokeh.colours import BETTER, WORSE
 from meshcast.experiments.render.bokeh.html import BarPiece, Html, bar, heading, legend, paragraph, table
 from meshcast.experiments.render.bokeh.page import PageSection
-from meshcast.experiments.render.matplotlib.tornado import LEAST, LEAST_FIELD, MOST_FIELDS, StepRange
-from meshcast.simulator.report.formatting import describe_value, format_seconds
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.tornado import StepRange, make_tornado
+from meshcast.simulator.report.formatting import format_seconds
 
 NAME, TITLE = "sensitivity", "Sensitivity"
 
 
-def make_section(found: Sensitivities) -> PageSection:
-    step = found.report.step_time
-    hardware = [
-        (StepRange(one.figure.label, one.better_s, one.worse_s), format_seconds(one.saved_s))
-        for one in found.found
-        if one.swing_s >= LEAST * step
-    ]
+def make_section(sensitivities: Sensitivities) -> PageSection:
+    tornado = make_tornado(sensitivities)
     words = (
         f"Every figure of the hardware {RANGE:.0%} better and {RANGE:.0%} worse, all others kept. The line is the step "
-        f"of {format_seconds(step)}."
+        f"of {format_seconds(tornado.step)}."
     )
-    body = [paragraph(words), legend([("shorter step", BETTER), ("longer step", WORSE)])]
-    if hardware:
-        body.append(_tornado("figure of the hardware", hardware, step, "1% better saves"))
-    rest = [one.figure.label for one in found.found if one.swing_s < LEAST * step]
-    if rest:
-        body.append(paragraph(f"Without influence on this step: {', '.join(rest)}."))
-    fields = []
-    for one in found.assumed:
-        if one.step_effect_s >= LEAST_FIELD * step:
-            times = [one.step_time_s, *(other.step_time_s for other in one.alternatives)]
-            assumed = "follows from others" if one.field.value is None else describe_value(one.field.value) or "none"
-            fields.append((StepRange(one.field.name, min(times), max(times)), assumed))
-    if fields:
+    body = [paragraph(words), legend((looks.name, looks.colour) for looks in (palette.BETTER, palette.WORSE))]
+    if tornado.hardware:
+        body.append(_tabulate("figure of the hardware", tornado.hardware, tornado.step, "1% better saves"))
+    if tornado.without_influence:
+        body.append(paragraph(f"Without influence on this step: {', '.join(tornado.without_influence)}."))
+    if tornado.fields:
         body.append(heading("Fields that the job does not state"))
         body.append(paragraph("From the shortest to the longest step of the values that the rest of the job admits."))
-        body.append(_tornado("field", fields[:MOST_FIELDS], step, "assumed"))
+        body.append(_tabulate("field", tornado.fields, tornado.step, "assumed"))
     return PageSection(NAME, TITLE, body)
 
 
 def make_note(reason: str) -> PageSection:
-    """The section where there are no sensitivities."""
+    """Returns the section where there are no sensitivities."""
     return PageSection(NAME, TITLE, [paragraph(reason)])
 
 
-def _tornado(head: str, bars: Sequence[tuple[StepRange, str]], step: float, last: str) -> Html:
-    """A table with a bar around the step time for every row."""
-    low, high = min(one.low_s for one, _ in bars), max(one.high_s for one, _ in bars)
+def _tabulate(head: str, bars: Sequence[StepRange], step: float, last: str) -> Html:
+    """Makes a table with a bar around the step time for every row."""
+    low, high = min(each.low_s for each in bars), max(each.high_s for each in bars)
     low, high = min(low, step), max(high, step)
     room = max(high - low, 1e-12)
 
@@ -60,18 +48,11 @@ def _tornado(head: str, bars: Sequence[tuple[StepRange, str]], step: float, last
         return (seconds - low) / room
 
     rows = []
-    for one, words in bars:
+    for shown in bars:
         pieces = [
-            BarPiece(place(one.low_s), place(step), BETTER, format_seconds(one.low_s)),
-            BarPiece(place(step), place(one.high_s), WORSE, format_seconds(one.high_s)),
+            BarPiece(place(shown.low_s), place(step), palette.BETTER.colour, format_seconds(shown.low_s)),
+            BarPiece(place(step), place(shown.high_s), palette.WORSE.colour, format_seconds(shown.high_s)),
         ]
-        rows.append(
-            [
-                one.label,
-                bar(pieces, mark=place(step)),
-                format_seconds(one.low_s),
-                format_seconds(one.high_s),
-                words,
-            ]
-        )
+        ends = format_seconds(shown.low_s), format_seconds(shown.high_s)
+        rows.append([shown.name, bar(pieces, mark=place(step)), *ends, shown.about])
     return table([head, "", "shortest step", "longest step", last], rows, "bars wide")

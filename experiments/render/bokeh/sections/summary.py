@@ -16,13 +16,13 @@ from meshcast.simulator.report.report import Report
 
 
 def make_lead(report: Report) -> Html:
-    """What was forecast: HTML below the title of the page."""
+    """Says what was forecast: HTML below the title of the page."""
     job, batch = report.job, report.job.batch
     tokens = f"{batch.total:,} sequences of {batch.sequence:,} tokens a step" if batch.total else ""
     words = [
         f"{format_count(job.model.parameters)} parameters on {job.cluster}",
         ", ".join(describe_plan(report.play.plan)),
-        ", ".join(one for one in (tokens, describe_microbatches(report.play.plan), job.framework.name) if one),
+        ", ".join(words for words in (tokens, describe_microbatches(report.play.plan), job.framework.name) if words),
     ]
     return concat(paragraph(line, "lead") for line in words)
 

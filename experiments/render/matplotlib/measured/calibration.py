@@ -16,10 +16,11 @@ from matplotlib.ticker import NullLocator
 
 from meshcast.experiments.render.matplotlib import style
 from meshcast.experiments.render.matplotlib.sheet import EDGE, LINE, Sheet, make_heading, save, text_width
+from meshcast.experiments.views import palette
 from meshcast.validation.calibration.tables.rows import SampleComparison
 from meshcast.validation.calibration.tables.summary import SCORED, Goals, cells, figures, group
 
-HUES = (style.BLUE, style.ORANGE, style.GREEN, style.VIOLET, style.AMBER, style.GREY)
+HUES = (palette.BLUE, palette.ORANGE, palette.GREEN, palette.VIOLET, palette.AMBER, palette.GREY)
 ROW = 0.165
 """Height of a line of the plot of errors [in]."""
 COUNT = 0.98
@@ -43,7 +44,7 @@ def draw_ratios(held: Sequence[SampleComparison], goals: Goals, path: str | Path
 
 
 def errors(held: Sequence[SampleComparison], goals: Goals) -> Figure:
-    """A line for each cell: a dot at the median, a bar to the 90th percentile, and the goals of both as ticks.
+    """Draws a line for each cell: a dot at the median, a bar to the 90th percentile, and the goals of both as ticks.
 
     Of an operation that has goals, the cells that have one; of others those of all rows.
     """
@@ -54,10 +55,9 @@ def errors(held: Sequence[SampleComparison], goals: Goals) -> Figure:
     ]
     large = [row for row in rows if row["rows"] >= SCORED]
     rows = large or rows  # small tables have small cells only
-    given = figures(held)
-    head = (
-        f"{given['rows']:,} rows, median error {given['median']:.1%}, {given['inside_90']:.0%} in their 90% intervals"
-    )
+    statistics = figures(held)
+    head = f"{statistics['rows']:,} rows, median error {statistics['median']:.1%}"
+    head += f", {statistics['inside_90']:.0%} in their 90% intervals"
     key = "Dot: median, end of the bar: 90th percentile; ticks: goals of both. Right: number of rows."
     key += f" Cells of at least {SCORED} rows." if large else ""
     key += f" Arrow: the error at its right lies beyond {END:.0%}." if any(row["p90"] > END for row in rows) else ""
@@ -77,7 +77,7 @@ def errors(held: Sequence[SampleComparison], goals: Goals) -> Figure:
     axes.set_yticks([])
     ticks = np.arange(0, END + 0.01, 0.1)
     axes.set_xticks(ticks, [f"{tick:.0%}" for tick in ticks])
-    axes.grid(axis="x", color=style.LINE, linewidth=0.4)
+    axes.grid(axis="x", color=palette.LINE, linewidth=0.4)
     axes.set_axisbelow(True)
     hues: dict[str, str] = {}
     gpu = ""
@@ -86,7 +86,7 @@ def errors(held: Sequence[SampleComparison], goals: Goals) -> Figure:
         hue = hues.setdefault(row["operation"], HUES[len(hues) % len(HUES)])
         _draw_error(axes, sheet, at + (0.5 - ROW / 2 / row_height if narrow else 0.0), y, row, hue, row_height)
         if row["gpu"] != gpu:
-            sheet.patch(EDGE, top + row_height * at, sheet.width - 2 * EDGE, 0, edgecolor=style.LINE, linewidth=0.4)
+            sheet.patch(EDGE, top + row_height * at, sheet.width - 2 * EDGE, 0, edgecolor=palette.LINE, linewidth=0.4)
         words = [row["operation"], row["kind"], row["class"]]
         if narrow:
             cell = ", ".join([row["gpu"], *words])
@@ -97,14 +97,14 @@ def errors(held: Sequence[SampleComparison], goals: Goals) -> Figure:
             for i, word in enumerate(words):
                 sheet.text(EDGE + gpus + sum(columns[:i]), y, word, fontsize=style.SMALL)
         gpu = row["gpu"]
-        sheet.text(sheet.right, y, f"{row['rows']:,}", fontsize=style.SMALL, ha="right", color=style.FAINT)
+        sheet.text(sheet.right, y, f"{row['rows']:,}", fontsize=style.SMALL, ha="right", color=palette.FAINT)
     return sheet.figure
 
 
 def _draw_error(axes: Any, sheet: Sheet, at: float, y: float, row: Any, hue: str, height: float) -> None:
     """Draws median, 90th percentile and goals of a cell. at: its place on the axis. y: baseline of its text [in]."""
     half = 0.42 * ROW / height
-    axes.plot([min(row["median"], END), min(row["p90"], END)], [at, at], color=style.lighten(hue, 0.3), linewidth=2.2)
+    axes.plot([min(row["median"], END), min(row["p90"], END)], [at, at], color=palette.lighten(hue, 0.3), linewidth=2.2)
     if row["median"] <= END:
         axes.scatter([row["median"]], [at], s=12, color=hue, zorder=3, linewidths=0)
     if row["p90"] > END:
@@ -112,16 +112,16 @@ def _draw_error(axes: Any, sheet: Sheet, at: float, y: float, row: Any, hue: str
         words = f"{row['p90']:.0%}" if row["median"] <= END else f"{row['median']:.0%}-{row['p90']:.0%}"
         sheet.text(sheet.width - COUNT + 0.08, y, words, fontsize=style.SMALL)
     for goal in row["goal"] or ():
-        axes.plot([goal, goal], [at - half, at + half], color=style.INK, linewidth=0.8, zorder=4)
+        axes.plot([goal, goal], [at - half, at + half], color=palette.INK, linewidth=0.8, zorder=4)
 
 
 def ratios(held: Sequence[SampleComparison]) -> Figure:
-    """A panel for every operation and GPU with at least `SCORED` rows."""
+    """Draws a panel for every operation and GPU with at least `SCORED` rows."""
     panels = group(held, "operation", "gpu")
-    panels = {name: own for name, own in panels.items() if sum(len(one.sample.index) for one in own) >= SCORED}
+    panels = {name: rows for name, rows in panels.items() if sum(len(table.sample.index) for table in rows) >= SCORED}
     across = max(1, int(style.layout_width() / PANEL))
     lines = -(-len(panels) // across)
-    count = sum(len(one.sample.index) for one in held)
+    count = sum(len(table.sample.index) for table in held)
     line = (
         "Across: measured time, up: forecast over measured. The bands are 10 and 20% of the measured value; rows "
         f"beyond a ratio of {FARTHEST:g} are triangles at the edge. Colours: kinds of an operation."
@@ -131,10 +131,10 @@ def ratios(held: Sequence[SampleComparison]) -> Figure:
     sheet = Sheet(top + HIGH * lines)
     sheet.head(heading)
     wide = (sheet.width - 0.4 - EDGE) / across
-    for at, ((operation, gpu), own) in enumerate(panels.items()):
+    for at, ((operation, gpu), tables) in enumerate(panels.items()):
         down, column = divmod(at, across)
         axes = sheet.axes(0.4 + wide * column, top + 0.06 + HIGH * down, wide - 0.14, HIGH - 0.45)
-        _panel(axes, own, not column)
+        _panel(axes, tables, not column)
         sheet.text(0.4 + wide * column, top + HIGH * down, f"{operation}, {gpu}", fontsize=style.SMALL)
     return sheet.figure
 
@@ -146,13 +146,13 @@ def _panel(axes: Any, held: Sequence[SampleComparison], first: bool) -> None:
     marks = (0.5, 0.8, 1, 1.25, 2)
     axes.set_yticks(marks, [f"{mark:g}" if first else "" for mark in marks])
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.axhline(1, color=style.INK, linewidth=0.6, zorder=1)
+    axes.axhline(1, color=palette.INK, linewidth=0.6, zorder=1)
     for band in (0.1, 0.2):
-        axes.axhspan(1 - band, 1 + band, color=style.LINE, alpha=0.28, linewidth=0, zorder=0)
+        axes.axhspan(1 - band, 1 + band, color=palette.LINE, alpha=0.28, linewidth=0, zorder=0)
     times = []
-    for i, own in enumerate(group(held, "kind").values()):
-        times.append(np.concatenate([one.sample.seconds for one in own]) * 1e6)
-        ratio = np.concatenate([one.priced.seconds / one.sample.seconds for one in own])
+    for i, tables in enumerate(group(held, "kind").values()):
+        times.append(np.concatenate([table.sample.seconds for table in tables]) * 1e6)
+        ratio = np.concatenate([table.priced.seconds / table.sample.seconds for table in tables])
         look = {"linewidths": 0, "color": HUES[i % len(HUES)], "rasterized": True}
         near = np.abs(np.log(ratio)) <= np.log(FARTHEST)
         axes.scatter(times[-1][near], ratio[near], s=2.5, alpha=0.6, **look)

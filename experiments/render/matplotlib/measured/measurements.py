@@ -12,12 +12,13 @@ from matplotlib.ticker import NullLocator
 
 from meshcast.experiments.render.matplotlib import style
 from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading, save
+from meshcast.experiments.views import palette
 from meshcast.hardware.units import GIB
 from meshcast.validation.measurements.row_errors import QUANTITIES, error_statistics
 
 LOOKS: dict[str, dict[str, Any]] = {
-    "catalog": {"color": style.ORANGE, "marker": "o"},
-    "calibration": {"color": style.BLUE, "marker": "D"},
+    "catalog": {"color": palette.ORANGE, "marker": "o"},
+    "calibration": {"color": palette.BLUE, "marker": "D"},
 }
 """Colours and markers of forecasts by their coefficients: those of the catalog, or of a calibration."""
 
@@ -38,9 +39,9 @@ def draw(
 
 
 def forecasts(rows: Sequence[Mapping[str, Any]], files: Sequence[Any] = ()) -> Figure:
-    """The plot: for every quantity a panel of forecast over measured against measured."""
-    given = {q: [r for r in rows if r["quantity"] == q and r["measured"]] for q in QUANTITIES}
-    shown = {quantity: own for quantity, own in given.items() if own}
+    """Draws for every quantity a panel of forecast over measured against measured."""
+    measured = {q: [r for r in rows if r["quantity"] == q and r["measured"]] for q in QUANTITIES}
+    shown = {quantity: group for quantity, group in measured.items() if group}
     line = (
         "Across: measured, up: forecast over measured; on the line at 1 they agree. The bands are 10 and 20% of the "
         "measured value, the whiskers 90% intervals of the forecast (memory has none)."
@@ -54,17 +55,17 @@ def forecasts(rows: Sequence[Mapping[str, Any]], files: Sequence[Any] = ()) -> F
     sheet = Sheet(heading.bottom + block * lines)
     sheet.head(heading)
     wide = (sheet.width - EDGE) / columns
-    for at, (quantity, own) in enumerate(shown.items()):
+    for at, (quantity, group) in enumerate(shown.items()):
         row, column = divmod(at, columns)
         top = heading.bottom + KEY + block * row
         axes = sheet.axes(wide * column + LEFT, top, wide - LEFT - 0.12, high)
-        _panel(axes, own, quantity)
+        _panel(axes, group, quantity)
     return sheet.figure
 
 
 def describe_times(files: Sequence[Any]) -> list[str]:
     """Says which forecasts were written before their measurement, and which behind it."""
-    both = [(one["forecast_written"], one["measured"]) for one in files if one["measured"]]
+    both = [(file["forecast_written"], file["measured"]) for file in files if file["measured"]]
     before = sum(written <= measured for written, measured in both)
     if not both:
         return []
@@ -76,24 +77,24 @@ def describe_times(files: Sequence[Any]) -> list[str]:
 def _panel(axes: Any, rows: Sequence[Mapping[str, Any]], quantity: str) -> None:
     measured, ratios = [], []
     for band in (0.1, 0.2):
-        axes.axhspan(1 - band, 1 + band, color=style.LINE, alpha=0.28, linewidth=0, zorder=0)
-    axes.axhline(1, color=style.INK, linewidth=0.7, zorder=1)
+        axes.axhspan(1 - band, 1 + band, color=palette.LINE, alpha=0.28, linewidth=0, zorder=0)
+    axes.axhline(1, color=palette.INK, linewidth=0.7, zorder=1)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.spines["left"].set_visible(True)
     for by, look in LOOKS.items():
-        own = [row for row in rows if row["error"].get(by) is not None]
-        if not own:
+        group = [row for row in rows if row["error"].get(by) is not None]
+        if not group:
             continue
-        x = [row["measured"] for row in own]
-        y = [row["error"][by] + 1 for row in own]
+        x = [row["measured"] for row in group]
+        y = [row["error"][by] + 1 for row in group]
         measured += x
         ratios += y
-        given = error_statistics(own, by)  # type: ignore[arg-type]
-        label = f"{by}: median error {given['median']:.1%}, worst {given['worst']:.0%}"
-        lows, highs = zip(*(_interval(row, by) for row in own), strict=True)
+        statistics = error_statistics(group, by)  # type: ignore[arg-type]
+        label = f"{by}: median error {statistics['median']:.1%}, worst {statistics['worst']:.0%}"
+        lows, highs = zip(*(_interval(row, by) for row in group), strict=True)
         if any(low < high for low, high in zip(lows, highs, strict=True)):
-            axes.vlines(x, lows, highs, color=style.lighten(look["color"], 0.4), linewidth=0.5, zorder=2)
+            axes.vlines(x, lows, highs, color=palette.lighten(look["color"], 0.4), linewidth=0.5, zorder=2)
         axes.scatter(x, y, s=9, alpha=0.8, linewidths=0, label=label, zorder=3, **look)
     most = max(1.3, 1.1 * max(max(ratios), 1 / min(ratios))) if ratios else 2.0
     axes.set_ylim(1 / most, most)
@@ -111,7 +112,7 @@ def _panel(axes: Any, rows: Sequence[Mapping[str, Any]], quantity: str) -> None:
 
 
 def _interval(row: Mapping[str, Any], by: str) -> tuple[float, float]:
-    """The 90 % interval of a forecast over the measured value."""
+    """Returns the 90 % interval of a forecast over the measured value."""
     low, high = row["interval_90"][by]
     return low / row["measured"], high / row["measured"]
 

@@ -27,8 +27,9 @@ from meshcast.experiments.render.matplotlib.sheet import (
     text_width,
     truncate_words,
 )
+from meshcast.experiments.views import palette
 
-HUES = (style.BLUE, style.ORANGE, style.GREEN, style.VIOLET, style.AMBER, style.PINK, style.GREY)
+HUES = (palette.BLUE, palette.ORANGE, palette.GREEN, palette.VIOLET, palette.AMBER, palette.PINK, palette.GREY)
 SHAPES = "osD^vP"
 BANDS = (0.1, 0.2)
 LEFT, RIGHT = 0.55, 0.12
@@ -58,23 +59,23 @@ class Dot:
 
 def step_time_dots(rows: Sequence[dict[str, Any]]) -> list[Dot]:
     """Returns the step times of the runs with a measured one [s]."""
-    found = []
+    dots = []
     for row in rows:
         if row["error"] is not None:
-            given = row["predicted"]
-            measured = given["step_time_s"] / (1 + row["error"])
-            found.append(Dot(row["source"], measured, given["step_time_s"], *given["interval_90_s"]))
-    return found
+            forecast = row["predicted"]
+            measured = forecast["step_time_s"] / (1 + row["error"])
+            dots.append(Dot(row["source"], measured, forecast["step_time_s"], *forecast["interval_90_s"]))
+    return dots
 
 
 def memory_dots(rows: Sequence[dict[str, Any]]) -> list[Dot]:
     """Returns the peak memory of the runs with a measured one [GiB]."""
-    found = []
+    dots = []
     for row in rows:
         if row["memory_error"] is not None:
             peak = row["predicted"]["peak_memory_gib"]
-            found.append(Dot(row["source"], peak / (1 + row["memory_error"]), peak, peak, peak))
-    return found
+            dots.append(Dot(row["source"], peak / (1 + row["memory_error"]), peak, peak, peak))
+    return dots
 
 
 def draw_times(rows: Sequence[dict[str, Any]], path: str | Path, width: style.Width = "page") -> None:
@@ -171,8 +172,8 @@ def _draw_diagonal(axes: Any, dots: Sequence[Dot], looks: dict[str, dict[str, An
     _format_axis(axes.yaxis, ends, axes.get_position().height * axes.figure.get_size_inches()[1])
     for band in BANDS:
         edges = [[end * (1 - band) for end in ends], [end * (1 + band) for end in ends]]
-        axes.fill_between(ends, *edges, color=style.LINE, alpha=0.28, linewidth=0, zorder=0)
-    axes.plot(ends, ends, color=style.FAINT, linewidth=0.7, zorder=1)
+        axes.fill_between(ends, *edges, color=palette.LINE, alpha=0.28, linewidth=0, zorder=0)
+    axes.plot(ends, ends, color=palette.FAINT, linewidth=0.7, zorder=1)
     _draw_dots(axes, dots, looks, lambda dot, value: value)
 
 
@@ -187,8 +188,8 @@ def _draw_ratios(axes: Any, dots: Sequence[Dot], looks: dict[str, dict[str, Any]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.yaxis.set_minor_locator(LogLocator(subs=()))
     for band in BANDS:
-        axes.axhspan(1 - band, 1 + band, color=style.LINE, alpha=0.28, linewidth=0, zorder=0)
-    axes.axhline(1, color=style.FAINT, linewidth=0.7, zorder=1)
+        axes.axhspan(1 - band, 1 + band, color=palette.LINE, alpha=0.28, linewidth=0, zorder=0)
+    axes.axhline(1, color=palette.FAINT, linewidth=0.7, zorder=1)
     near_dots = [dot for dot in dots if dot not in far]
     _draw_dots(axes, near_dots, looks, lambda dot, value: min(max(value / dot.measured, 1 / reach), reach))
     for dot in far:  # a triangle that points out of the axes: the ratio itself lies beyond them
@@ -199,11 +200,11 @@ def _draw_ratios(axes: Any, dots: Sequence[Dot], looks: dict[str, dict[str, Any]
 
 def _draw_dots(axes: Any, dots: Sequence[Dot], looks: dict[str, dict[str, Any]], place: Any) -> None:
     for name, look in looks.items():
-        own = [dot for dot in dots if dot.source == name]
-        x = [dot.measured for dot in own]
-        lows, highs = [place(dot, dot.low) for dot in own], [place(dot, dot.high) for dot in own]
-        axes.vlines(x, lows, highs, color=style.lighten(look["color"], 0.45), linewidth=0.6, zorder=2)
-        y = [place(dot, dot.predicted) for dot in own]
+        group = [dot for dot in dots if dot.source == name]
+        x = [dot.measured for dot in group]
+        lows, highs = [place(dot, dot.low) for dot in group], [place(dot, dot.high) for dot in group]
+        axes.vlines(x, lows, highs, color=palette.lighten(look["color"], 0.45), linewidth=0.6, zorder=2)
+        y = [place(dot, dot.predicted) for dot in group]
         axes.scatter(x, y, s=11, linewidths=0.3, edgecolors="white", clip_on=False, zorder=3, **look)
 
 
@@ -234,14 +235,14 @@ def _draw_key(sheet: Sheet, dots: Sequence[Dot], looks: dict[str, dict[str, Any]
         left = EDGE + wide * column
         ends = [left + min(wide, 2.6) - 0.12 - right for right in (0.94, 0.47, 0.0)]
         for x, head in zip(ends, ("runs", "median", "bias"), strict=True):
-            sheet.text(x, place.key, head, ha="right", color=style.FAINT, fontsize=style.SMALL)
-        sheet.text(left + 0.14, place.key, "source", color=style.FAINT, fontsize=style.SMALL)
-        own = names[column * place.lines : (column + 1) * place.lines]
-        marks = sheet.axes(left, place.key, 0.1, LINE * 1.15 * (len(own) + 1))
+            sheet.text(x, place.key, head, ha="right", color=palette.FAINT, fontsize=style.SMALL)
+        sheet.text(left + 0.14, place.key, "source", color=palette.FAINT, fontsize=style.SMALL)
+        shown = names[column * place.lines : (column + 1) * place.lines]
+        marks = sheet.axes(left, place.key, 0.1, LINE * 1.15 * (len(shown) + 1))
         marks.set_axis_off()
         marks.set_xlim(0, 1)
-        marks.set_ylim(len(own) + 1, 0)
-        for i, name in enumerate(own, 1):
+        marks.set_ylim(len(shown) + 1, 0)
+        for i, name in enumerate(shown, 1):
             errors = [dot.error for dot in dots if dot.source == name]
             at = place.key + LINE * 1.15 * i
             marks.scatter([0.5], [i - 0.25], s=13, linewidths=0, clip_on=False, **looks[name])

@@ -22,28 +22,29 @@ from meshcast.experiments.render.matplotlib.sheet import (
     note_height,
     save,
     text_width,
-    time_unit,
 )
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.timeline import count_busy, time_unit
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.ir.scheme import SHORT
 from meshcast.simulator.report.formatting import format_seconds
 from meshcast.validation.traces.comparison import Comparison
 from meshcast.validation.traces.timeline import STREAMS, UNATTRIBUTED, Slice, Timeline
 
-LOOKS: dict[str, style.RGB] = {
-    "gemm": style.rgb(style.BLUE),
-    "attention": style.rgb(style.SKY),
-    "scan": style.rgb("#6a8caf"),
-    "experts": style.rgb("#a50026"),
-    "norm": style.rgb(style.ORANGE),
-    "activation": style.rgb(style.AMBER),
-    "rope": style.rgb("#e08a5b"),
-    "addition": style.rgb(style.PINK),
-    "embedding": style.rgb("#b0722f"),
-    "loss": style.rgb(style.WINE),
-    "optimizer": style.rgb(style.GREY),
-    "copy": style.rgb(style.STONE),
-    "other": style.rgb(style.LINE),
+LOOKS: dict[str, palette.RGB] = {
+    "gemm": palette.rgb(palette.BLUE),
+    "attention": palette.rgb(palette.SKY),
+    "scan": palette.rgb("#6a8caf"),
+    "experts": palette.rgb("#a50026"),
+    "norm": palette.rgb(palette.ORANGE),
+    "activation": palette.rgb(palette.AMBER),
+    "rope": palette.rgb("#e08a5b"),
+    "addition": palette.rgb(palette.PINK),
+    "embedding": palette.rgb("#b0722f"),
+    "loss": palette.rgb(palette.WINE),
+    "optimizer": palette.rgb(palette.GREY),
+    "copy": palette.rgb(palette.STONE),
+    "other": palette.rgb(palette.LINE),
 }
 """Colours of the classes of computation."""
 
@@ -64,9 +65,9 @@ REAL, FORECAST, RATIO = 1.95, 1.05, 0.6
 NARROW = {"LABEL": 0.72, "REAL": 1.06, "FORECAST": 0.44, "RATIO": 0.0}
 """The same in a column, which has neither bars nor numbers of kernels."""
 
-LEAST = 1e-9
+MIN_SECONDS = 1e-9
 """Least time with a ratio [s]; what is shorter is a rounding error."""
-MOST_RATIO = 100.0
+MAX_RATIO = 100.0
 """Ratios beyond this, or below its inverse, are not written out."""
 
 LANE = 0.15
@@ -81,11 +82,11 @@ def draw(comparison: Comparison, path: str | Path, width: style.Width = "page") 
     save(lambda: traces(comparison), path, width)
 
 
-def class_colour(stream: str, kind: str) -> style.RGB:
+def class_colour(stream: str, kind: str) -> palette.RGB:
     """Returns the colour of a class of kernels on a stream."""
     if stream == COMPUTE:
         return LOOKS.get(kind, LOOKS["other"])
-    return style.rgb(style.AXES[SHORT[stream]]) if stream in SHORT else style.lighten(style.INK, 0.25)
+    return palette.rgb(palette.AXES[SHORT[stream]].colour) if stream in SHORT else palette.lighten(palette.INK, 0.25)
 
 
 def traces(comparison: Comparison) -> Figure:
@@ -95,8 +96,8 @@ def traces(comparison: Comparison) -> Figure:
     spans = [side.span for side in sides]
     notes = [f"{comparison.on}. Simulated over real: {spans[1] / spans[0]:.2f}.", *_describe_sides(comparison)]
     notes += [f"{note[0].upper()}{note[1:]}." for note in (*comparison.notes, *comparison.explain_framework())]
-    given = " and ".join(f"{format_seconds(span)} {side}" for side, span in zip(SIDES, spans, strict=True))
-    heading = make_heading(f"{comparison.title}: a step of {given}", *notes)
+    steps = " and ".join(f"{format_seconds(span)} {side}" for side, span in zip(SIDES, spans, strict=True))
+    heading = make_heading(f"{comparison.title}: a step of {steps}", *notes)
     top = heading.bottom + 0.14
     rows = _rows(comparison)
     middle = top + ROW * len(rows) + 0.3
@@ -150,13 +151,13 @@ def _rows(comparison: Comparison) -> list[KernelPair]:
 
 
 def format_ratio(real: float, simulated: float) -> str:
-    """Simulated over real time; empty if one of them is no time, and a bound if the ratio is beyond measure."""
-    if min(real, simulated) < LEAST:
+    """Formats simulated over real time; empty if one of them is no time, and a bound if the ratio is beyond measure."""
+    if min(real, simulated) < MIN_SECONDS:
         return ""
     ratio = simulated / real
-    if ratio > MOST_RATIO:
-        return f"> {MOST_RATIO:g}"
-    return f"{ratio:.2f}" if ratio >= 1 / MOST_RATIO else f"< {1 / MOST_RATIO:g}"
+    if ratio > MAX_RATIO:
+        return f"> {MAX_RATIO:g}"
+    return f"{ratio:.2f}" if ratio >= 1 / MAX_RATIO else f"< {1 / MAX_RATIO:g}"
 
 
 def _draw_bars(sheet: Sheet, rows: Sequence[KernelPair], top: float) -> None:
@@ -172,17 +173,17 @@ def _draw_bars(sheet: Sheet, rows: Sequence[KernelPair], top: float) -> None:
     heads = {ends["REAL"]: "real ms", ends["FORECAST"]: "simul. ms", ends["RATIO"]: "ratio"}
     heads |= {} if narrow else {sheet.right: "kernels"}
     for x, words in heads.items():
-        sheet.text(x, top - 0.07, words, ha="right", fontsize=style.SMALL, color=style.FAINT)
+        sheet.text(x, top - 0.07, words, ha="right", fontsize=style.SMALL, color=palette.FAINT)
     axes = None
     if not narrow:
-        sheet.text(bars, top - 0.07, "upper bar: real, paler: simulated", fontsize=style.SMALL, color=style.FAINT)
+        sheet.text(bars, top - 0.07, "upper bar: real, paler: simulated", fontsize=style.SMALL, color=palette.FAINT)
         axes = sheet.axes(bars, top, ends["REAL"] - 0.6 - bars, ROW * len(rows))
         axes.set_axis_off()
         axes.set_xlim(0, longest)
         axes.set_ylim(len(rows) - 0.5, -0.5)
     before = ""
     for y, (stream, kind, times, _) in enumerate(rows):
-        tone = style.rgb(style.LINE) if stream == "step" else class_colour(stream, kind)
+        tone = palette.rgb(palette.LINE) if stream == "step" else class_colour(stream, kind)
         base = top + ROW * (y + 0.5)
         if axes is not None:
             pale = tuple(part + (1 - part) * PALE for part in tone)
@@ -192,49 +193,37 @@ def _draw_bars(sheet: Sheet, rows: Sequence[KernelPair], top: float) -> None:
         looks: dict[str, Any] = {"va": "center_baseline", "fontsize": style.SMALL}
         if stream != before:
             sheet.text(EDGE, base, BRIEF.get(stream, stream), fontweight="bold", **looks)
-            sheet.patch(EDGE, top + ROW * y, sheet.width - 2 * EDGE, 0, edgecolor=style.LINE, linewidth=0.4)
+            sheet.patch(EDGE, top + ROW * y, sheet.width - 2 * EDGE, 0, edgecolor=palette.LINE, linewidth=0.4)
             before = stream
         sheet.text(places["LABEL"] + 0.15, base, kind.replace("_", "-"), **looks)
         for key, took in zip(("REAL", "FORECAST"), times, strict=True):
-            sheet.text(ends[key], base, f"{took * 1e3:,.3f}" if took >= LEAST else "", ha="right", **looks)
+            sheet.text(ends[key], base, f"{took * 1e3:,.3f}" if took >= MIN_SECONDS else "", ha="right", **looks)
         sheet.text(ends["RATIO"], base, format_ratio(*times), ha="right", fontweight="bold", **looks)
         if not narrow:
-            sheet.text(sheet.right, base, counts[y], ha="right", color=style.FAINT, **looks)
+            sheet.text(sheet.right, base, counts[y], ha="right", color=palette.FAINT, **looks)
 
 
 def _draw_lanes(axes: Any, side: Timeline, lanes: Sequence[str], span: float, scale: float) -> None:
     """Draws a lane for every stream, each column in the colours of the kernels that ran in it."""
     edges = np.linspace(0, span, BINS + 1)
     for y, lane in enumerate(lanes):
-        own = [one for one in side.slices if one.stream == lane]
-        image = mix_colours(own, edges)[None]
+        image = mix_colours([part for part in side.slices if part.stream == lane], edges)[None]
         axes.imshow(
             image, extent=(0, span * scale, y + 0.86, y), aspect="auto", interpolation="nearest", resample=False
         )
     axes.set_ylim(len(lanes), 0)
     axes.set_yticks([y + 0.43 for y in range(len(lanes))], [BRIEF.get(lane, lane) for lane in lanes])
     # After the end of the shorter step white is not idle time.
-    axes.axvline(side.span * scale, color=style.INK, linewidth=0.6)
+    axes.axvline(side.span * scale, color=palette.INK, linewidth=0.6)
 
 
 def mix_colours(slices: Sequence[Slice], edges: np.ndarray) -> np.ndarray:
     """Computes the mean colour of every column of time, white if idle [columns, 3]. edges: of the columns [s]."""
     total, mixed = np.zeros(len(edges) - 1), np.zeros((len(edges) - 1, 3))
-    for stream, kind in sorted({(one.stream, one.kind) for one in slices}):
-        own = [(one.begin, one.begin + one.seconds) for one in slices if (one.stream, one.kind) == (stream, kind)]
-        share = np.diff(_busy_before(np.array(own), edges)) / np.diff(edges)
+    for stream, kind in sorted({(part.stream, part.kind) for part in slices}):
+        begin, seconds = np.array([(s.begin, s.seconds) for s in slices if (s.stream, s.kind) == (stream, kind)]).T
+        share = count_busy([(begin, begin + seconds)], edges)
         total += share
         mixed += share[:, None] * np.array(class_colour(stream, kind))
     full = np.maximum(total, 1.0)[:, None]
     return np.clip(mixed / full + np.maximum(0.0, 1.0 - total)[:, None], 0.0, 1.0)
-
-
-def _busy_before(spans: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """Computes the total length of the intervals before every moment [s]; intervals may overlap."""
-    found = np.zeros(len(moments))
-    for column, sign in ((0, 1.0), (1, -1.0)):
-        ordered = np.sort(spans[:, column])
-        sums = np.concatenate([[0.0], np.cumsum(ordered)])
-        passed = np.searchsorted(ordered, moments)
-        found += sign * (passed * moments - sums[passed])
-    return found

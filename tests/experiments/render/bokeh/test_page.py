@@ -9,10 +9,11 @@ import pytest
 
 pytest.importorskip("bokeh", reason="bokeh is not installed (pip install 'meshcast[report]')")
 
-from meshcast.experiments.render.bokeh.charts import new_figure, sequential, to_hex
+from meshcast.experiments.render.bokeh.charts import new_figure, sequential
 from meshcast.experiments.render.bokeh.html import BarPiece, Html, bar, paragraph, table
 from meshcast.experiments.render.bokeh.library import check_library
 from meshcast.experiments.render.bokeh.page import Drawing, PageSection, render_page
+from meshcast.experiments.views import palette
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.formatting import format_bytes
 
@@ -65,7 +66,7 @@ def test_bars_leave_out_empty_pieces() -> None:
 
 
 def test_colours_and_bytes() -> None:
-    palette = sequential("#0072b2")
-    assert len(palette) == 64 and palette[0] > palette[-1]
-    assert to_hex((1.0, 0.0, 0.5)) == "#ff0080"
+    colours = sequential("#0072b2")
+    assert len(colours) == 64 and colours[0] > colours[-1]
+    assert palette.to_hex((1.0, 0.0, 0.5)) == "#ff0080"
     assert [format_bytes(one) for one in (999, 2e6, 3.14159e15)] == ["999 B", "2 MB", "3.14 PB"]

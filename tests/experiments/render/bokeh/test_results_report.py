@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 pytest.importorskip("bokeh", reason="bokeh is not installed (pip install 'meshcast[report]')")
 
 from meshcast.experiments.render.bokeh.load import PlanRows, load_rows, read_answer
-from meshcast.experiments.render.bokeh.results import parallel, pareto, source
+from meshcast.experiments.render.bokeh.results import parallel, source
 from meshcast.experiments.render.bokeh.results.plan_table import number_format
 from meshcast.experiments.render.bokeh.results.summary import count_reasons
 from meshcast.experiments.render.bokeh.results_report import report_results
+from meshcast.experiments.views.pareto import find_front
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.figures import FIGURES
 from tests.browser import Browser
@@ -86,7 +87,7 @@ def test_a_damaged_answer_is_refused(broken: dict[str, Any]) -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30), st.sampled_from([1, -1]))
 def test_no_plan_dominates_one_of_the_front(points: list[tuple[int, int]], sign: int) -> None:
     x, y = (np.array(column, float) for column in zip(*points, strict=True))
-    front = pareto.find_front(x, y, (1, sign))
+    front = find_front("peak_device_gib", "cost" if sign > 0 else "tokens_per_s_per_gpu", x, y)
     better = [(a, sign * b) for a, b in points]
     mine = [better[i] for i in front]
     assert len(set(mine)) == len(mine) and list(x[front]) == sorted(x[front])
@@ -113,7 +114,7 @@ def test_fitting_plans_come_first_and_best_first() -> None:
 
 
 def test_only_the_best_of_very_many_plans_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "MOST_ROWS", 12)
+    monkeypatch.setattr(source, "MAX_ROWS", 12)
     found = plans()
     assert len(source.make_source(found).rows) == 12
     assert "Listed are the 12 of 30 plans with the highest throughput." in report_results(found)

@@ -14,6 +14,7 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 
 from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.views import palette
 
 SMALLEST = 7.0
 """Least type size at the width that a plot is made for [pt]."""
@@ -80,19 +81,19 @@ def overlapping(boxes: Sequence[tuple[Any, Any]]) -> Iterator[tuple[tuple[Any, A
 # ------------------------------------------------------------------------------------------- colours
 
 
-def lightness(colour: style.RGB) -> float:
+def lightness(colour: palette.RGB) -> float:
     """CIE L* of a colour, from 0 to 100: what is left of it in grey."""
     return float(to_lab(np.array(_linear(colour)))[0])
 
 
-def colour_distance(one: style.RGB, other: style.RGB, adapted: np.ndarray | None = None) -> float:
+def colour_distance(one: palette.RGB, other: palette.RGB, adapted: np.ndarray | None = None) -> float:
     """CIE 1976 distance of two colours. adapted: as which they are seen, see `ADAPTED`."""
     matrix = np.eye(3) if adapted is None else adapted
     first, second = (to_lab(np.clip(matrix @ np.array(_linear(colour)), 0, 1)) for colour in (one, other))
     return float(np.linalg.norm(first - second))
 
 
-def _linear(colour: style.RGB) -> list[float]:
+def _linear(colour: palette.RGB) -> list[float]:
     return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
 
 
@@ -104,7 +105,7 @@ def to_lab(linear: np.ndarray) -> np.ndarray:
     return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
 
 
-def check_legend(entries: Sequence[tuple[str, style.RGB, str]]) -> None:
+def check_legend(entries: Sequence[tuple[str, palette.RGB, str]]) -> None:
     """Asserts that entries of a legend, (words, colour, hatch or marker), are told apart by everyone and in grey."""
     for (words, tone, mark), (other_words, other, other_mark) in combinations(entries, 2):
         pair = f"{words} and {other_words}"
@@ -114,4 +115,4 @@ def check_legend(entries: Sequence[tuple[str, style.RGB, str]]) -> None:
             for name, adapted in ADAPTED.items():
                 assert colour_distance(tone, other, adapted) > 8, f"{pair} are one with {name}"
     for words, tone, _ in entries:
-        assert style.contrast(tone) >= 2 or tone == (1.0, 1.0, 1.0), f"{words} vanishes on white"
+        assert palette.contrast(tone) >= 2 or tone == (1.0, 1.0, 1.0), f"{words} vanishes on white"

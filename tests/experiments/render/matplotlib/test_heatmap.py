@@ -14,6 +14,7 @@ from meshcast.experiments.render.matplotlib import heatmap, style
 from meshcast.experiments.sweeps import selection
 from meshcast.experiments.sweeps.grid import load_sweep
 from meshcast.experiments.sweeps.run import run
+from meshcast.experiments.views.heatmap import choose_form, explain_cell, group_cells, shorten_field
 from meshcast.hardware.errors import PlanError
 from tests.experiments.render.matplotlib.checks import check_figure, draw_styled
 
@@ -48,9 +49,9 @@ def test_a_cell_holds_the_best_plan_that_fits() -> None:
         sweep_row(**{"batch.micro": 2, "tokens_per_s_per_gpu": 120.0, "step_time_s": 0.9}),
         sweep_row(**{"batch.micro": 4, "tokens_per_s_per_gpu": 150.0, "step_time_s": 0.7, "status": "does-not-fit"}),
     ]
-    (cell,) = heatmap.group_cells(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu").values()
+    (cell,) = group_cells(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu").values()
     assert cell.best == rows[1] and cell.note == ""
-    (cell,) = heatmap.group_cells(rows, "plan.tp", "plan.pp", "step_time_s").values()
+    (cell,) = group_cells(rows, "plan.tp", "plan.pp", "step_time_s").values()
     assert cell.best == rows[1], "less is better"
 
 
@@ -59,12 +60,12 @@ def test_a_blank_cell_has_its_reason() -> None:
     wrong = sweep_row(
         **{"plan.tp": 4, "status": "invalid", "reason": "PlanError plan.tp: no", "tokens_per_s_per_gpu": None}
     )
-    found = heatmap.group_cells([sweep_row(), large, wrong, wrong], "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
+    found = group_cells([sweep_row(), large, wrong, wrong], "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
     assert [found[tp, 1].note for tp in (1, 2, 4)] == ["", "too large", "invalid"]
-    assert heatmap.explain_cell(found, 2, 1) == ["needs 90.0 GiB of 80.0"]
-    assert heatmap.explain_cell(found, 4, 1) == ["2 x PlanError plan.tp: no"]
-    assert heatmap.explain_cell(found, 1, 1) == []
-    assert "no plan of these" in heatmap.explain_cell(found, 8, 1)[0]
+    assert explain_cell(found, 2, 1) == ["needs 90.0 GiB of 80.0"]
+    assert explain_cell(found, 4, 1) == ["2 x PlanError plan.tp: no"]
+    assert explain_cell(found, 1, 1) == []
+    assert "no plan of these" in explain_cell(found, 8, 1)[0]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_a_blank_cell_has_its_reason() -> None:
 )
 def test_a_field_that_the_sweep_lacks_is_refused(words: tuple[str, str, str]) -> None:
     with pytest.raises(PlanError) as caught:
-        heatmap.group_cells([sweep_row()], *words)
+        group_cells([sweep_row()], *words)
     assert caught.value.where in ("--x", "--y", "--value") and caught.value.remedy
 
 
@@ -81,9 +82,9 @@ def test_a_real_sweep(results: Path, tmp_path: Path) -> None:
     assert selection.varied_fields(rows) == ["plan.tp", "plan.pp", "batch.micro"]
     assert selection.choose_axes(rows, None, None) == ("plan.tp", "plan.pp")
     assert selection.choose_axes(rows, None, "batch.micro") == ("plan.tp", "batch.micro")
-    found = heatmap.group_cells(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
+    found = group_cells(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
     assert (8, 2) not in found, "left out"
-    assert found[3, 1].best is None and "divide" in heatmap.explain_cell(found, 3, 1)[0]
+    assert found[3, 1].best is None and "divide" in explain_cell(found, 3, 1)[0]
     best = max((row for row in rows if row["status"] == "fits"), key=lambda row: row["tokens_per_s_per_gpu"])
     assert found[best["plan.tp"], best["plan.pp"]].best == best
     files = [tmp_path / f"{i}.svg" for i in range(2)]
@@ -97,7 +98,7 @@ def test_a_field_that_some_plans_lack_is_drawn_first() -> None:
         sweep_row(**{"plan.schedule": schedule, "plan.chunks": chunks})
         for schedule, chunks in (("1f1b", None), ("interleaved-1f1b", 4), ("interleaved-1f1b", 2))
     ]
-    found = heatmap.group_cells(rows, "plan.schedule", "plan.chunks", "step_time_s")
+    found = group_cells(rows, "plan.schedule", "plan.chunks", "step_time_s")
     figure = draw_styled(heatmap.heatmap, found, "plan.schedule", "plan.chunks", "step_time_s", "A sweep", [])
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["-", "2", "4"]
     assert selection.parse_cell("1f1b, -", rows, "plan.schedule", "plan.chunks") == ("1f1b", None)
@@ -109,7 +110,7 @@ def test_long_names_of_fields_are_shortened_where_they_are_ambiguous() -> None:
         sweep_row(**dict(zip(fields, flags, strict=True)), step_time_s=step)
         for flags, step in zip(product([True, False], repeat=3), (16.0, 17.8, 15.5, 19, 20, 21, 22, 23), strict=True)
     ]
-    found = heatmap.group_cells(rows, fields[0], fields[1], "step_time_s")
+    found = group_cells(rows, fields[0], fields[1], "step_time_s")
     for width in style.WIDTHS:
         figure = draw_styled(heatmap.heatmap, found, fields[0], fields[1], "step_time_s", "A", [], width=width)
         check_figure(figure, width)
@@ -119,13 +120,13 @@ def test_long_names_of_fields_are_shortened_where_they_are_ambiguous() -> None:
         assert "(below it: overlap.pp)" in " ".join(text.get_text() for text in figure.texts)
         assert {"16.0", "15.5"} <= {text.get_text() for text in axes.texts}, "one format"
     names = ["plan.tp", "batch.micro", "model.micro", "framework.set.launch_s"]
-    assert [heatmap.shorten_field(one, names) for one in names] == ["tp", "batch.micro", "model.micro", "launch_s"]
+    assert [shorten_field(one, names) for one in names] == ["tp", "batch.micro", "model.micro", "launch_s"]
 
 
 def test_numbers_of_a_plot_have_one_format() -> None:
-    assert heatmap.choose_form("{:,.3g}", [16.0, 17.8]) == "{:,.1f}"
-    assert heatmap.choose_form("{:,.3g}", [0.0012, 17.8]) == "{:,.3g}"
-    assert heatmap.choose_form("{:.1%}", [0.1, 0.25]) == "{:.1%}"
+    assert choose_form("{:,.3g}", [16.0, 17.8]) == "{:,.1f}"
+    assert choose_form("{:,.3g}", [0.0012, 17.8]) == "{:,.3g}"
+    assert choose_form("{:.1%}", [0.1, 0.25]) == "{:.1%}"
 
 
 def test_command(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,9 @@ from typer.testing import CliRunner, Result
 
 from meshcast.experiments.cli import app as cli
 from meshcast.experiments.render.matplotlib import breakdown, memory, sheet, style
+from meshcast.experiments.views import memory as views
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.devices import choose_devices
 from meshcast.simulator import simulate
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.figures import parts_of_step
@@ -71,34 +74,34 @@ def texts(figure: Figure) -> list[Any]:
 
 def test_bars_are_the_peaks_of_the_report(report: Any) -> None:
     answer = report.to_dict()["memory"]
-    found = memory.device_bars(report)
+    found = views.device_memories(report)
     assert [bar.device for bar in found] == [stage["stage"] for stage in answer["stages"]]
     for bar, stage in zip(found, answer["stages"], strict=True):
         assert bar.allocated / 2**30 == pytest.approx(stage["peak_allocated_gib"])
         assert {name: nbytes / 2**30 for name, nbytes in bar.by.items()} == pytest.approx(stage["by"])
-    full = memory.fullest_device(found)
+    full = views.fullest_device(found)
     assert full.allocated + full.fragmentation == pytest.approx(report.peak_reserved)
     assert full.total == pytest.approx(report.peak_device)
 
 
 def test_peaks_up_to_the_room_for_tensors_fit(report: Any) -> None:
-    full = memory.fullest_device(memory.device_bars(report))
+    full = views.fullest_device(views.device_memories(report))
     assert (full.allocated <= full.capacity - full.context) == report.fits
 
 
 def test_drawn_bars_are_as_long_as_the_device_needs(name: str, report: Any, memory_figures: dict[str, Figure]) -> None:
     patches = memory_figures[name].axes[0].patches
     ends = {round(patch.get_x() + patch.get_width(), 6) for patch in patches}
-    assert {round(bar.total / 2**30, 6) for bar in memory.device_bars(report)} <= ends
+    assert {round(bar.total / 2**30, 6) for bar in views.device_memories(report)} <= ends
 
 
 @given(st.integers(1, 200), st.data())
 def test_chosen_devices_hold_the_ends_and_the_fullest(devices: int, data: Any) -> None:
     full = data.draw(st.integers(0, devices - 1))
-    found = memory.choose_devices(devices, full)
-    assert len(found) == min(devices, memory.ROWS)
+    found = choose_devices(devices, memory.MAX_ROWS, full)
+    assert len(found) == min(devices, memory.MAX_ROWS)
     assert {0, devices - 1, full} <= set(found) and found == sorted(set(found))
-    assert max(np.diff(found), default=1) <= 2 * -(-devices // memory.ROWS)
+    assert max(np.diff(found), default=1) <= 2 * -(-devices // memory.MAX_ROWS)
 
 
 @pytest.mark.parametrize(("moments", "count"), [(3, 10), (40, 10), (2000, 50), (1, 5)])
@@ -107,7 +110,7 @@ def test_columns_of_time_hold_the_highest_moment_in_them(moments: int, count: in
     # Moments often fall together, and on the edges of columns.
     when = np.sort(np.append(0.0, draw.integers(0, 4 * count, moments - 1) / 4))
     held = draw.integers(0, 9, (moments, 3)).astype(float)
-    found = memory.sample_columns(when, held, count, count)
+    found = views.MemoryCurve(when, held, count).sample(count)
     total = held.sum(axis=1)
     for column, row in enumerate(found):
         before = np.flatnonzero(when <= column)[-1]
@@ -118,22 +121,21 @@ def test_columns_of_time_hold_the_highest_moment_in_them(moments: int, count: in
 
 
 def test_the_curve_keeps_the_peak(report: Any) -> None:
-    full = memory.fullest_device(memory.device_bars(report))
-    moments, held = report.play.memory(full.device)
-    for count in (7, memory.BINS):
-        found = memory.sample_columns(moments, held, report.play.step.span, count)
+    full = views.fullest_device(views.device_memories(report))
+    for count in (7, views.COLUMNS):
+        found = views.memory_curve(report, full.device).sample(count)
         assert found.shape == (count, len(CATEGORIES))
         assert found.sum(axis=1).max() == pytest.approx(full.allocated, rel=1e-12)
 
 
 def test_stairs_lose_only_steps_of_no_height() -> None:
-    levels, edges = memory.merge_levels(np.array([1.0, 1.0, 2.0, 2.0, 1.0]), np.arange(6.0))
+    levels, edges = views.merge_levels(np.array([1.0, 1.0, 2.0, 2.0, 1.0]), np.arange(6.0))
     assert levels.tolist() == [1, 2, 1] and edges.tolist() == [0, 2, 4, 5]
 
 
 def test_a_plan_that_does_not_fit_is_marked_red(reports: dict[str, Any], memory_figures: dict[str, Figure]) -> None:
     for name, report in reports.items():
-        red = [text.get_text() for text in texts(memory_figures[name]) if text.get_color() == memory.RED]
+        red = [text.get_text() for text in texts(memory_figures[name]) if text.get_color() == palette.RED]
         assert any("does not fit" in words for words in red) == (not report.fits), name
     missing = (reports["too large"].peak_device - reports["too large"].usable[0]) / 2**30
     words = [text.get_text() for text in texts(memory_figures["too large"])]
@@ -153,7 +155,7 @@ def test_parts_add_up_to_the_step(report: Any) -> None:
 def test_every_part_has_a_name_and_a_colour(report: Any) -> None:
     answer = report.to_dict()["breakdown_s"]
     parts = [*answer.pop("compute"), *answer.pop("exposed"), *answer]
-    assert set(parts_of_step()) == set(breakdown.LOOKS) == set(parts)
+    assert set(parts_of_step()) == set(palette.PARTS) == set(parts)
 
 
 def test_rows_hold_the_figures_of_the_page(reports: dict[str, Any]) -> None:

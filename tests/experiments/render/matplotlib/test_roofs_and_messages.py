@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.experiments.explain.communication_matrix import choose_grouping, communication_matrix
-from meshcast.experiments.explain.roofline import step_roofline
-from meshcast.experiments.render.matplotlib import communication, memory, roofline, stage_memory, style
+from meshcast.experiments.render.matplotlib import communication, roofline, stage_memory, style
+from meshcast.experiments.views.communication import choose_grouping, communication_matrix, pool_cells
+from meshcast.experiments.views.memory import device_memories
+from meshcast.experiments.views.roofline import group_kernels, step_roofline
 from meshcast.simulator import simulate
 from meshcast.simulator.report.formatting import format_bytes
 from tests.experiments.render.matplotlib.checks import check_figure, draw_styled, shown_texts
@@ -37,20 +38,20 @@ def offsets(axes: Any) -> list[tuple[float, float]]:
 
 def test_kernels_lie_below_their_roofs(report: Any) -> None:
     found = step_roofline(report)
-    groups = roofline.group_kernels(found.kernels)
+    groups = group_kernels(found.kernels)
     assert all(0 < one.attained <= one.roof * (1 + 1e-9) for one in groups)
     seconds = sum(one.total_seconds for one in found.kernels if one.flops)
     assert sum(one.seconds for one in groups) == pytest.approx(seconds)
     assert [one.seconds for one in groups] == sorted((one.seconds for one in groups), reverse=True)
     figure = draw_styled(roofline.roofline, report, found)
     kernels, network = figure.axes
-    drawn = [one for one in groups if one.seconds >= roofline.LEAST_SHARE * found.step_seconds]
+    drawn = [one for one in groups if one.seconds >= roofline.MIN_SHARE * found.step_seconds]
     points = sorted((one.intensity, one.attained) for one in drawn)
     assert np.array(sorted(offsets(kernels))) == pytest.approx(np.array(points))
     roof = kernels.lines[0]
     x, y = np.asarray(roof.get_xdata()), np.asarray(roof.get_ydata())
     assert y == pytest.approx(np.minimum(max(found.peaks.values()), x * found.memory_bandwidth))
-    points_of_links = [one for one in found.network if one.busy_share >= roofline.LEAST_SHARE]
+    points_of_links = [one for one in found.network if one.busy_share >= roofline.MIN_SHARE]
     links = sorted((one.intensity, one.attained) for one in points_of_links)
     assert np.array(sorted(offsets(network))) == pytest.approx(np.array(links)), "where the report places them, too"
     risers = sorted((line.get_xdata()[0], line.get_ydata()[1]) for line in network.lines if len(line.get_xdata()) == 2)
@@ -58,7 +59,7 @@ def test_kernels_lie_below_their_roofs(report: Any) -> None:
     words = " ".join(text.get_text() for text in shown_texts(figure))
     assert all(f"{tier} {rate / 1e9:,.4g} GB/s" in words for tier, rate in found.links.items()), "the network's roofs"
     for i, one in enumerate(drawn[: roofline.NUMBERED], 1):
-        assert f"{i}  {one.words}: {one.seconds / found.step_seconds:.1%} of the step" in words
+        assert f"{i}  {roofline.describe_kernel(one)}: {one.seconds / found.step_seconds:.1%} of the step" in words
     assert "Memory-bound kernels" in words, "what has no place on the axis is named"
 
 
@@ -78,8 +79,8 @@ def test_cells_are_the_bytes(report: Any) -> None:
 
 def test_a_drawn_cell_is_the_largest_of_its_block() -> None:
     matrix = np.arange(49.0).reshape(7, 7)
-    assert communication.pool_cells(matrix, 7).tolist() == matrix.tolist()
-    assert communication.pool_cells(matrix, 3).tolist() == [[16, 19, 20], [37, 40, 41], [44, 47, 48]]
+    assert pool_cells(matrix, 7).tolist() == matrix.tolist()
+    assert pool_cells(matrix, 3).tolist() == [[16, 19, 20], [37, 40, 41], [44, 47, 48]]
 
 
 def test_the_finest_grouping_that_can_be_told_apart(report: Any) -> None:
@@ -94,7 +95,7 @@ def test_bytes_have_units() -> None:
 
 def test_curves_keep_the_peaks_of_all_devices(report: Any) -> None:
     figure = draw_styled(stage_memory.stage_memory, report)
-    bars = memory.device_bars(report)
+    bars = device_memories(report)
     assert len(figure.axes) == len(bars)
     words = [text.get_text() for text in figure.texts]
     for axes, bar in zip(figure.axes, bars, strict=True):

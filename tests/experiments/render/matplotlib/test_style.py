@@ -11,15 +11,15 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
-from meshcast.experiments.render.matplotlib import breakdown, memory, scaling, sheet, style, tornado
-from meshcast.experiments.render.matplotlib.gantt import AGAIN, KINDS, LANES
+from meshcast.experiments.render.matplotlib import breakdown, sheet, style
 from meshcast.experiments.render.matplotlib.measured import calibration, measurements, published
 from meshcast.experiments.search.output import plot as search
+from meshcast.experiments.views import palette
 from tests.experiments.render.matplotlib.checks import check_legend, lightness
 
 HUES = {
     name: value
-    for name, value in vars(style).items()
+    for name, value in vars(palette).items()
     if isinstance(value, str) and re.fullmatch(r"#[0-9a-f]{6}", value)
 }
 
@@ -27,68 +27,67 @@ HUES = {
 def test_every_colour_is_seen_on_white() -> None:
     assert len(HUES) > 15
     for name, hue in HUES.items():
-        assert style.contrast(style.rgb(hue)) >= 2, name
-    assert style.contrast((0, 0, 0)) == pytest.approx(21) and style.contrast((1, 1, 1)) == pytest.approx(1)
+        assert palette.contrast(palette.rgb(hue)) >= 2, name
+    assert palette.contrast((0, 0, 0)) == pytest.approx(21) and palette.contrast((1, 1, 1)) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 16])
 def test_every_shade_is_seen_on_white(count: int) -> None:
     for hue in HUES.values():
-        tones = style.shades(hue, count)
-        assert all(style.contrast(tone) >= 2 for tone in tones)
+        tones = palette.shades(hue, count)
+        assert all(palette.contrast(tone) >= 2 for tone in tones)
         assert tones == sorted(tones) and len(set(tones)) == count
 
 
 def test_kinds_of_a_timeline_are_told_apart() -> None:
-    bars = [(looks.words, style.rgb(looks.colour), looks.hatch) for looks in (*KINDS.values(), AGAIN)]
+    bars = [
+        (looks.words, palette.rgb(looks.colour), looks.hatch)
+        for looks in (*palette.ACTIONS.values(), palette.RECOMPUTE)
+    ]
     check_legend([bar for bar in bars if bar[0] != "recompute"])  # inside a pass or alone it is one kind
-    check_legend([(axis, style.rgb(style.AXES[axis]), "strip") for axis in LANES])
-    colours = [looks.colour for looks in KINDS.values()] + list(style.AXES.values())
+    check_legend([(axis, palette.rgb(palette.AXES[axis].colour), "strip") for axis in palette.AXES])
+    colours = [looks.colour for looks in palette.ACTIONS.values()] + [looks.colour for looks in palette.AXES.values()]
     assert len(set(colours)) == len(colours), "no hue has two meanings"
 
 
 def test_shades_of_chunks_keep_the_kinds_apart() -> None:
     """In grey a shade of one kind may be one of another, so their hatches differ."""
-    hatches = [looks.hatch for looks in KINDS.values()]
-    plain = [kind for kind, looks in KINDS.items() if not looks.hatch]
+    hatches = [looks.hatch for looks in palette.ACTIONS.values()]
+    plain = [kind for kind, looks in palette.ACTIONS.items() if not looks.hatch]
     assert plain == ["F", "O"] and len(set(hatches)) == len(hatches) - 1
-    darkest = lightness(style.shades(KINDS["F"].colour, 8)[0])
-    assert darkest - lightness(style.rgb(KINDS["O"].colour)) > 5
+    darkest = lightness(palette.shades(palette.ACTIONS["F"].colour, 8)[0])
+    assert darkest - lightness(palette.rgb(palette.ACTIONS["O"].colour)) > 5
 
 
 def test_passes_without_hatch_are_told_apart() -> None:
     """Bars that are too low for a hatch: in a schedule with split backward passes the kinds have greys of their own."""
-    greys = sorted(lightness(style.rgb(KINDS[kind].colour)) for kind in ("R", "F", "BW", "B", "W"))
+    greys = sorted(lightness(palette.rgb(palette.ACTIONS[kind].colour)) for kind in ("R", "F", "BW", "B", "W"))
     assert all(b - a > 7 for a, b in pairwise(greys))
 
 
 def test_kinds_of_other_legends_are_told_apart() -> None:
-    parts = {key: looks for key, looks in breakdown.LOOKS.items() if key not in ("bubble", "idle")}
-    check_legend([(key, looks["facecolor"], looks.get("hatch", "")) for key, looks in parts.items()])
-    names = memory.COLOURS
-    check_legend([(name, style.rgb(hue), memory.HATCHES.get(name, "")) for name, hue in names.items()])
-    check_legend([(part.words, style.rgb(part.colour), part.hatch) for part in scaling.PARTS])
-    bars = tornado.LOOKS.items()
-    check_legend([(key, style.rgb(looks["facecolor"]), looks.get("hatch", "")) for key, looks in bars])
+    parts = [looks for key, looks in palette.PARTS.items() if key not in ("bubble", "idle")]
+    for kinds in (parts, palette.MEMORY.values(), palette.STEP_GROUPS.values(), (palette.BETTER, palette.WORSE)):
+        check_legend([(looks.words, palette.rgb(looks.colour), looks.hatch) for looks in kinds])
     marks = measurements.LOOKS.items()
-    check_legend([(key, style.rgb(looks["color"]), looks["marker"]) for key, looks in marks])
+    check_legend([(key, palette.rgb(looks["color"]), looks["marker"]) for key, looks in marks])
 
 
 @pytest.mark.parametrize("hues", [published.HUES, calibration.HUES, search.HUES])
 def test_series_have_hues_of_their_own(hues: tuple[str, ...]) -> None:
     """They have markers or places of their own beside it."""
-    check_legend([(hue, style.rgb(hue), str(i)) for i, hue in enumerate(hues)])
+    check_legend([(hue, palette.rgb(hue), str(i)) for i, hue in enumerate(hues)])
 
 
 def test_hidden_communication_looks_like_no_part() -> None:
-    hatches = {looks.get("hatch", "") for looks in breakdown.LOOKS.values()}
-    assert all(breakdown.hidden_looks(axis)["hatch"] not in hatches for axis in style.AXES)
+    hatches = {looks.hatch for looks in palette.PARTS.values()}
+    assert all(breakdown.hidden_fill(axis)["hatch"] not in hatches for axis in palette.AXES)
 
 
 def test_ink_is_readable() -> None:
     for hue in HUES.values():
-        ink = (1.0, 1.0, 1.0) if style.ink_on(style.rgb(hue)) == "white" else (0.0, 0.0, 0.0)
-        assert style.contrast(style.rgb(hue), ink) >= 3.4, hue
+        ink = (1.0, 1.0, 1.0) if palette.ink_on(palette.rgb(hue)) == "white" else (0.0, 0.0, 0.0)
+        assert palette.contrast(palette.rgb(hue), ink) >= 3.4, hue
 
 
 # -------------------------------------------------------------------------------------------- widths

@@ -12,6 +12,9 @@ import pytest
 from rich.console import Console
 
 from meshcast.experiments.render.matplotlib import style
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.devices import choose_devices
+from meshcast.experiments.views.timeline import busy_shares, measure_occupation, replay_timelines, step_timelines
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.scheduling.schedule import GRADIENT_SUMS, OverlappedPasses, actions_of
@@ -32,10 +35,7 @@ def report() -> Any:
 
 
 def rows(report: Any) -> list[Any]:
-    from meshcast.experiments.render.matplotlib.gantt import device_row
-
-    times = report.play.step.times
-    return [device_row(report, d, np.asarray(times.begin), np.asarray(times.end)) for d in range(2)]
+    return step_timelines(report, range(2))
 
 
 def test_every_action_has_one_bar(report: Any) -> None:
@@ -89,10 +89,8 @@ def test_recomputation_lies_within_backward_bars(report: Any) -> None:
 
 
 def test_busy_shares_keep_the_total() -> None:
-    from meshcast.experiments.render.matplotlib.gantt import busy_share
-
     edges = np.linspace(0, 10, 41)
-    share = busy_share([(np.array([0.1, 3.0]), np.array([1.2, 7.7]))], edges)
+    share = busy_shares([(np.array([0.1, 3.0]), np.array([1.2, 7.7]))], edges)
     assert share.max() <= 1 and share.min() >= 0
     assert float((share * np.diff(edges)).sum()) == pytest.approx(5.8)
 
@@ -107,9 +105,9 @@ def test_long_steps_get_windows_and_short_ones_do_not(report: Any) -> None:
 
 
 def test_shades_are_distinct_and_take_text() -> None:
-    tones = style.shades(style.BLUE, 5)
+    tones = palette.shades(palette.BLUE, 5)
     assert len(set(tones)) == 5 and tones == sorted(tones)
-    assert style.ink_on(tones[0]) == "white" and style.ink_on(tones[-1]) == "black"
+    assert palette.ink_on(tones[0]) == "white" and palette.ink_on(tones[-1]) == "black"
 
 
 # ---------------------------------------------------------------------------- waits, windows, numbers
@@ -131,9 +129,7 @@ def waiting() -> Any:
 
 
 def all_rows(report: Any) -> list[Any]:
-    from meshcast.experiments.render.matplotlib.gantt import report_rows
-
-    return report_rows(report, range(report.play.program.devices))
+    return step_timelines(report, range(report.play.program.devices))
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +146,6 @@ def waiting_figure(waiting: Any) -> Any:
 
 
 def test_waits_and_kernels_make_up_the_bars(waiting: Any, waiting_rows: list[Any]) -> None:
-    from meshcast.experiments.render.matplotlib.gantt import measure_occupation
-
     flat = waiting.play.step.flat
     found = waiting_rows
     for row in found:
@@ -190,8 +184,6 @@ def test_a_wait_has_not_the_colour_of_work(waiting_figure: Any, waiting_rows: li
 
 
 def test_bubble_and_idle_time_are_both_named(waiting: Any, waiting_figure: Any, waiting_rows: list[Any]) -> None:
-    from meshcast.experiments.render.matplotlib.gantt import measure_occupation
-
     words = " ".join(text.get_text() for text in shown_texts(waiting_figure))
     share = waiting.breakdown.parts["bubble"] / waiting.step_time
     found = measure_occupation(waiting_rows, waiting.play.step.span)
@@ -254,23 +246,21 @@ def test_sixteen_stages_have_numbers(schedule: str) -> None:
 
 
 def test_rows_of_a_window_have_passes_in_it() -> None:
-    from meshcast.experiments.render.matplotlib.gantt import choose_rows
     from meshcast.experiments.render.matplotlib.timeline import choose_busy
 
     found = all_rows(simulate(SIXTEEN))
     end = found[4].begin[0]
     assert [row.device for row in choose_busy(found, 0.0, end, 4)] == [0, 1, 2, 3]
     assert [row.device for row in choose_busy(found, 0.0, end, 16)] == list(range(16))
-    assert choose_rows(64, 5) == [0, 16, 32, 47, 63] and choose_rows(1, 5) == [0]
+    assert choose_devices(64, 5) == [0, 16, 32, 47, 63] and choose_devices(1, 5) == [0]
 
 
 def test_rows_of_a_replay_are_its_passes() -> None:
-    from meshcast.experiments.render.matplotlib.gantt import measure_occupation, replay_rows
     from meshcast.experiments.render.terminal.schedules import play_in_slots
 
     for name, v in (("1f1b", None), ("zb-h1", None), ("dualpipe", None), ("interleaved-1f1b", 2)):
         run = play_in_slots(name, 4, 8, v)
-        found = replay_rows(run, 1.0, range(4))
+        found = replay_timelines(run, range(4))
         for row in found:
             assert list(zip(row.stage, row.kind, row.microbatch, strict=True)) == [
                 (action.stage, str(action.kind), action.microbatch)

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.experiments.explain.communication_matrix import communication_matrix
-from meshcast.experiments.explain.roofline import step_roofline
 from meshcast.experiments.explain.sensitivity import Sensitivities, change_figures
 from meshcast.experiments.render.matplotlib import (
     breakdown,
@@ -29,6 +27,9 @@ from meshcast.experiments.render.matplotlib.measured import calibration, measure
 from meshcast.experiments.render.matplotlib.sheet import text_width
 from meshcast.experiments.render.terminal.schedules import play_in_slots
 from meshcast.experiments.sweeps.scaling import forecast_curve
+from meshcast.experiments.views.communication import communication_matrix
+from meshcast.experiments.views.heatmap import group_cells
+from meshcast.experiments.views.roofline import step_roofline
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.validation.traces.timeline import Slice
@@ -163,7 +164,7 @@ def sweep_rows() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("width", thinned(style.WIDTHS, keep=("page",)))
 def test_every_cell_of_a_heatmap_has_a_value_or_a_reason(width: Any) -> None:
     value = "tokens_per_s_per_gpu"
-    found = heatmap.group_cells(sweep_rows(), "plan.tp", "plan.pp", value)
+    found = group_cells(sweep_rows(), "plan.tp", "plan.pp", value)
     figure = draw_styled(heatmap.heatmap, found, "plan.tp", "plan.pp", value, "A sweep", ["24 plans"], width=width)
     check_figure(figure, width)
     cells, scale = figure.axes

@@ -1,20 +1,15 @@
-"""Bytes that ranks send each other in a step, by axis: a matrix over ranks, nodes or pipeline devices.
+"""Messages that ranks send each other in a step, by axis of communication.
 
 The collectives of every op are spread over pairs of ranks by their algorithms (`collective_messages`), which are those
 that the forecast's prices chose for their size and group. Payloads are of the mean rank (without `Collective.pace`) and
 without protocol overhead. A collective of some members of an axis (`Collective.members`) that begin at its first rank
 and divide it evenly stands for all such groups, as two-level exchanges have; other members are those of one group.
-
-Copies between a GPU and its host have no second rank: `CommunicationMatrix.host` has them.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,44 +28,10 @@ from meshcast.simulator.costs.collectives.collective import choose_algorithm, fi
 from meshcast.simulator.costs.collectives.dispatch import Dispatch
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.mesh import Mesh
-from meshcast.simulator.ir.ops import Collective, Exchange, HostCopy, Transfer, Work
+from meshcast.simulator.ir.ops import Collective, Exchange, Transfer, Work
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.categories import EXPOSED, axis_of
-from meshcast.simulator.report.formatting import name_device
 from meshcast.simulator.report.metrics import Metrics
-
-Grouping = Literal["rank", "node", "stage"]
-"""Rows and columns of a matrix: single ranks, nodes (or scale-up domains that span nodes), or pipeline devices."""
-
-MOST_ROWS = 512
-"""Largest matrix that `choose_grouping` takes."""
-
-
-@dataclass(frozen=True)
-class CommunicationMatrix:
-    """Bytes in a step from the ranks of one group to those of another.
-
-    grouping: what a row and a column is.
-    names: of the groups, in the order of rows and columns.
-    by_axis: by axis of communication (`EXPOSED`) the bytes that the group of a row sends to that of a column [groups,
-        groups]; what ranks of one group send each other is on the diagonal. Only axes with bytes.
-    host: bytes that the ranks of every group copy to their hosts, and from them [groups, 2].
-    """
-
-    grouping: Grouping
-    names: tuple[str, ...]
-    by_axis: dict[str, np.ndarray]
-    host: np.ndarray
-
-    @cached_property
-    def total(self) -> np.ndarray:
-        """Bytes over all axes [groups, groups]."""
-        return sum(self.by_axis.values(), np.zeros((len(self.names), len(self.names))))
-
-    @property
-    def sums(self) -> dict[str, float]:
-        """Bytes that all ranks together send in a step, by axis."""
-        return {axis: float(matrix.sum()) for axis, matrix in self.by_axis.items()}
 
 
 class RankMessages(NamedTuple):
@@ -94,60 +55,17 @@ class RankMessages(NamedTuple):
     nbytes: np.ndarray
 
 
-def communication_matrix(
-    metrics: Metrics, grouping: Grouping | None = None, calibration: Calibration | None = None
-) -> CommunicationMatrix:
-    """The bytes that ranks send each other in a step of a forecast.
-
-    grouping: of the matrix; by default the finest of at most `MOST_ROWS` rows, or pipeline devices.
-    calibration: with which the job was forecast; by default the one that ships with meshcast.
-    """
-    plan = metrics.play.plan
-    kind = grouping or choose_grouping(plan.job.cluster)
-    names, group_of = group_ranks(plan, kind)
-    size = len(names)
-    found: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(size * size))
-    for one in list_rank_messages(metrics, calibration):
-        cells = group_of[one.sources] * size + group_of[one.targets]
-        found[one.axis] += np.bincount(cells, one.nbytes * one.times, size * size)
-    by_axis = {axis: found[axis].reshape(size, size) for axis in EXPOSED if axis in found and found[axis].any()}
-    return CommunicationMatrix(kind, names, by_axis, _host_bytes(metrics, group_of, size))
-
-
-def choose_grouping(cluster: Cluster, most: int = MOST_ROWS) -> Grouping:
-    """Returns the finest grouping of at most `most` rows, or pipeline devices if even nodes are more."""
-    if cluster.gpus <= most:
-        return "rank"
-    return "node" if -(-cluster.gpus // cluster.local_gpus) <= most else "stage"
-
-
-def group_ranks(plan: Plan, grouping: Grouping) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names of all groups, and the group of every rank; ranks of no pipeline device are in group 0."""
-    cluster = plan.job.cluster
-    ranks = np.arange(cluster.gpus)
-    if grouping == "rank":
-        return tuple(f"rank {rank}" for rank in ranks), ranks
-    if grouping == "node":
-        nodes = ranks // cluster.local_gpus
-        noun = "domain" if cluster.local_gpus > cluster.gpus_per_node else "node"
-        return tuple(f"{noun} {node}" for node in range(int(nodes[-1]) + 1)), nodes
-    devices = np.zeros(cluster.gpus, int)
-    for device in range(plan.ranks.devices):
-        devices[plan.ranks.of_device(device)] = device
-    return tuple(name_device(plan, device) for device in range(plan.ranks.devices)), devices
-
-
 def list_rank_messages(
     metrics: Metrics, calibration: Calibration | None = None, device: int | None = None
 ) -> Iterator[RankMessages]:
     """Yields the messages that the ranks of every device, or of one, send in a step; equal work of a device once."""
     plan, counts = metrics.play.plan, dict[tuple[int, str, Work, int], list[float]]()
-    for one in list_executed_ops(metrics, device):
-        if isinstance(one.op.work, Collective | Exchange | Transfer):
+    for executed in list_executed_ops(metrics, device):
+        work, axis = executed.op.work, axis_of(executed.op)
+        if isinstance(work, Collective | Exchange | Transfer):
             # The norm of all gradients is reduced on the stream of kernels.
-            axis = axis_of(one.op) if axis_of(one.op) in EXPOSED else "dp"
-            key = one.device, axis, one.op.work, one.target
-            counts.setdefault(key, [0.0, one.seconds])[0] += one.count
+            key = executed.device, axis if axis in EXPOSED else "dp", work, executed.target
+            counts.setdefault(key, [0.0, executed.seconds])[0] += executed.count
     finder = MessagesOfPlan(plan, calibration)
     for (owner, axis, work, target), (times, seconds) in counts.items():
         sources, targets, nbytes = finder.find(owner, work, target)
@@ -211,10 +129,10 @@ class MessagesOfPlan:
         if np.isin(own, stated).sum() != 1 or len(own) == 1:
             return [stated]
         firsts = [self.plan.ranks.of_device(other) for other in range(self.plan.ranks.devices)]
-        held = [one for first in stated for one in firsts if first in one]
-        if len(held) != len(stated) or len({len(one) for one in held}) > 1:
+        held = [members for first in stated for members in firsts if first in members]
+        if len(held) != len(stated) or len({len(members) for members in held}) > 1:
             return [stated]
-        return [np.array([one[place] for one in held]) for place in range(len(own))]
+        return [np.array([members[place] for members in held]) for place in range(len(own))]
 
     def _member_messages(self, device: int, work: Work, ranks: np.ndarray) -> tuple[MemberMessages, float]:
         """The messages between the members of a group, and the bytes that their shares are of."""
@@ -273,17 +191,19 @@ def groups_along(
 def split_positions(members: Sequence[int], count: int) -> list[np.ndarray]:
     """The groups of positions that `members` stand for, of `count` positions.
 
-    >>> [one.tolist() for one in split_positions((0, 1), 4)], [one.tolist() for one in split_positions((0, 2), 4)]
-    ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
-    >>> [one.tolist() for one in split_positions((0, 3), 4)]
+    >>> [group.tolist() for group in split_positions((0, 1), 4)]
+    [[0, 1], [2, 3]]
+    >>> [group.tolist() for group in split_positions((0, 2), 4)]
+    [[0, 2], [1, 3]]
+    >>> [group.tolist() for group in split_positions((0, 3), 4)]
     [[0, 3]]
     """
-    found = np.array(members)
-    step = int(found[1]) if len(found) > 1 else 1
-    span = step * len(found)
-    if not np.array_equal(found, np.arange(len(found)) * step) or count % span:
-        return [found]
-    return [found + block + place for block in range(0, count, span) for place in range(step)]
+    positions = np.array(members)
+    step = int(positions[1]) if len(positions) > 1 else 1
+    span = step * len(positions)
+    if not np.array_equal(positions, np.arange(len(positions)) * step) or count % span:
+        return [positions]
+    return [positions + block + place for block in range(0, count, span) for place in range(step)]
 
 
 def split_by_tier(cluster: Cluster, messages: RankMessages) -> dict[str, float]:
@@ -298,15 +218,3 @@ def split_by_tier(cluster: Cluster, messages: RankMessages) -> dict[str, float]:
 
 def _reach(cluster: Cluster, ranks: np.ndarray) -> Reach:
     return reach(cluster, ranks.tolist())
-
-
-def _host_bytes(metrics: Metrics, group_of: np.ndarray, size: int) -> np.ndarray:
-    """See `CommunicationMatrix.host`."""
-    plan, found = metrics.play.plan, np.zeros((size, 2))
-    by_device = np.zeros((plan.ranks.devices, 2))
-    for one in list_executed_ops(metrics):
-        if isinstance(one.op.work, HostCopy):
-            by_device[one.device, int(one.op.work.back)] += one.op.work.nbytes * one.count
-    for device in range(plan.ranks.devices):
-        np.add.at(found, group_of[plan.ranks.of_device(device)], by_device[device])
-    return found

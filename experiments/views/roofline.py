@@ -15,20 +15,21 @@ All figures are of one rank of one pipeline device, in a step.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshcast.experiments.explain.collective_messages import switch_link_shares
-from meshcast.experiments.explain.communication_matrix import (
+from meshcast.experiments.explain.executed_ops import list_executed_ops
+from meshcast.experiments.explain.rank_messages import (
     MessagesOfPlan,
     RankMessages,
     list_rank_messages,
     split_by_tier,
 )
-from meshcast.experiments.explain.executed_ops import list_executed_ops
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.gpu import GPU
 from meshcast.simulator.costs.calibration.calibration import Calibration
@@ -167,16 +168,71 @@ class StepRoofline:
     @cached_property
     def flops(self) -> float:
         """FLOPs that a rank executes in a step."""
-        return sum(one.flops * one.count for one in self.kernels)
+        return sum(kernel.flops * kernel.count for kernel in self.kernels)
 
     @cached_property
     def nbytes(self) -> float:
         """Least memory traffic of a rank in a step [bytes]."""
-        return sum(one.nbytes * one.count for one in self.kernels)
+        return sum(kernel.nbytes * kernel.count for kernel in self.kernels)
+
+    @property
+    def with_flops(self) -> list[KernelPoint]:
+        """The kernels that have a place on the axis of intensity."""
+        return [kernel for kernel in self.kernels if kernel.flops]
+
+    @property
+    def memory_bound(self) -> tuple[float, float]:
+        """Share of the step of the other kernels, and what they attain of the memory bandwidth; 0 of none."""
+        kernels = [kernel for kernel in self.kernels if not kernel.flops and kernel.nbytes]
+        if not (seconds := sum(kernel.total_seconds for kernel in kernels)):
+            return 0.0, 0.0
+        nbytes = sum(kernel.nbytes * kernel.count for kernel in kernels)
+        return seconds / self.step_seconds, nbytes / seconds / self.memory_bandwidth
+
+    @property
+    def top(self) -> float:
+        """Highest roof [FLOP/s]."""
+        return max(self.peaks.values(), default=1e12)
+
+    def links_above(self, share: float) -> list[NetworkPoint]:
+        """Returns the axes on links that are busy with them for at least a share of the step."""
+        return [point for point in self.network if point.busy_share >= share]
+
+
+class KernelGroup(NamedTuple):
+    """Kernels of one name, phase and kind, as one point.
+
+    intensity: FLOPs a byte. attained, roof: rates [FLOP/s]. seconds: in a step [s].
+    """
+
+    name: str
+    phase: str
+    kind: str
+    intensity: float
+    attained: float
+    roof: float
+    seconds: float
+
+
+def group_kernels(kernels: Iterable[KernelPoint]) -> list[KernelGroup]:
+    """Groups kernels with FLOPs by name and phase, the one that takes longest first."""
+    groups: dict[tuple[str, str, str], list[KernelPoint]] = defaultdict(list)
+    for kernel in kernels:
+        if kernel.flops:
+            groups[kernel.name, kernel.phase, kernel.kind].append(kernel)
+    grouped = []
+    for key, members in groups.items():
+        seconds = sum(kernel.total_seconds for kernel in members)
+        flops = sum(kernel.flops * kernel.count for kernel in members)
+        nbytes = sum(kernel.nbytes * kernel.count for kernel in members)
+        # Kernels one after another are as fast as their roofs together let them be.
+        fastest = sum(kernel.flops * kernel.count / kernel.roof for kernel in members)
+        grouped.append(KernelGroup(*key, flops / nbytes, flops / seconds, flops / fastest, seconds))
+    return sorted(grouped, key=lambda group: -group.seconds)
 
 
 def step_roofline(metrics: Metrics, device: int | None = None, calibration: Calibration | None = None) -> StepRoofline:
-    """The rooflines of a forecast.
+    """Finds the rooflines of a forecast.
 
     device: pipeline device; by default the one that computes longest, which the breakdown describes.
     calibration: with which the job was forecast; by default the one that ships with meshcast.
@@ -186,20 +242,20 @@ def step_roofline(metrics: Metrics, device: int | None = None, calibration: Cali
     cluster = plan.ranks.clusters[owner]
     traits = plan.on(owner).job.framework.kernel_traits
     kernels = _kernel_points(metrics, owner, cluster.gpu, attention_format(traits.attention))
-    peaks = {one.dtype: one.peak for one in kernels if one.dtype}
-    flops, most = sum(one.flops * one.count for one in kernels), max(peaks.values(), default=0.0)
+    peaks = {kernel.dtype: kernel.peak for kernel in kernels if kernel.dtype}
+    flops, top = sum(kernel.flops * kernel.count for kernel in kernels), max(peaks.values(), default=0.0)
     links = link_rates(cluster)
     finder = MessagesOfPlan(plan, calibration)
     ranks = len(plan.ranks.of_device(owner))
     nbytes: dict[tuple[str, str], float] = defaultdict(float)
     seconds: dict[tuple[str, str], float] = defaultdict(float)
-    for one in list_rank_messages(metrics, calibration, owner):
-        for tier, sent in _bytes_on_links(one, finder, owner).items():
+    for messages in list_rank_messages(metrics, calibration, owner):
+        for tier, sent in _bytes_on_links(messages, finder, owner).items():
             if sent:
-                nbytes[one.axis, tier] += sent * one.times / ranks
-                seconds[one.axis, tier] += one.seconds * one.times
+                nbytes[messages.axis, tier] += sent * messages.times / ranks
+                seconds[messages.axis, tier] += messages.seconds * messages.times
     network = tuple(
-        NetworkPoint(*key, nbytes[key], seconds[key], links[key[1]], flops, most, metrics.step_time)
+        NetworkPoint(*key, nbytes[key], seconds[key], links[key[1]], flops, top, metrics.step_time)
         for key in ((axis, tier) for axis in EXPOSED for tier in TIERS)
         if key in nbytes
     )
@@ -208,7 +264,7 @@ def step_roofline(metrics: Metrics, device: int | None = None, calibration: Cali
 
 
 def link_rates(cluster: Cluster) -> dict[str, float]:
-    """Nominal rates of a GPU's links by tier, one direction [bytes/s], without tiers that no two GPUs use."""
+    """Returns nominal rates of a GPU's links by tier, one direction [bytes/s], without tiers that no two GPUs use."""
     rates = {
         "scale-up": float(cluster.scale_up.bandwidth) if cluster.scale_up_domain > 1 else 0.0,
         "host": float(cluster.host.bandwidth) if cluster.over_host else 0.0,
@@ -218,11 +274,15 @@ def link_rates(cluster: Cluster) -> dict[str, float]:
 
 
 def _kernel_points(metrics: Metrics, device: int, gpu: GPU, attention: str) -> tuple[KernelPoint, ...]:
-    """Kernels of a device by name, phase, work and price. attention: number format of attention; empty: of its work."""
+    """Lists kernels of a device by name, phase, work and price.
+
+    attention: number format of attention; empty: that of its work.
+    """
     counts: dict[tuple[Any, ...], float] = defaultdict(float)
-    for one in list_executed_ops(metrics, device):
-        if isinstance(one.op.work, Gemm | Attention | Memory) and one.kind in COMPUTING:
-            counts[one.op.name, one.op.phase, one.kind, one.op.work, one.seconds] += one.count
+    for executed in list_executed_ops(metrics, device):
+        op = executed.op
+        if isinstance(op.work, Gemm | Attention | Memory) and executed.kind in COMPUTING:
+            counts[op.name, op.phase, executed.kind, op.work, executed.seconds] += executed.count
     memory = float(gpu.memory_bandwidth)
     points = []
     for (name, phase, kind, work, seconds), count in counts.items():
@@ -230,21 +290,21 @@ def _kernel_points(metrics: Metrics, device: int, gpu: GPU, attention: str) -> t
         dtype = attention or dtype if isinstance(work, Attention) else dtype
         top = peak(gpu, dtype) if dtype else 0.0
         points.append(KernelPoint(name, phase, kind, dtype, work.flops, work.bytes, seconds, count, top, memory))
-    return tuple(sorted(points, key=lambda one: (-one.total_seconds, one.name, one.phase)))
+    return tuple(sorted(points, key=lambda kernel: (-kernel.total_seconds, kernel.name, kernel.phase)))
 
 
 def _bytes_on_links(messages: RankMessages, finder: MessagesOfPlan, device: int) -> dict[str, float]:
-    """Bytes of one execution that all ranks of a device send over links of each tier."""
+    """Returns bytes of one execution that all ranks of a device send over links of each tier."""
     work = messages.work
     if isinstance(work, Collective) and work.operation == "all_reduce":
         groups = [ranks for ranks in finder.groups(device, work) if len(ranks) > 1]
         names = [finder.algorithm(device, work, ranks) for ranks in groups]
         if all(name.startswith("NVLS") for name in names):
-            own, found = finder.plan.ranks.of_device(device), {"scale-up": 0.0, "network": 0.0}
+            members, sent = finder.plan.ranks.of_device(device), {"scale-up": 0.0, "network": 0.0}
             for ranks, name in zip(groups, names, strict=True):
                 nodes = (ranks // finder.cluster.local_gpus).tolist()
-                held = int(np.isin(ranks, own).sum())
-                for tier, share in zip(found, switch_link_shares(nodes, "SHARP" in name), strict=True):
-                    found[tier] += share * work.nbytes * held
-            return found
+                held = int(np.isin(ranks, members).sum())
+                for tier, share in zip(sent, switch_link_shares(nodes, "SHARP" in name), strict=True):
+                    sent[tier] += share * work.nbytes * held
+            return sent
     return split_by_tier(finder.cluster, messages)

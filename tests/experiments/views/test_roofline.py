@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from meshcast.experiments.explain.communication_matrix import communication_matrix
-from meshcast.experiments.explain.roofline import StepRoofline, link_rates, step_roofline
+from meshcast.experiments.views.communication import communication_matrix
+from meshcast.experiments.views.roofline import StepRoofline, link_rates, step_roofline
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.program.block import SUMS
 

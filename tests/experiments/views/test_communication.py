@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import yaml
 
-from meshcast.experiments.explain.communication_matrix import communication_matrix, group_ranks, split_positions
 from meshcast.experiments.explain.executed_ops import list_executed_ops
+from meshcast.experiments.explain.rank_messages import split_positions
+from meshcast.experiments.views.communication import communication_matrix, group_ranks
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.program.block import SUMS
 from meshcast.simulator.report.trace import write_trace

@@ -1,0 +1,48 @@
+"""Breakdown of a step: the parts that add up to it on the slowest device, and communication that is hidden."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshcast.experiments.views import palette
+from meshcast.simulator.report.figures import parts_of_step
+from meshcast.simulator.report.report import Report
+
+
+@dataclass(frozen=True)
+class BreakdownPart:
+    """A part of a step [s].
+
+    begin: sum of the parts before it. took: its duration. hidden: overlapped communication of the same axis.
+    """
+
+    begin: float
+    took: float
+    hidden: float = 0.0
+
+    @property
+    def end(self) -> float:
+        return self.begin + self.took
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.took or self.hidden)
+
+
+def step_parts(report: Report) -> dict[str, BreakdownPart]:
+    """Returns the parts that add up to the step, in the order of the page; rounding errors are set to zero."""
+    hidden, least = report.breakdown.hidden, 1e-9 * report.step_time
+
+    def clean(seconds: float) -> float:
+        return float(seconds) if seconds > least else 0.0
+
+    parts, begin = {}, 0.0
+    for key, figure in parts_of_step().items():
+        parts[key] = BreakdownPart(begin, clean(figure.compute(report) or 0.0), clean(hidden.get(key, 0.0)))
+        begin = parts[key].end
+    return parts
+
+
+def group_shares(report: Report) -> list[float]:
+    """Computes shares of the step by group, in the order of `palette.STEP_GROUPS`; they add up to one."""
+    return [sum(report.parts[key] for key in keys) / report.step_time for keys in palette.STEP_GROUPS]
