@@ -124,7 +124,7 @@ SIXTEEN: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def waiting() -> Any:
     """Its first pass waits for gathered parameters, and passes for tensor communication."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     return simulate(load_job(root / "examples/gpt3-175b-dgx-a100.yaml", ["batch.global=512"]))
 
 
