@@ -1,0 +1,1 @@
+"""What pictures and tables show, without a library that draws them."""
