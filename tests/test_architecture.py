@@ -66,6 +66,7 @@ FLOORS = [
     "meshcast.experiments.schema",
     "meshcast.experiments.views",
     "meshcast.experiments.render.matplotlib",
+    "meshcast.experiments.render.markdown",
     "meshcast.experiments.render.terminal",
     "meshcast.experiments.render.notebook",
     "meshcast.experiments.search.space",

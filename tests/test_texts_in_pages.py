@@ -23,6 +23,7 @@ pytest.importorskip("bokeh", reason="bokeh is not installed (pip install 'meshca
 
 import meshcast
 from meshcast.experiments.explain import sensitivity
+from meshcast.experiments.render import markdown
 from meshcast.experiments.render.bokeh.html import (
     BarPiece,
     Html,
@@ -45,7 +46,6 @@ from meshcast.simulator import load_job, simulate
 from tests.browser import LISTEN, LOOK, Browser
 from tests.payloads import FILE_NAMES, HARMLESS, PAYLOADS
 from tools.pages import catalog as catalog_page
-from tools.pages import markdown
 
 ROOT = Path(__file__).parents[1]
 CATALOG, EXPERIMENTS = ROOT / "hardware" / "catalog", ROOT / "experiments"

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import yaml
 
+from meshcast.experiments.render.markdown import render_table
+from meshcast.experiments.views.table import Table, numbers
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator.report.peak_errors import FILE, FITS, ROOM, PeakError
 from meshcast.validation.published.fit.peak_spreads import LeftOutPeak, fit_spreads, measure_peaks
@@ -33,7 +35,7 @@ def write_table(spreads: Mapping[str, PeakError], file: Path) -> None:
 
 def describe_left_out(peaks: Sequence[LeftOutPeak]) -> str:
     """Returns how the peaks of every source lie in what all others say, as a page in Markdown."""
-    lines = ["| source | program | peaks | inside 90 % | below the 95 % end |", "| --- | --- | --: | --: | --: |"]
+    table = Table("source", "program", *numbers("peaks"), *numbers("inside 90 %", "below the 95 % end", format=".0%"))
     for source in sorted({peak.source for peak in peaks}):
         of_source = [peak for peak in peaks if peak.source == source]
         spreads = fit_spreads(peak for peak in peaks if peak.source != source)
@@ -41,8 +43,8 @@ def describe_left_out(peaks: Sequence[LeftOutPeak]) -> str:
         inside, below = (sum(test) / len(of_source) for test in (
             [1 - FITS <= share <= FITS for share in shares], [share <= FITS for share in shares],
         ))  # fmt: skip
-        lines.append(f"| {source} | {of_source[0].program} | {len(of_source)} | {inside:.0%} | {below:.0%} |")
-    return "\n".join(lines)
+        table.add(source, of_source[0].program, len(of_source), inside, below)
+    return render_table(table).rstrip()
 
 
 def main(paths: Sequence[str]) -> None:

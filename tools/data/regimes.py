@@ -14,7 +14,9 @@ from typing import Any
 
 import yaml
 
+from meshcast.experiments.render.markdown import render_table
 from meshcast.experiments.render.terminal.published import progress
+from meshcast.experiments.views.table import Table, formatted_numbers
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator.costs.regimes import FILE, ROOM
 from meshcast.validation.published.fit.derivatives import forecast_derivatives
@@ -39,21 +41,22 @@ def write_table(residuals: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 def describe_residuals(residuals: Sequence[Mapping[str, Any]]) -> str:
     """Returns how the intervals of every regime hold, as a table in Markdown."""
-    lines = [
-        "| regime | class | runs | sources | median / p90 % | inside % | of left-out sources % | half width % |",
-        "| --- | --- | --: | --: | --: | --: | --: | --: |",
-    ]
-    for one in residuals:
-        if one["rows"]:
-            errors = f"{100 * one['median']:.1f} / {100 * one['p90']:.1f}"
-            shares = (f"{100 * one[key]:.{digits}f}" for key, digits in SHARES.items())
-            cells = (one["regime"], one["class"] or "all", one["rows"], one["sources"], errors, *shares)
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+    counts = ("runs", ""), ("sources", ""), ("median / p90 %", "")
+    table = Table("regime", "class", *formatted_numbers(*counts, *SHARES.values()))
+    for row in residuals:
+        if row["rows"]:
+            errors = f"{100 * row['median']:.1f} / {100 * row['p90']:.1f}"
+            shares = (row[key] for key in SHARES)
+            table.add(row["regime"], row["class"] or "all", row["rows"], row["sources"], errors, *shares)
+    return render_table(table).rstrip()
 
 
-SHARES = {"inside": 0, "inside_left_out": 0, "half_width": 1}
-"""Shares of a row, with their digits as percentages."""
+SHARES = {
+    "inside": ("inside %", ".0p"),
+    "inside_left_out": ("of left-out sources %", ".0p"),
+    "half_width": ("half width %", ".1p"),
+}
+"""Shares of a row, with their heads and formats."""
 
 
 def main(paths: Sequence[str]) -> None:

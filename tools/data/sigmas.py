@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshcast.experiments.render.markdown import render_table
+from meshcast.experiments.views.table import Table, formatted_numbers
 from meshcast.simulator.report.metrics import Z90
 from meshcast.validation.published.fit.refit import FREEDOM, source_weights
 from meshcast.validation.published.measured_range.combinations import condense, find_nearest
@@ -187,19 +189,24 @@ def _fit(held: Sequence[HeldRun], field: str) -> FieldSigma:
 
 def format_fit(held: Sequence[HeldRun]) -> str:
     """The fit as a page in Markdown."""
-    found = fit_sigmas(held)
-    lines = [
-        "| field outside | runs | sources | longer % | inside % | sigma | gain | sigma without a source | gain |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: | --: |",
-    ]
-    for one in found:
-        longer = f"{100 * one.bias:+.1f} +- {100 * one.bias_error:.1f}"
-        without = f"{one.least:.3f} to {one.most:.3f} | {one.least_gain:.1f}"
-        figures = f"{longer} | {100 * one.covered:.0f} | {one.sigma:.3f} | {one.gain:.1f} | {without}"
-        lines.append(f"| {TITLES[one.field]} | {one.runs} | {one.sources} | {figures} |")
-    kept = fit_together(held, [one.field for one in found if one.kept])
-    nothing = sum(not one.outside for one in held)
-    lines += ["", f"{len(held)} runs whose task other sources have; {nothing} with no field outside."]
+    fits = fit_sigmas(held)
+    columns = (
+        ("runs", ""),
+        ("sources", ""),
+        ("longer %", ""),
+        ("inside %", ".0p"),
+        ("sigma", ".3f"),
+        ("gain", ".1f"),
+    )
+    table = Table("field outside", *formatted_numbers(*columns, ("sigma without a source", ""), ("gain", ".1f")))
+    for fit in fits:
+        longer = f"{100 * fit.bias:+.1f} +- {100 * fit.bias_error:.1f}"
+        without = f"{fit.least:.3f} to {fit.most:.3f}"
+        figures = longer, fit.covered, fit.sigma, fit.gain, without, fit.least_gain
+        table.add(TITLES[fit.field], fit.runs, fit.sources, *figures)
+    kept = fit_together(held, [fit.field for fit in fits if fit.kept])
+    nothing = sum(not run.outside for run in held)
+    lines = [render_table(table), f"{len(held)} runs whose task other sources have; {nothing} with no field outside."]
     if kept:
         before, after = cover(held, kept)
         together = ", ".join(f"{TITLES[field]} {sigma:.3f}" for field, sigma in kept.items())

@@ -16,7 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from meshcast.experiments.render.markdown import render_table
 from meshcast.experiments.render.terminal.published import fit_published, validate_published
+from meshcast.experiments.views.table import Table, formatted_numbers, numbers
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.validation.published.answer import answers
 from meshcast.validation.published.clusters import forget_cluster, known_cluster
@@ -28,6 +30,12 @@ from tools.pages.memory_verdicts import forecast_reported, list_sections
 FEWEST = 5
 """Runs that a group needs for a row of its own."""
 WORST = 30
+
+FIGURES = (
+    *(("runs", ""), ("median %", ".1p"), ("p90 %", ".1p")),
+    *(("bias %", "+.1p"), ("inside %", ".0p"), ("baseline %", ".0p")),
+)
+"""Columns of figures of a group, with their formats."""
 
 INTRODUCTION = """\
 # Accuracy on published runs
@@ -210,15 +218,12 @@ def _groups(
 
 
 def _table(head: str, rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
-    lines = [
-        f"| {head} | runs | median % | p90 % | bias % | inside % | baseline % |",
-        "| --- | --: | --: | --: | --: | --: | --: |",
-    ]
-    for names, own in _groups(rows, keys):
-        if len(own) >= FEWEST:
-            lines.append(f"| {', '.join(names)} | {_figures(own)} |")
-    lines.append(f"| all | {_figures([row for row in rows if row['error'] is not None])} |")
-    return "\n".join(lines) + "\n"
+    table = Table(head, *formatted_numbers(*FIGURES))
+    for names, of_group in _groups(rows, keys):
+        if len(of_group) >= FEWEST:
+            table.add(", ".join(names), *_figures(of_group))
+    table.add("all", *_figures([row for row in rows if row["error"] is not None]))
+    return render_table(table)
 
 
 def list_strangers(rows: Sequence[dict[str, Any]], strangers: Sequence[dict[str, Any]], new: int) -> str:
@@ -229,8 +234,9 @@ def list_strangers(rows: Sequence[dict[str, Any]], strangers: Sequence[dict[str,
     """
     lines = [STRANGERS]
     for key, head in (("class", "class"), ("stack", "program"), ("regime", "regime")):
-        lines += [f"| {head} | runs | with all % | as a stranger % | bias % | inside % | half % | baseline % |"]
-        lines += ["| --- | --: | --: | --: | --: | --: | --: | --: |"]
+        counts = ("runs", ""), ("with all %", ""), ("as a stranger %", ""), ("bias %", "+.1p")
+        shares = [(words, ".0p") for words in ("inside %", "half %", "baseline %")]
+        table = Table(head, *formatted_numbers(*counts, *shares))
         for name in [*sorted({str(row[key]) for row in strangers if row[key]}), ALL]:
             pairs = [
                 (row, strange)
@@ -238,12 +244,11 @@ def list_strangers(rows: Sequence[dict[str, Any]], strangers: Sequence[dict[str,
                 if name in (ALL, strange[key]) and row["error"] is not None and strange["error"] is not None
             ]
             if len(pairs) >= FEWEST:
-                lines.append(f"| {name} | {_compare(pairs)} |")
-        lines.append("")
+                table.add(name, *_compare(pairs))
+        lines.append(render_table(table))
     if new:
         now, strange = (compute_figures(answers[-new:]) for answers in (rows, strangers))
-        words = {"now": _pairs({"now": now}, ("now",)), "strange": _pairs({"strange": strange}, ("strange",))}
-        lines.append(NEW_RUNS.format(count=f"{new:,}", **words))
+        lines.append(NEW_RUNS.format(count=f"{new:,}", now=_pair(now), strange=_pair(strange)))
     return "\n".join(lines)
 
 
@@ -251,7 +256,7 @@ ALL = "all"
 """Row of all runs."""
 
 
-def _compare(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+def _compare(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[Any, ...]:
     """Returns the cells of runs with all settings, and as a stranger tells them."""
     usual, strange = (compute_figures(answers) for answers in zip(*pairs, strict=True))
     halves = [
@@ -260,80 +265,63 @@ def _compare(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
         for low, high in [row["predicted"]["interval_90_s"]]
     ]
     naive = strange["baseline_from_other_sources"]["median"]
-    cells = [
-        f"{len(pairs)}", _pairs({"": usual}, ("",)), _pairs({"": strange}, ("",)), f"{100 * strange['bias']:+.1f}",
-        f"{100 * strange['inside_interval']:.0f}", f"{100 * median(halves):.0f}",
-        "" if naive is None else f"{100 * naive:.0f}",
-    ]  # fmt: skip
-    return " | ".join(cells)
+    shares = strange["bias"], strange["inside_interval"], median(halves), naive
+    return len(pairs), _pair(usual), _pair(strange), *shares
 
 
-def _figures(rows: Sequence[dict[str, Any]]) -> str:
-    found = compute_figures(rows)
-    naive = found["baseline_from_other_sources"]["median"]
-    cells = [
-        f"{found['compared']}",
-        f"{100 * found['median']:.1f}",
-        f"{100 * found['p90']:.1f}",
-        f"{100 * found['bias']:+.1f}",
-        f"{100 * found['inside_interval']:.0f}",
-        "" if naive is None else f"{100 * naive:.0f}",
-    ]
-    return " | ".join(cells)
+def _figures(rows: Sequence[dict[str, Any]]) -> tuple[float | None, ...]:
+    figures = compute_figures(rows)
+    errors = (figures[key] for key in ("compared", "median", "p90", "bias", "inside_interval"))
+    return *errors, figures["baseline_from_other_sources"]["median"]
 
 
 def _memory(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["| program | runs | median % | p90 % | bias % |", "| --- | --: | --: | --: | --: |"]
+    table = Table("program", *formatted_numbers(*FIGURES[:4]))
     named = sorted({str(row["stack"]) for row in rows if row["memory_error"] is not None})
-    for name, own in [*((name, [row for row in rows if row["stack"] == name]) for name in named), ("all", list(rows))]:
-        found = compute_figures(own)["memory"]
-        cells = " | ".join(f"{100 * found[key]:.1f}" for key in ("median", "p90"))
-        lines.append(f"| {name} | {found['compared']} | {cells} | {100 * found['bias']:+.1f} |")
-    return "\n".join(lines) + "\n"
+    groups = [(name, [row for row in rows if row["stack"] == name]) for name in named]
+    for name, of_group in [*groups, ("all", list(rows))]:
+        figures = compute_figures(of_group)["memory"]
+        table.add(name, *(figures[key] for key in ("compared", "median", "p90", "bias")))
+    return render_table(table)
 
 
 def _left_out(fit: dict[str, Any]) -> str:
-    lines = [LEFT_OUT, "| runs | | shipped % | source left out % | family left out % | model left out % |"]
-    lines.append("| --- | --: | --: | --: | --: | --: |")
-    keys = ("shipped", *(f"refitted_{one}_left_out" for one in ("source", "family", "model")))
+    grouped = ("source", "family", "model")
+    table = Table("runs", *numbers("", "shipped %", *(f"{grouping} left out %" for grouping in grouped)))
+    keys = ("shipped", *(f"refitted_{grouping}_left_out" for grouping in grouped))
     classes = {name: of for name, of in fit["classes"].items() if keys[-1] in of["errors"]}
     for name, of in classes.items():
-        lines.append(f"| {name} | {of['rows']} | {_pairs(of['errors'], keys)} |")
-    for one in classes.get("experts", {"left_out": {"model": []}})["left_out"]["model"]:
-        shipped, refitted = (_pairs(one["errors"], (key,)) for key in (keys[0], keys[-1]))
-        lines.append(f"| of them {one['group']} | {one['rows']} | {shipped} | | | {refitted} |")
-    return "\n".join(lines) + "\n"
+        table.add(name, of["rows"], *(_pair(of["errors"][key]) for key in keys))
+    for model in classes.get("experts", {"left_out": {"model": []}})["left_out"]["model"]:
+        shipped, refitted = (_pair(model["errors"][key]) for key in (keys[0], keys[-1]))
+        table.add(f"of them {model['group']}", model["rows"], shipped, "", "", refitted)
+    return f"{LEFT_OUT}\n{render_table(table)}"
 
 
-def _pairs(errors: dict[str, Any], keys: Sequence[str]) -> str:
-    return " | ".join(f"{100 * errors[key]['median']:.1f} / {100 * errors[key]['p90']:.1f}" for key in keys)
+def _pair(errors: Mapping[str, Any]) -> str:
+    return f"{100 * errors['median']:.1f} / {100 * errors['p90']:.1f}"
 
 
 def _constants(fit: dict[str, Any]) -> str:
-    lines = [CONSTANT, "| source | runs | shipped % | without it % | constant % |", "| --- | --: | --: | --: | --: |"]
-    for one in fit["sources"]:
-        constant = one["constant"] and one["constant"]["median"]
+    table = Table("source", *numbers("runs", "shipped %", "without it %", "constant %"))
+    for source in fit["sources"]:
+        constant = source["constant"] and source["constant"]["median"]
         cells = []
         for key in ("shipped", "without"):
-            pair = _pairs(one, (key,))
-            cells.append(f"**{pair}**" if constant is not None and one[key]["median"] > constant else pair)
-        cells.append(_pairs(one, ("constant",)) if one["constant"] else "")
-        lines.append(f"| {one['source']} | {one['rows']} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            pair = _pair(source[key])
+            cells.append(f"**{pair}**" if constant is not None and source[key]["median"] > constant else pair)
+        table.add(source["source"], source["rows"], *cells, _pair(source["constant"]) if source["constant"] else "")
+    return f"{CONSTANT}\n{render_table(table)}"
 
 
 def _clusters(rows: Sequence[dict[str, Any]], forgotten: Mapping[str, Sequence[dict[str, Any]]]) -> str:
-    lines = [
-        CLUSTERS,
-        "| node | runs | | median % | p90 % | bias % | inside % |",
-        "| --- | --: | --- | --: | --: | --: | --: |",
-    ]
+    table = Table("node", *formatted_numbers(FIGURES[0]), "", *formatted_numbers(*FIGURES[1:5]))
     for name, without in forgotten.items():
         held = {row["id"] for row in without}
-        for word, own in (("with", [row for row in rows if row["id"] in held]), ("without", without)):
-            cells = _figures([row for row in own if row["error"] is not None]).split(" | ")
-            lines.append(f"| `{name}` | {cells[0]} | {word} | {' | '.join(cells[1:5])} |")
-    return "\n".join(lines) + "\n"
+        for word, of_node in (("with", [row for row in rows if row["id"] in held]), ("without", without)):
+            runs, *figures = _figures([row for row in of_node if row["error"] is not None])
+            table.add(f"`{name}`", runs, word, *figures[:4])
+    return f"{CLUSTERS}\n{render_table(table)}"
 
 
 def forecast_forgotten(runs: Iterable[PublishedRun]) -> dict[str, list[dict[str, Any]]]:
@@ -347,29 +335,26 @@ def forecast_forgotten(runs: Iterable[PublishedRun]) -> dict[str, list[dict[str,
 
 def _noise_floor(rows: Sequence[dict[str, Any]]) -> str:
     """How far measured times of runs with equal jobs lie apart: no forecast of one job can be nearer to all of them."""
-    text = [
-        "## Noise floor\n",
-        "Two runs whose jobs are equal, as far as they are published, differ by:\n",
-        "| class | pairs | median % | p90 % |\n| --- | --: | --: | --: |",
-    ]
-    for (kind,), own in _groups(rows, ("class",)):
+    table = Table("class", *formatted_numbers(("pairs", ""), ("median %", ".1p"), ("p90 %", ".1p")))
+    for (kind,), of_class in _groups(rows, ("class",)):
         equal = defaultdict[tuple[str, float], list[float]](list)
-        for row in own:
+        for row in of_class:
             equal[row["gpu"], row["predicted"]["step_time_s"]].append(measured_step(row))
-        apart = sorted(abs(math.log(one / other)) for times in equal.values() for one, other in combinations(times, 2))
+        apart = sorted(
+            abs(math.log(first / second)) for times in equal.values() for first, second in combinations(times, 2)
+        )
         if len(apart) >= FEWEST:
-            text.append(
-                f"| {kind} | {len(apart)} | {100 * quantile(apart, 0.5):.1f} | {100 * quantile(apart, 0.9):.1f} |"
-            )
-    return "\n".join(text) + "\n"
+            table.add(kind, len(apart), quantile(apart, 0.5), quantile(apart, 0.9))
+    words = "Two runs whose jobs are equal, as far as they are published, differ by:"
+    return f"## Noise floor\n\n{words}\n\n{render_table(table)}"
 
 
 def _worst(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [f"## The {WORST} largest errors\n", "| run | error % | assumed | cause |", "| --- | --: | --- | --- |"]
+    table = Table("run", *numbers("error %", format="+.1p"), "assumed", "cause")
     for row in sorted(rows, key=lambda row: -abs(row["error"]))[:WORST]:
         cause = next((words for ids, words in REASONS.items() if re.search(ids, row["id"])), "not known")
-        lines.append(f"| `{row['id']}` | {100 * row['error']:+.1f} | {', '.join(row['assumed'])} | {cause} |")
-    return "\n".join(lines) + "\n"
+        table.add(f"`{row['id']}`", row["error"], ", ".join(row["assumed"]), cause)
+    return f"## The {WORST} largest errors\n\n{render_table(table)}"
 
 
 if __name__ == "__main__":

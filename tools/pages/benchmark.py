@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from meshcast.experiments.planning.benchmark.optimum import find_optimum
 from meshcast.experiments.planning.benchmark.rows import choose_planners, rank_proposals
 from meshcast.experiments.planning.pricing.mixed import open_problem
 from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.render.markdown import render_table
+from meshcast.experiments.views.table import Column, Table
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.units import GIB
 
@@ -49,12 +50,13 @@ def write_tables(page: str, root: Path, seconds: float = 20.0, steps: int = 10_0
 def format_table(answer: dict[str, Any]) -> str:
     """The table of one job. answer: of ``plan --json``."""
     left = ("planner", "in its own space", "executable")
-    lines = [_line(COLUMNS), _line(["---" if name in left else "--:" for name in COLUMNS])]
+    table = Table(*(Column(name, align="left" if name in left else "right") for name in COLUMNS))
     if "step_time_s" in (proof := answer.get("certificate", {})):
         cells = [f"{proof['step_time_s']:.3f} s", "", "", f"0, gap {100 * proof['gap']:.1f} %", "", ""]
-        lines.append(_line(["certified optimum", *cells, f"{_count(proof['plans'])} plans", _seconds(proof), ""]))
-    lines += [_line([f"`{row['planner']}`", *_cells(row)]) for row in answer["rows"]]
-    return "".join(lines)
+        table.add("certified optimum", *cells, f"{_count(proof['plans'])} plans", _seconds(proof))
+    for row in answer["rows"]:
+        table.add(f"`{row['planner']}`", *_cells(row))
+    return render_table(table)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -82,10 +84,6 @@ def _count(number: float) -> str:
 
 def _seconds(row: dict[str, Any]) -> str:
     return f"{row['cpu_s']:.1f} s"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |\n"
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from meshcast.experiments.render.markdown import escape_text, render_table
+from meshcast.experiments.views.table import Table
 from meshcast.hardware.cluster import Cluster, Level
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.load import Fact, Value, catalog, load
 from meshcast.hardware.reliability import CheckpointStore, Reliability
 from meshcast.hardware.sourced_values import DEVICES, sourced_values
-from tools.pages.markdown import escape_text
 
 HEAD = """# The catalog
 
@@ -114,12 +115,7 @@ def at(model: Any, path: str) -> Any:
 def _table(kind: str, columns: Sequence[tuple[str, str]], sources: dict[str, int]) -> str:
     used = [(head, path) for head, path in columns if any(at(load(kind, name), path) for name in catalog(kind))]
     rows = [[f"`{name}`", *(_cell(at(load(kind, name), path), sources) for _, path in used)] for name in catalog(kind)]
-    return _rows([kind.removesuffix("s").replace("gpu", "GPU"), *(head for head, _ in used)], rows)
-
-
-def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return render_table(Table(kind.removesuffix("s").replace("gpu", "GPU"), *(head for head, _ in used), rows=rows))
 
 
 def _cell(item: Any, sources: dict[str, int]) -> str:
@@ -173,7 +169,7 @@ def _clusters() -> str:
                 *("<br>".join(levels), escape_text(cluster.source)),
             ]
         )
-    return _rows(["cluster", "", "node", "nodes", "GPUs", "levels of the fabric", "source"], rows)
+    return render_table(Table("cluster", "", "node", "nodes", "GPUs", "levels of the fabric", "source", rows=rows))
 
 
 def _reliability(sources: dict[str, int]) -> str:
@@ -200,7 +196,7 @@ def _reliability(sources: dict[str, int]) -> str:
             ]
         )
     heads = ["entry", "component", "per", "failures of units", "observed for, or mean time", "MTBF of one [h]", "loses"]
-    return _rows(heads, rows)
+    return render_table(Table(*heads, rows=rows))
 
 
 def _stores(sources: dict[str, int]) -> str:
@@ -209,7 +205,7 @@ def _stores(sources: dict[str, int]) -> str:
         store: CheckpointStore = load("stores", name)
         rates = [_cell(one, sources) for one in (store.write, store.read, store.per_node, store.nodes)]
         rows.append([f"`{name}`", escape_text(store.title), *rates])
-    return _rows(["store", "", "writing", "reading", "one node", "rates are of nodes"], rows)
+    return render_table(Table("store", "", "writing", "reading", "one node", "rates are of nodes", rows=rows))
 
 
 def _machines(sources: dict[str, int]) -> str:
@@ -224,7 +220,7 @@ def _machines(sources: dict[str, int]) -> str:
                 rows.append(
                     [escape_text(load("machines", cloud).title), f"`{name}`", f"{same} <sup>{number}</sup>", rate]
                 )
-    return _rows(["cloud", "machine", "taken for", "network"], rows)
+    return render_table(Table("cloud", "machine", "taken for", "network", rows=rows))
 
 
 def _level(level: Level) -> str:
@@ -243,7 +239,7 @@ def _assumed_rows() -> str:
         for path, item in sourced_values(load(kind, name))
         if item.kind == "assumed"
     ]
-    return _rows(["file", "field", "value", "why"], rows)
+    return render_table(Table("file", "field", "value", "why", rows=rows))
 
 
 if __name__ == "__main__":

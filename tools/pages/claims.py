@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
-from meshcast.experiments.render.terminal.claims import COUNTS, validate_claims, word_verdict
+from meshcast.experiments.render.markdown import render_table
+from meshcast.experiments.render.terminal.claims import tabulate_counts, validate_claims, word_verdict
+from meshcast.experiments.views.table import Column, Table
 from meshcast.hardware.documents.output_file import write_file
 
 HEAD = """\
@@ -35,7 +37,7 @@ def page(answer: dict[str, Any]) -> str:
             f"Of {summary['judged']} judged claims {summary['share_holds']:.0%} hold, and {summary['share_near']:.0%} "
             "hold or deviate by 25 % at most.\n"
         )
-    parts.append(_table(("family", *COUNTS.values()), _count_rows(summary)))
+    parts.append(render_table(tabulate_counts(summary)))
     for family in summary["by_family"]:
         parts.append(f"## {family.capitalize()}\n")
         of_family = [row for row in rows if row["family"] == family]
@@ -44,40 +46,19 @@ def page(answer: dict[str, Any]) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _count_rows(summary: dict[str, Any]) -> list[list[str]]:
-    return [
-        [name, *(str(counts[key]) for key in COUNTS)]
-        for name, counts in (*summary["by_family"].items(), ("all", summary))
-    ]
-
-
 def _system(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The claims of one system: a table, and the notes below it."""
     first = rows[0]
     paper = first["reference"]
     paper = f"[{paper}]({paper})" if paper.startswith("http") else paper
-    cells = [
-        [
-            f"`{row['id']}`", row["says"], "" if row["ours"] is None else f"{row['ours']:.4g}", row["theirs"],
-            word_verdict(row), row["source"],
-        ]
-        for row in rows
-    ]  # fmt: skip
-    table = _table(("claim", "says", "ours", "theirs", "verdict", "source"), cells)
+    table = Table("claim", "says", Column("ours", format=".4g"), "theirs", "verdict", "source")
+    for row in rows:
+        table.add(f"`{row['id']}`", row["says"], row["ours"], row["theirs"], word_verdict(row), row["source"])
     of_note: dict[str, list[str]] = {}
     for row in rows:
         of_note.setdefault(row["note"], []).append(f"`{row['id']}`")
     notes = "\n".join(f"- {', '.join(ids)}: {note}" for note, ids in of_note.items() if note)
-    return [f"### {first['system']}\n\n{paper}\n", table, *([notes + "\n"] if notes else [])]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(_cell(word) for word in line) + " |" for line in lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return [f"### {first['system']}\n\n{paper}\n", render_table(table), *([notes + "\n"] if notes else [])]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+from meshcast.experiments.render.markdown import render_table
+from meshcast.experiments.views.table import Table
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator.report.figures import FIGURES, Figure
 
@@ -17,23 +19,22 @@ forecast: `predict --json` and `Report.to_dict()` have them at the place that th
 `meshcast plot --value` draws every column of which lower or higher is better. A new one takes one entry:
 [add-a-figure.md](add-a-figure.md). GiB are 2^30 bytes.
 
-| figure | unit | in the answer | better | what it is |
-| --- | --- | --- | --- | --- |
 """
 
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "".join(f"{_row(figure)}\n" for figure in FIGURES.values())
+    heads = ("figure", "unit", "in the answer", "better", "what it is")
+    return HEAD + render_table(Table(*heads, rows=map(_list_cells, FIGURES.values())))
 
 
-def _row(figure: Figure) -> str:
+def _list_cells(figure: Figure) -> tuple[str, ...]:
     better = "" if figure.better == "neither" else figure.better
     place = re.sub(r"\.(\d+)", r"[\1]", figure.where)
     notes = [f"where the job has `{figure.needs}`"] if figure.needs else []
     notes += [] if figure.column else ["no column in sweeps"]
     sentence = figure.sentence + (f" ({', '.join(notes)})" if notes else "")
-    return f"| `{figure.name}` | {figure.unit} | `{place}` | {better} | {sentence} |"
+    return f"`{figure.name}`", figure.unit, f"`{place}`", better, sentence
 
 
 if __name__ == "__main__":

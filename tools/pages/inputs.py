@@ -16,11 +16,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from meshcast.experiments.render.markdown import escape_text, render_table
+from meshcast.experiments.views.table import Table, numbers
 from meshcast.hardware.documents.output_file import write_file
 from tools.inputs.corpus import PublicFile, find_folder, load_corpus
 from tools.inputs.judge import Judgement, judge
 from tools.inputs.published_runs import FileForecast, forecast_published_files
-from tools.pages.markdown import escape_text
 
 MOST_LETTERS = 400
 """Longest text of a file or a plan on the page."""
@@ -111,14 +112,13 @@ def render_page(judged: Sequence[tuple[Judgement, bool]]) -> str:
     public = sum(is_public for _, is_public in judged)
     lines = [INTRODUCTION, f"{len(judged)} files, {public} of them as they are public; of the others a small one that "]
     lines[-1] += "states the same.\n"
-    lines += [
-        "| program | files | right | approximated | asked | needless | another plan | answered |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    counts = ("files", "right", "approximated", "asked", "needless", "another plan")
+    table = Table("program", *numbers(*counts), *numbers("answered", format=".0%"))
     programs = sorted({judgement.entry.program for judgement, _ in judged})
     for program in (*programs, "all"):
         chosen = [judgement for judgement, _ in judged if program in ("all", judgement.entry.program)]
-        lines.append(_render_row(program, chosen))
+        table.add(program, *_count_outcomes(chosen))
+    lines.append(render_table(table).rstrip())
     lines += ["", "## What is not right", ""]
     for judgement, _ in judged:
         if not judgement.is_expected:
@@ -128,13 +128,13 @@ def render_page(judged: Sequence[tuple[Judgement, bool]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _render_row(program: str, judgements: Sequence[Judgement]) -> str:
+def _count_outcomes(judgements: Sequence[Judgement]) -> tuple[float | None, ...]:
+    """The number of judgements, those of every outcome, and the share of files that are complete and answered."""
     count = Counter(judgement.outcome for judgement in judgements)
     asked, needless = count["asked"] + count["refused"], count["asked needlessly"] + count["not read"]
     complete = len(judgements) - asked
-    answered = f"{(count['right'] + count['approximated']) / complete:.0%}" if complete else ""
-    numbers = (len(judgements), count["right"], count["approximated"], asked, needless, count["another plan"])
-    return f"| {program} | {' | '.join(map(str, numbers))} | {answered} |"
+    answered = (count["right"] + count["approximated"]) / complete if complete else None
+    return len(judgements), count["right"], count["approximated"], asked, needless, count["another plan"], answered
 
 
 def render_published(forecasts: Sequence[FileForecast]) -> str:
@@ -152,17 +152,14 @@ def render_published(forecasts: Sequence[FileForecast]) -> str:
         file, row = (median(abs(errors[side]) for errors in measured) for side in (0, 1))
         lines[-1] += f" Their median magnitude is {file:.1%} from the files and {row:.1%} from the rows."
     lines += ["", WHY.rstrip()]
-    lines += ["", "| run | from the file | from the row | plan |", "|---|--:|--:|---|"]
+    table = Table("run", *numbers("from the file", "from the row", format="+.1%"), "plan")
     for forecast in forecasts:
-        errors = [f"{error:+.1%}" for error in forecast.errors] if forecast.errors else ["", ""]
         pairs = {**forecast.differing, **forecast.details}
         differing = ", ".join(f"{key}: {file} for {row}" for key, (row, file) in pairs.items())
         plan = forecast.refusal or ("" if forecast.differing else "equal; ") + differing
-        lines.append(
-            f"| {escape_text(forecast.run.id)} | {errors[0]} | {errors[1]} "
-            f"| {escape_text(' '.join(plan.split()).removesuffix(';')[:MOST_LETTERS])} |"
-        )
-    return "\n".join(lines) + "\n"
+        cut = " ".join(plan.split()).removesuffix(";")[:MOST_LETTERS]
+        table.add(escape_text(forecast.run.id), *(forecast.errors or ("", "")), escape_text(cut))
+    return "\n".join([*lines, "", render_table(table)])
 
 
 if __name__ == "__main__":

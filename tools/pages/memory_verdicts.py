@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 
+from meshcast.experiments.render.markdown import render_table
+from meshcast.experiments.views.table import Table, formatted_numbers, numbers
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.report.peak_errors import FITS, FITS_AT_ALL, PeakError, entry_of, judge
@@ -101,25 +103,22 @@ class LeftOutSpreads:
 
 
 def _list_spreads(peaks: Sequence[LeftOutPeak], left_out: LeftOutSpreads) -> str:
-    lines = ["| profile | peaks | sources | of | below | above | least room | inside % |"]
-    lines.append("| --- | --: | --: | --- | --: | --: | --: | --: |")
+    figures = ("below", ".3f"), ("above", ".3f"), ("least room", ".2f"), ("inside %", ".0p")
+    table = Table("profile", *numbers("peaks", "sources"), "of", *formatted_numbers(*figures))
     for name, error in sorted(left_out.every.items()):
         of_program = [peak for peak in peaks if peak.program == name]
         inside = [
             abs(left_out.without[peak.source][name].share(peak.log_ratio) - 0.5) <= FITS - 0.5 for peak in of_program
         ]
-        percent = f"{100 * sum(inside) / len(inside):.0f}" if inside else ""
-        figures = f"{error.below:.3f} | {error.above:.3f} | {error.ratio(FITS):.2f} | {percent}"
-        lines.append(f"| {name} | {error.rows} | {error.sources} | {error.program} | {figures} |")
-    return "\n".join(lines) + "\n"
+        share = sum(inside) / len(inside) if inside else None
+        table.add(name, error.rows, error.sources, error.program, error.below, error.above, error.ratio(FITS), share)
+    return render_table(table)
 
 
 def _calibrate(rows: Sequence[Row], reported: Sequence[Row], left_out: LeftOutSpreads) -> str:
     ran, failed = (Counter(_decile(left_out.probability(row)) for row in some) for some in (rows, reported))
-    lines = ["| forecast to fit with % | ran | out of memory |", "| --- | --: | --: |"]
-    lines += [
-        f"| {10 * tenth} to {10 * tenth + 10} | {ran[tenth]} | {failed[tenth]} |" for tenth in reversed(range(10))
-    ]
+    rows_of = [(f"{10 * tenth} to {10 * tenth + 10}", ran[tenth], failed[tenth]) for tenth in reversed(range(10))]
+    table = Table("forecast to fit with %", *numbers("ran", "out of memory"), rows=rows_of)
     verdicts = Counter(judge(left_out.probability(row)) for row in rows)
     shares = {name: f"{100 * verdicts[name] / len(rows):.1f} %" for name in ("fits", "tight", "does-not-fit")}
     sure = ran[9] / max(ran[9] + failed[9], 1)
@@ -128,7 +127,8 @@ def _calibrate(rows: Sequence[Row], reported: Sequence[Row], left_out: LeftOutSp
         f"{shares['tight']} tight, {shares['does-not-fit']} not to fit (below {100 * FITS_AT_ALL:.0f} %). Of all that "
         f"are called to fit with 90 to 100 % {100 * sure:.1f} % ran."
     )
-    return "\n".join([*lines, "", words]) + "\n"
+    table.notes = [words]
+    return render_table(table)
 
 
 def _decile(probability: float) -> int:
@@ -136,21 +136,21 @@ def _decile(probability: float) -> int:
 
 
 def _list_reported(reported: Sequence[Row], left_out: LeftOutSpreads) -> str:
-    lines = ["| run | reported by | forecast to fit with % |", "| --- | --- | --: |"]
-    lines += [f"| {row['id']} | {row['reported']} | {100 * left_out.probability(row):.0f} |" for row in reported]
-    return "\n".join(lines) + "\n"
+    table = Table("run", "reported by", *numbers("forecast to fit with %", format=".0p"))
+    for row in reported:
+        table.add(row["id"], row["reported"], left_out.probability(row))
+    return render_table(table)
 
 
 def _list_faults(rows: Sequence[Row], left_out: LeftOutSpreads) -> str:
-    lines = ["| run | GiB | of | fits with % | cause |", "| --- | --: | --: | --: | --- |"]
+    needs = formatted_numbers(("GiB", ".0f"), ("of", ".0f"), ("fits with %", ".0p"))
+    faults = Table("run", *needs, "cause")
     for row in sorted(rows, key=lambda row: float(row["room"])):
         probability = left_out.probability(row)
         if probability < FITS_AT_ALL:
             cause = next((words for ids, words in CAUSES.items() if re.search(ids, row["id"])), row["misfit"])
-            needs = f"{row['peak_device_gib']:.0f} | {row['capacity_gib']:.0f}"
-            lines.append(f"| `{row['id']}` | {needs} | {100 * probability:.0f} | {cause} |")
+            faults.add(f"`{row['id']}`", row["peak_device_gib"], row["capacity_gib"], probability, cause)
+    faults.notes = ["Fields that runs leave open, with the value with which they fit:"]
     replaced = sorted((row["id"], *pair) for row in rows for pair in row["replaced"].items())
-    lines += ["", "Fields that runs leave open, with the value with which they fit:", ""]
-    lines += ["| run | field | value |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {field} | {value} |" for name, field, value in replaced]
-    return "\n".join(lines) + "\n"
+    fields = Table("run", "field", "value", rows=[(f"`{name}`", field, value) for name, field, value in replaced])
+    return f"{render_table(faults)}\n{render_table(fields)}"

@@ -16,6 +16,8 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from meshcast.experiments.render.markdown import render_table
+from meshcast.experiments.views.table import Table
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator.ir.registry import describe_scheme, find_scheme, scheme_docstring, scheme_names
 from meshcast.simulator.ir.scheme import FAMILIES, Paper, Scheme
@@ -49,8 +51,6 @@ In formulas `setting` and `shape` are the sizes and times at which a form is eva
 
 Some systems are no scheme of their own, but fields of a job or several schemes together:
 
-| system | paper | in a job |
-| --- | --- | --- |
 """
 
 ELSEWHERE = (
@@ -77,12 +77,10 @@ TITLES = {
 def page() -> str:
     """Returns the whole page."""
     names = scheme_names()
-    rows = (f"| {name} | {_link(Paper(ref, name, 0))} | {where} |" for name, ref, where in ELSEWHERE)
-    parts = [HEAD + "\n".join(rows) + "\n", "| scheme | paper | idea |\n| --- | --- | --- |"]
-    parts[-1] += "".join(
-        f"\n| [{use}](#{anchor(use)}) | {_link(find_scheme(use).paper)} | {_cell(describe_scheme(use))} |"
-        for use in names
-    )
+    elsewhere = ((name, _link(Paper(ref, name, 0)), where) for name, ref, where in ELSEWHERE)
+    schemes = ((f"[{use}](#{anchor(use)})", _link(find_scheme(use).paper), describe_scheme(use)) for use in names)
+    parts = [HEAD + render_table(Table("system", "paper", "in a job", rows=elsewhere))]
+    parts.append(render_table(Table("scheme", "paper", "idea", rows=schemes)).rstrip())
     for family in FAMILIES:
         parts.append(f"\n## {TITLES[family]}\n")
         parts += [_scheme(use) for use in names if use.startswith(f"{family}/")]
@@ -132,10 +130,10 @@ def _scheme(use: str) -> str:
     modelled, _, _ = rest.partition("References:")
     parts = [f"### {use}\n", " ".join(idea_first.split()), "", _paper(kind.paper), "", _body(modelled)]
     if options := list(_options(kind)):
-        parts += ["| option | default | what it says |\n| --- | --- | --- |", *options, ""]
-    if found := dict.fromkeys(closed_forms(use)):
-        parts += ["| closed form | formula | where |\n| --- | --- | --- |"]
-        parts += [f"| {quantity} | `{_cell(formula)}` | {_cell(where)} |" for quantity, where, formula in found]
+        parts.append(render_table(Table("option", "default", "what it says", rows=options)))
+    if forms := dict.fromkeys(closed_forms(use)):
+        cells = [(quantity, f"`{formula}`", where) for quantity, where, formula in forms]
+        parts.append(render_table(Table("closed form", "formula", "where", rows=cells)).rstrip())
     return "\n".join([*parts, ""])
 
 
@@ -149,11 +147,11 @@ def _body(text: str) -> str:
     return "\n".join(made)
 
 
-def _options(kind: type[Scheme]) -> Iterator[str]:
-    """Yields a table row for every option of a scheme."""
+def _options(kind: type[Scheme]) -> Iterator[tuple[str, str, str]]:
+    """Yields name, default and sentence of every option of a scheme."""
     sentences = {name: text for base in reversed(kind.Options.__mro__) for name, text in _sentences(base)}
     for name, field in kind.Options.model_fields.items():
-        yield f"| `{name}` | {_default(field)} | {_cell(sentences.get(name, ''))} |"
+        yield f"`{name}`", _default(field), sentences.get(name, "")
 
 
 def _sentences(base: type) -> Iterator[tuple[str, str]]:
@@ -169,7 +167,7 @@ def _sentences(base: type) -> Iterator[tuple[str, str]]:
 
 
 def _default(field: FieldInfo) -> str:
-    return "needed" if field.default is PydanticUndefined else f"`{_cell(str(field.default))}`"
+    return "needed" if field.default is PydanticUndefined else f"`{field.default}`"
 
 
 def _paper(paper: Paper) -> str:
@@ -183,10 +181,6 @@ def _link(paper: Paper) -> str:
     if kind == "doi":
         return f"[doi {number}](https://doi.org/{number})"
     return f"<{paper.ref}>"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
+from meshcast.experiments.render.markdown import render_table
+from meshcast.experiments.views.table import Table, numbers
 from tools.papers.forecasts import ForecastFigure, ForecastPoint
 from tools.papers.words import format_error, format_number, format_share
 
@@ -67,7 +69,7 @@ def _write_summary(figures: Sequence[ForecastFigure]) -> str:
         ]
         for one in figures
     ]
-    return _write_table(("figure", "points", "median", "largest", "in view"), rows, numbers=(1, 2, 3))
+    return render_table(Table("figure", *numbers("points", "median", "largest"), "in view", rows=rows))
 
 
 def _write_figure(one: ForecastFigure) -> str:
@@ -82,7 +84,7 @@ def _write_figure(one: ForecastFigure) -> str:
         [point.series, _word_x(point), _word_ours(point), format_number(point.theirs), format_share(point)]
         for point in one.points
     ]
-    parts.append(_write_table(("series", x, "ours", "published", "off by"), rows, numbers=(2, 3, 4)))
+    parts.append(render_table(Table("series", x, *numbers("ours", "published", "off by"), rows=rows)))
     if figure.note:
         parts.append(figure.note + "\n")
     return "\n".join(parts)
@@ -110,9 +112,3 @@ def _word_ours(point: ForecastPoint) -> str:
     if point.low != point.high:
         words += f" ({format_number(point.low)} to {format_number(point.high)})"
     return words if point.fits else f"{words}, does not fit"
-
-
-def _write_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
-    line = ["--:" if at in numbers else "---" for at in range(len(heads))]
-    cells = [[" ".join(word.split()).replace("|", "\\|") for word in row] for row in (heads, line, *rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells) + "\n"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from meshcast.experiments.planning.benchmark.answer import name_method
 from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum
 from meshcast.experiments.planning.benchmark.rows import BenchmarkRow
 from meshcast.experiments.planning.planner import find_planner
 from meshcast.experiments.render.terminal.safe_console import Lines
+from meshcast.experiments.render.terminal.tables import make_grid
+from meshcast.experiments.views.table import Column, Table, Wrap, numbers
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.formatting import format_need
 
@@ -24,20 +25,21 @@ LEGEND = (
 SHORT = {"elimination": "elim", "enumeration": "enum", "one plan": "one"}
 
 
-def benchmark_table(rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum | PlanError | None) -> Table:
+def benchmark_table(rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum | PlanError | None) -> RichTable:
     """Returns a row for every planner: forecast, memory, regret against the certified optimum and against the optimum
     of its own space, its own objective, evaluations, CPU time. Below: what the columns are, why planners refused, and
     what is outside of the space.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("planner", no_wrap=True)
+    table = Table(Column("planner", wrap="never"))
     for head in HEADS:
-        table.add_column(head, justify="right", min_width=max(map(len, head.split())), no_wrap=head == "90%")
+        wrap: Wrap = "never" if head == "90%" else "words"
+        table.columns += numbers(head, width=max(map(len, head.split())), wrap=wrap)
     if isinstance(optimum, CertifiedOptimum):
         cells = (f"{optimum.step_time:.4g}", "", "", "0.0%", f"{optimum.gap:.1%} search", "", f"{optimum.plans:.3g}")
-        table.add_row("certified", *cells, f"{optimum.cpu_s:.1f}", end_section=True)
+        table.add("certified", *cells, f"{optimum.cpu_s:.1f}")
+        table.end_section()
     for row in rows:
-        table.add_row(row.name, *_cells(row), f"{row.cpu_s:.1f}")
+        table.add(row.name, *_cells(row), f"{row.cpu_s:.1f}")
     notes = [LEGEND, *(f"{row.name}: {row.refused}" for row in rows if row.refused)]
     notes += [f"{row.name}: {row.not_executable}" for row in rows if row.not_executable]
     notes += [
@@ -46,9 +48,9 @@ def benchmark_table(rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum | Pl
         if row.outside
     ]
     notes += [f"certified: {optimum}"] if isinstance(optimum, PlanError) else []
-    table.caption = Lines(*notes)
-    table.caption_justify = "left"
-    return table
+    grid = make_grid(table)
+    grid.caption, grid.caption_justify = Lines(*notes), "left"
+    return grid
 
 
 def _cells(row: BenchmarkRow) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from meshcast.experiments.views.table import Column, Table, Words, join_lines
 from meshcast.hardware.errors import escape_controls
 
 
@@ -74,17 +75,27 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "", f
     numbers = [
         all(_is_number(row[i]) for row in body if row[i]) and any(row[i] for row in body) for i in range(len(heads))
     ]
+    columns = (Column(head, align="right" if number else "left") for head, number in zip(heads, numbers, strict=True))
+    whole = Table(*columns, rows=body)
+    if foot:
+        whole.close(*foot)
+    return render_table(whole, kind)
 
-    def line(cells: Sequence[str], cell: Html) -> Html:
-        kinds = (_class("number" if number else "") for number in numbers)
-        return Html("<tr>{}</tr>").format(concat(map(cell.format, kinds, cells)))
+
+def render_table(table: Table, kind: str = "") -> Html:
+    """Returns a table, and its notes below it; texts that are not `Html` are escaped."""
+
+    def line(cells: Iterable[Words], cell: Html) -> Html:
+        kinds = (_class("number" if column.align == "right" else "") for column in table.columns)
+        return Html("<tr>{}</tr>").format(concat(map(cell.format, kinds, map(join_lines, cells))))
 
     data = Html("<td{}>{}</td>")
-    return Html('<div class="scroll"><table{}><thead>{}</thead><tbody>{}</tbody>{}</table></div>').format(
+    return Html('<div class="scroll"><table{}><thead>{}</thead><tbody>{}</tbody>{}</table></div>{}').format(
         _class(kind),
-        line(heads, Html("<th{}>{}</th>")),
-        concat(line(row, data) for row in body),
-        Html("<tfoot>{}</tfoot>").format(line(foot, data)) if foot else "",
+        line((column.head for column in table.columns), Html("<th{}>{}</th>")),
+        concat(line((cell.text for cell in row.cells), data) for row in table.rows),
+        Html("<tfoot>{}</tfoot>").format(line((cell.text for cell in table.foot), data)) if table.foot else "",
+        concat(map(paragraph, table.notes)),
     )
 
 

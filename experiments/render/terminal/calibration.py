@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
 from meshcast.experiments.render.matplotlib.style import Width
-from meshcast.experiments.render.terminal.published import format_percent, progress
-from meshcast.experiments.render.terminal.safe_console import Lines
-from meshcast.experiments.render.terminal.tables import number_columns, reasons_table, ruled_table
+from meshcast.experiments.render.terminal.published import progress
+from meshcast.experiments.render.terminal.tables import reasons_table, show_table
+from meshcast.experiments.views.table import Column, Format, Table, TableCell, Words, format_percent, formatted_numbers
 from meshcast.hardware.errors import CatalogError, PlanError, nearest
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.validation.calibration.collectives import tables as collectives
@@ -25,7 +24,7 @@ from meshcast.validation.calibration.kernels import tables as kernels
 from meshcast.validation.calibration.tables.calibrated import FEWEST, CalibrationResult
 from meshcast.validation.calibration.tables.rows import SampleComparison
 from meshcast.validation.calibration.tables.summary import summary
-from meshcast.validation.calibration.tables.table import Table as LibraryMeasurements
+from meshcast.validation.calibration.tables.table import LibraryTable
 from meshcast.validation.calibration.write import write
 
 ROOMS: dict[str, Any] = {"kernels": kernels, "collectives": collectives}
@@ -56,7 +55,7 @@ def validate_tables(
     return {"rows": rows, "summary": given}, every
 
 
-def _forecast_samples(room: Any, calibration: Calibration, table: LibraryMeasurements) -> list[SampleComparison]:
+def _forecast_samples(room: Any, calibration: Calibration, table: LibraryTable) -> list[SampleComparison]:
     """Forecasts the samples of a table; rows that no calibration can price are refused."""
     held: list[SampleComparison] = []
     for sample in table.samples:
@@ -67,12 +66,12 @@ def _forecast_samples(room: Any, calibration: Calibration, table: LibraryMeasure
     return held
 
 
-def _read_table(kind: str, path: Path) -> LibraryMeasurements:
+def _read_table(kind: str, path: Path) -> LibraryTable:
     """Reads a table or a measurement file. Raises PlanError for a table of another kind, which it names."""
     if path.suffix == ".json" and kind == "collectives":
         return read_recorded(path)  # type: ignore[return-value]  # it has samples and sources as a table has
     try:
-        found: LibraryMeasurements = ROOMS[kind].read(path)
+        found: LibraryTable = ROOMS[kind].read(path)
     except PlanError as error:
         other = next((one for one in ROOMS if one != kind and _is_table_of(one, path)), None)
         if other is None:
@@ -121,7 +120,7 @@ def calibrate_tables(
 
 
 def _calibrate(
-    kind: str, calibration: Calibration, tables: Sequence[LibraryMeasurements], name: str, leave_out: bool
+    kind: str, calibration: Calibration, tables: Sequence[LibraryTable], name: str, leave_out: bool
 ) -> CalibrationResult:
     """Fits one calibration. Raises PlanError if rows are too far from every cost model for a fit."""
     try:
@@ -154,44 +153,51 @@ def page(kind: str, given: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def cells_table(given: dict[str, Any]) -> Table:
-    numbers = ("rows", "median", "p90", "bias", "goal", "in 90%", "in 50%", "borrowed")
-    table = _table(("operation, kind, class",), numbers)
+ERRORS = ("rows", ","), ("median", ".1p"), ("p90", ".1p"), ("bias", "+.1p")
+SHARES = ("in 90%", ".0p"), ("in 50%", ".0p")
+"""Heads of tables, with their formats."""
+
+
+def cells_table(given: dict[str, Any]) -> RenderableType:
+    """Errors of every cell of the measurements, by GPU, and of all."""
+    table = _table(("operation, kind, class",), *ERRORS, ("goal", ""), *SHARES, ("borrowed", ".1p"))
     gpu = ""
     for cell in given["cells"]:
-        if cell["gpu"] != gpu:
-            gpu = cell["gpu"]
-            table.add_row(Text(gpu, style="bold"))
-        goal = "" if cell["met"] is None else "/".join(format_percent(one, digits=0) for one in cell["goal"])
+        gpu = _name_gpu(table, cell, gpu)
+        goal = "" if cell["met"] is None else "/".join(format_percent(end, ".0p") for end in cell["goal"])
         mark = {True: " yes", False: " no", None: ""}[cell["met"]]
         name = f"  {cell['operation']} {cell['kind']} {cell['class']}"
-        row = name, f"{cell['rows']:,}", *_errors(cell), goal + mark, *_inside(cell), format_percent(cell["borrowed"])
-        table.add_row(*row)
-    table.add_section()
-    words = "all", f"{given['predicted']:,}"
-    table.add_row(*words, *_errors(given), "", *_inside(given), format_percent(given["borrowed"]))
-    return table
+        table.add(name, cell["rows"], *_errors(cell), goal + mark, *_inside(cell), cell["borrowed"])
+    table.end_section()
+    table.add("all", given["predicted"], *_errors(given), "", *_inside(given), given["borrowed"])
+    return show_table(table)
 
 
-def libraries_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = _table(("library, operation, kind",), ("rows", "median", "p90", "bias", "in 90%", "in 50%"))
+def libraries_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    """Errors of every library, by GPU."""
+    table = _table(("library, operation, kind",), *ERRORS, *SHARES)
     gpu = ""
     for row in rows:
-        if row["gpu"] != gpu:
-            gpu = row["gpu"]
-            table.add_row(Text(gpu, style="bold"))
-        name = f"  {row['library']} {row['operation']} {row['kind']}"
-        table.add_row(name, f"{row['rows']:,}", *_errors(row), *_inside(row))
-    return table
+        gpu = _name_gpu(table, row, gpu)
+        table.add(f"  {row['library']} {row['operation']} {row['kind']}", row["rows"], *_errors(row), *_inside(row))
+    return show_table(table)
 
 
-def worst_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = _table(("largest errors", "shape"), ("measured us", "forecast us", "error %"))
+def _name_gpu(table: Table, row: dict[str, Any], before: str) -> str:
+    """Adds a line with the GPU of a row where it is another than before; returns its name."""
+    if row["gpu"] != before:
+        table.add(TableCell(row["gpu"], "bold"))
+    return str(row["gpu"])
+
+
+def worst_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    """The rows with the largest errors."""
+    times = [(head, ",.1f") for head in ("measured us", "forecast us")]
+    table = _table(("largest errors", "shape"), *times, ("error %", "+.0p"))
     for row in rows:
-        times = [f"{row[key]:,.1f}" for key in ("measured_us", "predicted_us")]
-        words = Lines(f"{row['gpu']} {row['operation']} {row['kind']}", f"  {row['library']}")
-        table.add_row(words, row["shape"], *times, format_percent(row["error"], "+", 0))
-    return table
+        words = f"{row['gpu']} {row['operation']} {row['kind']}", f"  {row['library']}"
+        table.add(words, row["shape"], row["measured_us"], row["predicted_us"], row["error"])
+    return show_table(table)
 
 
 def _refusals(given: dict[str, Any]) -> list[RenderableType]:
@@ -203,30 +209,34 @@ def _refusals(given: dict[str, Any]) -> list[RenderableType]:
 
 def calibration_page(given: dict[str, Any], out: Path) -> RenderableType:
     """Errors of every library with its own coefficients, and when it was left out of the fit."""
-    numbers = ("rows", "median", "p90", Lines("unseen:", "median"), Lines("", "p90"))
-    table = _table(("hardware", "section", "library"), numbers, vertical="bottom")
+    unseen = ("unseen:", "median"), ("", "p90")
+    errors = [(head, ".1p") for head in ("median", "p90", *unseen)]
+    table = _table(("hardware", "section", "library"), ("rows", ","), *errors, low=True)
     for one in given["calibrated"]:
         for row in one["libraries"]:
-            errors = [format_percent(row[key]) for key in ("median", "p90", "blind_median", "blind_p90")]
-            table.add_row(one["name"], row["section"], row["library"], f"{row['rows']:,}", *errors)
+            figures = [row[key] for key in ("rows", "median", "p90", "blind_median", "blind_p90")]
+            table.add(one["name"], row["section"], row["library"], *figures)
     count = len(given["calibrated"])
     title = Text(f"wrote {count} file{'s' * (count != 1)} to {out}/", style="bold")
     remark = Text("error %; unseen: fitted without the library, and priced as an unnamed library", "dim")
-    return Group(title, Text(), table, remark)
+    return Group(title, Text(), show_table(table), remark)
 
 
-def _table(words: Sequence[str], numbers: Sequence[str | Lines], **options: Any) -> Table:
-    """options: of the columns of numbers."""
-    folded = (Column(head, overflow="fold") for head in words)
-    return ruled_table(*folded, *number_columns(*numbers, no_wrap=True, **options), collapse_padding=True)
+def _table(words: Sequence[str], *columns: tuple[Words, Format], low: bool = False) -> Table:
+    """Makes a table without rows.
+
+    words: heads of columns of words. columns: heads and formats of those of numbers. low: see `Column`.
+    """
+    folded = (Column(head, wrap="letters") for head in words)
+    return Table(*folded, *formatted_numbers(*columns, wrap="never", low=low), dense=True)
 
 
-def _errors(row: dict[str, Any]) -> list[str]:
-    return [format_percent(row["median"]), format_percent(row["p90"]), format_percent(row["bias"], "+")]
+def _errors(row: dict[str, Any]) -> list[float]:
+    return [row[key] for key in ("median", "p90", "bias")]
 
 
-def _inside(row: dict[str, Any]) -> list[str]:
-    return [format_percent(row[key], digits=0) for key in ("inside_90", "inside_50")]
+def _inside(row: dict[str, Any]) -> list[float]:
+    return [row[key] for key in ("inside_90", "inside_50")]
 
 
 def draw_plots(kind: str, held: Sequence[SampleComparison], files: dict[str, Path], width: Width = "page") -> None:
@@ -253,13 +263,12 @@ def calibrate_device(kind: str, out: Path, processes: int) -> dict[str, Any]:
 
 def device_page(given: dict[str, Any], out: Path) -> RenderableType:
     """Errors of the fitted cost models on the measurements, the written files, and how to use them."""
-    table = _table(("measured and fitted",), ("rows", "median", "p90"))
+    errors = [(head, ".1p") for head in ("median", "p90")]
+    table = _table(("measured and fitted",), ("rows", ","), *errors)
     for one in given["libraries"]:
-        table.add_row(
-            f"{one['section']}, {one['library']}", f"{one['rows']:,}", *map(format_percent, (one["median"], one["p90"]))
-        )
+        table.add(f"{one['section']}, {one['library']}", one["rows"], one["median"], one["p90"])
     used = f"meshcast predict JOB --calibration {out}"
     if given["device"]:
         used += f", with cluster: {{gpu: {given['device']}, gpus: ...}}"
     lines = [Text(), Text(f"written   {', '.join(given['files'])}"), Text(f"use       {used}")]
-    return Group(Text(given["title"], "bold"), table, *lines)
+    return Group(Text(given["title"], "bold"), show_table(table), *lines)

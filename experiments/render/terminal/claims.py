@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
 from meshcast.experiments.render.terminal.published import keep_until_interrupted, progress
 from meshcast.experiments.render.terminal.safe_console import Lines
-from meshcast.experiments.render.terminal.tables import number_columns, ruled_table
+from meshcast.experiments.render.terminal.tables import show_table
+from meshcast.experiments.views.table import Column, Table, numbers
 from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.errors import PlanError, nearest, shorten
 from meshcast.validation.claims.claim_file import Claim, ClaimFile, read_claims
@@ -84,7 +84,7 @@ def claims_page(answer: dict[str, Any]) -> RenderableType:
     rows, summary = answer["rows"], answer["summary"]
     if len(rows) == 1 and "jobs" in rows[0]:
         return _claim_page(rows[0])
-    parts: list[RenderableType] = [_judgements_table(rows), _counts_table(summary)]
+    parts = [_judgements_table(rows), show_table(tabulate_counts(summary))]
     if summary["judged"]:
         shares = f"{summary['share_holds']:.0%} hold, {summary['share_near']:.0%} hold or deviate by 25 % at most"
         parts.append(Text(f"of {summary['judged']} judged claims whose source was read: {shares}", "bold"))
@@ -93,21 +93,20 @@ def claims_page(answer: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def _judgements_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = ruled_table(
-        Column("claim", style="bold", overflow="fold"),
-        Column("says", overflow="fold"),
-        *number_columns("ours", "theirs", overflow="fold"),
-        Column("verdict", overflow="fold"),
+def _judgements_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    table = Table(
+        Column("claim", style="bold", wrap="letters"),
+        Column("says", wrap="letters"),
+        *numbers("ours", "theirs", format=".4g", wrap="letters"),
+        Column("verdict", wrap="letters"),
     )
     system = None
     for row in rows:
         if row["system"] != system:
             system = row["system"]
-            table.add_row(f"{system} ({row['family']})", style="cyan")
-        ours = "" if row["ours"] is None else f"{row['ours']:.4g}"
-        table.add_row(f"  {row['id']}", row["says"], ours, row["theirs"], word_verdict(row))
-    return table
+            table.add(f"{system} ({row['family']})", style="cyan")
+        table.add(f"  {row['id']}", row["says"], row["ours"], row["theirs"], word_verdict(row))
+    return show_table(table)
 
 
 def word_verdict(row: dict[str, Any]) -> str:
@@ -122,10 +121,11 @@ def word_verdict(row: dict[str, Any]) -> str:
     return verdict if row["scored"] else f"{verdict} (recalled)"
 
 
-def _counts_table(summary: dict[str, Any]) -> Table:
-    table = ruled_table(Column("family", style="bold"), *number_columns(*COUNTS.values()))
+def tabulate_counts(summary: dict[str, Any]) -> Table:
+    """Returns the number of claims by family and verdict."""
+    table = Table(Column("family", style="bold"), *numbers(*COUNTS.values()))
     for name, counts in (*summary["by_family"].items(), ("all", summary)):
-        table.add_row(name, *(str(counts[key]) for key in COUNTS), style="bold" if name == "all" else "")
+        table.add(name, *(counts[key] for key in COUNTS), style="bold" if name == "all" else "")
     return table
 
 
@@ -140,17 +140,16 @@ def _claim_page(row: dict[str, Any]) -> RenderableType:
         "verdict": word_verdict(row),
         "note": row["note"],
     }
-    head = Table(Column(style="bold"), Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
-    for name, text in lines.items():
-        if text:
-            head.add_row(name, text)
-    table = ruled_table(*(Column(name, overflow="fold") for name in ("assumed", "values", "ours", "miss", "status")))
-    for one in row["alternatives"]:
-        assumed = ", ".join(f"{key} = {shorten(value)}" for key, value in one["assumed"].items())
-        values = ", ".join(f"{name} {_word_quantity(value)}" for name, value in one["values"].items())
-        table.add_row(assumed, values, f"{one['ours']:.4g}", f"{one['miss']:+.1%}", one["status"])
-    unfit = sorted({name for one in row["alternatives"] for name in one["does_not_fit"]})
-    parts: list[RenderableType] = [head, table] if row["alternatives"] else [head]
+    stated = [line for line in lines.items() if line[1]]
+    parts = [show_table(Table(Column(style="bold"), Column(wrap="letters"), rows=stated, ruled=False))]
+    formats = {"assumed": "", "values": "", "ours": ".4g", "miss": "+.1%", "status": ""}
+    table = Table(*(Column(name, format=form, wrap="letters") for name, form in formats.items()))
+    for tried in row["alternatives"]:
+        assumed = ", ".join(f"{key} = {shorten(value)}" for key, value in tried["assumed"].items())
+        values = ", ".join(f"{name} {_word_quantity(value)}" for name, value in tried["values"].items())
+        table.add(assumed, values, tried["ours"], tried["miss"], tried["status"])
+    unfit = sorted({name for tried in row["alternatives"] for name in tried["does_not_fit"]})
+    parts += [show_table(table)] if row["alternatives"] else []
     if unfit:
         parts.append(Text(f"does not fit in memory: {', '.join(unfit)}", "dim"))
     jobs = to_yaml(row["jobs"], default_flow_style=None, width=110)

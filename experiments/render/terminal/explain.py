@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
 from meshcast.experiments.explain.assumed_fields import Alternative, AssumedFieldEffect
@@ -14,7 +13,8 @@ from meshcast.experiments.explain.comparison import HEADLINES, ForecastCompariso
 from meshcast.experiments.explain.fitting_changes import MemoryChanges
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
 from meshcast.experiments.render.terminal.forecast import list_memory_changes
-from meshcast.experiments.render.terminal.tables import list_broken_rules, number_columns, ruled_table
+from meshcast.experiments.render.terminal.tables import list_broken_rules, show_table
+from meshcast.experiments.views.table import Column, Format, Table, Wrap, formatted_numbers
 from meshcast.simulator.job.hardware_figures import HardwareFigure
 from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
 from meshcast.simulator.report.formatting import format_number, format_seconds
@@ -34,45 +34,40 @@ PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 def comparison_page(found: ForecastComparison) -> RenderableType:
     """What differs in the jobs, then the headline figures, the parts of the step and the memory of both."""
-    changes = _table("field", "A", "B")
+    first, second = found.first, found.second
+    changes = _table("field", ("A", ""), ("B", ""))
     for change in found.changes:
-        changes.add_row(change.field, _value(change.first), _value(change.second))
+        changes.add(change.field, _value(change.first), _value(change.second))
     if not found.changes:
-        changes.add_row("none", "", "")
+        changes.add("none")
 
-    figures = _table("", "A", "B", "B - A", "%")
+    figures = _table("", ("A", ""), ("B", ""), ("B - A", ""), ("%", ""))
     for name in HEADLINES:
         figure = FIGURES[name]
-        pair = [figure.read(report.to_dict()) for report in (found.first, found.second)]
+        pair = [figure.read(report.to_dict()) for report in (first, second)]
         scale = 100 if figure.form.endswith("%}") else 1
         cells = [figure.cell(value) for value in pair]
-        figures.add_row(figure.title, *cells, format_signed(scale * (pair[1] - pair[0])), _percent(*pair))
+        figures.add(figure.title, *cells, format_signed(scale * (pair[1] - pair[0])), _percent(*pair))
 
-    total = found.first.step_time, found.second.step_time
-    parts = _table("part of the step", "A ms", "B ms", "B - A ms", "% of A's step", footer=True)
-    for key, (one, other) in sorted(found.parts.items(), key=lambda item: -abs(item[1][1] - item[1][0])):
-        share = (other - one) / total[0]
-        parts.add_row(
-            parts_of_step()[key].label,
-            f"{1e3 * one:,.1f}",
-            f"{1e3 * other:,.1f}",
-            f"{1e3 * (other - one):+,.1f}",
-            f"{share:+.1%}"[:-1],
-        )
-    feet = [f"{1e3 * time:,.1f}" for time in total]
-    feet += [f"{1e3 * (total[1] - total[0]):+,.1f}", f"{(total[1] - total[0]) / total[0]:+.1%}"[:-1]]
-    for column, foot in zip(parts.columns, ["step", *feet], strict=True):
-        column.footer = foot
+    step = first.step_time
 
-    memory = _table("fullest stage", "A GiB", "B GiB", "B - A GiB")
-    for category, (one, other) in found.memory.items():
-        if max(one, other) < LEAST_GIB:
-            continue
-        memory.add_row(category, f"{one:,.2f}", f"{other:,.2f}", f"{round(other - one, 2) + 0.0:+,.2f}")
-    fits = [f"{name} {report.fit_in_words}." for name, report in (("A", found.first), ("B", found.second))]
-    blocks: list[RenderableType] = [changes, figures, parts, memory, Text(" ".join(fits))]
-    apart = [one for block in blocks for one in (Text(), block)]
-    broken = [*list_broken_rules(found.first, "A"), *list_broken_rules(found.second, "B")]
+    def compare(before: float, after: float) -> list[float]:
+        return [1e3 * before, 1e3 * after, 1e3 * (after - before), (after - before) / step]
+
+    times = ("A ms", ",.1f"), ("B ms", ",.1f"), ("B - A ms", "+,.1f"), ("% of A's step", "+.1p")
+    parts = _table("part of the step", *times)
+    parts.close("step", *compare(step, second.step_time))
+    for key, pair in sorted(found.parts.items(), key=lambda item: -abs(item[1][1] - item[1][0])):
+        parts.add(parts_of_step()[key].label, *compare(*pair))
+
+    memory = _table("fullest stage", ("A GiB", ",.2f"), ("B GiB", ",.2f"), ("B - A GiB", "+,.2f"))
+    for category, (before, after) in found.memory.items():
+        if max(before, after) >= LEAST_GIB:
+            memory.add(category, before, after, round(after - before, 2) + 0.0)
+    fits = [f"{name} {report.fit_in_words}." for name, report in (("A", first), ("B", second))]
+    blocks: list[RenderableType] = [*map(show_table, (changes, figures, parts, memory)), Text(" ".join(fits))]
+    apart = [part for block in blocks for part in (Text(), block)]
+    broken = [*list_broken_rules(first, "A"), *list_broken_rules(second, "B")]
     return Group(Text(found.sentence(), "bold"), *apart, *broken)
 
 
@@ -88,65 +83,66 @@ def sensitivity_page(found: Sensitivities, changes: MemoryChanges | None = None)
         Text(report.limits),
         *list_memory_changes(changes, report.capacity),
     ]
-    blocks += [Text(), _path_table(found), Text(), *_hardware_blocks(found), Text(), *_assumed_blocks(found)]
+    blocks += [
+        Text(),
+        _list_path(found),
+        Text(),
+        *_hardware_blocks(found),
+        Text(),
+        *_assumed_blocks(found),
+    ]
     blocks += [Text(), Text(_interval_sentence(found))]
     blocks += list_broken_rules(report)
     blocks += [Text(f"assumed: {sentence}", "dim") for sentence in report.assumed]
     return Group(*blocks)
 
 
-def _path_table(found: Sensitivities) -> Table:
+def _list_path(found: Sensitivities) -> RenderableType:
     """The parts of the step on the critical path, the longest first."""
     report = found.report
-    table = _table("critical path", "time", "% of the step")
+    table = _table("critical path", ("time", format_seconds), ("% of the step", ".1p"))
     times = {figure.label: figure.compute(report) or 0.0 for figure in parts_of_step().values()}
     for label, seconds in sorted(times.items(), key=lambda item: -item[1]):
         if seconds >= LEAST * report.step_time:
-            table.add_row(label, format_seconds(seconds), f"{seconds / report.step_time:.1%}"[:-1])
-    return table
+            table.add(label, seconds, seconds / report.step_time)
+    return show_table(table)
 
 
 def _hardware_blocks(found: Sensitivities) -> list[RenderableType]:
     """A row for every figure of the hardware that changes the step, and the names of the others."""
     step = found.report.step_time
-    table = _table("hardware", "now", "1 % saves", f"{RANGE:.0%} better", f"{RANGE:.0%} worse", "swing %")
+    times = [(head, format_seconds) for head in ("1 % saves", f"{RANGE:.0%} better", f"{RANGE:.0%} worse")]
+    table = _table("hardware", ("now", format_value), *times, ("swing %", ".1p"))
     rest = []
-    for one in found.found:
-        if one.swing_s < LEAST * step:
-            rest.append(one.figure.label)
+    for effect in found.found:
+        if effect.swing_s < LEAST * step:
+            rest.append(effect.figure.label)
             continue
-        table.add_row(
-            one.figure.label,
-            format_value(one.figure),
-            format_seconds(one.saved_s),
-            format_seconds(one.better_s),
-            format_seconds(one.worse_s),
-            f"{one.swing_s / step:.1%}"[:-1],
-        )
-    return [table, *_without_effect(rest)]
+        seconds = effect.saved_s, effect.better_s, effect.worse_s
+        table.add(effect.figure.label, effect.figure, *seconds, effect.swing_s / step)
+    return [show_table(table), *_without_effect(rest)]
 
 
 def _assumed_blocks(found: Sensitivities) -> list[RenderableType]:
     """The extremes of every assumed field that matters, and the names of the other fields."""
     if not found.assumed:
         return []
-    table = _table("not stated", "assumed", "if it is", "step %", "memory GiB")
-    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    forms = ("assumed", ""), ("if it is", ""), ("step %", "+.1f"), ("memory GiB", "+,.1f")
+    table = _table("not stated", *forms, wrap="letters")
     rest = []
-    for one in found.assumed:
-        shown = _extremes(one)
+    for effect in found.assumed:
+        shown = _extremes(effect)
         if not shown:
-            rest.append(one.field.name)
+            rest.append(effect.field.name)
         for row, other in enumerate(shown):
-            memory = f"{round(other.peak_device_gib - one.peak_device_gib, 1) + 0.0:+,.1f}"
-            table.add_row(
-                one.field.name if not row else "",
-                _value(one.field.value) if not row else "",
-                _value(other.value),
-                f"{round(100 * (other.step_time_s / one.step_time_s - 1), 1) + 0.0:+.1f}",
+            longer = round(100 * (other.step_time_s / effect.step_time_s - 1), 1) + 0.0
+            memory = round(other.peak_device_gib - effect.peak_device_gib, 1) + 0.0
+            table.add(
+                *("", "") if row else (effect.field.name, _value(effect.field.value)),
+                *(_value(other.value), longer),
                 memory if other.fits or not found.report.fits else "does not fit",
             )
-    return [table, *_without_effect(rest)]
+    return [show_table(table), *_without_effect(rest)]
 
 
 def _extremes(found: AssumedFieldEffect) -> list[Alternative]:
@@ -196,6 +192,9 @@ def _value(value: Any) -> str:
     return "-" if value in (None, "") else value if isinstance(value, str) else json.dumps(value)
 
 
-def _table(first: str, *numbers: str, footer: bool = False) -> Table:
-    columns = Column(first, no_wrap=True), *number_columns(*numbers, no_wrap=True)
-    return ruled_table(*columns, show_edge=False, show_footer=footer)
+def _table(first: str, *columns: tuple[str, Format], wrap: Wrap = "never") -> Table:
+    """Makes a table without rows.
+
+    first: head of its first column. columns: heads and formats of those of numbers. wrap: of the first.
+    """
+    return Table(Column(first, wrap=wrap), *formatted_numbers(*columns, wrap="never"), edges=False)

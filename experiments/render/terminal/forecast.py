@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from meshcast.experiments.explain.assumed_fields import AssumedField
 from meshcast.experiments.explain.fitting_changes import MemoryChanges
 from meshcast.experiments.render.terminal.safe_console import SafeConsole
-from meshcast.experiments.render.terminal.tables import labelled_line, number_columns, ruled_table
+from meshcast.experiments.render.terminal.tables import labelled_line, show_table
+from meshcast.experiments.views.table import Column, Table, TableCell, Words, formatted_numbers, numbers
 from meshcast.hardware.units import GIB
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.job.job import Job
@@ -148,7 +148,7 @@ def page(
         parts.append(labelled_line("steps", _describe_steps(steps)))
     if published := answer.get("published"):
         parts.append(labelled_line("published", _describe_published(published)))
-    parts += [labelled_line("warning", warning, "bold yellow") for warning in answer["warnings"]]
+    parts += [labelled_line("warning", warning, style="bold yellow") for warning in answer["warnings"]]
     parts += [labelled_line("assumed", sentence) for sentence in answer["assumed"]]
     parts += list_unstated(unstated or ())
     parts += [labelled_line("verified" if played.agrees else "differs", str(played)) for played in replays or ()]
@@ -273,13 +273,13 @@ def title(report: Report) -> RenderableType:
         passes = f"{sum(counts):,} micro-batches of {len(counts)} classes, {1 - report.tokens / padded:.1%} padding"
     return Group(
         Text(name, style="bold"),
-        labelled_line("cluster", str(job.cluster), "dim"),
-        labelled_line("plan", ", ".join(describe_plan(plan)), "dim"),
+        labelled_line("cluster", str(job.cluster), style="dim"),
+        labelled_line("plan", ", ".join(describe_plan(plan)), style="dim"),
         *_list_heterogeneous_stages(plan),
         labelled_line(
             "batch",
             f"{batch.total:,} sequences of {tokens} tokens, {passes}; {_describe_framework(job)}",
-            "dim",
+            style="dim",
         ),
     )
 
@@ -297,7 +297,7 @@ def _list_heterogeneous_stages(plan: Plan) -> list[RenderableType]:
         lines.append(f"{name}: {describe_device(plan, device)}, {layers} layer{'' if layers == 1 else 's'}")
     if plan.ranks.devices > STAGES:
         lines.insert(STAGES // 2, f"... {plan.ranks.devices - STAGES} more")
-    return [labelled_line("" if i else "stages", line, "dim") for i, line in enumerate(lines)]
+    return [labelled_line("" if i else "stages", line, style="dim") for i, line in enumerate(lines)]
 
 
 def choose_ends(count: int) -> list[int]:
@@ -314,12 +314,12 @@ def _describe_framework(job: Job) -> str:
 
 def headline(report: Report) -> RenderableType:
     """Rows of the figures with a headline."""
-    grid = Table.grid(Column(width=9), Column(style="bold", min_width=9), Column(), padding=(0, 2))
+    table = Table(Column(width=9), Column(style="bold", width=9), "", ruled=False)
     for figure in FIGURES.values():
         value = figure.compute(report) if figure.headline else None
         if figure.headline and value:
-            grid.add_row(figure.headline.name, figure.headline.form(value), figure.remark(report))
-    return grid
+            table.add(figure.headline.name, figure.headline.form(value), figure.remark(report))
+    return show_table(table)
 
 
 def _name_slowest(report: Report) -> str:
@@ -337,25 +337,22 @@ def times(answer: dict[str, Any], head: str = SLOWEST) -> RenderableType:
         rows.append((group, figure.part, figure.read(answer), hidden.get(key, 0.0) if group == "exposed" else 0.0))
     rows = [row for row in rows if row[2] > 0 or row[3] > 0]
 
-    table = ruled_table(
-        Column(head, footer="step", min_width=37),
-        *number_columns("ms", footer=f"{step * 1e3:,.1f}"),
-        *number_columns("%", footer="100.0"),
-        Column("", min_width=BAR),
-        *number_columns("hidden ms"),
-        show_edge=False,
-        show_footer=True,
+    table = Table(
+        Column(head, width=37),
+        *formatted_numbers(("ms", ",.1f"), ("%", ".1p")),
+        Column(width=BAR),
+        *numbers("hidden ms", format=",.1f"),
+        edges=False,
     )
+    table.close("step", step * 1e3, 1.0)
     before = ""
     for group, label, took, beside in rows:
         head = f"{group:<9}" if group in ("compute", "exposed") and group != before else " " * 9
         before = group
         name = f"{head} {label}" if group in ("compute", "exposed") else label
-        bar = Text(draw_bar(took / step, BAR), style=COLOURS[group])
-        table.add_row(
-            name, f"{took * 1e3:,.1f}", f"{took / step:.1%}"[:-1], bar, f"{beside * 1e3:,.1f}" if beside else ""
-        )
-    return table
+        bar = TableCell(draw_bar(took / step, BAR), COLOURS[group])
+        table.add(name, took * 1e3, took / step, bar, beside * 1e3 if beside else None)
+    return show_table(table)
 
 
 def draw_bar(share: float, width: int) -> str:
@@ -375,38 +372,37 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
         f"{held['peak_reserved_gib']:.1f} reserved "
         f"by the allocator, {format_need(report.peak_device, report.capacity)} on the device"
     )
-    grid = labelled_line("memory", Text(report.fit_in_words, style=VERDICT_STYLES[report.fit.verdict]))
-    grid.add_row("", sums)
+    lines: list[Words | TableCell] = [TableCell(report.fit_in_words, VERDICT_STYLES[report.fit.verdict]), sums]
     if not (phase := find_deciding_phase(report.play)).is_step:
         step = max(other.total for other in list_phases(report.play) if other.is_step)
-        grid.add_row("", f"most in the {phase.name}: {phase.about}; a step has {step / GIB:.1f} GiB")
+        lines.append(f"most in the {phase.name}: {phase.about}; a step has {step / GIB:.1f} GiB")
 
     stages = held["stages"]
     names = [name for name in CATEGORIES if any(round(stage["by"][name], 2) for stage in stages)]
     named = bool(report.play.plan.pipelines)  # names of replicas leave no room for bars
-    table = ruled_table(
-        Column("GiB, replica" if named else "GiB", no_wrap=True),
-        *number_columns(*(HEADS.get(name, name) for name in names), no_wrap=True),
-        *number_columns("allocated", style="bold", no_wrap=True),
-        Column("of GPU" if named else f"of {capacity:.4g} GiB", min_width=6 if named else 10),
-        show_edge=False,
-        collapse_padding=True,
+    table = Table(
+        Column("GiB, replica" if named else "GiB", wrap="never"),
+        *numbers(*(HEADS.get(name, name) for name in names), format=".2f", wrap="never"),
+        *numbers("allocated", format=".2f", style="bold", wrap="never"),
+        Column("of GPU" if named else f"of {capacity:.4g} GiB", format=".0%", width=6 if named else 10),
+        edges=False,
+        dense=True,
     )
     before = -1
     for number in choose_stages(stages):
         if number > before + 1:
-            table.add_row(f"... {number - before - 1} more")
+            table.add(f"... {number - before - 1} more")
         before = number
         stage = stages[number]
-        cells = [f"{stage['by'][name]:.2f}" if stage["by"][name] else "" for name in names]
+        cells = [stage["by"][name] or None for name in names]
         share = stage["peak_allocated_gib"] / capacity
-        bar = Text(draw_bar(min(share, 1.0), 10) + (">" if share > 1 else ""), style="green" if share <= 1 else "red")
-        end = f"{stage['peak_allocated_gib'] * GIB / report.usable[number]:.0%}" if named else bar
+        bar = TableCell(draw_bar(min(share, 1.0), 10) + (">" if share > 1 else ""), "green" if share <= 1 else "red")
+        end = stage["peak_allocated_gib"] * GIB / report.usable[number] if named else bar
         name = stage.get("name", f"stage {stage['stage']}")
         if named:
             name = name.removeprefix("replicas ").removeprefix("replica ").replace(" to ", "-")
-        table.add_row(name, *cells, f"{stage['peak_allocated_gib']:.2f}", end)
-    return Group(grid, Text(), table)
+        table.add(name, *cells, stage["peak_allocated_gib"], end)
+    return Group(labelled_line("memory", *lines), Text(), show_table(table))
 
 
 VERDICT_STYLES: dict[Verdict, str] = {"fits": "bold green", "tight": "bold yellow", "does-not-fit": "bold red"}

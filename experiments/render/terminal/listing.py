@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Column, Table
+from rich.console import RenderableType
 
-from meshcast.experiments.render.terminal.tables import ruled_table
+from meshcast.experiments.render.terminal.tables import show_table
+from meshcast.experiments.views.table import Column, Format, Table, Wrap
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.units import GIB
 
@@ -160,9 +161,7 @@ def frameworks() -> list[Row]:
     ]
 
 
-Cell = Callable[[Any], str]
-
-KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Cell]]]] = {
+KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Format]]]] = {
     "gpus": (
         gpus,
         {
@@ -170,42 +169,42 @@ KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Cell]
             "memory_bytes_per_s": ("TB/s", lambda v: f"{v / 1e12:.3g}"),
             "bf16_flop_per_s": ("bf16 TFLOP/s", lambda v: f"{v / 1e12:,.4g}"),
             "fp8_flop_per_s": ("fp8", lambda v: f"{v / 1e12:,.4g}"),
-            "scale_up": ("scale-up link", str),
-            "usual_node": ("usual node", str),
+            "scale_up": ("scale-up link", ""),
+            "usual_node": ("usual node", ""),
         },
     ),
     "nodes": (
         nodes,
         {
-            "gpu": ("GPU", str),
-            "gpus": ("GPUs", str),
-            "scale_up": ("scale-up", str),
-            "domain": ("domain", str),
-            "network": ("network", str),
+            "gpu": ("GPU", ""),
+            "gpus": ("GPUs", ""),
+            "scale_up": ("scale-up", ""),
+            "domain": ("domain", ""),
+            "network": ("network", ""),
             "network_bytes_per_s_per_gpu": ("Gb/s per GPU", lambda v: f"{v * 8 / 1e9:,.4g}"),
         },
     ),
     "clusters": (
         clusters,
-        {"title": ("", str), "node": ("node", str), "nodes": ("nodes", "{:,}".format), "gpus": ("GPUs", "{:,}".format)},
+        {"title": ("", ""), "node": ("node", ""), "nodes": ("nodes", ","), "gpus": ("GPUs", ",")},
     ),
     "models": (
         models,
         {
-            "parameters": ("parameters", "{:,}".format),
+            "parameters": ("parameters", ","),
             "active_parameters": ("active", lambda v: f"{v / 1e9:,.4g} B"),
-            "layers": ("layers", str),
-            "hidden": ("hidden", "{:,}".format),
-            "heads": ("heads", str),
-            "blocks": ("blocks", str),
+            "layers": ("layers", ""),
+            "hidden": ("hidden", ","),
+            "heads": ("heads", ""),
+            "blocks": ("blocks", ""),
         },
     ),
     # Of a web address only the host name is shown; --json and docs/schemes.md have the whole address.
     "schemes": (
         schemes,
-        {"paper": ("paper", lambda v: re.sub(r"^https://([^/]+)/.*", r"\1", v)), "idea": ("idea", str)},
+        {"paper": ("paper", lambda v: re.sub(r"^https://([^/]+)/.*", r"\1", v)), "idea": ("idea", "")},
     ),
-    "frameworks": (frameworks, {"title": ("", str)}),
+    "frameworks": (frameworks, {"title": ("", "")}),
 }
 """Rows of every kind, and the columns of its table after the name."""
 
@@ -223,15 +222,18 @@ def list_rows(kind: str) -> list[Row]:
     return KINDS[kind][0]()
 
 
-def list_table(kind: str, rows: Sequence[Row]) -> Table:
+def list_table(kind: str, rows: Sequence[Row]) -> RenderableType:
     """Makes a table of the rows, with the columns that `KINDS` names."""
     columns = KINDS[kind][1]
     title = "scheme" if kind == "schemes" else kind[:-1].replace("gpu", "GPU")
-    found = ruled_table(Column(title, style="bold", no_wrap=True), collapse_padding=True)
-    for key, (head, _) in columns.items():
+    table = Table(Column(title, style="bold", wrap="never"), dense=True)
+    for key, (head, form) in columns.items():
         numeric = any(isinstance(row[key], int | float) for row in rows)
-        found.add_column(head, justify="right" if numeric else "left", no_wrap=key == "paper")
+        wrap: Wrap = "never" if key == "paper" else "words"
+        table.columns.append(Column(head, format=form, align="right" if numeric else "left", wrap=wrap))
     for row in rows:
-        cells = ["" if row[key] is None else cell(row[key]) for key, (_, cell) in columns.items()]
-        found.add_row(row["name"], *cells)
-    return found
+        values = {key: row[key] for key in columns}
+        # A function also formats texts, such as addresses of papers.
+        values |= {key: form(row[key]) for key, (_, form) in columns.items() if callable(form) and row[key] is not None}
+        table.add(row["name"], *values.values())
+    return show_table(table)

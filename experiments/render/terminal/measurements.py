@@ -5,17 +5,17 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
 from meshcast.experiments.render.matplotlib.style import Width
-from meshcast.experiments.render.terminal.published import format_percent
 from meshcast.experiments.render.terminal.safe_console import SafeConsole
-from meshcast.experiments.render.terminal.tables import number_columns, ruled_table
+from meshcast.experiments.render.terminal.tables import show_table
+from meshcast.experiments.views.table import Column, Format, Table, TableCell, formatted_numbers
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.units import GIB
@@ -94,35 +94,34 @@ def write_page(answers: Iterable[Mapping[str, Any]], path: Path, brief: bool = F
     return path
 
 
-def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> Table:
+def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> RenderableType:
     """Measured values, and each forecast with its error. files: groups are named by their files."""
-    by = [source for source in ("catalog", "calibration") if any(source in row["predicted"] for row in rows)]
-    table = measurement_table("measurement", "measured", "±", *(head for source in by for head in (source, "error")))
+    sources = [source for source in ("catalog", "calibration") if any(source in row["predicted"] for row in rows)]
+    errors = [column for source in sources for column in ((source, ""), ("error", "+.1p"))]
+    table = measurement_table("measurement", ("measured", ""), ("±", ".0%"), *errors)
     group = ""
     for row in rows:
         own = f"{Path(row['file']).stem}: {row['group']}" if files else row["group"]
         if own != group:
             group = own
-            table.add_section()
-            table.add_row(Text(group, "bold"))
-        cells = [f"  {row['name']}", format_amount(row["measured"], row["quantity"])]
-        cells.append(f"{row['spread']:.0%}" if row["measured"] is not None and row["samples"] > 2 else "")
-        for source in by:
-            cells.append(format_amount(row["predicted"].get(source), row["quantity"]))
-            cells.append(format_percent(row["error"].get(source), "+"))
-        table.add_row(*cells)
-    return table
+            table.end_section()
+            table.add(TableCell(group, "bold"))
+        scatter = row["spread"] if row["measured"] is not None and row["samples"] > 2 else None
+        forecasts = [(format_amount(row["predicted"].get(by), row["quantity"]), row["error"].get(by)) for by in sources]
+        measured = format_amount(row["measured"], row["quantity"])
+        table.add(f"  {row['name']}", measured, scatter, *chain.from_iterable(forecasts))
+    return show_table(table)
 
 
-def errors_table(forecasts: Sequence[Mapping[str, Any]]) -> Table:
+def errors_table(forecasts: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Errors of every quantity, or class of rows, and forecast."""
-    table = measurement_table("forecast of, by", "rows", "median", "p90", "worst", "bias", "in 90%")
-    for one in forecasts:
-        figures = (format_percent(one[key]) for key in ("median", "p90", "worst"))
-        inside = "" if one["inside_90"] is None else format_percent(one["inside_90"], "", 0)
-        name = f"{one.get('quantity') or one['class']}, {one['by']}"
-        table.add_row(name, f"{one['rows']:,}", *figures, format_percent(one["bias"], "+"), inside)
-    return table
+    errors = [(head, ".1p") for head in ("median", "p90", "worst")]
+    ends = ("bias", "+.1p"), ("in 90%", ".0p")
+    table = measurement_table("forecast of, by", ("rows", ","), *errors, *ends)
+    for errors_of in forecasts:
+        figures = [errors_of[key] for key in ("rows", "median", "p90", "worst", "bias", "inside_90")]
+        table.add(f"{errors_of.get('quantity') or errors_of['class']}, {errors_of['by']}", *figures)
+    return show_table(table)
 
 
 def format_amount(value: float | None, quantity: str) -> str:
@@ -136,8 +135,9 @@ def format_amount(value: float | None, quantity: str) -> str:
     return f"{value * 1e3:.3f} ms" if value >= 1e-3 else f"{value * 1e6:.1f} us"
 
 
-def measurement_table(first: str, *numbers: str) -> Table:
-    return ruled_table(Column(first, no_wrap=True), *number_columns(*numbers, no_wrap=True), show_edge=False)
+def measurement_table(first: str, *columns: tuple[str, Format]) -> Table:
+    """Makes a table without rows. first: head of its first column. columns: heads and formats of those of numbers."""
+    return Table(Column(first, wrap="never"), *formatted_numbers(*columns, wrap="never"), edges=False)
 
 
 def draw_plots(answer: Mapping[str, Any], files: Mapping[str, Path], width: Width = "page") -> None:

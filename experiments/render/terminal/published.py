@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
 from meshcast.experiments.render.matplotlib.style import Width
-from meshcast.experiments.render.terminal.safe_console import Lines
-from meshcast.experiments.render.terminal.tables import number_columns, reasons_table, ruled_table
+from meshcast.experiments.render.terminal.tables import reasons_table, show_table
+from meshcast.experiments.views.table import (
+    Column,
+    Format,
+    Table,
+    TableCell,
+    Words,
+    format_percent,
+    formatted_numbers,
+    numbers,
+)
 from meshcast.simulator.report.formatting import describe_value
 from meshcast.validation.measurements.jsonl import read_lines
 
@@ -70,22 +78,20 @@ def describe_inputs(case: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {describe_value(given[key])}" for key in (*first, *more))
 
 
-def cases_table(cases: Sequence[Any], rows: Sequence[Answer]) -> Table:
+def cases_table(cases: Sequence[Any], rows: Sequence[Answer]) -> RenderableType:
     """The answers of ``validate pipeline`` as a table."""
-    shape, times = number_columns("p", "m", "v"), number_columns("makespan", "bubble %")
-    table = ruled_table(Column("schedule", style="bold"), *shape, "times and options", *times, "chunks in flight")
+    times = formatted_numbers(("makespan", ",.6g"), ("bubble %", ".2p"))
+    shape = numbers("p", "m", "v")
+    table = Table(Column("schedule", style="bold"), *shape, "times and options", *times, "chunks in flight")
     for case, row in zip(cases, rows, strict=True):
-        summary = case if isinstance(case, dict) else {}
-        words = [Text(str(summary.get(key, 1 if key == "v" else ""))) for key in ("p", "m", "v")]
-        words.append(Text(describe_inputs(summary) if summary else ""))
+        inputs = case if isinstance(case, dict) else {}
+        cells = [str(inputs.get("schedule", "?")), *(str(inputs.get(key, "")) for key in ("p", "m"))]
+        cells += [str(inputs.get("v", 1)), describe_inputs(inputs) if inputs else ""]
         if row["status"] == "refused":
-            table.add_row(str(summary.get("schedule", "?")), *words, "refused", "", str(row["reason"]))
-            continue
-        held = " ".join(map(str, row["in_flight_b"]))
-        table.add_row(
-            str(summary["schedule"]), *words, f"{row['makespan']:,.6g}", f"{row['bubble_rate']:.2%}"[:-1], held
-        )
-    return table
+            table.add(*cells, "refused", "", str(row["reason"]))
+        else:
+            table.add(*cells, row["makespan"], row["bubble_rate"], " ".join(map(str, row["in_flight_b"])))
+    return show_table(table)
 
 
 # ------------------------------------------------------------------------------------ published runs
@@ -242,23 +248,24 @@ def choice_page(answer: Answer) -> RenderableType:
         return Text("no three published plans of one training task: nothing to choose from", "bold")
     robust = "robust_regret" in groups[0]
     keys = ("regret", *(("robust_regret",) if robust else ()), "random_regret")
-    heads = ("plans", "regret %", *(("robust %",) if robust else ()), "random %", "rho")
-    table = ruled_table(
-        Column("group", style="bold", no_wrap=True),
-        *number_columns(*heads, no_wrap=True),
-        Column("chosen", overflow="fold"),
+    heads = ("regret %", *(("robust %",) if robust else ()), "random %")
+    table = Table(
+        Column("group", style="bold", wrap="never"),
+        *numbers("plans", format=",", wrap="never"),
+        *numbers(*heads, format=".1p", wrap="never"),
+        *numbers("rho", format=".2f", wrap="never"),
+        Column("chosen", wrap="letters"),
     )
 
     def add(name: str, of: Answer, chosen: str, style: str = "") -> None:
-        rho = "" if of["rho"] is None else f"{of['rho']:.2f}"
-        table.add_row(name, f"{of['plans']:,}", *(format_percent(of[key]) for key in keys), rho, chosen, style=style)
+        table.add(name, of["plans"], *(of[key] for key in keys), of["rho"], chosen, style=style)
 
     for group in groups:
         better = "" if group["right"] else f", best {group['best']}"
         other = group.get("robust_chosen", group["chosen"])
         robustly = "" if other == group["chosen"] else f", robust {other}"
         add(f"{group['source']}, {group['gpus']} x {group['gpu']}", group, f"{group['chosen']}{better}{robustly}")
-    table.add_row()
+    table.add()
     add(f"mean of {summary['groups']}", summary, _share_right(summary), "bold")
     for source, of in summary["by_source"].items():
         add(f"  {source}: {of['groups']}", of, _share_right(of))
@@ -271,7 +278,8 @@ def choice_page(answer: Answer) -> RenderableType:
             "robust: regret of the plan with the smallest upper end of its interval, which is wider for what no run "
             "outside of its group has"
         )
-    return Group(table, *(Text(remark, "dim") for remark in remarks), *_describe_searches(summary.get("searches")))
+    table.notes = remarks
+    return Group(show_table(table), *_describe_searches(summary.get("searches")))
 
 
 def _share_right(of: Answer) -> str:
@@ -298,63 +306,57 @@ def _describe_searches(found: Answer | None) -> list[Text]:
     return texts
 
 
-def _residuals_table(residuals: Sequence[Answer]) -> Table:
+def _residuals_table(residuals: Sequence[Answer]) -> RenderableType:
     """How the intervals of every regime hold, of all classes and of each, and their residuals."""
-    table = _table(
-        "residual of steps", ("runs", "sources", "med / p90 %", "inside %", "half %", "bias, sigma %", "shipped %")
-    )
+    shares = ("inside %", ".1p"), ("half %", ".1p"), ("bias, sigma %", ""), ("shipped %", "")
+    table = _table("residual of steps", ("runs", ","), ("sources", ""), ("med / p90 %", ""), *shares)
     for row in residuals:
         if not row["rows"]:
             continue
         of_all = not row["class"]
         name = f"{row['regime']}, {row['level']:.1%} of its runs" if of_all else f"  {row['class']}"
         ends = [
-            f"{format_percent(residual['bias'], '+')} {format_percent(residual['sigma'])}" if of_all else ""
+            f"{format_percent(residual['bias'], '+.1p')} {format_percent(residual['sigma'])}" if of_all else ""
             for residual in (row["residual"], row["shipped"])
         ]
-        shares = (format_percent(row[key]) for key in ("inside_left_out", "half_width"))
-        errors = f"{format_percent(row['median'])} / {format_percent(row['p90'])}"
-        style = "bold" if of_all else ""
-        table.add_row(name, f"{row['rows']:,}", str(row["sources"]), errors, *shares, *ends, style=style)
-    return table
+        figures = row["rows"], row["sources"], _format_pair(row), row["inside_left_out"], row["half_width"]
+        table.add(name, *figures, *ends, style="bold" if of_all else "")
+    return show_table(table)
 
 
 def fit_page(answer: Answer) -> RenderableType:
     """Trials of the kinds of work, errors in and out of sample, what is kept, residuals, and what ships."""
-    kinds = _table("coefficient", ("with %", "without %", "gain %", "+- %", ""))
-    errors = _table("time error %", ("median", "p90", "bias"))
-    effects = _table("kept", ("of", "log factor", "+-"))
+    means = [(head, ".2p") for head in ("with %", "without %", "gain %", "+- %")]
+    kinds = _table("coefficient", *means, words=("",))
+    errors = _table("time error %", *SIZES, ("bias", "+.1p"))
+    effects = _table("kept", ("log factor", "+.3f"), ("+-", ".3f"), of=True)
     for name, of in answer["classes"].items():
         head = f"{name}: {of['rows']:,} runs, {of['sources']} sources"
-        kinds.add_row(head, style="bold")
-        for one in of["kinds"]:
-            gain = one["without"] - one["with_it"]
-            means = [format_percent(each, digits=2) for each in (one["with_it"], one["without"], gain)]
-            verdict = "kept" if one["kept"] else "dropped"
-            kinds.add_row(f"  {one['kind']}", *means, format_percent(one["standard_error"], digits=2), verdict)
-        errors.add_row(head, style="bold")
+        kinds.add(head, style="bold")
+        for trial in of["kinds"]:
+            gain = trial["without"] - trial["with_it"]
+            figures = trial["with_it"], trial["without"], gain, trial["standard_error"]
+            kinds.add(f"  {trial['kind']}", *figures, "kept" if trial["kept"] else "dropped")
+        errors.add(head, style="bold")
         for key, label in FITS.items():
-            if (given := of["errors"].get(key)) is None:
-                continue
-            words = [format_percent(given[part]) for part in ("median", "p90")]
-            errors.add_row(f"  {label}", *words, format_percent(given["bias"], "+"))
-        for one in of["effects"]:
-            member = one["member"] or f"{one['family']} (family)"
-            effects.add_row(f"{name}: {one['kind']}", member, f"{one['value']:+.3f}", f"{one['standard_error']:.3f}")
-    residuals = _residuals_table(answer["residuals"])
-    constants = _table("source, median / p90 %", ("runs", "shipped", "without it", "constant"))
-    for one in answer["sources"]:
-        pairs = [_format_pair(one[key]) for key in ("shipped", "without", "constant")]
-        constants.add_row(one["source"], f"{one['rows']:,}", *pairs)
-    shipped = _table("shipped coefficient", ("value", "fitted to, all runs in view"))
+            if (fitted := of["errors"].get(key)) is not None:
+                errors.add(f"  {label}", *(fitted[part] for part in ("median", "p90", "bias")))
+        for effect in of["effects"]:
+            member = effect["member"] or f"{effect['family']} (family)"
+            effects.add(f"{name}: {effect['kind']}", member, effect["value"], effect["standard_error"])
+    constants = _table("source, median / p90 %", ("runs", ","), ("shipped", ""), ("without it", ""), ("constant", ""))
+    for source in answer["sources"]:
+        pairs = [_format_pair(source[key]) for key in ("shipped", "without", "constant")]
+        constants.add(source["source"], source["rows"], *pairs)
+    shipped = _table("shipped coefficient", ("value", "g"), words=("fitted to, all runs in view",))
     for one in answer["shipped"]:
-        value = f"{one['value']:g}" if isinstance(one["value"], float) else ""
-        shipped.add_row(f"{one['coefficient']}: {', '.join(one['of'])}", value, one["fitted_to"])
-    parts: list[RenderableType] = [kinds]
+        value = one["value"] if isinstance(one["value"], float) else None
+        shipped.add(f"{one['coefficient']}: {', '.join(one['of'])}", value, one["fitted_to"])
+    parts = [show_table(kinds)]
     parts.append(Text("with, without: mean |error| of left-out sources; +-: standard error of the gain", "dim"))
-    parts += [Text(), errors, Text()]
-    parts.append(effects if effects.rows else Text("no coefficient helps sources that it was not fitted to: none kept"))
-    parts += [Text(), residuals]
+    parts += [Text(), show_table(errors), Text()]
+    none = Text("no coefficient helps sources that it was not fitted to: none kept")
+    parts += [show_table(effects) if effects.rows else none, Text(), _residuals_table(answer["residuals"])]
     parts.append(
         Text(
             "inside: of runs of left-out sources; half: of an interval, median; sigma of both sides and as shipped",
@@ -362,24 +364,25 @@ def fit_page(answer: Answer) -> RenderableType:
         )
     )
     if constants.rows:
-        parts += [Text(), constants]
+        parts += [Text(), show_table(constants)]
         parts.append(Text("constant: one efficiency for a GPU and number format, that of all other sources", "dim"))
     if answer["leave_out"]:
         parts += [Text(), *_left_out_blocks(answer, answer["leave_out"])]
-    return Group(*parts, Text(), shipped)
+    return Group(*parts, Text(), show_table(shipped))
 
 
 def _left_out_blocks(answer: Answer, grouping: str) -> list[RenderableType]:
     """Errors of every source, family or model, shipped and with coefficients fitted to all others."""
-    table = _table(f"{grouping} left out", ("runs", "shipped", "p90", "refitted", "p90", "all", "p90"))
+    fits = {"shipped": "shipped", "refitted": f"refitted_{grouping}_left_out", "all": f"all_{grouping}_left_out"}
+    heads = [(head, ".1p") for fit in fits for head in (fit, "p90")]
+    table = _table(f"{grouping} left out", ("runs", ","), *heads)
     for name, of in answer["classes"].items():
-        table.add_row(name, style="bold")
-        for one in of["left_out"][grouping]:
-            fits = ("shipped", f"refitted_{grouping}_left_out", f"all_{grouping}_left_out")
-            errors = [one["errors"].get(fit, {}).get(key) for fit in fits for key in ("median", "p90")]
-            table.add_row(f"  {one['group']}", f"{one['rows']:,}", *map(format_percent, errors))
+        table.add(name, style="bold")
+        for group in of["left_out"][grouping]:
+            errors = [group["errors"].get(fit, {}).get(key) for fit in fits.values() for key in ("median", "p90")]
+            table.add(f"  {group['group']}", group["rows"], *errors)
     remark = "refitted: coefficients of the kinds of work whose shipped ones were fitted to such runs, without a prior"
-    return [table, Text(f"{remark}; all: all coefficients", "dim")]
+    return [show_table(table), Text(f"{remark}; all: all coefficients", "dim")]
 
 
 def _format_pair(statistics: Answer | None) -> str:
@@ -387,63 +390,68 @@ def _format_pair(statistics: Answer | None) -> str:
     return "" if statistics is None else " / ".join(format_percent(statistics[key]) for key in ("median", "p90"))
 
 
-def _table(first: str, heads: Sequence[str]) -> Table:
-    """An empty table whose first column is wide."""
-    table = ruled_table(Column(first, style="bold", overflow="fold"))
-    for head in heads:
-        table.add_column(head, justify="right" if head not in ("", "of") and " to" not in head else "left")
-    return table
+SIZES = ("median", ".1p"), ("p90", ".1p")
+"""Heads and formats of tables of errors."""
 
 
-def runs_table(rows: Sequence[Answer]) -> Table:
+def _table(first: str, *columns: tuple[str, Format], words: Sequence[str] = (), of: bool = False) -> Table:
+    """Makes a table without rows whose first column is wide.
+
+    columns: heads and formats of those of numbers. words: heads of columns of words. of: whether the second column says
+    of what.
+    """
+    named = [Column(first, style="bold", wrap="letters"), *([Column("of")] if of else [])]
+    return Table(*named, *formatted_numbers(*columns), *words)
+
+
+def runs_table(rows: Sequence[Answer]) -> RenderableType:
     """Measured and forecast step time of every run."""
-    numbers = number_columns("measured s", "forecast s", "90% interval", "error %")
-    table = ruled_table(Column("run", style="bold", no_wrap=True), "GPU", *numbers)
+    times = ("measured s", ",.2f"), ("forecast s", ",.2f"), ("90% interval", ""), ("error %", "+.1p")
+    table = Table(Column("run", style="bold", wrap="never"), "GPU", *formatted_numbers(*times))
     for row in rows:
-        measured = row["measured"].get("step_time_s")
+        measured, forecast = row["measured"].get("step_time_s"), row["predicted"]
         if row["error"] is not None:  # also of a run that publishes tokens/s only
-            measured = row["predicted"]["step_time_s"] / (1 + row["error"])
-        cells = [row["id"] or "?", row["gpu"] or "", f"{measured:,.2f}" if measured else ""]
+            measured = forecast["step_time_s"] / (1 + row["error"])
+        cells = [row["id"] or "?", row["gpu"], measured or None]
         if row["status"] == "refused":
-            table.add_row(*cells, "refused", "", "")
+            table.add(*cells, "refused")
             continue
-        low, high = row["predicted"]["interval_90_s"]
-        error = "" if row["error"] is None else f"{100 * row['error']:+.1f}"
-        table.add_row(*cells, f"{row['predicted']['step_time_s']:,.2f}", f"{low:,.2f} to {high:,.2f}", error)
-    return table
+        low, high = forecast["interval_90_s"]
+        table.add(*cells, forecast["step_time_s"], f"{low:,.2f} to {high:,.2f}", row["error"])
+    return show_table(table)
 
 
-def errors_table(summary: Answer) -> Table:
+def errors_table(summary: Answer) -> RenderableType:
     """Errors of the step time [%] by group."""
-    heads = "runs", "timed", "median", "mean", "p90", "bias", "inside"
-    naive = Lines("naive", "median"), Lines("", "p90"), Lines("blind", "median"), Lines("", "p90")
-    numbers = number_columns(*heads, *naive, no_wrap=True, vertical="bottom")
-    table = ruled_table(Column("time error %", style="bold", no_wrap=True), *numbers, collapse_padding=True)
+    counts = ("runs", ","), ("timed", ",")
+    ours = ("median", ".1p"), ("mean", ".1p"), ("p90", ".1p"), ("bias", "+.1p")
+    lines: list[Words] = [("naive", "median"), ("", "p90"), ("blind", "median"), ("", "p90")]
+    theirs = [(head, ".1p") for head in lines]
+    columns = formatted_numbers(*counts, *ours, ("inside", ".0p"), *theirs, wrap="never", low=True)
+    table = Table(Column("time error %", style="bold", wrap="never"), *columns, dense=True)
 
     def add(name: str, of: Answer, style: str = "") -> None:
-        naive, blind = of["baseline"], of["baseline_from_other_sources"]
-        ours = [format_percent(of[key]) for key in ("median", "mean", "p90")] + [format_percent(of["bias"], "+")]
-        theirs = [format_percent(each[key]) for each in (naive, blind) for key in ("median", "p90")]
-        inside = format_percent(of["inside_interval"], digits=0)
-        table.add_row(name, f"{of['rows']:,}", f"{of['compared']:,}", *ours, inside, *theirs, style=style)
+        figures = [of[key] for key in ("rows", "compared", "median", "mean", "p90", "bias", "inside_interval")]
+        naive = [of[key] for key in ("baseline", "baseline_from_other_sources")]
+        table.add(name, *figures, *(errors[key] for errors in naive for key in ("median", "p90")), style=style)
 
     _add_groups(table, summary, add)
-    return table
+    return show_table(table)
 
 
-def memory_table(summary: Answer) -> Table:
+def memory_table(summary: Answer) -> RenderableType:
     """Errors of the peak memory [%] by group."""
-    numbers = number_columns("compared", "median", "mean", "p90", "bias")
-    table = ruled_table(Column("memory error %", style="bold", no_wrap=True), *numbers, collapse_padding=True)
+    sizes = ("median", ".1p"), ("mean", ".1p"), ("p90", ".1p"), ("bias", "+.1p")
+    columns = formatted_numbers(("compared", ","), *sizes)
+    table = Table(Column("memory error %", style="bold", wrap="never"), *columns, dense=True)
 
     def add(name: str, of: Answer, style: str = "") -> None:
-        held = of["memory"]
-        if held["compared"]:
-            sizes = [format_percent(held[key]) for key in ("median", "mean", "p90")]
-            table.add_row(name, f"{held['compared']:,}", *sizes, format_percent(held["bias"], "+"), style=style)
+        if of["memory"]["compared"]:
+            figures = [of["memory"][key] for key in ("compared", "median", "mean", "p90", "bias")]
+            table.add(name, *figures, style=style)
 
     _add_groups(table, summary, add)
-    return table
+    return show_table(table)
 
 
 def _add_groups(table: Table, summary: Answer, add: Any) -> None:
@@ -454,31 +462,24 @@ def _add_groups(table: Table, summary: Answer, add: Any) -> None:
     for group in GROUPS:
         if not summary[f"by_{group}"]:
             continue
-        table.add_row()
-        table.add_row(Text(f"by {group}", style="dim"))
+        table.add()
+        table.add(TableCell(f"by {group}", "dim"))
         for name, of in summary[f"by_{group}"].items():
             add(f"  {name}", of)
 
 
 def _misfit_blocks(rows: Sequence[Answer]) -> list[RenderableType]:
     """The runs whose forecast exceeds the memory of their GPU, the furthest first, and the likely reason."""
-    table = ruled_table(
-        Column("does not fit", style="bold", overflow="fold"),
-        *number_columns("GiB", "of", Lines("time", "error %"), no_wrap=True),
-        Column("likely reason", overflow="fold"),
-    )
-    found = [row for row in rows if row["predicted"] and not row["predicted"]["fits"]]
-    for row in sorted(found, key=lambda row: -row["predicted"]["peak_device_gib"] / row["predicted"]["capacity_gib"]):
-        given = row["predicted"]
-        sizes = f"{given['peak_device_gib']:,.1f}", f"{given['capacity_gib']:,.1f}"
-        table.add_row(row["id"] or "?", *sizes, format_percent(row["error"], "+"), row["misfit"] or "")
-    runs = "1 run does" if len(found) == 1 else f"{len(found)} runs do"
+    sizes = ("GiB", ",.1f"), ("of", ",.1f"), (("time", "error %"), "+.1p")
+    first, last = Column("does not fit", style="bold", wrap="letters"), Column("likely reason", wrap="letters")
+    table = Table(first, *formatted_numbers(*sizes, wrap="never"), last)
+    misfits = [row for row in rows if row["predicted"] and not row["predicted"]["fits"]]
+    for row in sorted(misfits, key=lambda row: -row["predicted"]["peak_device_gib"] / row["predicted"]["capacity_gib"]):
+        memory = [row["predicted"][key] for key in ("peak_device_gib", "capacity_gib")]
+        table.add(row["id"] or "?", *memory, row["error"], row["misfit"])
+    runs = "1 run does" if len(misfits) == 1 else f"{len(misfits)} runs do"
     remark = "They ran: the reasons are the first assumed field with whose other value a run fits."
-    return [table, Text(f"{runs} not fit in the memory of the GPU by its forecast. {remark}", "dim")]
-
-
-def format_percent(value: float | None, sign: str = "", digits: int = 1) -> str:
-    return "" if value is None else f"{100 * value:{sign}.{digits}f}"
+    return [show_table(table), Text(f"{runs} not fit in the memory of the GPU by its forecast. {remark}", "dim")]
 
 
 def draw_plots(answer: Answer, files: dict[str, Path], width: Width = "page") -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.render.terminal.tables import list_broken_rules, number_columns, ruled_table
+from meshcast.experiments.render.terminal.tables import list_broken_rules, show_table
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves
+from meshcast.experiments.views.table import Column, Table, formatted_numbers, numbers
 from meshcast.simulator.report.formatting import format_count, format_number, format_seconds
 from meshcast.simulator.runs.answer import LABELS, RunAnswer
 from meshcast.simulator.runs.training import TIMES
@@ -45,39 +45,38 @@ def count_runs(answer: RunAnswer) -> str:
     return "one simulated run" if len(answer.runs) == 1 else f"mean of {len(answer.runs):,} simulated runs"
 
 
-def headline(answer: RunAnswer) -> Table:
+def headline(answer: RunAnswer) -> RenderableType:
     """The figures of the run, a row each."""
-    columns = Column(style="bold", no_wrap=True), Column(justify="right", no_wrap=True), Column()
-    table = Table(*columns, box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(Column(style="bold", wrap="never"), *numbers("", wrap="never"), "", ruled=False)
     plan, found = answer.plan, answer.to_dict()
     low, high = found["days_interval_90"]
     least, most = found["days_interval_90_simulated"]
     unit, scale = ("days", 1.0) if answer.days >= 2 else ("hours", 24.0)
     low, high, least, most = (f"{scale * one:,.4g}" for one in (low, high, least, most))
     words = f"{low} to {high} (90 %); {least} to {most} if steps are as forecast"
-    table.add_row(unit, f"{scale * answer.days:,.4g}", "as the job states" if answer.ends_by_time else words)
+    table.add(unit, f"{scale * answer.days:,.4g}", "as the job states" if answer.ends_by_time else words)
     low, high = (format_count(round(end)) for end in found["tokens_interval_90"])
-    table.add_row("tokens", format_count(round(found["tokens"])), f"{low} to {high} (90 %)" if low != high else "")
-    table.add_row("steps", f"{answer.steps:,.0f}", f"of {format_seconds(plan.report.step_time)} each, as forecast")
+    table.add("tokens", format_count(round(found["tokens"])), f"{low} to {high} (90 %)" if low != high else "")
+    table.add("steps", f"{answer.steps:,.0f}", f"of {format_seconds(plan.report.step_time)} each, as forecast")
     low, high = found["goodput_interval_90"]
-    table.add_row("goodput", f"{answer.goodput:.2%}", f"of the time is steps that are kept; {low:.2%} to {high:.2%}")
-    table.add_row("ETTR", f"{answer.effective_ratio:.2%}", "the same with stragglers: effective training time ratio")
+    table.add("goodput", f"{answer.goodput:.2%}", f"of the time is steps that are kept; {low:.2%} to {high:.2%}")
+    table.add("ETTR", f"{answer.effective_ratio:.2%}", "the same with stragglers: effective training time ratio")
     counts = sorted(answer.failures.items(), key=lambda item: -item[1])
     words = ", ".join(f"{name} {count:,.3g}" for name, count in counts)
     mtbf = f"one in {plan.mtbf / 3600:,.3g} hours: " if counts and found["mtbf_hours"] else ""
-    table.add_row("failures", f"{sum(answer.failures.values()):,.3g}", mtbf + words)
+    table.add("failures", f"{sum(answer.failures.values()):,.3g}", mtbf + words)
     for tier in found["checkpoints"]["tiers"]:
-        table.add_row("checkpoint", f"{found['checkpoints']['gb']:,.4g} GB", describe_tier(tier))
+        table.add("checkpoint", f"{found['checkpoints']['gb']:,.4g} GB", describe_tier(tier))
     if "daly_s" in found["checkpoints"]:
         each = found["checkpoints"]
         words = f"best interval by Daly; {format_seconds(each['young_s'])} by Young; goodput {each['daly_goodput']:.2%}"
-        table.add_row("", format_seconds(each["daly_s"]), words)
+        table.add("", format_seconds(each["daly_s"]), words)
     if found["cost"] is not None:
         low, high = found["cost_interval_90"]
-        table.add_row("cost", f"{found['cost']:,.0f}", f"{low:,.0f} to {high:,.0f}, spare nodes included")
+        table.add("cost", f"{found['cost']:,.0f}", f"{low:,.0f} to {high:,.0f}, spare nodes included")
     carbon = "" if found["co2_t"] is None else f", {format_number(found['co2_t'])} t CO2"
-    table.add_row("energy", f"{found['energy_mwh']:,.4g} MWh", f"of nodes and data centre{carbon}")
-    return table
+    table.add("energy", f"{found['energy_mwh']:,.4g} MWh", f"of nodes and data centre{carbon}")
+    return show_table(table)
 
 
 def _warn_of_misfit(answer: RunAnswer) -> list[RenderableType]:
@@ -101,16 +100,16 @@ def describe_tier(tier: dict[str, float | None]) -> str:
 COSTS = {"stops training": "stall_s", "usable after": "write_s", "loaded in": "load_s"}
 
 
-def times(answer: RunAnswer) -> Table:
+def times(answer: RunAnswer) -> RenderableType:
     """Where the time goes, with bars."""
-    table = ruled_table("where the time goes", *number_columns("hours", "share"), "")
+    table = Table("where the time goes", *formatted_numbers(("hours", ",.4g"), ("share", ".2%")), "")
     for name in TIMES:
         seconds = answer.time_s[name]
         if seconds or name == TIMES[0]:
             share = seconds / answer.seconds
             bar = "█" * round(BAR * max(share, 0.0))
-            table.add_row(LABELS[name], f"{seconds / 3600:,.4g}", f"{share:.2%}", bar)
-    return table
+            table.add(LABELS[name], seconds / 3600, share, bar)
+    return show_table(table)
 
 
 def curve_tables(answer: RunAnswer, curves: RunCurves) -> list[RenderableType]:
@@ -133,12 +132,11 @@ def curve_tables(answer: RunAnswer, curves: RunCurves) -> list[RenderableType]:
 
 def _list_points(head: str, rows: list[tuple[str, CurvePoint]]) -> list[RenderableType]:
     """A curve as a table, and below it why points have no runs."""
-    table = ruled_table(*number_columns(head, "goodput", "low", "high", "Daly", "days"))
+    shares = numbers(head, "goodput", "low", "high", "Daly", format=".2%")
+    table = Table(*shares, *numbers("days", format=",.4g"))
     for label, point in rows:
         if point.reason:
-            table.add_row(label, "none", "", "", "", "")
-            continue
-        formula = "" if point.formula is None else f"{point.formula:.2%}"
-        low, high = point.interval
-        table.add_row(label, f"{point.goodput:.2%}", f"{low:.2%}", f"{high:.2%}", formula, f"{point.days:,.4g}")
-    return [table, *(Text(f"{label}: {point.reason}") for label, point in rows if point.reason)]
+            table.add(label, "none")
+        else:
+            table.add(label, point.goodput, *point.interval, point.formula, point.days)
+    return [show_table(table), *(Text(f"{label}: {point.reason}") for label, point in rows if point.reason)]

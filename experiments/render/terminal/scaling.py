@@ -5,34 +5,32 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshcast.experiments.render.terminal.tables import number_columns, ruled_table
+from meshcast.experiments.render.terminal.tables import show_table
 from meshcast.experiments.sweeps.scaling import Curve, shorten
+from meshcast.experiments.views.table import Table, TableCell, formatted_numbers
 from meshcast.simulator.report.figures import shown_in
 
 
-def page(found: Curve) -> RenderableType:
+def page(curve: Curve) -> RenderableType:
     """A row for every number of GPUs, and where the bottleneck changes."""
     figures = shown_in("curve")
-    heads = ("GPUs", "batch", "tokens/s", "efficiency", *(figure.head for figure in figures))
-    table = ruled_table(*number_columns(*heads, no_wrap=True), "largest cost")
-    for point in found.points:
+    sizes = ("GPUs", ","), ("batch", ","), ("tokens/s", ",.0f"), ("efficiency", ".1%")
+    columns = formatted_numbers(*sizes, *((figure.head, figure.cell) for figure in figures), wrap="never")
+    table = Table(*columns, "largest cost")
+    for point in curve.points:
         report = point.report
         if report is None:
-            reason = Text(point.error.rule if point.error else "", "dim")
-            table.add_row(f"{point.gpus:,}", *[""] * (3 + len(figures)), reason)
+            table.add(point.gpus, *[""] * (3 + len(figures)), TableCell(point.error.rule if point.error else "", "dim"))
             continue
-        table.add_row(
-            f"{point.gpus:,}",
-            f"{report.job.batch.total:,}",
-            f"{point.tokens_per_s:,.0f}",
-            f"{found.efficiency(point):.1%}",
-            *(figure.cell(figure.compute(report)) for figure in figures),
+        table.add(
+            *(point.gpus, report.job.batch.total, point.tokens_per_s, curve.efficiency(point)),
+            *(figure.compute(report) for figure in figures),
             shorten(point.bottleneck) + ("" if report.fits else "; does not fit"),
         )
     notes = [
         f"Between {one.gpus:,} and {other.gpus:,} GPUs {shorten(other.bottleneck)} overtakes {shorten(one.bottleneck)}."
-        for one, other in found.changes
+        for one, other in curve.changes
     ]
     notes.append("low, high: nine of ten measured steps should lie between; largest cost: besides matrix work")
-    head = f"{found.kind.capitalize()} scaling of {found.job.model.name} along {found.axis}"
-    return Group(Text(head, "bold"), table, *map(Text, notes))
+    head = f"{curve.kind.capitalize()} scaling of {curve.job.model.name} along {curve.axis}"
+    return Group(Text(head, "bold"), show_table(table), *map(Text, notes))

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
-from rich.table import Column
 from rich.text import Text
 
-from meshcast.experiments.render.terminal.tables import number_columns, ruled_table
+from meshcast.experiments.render.terminal.tables import show_table
+from meshcast.experiments.views.table import Column, Table, numbers
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
 from meshcast.simulator.formats.torch_schedule import read_csv, write_csv
@@ -97,10 +97,8 @@ def export_csv(name: str, p: int | None, m: int | None, v: int | None) -> str:
 def tabulate_shown(shown: Sequence[ShownSchedule]) -> RenderableType:
     """The figures of schedules that were drawn, as a table."""
     title = "schedule" if "slots" in shown[0].cells else "job"
-    table = ruled_table(Column(title, style="bold"), *number_columns(*shown[0].cells), show_edge=False)
-    for one in shown:
-        table.add_row(Text(one.name), *one.cells.values())
-    return table
+    rows = [(figures.name, *figures.cells.values()) for figures in shown]
+    return show_table(Table(Column(title, style="bold"), *numbers(*shown[0].cells), rows=rows, edges=False))
 
 
 # ------------------------------------------------------------------------------------------- the table

@@ -6,12 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from meshcast.experiments.render.terminal.tables import number_columns
+from meshcast.experiments.render.terminal.tables import show_table
+from meshcast.experiments.views.table import Table, TableCell, formatted_numbers
 from meshcast.validation.selfcheck.replay import Replay
 
 SHOWN = 5
@@ -20,14 +19,14 @@ SHOWN = 5
 
 def checks_page(rows: Sequence[dict[str, Any]], replays: Sequence[Replay] = ()) -> RenderableType:
     """A row for every check, then replays of one job, then what is wrong, with the jobs that show it."""
-    table = Table("check", *number_columns("jobs", "seconds"), "result", box=SIMPLE_HEAD)
+    table = Table("check", *formatted_numbers(("jobs", ""), ("seconds", ".1f")), "result")
     for row in rows:
         wrong = len(row["violations"])
-        result = Text(f"{wrong} violations", "bold red") if wrong else Text("holds", "green")
-        table.add_row(row["check"], str(row["jobs"] or ""), f"{row['seconds']:.1f}", result)
+        result = TableCell(f"{wrong} violations", "bold red") if wrong else TableCell("holds", "green")
+        table.add(row["check"], row["jobs"] or None, row["seconds"], result)
     texts = [Text(str(played)) for played in replays if played.agrees]
     texts += [Text(line) for row in rows for line in _explain(row)]
-    return Group(table, *texts)
+    return Group(show_table(table), *texts)
 
 
 def _explain(row: dict[str, Any]) -> list[str]:

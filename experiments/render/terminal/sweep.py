@@ -10,18 +10,17 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
 from rich.text import Text
 
-from meshcast.experiments.render.terminal.safe_console import Lines
 from meshcast.experiments.render.terminal.say import say
-from meshcast.experiments.render.terminal.tables import labelled_line, number_columns, reasons_table, ruled_table
+from meshcast.experiments.render.terminal.tables import labelled_line, reasons_table, show_table
 from meshcast.experiments.sweeps.merge import merge
 from meshcast.experiments.sweeps.output import parts_folder
 from meshcast.experiments.sweeps.run import load_sweep, run
 from meshcast.experiments.sweeps.selection import STATUSES
 from meshcast.experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN
 from meshcast.experiments.sweeps.store import RANKED_BY, WHOLE, parse_shard
+from meshcast.experiments.views.table import Table, Words, formatted_numbers, numbers
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.figures import shown_in
 from meshcast.simulator.report.formatting import describe_order, describe_value
@@ -97,7 +96,7 @@ def page(fields: Sequence[str], given: dict[str, Any]) -> RenderableType:
     if given["best"]:
         parts.append(best_table(fields, given["best"]))
         if words := describe_order(given["equal"]):
-            parts += [labelled_line("order", words, ""), Text()]
+            parts += [labelled_line("order", words, style=""), Text()]
     if given["invalid"]:
         reasons = [(reason["reason"], reason["count"]) for reason in given["invalid"]]
         rest = "{} more reasons, see the column `reason`"
@@ -105,25 +104,22 @@ def page(fields: Sequence[str], given: dict[str, Any]) -> RenderableType:
     return Group(*parts, Text(f"rows       {given['out']}"))
 
 
-def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> Table:
+def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> RenderableType:
     """The plans that fit with the highest `RANKED_BY`, or of simulated runs with the most tokens per second."""
     parts = [name.rpartition(".") for name in fields]
-    heads = [Lines(f"{inside}.", last) if inside else last for inside, _, last in parts]
+    heads: list[Words] = [(f"{inside}.", last) if inside else last for inside, _, last in parts]
     figures = sorted(shown_in("best"), key=lambda figure: figure.name != RANKED_BY)
     if RANKED_BY_RUN in rows[0]:  # the columns of simulated runs take the room of all but the step
         figures = [figure for figure in figures if figure.name == "step_time_s"]
     simulated = [column for column in COLUMNS if column.name in rows[0]]
-    values = [*(figure.head for figure in figures), *(column.head for column in simulated)]
-    table = ruled_table(
-        Column("best", justify="right", style="bold"),
-        *number_columns(*heads, overflow="fold", vertical="bottom"),
-        *number_columns(*values, no_wrap=True, vertical="bottom"),
-        collapse_padding=True,
+    values = [(column.head, column.cell) for column in (*figures, *simulated)]
+    table = Table(
+        *numbers("best", style="bold"),
+        *numbers(*heads, wrap="letters", low=True),
+        *formatted_numbers(*values, wrap="never", low=True),
+        dense=True,
     )
     for place, row in enumerate(rows, 1):
-        words = (row[name] for name in fields)
-        changed = ["" if word is None else describe_value(word) for word in words]
-        cells = [figure.cell(row[figure.name]) for figure in figures]
-        cells += [column.cell(row[column.name]) for column in simulated]
-        table.add_row(str(place), *changed, *cells)
-    return table
+        changed = [None if row[name] is None else describe_value(row[name]) for name in fields]
+        table.add(place, *changed, *(row[column.name] for column in (*figures, *simulated)))
+    return show_table(table)

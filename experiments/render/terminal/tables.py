@@ -1,52 +1,85 @@
-"""Tables of the terminal's pages: a rule below the heads, numbers to the right."""
+"""Tables and lines of the terminal's pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import RenderableType
-from rich.table import Column, Table
+from rich.console import Group, RenderableType
+from rich.table import Column as RichColumn
+from rich.table import Table as RichTable
 from rich.text import Text
+
+from meshcast.experiments.render.terminal.safe_console import Lines
+from meshcast.experiments.views.table import Column, Table, TableCell, Words, numbers
+from meshcast.hardware.errors import to_line
 
 if TYPE_CHECKING:
     from meshcast.simulator.report.report import Report
 
 
-def ruled_table(*columns: Column | str, **options: Any) -> Table:
-    """Makes an empty table with a rule below its heads. options: those of `Table`."""
-    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, **options)
+def make_grid(table: Table) -> RichTable:
+    """Returns a table without its notes."""
+    grid = RichTable(
+        *map(_make_column, table.columns, table.foot or [TableCell("")] * len(table.columns)),
+        box=box.SIMPLE_HEAD if table.ruled else None,
+        pad_edge=False,
+        show_header=table.ruled,
+        show_footer=bool(table.foot),
+        show_edge=table.edges,
+        collapse_padding=table.dense,
+    )
+    for row in table.rows:
+        grid.add_row(*map(_make_text, row.cells), style=row.style, end_section=row.ends)
+    return grid
 
 
-def number_columns(*heads: str | Text, **options: Any) -> list[Column]:
-    """Makes right-aligned columns. options: those of `Column`."""
-    return [Column(head, justify="right", **options) for head in heads]
+def show_table(table: Table) -> RenderableType:
+    """Returns a table, and its notes dimmed below it."""
+    notes = [Text(note, "dim") for note in table.notes]
+    return Group(make_grid(table), *notes) if notes else make_grid(table)
+
+
+def _make_column(column: Column, foot: TableCell) -> RichColumn:
+    return RichColumn(
+        _make_text(TableCell(column.head)),
+        _make_text(foot),
+        justify=column.align,
+        vertical="bottom" if column.low else "top",
+        no_wrap=column.wrap == "never",
+        overflow="fold" if column.wrap == "letters" else "ellipsis",
+        style=column.style,
+        min_width=column.width,
+    )
+
+
+def _make_text(cell: TableCell) -> Text | str:
+    if isinstance(cell.text, tuple):
+        return Lines(*cell.text)
+    return Text(to_line(cell.text), cell.style) if cell.style else cell.text
 
 
 def reasons_table(
-    head: str, because: str, reasons: Sequence[tuple[str, int]], most: int | None = None, rest: str = ""
-) -> Table:
+    head: str, because: str, reasons: Sequence[tuple[Words, int]], most: int | None = None, rest: str = ""
+) -> RenderableType:
     """Makes a table of reasons with their counts; of those after the first `most` a sum.
 
     rest: words of that sum, with `{}` for the number of reasons.
     """
-    table = ruled_table(*number_columns(head), because)
-    for reason, count in reasons[:most]:
-        table.add_row(f"{count:,}", reason)
+    table = Table(*numbers(head, format=","), because, rows=[(count, reason) for reason, count in reasons[:most]])
     if most is not None and (others := reasons[most:]):
-        table.add_row(f"{sum(count for _, count in others):,}", rest.format(f"{len(others):,}"))
-    return table
+        table.add(sum(count for _, count in others), rest.format(f"{len(others):,}"))
+    return show_table(table)
 
 
-def labelled_line(name: str, text: str | Text, style: str = "bold") -> Table:
-    """Makes a line of a page: a name in a narrow column, and a text that continues beside it."""
-    grid = Table.grid(Column(width=9), Column(), padding=(0, 2))
-    grid.add_row(Text(name, style=style), text)
-    return grid
+def labelled_line(name: str, *texts: Words | TableCell, style: str = "bold") -> RenderableType:
+    """Makes lines of a page: a name in a narrow column, and texts that continue beside it."""
+    named = [("" if number else TableCell(name, style), text) for number, text in enumerate(texts)]
+    return show_table(Table(Column(width=9, wrap="never"), "", rows=named, ruled=False))
 
 
 def list_broken_rules(report: Report, name: str = "") -> list[RenderableType]:
     """Makes the lines on what the program of a job would refuse, or does not have. name: of the job, of several."""
     before = f"{name}: " if name else ""
-    return [labelled_line("warning", f"{before}{rule}", "bold yellow") for rule in report.broken_rules]
+    return [labelled_line("warning", f"{before}{rule}", style="bold yellow") for rule in report.broken_rules]

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.measurements import format_amount, measurement_table
-from meshcast.experiments.render.terminal.published import format_percent
+from meshcast.experiments.render.terminal.tables import show_table
+from meshcast.experiments.views.table import TableCell, format_percent
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.formats import kineto
@@ -41,22 +42,24 @@ def _forecast(job: Path, calibration: Path | None) -> Report:
 
 def page(found: Comparison) -> RenderableType:
     """Table of the seconds of every class of kernels on every stream."""
-    table = measurement_table("stream, class", "real", "kernels", "simulated", "ops", "ratio")
+
+    def format_time(seconds: float) -> str:
+        return format_amount(seconds, "seconds")
+
+    real, simulated = (("real", format_time), ("kernels", ",")), (("simulated", format_time), ("ops", ","))
+    table = measurement_table("stream, class", *real, *simulated, ("ratio", ".2f"))
     stream = ""
     for line in found.lines:
         if line.stream != stream:
             stream = line.stream
-            table.add_section()
-            table.add_row(Text(stream, "bold"))
-        ratio = "" if line.ratio is None else f"{line.ratio:.2f}"
-        times = format_amount(line.real, "seconds"), f"{line.real_calls:,}", format_amount(line.simulated, "seconds")
-        table.add_row(f"  {line.kind}", *times, f"{line.simulated_calls:,}", ratio)
-    table.add_section()
-    real, simulated = found.real.span, found.simulated.span
-    error = format_percent(simulated / real - 1, "+") if real else ""
-    table.add_row("step", format_amount(real, "seconds"), "", format_amount(simulated, "seconds"), "", f"{error} %")
+            table.end_section()
+            table.add(TableCell(stream, "bold"))
+        table.add(f"  {line.kind}", line.real, line.real_calls, line.simulated, line.simulated_calls, line.ratio)
+    table.end_section()
+    traced, forecast = found.real.span, found.simulated.span
+    table.add("step", traced, "", forecast, "", f"{format_percent(forecast / traced - 1, '+.1p') if traced else ''} %")
     notes = [Text(f"note      {note}", "dim") for note in (*found.notes, *found.explain_framework())]
-    return Group(Text(f"{found.title}, traced on {found.on}", "bold"), table, *notes)
+    return Group(Text(f"{found.title}, traced on {found.on}", "bold"), show_table(table), *notes)
 
 
 def draw_plots(found: Comparison, files: Mapping[str, Path], width: Width = "page") -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from meshcast.experiments.render.terminal.tables import show_table
 from meshcast.experiments.search.certificate.comparison import ComparedPlan
 from meshcast.experiments.search.space.membership import state_value
+from meshcast.experiments.views.table import Column, Table, numbers
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.figures import parts_of_step
 from meshcast.simulator.report.formatting import describe_list, format_need, format_seconds
@@ -26,23 +26,13 @@ def comparison_page(compared: Sequence[ComparedPlan]) -> RenderableType:
 
 
 def _describe_plan(plan: ComparedPlan) -> Iterator[RenderableType]:
-    head = Table(box=None, show_header=False, pad_edge=False)
-    head.add_column()
-    head.add_column(overflow="fold")
-    for row in _head(plan):
-        head.add_row(*row)
     yield Text()
-    yield head
+    yield show_table(Table("", Column(wrap="letters"), rows=_head(plan), ruled=False))
     if plan.differences:
-        table = _table("field that differs")
-        for field, values in plan.differences.items():
-            table.add_row(field, *(_shorten(value) for value in reversed(values)), "")
-        yield table
-    if plan.forecasts is not None and (rows := _differing_parts(plan)):
-        table = _table("part of the step")
-        for part in rows:
-            table.add_row(*part)
-        yield table
+        stated = [(name, *map(_shorten, reversed(values)), "") for name, values in plan.differences.items()]
+        yield _compare("field that differs", stated)
+    if plan.forecasts is not None and (parts := _differing_parts(plan)):
+        yield _compare("part of the step", parts)
 
 
 def _head(plan: ComparedPlan) -> Iterator[tuple[str, str]]:
@@ -85,12 +75,8 @@ def _differing_parts(plan: ComparedPlan) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _table(title: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(title)
-    for head in ("this plan", "best plan", ""):
-        table.add_column(head, justify="right")
-    return table
+def _compare(title: str, rows: Sequence[tuple[str, ...]]) -> RenderableType:
+    return show_table(Table(title, *numbers("this plan", "best plan", ""), rows=rows))
 
 
 def _shorten(value: Any) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from meshcast.experiments.render.terminal.tables import labelled_line, show_table
 from meshcast.experiments.search.certificate.result import RankedPlan, SearchResult, rank
 from meshcast.experiments.search.certificate.smallest_need import find_smallest
 from meshcast.experiments.search.frontier.certificate import Certificate
@@ -18,6 +18,7 @@ from meshcast.experiments.search.frontier.plan_runs import PlanRuns
 from meshcast.experiments.search.frontier.plan_search import PlanSearch
 from meshcast.experiments.search.frontier.workers import run_search
 from meshcast.experiments.search.output.progress import SearchProgress
+from meshcast.experiments.views.table import Column, Table, numbers
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.figures import parts_of_step
 from meshcast.simulator.report.formatting import (
@@ -70,15 +71,14 @@ def _plans(result: SearchResult) -> list[RenderableType]:
     width = sum(max(map(len, (title, *cells))) + padding for title, cells in wide.items())
     if width > WIDTH - (ROOM_FOR_REASONS if objective else 0):
         wide, below, varying = columns, [*varying, *below], []
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=padding == 1 and bool(varying))
-    for title in wide:
-        table.add_column(title, justify="right", no_wrap=True)
+    table = Table(*numbers(*wide, wrap="never"), dense=padding == 1 and bool(varying))
     if objective:
-        table.add_column(DIFFERENCES.get(objective, "more GPU time by, and most of it in"), no_wrap=by_runs)
+        head = DIFFERENCES.get(objective, "more GPU time by, and most of it in")
+        table.columns.append(Column(head, wrap="never" if by_runs else "words"))
     for i, plan in enumerate(plans):
-        table.add_row(*(cells[i] for cells in wide.values()), *([_explain(result, plan)] if objective else []))
+        table.add(*(cells[i] for cells in wide.values()), *([_explain(result, plan)] if objective else []))
     lines = [line(f"plan {i}", _describe_below(plan, below)) for i, plan in enumerate(plans, 1)] if below else []
-    return [*([line("common", common)] if common else []), table, *lines]
+    return [*([line("common", common)] if common else []), show_table(table), *lines]
 
 
 def _divide_fields(values: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
@@ -226,11 +226,7 @@ WORDS = {
 """What a plan is that is better than another one, by objective."""
 
 
-def _certificate(certificate: Certificate) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(justify="left")
-    table.add_column(justify="right")
-    table.add_column()
+def _certificate(certificate: Certificate) -> RenderableType:
     has = "a GPU has" if certificate.memory_risk == EVEN and not certificate.memory_margin else "may be taken of a GPU"
     plans, groups = ("plan" + "s" * (certificate.plans != 1)), ("group" + "s" * (certificate.groups != 1))
     exactly = f"exactly, {certificate.too_large:,} of them too large; no bound above its forecast"
@@ -245,9 +241,7 @@ def _certificate(certificate: Certificate) -> Table:
         ("proof", *_proof(certificate)),
         ("effort", f"{certificate.cpu:.1f} s", "of CPU time"),
     ]
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return show_table(Table("", *numbers(""), "", rows=rows, ruled=False))
 
 
 def _count_simulated(certificate: Certificate) -> list[tuple[str, str, str]]:
@@ -360,13 +354,7 @@ def _warn_of_full(best: RankedPlan) -> list[RenderableType]:
     return [line("memory", f"plan 1 {best.report.fit_in_words}; --memory-risk 1% leaves out plans that are as full")]
 
 
-def line(name: str, words: str) -> Table:
-    """Returns a line of the page below its table: a name, and words that are indented where they wrap."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(width=9, no_wrap=True)
-    grid.add_column()
-    grid.add_row(name, words)
-    return grid
+line = partial(labelled_line, style="")
 
 
 def _compare_runs(result: SearchResult) -> list[RenderableType]:

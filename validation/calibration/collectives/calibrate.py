@@ -32,14 +32,14 @@ from meshcast.validation.calibration.tables.calibrated import (
     sigmas_of_all,
 )
 from meshcast.validation.calibration.tables.rows import RowForecasts
-from meshcast.validation.calibration.tables.table import Table
+from meshcast.validation.calibration.tables.table import LibraryTable
 from meshcast.validation.calibration.write import make_section
 
 Pairs = Sequence[tuple[CollectiveSample, str]]
 """Samples with their sources."""
 
 
-def names(tables: Sequence[Table]) -> list[str]:
+def names(tables: Sequence[LibraryTable]) -> list[str]:
     """Families of links, then networks, with enough rows: InfiniBand first, whose coefficients others borrow."""
     counts: dict[str, int] = {}
     for sample, _ in _samples(tables):
@@ -53,7 +53,7 @@ def title(name: str) -> str:
     return f"{name}, as NCCL uses it"
 
 
-def _samples(tables: Sequence[Table]) -> list[tuple[CollectiveSample, str]]:
+def _samples(tables: Sequence[LibraryTable]) -> list[tuple[CollectiveSample, str]]:
     """Samples of collectives with their sources: within nodes those of a known library, between nodes all."""
     pairs = [(sample, table.source(sample)) for table in tables for sample in table.samples]
     kept = [(sample, source) for sample, source in pairs if isinstance(sample, CollectiveSample)]
@@ -65,7 +65,7 @@ def _name(sample: CollectiveSample) -> str:
 
 
 def calibrate(
-    calibration: Calibration, tables: Sequence[Table], name: str, leave_out: bool = True
+    calibration: Calibration, tables: Sequence[LibraryTable], name: str, leave_out: bool = True
 ) -> CalibrationResult:
     """The calibration of one family.
 

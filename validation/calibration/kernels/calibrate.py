@@ -23,7 +23,7 @@ from meshcast.validation.calibration.tables.calibrated import (
     sigmas_of_all,
 )
 from meshcast.validation.calibration.tables.rows import RowForecasts
-from meshcast.validation.calibration.tables.table import Table
+from meshcast.validation.calibration.tables.table import LibraryTable
 from meshcast.validation.calibration.write import make_section
 
 ORDER = (
@@ -39,13 +39,13 @@ Pairs = Sequence[tuple[KernelSample, str]]
 """Samples with their sources."""
 
 
-def names(tables: Sequence[Table]) -> list[str]:
+def names(tables: Sequence[LibraryTable]) -> list[str]:
     """The GPUs with rows that can be fitted, sorted."""
     return sorted({sample.gpu for table in tables for sample, _ in _select([table], "", "")})
 
 
 def calibrate(
-    calibration: Calibration, tables: Sequence[Table], gpu: str, leave_out: bool = True, prior: bool = False
+    calibration: Calibration, tables: Sequence[LibraryTable], gpu: str, leave_out: bool = True, prior: bool = False
 ) -> CalibrationResult:
     """The calibration of one GPU.
 
@@ -64,7 +64,7 @@ def calibrate(
     return CalibrationResult(gpu, data, errors)
 
 
-def _select(tables: Sequence[Table], gpu: str, section: str) -> list[tuple[KernelSample, str]]:
+def _select(tables: Sequence[LibraryTable], gpu: str, section: str) -> list[tuple[KernelSample, str]]:
     """Samples that can be fitted, of one GPU and section or ("") of all."""
     pairs = [(sample, table.source(sample)) for table in tables for sample in table.samples if sample.library]
     pairs = [(s, source) for s, source in pairs if gpu in ("", s.gpu) and section in ("", s.operation)]

@@ -15,7 +15,7 @@ from meshcast.validation.calibration.kernels.calibrate import calibrate, names
 from meshcast.validation.calibration.kernels.predict import compare_sample
 from meshcast.validation.calibration.tables import table
 from meshcast.validation.calibration.tables.summary import Goals
-from meshcast.validation.calibration.tables.table import Table
+from meshcast.validation.calibration.tables.table import LibraryTable
 
 __all__ = ["GOALS", "calibrate", "compare_sample", "names", "read", "title"]
 
@@ -40,7 +40,7 @@ GOALS: Goals = {
 }
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> LibraryTable:
     """The kernels of a .csv or .csv.gz file."""
     return table.read(path, READERS)
 

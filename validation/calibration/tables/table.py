@@ -57,7 +57,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class Table:
+class LibraryTable:
     """A file of measurements.
 
     Attributes:
@@ -122,7 +122,7 @@ def expand_source(source: str) -> str:
     return f"{SOURCES[tag]}: {source.removeprefix(tag).strip()}" if tag else source
 
 
-def read(path: Path, readers: Sequence[Reader]) -> Table:
+def read(path: Path, readers: Sequence[Reader]) -> LibraryTable:
     """Reads the measurements of a .csv or .csv.gz file.
 
     Raises PlanError for a file that cannot be read, and for one whose columns are of no known format.
@@ -144,7 +144,8 @@ def read(path: Path, readers: Sequence[Reader]) -> Table:
         samples += found
         refused |= why
     frame = stated.frame(("source", "time_us"), ())[0]
-    return Table(path, frame, samples, {at: textwrap.shorten(reason, LONGEST) for at, reason in refused.items()})
+    reasons = {at: textwrap.shorten(reason, LONGEST) for at, reason in refused.items()}
+    return LibraryTable(path, frame, samples, reasons)
 
 
 def _by_form(stated: CsvSheet, forms: Sequence[tuple[frozenset[str], Reader]]) -> dict[int, list[int]]:
