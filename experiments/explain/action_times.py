@@ -59,7 +59,7 @@ class ActionTimes:
 
 
 def action_times(step: ByMatrices, device: int, bins: int = 500) -> ActionTimes:
-    """The actions of a device of a step that was played by matrices. bins: of `ActionTimes.busy`."""
+    """Returns the actions of a device of a step that was played by matrices. bins: of `ActionTimes.busy`."""
     return _DeviceActions(step, device).collect(bins)
 
 
@@ -108,59 +108,59 @@ class _DeviceActions:
     def _add_task(self, task: Task, actions: list[int]) -> None:
         """Adds all actions of one task: those that find equal states, up to a shift, are computed once."""
         axes = self.coordinates
-        given = states(axes, task, self.play, actions)
+        before = states(axes, task, self.play, actions)
         if axes.host is not None:
-            given[axes.host] = [self.play.host[action] for action in actions]
+            before[axes.host] = [self.play.host[action] for action in actions]
         if task.behind:
-            given[axes.port] = [self.play.arrival[action] for action in actions]
-        shift = given[0].copy()
-        given = np.where(given > NEVER, given - shift, given)
-        _, chosen, which = np.unique(np.round(given, DECIMALS), axis=1, return_index=True, return_inverse=True)
-        begin, end, found = self._walk(task, given[:, chosen])
+            before[axes.port] = [self.play.arrival[action] for action in actions]
+        shift = before[0].copy()
+        before = np.where(before > NEVER, before - shift, before)
+        _, chosen, which = np.unique(np.round(before, DECIMALS), axis=1, return_index=True, return_inverse=True)
+        begin, end, intervals = self._walk(task, before[:, chosen])
         recomputed = sum(part.count * _recompute_seconds(part) for part in task.parts)
         table = self.program.timetable
         for action, column in zip(actions, np.ravel(which).tolist(), strict=True):
             at = float(self.play.entry[action])
             if end[column] > begin[column]:
-                slot, own = table.slots[table.slot[action]], table.actions[action]
+                slot, scheduled = table.slots[table.slot[action]], table.actions[action]
                 both = at + float(begin[column]), at + float(end[column])
                 paired = int(slot.partner is not None)
-                self.rows.append((*both, own.kind, own.stage, own.microbatch, paired, recomputed))
+                self.rows.append((*both, scheduled.kind, scheduled.stage, scheduled.microbatch, paired, recomputed))
                 if slot.partner is not None:
                     other = table.actions[action + 1]
                     self.rows.append((*both, other.kind, other.stage, other.microbatch, 2, 0.0))
-        for axis, first, last in found:
+        for axis, first, last in intervals:
             later = shift[None, :]
             columns = np.ravel(which)
             self.sent[axis].append(((first[:, columns] + later).ravel(), (last[:, columns] + later).ravel()))
 
-    def _walk(self, task: Task, given: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[AxisIntervals]]:
+    def _walk(self, task: Task, before: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[AxisIntervals]]:
         """Begin and end of computation by column, and the begins and ends of communication [intervals, columns]."""
-        begin, end = np.full(given.shape[1], np.inf), np.full(given.shape[1], NEVER)
-        found: list[AxisIntervals] = []
-        for walked in self.coordinates.walk(task, given):
+        begin, end = np.full(before.shape[1], np.inf), np.full(before.shape[1], NEVER)
+        intervals: list[AxisIntervals] = []
+        for walked in self.coordinates.walk(task, before):
             if isinstance(walked.item, PricedSideOps):
                 if (axis := axis_of(walked.item.ops[0])) != COMPUTE:
-                    found.append((axis, walked.begin, walked.begin + walked.item.lasting[:, None]))
+                    intervals.append((axis, walked.begin, walked.begin + walked.item.lasting[:, None]))
                 continue
             part, seconds = walked.item, np.array(walked.item.seconds)
-            shift = np.broadcast_to(np.asarray(walked.shift, float), given.shape[1:])
-            own = [i for i, op in enumerate(part.block.ops) if op.stream == COMPUTE and seconds[i] > 0]
-            if own:
-                begin = np.minimum(begin, walked.begin[0, own].min(axis=0))
-                last = (walked.begin[-1, own] + seconds[own, None]).max(axis=0) + walked.repeats * shift
+            shift = np.broadcast_to(np.asarray(walked.shift, float), before.shape[1:])
+            kernels = [i for i, op in enumerate(part.block.ops) if op.stream == COMPUTE and seconds[i] > 0]
+            if kernels:
+                begin = np.minimum(begin, walked.begin[0, kernels].min(axis=0))
+                last = (walked.begin[-1, kernels] + seconds[kernels, None]).max(axis=0) + walked.repeats * shift
                 end = np.maximum(end, last)
             for axis, places in part.block.by_axis.items():
                 if axis in EXPOSED:
-                    first = walked.begin[:, places].reshape(-1, given.shape[1])
+                    first = walked.begin[:, places].reshape(-1, before.shape[1])
                     lasting = np.tile(part.lasting[places], len(walked.begin))
-                    found.append((axis, first, first + lasting[:, None]))
+                    intervals.append((axis, first, first + lasting[:, None]))
                     if walked.repeats:
                         again = walked.begin[-1, places] + np.arange(1, walked.repeats + 1)[:, None, None] * shift
-                        again = again.reshape(-1, given.shape[1])
+                        again = again.reshape(-1, before.shape[1])
                         lasting = np.tile(part.lasting[places], walked.repeats)
-                        found.append((axis, again, again + lasting[:, None]))
-        return begin, end, found
+                        intervals.append((axis, again, again + lasting[:, None]))
+        return begin, end, intervals
 
     def _add_sends(self) -> None:
         table = self.program.timetable
@@ -194,13 +194,14 @@ class _DeviceActions:
 
 
 def _recompute_seconds(part: PricedBlock) -> float:
-    """Time of the recomputing kernels of one copy [s]."""
+    """Returns time of the recomputing kernels of one copy [s]."""
     ops = zip(part.block.ops, part.seconds, strict=True)
     return sum(seconds for op, seconds in ops if op.phase == "R" and op.stream == COMPUTE)
 
 
 def busy_shares(intervals: Intervals, edges: np.ndarray) -> np.ndarray:
-    """The busy share of every bin, at most 1. intervals: begins and ends in any order [s]. edges: of the bins [s]."""
+    """Returns the busy share of every bin, at most 1. intervals: begins and ends in any order [s]. edges: of the bins
+    [s]."""
 
     def sum_elapsed(moments: np.ndarray) -> np.ndarray:
         """Sum over moments of the time since each, at every edge."""
@@ -208,7 +209,7 @@ def busy_shares(intervals: Intervals, edges: np.ndarray) -> np.ndarray:
         count = np.searchsorted(ordered, edges)
         return count * edges - np.concatenate([[0.0], np.cumsum(ordered)])[count]
 
-    begin, end = (np.concatenate([one[i].ravel() for one in intervals]) for i in (0, 1))
+    begin, end = (np.concatenate([interval[i].ravel() for interval in intervals]) for i in (0, 1))
     total = sum_elapsed(begin) - sum_elapsed(end)
     return np.clip(np.diff(total) / np.maximum(np.diff(edges), 1e-300), 0.0, 1.0)
 

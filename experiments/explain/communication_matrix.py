@@ -42,7 +42,7 @@ from meshcast.simulator.report.words import name_device
 Grouping = Literal["rank", "node", "stage"]
 """Rows and columns of a matrix: single ranks, nodes (or scale-up domains that span nodes), or pipeline devices."""
 
-MOST_ROWS = 512
+MAX_ROWS = 512
 """Largest matrix that `choose_grouping` takes."""
 
 
@@ -97,24 +97,24 @@ class RankMessages(NamedTuple):
 def communication_matrix(
     metrics: Metrics, grouping: Grouping | None = None, calibration: Calibration | None = None
 ) -> CommunicationMatrix:
-    """The bytes that ranks send each other in a step of a forecast.
+    """Returns the bytes that ranks send each other in a step of a forecast.
 
-    grouping: of the matrix; by default the finest of at most `MOST_ROWS` rows, or pipeline devices.
+    grouping: of the matrix; by default the finest of at most `MAX_ROWS` rows, or pipeline devices.
     calibration: with which the job was forecast; by default the one that ships with meshcast.
     """
     plan = metrics.play.plan
     kind = grouping or choose_grouping(plan.job.cluster)
     names, group_of = group_ranks(plan, kind)
     size = len(names)
-    found: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(size * size))
-    for one in list_rank_messages(metrics, calibration):
-        cells = group_of[one.sources] * size + group_of[one.targets]
-        found[one.axis] += np.bincount(cells, one.nbytes * one.times, size * size)
-    by_axis = {axis: found[axis].reshape(size, size) for axis in EXPOSED if axis in found and found[axis].any()}
+    sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(size * size))
+    for messages in list_rank_messages(metrics, calibration):
+        cells = group_of[messages.sources] * size + group_of[messages.targets]
+        sums[messages.axis] += np.bincount(cells, messages.nbytes * messages.times, size * size)
+    by_axis = {axis: sums[axis].reshape(size, size) for axis in EXPOSED if axis in sums and sums[axis].any()}
     return CommunicationMatrix(kind, names, by_axis, _host_bytes(metrics, group_of, size))
 
 
-def choose_grouping(cluster: Cluster, most: int = MOST_ROWS) -> Grouping:
+def choose_grouping(cluster: Cluster, most: int = MAX_ROWS) -> Grouping:
     """Returns the finest grouping of at most `most` rows, or pipeline devices if even nodes are more."""
     if cluster.gpus <= most:
         return "rank"
@@ -122,7 +122,7 @@ def choose_grouping(cluster: Cluster, most: int = MOST_ROWS) -> Grouping:
 
 
 def group_ranks(plan: Plan, grouping: Grouping) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names of all groups, and the group of every rank; ranks of no pipeline device are in group 0."""
+    """Returns names of all groups, and the group of every rank; ranks of no pipeline device are in group 0."""
     cluster = plan.job.cluster
     ranks = np.arange(cluster.gpus)
     if grouping == "rank":
@@ -142,12 +142,12 @@ def list_rank_messages(
 ) -> Iterator[RankMessages]:
     """Yields the messages that the ranks of every device, or of one, send in a step; equal work of a device once."""
     plan, counts = metrics.play.plan, dict[tuple[int, str, Work, int], list[float]]()
-    for one in list_executed_ops(metrics, device):
-        if isinstance(one.op.work, Collective | Exchange | Transfer):
+    for executed in list_executed_ops(metrics, device):
+        if isinstance(executed.op.work, Collective | Exchange | Transfer):
             # The norm of all gradients is reduced on the stream of kernels.
-            axis = axis_of(one.op) if axis_of(one.op) in EXPOSED else "dp"
-            key = one.device, axis, one.op.work, one.target
-            counts.setdefault(key, [0.0, one.seconds])[0] += one.count
+            axis = axis_of(executed.op) if axis_of(executed.op) in EXPOSED else "dp"
+            key = executed.device, axis, executed.op.work, executed.target
+            counts.setdefault(key, [0.0, executed.seconds])[0] += executed.count
     finder = MessagesOfPlan(plan, calibration)
     for (owner, axis, work, target), (times, seconds) in counts.items():
         sources, targets, nbytes = finder.find(owner, work, target)
@@ -170,12 +170,12 @@ class MessagesOfPlan:
         """
         if isinstance(work, Transfer):
             return self._transfer(device, work, target)
-        own = np.zeros(self.cluster.gpus, bool)
-        own[self.plan.ranks.of_device(device)] = True
+        of_device = np.zeros(self.cluster.gpus, bool)
+        of_device[self.plan.ranks.of_device(device)] = True
         parts = []
         for ranks in self.groups(device, work):
             shape, nbytes = self._member_messages(device, work, ranks)
-            sends = own[ranks[shape.sources]]
+            sends = of_device[ranks[shape.sources]]
             parts.append((ranks[shape.sources[sends]], ranks[shape.targets[sends]], shape.shares[sends] * nbytes))
         if not parts:
             return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
@@ -183,7 +183,7 @@ class MessagesOfPlan:
         return sources, targets, sizes
 
     def algorithm(self, device: int, work: Collective, ranks: np.ndarray) -> str:
-        """The algorithm with its protocol that prices chose for one group; empty of shifts."""
+        """Returns the algorithm with its protocol that prices chose for one group; empty of shifts."""
         if work.operation == "shift":
             return ""
         costs = self.costs[device]
@@ -192,7 +192,7 @@ class MessagesOfPlan:
         )[1][0]
 
     def groups(self, device: int, work: Work) -> list[np.ndarray]:
-        """The groups of a collective with ranks of a device: their ranks in the order of positions."""
+        """Returns the groups of a collective with ranks of a device: their ranks in the order of positions."""
         assert isinstance(work, Collective | Exchange)
         if isinstance(work, Collective) and work.ranks is not None:
             return self._stated_groups(device, work.ranks)
@@ -203,21 +203,22 @@ class MessagesOfPlan:
         return groups_along(self.plan.on(device).mesh, axes, members, self.plan.ranks.of_device(device))
 
     def _stated_groups(self, device: int, ranks: Sequence[int]) -> list[np.ndarray]:
-        """The groups of a collective that states the ranks of one: of devices with as many ranks, those at each place.
+        """Returns the groups of a collective that states the ranks of one: of devices with as many ranks, those at each
+        place.
 
         The stated group has the first rank of its devices, or all ranks.
         """
-        own, stated = self.plan.ranks.of_device(device), np.asarray(ranks, int)
-        if np.isin(own, stated).sum() != 1 or len(own) == 1:
+        members, stated = self.plan.ranks.of_device(device), np.asarray(ranks, int)
+        if np.isin(members, stated).sum() != 1 or len(members) == 1:
             return [stated]
         firsts = [self.plan.ranks.of_device(other) for other in range(self.plan.ranks.devices)]
-        held = [one for first in stated for one in firsts if first in one]
-        if len(held) != len(stated) or len({len(one) for one in held}) > 1:
+        held = [group for first in stated for group in firsts if first in group]
+        if len(held) != len(stated) or len({len(group) for group in held}) > 1:
             return [stated]
-        return [np.array([one[place] for one in held]) for place in range(len(own))]
+        return [np.array([group[place] for group in held]) for place in range(len(members))]
 
     def _member_messages(self, device: int, work: Work, ranks: np.ndarray) -> tuple[MemberMessages, float]:
-        """The messages between the members of a group, and the bytes that their shares are of."""
+        """Returns the messages between the members of a group, and the bytes that their shares are of."""
         nodes = tuple((ranks // self.cluster.local_gpus).tolist())
         if isinstance(work, Exchange):
             costs = self.costs[device]
@@ -237,7 +238,8 @@ class MessagesOfPlan:
         return self._shapes[key], float(work.nbytes)
 
     def _transfer(self, device: int, work: Transfer, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A message from every rank of a device to the rank at the same place of another, or the stated messages."""
+        """Returns a message from every rank of a device to the rank at the same place of another, or the stated
+        messages."""
         if work.pairs:
             sources, targets, nbytes = np.array(work.pairs, float).T
             return sources.astype(int), targets.astype(int), nbytes
@@ -254,7 +256,7 @@ class MessagesOfPlan:
 def groups_along(
     mesh: Mesh, axes: tuple[str, ...], members: tuple[int, ...] | None, device_ranks: np.ndarray
 ) -> list[np.ndarray]:
-    """The groups along axes that have ranks of a device, each with its ranks in the order of positions.
+    """Returns the groups along axes that have ranks of a device, each with its ranks in the order of positions.
 
     members: positions that take part, see the head of this module; None: all.
     """
@@ -266,28 +268,28 @@ def groups_along(
     groups = [base + whole[positions] for base in bases for positions in chosen]
     if members is None:
         return groups
-    own = set(device_ranks.tolist())
-    return [ranks for ranks in groups if not own.isdisjoint(ranks.tolist())]
+    of_device = set(device_ranks.tolist())
+    return [ranks for ranks in groups if not of_device.isdisjoint(ranks.tolist())]
 
 
 def split_positions(members: Sequence[int], count: int) -> list[np.ndarray]:
-    """The groups of positions that `members` stand for, of `count` positions.
+    """Returns the groups of positions that `members` stand for, of `count` positions.
 
     >>> [one.tolist() for one in split_positions((0, 1), 4)], [one.tolist() for one in split_positions((0, 2), 4)]
     ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
     >>> [one.tolist() for one in split_positions((0, 3), 4)]
     [[0, 3]]
     """
-    found = np.array(members)
-    step = int(found[1]) if len(found) > 1 else 1
-    span = step * len(found)
-    if not np.array_equal(found, np.arange(len(found)) * step) or count % span:
-        return [found]
-    return [found + block + place for block in range(0, count, span) for place in range(step)]
+    positions = np.array(members)
+    step = int(positions[1]) if len(positions) > 1 else 1
+    span = step * len(positions)
+    if not np.array_equal(positions, np.arange(len(positions)) * step) or count % span:
+        return [positions]
+    return [positions + block + place for block in range(0, count, span) for place in range(step)]
 
 
 def split_by_tier(cluster: Cluster, messages: RankMessages) -> dict[str, float]:
-    """Bytes of one execution by the links that they take, by the words of `TIERS`."""
+    """Returns bytes of one execution by the links that they take, by the words of `TIERS`."""
     near = messages.sources // cluster.domain == messages.targets // cluster.domain
     inside = messages.sources // cluster.local_gpus == messages.targets // cluster.local_gpus
     if cluster.scale_up.kind == "none":
@@ -302,11 +304,11 @@ def _reach(cluster: Cluster, ranks: np.ndarray) -> Reach:
 
 def _host_bytes(metrics: Metrics, group_of: np.ndarray, size: int) -> np.ndarray:
     """See `CommunicationMatrix.host`."""
-    plan, found = metrics.play.plan, np.zeros((size, 2))
+    plan, nbytes = metrics.play.plan, np.zeros((size, 2))
     by_device = np.zeros((plan.ranks.devices, 2))
-    for one in list_executed_ops(metrics):
-        if isinstance(one.op.work, HostCopy):
-            by_device[one.device, int(one.op.work.back)] += one.op.work.nbytes * one.count
+    for executed in list_executed_ops(metrics):
+        if isinstance(executed.op.work, HostCopy):
+            by_device[executed.device, int(executed.op.work.back)] += executed.op.work.nbytes * executed.count
     for device in range(plan.ranks.devices):
-        np.add.at(found, group_of[plan.ranks.of_device(device)], by_device[device])
-    return found
+        np.add.at(nbytes, group_of[plan.ranks.of_device(device)], by_device[device])
+    return nbytes

@@ -100,11 +100,13 @@ class KernelPoint:
 class NetworkPoint:
     """What one axis of communication sends over the links of one tier in a step.
 
-    axis: a key of `EXPOSED`. tier: one of `TIERS`.
+    axis: a key of `EXPOSED`.
+    tier: one of `TIERS`.
     nbytes: bytes that a rank sends over these links [bytes]; the mean over the ranks of the device.
     seconds: for which ops that send over this tier occupy their streams [s].
     link_rate: nominal rate of a GPU's links of this tier, one direction [bytes/s].
-    flops: FLOPs that a rank executes in the step. peak: of the GPU [FLOP/s].
+    flops: FLOPs that a rank executes in the step.
+    peak: of the GPU [FLOP/s].
     step_seconds: duration of the step [s].
     """
 
@@ -167,16 +169,16 @@ class StepRoofline:
     @cached_property
     def flops(self) -> float:
         """FLOPs that a rank executes in a step."""
-        return sum(one.flops * one.count for one in self.kernels)
+        return sum(kernel.flops * kernel.count for kernel in self.kernels)
 
     @cached_property
     def nbytes(self) -> float:
         """Least memory traffic of a rank in a step [bytes]."""
-        return sum(one.nbytes * one.count for one in self.kernels)
+        return sum(kernel.nbytes * kernel.count for kernel in self.kernels)
 
 
 def step_roofline(metrics: Metrics, device: int | None = None, calibration: Calibration | None = None) -> StepRoofline:
-    """The rooflines of a forecast.
+    """Returns the rooflines of a forecast.
 
     device: pipeline device; by default the one that computes longest, which the breakdown describes.
     calibration: with which the job was forecast; by default the one that ships with meshcast.
@@ -186,18 +188,18 @@ def step_roofline(metrics: Metrics, device: int | None = None, calibration: Cali
     cluster = plan.ranks.clusters[owner]
     traits = plan.on(owner).job.framework.kernel_traits
     kernels = _kernel_points(metrics, owner, cluster.gpu, attention_format(traits.attention))
-    peaks = {one.dtype: one.peak for one in kernels if one.dtype}
-    flops, most = sum(one.flops * one.count for one in kernels), max(peaks.values(), default=0.0)
+    peaks = {messages.dtype: messages.peak for messages in kernels if messages.dtype}
+    flops, most = sum(messages.flops * messages.count for messages in kernels), max(peaks.values(), default=0.0)
     links = link_rates(cluster)
     finder = MessagesOfPlan(plan, calibration)
     ranks = len(plan.ranks.of_device(owner))
     nbytes: dict[tuple[str, str], float] = defaultdict(float)
     seconds: dict[tuple[str, str], float] = defaultdict(float)
-    for one in list_rank_messages(metrics, calibration, owner):
-        for tier, sent in _bytes_on_links(one, finder, owner).items():
+    for messages in list_rank_messages(metrics, calibration, owner):
+        for tier, sent in _bytes_on_links(messages, finder, owner).items():
             if sent:
-                nbytes[one.axis, tier] += sent * one.times / ranks
-                seconds[one.axis, tier] += one.seconds * one.times
+                nbytes[messages.axis, tier] += sent * messages.times / ranks
+                seconds[messages.axis, tier] += messages.seconds * messages.times
     network = tuple(
         NetworkPoint(*key, nbytes[key], seconds[key], links[key[1]], flops, most, metrics.step_time)
         for key in ((axis, tier) for axis in EXPOSED for tier in TIERS)
@@ -208,7 +210,7 @@ def step_roofline(metrics: Metrics, device: int | None = None, calibration: Cali
 
 
 def link_rates(cluster: Cluster) -> dict[str, float]:
-    """Nominal rates of a GPU's links by tier, one direction [bytes/s], without tiers that no two GPUs use."""
+    """Returns nominal rates of a GPU's links by tier, one direction [bytes/s], without tiers that no two GPUs use."""
     rates = {
         "scale-up": float(cluster.scale_up.bandwidth) if cluster.scale_up_domain > 1 else 0.0,
         "host": float(cluster.host.bandwidth) if cluster.over_host else 0.0,
@@ -218,11 +220,14 @@ def link_rates(cluster: Cluster) -> dict[str, float]:
 
 
 def _kernel_points(metrics: Metrics, device: int, gpu: GPU, attention: str) -> tuple[KernelPoint, ...]:
-    """Kernels of a device by name, phase, work and price. attention: number format of attention; empty: of its work."""
+    """Returns kernels of a device by name, phase, work and price. attention: number format of attention; empty: of its
+    work."""
     counts: dict[tuple[Any, ...], float] = defaultdict(float)
-    for one in list_executed_ops(metrics, device):
-        if isinstance(one.op.work, Gemm | Attention | Memory) and one.kind in COMPUTING:
-            counts[one.op.name, one.op.phase, one.kind, one.op.work, one.seconds] += one.count
+    for executed in list_executed_ops(metrics, device):
+        if isinstance(executed.op.work, Gemm | Attention | Memory) and executed.kind in COMPUTING:
+            counts[executed.op.name, executed.op.phase, executed.kind, executed.op.work, executed.seconds] += (
+                executed.count
+            )
     memory = float(gpu.memory_bandwidth)
     points = []
     for (name, phase, kind, work, seconds), count in counts.items():
@@ -230,21 +235,21 @@ def _kernel_points(metrics: Metrics, device: int, gpu: GPU, attention: str) -> t
         dtype = attention or dtype if isinstance(work, Attention) else dtype
         top = peak(gpu, dtype) if dtype else 0.0
         points.append(KernelPoint(name, phase, kind, dtype, work.flops, work.bytes, seconds, count, top, memory))
-    return tuple(sorted(points, key=lambda one: (-one.total_seconds, one.name, one.phase)))
+    return tuple(sorted(points, key=lambda executed: (-executed.total_seconds, executed.name, executed.phase)))
 
 
 def _bytes_on_links(messages: RankMessages, finder: MessagesOfPlan, device: int) -> dict[str, float]:
-    """Bytes of one execution that all ranks of a device send over links of each tier."""
+    """Returns bytes of one execution that all ranks of a device send over links of each tier."""
     work = messages.work
     if isinstance(work, Collective) and work.operation == "all_reduce":
         groups = [ranks for ranks in finder.groups(device, work) if len(ranks) > 1]
         names = [finder.algorithm(device, work, ranks) for ranks in groups]
         if all(name.startswith("NVLS") for name in names):
-            own, found = finder.plan.ranks.of_device(device), {"scale-up": 0.0, "network": 0.0}
+            members, nbytes = finder.plan.ranks.of_device(device), {"scale-up": 0.0, "network": 0.0}
             for ranks, name in zip(groups, names, strict=True):
                 nodes = (ranks // finder.cluster.local_gpus).tolist()
-                held = int(np.isin(ranks, own).sum())
-                for tier, share in zip(found, switch_link_shares(nodes, "SHARP" in name), strict=True):
-                    found[tier] += share * work.nbytes * held
-            return found
+                held = int(np.isin(ranks, members).sum())
+                for tier, share in zip(nbytes, switch_link_shares(nodes, "SHARP" in name), strict=True):
+                    nbytes[tier] += share * work.nbytes * held
+            return nbytes
     return split_by_tier(finder.cluster, messages)
