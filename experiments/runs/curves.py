@@ -45,8 +45,11 @@ Each = Callable[[list[Any]], Iterator[Any]]
 class CurvePoint:
     """A point of a curve.
 
-    value: interval [s], factor on the mean time between failures, or number of GPUs. goodput, interval: mean and
-    interval of nine of ten runs. formula: goodput by Daly's formula, None where it does not hold. days: mean length.
+    value: interval [s], factor on the mean time between failures, or number of GPUs.
+    goodput: mean.
+    interval: of the goodput of nine of ten runs.
+    formula: goodput by Daly's formula, None where it does not hold.
+    days: mean length.
     reason: why there are no runs, such as that they do not end; "" with figures.
     """
 
