@@ -105,21 +105,21 @@ class AssumedFieldEffect:
     @property
     def step_effect_s(self) -> float:
         """Largest change of the step time [s], either way; 0 without an alternative."""
-        return max((abs(one.step_time_s - self.step_time_s) for one in self.alternatives), default=0.0)
+        return max((abs(alternative.step_time_s - self.step_time_s) for alternative in self.alternatives), default=0.0)
 
     @property
     def memory_effect_gib(self) -> float:
         """Largest change of the peak memory [GiB], either way; 0 without an alternative."""
-        return max((abs(one.peak_device_gib - self.peak_device_gib) for one in self.alternatives), default=0.0)
+        return max((abs(other.peak_device_gib - self.peak_device_gib) for other in self.alternatives), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """The field in the JSON answer."""
+        """Returns the field in the JSON answer."""
         return {
             "field": self.field.name,
             "value": self.field.value,
             "step_effect_s": self.step_effect_s,
             "memory_effect_gib": self.memory_effect_gib,
-            "alternatives": [asdict(one) for one in self.alternatives],
+            "alternatives": [asdict(alternative) for alternative in self.alternatives],
         }
 
 
@@ -130,33 +130,33 @@ def forecast_alternatives(field: AssumedField, report: Report, shared_work: Shar
     """
     from meshcast.simulator import simulate
 
-    found = []
+    forecasts = []
     for value in field.others:
         with suppress(MeshcastError):  # the plan or the hardware rules this value out
             other = simulate(field.change(value), shared_work=shared_work)
-            found.append(Alternative(value, other.step_time, other.peak_device / GIB, other.fits))
-    alternatives = tuple(sorted(found, key=lambda one: one.step_time_s))
+            forecasts.append(Alternative(value, other.step_time, other.peak_device / GIB, other.fits))
+    alternatives = tuple(sorted(forecasts, key=lambda forecast: forecast.step_time_s))
     return AssumedFieldEffect(field, report.step_time, report.peak_device / GIB, alternatives)
 
 
 def assumed_fields(report: Report) -> list[AssumedField]:
-    """The fields that the job of a forecast does not state, and that have other values than the assumed one.
+    """Returns the fields that the job of a forecast does not state, and that have other values than the assumed one.
 
     Fields that define the task are not among them: the model, the batch, the GPUs and the degrees of parallelism.
     """
     job = report.job
-    found = [
+    fields = [
         *_framework_fields(report),
         *_precision_fields(job),
         *_plan_fields(job),
         *_scheme_options(report),
         *_cluster_fields(job),
     ]
-    return [field for field in found if field.others]
+    return [field for field in fields if field.others]
 
 
 def admitted_values(annotation: Any) -> tuple[Value, ...]:
-    """The values of a flag or an enumeration by its type; () of any other type."""
+    """Returns the values of a flag or an enumeration by its type; () of any other type."""
     if annotation is bool:
         return (False, True)
     if get_origin(annotation) is Literal:
@@ -167,24 +167,24 @@ def admitted_values(annotation: Any) -> tuple[Value, ...]:
 
 
 def _framework_fields(report: Report) -> Iterator[AssumedField]:
-    """The framework if the job names none, and the fields of its profile that the job does not set."""
+    """Yields the framework if the job names none, and the fields of its profile that the job does not set."""
     job = report.job
-    given = job.as_written["framework"]
+    stated = job.as_written["framework"]
     options = {name for scheme in report.play.plan.schemes for name in scheme.Options.model_fields}
     replaced = {path for path, option in REPLACED.items() if option in options}
-    if "name" not in given:
+    if "name" not in stated:
         yield _written_field(job, "framework.name", job.framework.name, framework_names())
     for path, annotation in _leaves(Framework):
         value = _look_up(job.framework.model_dump(), path)
         others = admitted_values(annotation)
         if path in SCALED:
             others = tuple(value * factor for factor in FACTORS if value)
-        if path not in BY_PRECISION | NO_TRAITS | replaced and _look_up(given.get("set", {}), path) is None:
+        if path not in BY_PRECISION | NO_TRAITS | replaced and _look_up(stated.get("set", {}), path) is None:
             yield _written_field(job, f"framework.set.{path}", value, others)
 
 
 def _precision_fields(job: Job) -> Iterator[AssumedField]:
-    """The number formats that the job leaves to the framework."""
+    """Yields the number formats that the job leaves to the framework."""
     for name, field in Precision.model_fields.items():
         if job.as_written["precision"].get(name) is None:
             yield _written_field(
@@ -193,7 +193,7 @@ def _precision_fields(job: Job) -> Iterator[AssumedField]:
 
 
 def _plan_fields(job: Job) -> Iterator[AssumedField]:
-    """The micro-batch, and the flags and words of a plan in short form; one in long form states all of them."""
+    """Yields the micro-batch, and the flags and words of a plan in short form; one in long form states all of them."""
     batch, plan = job.as_written.get("batch", {}), job.as_written.get("plan", {})
     if "global" in batch and "micro" not in batch:  # otherwise the global batch follows the micro-batch
         yield _written_field(job, "batch.micro", job.batch.micro, _scale_count(job.batch.micro))
@@ -213,7 +213,7 @@ def _plan_fields(job: Job) -> Iterator[AssumedField]:
 
 
 def _scheme_options(report: Report) -> Iterator[AssumedField]:
-    """The flags and words among the options of the plan's schemes that the job does not state."""
+    """Yields the flags and words among the options of the plan's schemes that the job does not state."""
     plan = report.job.plan
     for place, (entry, scheme) in enumerate(zip(plan.schemes, report.play.plan.schemes, strict=True)):
         for name, field in scheme.Options.model_fields.items():
@@ -233,15 +233,16 @@ def _scheme_options(report: Report) -> Iterator[AssumedField]:
 
 
 def _cluster_fields(job: Job) -> Iterator[AssumedField]:
-    """The network and the domains that a cluster described by its GPUs leaves open, and the switches between nodes."""
-    given, cluster = job.as_written["cluster"], job.cluster
+    """Yields the network and the domains that a cluster described by its GPUs leaves open, and the switches between
+    nodes."""
+    stated, cluster = job.as_written["cluster"], job.cluster
     networked = cluster.gpus > cluster.local_gpus
-    if isinstance(given, Mapping) and "gpu" in given:
+    if isinstance(stated, Mapping) and "gpu" in stated:
         sizes = {"gpus_per_node": cluster.gpus_per_node, "scale_up_domain": cluster.node.domain}
         for name, size in sizes.items():
-            if given.get(name) is None:
+            if stated.get(name) is None:
                 yield _written_field(job, f"cluster.{name}", size, _scale_count(size))
-        inter, nics = given.get("inter", {}), cluster.node.nics
+        inter, nics = stated.get("inter", {}), cluster.node.nics
         if networked and nics:
             rate = cluster.scale_out.bandwidth * 8 / GIGA
             if inter.get("kind") is None:
@@ -259,7 +260,7 @@ def _oversubscribe(job: Job, value: Value) -> Job:
 
 
 def _written_field(job: Job, name: str, value: Value | None, others: Iterable[Value]) -> AssumedField:
-    """A field that is set in the job as written, which is then read again."""
+    """Returns a field that is set in the job as written, which is then read again."""
 
     def change(other: Value) -> Job:
         data = copy.deepcopy(job.as_written)
@@ -267,12 +268,15 @@ def _written_field(job: Job, name: str, value: Value | None, others: Iterable[Va
         return load_job(data, base=job.folder)
 
     return AssumedField(
-        name, value, _without(value, (one for one in others if one not in UNUSUAL.get(name, ()))), change
+        name,
+        value,
+        _without(value, (alternative for alternative in others if alternative not in UNUSUAL.get(name, ()))),
+        change,
     )
 
 
 def _without(value: Value | None, values: Iterable[Value]) -> tuple[Value, ...]:
-    return tuple(one for one in values if one != value)
+    return tuple(other for other in values if other != value)
 
 
 def _scale_count(count: int) -> tuple[int, ...]:
@@ -281,7 +285,7 @@ def _scale_count(count: int) -> tuple[int, ...]:
 
 
 def _leaves(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Paths and types of the fields of a model, those of nested models with dots."""
+    """Yields paths and types of the fields of a model, those of nested models with dots."""
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -291,7 +295,7 @@ def _leaves(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _look_up(data: Mapping[str, Any], path: str) -> Any:
-    """The value at a path of nested mappings; None if there is none."""
+    """Returns the value at a path of nested mappings; None if there is none."""
     value: Any = data
     for key in path.split("."):
         if not isinstance(value, Mapping):

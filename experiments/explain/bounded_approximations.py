@@ -36,7 +36,7 @@ class BoundedApproximation:
         return abs(math.log(self.step_ratio)) / math.sqrt(3)
 
     def to_dict(self) -> dict[str, Any]:
-        """The setting in the answer of ``predict --json``."""
+        """Returns the setting in the answer of ``predict --json``."""
         return asdict(self.setting) | {"step_ratio": self.step_ratio, "more_gib": self.more_gib}
 
     def __str__(self) -> str:

@@ -45,7 +45,7 @@ class MemberMessages(NamedTuple):
 
 
 def collective_messages(operation: str, algorithm: str, nodes: Sequence[int]) -> MemberMessages:
-    """The messages of a collective, by the words of `Collective.operation` and `Algorithm.name`.
+    """Returns the messages of a collective, by the words of `Collective.operation` and `Algorithm.name`.
 
     nodes: the node of every member; members of one node are neighbours.
     """
@@ -64,37 +64,40 @@ def collective_messages(operation: str, algorithm: str, nodes: Sequence[int]) ->
         case "all_reduce":
             return _ring(nodes, 2.0 * (n - 1) / n)
         case "all_gather" | "reduce_scatter" if algorithm == "PAT":
-            found = _binary(n)
-            return found if operation == "all_gather" else MemberMessages(found.targets, found.sources, found.shares)
+            messages = _binary(n)
+            if operation == "all_gather":
+                return messages
+            return MemberMessages(messages.targets, messages.sources, messages.shares)
     return _ring(nodes, (n - 1) / n)
 
 
 def shift_messages(targets: Sequence[int], both_ways: bool) -> MemberMessages:
-    """The messages of a shift. targets: the position that each position sends to; to itself: nothing is sent."""
+    """Returns the messages of a shift. targets: the position that each position sends to; to itself: nothing is
+    sent."""
     sources, ends = np.arange(len(targets)), np.asarray(targets, int)
     away = sources != ends
     sources, ends = sources[away], ends[away]
-    found = MemberMessages(sources, ends, np.ones(len(sources)))
-    return _join([found, MemberMessages(ends, sources, found.shares)]) if both_ways else found
+    messages = MemberMessages(sources, ends, np.ones(len(sources)))
+    return _join([messages, MemberMessages(ends, sources, messages.shares)]) if both_ways else messages
 
 
 def exchange_messages(nodes: Sequence[int], near: float, far: float) -> MemberMessages:
-    """The messages of a token exchange that forwards inside nodes.
+    """Returns the messages of a token exchange that forwards inside nodes.
 
     near: bytes that a member sends to the other members of its node together.
     far: bytes that it sends to the members at its place in all other nodes together.
 
     Its shares are bytes.
     """
-    found, g = [], _members_of_node(nodes)
+    messages, g = [], _members_of_node(nodes)
     if not g:  # nodes with different numbers of members: to all of them alike
         return _direct(len(nodes), (near + far) / max(1, len(nodes) - 1))
     k = len(nodes) // g
     if g > 1:
-        found += [_shift(_direct(g, near / (g - 1)), node * g) for node in range(k)]
+        messages += [_shift(_direct(g, near / (g - 1)), node * g) for node in range(k)]
     if k > 1:
-        found += [_stretch(_direct(k, far / (k - 1)), g, place) for place in range(g)]
-    return _join(found)
+        messages += [_stretch(_direct(k, far / (k - 1)), g, place) for place in range(g)]
+    return _join(messages)
 
 
 def _join(parts: Sequence[MemberMessages]) -> MemberMessages:
@@ -108,7 +111,7 @@ def _shift(messages: MemberMessages, by: int) -> MemberMessages:
 
 
 def _stretch(messages: MemberMessages, by: int, place: int) -> MemberMessages:
-    """Messages between nodes as those between the members at one place of nodes of `by` members."""
+    """Returns messages between nodes as those between the members at one place of nodes of `by` members."""
     return MemberMessages(messages.sources * by + place, messages.targets * by + place, messages.shares)
 
 
@@ -123,7 +126,7 @@ def _members_of_node(nodes: Sequence[int]) -> int:
 
 
 def _direct(n: int, share: float) -> MemberMessages:
-    """Every member sends a share to each other one."""
+    """Lets every member send a share to each other one."""
     sources, targets = np.nonzero(~np.eye(n, dtype=bool))
     return MemberMessages(sources, targets, np.full(len(sources), share))
 
@@ -147,17 +150,17 @@ def _tree(nodes: Sequence[int]) -> MemberMessages:
     """Up and down NCCL's two trees over nodes, and chains within them."""
     g = _members_of_node(nodes)
     k = len(nodes) // g
-    found = []
+    messages = []
     if g > 1:
         forth = _cycle(g, (g - 1) / g)
         both = _join([forth, MemberMessages(forth.targets, forth.sources, forth.shares)])
-        found += [_shift(both, node * g) for node in range(k)]
+        messages += [_shift(both, node * g) for node in range(k)]
     if k > 1:
         children, parents = tree_edges(k)
         up = MemberMessages(children, parents, np.full(len(children), 0.5 / g))
         down = MemberMessages(parents, children, up.shares)
-        found += [_stretch(_join([up, down]), g, place) for place in range(g)]
-    return _join(found)
+        messages += [_stretch(_join([up, down]), g, place) for place in range(g)]
+    return _join(messages)
 
 
 def tree_edges(nodes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -176,28 +179,28 @@ def tree_edges(nodes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _parent(node: int, nodes: int) -> int:
-    """The parent of a node other than 0, which is the root (`ncclGetBtree`)."""
+    """Returns the parent of a node other than 0, which is the root (`ncclGetBtree`)."""
     bit = node & -node
     up = (node ^ bit) | (bit << 1)
     return up if up < nodes else node ^ bit
 
 
 def _switch(nodes: Sequence[int], sharp: bool) -> MemberMessages:
-    """The direct exchange that switches reduce and multicast. sharp: also between nodes."""
+    """Returns the direct exchange that switches reduce and multicast. sharp: also between nodes."""
     g = _members_of_node(nodes)
     k = len(nodes) // g
-    found = [_shift(_direct(g, 2.0 / g), node * g) for node in range(k)] if g > 1 else []
+    messages = [_shift(_direct(g, 2.0 / g), node * g) for node in range(k)] if g > 1 else []
     if k > 1:
         children, parents = tree_edges(k)
         up = MemberMessages(children, parents, np.full(len(children), 0.5))
         tree = _join([up, MemberMessages(parents, children, up.shares)])
         between = _scale(_direct(k, 2.0 / k) if sharp else tree, 1.0 / g)
-        found += [_stretch(between, g, place) for place in range(g)]
-    return _join(found)
+        messages += [_stretch(between, g, place) for place in range(g)]
+    return _join(messages)
 
 
 def _binary(n: int) -> MemberMessages:
-    """An all-gather by PAT: over distance 2^j go the chunks whose distance ends with that binary digit."""
+    """Returns an all-gather by PAT: over distance 2^j go the chunks whose distance ends with that binary digit."""
     distances = np.arange(1, n)
     steps, chunks = np.unique(distances & -distances, return_counts=True)
     sources = np.arange(n)
@@ -210,7 +213,8 @@ def _binary(n: int) -> MemberMessages:
 
 
 def switch_link_shares(nodes: Sequence[int], sharp: bool) -> tuple[float, float]:
-    """Shares of the buffer that one member sends over its scale-up links, and over its port, in an all-reduce by NVLS.
+    """Returns shares of the buffer that one member sends over its scale-up links, and over its port, in an all-reduce
+    by NVLS.
 
     A switch adds what members read and multicasts what they write, so links carry less than `collective_messages`
     counts: 1 + 1 / g within a node and 1 + 2 / g on several, and at ports with SHARP 1 / g.

@@ -39,7 +39,7 @@ class CollectiveGroup:
     table: NcclTable
 
     def to_dict(self) -> dict[str, Any]:
-        """The table in the answer of ``--json``."""
+        """Returns the table in the answer of ``--json``."""
         rows = []
         for line in self.table.lines:
             algbw, busbw = self.table.rates(line)
@@ -60,7 +60,7 @@ class CollectiveGroup:
 
 
 def tables_of_job(report: Report, stage: int | None = None, every_rank: bool = False) -> list[CollectiveGroup]:
-    """The collectives and sent messages of one pipeline device in a step, each timed as if it ran alone.
+    """Returns the collectives and sent messages of one pipeline device in a step, each timed as if it ran alone.
 
     stage: the device; None: the one that computes longest. every_rank: whether large groups list every rank.
     Raises PlanError for a stage that the plan does not have.
@@ -69,14 +69,14 @@ def tables_of_job(report: Report, stage: int | None = None, every_rank: bool = F
     device = report.device if stage is None else stage
     if not 0 <= device < plan.ranks.devices:
         raise PlanError("--stage", f"the plan has stages 0 to {plan.ranks.devices - 1}", "Name one of them", stage)
-    found: dict[tuple[Any, ...], dict[tuple[int, float], int]] = defaultdict(lambda: defaultdict(int))
+    counts: dict[tuple[Any, ...], dict[tuple[int, float], int]] = defaultdict(lambda: defaultdict(int))
     for number, op in enumerate(flat.ops):
         if flat.device[number] == device and (key := _key(report, device, op)):
             nbytes = int(getattr(op.work, "nbytes", 0))
-            found[key][nbytes, flat.seconds[number] + flat.latency[number]] += 1
+            counts[key][nbytes, flat.seconds[number] + flat.latency[number]] += 1
     where = name_device(plan, device)
     tables = []
-    for (operation, axes, ranks, library), lines in sorted(found.items(), key=str):
+    for (operation, axes, ranks, library), lines in sorted(counts.items(), key=str):
         calls = sum(lines.values())
         comments = [
             f"forecast by meshcast {product_version()}: {report.job.model.name} on {report.job.cluster.name}, {where}",
@@ -107,7 +107,7 @@ def _key(report: Report, device: int, op: Op) -> tuple[str, tuple[str, ...], tup
 def tables_of_cluster(
     cluster: Cluster, operations: Iterable[str], gpus: int | None, sizes: Sequence[int], every_rank: bool = False
 ) -> list[CollectiveGroup]:
-    """The collectives of the first `gpus` GPUs of a cluster (None: of all) over a range of sizes [bytes].
+    """Returns the collectives of the first `gpus` GPUs of a cluster (None: of all) over a range of sizes [bytes].
 
     Raises PlanError for an unknown operation, or for more GPUs than there are.
     """
@@ -137,8 +137,8 @@ def _price(cluster: Cluster, costs: Costs, operation: str, ranks: tuple[int, ...
     pairs = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
     sends_to, receives_from = dict(pairs).get, {b: a for a, b in pairs}.get
     reaches = dict.fromkeys(message_reach(cluster, *pair, sends_to, receives_from) for pair in pairs)
-    prices = [p2p.price(nbytes, one, costs.communication.links) for one in reaches]
-    return max(prices, key=lambda one: one.seconds + one.latency)
+    prices = [p2p.price(nbytes, distance, costs.communication.links) for distance in reaches]
+    return max(prices, key=lambda distance: distance.seconds + distance.latency)
 
 
 def _group(
@@ -157,7 +157,7 @@ def _group(
 
 
 def make_sizes(begin: int, end: int, factor: int) -> list[int]:
-    """Sizes from `begin` on, each `factor` times the one before, up to `end` [bytes].
+    """Returns sizes from `begin` on, each `factor` times the one before, up to `end` [bytes].
 
     Raises PlanError for a range without sizes.
     """

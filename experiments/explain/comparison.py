@@ -37,39 +37,40 @@ class ForecastComparison:
     @property
     def changes(self) -> list[ChangedField]:
         """Fields that differ, in the order of the first job, then those that only the second has."""
-        one, other = (dict(_fields(report.job.to_dict())) for report in (self.first, self.second))
-        found = [ChangedField(field, one.get(field), other.get(field)) for field in {**one, **other}]
-        return [each for each in found if each.first != each.second and each.field.partition(".")[0] not in UNCOMPARED]
+        before, after = (dict(_fields(report.job.to_dict())) for report in (self.first, self.second))
+        fields = [field for field in {**before, **after} if field.partition(".")[0] not in UNCOMPARED]
+        changes = [ChangedField(field, before.get(field), after.get(field)) for field in fields]
+        return [change for change in changes if change.first != change.second]
 
     @property
     def parts(self) -> dict[str, tuple[float, float]]:
         """Parts of the step that either forecast has [s], by their keys in `breakdown_s`."""
-        found = {
+        parts = {
             key: (figure.compute(self.first) or 0.0, figure.compute(self.second) or 0.0)
             for key, figure in parts_of_step().items()
         }
-        return {key: pair for key, pair in found.items() if any(pair)}
+        return {key: pair for key, pair in parts.items() if any(pair)}
 
     @property
     def memory(self) -> dict[str, tuple[float, float]]:
         """Memory of the fullest stage of each forecast by category [GiB]."""
         stages = (report.to_dict()["memory"]["stages"] for report in (self.first, self.second))
-        one, other = (max(every, key=lambda stage: stage["peak_allocated_gib"])["by"] for every in stages)
-        kept = [category for category in CATEGORIES if one.get(category) or other.get(category)]
-        return {category: (one.get(category, 0.0), other.get(category, 0.0)) for category in kept}
+        before, after = (max(every, key=lambda stage: stage["peak_allocated_gib"])["by"] for every in stages)
+        kept = [category for category in CATEGORIES if before.get(category) or after.get(category)]
+        return {category: (before.get(category, 0.0), after.get(category, 0.0)) for category in kept}
 
     def sentence(self) -> str:
-        """Which forecast is faster, by how much, and which part makes most of the difference."""
+        """Returns which forecast is faster, by how much, and which part makes most of the difference."""
         times = self.first.step_time, self.second.step_time
         if times[0] == times[1]:
             return "Both steps take equally long."
         ratio = times[1] / times[0]
         faster = f"The second step takes {abs(ratio - 1):.1%} {'less' if ratio < 1 else 'more'} time than the first"
-        key, (one, other) = max(self.parts.items(), key=lambda item: abs(item[1][1] - item[1][0]))
-        return f"{faster}; the largest difference is {parts_of_step()[key].label}, {1e3 * (other - one):+,.1f} ms."
+        key, (before, after) = max(self.parts.items(), key=lambda item: abs(item[1][1] - item[1][0]))
+        return f"{faster}; the largest difference is {parts_of_step()[key].label}, {1e3 * (after - before):+,.1f} ms."
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON answer."""
+        """Returns the JSON answer."""
         answers = [report.to_dict() for report in (self.first, self.second)]
         figures = {name: [FIGURES[name].read(answer) for answer in answers] for name in HEADLINES}
         return {

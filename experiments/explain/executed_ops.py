@@ -47,7 +47,7 @@ class ExecutedOp:
 def list_executed_ops(metrics: Metrics, device: int | None = None) -> list[ExecutedOp]:
     """Returns the ops with work that a step executes, those of every device or of one."""
     steps = metrics.step_kinds or [(1.0, metrics.play)]
-    return [one for share, play in steps for one in _ops_of_step(play, share, device)]
+    return [executed for share, play in steps for executed in _ops_of_step(play, share, device)]
 
 
 def _ops_of_step(play: Forecast, share: float, device: int | None) -> Iterator[ExecutedOp]:
@@ -76,7 +76,7 @@ def _ops_of_step(play: Forecast, share: float, device: int | None) -> Iterator[E
 
 
 def _ops_of_task(task: Task, device: int, count: float) -> Iterator[ExecutedOp]:
-    """The ops with work of one task that a device runs `count` times."""
+    """Yields the ops with work of one task that a device runs `count` times."""
     for part in task.parts:
         for op, seconds, latency in zip(part.block.ops, part.seconds, part.latency, strict=True):
             if op.work is not None:

@@ -44,8 +44,9 @@ Change = dict[str, Any]
 class FittingChange:
     """A change of a plan that was tried.
 
-    changes: fields with their new values. forecast: step time and memory with them. saved: by how much less the fullest
-    GPU needs [bytes].
+    changes: fields with their new values.
+    forecast: step time and memory with them.
+    saved: by how much less the fullest GPU needs [bytes].
     """
 
     changes: Change
@@ -53,7 +54,7 @@ class FittingChange:
     saved: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The change in the answer of ``predict --json``."""
+        """Returns the change in the answer of ``predict --json``."""
         return {
             "changes": self.changes,
             "step_time_s": self.forecast.step_time,
@@ -80,7 +81,7 @@ NO_CHANGES = MemoryChanges([], None)
 
 
 def fitting_changes(report: Report, shared_work: SharedWork | None = None) -> MemoryChanges:
-    """The changes that make a plan fit, with the probability of `FITS`, and the one that saves most memory.
+    """Returns the changes that make a plan fit, with the probability of `FITS`, and the one that saves most memory.
 
     None of a plan that fits, and of plans in long form or with stages of their own, whose fields are not those of
     `FIELDS`.
@@ -112,7 +113,7 @@ def fitting_changes(report: Report, shared_work: SharedWork | None = None) -> Me
 
 
 def _try(job: Job, change: Change, shared: SharedWork, needed: float) -> list[FittingChange]:
-    """The forecast of a change; [] if it breaks a rule. needed: by the fullest GPU without it [bytes]."""
+    """Returns the forecast of a change; [] if it breaks a rule. needed: by the fullest GPU without it [bytes]."""
     data = copy.deepcopy(job.as_written)
     with suppress(MeshcastError):
         for field, value in change.items():
@@ -126,7 +127,7 @@ def _try(job: Job, change: Change, shared: SharedWork, needed: float) -> list[Fi
 
 
 def _single_changes(job: Job) -> Iterator[Change]:
-    """Every change of one field that may lower the memory of a GPU."""
+    """Yields every change of one field that may lower the memory of a GPU."""
     plan = job.as_written.get("plan", {})
     batch = job.as_written.get("batch", {})
     for change in FIELDS:
@@ -180,7 +181,7 @@ def _more_ranks(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
 def _offload(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
     now = [*plan.get("offload", ())]
     if not job.forward_only:
-        yield from ({"plan.offload": [*now, one]} for one in ("optimizer", "activations") if one not in now)
+        yield from ({"plan.offload": [*now, state]} for state in ("optimizer", "activations") if state not in now)
 
 
 def _sequence_parallel(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
@@ -214,7 +215,7 @@ FIELDS: tuple[Callable[[Job, dict[str, Any]], Iterator[Change]], ...] = (
 
 
 def _write(value: Any) -> str:
-    """A value as ``--set`` reads it."""
+    """Returns a value as ``--set`` reads it."""
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

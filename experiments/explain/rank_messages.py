@@ -88,12 +88,12 @@ class MessagesOfPlan:
         """
         if isinstance(work, Transfer):
             return self._transfer(device, work, target)
-        own = np.zeros(self.cluster.gpus, bool)
-        own[self.plan.ranks.of_device(device)] = True
+        of_device = np.zeros(self.cluster.gpus, bool)
+        of_device[self.plan.ranks.of_device(device)] = True
         parts = []
         for ranks in self.groups(device, work):
             shape, nbytes = self._member_messages(device, work, ranks)
-            sends = own[ranks[shape.sources]]
+            sends = of_device[ranks[shape.sources]]
             parts.append((ranks[shape.sources[sends]], ranks[shape.targets[sends]], shape.shares[sends] * nbytes))
         if not parts:
             return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
@@ -101,7 +101,7 @@ class MessagesOfPlan:
         return sources, targets, sizes
 
     def algorithm(self, device: int, work: Collective, ranks: np.ndarray) -> str:
-        """The algorithm with its protocol that prices chose for one group; empty of shifts."""
+        """Returns the algorithm with its protocol that prices chose for one group; empty of shifts."""
         if work.operation == "shift":
             return ""
         costs = self.costs[device]
@@ -110,7 +110,7 @@ class MessagesOfPlan:
         )[1][0]
 
     def groups(self, device: int, work: Work) -> list[np.ndarray]:
-        """The groups of a collective with ranks of a device: their ranks in the order of positions."""
+        """Returns the groups of a collective with ranks of a device: their ranks in the order of positions."""
         assert isinstance(work, Collective | Exchange)
         if isinstance(work, Collective) and work.ranks is not None:
             return self._stated_groups(device, work.ranks)
@@ -121,21 +121,22 @@ class MessagesOfPlan:
         return groups_along(self.plan.on(device).mesh, axes, members, self.plan.ranks.of_device(device))
 
     def _stated_groups(self, device: int, ranks: Sequence[int]) -> list[np.ndarray]:
-        """The groups of a collective that states the ranks of one: of devices with as many ranks, those at each place.
+        """Returns the groups of a collective that states the ranks of one: of devices with as many ranks, those at each
+        place.
 
         The stated group has the first rank of its devices, or all ranks.
         """
-        own, stated = self.plan.ranks.of_device(device), np.asarray(ranks, int)
-        if np.isin(own, stated).sum() != 1 or len(own) == 1:
+        members, stated = self.plan.ranks.of_device(device), np.asarray(ranks, int)
+        if np.isin(members, stated).sum() != 1 or len(members) == 1:
             return [stated]
         firsts = [self.plan.ranks.of_device(other) for other in range(self.plan.ranks.devices)]
-        held = [members for first in stated for members in firsts if first in members]
-        if len(held) != len(stated) or len({len(members) for members in held}) > 1:
+        held = [group for first in stated for group in firsts if first in group]
+        if len(held) != len(stated) or len({len(group) for group in held}) > 1:
             return [stated]
-        return [np.array([members[place] for members in held]) for place in range(len(own))]
+        return [np.array([group[place] for group in held]) for place in range(len(members))]
 
     def _member_messages(self, device: int, work: Work, ranks: np.ndarray) -> tuple[MemberMessages, float]:
-        """The messages between the members of a group, and the bytes that their shares are of."""
+        """Returns the messages between the members of a group, and the bytes that their shares are of."""
         nodes = tuple((ranks // self.cluster.local_gpus).tolist())
         if isinstance(work, Exchange):
             costs = self.costs[device]
@@ -155,7 +156,8 @@ class MessagesOfPlan:
         return self._shapes[key], float(work.nbytes)
 
     def _transfer(self, device: int, work: Transfer, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A message from every rank of a device to the rank at the same place of another, or the stated messages."""
+        """Returns a message from every rank of a device to the rank at the same place of another, or the stated
+        messages."""
         if work.pairs:
             sources, targets, nbytes = np.array(work.pairs, float).T
             return sources.astype(int), targets.astype(int), nbytes
@@ -172,7 +174,7 @@ class MessagesOfPlan:
 def groups_along(
     mesh: Mesh, axes: tuple[str, ...], members: tuple[int, ...] | None, device_ranks: np.ndarray
 ) -> list[np.ndarray]:
-    """The groups along axes that have ranks of a device, each with its ranks in the order of positions.
+    """Returns the groups along axes that have ranks of a device, each with its ranks in the order of positions.
 
     members: positions that take part, see the head of this module; None: all.
     """
@@ -184,12 +186,12 @@ def groups_along(
     groups = [base + whole[positions] for base in bases for positions in chosen]
     if members is None:
         return groups
-    own = set(device_ranks.tolist())
-    return [ranks for ranks in groups if not own.isdisjoint(ranks.tolist())]
+    of_device = set(device_ranks.tolist())
+    return [ranks for ranks in groups if not of_device.isdisjoint(ranks.tolist())]
 
 
 def split_positions(members: Sequence[int], count: int) -> list[np.ndarray]:
-    """The groups of positions that `members` stand for, of `count` positions.
+    """Returns the groups of positions that `members` stand for, of `count` positions.
 
     >>> [group.tolist() for group in split_positions((0, 1), 4)]
     [[0, 1], [2, 3]]
@@ -207,7 +209,7 @@ def split_positions(members: Sequence[int], count: int) -> list[np.ndarray]:
 
 
 def split_by_tier(cluster: Cluster, messages: RankMessages) -> dict[str, float]:
-    """Bytes of one execution by the links that they take, by the words of `TIERS`."""
+    """Returns bytes of one execution by the links that they take, by the words of `TIERS`."""
     near = messages.sources // cluster.domain == messages.targets // cluster.domain
     inside = messages.sources // cluster.local_gpus == messages.targets // cluster.local_gpus
     if cluster.scale_up.kind == "none":

@@ -67,10 +67,10 @@ class Sensitivities:
         """
         squares = {source: sigma**2 for source, sigma in self.report.sigmas.items()}
         total = sum(squares.values())
-        return {source: squares[source] / total for source in sorted(squares, key=lambda one: -squares[one]) if total}
+        return {source: squares[source] / total for source in sorted(squares, key=lambda name: -squares[name]) if total}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON answer."""
+        """Returns the JSON answer."""
         answer = self.report.to_dict()
         return {
             **{key: answer[key] for key in ("step_time_s", "interval_90_s", "breakdown_s", "limits", "assumed")},
@@ -79,12 +79,12 @@ class Sensitivities:
             "range": RANGE,
             "hardware": [
                 {
-                    "figure": one.figure.name,
-                    "value": one.figure.value,
-                    "saved_s_per_percent": one.saved_s,
-                    "step_time_s": {"better": one.better_s, "worse": one.worse_s},
+                    "figure": effect.figure.name,
+                    "value": effect.figure.value,
+                    "saved_s_per_percent": effect.saved_s,
+                    "step_time_s": {"better": effect.better_s, "worse": effect.worse_s},
                 }
-                for one in self.found
+                for effect in self.found
             ],
             "assumed_fields": [field.to_dict() for field in self.assumed],
         }
@@ -100,10 +100,10 @@ def explain(job: Job, watch: Watch = iter) -> Sensitivities:
 
     shared = SharedWork()
     report = simulate(job, shared_work=shared)
-    found = change_figures(job, report, shared, watch)
+    effects_of_figures = change_figures(job, report, shared, watch)
     effects = [forecast_alternatives(field, report, shared) for field in watch(assumed_fields(report))]
     effects.sort(key=lambda effect: (-effect.step_effect_s, -effect.memory_effect_gib))
-    return Sensitivities(report, found, tuple(effect for effect in effects if effect.alternatives))
+    return Sensitivities(report, effects_of_figures, tuple(effect for effect in effects if effect.alternatives))
 
 
 def change_figures(job: Job, report: Report, shared_work: SharedWork, watch: Watch = iter) -> tuple[Sensitivity, ...]:
@@ -114,10 +114,10 @@ def change_figures(job: Job, report: Report, shared_work: SharedWork, watch: Wat
     """
     from meshcast.simulator import simulate
 
-    found = []
+    effects = []
     for figure in watch(hardware_figures(job, bool(report.host_uses))):
         changed = {by: simulate(figure.change(job, 1 + by), shared_work=shared_work) for by in (STEP, RANGE, -RANGE)}
-        times = {by: one.step_time for by, one in changed.items()}
+        times = {by: forecast.step_time for by, forecast in changed.items()}
         saved = (report.step_time - times[STEP]) / (100 * STEP)
-        found.append(Sensitivity(figure, saved, times[RANGE], times[-RANGE]))
-    return tuple(sorted(found, key=lambda one: -one.swing_s))
+        effects.append(Sensitivity(figure, saved, times[RANGE], times[-RANGE]))
+    return tuple(sorted(effects, key=lambda forecast: -forecast.swing_s))

@@ -31,7 +31,7 @@ MTBF_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Numbers of replicas of a curve, over that of the job; the global batch grows with them."""
 
-MOST_SEEDS = 32
+MAX_SEEDS = 32
 """Runs of a point, at most."""
 
 MakePlan = Callable[[], RunPlan | None]
@@ -45,8 +45,11 @@ Each = Callable[[list[Any]], Iterator[Any]]
 class CurvePoint:
     """A point of a curve.
 
-    value: interval [s], factor on the mean time between failures, or number of GPUs. goodput, interval: mean and
-    interval of nine of ten runs. formula: goodput by Daly's formula, None where it does not hold. days: mean length.
+    value: interval [s], factor on the mean time between failures, or number of GPUs.
+    goodput: mean.
+    interval: of the goodput of nine of ten runs.
+    formula: goodput by Daly's formula, None where it does not hold.
+    days: mean length.
     reason: why there are no runs, such as that they do not end; "" with figures.
     """
 
@@ -60,7 +63,7 @@ class CurvePoint:
 
     @classmethod
     def without_runs(cls, value: float, error: PlanError) -> CurvePoint:
-        """A point whose runs cannot be simulated."""
+        """Returns a point whose runs cannot be simulated."""
         nothing = math.nan
         return cls(value, nothing, (nothing, nothing), None, nothing, None, f"{error.rule}. {error.remedy}")
 
@@ -78,7 +81,13 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Worth:
-    """What a change of the hardware is worth. days, cost: after it less before it; cost None without a price."""
+    """What a change of the hardware is worth, after it less before it.
+
+    change: in words.
+    days: length of the run.
+    goodput: share of the time.
+    cost: None without a price.
+    """
 
     change: str
     days: float
@@ -91,8 +100,13 @@ class Worth:
 
 @dataclass(frozen=True)
 class RunCurves:
-    """Curves of a run, each with its points in rising order; best_interval: the interval of highest goodput [s], None
-    without regular checkpoints."""
+    """Curves of a run, each with its points in rising order.
+
+    interval: of checkpoints.
+    mtbf: mean time between failures.
+    scale: number of GPUs.
+    worth: what changes of the hardware are worth.
+    """
 
     interval: tuple[CurvePoint, ...]
     mtbf: tuple[CurvePoint, ...]
@@ -101,24 +115,25 @@ class RunCurves:
 
     @property
     def best_interval(self) -> float | None:
+        """The interval of highest goodput [s]; None without regular checkpoints."""
         ended = tuple(point for point in self.interval if not point.reason)
         return find_best(ended) if ended else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The key `curves` of ``run --json``."""
+        """Returns the key `curves` of ``run --json``."""
         named = {"interval": self.interval, "mtbf": self.mtbf, "scale": self.scale}
-        curves = {name: [one.to_dict() for one in points] for name, points in named.items()}
-        worth = [one.to_dict() for one in self.worth]
+        curves = {name: [entry.to_dict() for entry in points] for name, points in named.items()}
+        worth = [entry.to_dict() for entry in self.worth]
         return {"curves": curves, "best_interval_s": self.best_interval, "worth": worth}
 
 
 def find_best(points: tuple[CurvePoint, ...]) -> float:
-    """Interval of highest goodput: the vertex of the parabola through the best point and its neighbours, over the
-    logarithm of the interval."""
+    """Returns interval of highest goodput: the vertex of the parabola through the best point and its neighbours, over
+    the logarithm of the interval."""
     best = max(range(len(points)), key=lambda i: points[i].goodput)
     if not 0 < best < len(points) - 1:
         return points[best].value
-    (x0, y0), (x1, y1), (x2, y2) = ((math.log(one.value), one.goodput) for one in points[best - 1 : best + 2])
+    (x0, y0), (x1, y1), (x2, y2) = ((math.log(point.value), point.goodput) for point in points[best - 1 : best + 2])
     above = (x1 - x0) ** 2 * (y1 - y2) - (x1 - x2) ** 2 * (y1 - y0)
     below = (x1 - x0) * (y1 - y2) - (x1 - x2) * (y1 - y0)
     return math.exp(x1 - above / below / 2) if below else points[best].value
@@ -144,17 +159,17 @@ def draw_curves(plan: RunPlan, workers: int | None = None, each: Each = iter) ->
 
 
 def _every(setting: RunSetting) -> int:
-    """Steps between two checkpoints of the tier that is made most often; 0 without any."""
+    """Returns steps between two checkpoints of the tier that is made most often; 0 without any."""
     return next((tier.every for tier in setting.tiers if tier.every), 0)
 
 
 def _answer(plan: RunPlan, workers: int | None) -> RunAnswer:
-    plan = replace(plan, seeds=min(plan.seeds, MOST_SEEDS))
+    plan = replace(plan, seeds=min(plan.seeds, MAX_SEEDS))
     return RunAnswer(plan, simulate_runs(plan, workers))
 
 
 def _make_point(value: float, make: MakePlan, workers: int | None) -> CurvePoint | None:
-    """The point of a run; None where the plan does not divide it."""
+    """Returns the point of a run; None where the plan does not divide it."""
     try:
         plan = make()
         if plan is None:
@@ -171,7 +186,7 @@ def _make_point(value: float, make: MakePlan, workers: int | None) -> CurvePoint
 
 
 def _with_interval(plan: RunPlan, every: int) -> RunPlan:
-    """The run with another interval of the checkpoints that are made most often."""
+    """Returns the run with another interval of the checkpoints that are made most often."""
     tiers, changed = [], False
     for tier in plan.setting.tiers:
         tiers.append(replace(tier, every=every) if tier.every and not changed else tier)
@@ -182,7 +197,7 @@ def _with_interval(plan: RunPlan, every: int) -> RunPlan:
 
 
 def _change(plan: RunPlan, **changes: dict[str, Any]) -> RunPlan:
-    """The run with other keys of parts of `run`; the forecast stays."""
+    """Returns the run with other keys of parts of `run`; the forecast stays."""
     job = plan.job.to_dict()
     run = {key: value for key, value in job["run"].items() if value is not None}
     job |= {"run": {**run, **{name: {**run.get(name, {}), **keys} for name, keys in changes.items()}}}
@@ -192,16 +207,16 @@ def _change(plan: RunPlan, **changes: dict[str, Any]) -> RunPlan:
 
 
 def _with_mtbf(plan: RunPlan, factor: float) -> RunPlan:
-    """The run with other mean times between failures, and the interval of checkpoints that the job states or that is
-    best then."""
+    """Returns the run with other mean times between failures, and the interval of checkpoints that the job states or
+    that is best then."""
     known = plan.job.run.failures.mtbf_factor if plan.job.run.failures else 1.0
     return _change(plan, failures={"mtbf_factor": known * factor})
 
 
 def _at_scale(plan: RunPlan, gpus: float) -> RunPlan | None:
-    """The run on another number of GPUs with as many replicas; None where the plan does not divide them."""
+    """Returns the run on another number of GPUs with as many replicas; None where the plan does not divide them."""
     job = plan.job
-    axis = next((one.over[0] for one in job.plan.schemes if one.use.startswith("data/") and one.over), None)
+    axis = next((scheme.over[0] for scheme in job.plan.schemes if scheme.use.startswith("data/") and scheme.over), None)
     factor = gpus / job.cluster.gpus
     if axis is None or job.cluster.groups or job.plan.has_stages or job.plan.replicas:
         return plan if factor == 1 else None
@@ -225,8 +240,8 @@ def _at_scale(plan: RunPlan, gpus: float) -> RunPlan | None:
 
 
 def _find_worth(plan: RunPlan, workers: int | None) -> tuple[Worth, ...]:
-    """What one spare node more and a store of twice the rate are worth."""
-    before, found, changed = _answer(plan, workers), [], dict[str, Callable[[], RunPlan]]()
+    """Returns what one spare node more and a store of twice the rate are worth."""
+    before, worths, changed = _answer(plan, workers), [], dict[str, Callable[[], RunPlan]]()
     if plan.setting.spares is not None:
         setting = replace(plan.setting, spares=plan.setting.spares + 1)
         changed["one spare node more"] = partial(replace, plan, setting=setting)
@@ -241,5 +256,5 @@ def _find_worth(plan: RunPlan, workers: int | None) -> tuple[Worth, ...]:
             continue
         costs = [answer.mean(answer.cost_of) for answer in (before, after)]
         cost = None if costs[0] is None or costs[1] is None else costs[1] - costs[0]
-        found.append(Worth(name, after.days - before.days, after.goodput - before.goodput, cost))
-    return tuple(found)
+        worths.append(Worth(name, after.days - before.days, after.goodput - before.goodput, cost))
+    return tuple(worths)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CHUNK = 8
 """Runs that are simulated and stored together: seconds of work, which an interruption loses."""
 
-MOST_CHUNKS = 10_000
+MAX_CHUNKS = 10_000
 
 TOLD_EVERY = 0.25
 """Time after which running chunks are asked how far they are [s]."""
@@ -42,7 +42,11 @@ Tell = Callable[[float], None]
 
 
 class Seeds(NamedTuple):
-    """Consecutive runs, with all that a worker needs. start: number of the first one. runs: how many."""
+    """Consecutive runs, with all that a worker needs.
+
+    start: number of the first run.
+    runs: how many.
+    """
 
     setting: RunSetting
     seed: int
@@ -71,12 +75,12 @@ def simulate_runs(
 ) -> list[SimulatedRun]:
     """Simulates all runs of a job. workers: number of processes; one for each core that this process may use if None.
     Raises PlanError if a worker is killed, and if a run does not end."""
-    found: list[SimulatedRun] = []
+    simulated: list[SimulatedRun] = []
     watch(0, plan.seeds)
     for runs in _simulate_tasks(_make_tasks(plan, CHUNK), workers, tell):
-        found += runs
-        watch(len(found), plan.seeds)
-    return found
+        simulated += runs
+        watch(len(simulated), plan.seeds)
+    return simulated
 
 
 class RunSimulator:
@@ -91,14 +95,14 @@ class RunSimulator:
         if self._pool is None:
             return simulate_seeds(Seeds(plan.setting, plan.seed, 0, plan.seeds))
         size = max(1, -(-plan.seeds // (2 * self._workers)))
-        found: list[SimulatedRun] = []
+        simulated: list[SimulatedRun] = []
         try:
             for runs, cpu in self._pool.map(_time_seeds, _make_tasks(plan, size)):
-                found += runs
+                simulated += runs
                 self.cpu += cpu
         except BrokenExecutor:
             raise _explain_killed(self._workers) from None
-        return found
+        return simulated
 
 
 @contextmanager
@@ -134,7 +138,7 @@ def store_runs(
     job: as plain data, as it was written. base: folder of its relative paths. restart: discards what `out` holds.
     Raises PlanError if rows cannot be written, or are those of another job, and if a run does not end.
     """
-    chunk = max(CHUNK, -(-plan.seeds // MOST_CHUNKS))
+    chunk = max(CHUNK, -(-plan.seeds // MAX_CHUNKS))
     store = SeedStore(out, job, base, plan, chunk, restart)
     if not store.finished:
         todo = [number for number in store.chunks if number not in store.kept]
@@ -218,13 +222,13 @@ class SeedStore(Store):
         return pa.schema(list(names.items())).with_metadata({"meshcast": json.dumps(about)})
 
     def make_row(self, number: int, run: SimulatedRun) -> Row:
-        """The row of one run."""
+        """Returns the row of one run."""
         times = {f"{name}_s": run.time_s[name] for name in TIMES}
         failures = {f"failures_{name}": run.failures.get(name, 0) for name in self.components}
         return {"index": number, "steps": run.steps, **times, **failures}
 
     def read_runs(self) -> list[SimulatedRun]:
-        """All runs from the result."""
+        """Returns all runs from the result."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -249,11 +253,11 @@ def _is_count(cell: float | None) -> bool:
 
 
 def _name_components(setting: RunSetting) -> Sequence[str]:
-    """Names of all components that may fail, sorted."""
-    found = set[str]()
+    """Returns names of all components that may fail, sorted."""
+    components = set[str]()
     for source in setting.sources:
         if isinstance(source, FailingUnits):
-            found.add(source.component)
+            components.add(source.component)
         elif isinstance(source, FailureLog):
-            found.update(one.component for one in source.entries)
-    return sorted(found)
+            components.update(entry.component for entry in source.entries)
+    return sorted(components)

@@ -103,7 +103,7 @@ def forecast_on(
 
 
 def _explain_failure(future: Any, number: int, kept: str) -> MeshcastError:
-    """The error for a chunk that has no rows."""
+    """Returns the error for a chunk that has no rows."""
     error = future.exception() if future.status == "error" else None
     again = "run the same command again: stored rows are kept"
     if isinstance(error, MeshcastError):

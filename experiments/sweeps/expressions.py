@@ -19,7 +19,7 @@ from meshcast.hardware.errors import PlanError
 LONGEST = 1_000
 """Maximum number of characters of an expression."""
 
-MOST_BITS = 4_096
+MAX_BITS = 4_096
 """Maximum size of the result of a power [bits]; a larger one is a mistyped exponent."""
 
 Look = Callable[[str], Any]
@@ -177,6 +177,6 @@ def _truth(value: Any, name: str) -> bool:
 def _power(base: Any, exponent: Any) -> Any:
     if base < 0 and exponent != int(exponent):
         raise ValueError("a root of a negative number. Correct the exponent")
-    if abs(exponent) * math.log2(abs(base) + 2) > MOST_BITS:
-        raise ValueError(f"a power of more than {MOST_BITS:,} bits. Write a smaller exponent")
+    if abs(exponent) * math.log2(abs(base) + 2) > MAX_BITS:
+        raise ValueError(f"a power of more than {MAX_BITS:,} bits. Write a smaller exponent")
     return base**exponent

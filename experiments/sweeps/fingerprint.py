@@ -57,7 +57,8 @@ class Inputs:
         self.fingerprint = fingerprint(sweep, chunk)
 
     def find_changes(self) -> list[str]:
-        """Kinds of input that are others on disk than those that this process has loaded, or may have loaded."""
+        """Returns kinds of input that are others on disk than those that this process has loaded, or may have
+        loaded."""
         installed, _ = _read_installation()
         late = {_kind_of(path) for path, stat in installed.items() if stat is not None and stat[2] > IMPORTED_NS}
         if not late and _stat_files(installed) == installed and _stat_files(self._named) == self._named:
@@ -82,7 +83,7 @@ def fingerprint(sweep: Sweep, chunk: int, installation: Fingerprint | None = Non
 
 
 def changed_inputs(stored: Fingerprint, current: Fingerprint) -> list[str]:
-    """Kinds of input whose hashes differ, or that only one of two fingerprints has."""
+    """Returns kinds of input whose hashes differ, or that only one of two fingerprints has."""
     return [kind for kind in {**current, **stored} if stored.get(kind) != current.get(kind)]
 
 
@@ -105,11 +106,11 @@ def _read_installation() -> tuple[Stats, Fingerprint]:
 
 
 def _hash_installation() -> Fingerprint:
-    found = {kind: hashlib.sha256() for kind in ("code", *DATA.values())}
+    hashes = {kind: hashlib.sha256() for kind in ("code", *DATA.values())}
     for path in _list_installation():
         content = path.read_bytes()
-        found[_kind_of(path)].update(f"{_name_of(path)} {len(content)}\n".encode() + content)
-    return {kind: each.hexdigest() for kind, each in found.items()}
+        hashes[_kind_of(path)].update(f"{_name_of(path)} {len(content)}\n".encode() + content)
+    return {kind: each.hexdigest() for kind, each in hashes.items()}
 
 
 def _list_installation() -> list[Path]:
@@ -131,14 +132,14 @@ def _kind_of(path: Path) -> str:
 
 
 def _stat_files(paths: Iterable[Path]) -> Stats:
-    found: Stats = {}
+    stats: Stats = {}
     for path in paths:
         try:
             stat = path.stat()
-            found[path] = stat.st_ino, stat.st_size, stat.st_mtime_ns
+            stats[path] = stat.st_ino, stat.st_size, stat.st_mtime_ns
         except OSError:
-            found[path] = None
-    return found
+            stats[path] = None
+    return stats
 
 
 def _hash(content: bytes) -> str:
@@ -162,11 +163,12 @@ def _find_named_files(sweep: Sweep) -> Iterator[tuple[str, Path]]:
 
 
 def _find_file(word: str, folder: Path) -> Path | None:
-    """The file that a string names: from the folder of the file that holds the string, else from the current folder."""
+    """Returns the file that a string names: from the folder of the file that holds the string, else from the current
+    folder."""
     try:
         paths = [start / Path(word).expanduser() for start in (folder, Path())]
-        found = [path / "config.json" if path.is_dir() else path for path in paths]
-        return next((path for path in found if path.is_file()), None)
+        candidates = [path / "config.json" if path.is_dir() else path for path in paths]
+        return next((path for path in candidates if path.is_file()), None)
     except (OSError, ValueError, RuntimeError):  # too long for a file system, a zero byte, an unknown ~user
         return None
 

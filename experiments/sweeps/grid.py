@@ -33,13 +33,13 @@ from meshcast.simulator.job.remedies import suggest_key
 from meshcast.simulator.loading.load import read_job, set_field
 from meshcast.simulator.models.load import load_model
 
-MOST_POINTS = 10_000_000
+MAX_POINTS = 10_000_000
 """Maximum number of points of a sweep: days of work on a large machine; more are a mistyped range."""
 
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """Maximum number of values of one list."""
 
-MOST_CONSTRAINTS = 100
+MAX_CONSTRAINTS = 100
 
 LARGEST = 2**63 - 1
 """Largest integer that a column of the results can hold."""
@@ -64,7 +64,7 @@ class SweepFile(Strict):
     """Mappings from fields to lists of one length; the lists of a mapping vary together."""
     listed: list[dict[str, Any]] | None = Field(default=None, alias="list")
     """Mappings of changes that are made together, one mapping a point."""
-    where: list[str] = Field(default=[], max_length=MOST_CONSTRAINTS)
+    where: list[str] = Field(default=[], max_length=MAX_CONSTRAINTS)
     """Constraints; a point that violates one is left out."""
 
     @property
@@ -123,19 +123,19 @@ class Sweep:
         return tuple(dict.fromkeys(name for axis in self.axes for changes in axis for name in changes))
 
     def point(self, index: int) -> Changes:
-        """Changes of one point in the order in which they are made: a field before fields inside it."""
-        found: Changes = {}
+        """Returns changes of one point in the order in which they are made: a field before fields inside it."""
+        changes: Changes = {}
         for axis in reversed(self.axes):
             index, at = divmod(index, len(axis))
-            found = {**axis[at], **found}
-        return {name: found[name] for name in self._outermost_first if name in found}
+            changes = {**axis[at], **changes}
+        return {name: changes[name] for name in self._outermost_first if name in changes}
 
     @cached_property
     def _outermost_first(self) -> list[str]:
         return sorted(self.fields, key=lambda name: name.count("."))
 
     def values(self, name: str) -> Iterator[Any]:
-        """Values of one field."""
+        """Yields values of one field."""
         return (changes[name] for axis in self.axes for changes in axis if name in changes)
 
 
@@ -166,9 +166,9 @@ def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None =
         raise PlanError(document.where, rule, "Write `job: FILE`, which names it, and `vary: {plan.tp: [2, 4, 8]}`")
     file = validate_data(SweepFile, document.data, document.where, PlanError, text=document.text)
     top = Spot(document, ())
-    own, folder, microbatches = _job(file.job, folder if base is None else Path(base), top.below("job"))
-    _check_job(own, file.varying, top)
-    job: dict[str, Any] = own.data
+    job_document, folder, microbatches = _job(file.job, folder if base is None else Path(base), top.below("job"))
+    _check_job(job_document, file.varying, top)
+    job: dict[str, Any] = job_document.data
     taken: dict[str, Spot] = {}
     axes = tuple(_axes(file, Sweep(job, folder, ()), top, taken))
     if microbatches is not None and not any(name.startswith("batch.") and name != "batch.micro" for name in taken):
@@ -177,23 +177,23 @@ def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None =
     sweep = Sweep(job, folder, axes, name=document.where)
     if not sweep.fields:
         raise top.wrong("nothing varies", "Give `vary` a field, like plan.tp: [1, 2, 4, 8]")
-    if sweep.points > MOST_POINTS:
+    if sweep.points > MAX_POINTS:
         sizes = " x ".join(f"{len(axis):,}" for axis in axes)
-        rule = f"{sizes} = {sweep.points:,} points, a sweep has at most {MOST_POINTS:,}"
+        rule = f"{sizes} = {sweep.points:,} points, a sweep has at most {MAX_POINTS:,}"
         raise top.wrong(rule, "Vary less at once, or in larger steps")
     _check_changes(sweep, taken)
     return Sweep(job, folder, axes, _constraints(file, sweep, top), document.where)
 
 
-def _job(given: Any, folder: Path, spot: Spot) -> tuple[Document, Path, int | None]:
-    """The job, the folder of relative paths in it, and the micro-batches of a replica that its global batch follows
-    from in a launch file without one: every point derives its own."""
+def _job(stated: Any, folder: Path, spot: Spot) -> tuple[Document, Path, int | None]:
+    """Returns the job, the folder of relative paths in it, and the micro-batches of a replica that its global batch
+    follows from in a launch file without one: every point derives its own."""
     microbatches = None
-    if not isinstance(given, str):
-        document = spot.document._replace(data=given)
+    if not isinstance(stated, str):
+        document = spot.document._replace(data=stated)
     else:
         try:
-            read = read_job(folder / given)
+            read = read_job(folder / stated)
         except MeshcastError as error:
             raise error.at(spot.name) from None
         document, folder = Document(read.data, read.text, read.where), read.folder
@@ -205,7 +205,7 @@ def _job(given: Any, folder: Path, spot: Spot) -> tuple[Document, Path, int | No
 
 
 def _axes(file: SweepFile, bare: Sweep, top: Spot, taken: dict[str, Spot]) -> Iterator[tuple[Changes, ...]]:
-    """Axes of the grid: one for every field of `vary`, one for every mapping of `zip`, one for `list`.
+    """Yields axes of the grid: one for every field of `vary`, one for every mapping of `zip`, one for `list`.
 
     taken: places where fields vary; this function fills it.
     """
@@ -216,17 +216,17 @@ def _axes(file: SweepFile, bare: Sweep, top: Spot, taken: dict[str, Spot]) -> It
             raise spot.wrong(f"{name} varies in {taken[name].name} already", "Keep one of the two")
         taken[name] = spot
 
-    for name, given in file.vary.items():
+    for name, listed in file.vary.items():
         spot = top.below("vary", name)
         take(name, spot)
-        values = _values(given, spot, lambda one, spot: _number_of(one, bare, file.varying, spot))
+        values = _values(listed, spot, lambda number, spot: _number_of(number, bare, file.varying, spot))
         yield tuple({name: value} for value in values)
     for i, group in enumerate(file.zipped):
         spot = top.below("zip", i)
-        for name, given in group.items():
+        for name, listed in group.items():
             take(name, spot.below(name))
-            _check_values(given, spot.below(name))
-        lengths = {name: len(given) for name, given in group.items()}
+            _check_values(listed, spot.below(name))
+        lengths = {name: len(listed) for name, listed in group.items()}
         if len(set(lengths.values())) != 1:
             stated = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "there are none"
             raise spot.wrong(f"lists that move together are equally long, but {stated}", "Make them equally long")
@@ -275,7 +275,7 @@ def _constraints(file: SweepFile, sweep: Sweep, top: Spot) -> tuple[Expression, 
     """Parses the constraints and evaluates them at the first point, so that a mistake shows before the sweep starts."""
     names = Names(sweep.job, sweep.base)
     first = sweep.point(0)
-    made = []
+    constraints = []
     for i, text in enumerate(file.where):
         spot = top.below("where", i)
         expression = parse_constraint(text, spot.name)
@@ -288,36 +288,36 @@ def _constraints(file: SweepFile, sweep: Sweep, top: Spot) -> tuple[Expression, 
         except MeshcastError as error:
             if error.where == spot.name:  # otherwise model or cluster of the point are invalid, which its row says
                 raise
-        made.append(expression)
-    return tuple(made)
+        constraints.append(expression)
+    return tuple(constraints)
 
 
 # -------------------------------------------------------------------------------------------- values
 
 
-def _values(given: Any, spot: Spot, number_of: Callable[[Any, Spot], int]) -> Sequence[Any]:
-    """Values of a field that varies. number_of: resolves a number, or the name of one."""
-    if isinstance(given, list):
-        _check_values(given, spot)
+def _values(listed: Any, spot: Spot, number_of: Callable[[Any, Spot], int]) -> Sequence[Any]:
+    """Returns values of a field that varies. number_of: resolves a number, or the name of one."""
+    if isinstance(listed, list):
+        _check_values(listed, spot)
         seen: set[str] = set()
-        for i, value in enumerate(given):
+        for i, value in enumerate(listed):
             text = json.dumps(value, sort_keys=True)
             if text in seen:
                 raise spot.below(i).wrong("the value is given twice", "Keep one of the two", value)
             seen.add(text)
-        return given
-    if not (isinstance(given, dict) and len(given) == 1 and next(iter(given)) in _MAKERS):
+        return listed
+    if not (isinstance(listed, dict) and len(listed) == 1 and next(iter(listed)) in _MAKERS):
         remedy = "Write [1, 2, 4], {divisors: 64}, {powers: [1, 64]} or {range: [1, 16, 1]}"
-        raise spot.wrong("values are a list, or one of " + ", ".join(_MAKERS), remedy, given)
-    ((kind, stated),) = given.items()
+        raise spot.wrong("values are a list, or one of " + ", ".join(_MAKERS), remedy, listed)
+    ((kind, stated),) = listed.items()
     return _MAKERS[kind](stated, spot.below(kind), number_of)
 
 
 def _check_values(values: list[Any], spot: Spot) -> None:
     if not values:
         raise spot.wrong("there are no values", "Give one at least, or leave it out")
-    if len(values) > MOST_VALUES:
-        raise spot.wrong(f"{len(values):,} values, a list has at most {MOST_VALUES:,}", "Vary less at once")
+    if len(values) > MAX_VALUES:
+        raise spot.wrong(f"{len(values):,} values, a list has at most {MAX_VALUES:,}", "Vary less at once")
     for i, value in enumerate(values):
         _check_plain(value, spot.below(i))
 
@@ -349,10 +349,10 @@ def _powers(stated: Any, spot: Spot, _: Any) -> Sequence[int]:
     ends = _numbers(stated, spot, (2,), "{powers: [1, 64]}")
     if not all(isinstance(end, int) and 1 <= end <= LARGEST for end in ends):
         raise spot.wrong("powers of two go from a whole number above 0 to another", "For example [1, 64]", stated)
-    found = [2**k for k in range(64) if ends[0] <= 2**k <= ends[1]]
-    if not found:
+    powers = [2**k for k in range(64) if ends[0] <= 2**k <= ends[1]]
+    if not powers:
         raise spot.wrong(f"there is no power of two from {ends[0]} to {ends[1]}", "Write the smaller one first", stated)
-    return found
+    return powers
 
 
 def _range(stated: Any, spot: Spot, _: Any) -> Sequence[float]:
@@ -361,8 +361,8 @@ def _range(stated: Any, spot: Spot, _: Any) -> Sequence[float]:
     if step <= 0 or last < first:
         raise spot.wrong("a range goes up from the first number to the second", "For example [1, 16, 1]", stated)
     count = (last - first) / step + 1
-    if count >= MOST_VALUES + 1:
-        raise spot.wrong(f"more than {MOST_VALUES:,} values", "Write a larger step", stated)
+    if count >= MAX_VALUES + 1:
+        raise spot.wrong(f"more than {MAX_VALUES:,} values", "Write a larger step", stated)
     whole = all(isinstance(n, int) for n in numbers)
     return [int(n) if whole else float(n) for n in (first + i * step for i in range(int(count)))]
 
@@ -385,12 +385,12 @@ def _numbers(stated: Any, spot: Spot, lengths: tuple[int, ...], example: str) ->
 
 
 def _number_of(stated: Any, bare: Sweep, varying: list[str], spot: Spot) -> int:
-    """A positive integer, given as a number or by the name of one."""
+    """Returns a positive integer, given as a number or by the name of one."""
     number = stated
     if isinstance(stated, str):
         roots = {"gpus": "cluster", "layers": "model"}.get(stated, stated)
         owner = roots.split(".")[0] if roots.split(".")[0] in ("model", "cluster") else roots
-        moved = next((one for one in varying if _touches(one, owner)), None)
+        moved = next((field for field in varying if _touches(field, owner)), None)
         if moved is not None:
             rule = f"{stated} changes from point to point, as {moved} varies"
             raise spot.wrong(
@@ -407,20 +407,21 @@ def _number_of(stated: Any, bare: Sweep, varying: list[str], spot: Spot) -> int:
     return number
 
 
-def _touches(one: str, other: str) -> bool:
-    """Whether two fields are equal or one contains the other."""
-    return one == other or one.startswith(other + ".") or other.startswith(one + ".")
+def _touches(field: str, other: str) -> bool:
+    """Returns whether two fields are equal or one contains the other."""
+    return field == other or field.startswith(other + ".") or other.startswith(field + ".")
 
 
 # --------------------------------------------------------------------------------------- one point
 
 
 def apply_changes(job: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    """The job with the changes of a point, as plain data. Raises PlanError for a field that the job cannot have."""
-    made = copy.deepcopy(job)
+    """Returns the job with the changes of a point, as plain data. Raises PlanError for a field that the job cannot
+    have."""
+    changed = copy.deepcopy(job)
     for name, value in changes.items():
-        set_field(made, name, copy.deepcopy(value), name)
-    return made
+        set_field(changed, name, copy.deepcopy(value), name)
+    return changed
 
 
 class Names:
@@ -433,10 +434,10 @@ class Names:
         """Returns the function that looks names up at one point."""
 
         def look(name: str) -> Any:
-            found = self.find(name, changes)
-            if found is MISSING:
+            value = self.find(name, changes)
+            if value is MISSING:
                 raise ValueError(f"{name} is not set at this point. Set it in the job")
-            return found
+            return value
 
         return look
 
@@ -456,13 +457,13 @@ class Names:
         return self._derive_count(name, changes) if data is MISSING else data
 
     def _derive_count(self, name: str, changes: Changes) -> Any:
-        """Number of the model or the cluster of a point."""
+        """Returns number of the model or the cluster of a point."""
         if name in ("gpus", "cluster.gpus"):
             return self._part("cluster", changes).gpus
-        own = re.fullmatch(r"(?:model\.)?(\w+)", name)
-        if own is None or not (name == "layers" or name.startswith("model.")):
+        key = re.fullmatch(r"(?:model\.)?(\w+)", name)
+        if key is None or not (name == "layers" or name.startswith("model.")):
             return MISSING
-        value = getattr(self._part("model", changes), own[1], MISSING)
+        value = getattr(self._part("model", changes), key[1], MISSING)
         return value if isinstance(value, int) else MISSING
 
     @remembered_by(lambda names, key, changes: (key, json.dumps(_changes_of(key, changes))))

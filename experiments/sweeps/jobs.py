@@ -17,8 +17,8 @@ from meshcast.simulator.forecast.workers import collect_garbage_rarely
 
 
 def read_jobs(file: TextIO, name: str) -> Iterator[str]:
-    """The lines of a file or pipe as they come. Raises PlanError for a line longer than a description may be, as the
-    only one of /dev/zero is."""
+    """Yields the lines of a file or pipe as they come. Raises PlanError for a line longer than a description may be, as
+    the only one of /dev/zero is."""
     number = 0
     while line := file.readline(DESCRIPTION.nbytes):
         number += 1
@@ -64,12 +64,12 @@ def forecast_lines(
 
 
 def _job_id(stated: dict[str, Any]) -> str | int | None:
-    found = stated.get("id")
-    return found if isinstance(found, str | int) else None
+    name = stated.get("id")
+    return name if isinstance(name, str | int) else None
 
 
 def progress(lines: Iterable[str], path: Path, wanted: bool) -> Iterator[str]:
-    """The same lines; on a terminal a progress bar follows them."""
+    """Yields the same lines; on a terminal a progress bar follows them."""
     if not (wanted and sys.stderr.isatty()):
         yield from lines
         return

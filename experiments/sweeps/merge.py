@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BATCH = 1_000
 """Rows of a shard that are read at once: there may be thousands of shards."""
 
-MOST_NAMED = 10
+MAX_NAMED = 10
 """Maximum number of missing shards that a message names."""
 
 
@@ -51,7 +51,7 @@ def merge(
     shards = _check_together([_read_shard(path) for path in paths])
     whole = shards[0].about | {"fingerprint": shards[0].fingerprint}
     output = Output(out)
-    if out.exists() and any(out.samefile(one.path) for one in shards):
+    if out.exists() and any(out.samefile(shard_file.path) for shard_file in shards):
         raise PlanError("--out", "it is one of the shards, which would be overwritten", "Name another file", str(out))
     _refuse_place(output, shards[0])
     schema = pq.read_schema(shards[0].path).with_metadata({"meshcast": json.dumps(whole)})
@@ -80,7 +80,7 @@ def _read_shard(path: Path) -> ShardFile:
         shard = parse_shard(fingerprint.pop("shard", str(WHOLE)))
         assert all(isinstance(about[key], int) and about[key] > 0 for key in ("points", "chunk"))
         schema = pq.read_schema(path)
-        fields = {one.name: one.type for one in list(schema)[1 : schema.names.index("status")]}
+        fields = {column.name: column.type for column in list(schema)[1 : schema.names.index("status")]}
         assert schema.equals(row_schema(about["job"], fields)) and {*fields.values()} <= {*arrow_types().values()}
     except (AssertionError, LookupError, TypeError, ValueError, MeshcastError):
         raise _explain_damage(path) from None
@@ -92,29 +92,29 @@ def _explain_damage(path: Path) -> PlanError:
     return PlanError(str(path), rule, "Leave it out, or delete it and run its shard again")
 
 
-def _check_together(found: list[ShardFile]) -> list[ShardFile]:
+def _check_together(shards: list[ShardFile]) -> list[ShardFile]:
     """Returns the shards by number. Raises PlanError unless they are all shards of one sweep, each of them once."""
-    if not found:
+    if not shards:
         raise PlanError("merge", "there are no files", "Name the results of all shards")
-    first = found[0]
+    first = shards[0]
     by_number: dict[int, ShardFile] = {}
-    for one in found:
-        if one.fingerprint != first.fingerprint:
-            differ = tell_changes(first.fingerprint, one.fingerprint)
+    for shard in shards:
+        if shard.fingerprint != first.fingerprint:
+            differ = tell_changes(first.fingerprint, shard.fingerprint)
             rule = f"it holds rows of another sweep than {first.path}; other: {differ}"
-            raise PlanError(str(one.path), rule, "Leave it out, or forecast its shard again with --restart")
-        if one.shard.of != first.shard.of:
-            rule = f"it is shard {one.shard}, and {first.path} is shard {first.shard}"
-            raise PlanError(str(one.path), rule, "Name the shards of one division of the sweep")
-        if one.about | {"fingerprint": None} != first.about | {"fingerprint": None}:
+            raise PlanError(str(shard.path), rule, "Leave it out, or forecast its shard again with --restart")
+        if shard.shard.of != first.shard.of:
+            rule = f"it is shard {shard.shard}, and {first.path} is shard {first.shard}"
+            raise PlanError(str(shard.path), rule, "Name the shards of one division of the sweep")
+        if shard.about | {"fingerprint": None} != first.about | {"fingerprint": None}:
             rule = f"it was written by another version of meshcast than {first.path}"
-            raise PlanError(str(one.path), rule, "Forecast its shard again with --restart")
-        if (other := by_number.setdefault(one.shard.number, one)) is not one:
-            if one.path == other.path:
-                raise PlanError(str(one.path), "it is named twice", "Name it once")
-            raise PlanError(str(one.path), f"it is shard {one.shard}, as {other.path} is", "Name one of the two")
+            raise PlanError(str(shard.path), rule, "Forecast its shard again with --restart")
+        if (other := by_number.setdefault(shard.shard.number, shard)) is not shard:
+            if shard.path == other.path:
+                raise PlanError(str(shard.path), "it is named twice", "Name it once")
+            raise PlanError(str(shard.path), f"it is shard {shard.shard}, as {other.path} is", "Name one of the two")
     if missing := [number for number in range(first.shard.of) if number not in by_number]:
-        named = ", ".join(map(str, missing[:MOST_NAMED])) + ", ..." * (len(missing) > MOST_NAMED)
+        named = ", ".join(map(str, missing[:MAX_NAMED])) + ", ..." * (len(missing) > MAX_NAMED)
         words = f"shard {named} is" if len(missing) == 1 else f"shards {named} are"
         rule = f"it is shard {first.shard} of a sweep, of which {words} missing"
         raise PlanError(str(first.path), rule, "Run `meshcast sweep --shard` for them, and name their files too")
@@ -168,7 +168,8 @@ class ShardRows:
             self._batches, self._unread = opened.iter_batches(BATCH), count_written(opened.metadata)
 
     def take(self, first: int, last: int) -> pa.Table:
-        """The next rows, which are those with first <= index < last. Raises PlanError for other rows before them."""
+        """Returns the next rows, which are those with first <= index < last. Raises PlanError for other rows before
+        them."""
         import numpy as np
         import pyarrow as pa
 

@@ -62,8 +62,8 @@ class Output:
         """Raises PlanError if the folder of parts has files like ours, and no sweep has made it."""
         names = set(os.listdir(self.parts)) if self.parts.is_dir() else set()
         ours = "_lock" in names or self.read_begun() is not None
-        if not ours and (found := sorted(filter(PART.fullmatch, names))):
-            rule = f"{self.parts} holds {found[0]}, and no sweep has made this folder"
+        if not ours and (parts := sorted(filter(PART.fullmatch, names))):
+            rule = f"{self.parts} holds {parts[0]}, and no sweep has made this folder"
             raise PlanError("--out", rule, "Name another --out, or move the folder away")
 
     def read_begun(self) -> Fingerprint | None:
@@ -155,7 +155,7 @@ class Output:
             raise PlanError("--out", rule, remedy) from None
 
     def tell_kept(self) -> str:
-        """How many points are stored, as the end of a sentence; "" if none are."""
+        """Returns how many points are stored, as the end of a sentence; "" if none are."""
         return ""
 
     def empty_parts(self) -> None:
@@ -192,12 +192,12 @@ def read_about(path: Path) -> dict[str, Any] | None:
 
 
 def count_written(about: pq.FileMetaData) -> int:
-    """Number of rows that were written to a result, by its metadata; 0 if they do not say so: it is edited."""
+    """Returns number of rows that were written to a result, by its metadata; 0 if they do not say so: it is edited."""
     count = (about.metadata or {}).get(ROWS.encode(), b"")
     return int(count) if re.fullmatch(rb"\d{1,18}", count) else 0
 
 
 def tell_changes(stored: Fingerprint, current: Fingerprint) -> str:
-    """The kinds of input that differ between two fingerprints, at most five by name."""
+    """Returns the kinds of input that differ between two fingerprints, at most five by name."""
     changed = changed_inputs(stored, current)
-    return ", ".join([cut_middle(one, 80) for one in changed[:5]] + ["..."] * (len(changed) > 5))
+    return ", ".join([cut_middle(kind, 80) for kind in changed[:5]] + ["..."] * (len(changed) > 5))

@@ -39,7 +39,7 @@ CHUNK = 64
 CHUNK_OF_RUNS = 4
 """The same of points whose runs are simulated, each of which takes a second or more."""
 
-MOST_CHUNKS = 10_000
+MAX_CHUNKS = 10_000
 """Maximum number of chunks; larger sweeps have larger chunks."""
 
 WINDOW = 128
@@ -90,7 +90,7 @@ def run(
     if workers is not None and workers < 1:
         raise PlanError("workers", "at least one process forecasts", "Write 1 or more, or None for one a core", workers)
     least = min(CHUNK, CHUNK_OF_RUNS) if simulates_runs(sweep.job, sweep.fields) else CHUNK
-    size = max(least, -(-sweep.points // MOST_CHUNKS))
+    size = max(least, -(-sweep.points // MAX_CHUNKS))
     store = Store(Path(out), sweep, size, restart, shard)
     if not store.finished:
         todo = [number for number in store.chunks if number not in store.kept]

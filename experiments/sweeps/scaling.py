@@ -80,7 +80,7 @@ class Curve:
     def changes(self) -> list[tuple[Point, Point]]:
         """Pairs of neighbouring points with different bottlenecks."""
         pairs = zip(self.known, self.known[1:], strict=False)
-        return [(one, other) for one, other in pairs if one.bottleneck != other.bottleneck]
+        return [(smaller, larger) for smaller, larger in pairs if smaller.bottleneck != larger.bottleneck]
 
 
 def forecast_curve(
@@ -152,8 +152,8 @@ def resize_cluster(cluster: Cluster, gpus: int) -> Cluster:
 
 
 def _data_axis(job: Job) -> str:
-    found = (entry.over[0] for entry in job.plan.schemes if entry.use.startswith("data/") and entry.over)
-    axis = next(found, None)
+    axes = (entry.over[0] for entry in job.plan.schemes if entry.use.startswith("data/") and entry.over)
+    axis = next(axes, None)
     if axis is None:
         raise PlanError("plan.schemes", "no data scheme has an axis that could grow", "Name one with --over")
     return axis
@@ -164,17 +164,17 @@ def shorten(bottleneck: str) -> str:
     return bottleneck.removeprefix("exposed ").removeprefix("the ").removesuffix(" communication")
 
 
-def curve_rows(found: Curve) -> list[dict[str, Any]]:
+def curve_rows(curve: Curve) -> list[dict[str, Any]]:
     """Returns the rows of the curve for ``scale --json``."""
     rows = []
-    for point in found.points:
+    for point in curve.points:
         row: dict[str, Any] = {"gpus": point.gpus, "error": point.error.to_dict() if point.error else None}
         if (report := point.report) is not None:
             row |= {
                 "status": report.fit.verdict,
                 "global_batch": report.job.batch.total,
                 "tokens_per_s": point.tokens_per_s,
-                "efficiency": found.efficiency(point),
+                "efficiency": curve.efficiency(point),
                 "bottleneck": point.bottleneck,
                 # Memory figures are keys of the row itself, not of a `memory` inside it.
                 **nest((figure.where.removeprefix("memory."), figure.compute(report)) for figure in shown_in("points")),
@@ -185,13 +185,13 @@ def curve_rows(found: Curve) -> list[dict[str, Any]]:
     return rows
 
 
-MOST_POINTS = 1000
+MAX_POINTS = 1000
 """Maximum number of points of one curve."""
 
 
 def parse_counts(words: str) -> list[int]:
     """Parses numbers of GPUs: ``8,16,24``, or ``8..4096`` for all doublings of 8. Raises PlanError for other text."""
-    found: list[int] = []
+    counts: list[int] = []
     for word in words.split(","):
         first, dots, last = (part.strip() for part in word.partition(".."))
         if (
@@ -207,8 +207,8 @@ def parse_counts(words: str) -> list[int]:
         if end < count:
             raise PlanError("--gpus", f"{count:,}..{end:,} holds no number", f"Write {end}..{count}", words)
         while count <= end:
-            found.append(count)
+            counts.append(count)
             count *= 2
-    if len(found) > MOST_POINTS:
-        raise PlanError("--gpus", f"more than {MOST_POINTS:,} numbers of GPUs", "Write fewer", len(found))
-    return found
+    if len(counts) > MAX_POINTS:
+        raise PlanError("--gpus", f"more than {MAX_POINTS:,} numbers of GPUs", "Write fewer", len(counts))
+    return counts

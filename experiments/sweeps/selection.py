@@ -43,8 +43,8 @@ def read_rows(path: Path) -> list[Row]:
             raise PlanError(str(path), rule, "Draw a sweep of fewer points")
         if twice := [name for name, times in Counter(about.schema.names).items() if times > 1]:
             raise PlanError(str(path), f"the column {twice[0]!r} is there twice", "Name the --out of a finished sweep")
-        found = _read_within(path)
-        if len(found) != about.num_rows:
+        rows = _read_within(path)
+        if len(rows) != about.num_rows:
             raise PlanError(str(path), "it is damaged: rows are missing", REMEDY)
     except OSError as error:
         rule = f"it cannot be read ({error.strerror or 'not a Parquet file, or damaged'})"
@@ -53,13 +53,13 @@ def read_rows(path: Path) -> list[Row]:
         described = path.suffix.lower() in (".yaml", ".yml", ".json")
         remedy = f"{REMEDY}; a job is drawn by meshcast plot breakdown {path}" if described else REMEDY
         raise PlanError(str(path), "not a Parquet file, or damaged", remedy) from None
-    if found and {"index", "lost_work_s"} <= set(found[0]):
+    if rows and {"index", "lost_work_s"} <= set(rows[0]):
         rule = "it has rows of simulated runs, not of a sweep or a search"
         raise PlanError(str(path), rule, "Draw runs with meshcast run JOB --plot FOLDER/, or read them with pandas")
-    if not found or not {"index", "status", "reason"} <= set(found[0]):
+    if not rows or not {"index", "status", "reason"} <= set(rows[0]):
         raise PlanError(str(path), "it has no rows of a sweep", "Name the --out of a finished sweep")
-    check_rows(str(path), found, "Name the --out of a finished sweep")
-    return found
+    check_rows(str(path), rows, "Name the --out of a finished sweep")
+    return rows
 
 
 STATUSES = {"fits": "fit", "tight": "are tight", "does-not-fit": "do not fit", "invalid": "invalid"}
@@ -93,7 +93,7 @@ def _read_within(path: Path) -> list[Row]:
     """Reads all rows. Raises PlanError as soon as they take more than `MAX_BYTES`."""
     import pyarrow.parquet as pq
 
-    found: list[Row] = []
+    rows: list[Row] = []
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
         left = MAX_BYTES - max((group.total_byte_size for group in groups), default=0)
@@ -101,11 +101,11 @@ def _read_within(path: Path) -> list[Row]:
             left -= batch.nbytes
             if left < 0:
                 break
-            found += batch.to_pylist()
+            rows += batch.to_pylist()
     if left < 0:
         rule = f"more than {MAX_BYTES:,} decompressed bytes, which is the most that is read"
         raise PlanError(str(path), rule, "Read it with pandas, or draw a sweep of fewer points and fields")
-    return found
+    return rows
 
 
 def varied_fields(rows: list[Row]) -> list[str]:
@@ -123,10 +123,10 @@ def choose_axes(rows: list[Row], x: str | None, y: str | None) -> tuple[str, str
     x = x or (left.pop(0) if left else None)
     y = y or (left.pop(0) if left else None)
     if x is None or y is None:
-        found = f"only {several[0]} takes" if len(several) == 1 else "none takes"
+        varying = f"only {several[0]} takes" if len(several) == 1 else "none takes"
         remedy = "Vary a second field; one alone is compared by meshcast plot breakdown JOB JOB..., or a plot of its "
         remedy += "rows with pandas"
-        raise PlanError("--x", f"a heatmap has two fields, and of this sweep {found} several values", remedy)
+        raise PlanError("--x", f"a heatmap has two fields, and of this sweep {varying} several values", remedy)
     return x, y
 
 
@@ -135,16 +135,16 @@ def parse_cell(words: str, rows: list[Row], x: str, y: str) -> tuple[Any, Any]:
     parts = [part.strip() for part in words.split(",")]
     if len(parts) != 2:
         raise PlanError("--why", f"it names a value of {x} and one of {y}", "Write it like --why 4,8", words)
-    found = []
+    cell = []
     for part, name in zip(parts, (x, y), strict=True):
         known = {_spell(row[name]): row[name] for row in rows}
         if part not in known:
             values = ", ".join(sorted(known, key=lambda word: (len(word), word))[:20])
             raise PlanError("--why", f"the sweep has no {name} of {part}", f"Its values: {values}", words)
-        found.append(known[part])
-    return found[0], found[1]
+        cell.append(known[part])
+    return cell[0], cell[1]
 
 
 def _spell(value: Any) -> str:
-    """A value as the heatmap labels it."""
+    """Returns a value as the heatmap labels it."""
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

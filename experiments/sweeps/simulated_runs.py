@@ -24,7 +24,12 @@ KEYS = frozenset(
 
 @dataclass(frozen=True)
 class RunColumn:
-    """A column of simulated points. compute: mean of the runs of a point. head, form: in tables."""
+    """A column of simulated points.
+
+    compute: mean of the runs of a point.
+    head: of tables.
+    form: of values in tables.
+    """
 
     name: str
     compute: Callable[[RunAnswer], float | None]
@@ -51,7 +56,7 @@ COLUMNS = (
 
 
 def simulates_runs(job: Mapping[str, Any], fields: Collection[str]) -> bool:
-    """Whether a sweep simulates runs. fields: those that vary."""
+    """Returns whether a sweep simulates runs. fields: those that vary."""
     run = job.get("run")
     stated = {str(key) for key in run} if isinstance(run, Mapping) else set[str]()
     stated |= {name.split(".")[1] for name in fields if name.startswith("run.")}
@@ -59,7 +64,7 @@ def simulates_runs(job: Mapping[str, Any], fields: Collection[str]) -> bool:
 
 
 def forecast_run(report: Report) -> dict[str, float | None]:
-    """The columns of one point. Raises PlanError for a run that cannot be simulated, or does not end."""
+    """Returns the columns of one point. Raises PlanError for a run that cannot be simulated, or does not end."""
     plan = make_run(report)
     runs = [simulate_run(plan.setting, plan.seed, number, _follow_parent) for number in range(plan.seeds)]
     answer = RunAnswer(plan, runs)

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 BEST = 10
 """Number of best plans in the summary."""
 
-MOST_REASONS = 1_000
+MAX_REASONS = 1_000
 """Maximum number of distinct reasons in the summary."""
 
-MOST_SHARDS = 10_000
+MAX_SHARDS = 10_000
 """Maximum number of shards of a sweep: as many as it may have chunks."""
 
 RANKED_BY = "tokens_per_s_per_gpu"
@@ -64,7 +64,7 @@ class Shard(NamedTuple):
         return f"{self.number}/{self.of}"
 
     def chunks(self, count: int) -> range:
-        """Numbers of the chunks of this shard, of a sweep of `count` chunks."""
+        """Returns numbers of the chunks of this shard, of a sweep of `count` chunks."""
         return range(self.number, count, self.of)
 
 
@@ -73,12 +73,12 @@ WHOLE = Shard(0, 1)
 
 def parse_shard(text: str) -> Shard:
     """Reads ``3/16``. Raises PlanError if there is no such shard."""
-    found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text, re.ASCII)
-    if found is None:
+    numbers = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text, re.ASCII)
+    if numbers is None:
         raise PlanError("--shard", "a shard is its number and the number of all, counted from 0", "Write 3/16", text)
-    shard = Shard(int(found[1]), int(found[2]))
-    if not 1 <= shard.of <= MOST_SHARDS:
-        raise PlanError("--shard", f"a sweep has 1 to {MOST_SHARDS:,} shards", "Write fewer, like 3/16", text)
+    shard = Shard(int(numbers[1]), int(numbers[2]))
+    if not 1 <= shard.of <= MAX_SHARDS:
+        raise PlanError("--shard", f"a sweep has 1 to {MAX_SHARDS:,} shards", "Write fewer, like 3/16", text)
     if shard.number >= shard.of:
         rule = f"the shards of {shard.of} are 0/{shard.of} to {shard.of - 1}/{shard.of}"
         raise PlanError("--shard", rule, "Count them from 0", text)
@@ -147,7 +147,8 @@ class Store(Output):
             self._write(self.parts / "_sweep.json", json.dumps(about).encode())
 
     def _is_finished(self) -> bool:
-        """Whether the result is that of this sweep. Raises PlanError for that of another one, or other columns."""
+        """Returns whether the result is that of this sweep. Raises PlanError for that of another one, or other
+        columns."""
         import pyarrow.parquet as pq
 
         whole = self.read_finished()
@@ -215,9 +216,9 @@ class Store(Output):
         if len(rows) != count or not rows.schema.equals(self._part_schema(number), check_metadata=True):
             return None
         first, last = number * self.chunk, min((number + 1) * self.chunk, self.sweep.points)
-        found = rows["index"].to_pylist()
-        in_place = found == sorted(set(found)) and all(first <= index < last for index in found)
-        complete = len(found) == last - first or bool(self.sweep.where)
+        indices = rows["index"].to_pylist()
+        in_place = indices == sorted(set(indices)) and all(first <= index < last for index in indices)
+        complete = len(indices) == last - first or bool(self.sweep.where)
         return rows.replace_schema_metadata(self._schema.metadata) if in_place and complete else None
 
     def _part_schema(self, number: int) -> pa.Schema:
@@ -256,11 +257,11 @@ class Store(Output):
 
 
 def row_schema(job: Mapping[str, Any], fields: Mapping[str, pa.DataType]) -> pa.Schema:
-    """The columns of the rows of a sweep. fields: those that vary."""
+    """Returns the columns of the rows of a sweep. fields: those that vary."""
     import pyarrow as pa
 
-    given = {*job, *(name.split(".")[0] for name in fields)}
-    figures = {figure.name: arrow_types()[figure.kind] for figure in columns(given)}
+    keys = {*job, *(name.split(".")[0] for name in fields)}
+    figures = {figure.name: arrow_types()[figure.kind] for figure in columns(keys)}
     text = pa.string()
     figures |= {column.name: arrow_types()[float] for column in COLUMNS} if simulates_runs(job, fields) else {}
     names = {"index": pa.int64(), **fields, "status": text, "reason": text, **figures, "limits": text}
@@ -268,7 +269,7 @@ def row_schema(job: Mapping[str, Any], fields: Mapping[str, pa.DataType]) -> pa.
 
 
 def arrow_types() -> dict[type, pa.DataType]:
-    """The types of the columns of a sweep."""
+    """Returns the types of the columns of a sweep."""
     import pyarrow as pa
 
     return {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
@@ -290,7 +291,7 @@ def summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
 
 
 def refuse_damage(out: Path, reason: str) -> PlanError:
-    """The error about a file of rows that is not as it was written."""
+    """Returns the error about a file of rows that is not as it was written."""
     return PlanError("--out", f"{out} is damaged ({reason})", "Make it again with --restart, or restore the file")
 
 
@@ -318,13 +319,13 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
             statuses.update(_count_values(batch["status"]))
             for reason, count in _count_values(batch["reason"].drop_null()).items():
                 same = re.sub(r"\d[\d,.]*", "#", reason)  # reasons that differ in numbers only are one
-                same = same if same in first or len(first) < MOST_REASONS else "other reasons"
+                same = same if same in first or len(first) < MAX_REASONS else "other reasons"
                 reasons[same] += count
                 first.setdefault(same, reason if same != "other reasons" else same)
             fits = batch.filter(pc.equal(batch["status"], "fits")).select(shown)
             order = [(ranked_by, "descending"), ("index", "ascending")]
-            found = fits.take(pc.sort_indices(fits, order)[:BEST]).to_pylist()
-            best = heapq.nsmallest(BEST, [*best, *found], lambda row: (-row[ranked_by], row["index"]))
+            plans = fits.take(pc.sort_indices(fits, order)[:BEST]).to_pylist()
+            best = heapq.nsmallest(BEST, [*best, *plans], lambda row: (-row[ranked_by], row["index"]))
         rows, written = file.metadata.num_rows, count_written(file.metadata)
     if odd := statuses.keys() - {*STATUSES}:
         raise refuse_damage(out, f"no row has the status {min(odd, key=str)!r}")
@@ -344,7 +345,8 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
 
 
 def count_equal(rows: Sequence[dict[str, Any]]) -> int:
-    """Number of the best plans, the first one included, whose throughput lies within the interval of the first one.
+    """Returns number of the best plans, the first one included, whose throughput lies within the interval of the first
+    one.
 
     rows: the best plans, the best first, with the ends of the intervals of their steps.
     """
@@ -356,7 +358,7 @@ def count_equal(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def _other_inputs(path: Path, stored: Fingerprint, current: Fingerprint) -> PlanError:
-    """The error for rows that were made from other inputs: it names the kinds of input that differ."""
+    """Returns the error for rows that were made from other inputs: it names the kinds of input that differ."""
     remedy = "name another --out, or discard these rows with --restart"
     if "version" in stored:
         rule = f"{path} is damaged, or was written by another version of meshcast"
@@ -366,7 +368,7 @@ def _other_inputs(path: Path, stored: Fingerprint, current: Fingerprint) -> Plan
 
 
 def _count_values(column: Any) -> dict[str, int]:
-    return {one["values"]: one["counts"] for one in column.value_counts().to_pylist()}
+    return {entry["values"]: entry["counts"] for entry in column.value_counts().to_pylist()}
 
 
 def column_type(values: Iterable[Any]) -> type:
